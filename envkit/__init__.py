@@ -1,0 +1,63 @@
+"""One environment interface, TensorDict in and TensorDict out, over JAX and Gymnasium envs.
+
+This module is the front door: it knows where each public name lives and imports that place when
+the name is first used. Importing it loads neither torch nor JAX.
+"""
+
+from importlib import import_module as _import_module
+
+_HOMES = {
+    "bridges.brax": ("BraxEnv", "BraxWrapper"),
+    "bridges.gymnasium": ("GymEnv", "GymWrapper"),
+    "bridges.jax_env": ("JaxEnv",),
+    "bridges.libraries": ("get_available_libraries",),
+    "envkit.base": ("EnvBase",),
+    "envkit.batched.metadata": ("EnvMetaData",),
+    "envkit.batched.mixed": ("MixedEnv",),
+    "envkit.batched.parallel": ("ParallelEnv",),
+    "envkit.batched.serial": ("SerialEnv",),
+    "envkit.checks": ("check_env_specs",),
+    "envkit.functional": ("Box", "Discrete", "StatelessEnv", "TimeLimit", "Timestep"),
+    "envkit.policy": ("ExplorationType", "exploration_type", "set_exploration_type"),
+    "envkit.specs": (
+        "Binary",
+        "Bounded",
+        "BoundedContinuous",
+        "BoundedDiscrete",
+        "Categorical",
+        "Choice",
+        "Composite",
+        "MultiCategorical",
+        "MultiOneHot",
+        "NonTensor",
+        "OneHot",
+        "Stacked",
+        "StackedComposite",
+        "TensorSpec",
+        "Unbounded",
+        "UnboundedContinuous",
+        "UnboundedDiscrete",
+        "check_no_exclusive_keys",
+        "consolidate_spec",
+        "contains_lazy_spec",
+        "make_composite_from_td",
+    ),
+    "envkit.transition": ("step_mdp", "terminated_or_truncated"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__version__ = "0.1.0"
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str):
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'envkit' has no attribute {name!r}")
+    value = getattr(_import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

@@ -8,21 +8,29 @@ Conventions
     Each class is an `EnvkitError` and the built-in exception that the reference API raises there.
 """
 
+from typing import Any
+
 __all__ = [
+    "ArgumentCountError",
     "ArgumentError",
     "BatchSizeError",
     "ClosedEnvError",
     "DoneError",
+    "EncodingError",
     "EnvkitError",
     "HandoffError",
     "KeyCollisionError",
     "MissingKeyError",
     "MissingLibraryError",
+    "NotEnumerableError",
+    "NotStartedError",
     "OutOfSpecError",
     "ResetMaskError",
     "ResetOutputError",
+    "SharedMemoryError",
     "SpecError",
     "SpecLockedError",
+    "SpecStackError",
     "SpecTypeError",
     "StateStructureError",
     "StepMaskError",
@@ -39,8 +47,28 @@ class ArgumentError(EnvkitError, ValueError):
     """An argument has a value that the call cannot use."""
 
 
+class ArgumentCountError(EnvkitError, RuntimeError):
+    """A list has another length than the number of environments it is for."""
+
+
+class NotStartedError(EnvkitError, RuntimeError, AttributeError):
+    """An attribute of sub-envs was asked for before they run."""
+
+
 class SpecError(EnvkitError, ValueError):
     """A spec is declared, shaped or combined in a way that describes no tensor."""
+
+
+class SpecStackError(EnvkitError, RuntimeError):
+    """Specs cannot be stacked, or a stack of unlike specs was asked what it cannot do."""
+
+
+class NotEnumerableError(EnvkitError, NotImplementedError):
+    """The values of a spec cannot be listed or counted."""
+
+
+class EncodingError(EnvkitError, RuntimeError):
+    """A raw value cannot become a value of a spec: its elements do not fit."""
 
 
 class SpecTypeError(EnvkitError, TypeError):
@@ -102,8 +130,17 @@ class MissingLibraryError(EnvkitError, ImportError):
     """An optional library is not installed; the message names the extra that brings it."""
 
 
+class SharedMemoryError(EnvkitError, MemoryError):
+    """The machine cannot give the shared memory that a pool of workers needs."""
+
+
 class WorkerError(EnvkitError, RuntimeError):
-    """A worker process raised, died or answered out of turn."""
+    """A worker process raised, died or answered out of turn.
+
+    ``failures`` holds one `envkit.transport.Failure` for each thing that went wrong.
+    """
+
+    failures: tuple[Any, ...] = ()
 
 
 class WorkerTimeoutError(WorkerError, TimeoutError):

@@ -1,0 +1,1 @@
+"""Specs: what a tensor, or a tree of tensors, may look like."""

@@ -1,0 +1,26 @@
+"""Moves bytes between processes and wakes workers; knows NumPy and the standard library only."""
+
+from envkit.transport.block import Block
+from envkit.transport.failure import Failure
+from envkit.transport.forkserver import ForkServer, shared_fork_server
+from envkit.transport.host import Host, MakeHost, Rows
+from envkit.transport.layout import Field, Layout
+from envkit.transport.local import LocalPool
+from envkit.transport.pool import Pool, Selection
+from envkit.transport.processes import ProcessPool
+
+__all__ = [
+    "Block",
+    "Failure",
+    "Field",
+    "ForkServer",
+    "Host",
+    "Layout",
+    "LocalPool",
+    "MakeHost",
+    "Pool",
+    "ProcessPool",
+    "Rows",
+    "Selection",
+    "shared_fork_server",
+]

@@ -1,0 +1,50 @@
+# make demo   install everything into .venv and run the main job
+# make test   install and run the tests            (SLOW=1 adds the slow ones)
+# make check  formatting, lint, types, layers
+# make bench  install peers into a venv of their own and measure
+PYTHON ?= python3
+VENV := .venv
+BENCH_VENV := .venv-bench
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+BENCH_STAMP := $(BENCH_VENV)/.installed
+# The persistent compile cache makes second runs of the suite faster.
+export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 1
+
+.PHONY: demo test check bench format clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt torch
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+$(BENCH_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install -q -c constraints.txt torch
+	$(BENCH_VENV)/bin/python -m pip install -q -c constraints.txt -e '.[dev]' torchrl==0.14.1
+	touch $(BENCH_STAMP)
+
+demo: $(STAMP)
+	$(BIN)/python -m envkit demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m '$(if $(SLOW),not gpu or gpu,not slow)'
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(BENCH_STAMP)
+	$(BENCH_VENV)/bin/python -m bench.brax_step
+	$(BENCH_VENV)/bin/python -m bench.gym_pool
+
+clean:
+	rm -rf $(VENV) $(BENCH_VENV) .cache .pytest_cache .ruff_cache demo_out

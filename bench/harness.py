@@ -1,0 +1,130 @@
+"""Measure works against each other in one run, and write down what came out.
+
+Works are interleaved round by round, so that a busy machine slows all of them alike; the ratio is
+the median over rounds of the ratio within a round. Trust ratios, not seconds.
+
+Conventions
+    work   callable that does the same number of environment steps at each call and returns when
+           they are done (synchronised).
+    ratio  speed of a work over the speed of the reference: 1.0 is equal, 2.0 twice as fast.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+__all__ = ["Measured", "compare", "machine", "record"]
+
+RESULTS = Path(__file__).parent / "results"
+_LIBRARIES = ("envkit", "jax", "torch", "tensordict", "brax", "gymnasium", "mujoco", "torchrl")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One work in one comparison."""
+
+    work: str
+    steps_per_s: float  # median over rounds
+    ratio: float  # median over rounds, to the reference of the comparison
+    ratio_low: float  # lowest and highest round
+    ratio_high: float
+
+
+def compare(
+    title: str,
+    works: dict[str, Callable[[], object]],
+    *,
+    steps: int | dict[str, int],
+    reference: str,
+    rounds: int = 7,
+) -> list[Measured]:
+    """Time the works against ``reference`` and print a table.
+
+    Args:
+        title: what is compared.
+        works: callables by name; each is called once to warm up and then once a round.
+        steps: environment steps of one call, the same for all or by name.
+        reference: the work all ratios refer to.
+        rounds: timed calls of each work, at least 5.
+    """
+    for work in works.values():
+        work()
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        for name, work in works.items():
+            start = time.perf_counter()
+            work()
+            seconds[name].append(time.perf_counter() - start)
+    count = {name: steps[name] if isinstance(steps, dict) else steps for name in works}
+    speeds = {name: [count[name] / s for s in seconds[name]] for name in works}
+    rows = []
+    for name in works:
+        ratios = [a / b for a, b in zip(speeds[name], speeds[reference], strict=True)]
+        rows.append(
+            Measured(
+                name,
+                statistics.median(speeds[name]),
+                statistics.median(ratios),
+                min(ratios),
+                max(ratios),
+            )
+        )
+    print(f"\n{title}")
+    print(f"  {'':42s} {'steps/s':>12s} {'ratio':>8s}   spread")
+    for row in rows:
+        mark = " (reference)" if row.work == reference else ""
+        print(
+            f"  {row.work:42s} {row.steps_per_s:12,.0f} {row.ratio:8.2f}   "
+            f"{row.ratio_low:.2f}-{row.ratio_high:.2f}{mark}",
+            flush=True,
+        )
+    record(title, {"reference": reference, "rounds": rounds, "works": [asdict(r) for r in rows]})
+    return rows
+
+
+def record(title: str, result: dict) -> None:
+    """Append one JSON line, with date, machine and versions, to the file of the running script."""
+    import __main__
+
+    name = Path(getattr(__main__, "__file__", "bench")).stem
+    line = {
+        "title": title,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **machine(),
+        **result,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    with (RESULTS / f"{name}.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def machine() -> dict:
+    """Describe the machine and the versions measured."""
+    import os
+
+    versions = {}
+    for library in _LIBRARIES:
+        try:
+            versions[library] = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "accelerator": _accelerator(),
+        "versions": versions,
+    }
+
+
+def _accelerator() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None

@@ -1,0 +1,48 @@
+"""Types of the lazy front door; `tests/test_front_door.py` keeps it equal to `__init__.py`."""
+
+from bridges.brax import BraxEnv as BraxEnv
+from bridges.brax import BraxWrapper as BraxWrapper
+from bridges.gymnasium import GymEnv as GymEnv
+from bridges.gymnasium import GymWrapper as GymWrapper
+from bridges.jax_env import JaxEnv as JaxEnv
+from bridges.libraries import get_available_libraries as get_available_libraries
+from envkit.base import EnvBase as EnvBase
+from envkit.batched.metadata import EnvMetaData as EnvMetaData
+from envkit.batched.mixed import MixedEnv as MixedEnv
+from envkit.batched.parallel import ParallelEnv as ParallelEnv
+from envkit.batched.serial import SerialEnv as SerialEnv
+from envkit.checks import check_env_specs as check_env_specs
+from envkit.functional import Box as Box
+from envkit.functional import Discrete as Discrete
+from envkit.functional import StatelessEnv as StatelessEnv
+from envkit.functional import TimeLimit as TimeLimit
+from envkit.functional import Timestep as Timestep
+from envkit.policy import ExplorationType as ExplorationType
+from envkit.policy import exploration_type as exploration_type
+from envkit.policy import set_exploration_type as set_exploration_type
+from envkit.specs import Binary as Binary
+from envkit.specs import Bounded as Bounded
+from envkit.specs import BoundedContinuous as BoundedContinuous
+from envkit.specs import BoundedDiscrete as BoundedDiscrete
+from envkit.specs import Categorical as Categorical
+from envkit.specs import Choice as Choice
+from envkit.specs import Composite as Composite
+from envkit.specs import MultiCategorical as MultiCategorical
+from envkit.specs import MultiOneHot as MultiOneHot
+from envkit.specs import NonTensor as NonTensor
+from envkit.specs import OneHot as OneHot
+from envkit.specs import Stacked as Stacked
+from envkit.specs import StackedComposite as StackedComposite
+from envkit.specs import TensorSpec as TensorSpec
+from envkit.specs import Unbounded as Unbounded
+from envkit.specs import UnboundedContinuous as UnboundedContinuous
+from envkit.specs import UnboundedDiscrete as UnboundedDiscrete
+from envkit.specs import check_no_exclusive_keys as check_no_exclusive_keys
+from envkit.specs import consolidate_spec as consolidate_spec
+from envkit.specs import contains_lazy_spec as contains_lazy_spec
+from envkit.specs import make_composite_from_td as make_composite_from_td
+from envkit.transition import step_mdp as step_mdp
+from envkit.transition import terminated_or_truncated as terminated_or_truncated
+
+__version__: str
+__all__: list[str]

@@ -1,0 +1,25 @@
+"""Command line: ``python -m envkit demo``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the command line and run what it asks for."""
+    parser = argparse.ArgumentParser(prog="envkit", description="Thousands of envs, one interface.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo = commands.add_parser("demo", help="train on Brax, evaluate on Gymnasium, mix both")
+    demo.add_argument("--out", default="demo_out", help="folder for the curve and the rollouts")
+    demo.add_argument("--device", default="cpu", help="where torch and JAX compute: cpu or cuda")
+    demo.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+
+    from envkit.demo import run  # torch and JAX load only when something is to be done
+
+    run(out=options.out, device=options.device, seed=options.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""Two ways to get a step to sub-envs and back: shared rows, or whole TensorDicts.
+
+Both give the same data. Shared rows are fast and need fixed, equal shapes; TensorDicts serve
+everything else: dynamic or different specs, non-tensor data, and gradients within one process.
+
+Conventions
+    rows    global row numbers, or None for all.
+    masks   level path -> bool mask over rows and the sub-envs' own batch, see `rules`.
+    td      data of the whole batch, batch size (rows, *sub_batch).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+
+from envkit import rules
+from envkit.batched.buffers import BufferPlan
+from envkit.batched.host import ADVANCE, RESET, STEP
+from envkit.batched.metadata import EnvMetaData
+from envkit.env_specs import as_key
+from envkit.errors import MissingKeyError, SpecError
+from envkit.transport import Layout, Pool
+
+__all__ = ["BufferExchange", "TensorDictExchange", "call_by_row"]
+
+Path = tuple[str, ...]
+
+
+class BufferExchange:
+    """Steps and resets through rows in memory that parent and hosts share."""
+
+    def __init__(self, pool: Pool, metadata: EnvMetaData, num_rows: int, device: Any):
+        plan = BufferPlan.of(metadata)
+        arrays = pool.bind(Layout(plan.fields(), num_rows))
+        self._pool = pool
+        self._device = device
+        self.batch_size = torch.Size((num_rows, *metadata.batch_size))
+        self.inputs, self.root, self.next, self.masks = (
+            plan.tensors(arrays, region) for region in ("in", "root", "next", "mask")
+        )
+        for mask in self.masks.values():
+            mask.fill_(True)
+        self._masks_are_full = True
+        self._newest_is_next = torch.zeros(num_rows, dtype=torch.bool)
+
+    # --------------------------------------------------------------------------------------- step
+
+    def send(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
+        """Hand out the inputs and wake whoever has a row to step."""
+        for path, tensor in self.inputs.items():
+            _fill(tensor, td.get(as_key(path), None), path)
+        rows = self._select({(rules.STEP,): mask} if mask is not None else {})
+        self._sent_rows = rows
+        self._pool.send(ADVANCE if advance else STEP, rows)
+
+    def recv(self) -> TensorDict:
+        """Wait for the step and give `next`; rows that were not stepped hold anything."""
+        self._pool.recv()
+        self._newest_is_next[slice(None) if self._sent_rows is None else self._sent_rows] = True
+        return self._clone(self.next)
+
+    def fresh_rows(self) -> TensorDict:
+        """Give the root rows as the last reset left them."""
+        return self._clone(self.root)
+
+    def were_reset(self, rows: torch.Tensor) -> None:
+        """Note which rows an advance has also reset, mask of shape ``(rows,)``."""
+        self._newest_is_next &= ~rows
+
+    # -------------------------------------------------------------------------------------- reset
+
+    def reset(
+        self,
+        td: TensorDictBase | None,
+        masks: dict[Path, torch.Tensor],
+        kwargs: list[dict[str, Any]] | None,
+    ) -> TensorDict:
+        """Reset what the masks select and give the newest known values of everything."""
+        rows = self._select({(*level, rules.RESET): mask for level, mask in masks.items()})
+        if kwargs is not None:
+            given = range(len(kwargs)) if rows is None else rows
+            call_by_row(self._pool, "reset_rows", {row: kwargs[row] for row in given})
+        elif rows is None or rows:
+            self._pool.send(RESET, rows)
+            self._pool.recv()
+        self._newest_is_next[slice(None) if rows is None else rows] = False
+        return self._newest()
+
+    def _newest(self) -> TensorDict:
+        fresh = self._clone(self.root)
+        stale = self._newest_is_next
+        if bool(stale.any()):
+            for path in self.root:
+                kept = rules.choose(
+                    stale.to(fresh.get(as_key(path)).device),
+                    self.next[path].to(fresh.get(as_key(path)).device),
+                    fresh.get(as_key(path)),
+                )
+                fresh.set(as_key(path), kept)
+        return fresh
+
+    def _select(self, masks: dict[Path, torch.Tensor]) -> list[int] | None:
+        """Write masks into the rows and say which rows are touched; None means all."""
+        if not masks:
+            if not self._masks_are_full:
+                for mask in self.masks.values():
+                    mask.fill_(True)
+                self._masks_are_full = True
+            return None
+        touched = None
+        for path, mask in masks.items():
+            rows = self.masks[path]
+            rows.copy_(mask.reshape(*mask.shape, *(1,) * (rows.ndim - mask.ndim)))
+            flat = mask.reshape(len(mask), -1).any(-1).cpu()
+            touched = flat if touched is None else touched | flat
+        self._masks_are_full = False
+        assert touched is not None
+        return touched.nonzero().squeeze(-1).tolist()
+
+    def _clone(self, region: dict[Path, torch.Tensor]) -> TensorDict:
+        return tensordict_of(region, self.batch_size, self._device, clone=True)
+
+
+class TensorDictExchange:
+    """Steps and resets by handing each sub-env its part of the TensorDict.
+
+    Within one process nothing is copied, and the autograd graph is kept.
+    """
+
+    def __init__(self, pool: Pool, num_rows: int, device: Any):
+        self._pool = pool
+        self._num_rows = num_rows
+        self._device = device
+        self._last: list[TensorDictBase | None] = [None] * num_rows
+
+    def send(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
+        """Remember the step; all of it happens in `recv`."""
+        self._sent = td, mask, advance
+
+    def recv(self) -> TensorDictBase:
+        """Step the selected sub-envs and give their stacked `next`."""
+        td, mask, advance = self.__dict__.pop("_sent")
+        rows = _rows_of(mask, self._num_rows)
+        inputs = {}
+        for row in rows:
+            part = td[row].exclude(rules.STEP, "next")
+            if mask is not None and mask.ndim > 1:
+                part.set(rules.STEP, mask[row])
+            inputs[row] = (part, {})
+        results = self._call("step_and_maybe_reset" if advance else "step", inputs)
+        nexts: list[TensorDictBase | None] = [None] * self._num_rows
+        for row, result in results.items():
+            data, following = result if advance else (result, None)
+            nexts[row] = data.get("next")
+            self._last[row] = nexts[row] if following is None else following
+        model = next(part for part in nexts if part is not None)
+        return self._stack([_zeros_like(model) if part is None else part for part in nexts])
+
+    def fresh_rows(self) -> TensorDictBase:
+        """Give the newest root of every sub-env."""
+        return self._stack([part for part in self._last if part is not None])
+
+    def were_reset(self, rows: torch.Tensor) -> None:
+        """Nothing to note: `fresh_rows` already gives the newest roots."""
+
+    def reset(
+        self,
+        td: TensorDictBase | None,
+        masks: dict[Path, torch.Tensor],
+        kwargs: list[dict[str, Any]] | None,
+    ) -> TensorDictBase:
+        """Reset what the masks select and give the newest known values of everything."""
+        inputs: dict[int, tuple[TensorDictBase | None, dict[str, Any]]] = {}
+        for row in range(self._num_rows):
+            own = {level: mask[row] for level, mask in masks.items()}
+            if own and not any(bool(mask.any()) for mask in own.values()):
+                continue
+            part = None if td is None else td[row].exclude("next", *masks_at(td))
+            for level, mask in own.items():
+                if not bool(mask.all()) and part is not None:
+                    part.set(as_key((*level, rules.RESET)), mask)
+            inputs[row] = (part, {} if kwargs is None else kwargs[row])
+        for row, result in self._call("reset", inputs).items():
+            self._last[row] = result
+        if any(part is None for part in self._last):
+            raise SpecError(
+                "a partial reset came before the first full one, so there is no data of the other "
+                "sub-envs. Call reset() once without a mask."
+            )
+        return self._stack(list(self._last))  # type: ignore[arg-type]
+
+    def _call(self, method: str, inputs: dict[int, Any]) -> dict[int, Any]:
+        replies = call_by_row(self._pool, "tensordicts", inputs, method)
+        return {row: result for reply in replies for row, result in reply.items()}
+
+    def _stack(self, parts: list[TensorDictBase]) -> TensorDictBase:
+        stacked = LazyStackedTensorDict.maybe_dense_stack(parts, 0)
+        return stacked if self._device is None else stacked.to(self._device)
+
+
+def call_by_row(pool: Pool, method: str, values: dict[int, Any], *leading: Any) -> list[Any]:
+    """Call ``method(*leading, {row: value})`` of every worker that owns one of the rows."""
+    arguments, workers = [], []
+    for worker, owned in enumerate(pool.rows_of):
+        own = {row: values[row] for row in owned if row in values}
+        if own:
+            arguments.append(((*leading, own), {}))
+            workers.append(worker)
+    return pool.call_each(method, arguments, workers)
+
+
+def tensordict_of(
+    leaves: dict[Path, torch.Tensor], batch_size: torch.Size, device: Any, *, clone: bool
+) -> TensorDict:
+    """Build a (possibly nested) TensorDict from leaves by path, copying them if asked to."""
+    tree: dict[str, Any] = {}
+    for path, tensor in leaves.items():
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        value = tensor.clone() if clone else tensor
+        node[path[-1]] = value if device is None else value.to(device, non_blocking=False)
+
+    def build(node: dict[str, Any]) -> TensorDict:
+        made = {k: build(v) if isinstance(v, dict) else v for k, v in node.items()}
+        return TensorDict._new_unsafe(made, batch_size=batch_size, device=device)
+
+    return build(tree)
+
+
+def masks_at(td: TensorDictBase) -> list:
+    """List the `_reset` entries of a TensorDict."""
+    return [
+        key
+        for key in td.keys(True, True)
+        if (key if isinstance(key, str) else key[-1]) == rules.RESET
+    ]
+
+
+def _rows_of(mask: torch.Tensor | None, count: int) -> list[int]:
+    if mask is None:
+        return list(range(count))
+    return mask.reshape(count, -1).any(-1).nonzero().squeeze(-1).tolist()
+
+
+def _zeros_like(td: TensorDictBase) -> TensorDictBase:
+    return td.apply(torch.zeros_like)  # type: ignore[return-value]
+
+
+def _fill(rows: torch.Tensor, value: torch.Tensor | None, path: Path) -> None:
+    key = as_key(path)
+    if value is None:
+        raise MissingKeyError(
+            f"the TensorDict has no {key!r}, which the env takes. "
+            "Write it first, e.g. with env.rand_action(td)."
+        )
+    if value.shape != rows.shape:
+        raise SpecError(
+            f"{key!r} has shape {tuple(value.shape)}, but the env takes {tuple(rows.shape)}."
+        )
+    if value.dtype != rows.dtype:
+        raise SpecError(
+            f"{key!r} has dtype {value.dtype}, but the env takes {rows.dtype}. "
+            f"Convert it: value.to({rows.dtype})."
+        )
+    rows.copy_(value.detach())

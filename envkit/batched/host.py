@@ -1,0 +1,162 @@
+"""Where sub-envs live: in a worker process or in this one.
+
+`EnvHost` builds the envs of its rows, binds them to the buffers, and carries out what a batched
+env asks: commands on rows (the hot path) and calls (seeds, attributes, whole TensorDicts). It
+knows neither pipes nor processes.
+
+Conventions
+    command  STEP, RESET or ADVANCE (a step, then a reset where something is done).
+    rows     global row numbers, all of them this host's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from envkit.base import EnvBase
+from envkit.batched.buffers import BufferPlan
+from envkit.batched.metadata import EnvMetaData
+from envkit.batched.rows import action_reader, bind_row, row_core
+from envkit.errors import WorkerError
+
+__all__ = ["ADVANCE", "COMMAND_NAMES", "RESET", "STEP", "EnvHost", "HostFactory", "Maker"]
+
+STEP, RESET, ADVANCE = 1, 2, 3
+COMMAND_NAMES = {STEP: "step", RESET: "reset", ADVANCE: "step_and_maybe_reset"}
+
+Maker = tuple[Callable[..., EnvBase], dict[str, Any]]
+
+
+class HostFactory:
+    """Make the host of some rows; travels to a worker process by value.
+
+    Args:
+        makers: create function and keywords of each row.
+        num_threads: torch threads in the process that hosts; None leaves them alone.
+    """
+
+    def __init__(self, makers: list[Maker], num_threads: int | None):
+        self.makers = makers
+        self.num_threads = num_threads
+
+    def __call__(self, rows: range) -> EnvHost:
+        if self.num_threads is not None:
+            torch.set_num_threads(self.num_threads)
+        return EnvHost([self.makers[row] for row in rows], rows)
+
+
+class EnvHost:
+    """The envs of some rows; see `envkit.transport.Host`."""
+
+    def __init__(self, makers: list[Maker], rows: range):
+        self.first = rows.start
+        self.envs: list[EnvBase] = []
+        for row, (make, kwargs) in zip(rows, makers, strict=True):
+            env = make(**kwargs)
+            if not isinstance(env, EnvBase):
+                raise WorkerError(
+                    f"the create function of env {row} returned {type(env).__name__}, but must "
+                    "return an envkit environment. Wrap a gymnasium env: GymWrapper(env)."
+                )
+            self.envs.append(env)
+
+    def describe(self) -> list[EnvMetaData]:
+        """Give the metadata of every env."""
+        return [EnvMetaData.metadata_from_env(env) for env in self.envs]
+
+    # ---------------------------------------------------------------------------------- hot path
+
+    def bind(self, arrays: dict[str, np.ndarray], rows: range) -> None:
+        """Take the shared rows; every env must look like the first."""
+        plan = BufferPlan.of(EnvMetaData.metadata_from_env(self.envs[0]))
+        regions = {region: plan.tensors(arrays, region) for region in plan.regions}
+        self._bound = [
+            bind_row(env, row, regions) for row, env in zip(rows, self.envs, strict=True)
+        ]
+        self._read_actions = action_reader(self.envs, plan.arrays(arrays, "in"))
+        self._all_rows = slice(rows.start, rows.stop)
+
+    def run(self, command: int, rows: list[int]) -> None:
+        """Carry out a command on rows, in order; see `envkit.transport.Host.run` for errors."""
+        bound, first = self._bound, self.first
+        if command == RESET:
+            for row in rows:
+                bound[row - first].reset()
+            return
+        selected = self._all_rows if len(rows) == len(bound) else list(rows)
+        advance = command == ADVANCE
+        actions = self._read_actions(selected)
+        for row, action in zip(rows, actions, strict=True):
+            env = bound[row - first]
+            if env.step(action) and advance:
+                env.reset()
+
+    # ------------------------------------------------------------------------------------- calls
+
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Carry out one of the methods below by name."""
+        return getattr(self, f"call_{method}")(*args, **kwargs)
+
+    def call_reset_rows(self, kwargs: dict[int, dict[str, Any]]) -> None:
+        """Reset bound rows with keywords of their own."""
+        for row, given in kwargs.items():
+            self._bound[row - self.first].reset(**given)
+
+    def call_tensordicts(
+        self, method: str, inputs: dict[int, tuple[TensorDictBase | None, dict[str, Any]]]
+    ) -> dict[int, Any]:
+        """Call ``reset``, ``step`` or ``step_and_maybe_reset`` of some envs with whole TensorDicts."""
+        return {
+            row: getattr(self.envs[row - self.first], method)(td, **kwargs)
+            for row, (td, kwargs) in inputs.items()
+        }
+
+    def call_set_seed(self, seeds: dict[int, int]) -> None:
+        """Seed envs by row."""
+        for row, seed in seeds.items():
+            self.envs[row - self.first].set_seed(seed)
+
+    def call_has_attribute(self, name: str) -> bool:
+        """Say whether every env has an attribute, looked up through its simulator."""
+        return all(hasattr(env, name) for env in self.envs)
+
+    def call_is_callable(self, name: str) -> bool:
+        """Say whether an attribute is a method."""
+        return callable(getattr(self.envs[0], name))
+
+    def call_get_attribute(self, name: str) -> list[Any]:
+        """Read an attribute of every env."""
+        return [getattr(env, name) for env in self.envs]
+
+    def call_call_method(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+        """Call a method of every env."""
+        return [getattr(env, name)(*args, **kwargs) for env in self.envs]
+
+    def call_state_dicts(self) -> list[dict[str, Any]]:
+        """Read the state dict of every env."""
+        return [env.state_dict() for env in self.envs]
+
+    def call_load_state_dicts(self, state_dicts: dict[int, dict[str, Any]]) -> None:
+        """Load state dicts by row."""
+        for row, state_dict in state_dicts.items():
+            self.envs[row - self.first].load_state_dict(state_dict)
+
+    def call_has_row_core(self) -> bool:
+        """Say whether every env steps on NumPy rows, all of them with the same spaces."""
+        return all(row_core(env) is not None for env in self.envs)
+
+    def call_process_id(self) -> int:
+        """Give the process the envs live in."""
+        return os.getpid()
+
+    def close(self) -> None:
+        """Close every env."""
+        for env in self.envs:
+            if not env.is_closed:
+                env.close()

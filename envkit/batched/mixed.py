@@ -1,0 +1,226 @@
+"""Envs of different worlds as one batch, side by side.
+
+`MixedEnv` concatenates the batches of its members. It hands out the step to all of them before it
+waits for any, so that worker processes step while JAX computes. It knows neither.
+
+Conventions
+    member  an env with one batch axis; its rows follow those of the member before it.
+    state   entries only stateless members have; they stay inside, in ``env.members[i].state``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit import rules
+from envkit.base import EnvBase
+from envkit.env_specs import as_key, as_path
+from envkit.errors import ResetMaskError, SpecError
+from envkit.specs import Bounded, Composite, TensorSpec, Unbounded
+
+__all__ = ["Member", "MixedEnv"]
+
+Path = tuple[str, ...]
+_KINDS = ("observation", "action", "reward", "done")
+
+
+@dataclass
+class Member:
+    """An env of a `MixedEnv`, the rows it has there, and its state between two calls."""
+
+    env: EnvBase
+    rows: slice
+    state_paths: frozenset[Path]
+    state: TensorDictBase | None = field(default=None)
+
+    def part(self, td: TensorDictBase) -> TensorDictBase:
+        """Give this member's rows of a root, its state put back in."""
+        part = td[self.rows].exclude("next")
+        return part if self.state is None else part.update(self.state)
+
+    def keep_state(self, td: TensorDictBase) -> TensorDictBase:
+        """Take the state out of data this member made, and give the rest."""
+        if not self.state_paths:
+            return td
+        keys = [as_key(path) for path in self.state_paths]
+        self.state = td.select(*keys)
+        return td.exclude(*keys)
+
+
+class MixedEnv(EnvBase):
+    """Concatenate envs along their batch axis; batch-locked.
+
+    Args:
+        members: envs with one batch axis each, of equal keys (state apart), shapes and dtypes.
+
+    Raises:
+        SpecError: the members differ; the message lists every difference.
+    """
+
+    def __init__(self, members: Sequence[EnvBase]):
+        members = list(members)
+        if not members:
+            raise ValueError("MixedEnv needs at least one env, got an empty list.")
+        for number, env in enumerate(members):
+            if env.batch_dims != 1:
+                raise SpecError(
+                    f"member {number} has batch size {tuple(env.batch_size)}, but a mixed env "
+                    "needs exactly one batch axis. Build it with batch_size=[n], or put a single "
+                    "env in SerialEnv(1, ...)."
+                )
+        leaves = [_shared_leaves(env) for env in members]
+        _require_alike(leaves)
+        ends = torch.tensor([env.batch_size[0] for env in members]).cumsum(0).tolist()
+        super().__init__(batch_size=[ends[-1]], device=members[0].device)
+        self.members = [
+            Member(env, slice(end - env.batch_size[0], end), _state_paths(env))
+            for env, end in zip(members, ends, strict=True)
+        ]
+        for kind in _KINDS:
+            spec = Composite(shape=self.batch_size, device=self.device)
+            for path in leaves[0][kind]:
+                spec[as_key(path)] = _concatenated([found[kind][path] for found in leaves])
+            setattr(self, f"full_{kind}_spec", spec)
+
+    keeps_last_output = True
+
+    # ---------------------------------------------------------------------------------------- step
+
+    def _step_send(self, td: TensorDictBase) -> None:
+        self._check_batch(td)
+        self.__dict__["_sent"] = td
+        for member in self.members:
+            member.env._step_send(member.part(td))
+
+    def _step_recv(self) -> TensorDictBase:
+        td = self.__dict__.pop("_sent")
+        parts = {
+            id(member): member.keep_state(member.env._step_recv().get("next"))
+            for member in self._in_order_of_waiting()
+        }
+        following = torch.cat([parts[id(member)] for member in self.members], 0)
+        return self._attach_next(td.exclude(rules.STEP, inplace=True), following)
+
+    def _advance_send(self, td: TensorDictBase) -> None:
+        self._check_batch(td)
+        self.__dict__["_sent"] = td
+        for member in self.members:
+            part = member.part(td)
+            preset = td.get("next", None)
+            if preset is not None:  # what the caller preset may change which rows are done
+                part.set("next", preset[member.rows].copy())
+            member.env._advance_send(part)
+
+    def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
+        td = self.__dict__.pop("_sent").exclude(rules.STEP, inplace=True)
+        nexts, roots = {}, {}
+        for member in self._in_order_of_waiting():
+            data, root = member.env._advance_recv()
+            following = data.get("next").exclude(*map(as_key, member.state_paths))
+            nexts[id(member)], roots[id(member)] = following, member.keep_state(root)
+        join = lambda parts: torch.cat([parts[id(member)] for member in self.members], 0)  # noqa: E731
+        return self._attach_next(td, join(nexts)), join(roots)
+
+    def _in_order_of_waiting(self) -> list[Member]:
+        """Members that compute in this process first: the others work meanwhile."""
+        return sorted(self.members, key=lambda member: member.env.works_elsewhere)
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        raise NotImplementedError("MixedEnv steps through its members.")
+
+    # --------------------------------------------------------------------------------------- reset
+
+    def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        parts = []
+        for member in self.members:
+            if td is None:
+                root = member.env.reset(**kwargs)
+            else:
+                part = member.part(td)
+                mask = part.get(rules.RESET, None)
+                if mask is not None and not bool(mask.any()):
+                    part = part.exclude(rules.RESET)
+                    root = part if member.state is not None or not member.state_paths else None
+                    if root is None:
+                        raise ResetMaskError(
+                            "a partial reset came before the first full one. "
+                            "Call reset() once without a mask."
+                        )
+                else:
+                    root = member.env.reset(part, **kwargs)
+            parts.append(member.keep_state(root))
+        keys = [key for kind in ("observation", "done") for key in getattr(self, f"{kind}_keys")]
+        return torch.cat([part.select(*keys, strict=False) for part in parts], 0)
+
+    # ------------------------------------------------------------------------------- seed and life
+
+    def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
+        """Seed the members one after the other, each with the seed the one before returned."""
+        for member in self.members:
+            seed = member.env.set_seed(seed, static_seed=static_seed)
+        return seed
+
+    def _set_seed(self, seed: int | None) -> None:
+        self.set_seed(seed)
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Close every member."""
+        super().close(raise_if_closed=raise_if_closed)
+        for member in self.members:
+            member.env.close(raise_if_closed=False)
+
+
+def _state_paths(env: EnvBase) -> frozenset[Path]:
+    return frozenset(as_path(key) for key in env.full_state_spec.keys(True, True))
+
+
+def _shared_leaves(env: EnvBase) -> dict[str, dict[Path, TensorSpec]]:
+    state = _state_paths(env)
+    return {
+        kind: {
+            as_path(key): leaf
+            for key, leaf in getattr(env, f"full_{kind}_spec").items(True, True)
+            if as_path(key) not in state
+        }
+        for kind in _KINDS
+    }
+
+
+def _require_alike(leaves: list[dict[str, dict[Path, TensorSpec]]]) -> None:
+    differences = []
+    for number, other in enumerate(leaves[1:], 1):
+        for kind in _KINDS:
+            first, second = leaves[0][kind], other[kind]
+            for path in dict.fromkeys((*first, *second)):
+                shown = [
+                    "absent" if leaf is None else f"{leaf.dtype} {tuple(leaf.shape[1:])}"
+                    for leaf in (first.get(path), second.get(path))
+                ]
+                if shown[0] != shown[1]:
+                    differences.append(
+                        f"  {kind} {as_key(path)!r}: member 0 has {shown[0]}, "
+                        f"member {number} has {shown[1]}"
+                    )
+    if differences:
+        raise SpecError(
+            "the members of a mixed env must have equal keys, shapes and dtypes, but differ:\n"
+            + "\n".join(differences)
+            + "\nBring them to one spec with wrappers, e.g. gymnasium's DtypeObservation."
+        )
+
+
+def _concatenated(specs: list[TensorSpec]) -> TensorSpec:
+    """Join leaf specs along the batch axis; a leaf some member does not bound is unbounded."""
+    first = specs[0]
+    shape = (sum(spec.shape[0] for spec in specs), *first.shape[1:])
+    if all(isinstance(spec, Bounded) for spec in specs):
+        low, high = (torch.cat([getattr(spec, end) for spec in specs]) for end in ("low", "high"))
+        return Bounded(low, high, shape, dtype=first.dtype, device=first.device)
+    if all(spec[0] == first[0] for spec in specs):
+        return first[0].expand(shape)
+    return Unbounded(shape, dtype=first.dtype, device=first.device)

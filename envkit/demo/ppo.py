@@ -1,0 +1,133 @@
+"""A small PPO in plain torch: what it takes to train on rollouts of any envkit env.
+
+Conventions
+    data    TensorDict [N, T] as `rollout` gives it, with what the policy wrote: ``raw_action``
+            (before tanh), ``log_prob``.
+    Source  Schulman et al., "Proximal Policy Optimization Algorithms" (2017), eq. 7;
+            advantages: Schulman et al., "High-Dimensional Continuous Control Using Generalized
+            Advantage Estimation" (2016), eq. 16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+from torch.distributions import Normal
+
+__all__ = ["Actor", "PPO", "PPOConfig"]
+
+
+def mlp(inputs: int, outputs: int, hidden: int = 64) -> nn.Sequential:
+    """Two hidden layers with tanh."""
+    return nn.Sequential(
+        nn.Linear(inputs, hidden),
+        nn.Tanh(),
+        nn.Linear(hidden, hidden),
+        nn.Tanh(),
+        nn.Linear(hidden, outputs),
+    )
+
+
+class Actor(nn.Module):
+    """A Gaussian policy squashed into (-1, 1); reads ``observation``, writes ``action``.
+
+    In training mode it samples, in evaluation mode it takes the mean.
+    """
+
+    def __init__(self, observation_size: int, action_size: int):
+        super().__init__()
+        self.mean = mlp(observation_size, action_size)
+        self.log_std = nn.Parameter(torch.full((action_size,), -0.5))
+
+    def distribution(self, observation: torch.Tensor) -> Normal:
+        """Give the distribution of the raw action, shape (*batch, action_size)."""
+        return Normal(self.mean(observation), self.log_std.exp(), validate_args=False)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Act: the form every env takes as a policy."""
+        distribution = self.distribution(tensordict["observation"])
+        raw = distribution.sample() if self.training else distribution.mean
+        tensordict["action"] = raw.tanh()
+        tensordict["raw_action"] = raw
+        tensordict["log_prob"] = distribution.log_prob(raw).sum(-1)
+        return tensordict
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Hyperparameters."""
+
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip: float = 0.2
+    epochs: int = 4
+    minibatches: int = 8
+    learning_rate: float = 1e-3
+    entropy_weight: float = 0.001
+    max_grad_norm: float = 0.5
+
+
+class PPO:
+    """Improve an actor from rollouts."""
+
+    def __init__(self, actor: Actor, observation_size: int, config: PPOConfig | None = None):
+        self.config = PPOConfig() if config is None else config
+        self.actor = actor
+        self.critic = mlp(observation_size, 1).to(actor.log_std.device)
+        parameters = [*actor.parameters(), *self.critic.parameters()]
+        self.optimizer = torch.optim.Adam(parameters, lr=self.config.learning_rate)
+        self.parameters = parameters
+
+    def update(self, data: TensorDictBase) -> None:
+        """Take the optimiser steps for one rollout, ``data`` [N, T]."""
+        advantage, value_target = self._advantages(data)
+        samples = TensorDict(
+            {
+                "observation": data["observation"],
+                "raw_action": data["raw_action"],
+                "log_prob": data["log_prob"],
+                "advantage": (advantage - advantage.mean()) / (advantage.std() + 1e-8),
+                "value_target": value_target,
+            },
+            batch_size=data.batch_size,
+        ).reshape(-1)
+        size = -(-len(samples) // self.config.minibatches)
+        for _ in range(self.config.epochs):
+            order = torch.randperm(len(samples), device=data["observation"].device)
+            for rows in order.split(size):
+                self._step(samples[rows])
+
+    def _step(self, samples: TensorDictBase) -> None:
+        distribution = self.actor.distribution(samples["observation"])
+        log_prob = distribution.log_prob(samples["raw_action"]).sum(-1)
+        ratio = (log_prob - samples["log_prob"]).exp()
+        clipped = ratio.clamp(1 - self.config.clip, 1 + self.config.clip)
+        gain = torch.minimum(ratio * samples["advantage"], clipped * samples["advantage"])
+        value = self.critic(samples["observation"]).squeeze(-1)
+        value_loss = (value - samples["value_target"]).square().mean()
+        entropy = distribution.entropy().sum(-1).mean()
+        loss = 0.5 * value_loss - gain.mean() - self.config.entropy_weight * entropy
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
+        self.optimizer.step()
+
+    @torch.no_grad()
+    def _advantages(self, data: TensorDictBase) -> tuple[torch.Tensor, torch.Tensor]:
+        """Advantages and value targets, each [N, T]; a time limit does not end the future."""
+        following = data["next"]
+        value = self.critic(data["observation"]).squeeze(-1)
+        next_value = self.critic(following["observation"]).squeeze(-1)
+        alive = (~following["terminated"]).squeeze(-1).float()
+        same_episode = (~following["done"]).squeeze(-1).float()
+        config = self.config
+        error = following["reward"].squeeze(-1) + config.gamma * alive * next_value - value
+        advantage = torch.zeros_like(error)
+        carried = torch.zeros_like(error[:, 0])
+        for t in reversed(range(error.shape[1])):
+            carried = error[:, t] + config.gamma * config.gae_lambda * same_episode[:, t] * carried
+            advantage[:, t] = carried
+        return advantage, advantage + value

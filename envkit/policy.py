@@ -1,0 +1,133 @@
+"""What counts as a policy, and how a plain callable becomes one.
+
+Conventions
+    policy  callable that takes a TensorDict and writes the env's action keys into it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType as ExplorationType
+from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import interaction_type as exploration_type
+from tensordict.nn import set_interaction_type as set_exploration_type
+
+from envkit.env_specs import Key, as_path
+
+if TYPE_CHECKING:
+    from envkit.base import EnvBase
+
+__all__ = [
+    "ExplorationType",
+    "Policy",
+    "as_policy",
+    "exploration_type",
+    "observation_inputs",
+    "policy_device",
+    "set_exploration_type",
+]
+
+Policy = Callable[[TensorDictBase], TensorDictBase]
+
+
+def as_policy(env: EnvBase, policy: Any, *, trust: bool = False) -> Policy:
+    """Turn what a user passes as a policy into a callable from TensorDict to TensorDict.
+
+    Args:
+        env: its specs name the inputs and outputs of a plain callable.
+        policy: None for random actions; a TensorDictModule, or a callable with one argument named
+            ``tensordict`` or ``td`` or annotated as a TensorDict, is used as it is; any other
+            callable gets the observation leaves, in the order of ``observation_spec``, and returns
+            the action (a tuple when there are several action keys).
+        trust: use ``policy`` as it is, whatever its signature.
+
+    Raises:
+        TypeError: ``policy`` is not callable.
+    """
+    if policy is None:
+        return env.rand_action
+    if not callable(policy):
+        raise TypeError(
+            f"policy must be callable, got {type(policy).__name__}. "
+            "Pass a module, a function, or None for random actions."
+        )
+    if trust or _takes_tensordict(policy):
+        return policy
+    return _CallOnLeaves(policy, observation_inputs(env), env.action_keys)
+
+
+class _CallOnLeaves:
+    """Call a plain function on observation leaves and write what it returns as the action."""
+
+    def __init__(self, function: Callable[..., Any], in_keys: list[Key], out_keys: list[Key]):
+        self.function = function
+        self.in_keys = in_keys
+        self.out_keys = out_keys
+
+    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        actions = self.function(*(tensordict.get(key) for key in self.in_keys))
+        if not isinstance(actions, tuple):
+            actions = (actions,)
+        if len(actions) != len(self.out_keys):
+            raise TypeError(
+                f"the policy returned {len(actions)} values, but the env has the action keys "
+                f"{self.out_keys}. Return one tensor for each of them."
+            )
+        for key, action in zip(self.out_keys, actions, strict=True):
+            tensordict.set(key, action)
+        return tensordict
+
+
+def observation_inputs(env: EnvBase) -> list[Key]:
+    """List what a plain policy sees: observation entries in declared order.
+
+    Nested entries that the env also reads back as state (a simulator's own state) are not
+    observations in that sense and are left out.
+    """
+    state = {as_path(key) for key in env.full_state_spec.keys(True, True)}
+    observation = env.full_observation_spec
+    return [
+        key
+        for key in observation.keys(True, True)
+        if len(as_path(key)) == 1 or as_path(key) not in state
+    ]
+
+
+def policy_device(policy: Any) -> torch.device | None:
+    """Find where a policy computes: the device of its first parameter or buffer, if any."""
+    if isinstance(policy, torch.nn.Module):
+        for tensor in (*policy.parameters(), *policy.buffers()):
+            return tensor.device
+    return None
+
+
+def _takes_tensordict(policy: Any) -> bool:
+    if isinstance(policy, TensorDictModuleBase):
+        return True
+    call = policy.forward if isinstance(policy, torch.nn.Module) else policy
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except (TypeError, ValueError):  # builtins have no signature; they do not take a TensorDict
+        return False
+    required = [
+        parameter
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(required) != 1:
+        return False
+    if required[0].name in ("tensordict", "td"):
+        return True
+    annotation = required[0].annotation
+    if isinstance(annotation, str):
+        try:
+            annotation = get_type_hints(call).get(required[0].name)
+        except (NameError, TypeError):  # a name that only exists for type checkers
+            return "TensorDict" in str(required[0].annotation)
+    return isinstance(annotation, type) and issubclass(annotation, TensorDictBase)

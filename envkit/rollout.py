@@ -1,0 +1,199 @@
+"""Run a policy in an environment and stack what happened along time.
+
+This module decides when a rollout stops and what its last step looks like. How a step is made, and
+what follows it, is asked of the env. An env that can do a whole run at once offers it through
+`EnvBase._fast_rollout`.
+
+Conventions
+    result  TensorDict of batch size (*batch, T); time is the last batch axis, named "time".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase
+
+from envkit import rules
+from envkit.env_specs import as_key
+from envkit.errors import DoneError
+from envkit.policy import Policy, as_policy, policy_device
+
+if TYPE_CHECKING:
+    from envkit.base import EnvBase
+
+__all__ = ["rollout"]
+
+Callback = Callable[["EnvBase", TensorDictBase], Any]
+
+
+def rollout(
+    env: EnvBase,
+    max_steps: int,
+    policy: Any = None,
+    callback: Callback | None = None,
+    *,
+    auto_reset: bool = True,
+    auto_cast_to_device: bool = False,
+    break_when_any_done: bool | None = None,
+    break_when_all_done: bool | None = None,
+    return_contiguous: bool = True,
+    tensordict: TensorDictBase | None = None,
+    set_truncated: bool = False,
+    out: TensorDictBase | None = None,
+    trust_policy: bool = False,
+) -> TensorDictBase:
+    """Do what `EnvBase.rollout` documents."""
+    if max_steps < 1:
+        raise ValueError(f"max_steps is {max_steps}, but a rollout has at least 1 step.")
+    stop = _stop_rule(break_when_any_done, break_when_all_done)
+    if set_truncated:
+        _require_truncated(env)
+    act = as_policy(env, policy, trust=trust_policy)
+    if auto_cast_to_device:
+        act = _on_device(act, policy_device(policy), env.device)
+    root = _first_root(env, tensordict, auto_reset)
+    steps = None
+    if callback is None and stop is _nonstop and not auto_cast_to_device:
+        steps = env._fast_rollout(root, max_steps, policy, act)
+    if steps is None:
+        steps = list(stop(env, root, act, max_steps, callback))
+    result = steps
+    if isinstance(steps, list):
+        result = _stack(steps, contiguous=return_contiguous)
+    if set_truncated:
+        _truncate_last(env, result)
+    if out is not None:
+        destination = out[..., : result.batch_size[-1]]
+        destination.update_(result)
+        result = destination
+    result.refine_names(..., "time")
+    return result
+
+
+def _stop_rule(any_done: bool | None, all_done: bool | None):
+    if any_done and all_done:
+        raise TypeError(
+            "break_when_any_done and break_when_all_done are both True, but they exclude each "
+            "other. Pass one of them."
+        )
+    if all_done:
+        return _until_all_done
+    return _nonstop if any_done is False else _until_any_done
+
+
+def _first_root(env: EnvBase, td: TensorDictBase | None, auto_reset: bool) -> TensorDictBase:
+    if auto_reset:
+        return env.reset(td)
+    if td is None:
+        raise RuntimeError(
+            "rollout(auto_reset=False) needs the data to start from. Pass tensordict=, e.g. "
+            "env.step_mdp(last_rollout[..., -1]), or let auto_reset=True."
+        )
+    return env.maybe_reset(td.copy())
+
+
+# ------------------------------------------------------------------------------------- stop rules
+
+
+def _nonstop(env: EnvBase, td: TensorDictBase, act: Policy, steps: int, callback: Callback | None):
+    """Reset whatever is done and go on; the last step triggers no reset."""
+    for index in range(steps):
+        td = act(td)
+        if index == steps - 1:
+            yield env.step(td)
+            return
+        done, td = env.step_and_maybe_reset(td)
+        yield done
+        if callback is not None:
+            callback(env, done)
+
+
+def _until_any_done(
+    env: EnvBase, td: TensorDictBase, act: Policy, steps: int, callback: Callback | None
+):
+    for index in range(steps):
+        td = env.step(act(td))
+        yield td
+        if index == steps - 1 or env._rows_done(td.get("next")).any():
+            return
+        if callback is not None:
+            callback(env, td)
+        td = env.step_mdp(td)
+
+
+def _until_all_done(
+    env: EnvBase, td: TensorDictBase, act: Policy, steps: int, callback: Callback | None
+):
+    """Freeze what is done with a `_step` mask until everything is."""
+    running, last = None, None
+    for index in range(steps):
+        td = act(td)
+        if running is not None:
+            td.set(rules.STEP, running)
+        td = env.step(td)
+        if running is not None:
+            td = _repeat_frozen(running, td, last)
+        yield td
+        running = ~env._rows_done(td.get("next"))
+        if index == steps - 1 or not running.any():
+            return
+        if callback is not None:
+            callback(env, td)
+        last, td = td, env.step_mdp(td)
+
+
+def _repeat_frozen(
+    running: torch.Tensor, td: TensorDictBase, last: TensorDictBase
+) -> TensorDictBase:
+    """Rows of finished envs repeat their last transition as it was."""
+    return td.apply(
+        lambda new, old: new if old is None else rules.choose(running, new, old), last, default=None
+    )
+
+
+# ------------------------------------------------------------------------------------- the result
+
+
+def _stack(steps: list[TensorDictBase], *, contiguous: bool) -> TensorDictBase:
+    dim = len(steps[0].batch_size)
+    if not contiguous:
+        return LazyStackedTensorDict.lazy_stack(steps, dim)
+    try:
+        return torch.stack(steps, dim)
+    except (RuntimeError, KeyError) as error:
+        raise RuntimeError(
+            "the steps of this rollout cannot be stacked into one tensor each: "
+            f"{error}. Pass return_contiguous=False to get a lazy stack along time."
+        ) from error
+
+
+def _require_truncated(env: EnvBase) -> None:
+    if not any("truncated" in names for names in env.done_levels.values()):
+        raise DoneError(
+            "set_truncated=True needs a 'truncated' entry in the done spec, but the env declares "
+            f"{env.done_keys}. Call env.add_truncated_keys() first."
+        )
+
+
+def _truncate_last(env: EnvBase, result: TensorDictBase) -> None:
+    following = result.get("next")
+    for level, names in env.done_levels.items():
+        for name in {"truncated", "done"} & set(names):
+            key = as_key((*level, name))
+            flags = following.get(key).clone()
+            flags.select(len(result.batch_size) - 1, -1).fill_(True)
+            following.set(key, flags)
+
+
+def _on_device(act: Policy, there: torch.device | None, back: torch.device | None) -> Policy:
+    if there is None or there == back:
+        return act
+
+    def cast(td: TensorDictBase) -> TensorDictBase:
+        acted = act(td.to(there))
+        return acted.to(back) if back is not None else acted
+
+    return cast

@@ -1,0 +1,243 @@
+"""What is done, which rows a mask selects, what survives a step or a reset, what comes next.
+
+This module alone decides these things. It works on leaves of any array namespace (NumPy, torch,
+JAX, also inside `jax.jit`) and on key paths; it does not know TensorDict, processes or simulators.
+Walking a tree is the caller's job. Every other module asks here.
+
+Conventions
+    leaf        array of shape (*batch, *event); masks cover its leading axes.
+    reset mask  bool, shape of the level's done leaf, or that shape without its trailing singleton;
+                True means "start a new episode here".
+    step mask   bool, shape (*batch,), or (*batch, 1); True means "advance this row".
+    level       a node of the data tree that owns done leaves, named by its path: () is the root.
+    path        tuple of strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from array_api_compat import array_namespace
+
+from envkit.errors import DoneError, ResetMaskError, StepMaskError
+
+__all__ = [
+    "DONE_LEAVES",
+    "RESET",
+    "STEP",
+    "choose",
+    "complete_done",
+    "done_from",
+    "governing_level",
+    "is_carried",
+    "kept_shape",
+    "reduce_mask",
+    "reset_mask",
+    "step_mask",
+    "twins",
+]
+
+Path = tuple[str, ...]
+
+STEP = "_step"
+RESET = "_reset"
+DONE_LEAVES = ("done", "terminated", "truncated")
+
+
+# ------------------------------------------------------------------------------------ done flags
+
+
+def twins(names: Collection[str]) -> tuple[str, ...]:
+    """Give the done leaves a level has once its twins are added, in the order they are shown.
+
+    ``done`` and ``terminated`` always come together; ``truncated`` and leaves of other names
+    (a custom end flag) are kept as declared.
+    """
+    others = tuple(name for name in names if name not in DONE_LEAVES)
+    standard = ("done", "terminated") + (("truncated",) if "truncated" in names else ())
+    return standard + others
+
+
+def done_from(terminated: Any, truncated: Any | None = None) -> Any:
+    """Say where an episode has ended for any reason: ``terminated | truncated``, same shape."""
+    return terminated if truncated is None else terminated | truncated
+
+
+def complete_done(
+    given: Mapping[str, Any], declared: Collection[str], level: Path = ()
+) -> dict[str, Any]:
+    """Infer the done leaves of one level that a simulator did not return.
+
+    A single end-of-episode value is read as *terminated*.
+
+    Args:
+        given: bool leaves the simulator returned, by name, all of one shape.
+        declared: names in the done spec of this level.
+        level: path of the level, for the message.
+
+    Returns:
+        The inferred leaves by name; empty when nothing is missing. Leaves that must be filled
+        with False are given as None, since only the caller knows their shape when ``given`` is empty.
+
+    Raises:
+        DoneError: ``done`` and ``truncated`` were given without ``terminated``.
+    """
+    missing = [name for name in declared if name not in given]
+    if not missing:
+        return {}
+    done, terminated, truncated = (given.get(name) for name in DONE_LEAVES)
+    if terminated is None and done is not None and truncated is not None:
+        place = f" at {'.'.join(level)!r}" if level else ""
+        raise DoneError(
+            f"the simulator returned done and truncated{place}, from which terminated cannot be "
+            "inferred. Return terminated (and truncated) from _step and _reset, or done alone."
+        )
+    inferred: dict[str, Any] = dict.fromkeys(missing)
+    if "done" in missing:
+        inferred["done"] = (
+            truncated if terminated is None else done_from(terminated, truncated)
+        )
+    if "terminated" in missing and done is not None:
+        inferred["terminated"] = done
+    return inferred
+
+
+# ------------------------------------------------------------------------------------------ masks
+
+
+def step_mask(mask: Any, batch_shape: Sequence[int]) -> Any:
+    """Bring a `_step` mask to shape ``(*batch,)``.
+
+    Raises:
+        StepMaskError: it is not boolean, or has neither the batch shape nor that plus a singleton.
+    """
+    batch_shape = tuple(batch_shape)
+    shape = tuple(mask.shape)
+    _require_bool(mask, STEP, StepMaskError)
+    if shape == batch_shape:
+        return mask
+    if shape == (*batch_shape, 1):
+        return mask[..., 0]
+    raise StepMaskError(
+        f"the {STEP!r} mask has shape {shape}, but the data has batch size {batch_shape}. "
+        f"Pass a boolean mask of shape {batch_shape} or {(*batch_shape, 1)}."
+    )
+
+
+def reset_mask(mask: Any, done_shape: Sequence[int], batch_ndim: int, level: Path = ()) -> Any:
+    """Bring a `_reset` mask to the shape of its level's done leaf without the trailing singleton.
+
+    Args:
+        mask: bool array beside the done leaf.
+        done_shape: shape of that done leaf.
+        batch_ndim: number of batch axes of the data; these are never dropped.
+        level: path of the level, for the message.
+
+    Raises:
+        ResetMaskError: it is not boolean or has another shape.
+    """
+    done_shape, shape = tuple(done_shape), tuple(mask.shape)
+    _require_bool(mask, ".".join((*level, RESET)), ResetMaskError)
+    droppable = len(done_shape) > batch_ndim and done_shape[-1:] == (1,)
+    bare_shape = done_shape[:-1] if droppable else done_shape
+    if shape == bare_shape:
+        return mask
+    if shape == done_shape:
+        return mask[..., 0]
+    raise ResetMaskError(
+        f"the {'.'.join((*level, RESET))!r} mask has shape {shape}, but the done leaf beside it has "
+        f"shape {done_shape}. Pass a boolean mask of shape {done_shape} or {bare_shape}."
+    )
+
+
+def governing_level(path: Path, masked: Iterable[Path]) -> Path | None:
+    """Name the level whose mask decides for the entry (or level) at ``path``.
+
+    A mask supersedes the masks of all levels below it, so the highest one wins.
+
+    Returns:
+        The shortest of ``masked`` that is ``path`` or lies above it; None when there is none, and
+        then everything at ``path`` is reset.
+    """
+    above = [level for level in masked if path[: len(level)] == level]
+    return min(above, key=len, default=None)
+
+
+def reduce_mask(mask: Any, leaf_shape: Sequence[int], batch_ndim: int) -> Any:
+    """Fit a mask to a leaf: collapse with `any` the axes that the leaf does not have.
+
+    Per-agent flags next to an entry all agents share are the case in point.
+    """
+    if tuple(leaf_shape[: mask.ndim]) == tuple(mask.shape):
+        return mask
+    xp = array_namespace(mask)
+    return xp.any(mask, axis=tuple(range(batch_ndim, mask.ndim)))
+
+
+def choose(mask: Any, fresh: Any, kept: Any) -> Any:
+    """Take ``fresh`` where ``mask`` is set and ``kept`` elsewhere.
+
+    Args:
+        mask: rows that are replaced, shape ``(*batch,)``, bool.
+        fresh: new leaf, shape ``(*batch, *event)``, any dtype.
+        kept: old leaf, same shape, dtype and device as ``fresh``.
+
+    Returns:
+        A new leaf of that shape and dtype. Neither input is written to.
+
+    Raises:
+        ResetMaskError: the axes of ``mask`` are not the leading axes of ``kept``.
+    """
+    if tuple(mask.shape) != tuple(kept.shape[: mask.ndim]):
+        raise ResetMaskError(
+            f"mask has shape {tuple(mask.shape)}, but must match the leading axes of a leaf of "
+            f"shape {tuple(kept.shape)}. Pass a mask of shape {tuple(kept.shape[: mask.ndim])}."
+        )
+    xp = array_namespace(mask, fresh, kept)
+    event_axes = (1,) * (kept.ndim - mask.ndim)
+    return xp.where(xp.reshape(mask, (*mask.shape, *event_axes)), fresh, kept)
+
+
+def kept_shape(previous: Any | None, wanted: Sequence[int]) -> bool:
+    """Say whether a root value can stand in for a `next` value of a row that was not stepped."""
+    return previous is not None and tuple(previous.shape) == tuple(wanted)
+
+
+# --------------------------------------------------------------------------- from a step to the next
+
+
+def is_carried(
+    path: Path,
+    *,
+    from_next: bool,
+    reward_keys: Collection[Path],
+    done_keys: Collection[Path],
+    action_keys: Collection[Path],
+    state_keys: Collection[Path] = (),
+    keep_other: bool = True,
+) -> bool:
+    """Say whether an entry of a transition stands at the root of the next one.
+
+    Args:
+        path: where the entry is, relative to the root or to ``next``.
+        from_next: the entry was produced by the step; otherwise it was at the root before.
+        reward_keys, done_keys, action_keys: leaves to drop (pass none to keep that kind).
+        state_keys: inputs of the env; a reward that is also one of them is carried.
+        keep_other: carry root entries that the step did not produce.
+    """
+    if path[-1] in (STEP, RESET):
+        return False
+    if path in reward_keys and path not in state_keys:
+        return False
+    if path in done_keys or path in action_keys:
+        return False
+    return from_next or keep_other
+
+
+def _require_bool(mask: Any, name: str, error: type[Exception]) -> None:
+    if "bool" not in str(mask.dtype):
+        raise error(
+            f"the {name!r} mask has dtype {mask.dtype}, but must be boolean. "
+            "Convert it, e.g. with mask.bool()."
+        )

@@ -1,0 +1,35 @@
+"""How one seed becomes a chain of seeds, one for each environment of a batch.
+
+Conventions
+    seed  Python int in [0, 2**32 - 2] after the first of a chain.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = ["next_seed", "seed_chain"]
+
+
+def next_seed(seed: int | None) -> int:
+    """Derive the seed that follows ``seed``: 0 gives 795726461, then 2841183792, 2309840538.
+
+    The protocol is the reference API's: eight bytes of ``numpy.random.default_rng(seed)``, read
+    big-endian, modulo ``2**32 - 1``. None draws from the operating system.
+    """
+    drawn = np.random.default_rng(seed).bytes(8)
+    return int.from_bytes(drawn, byteorder="big") % (2**32 - 1)
+
+
+def seed_chain(seed: int | None, count: int, *, static: bool = False) -> tuple[list[int], int]:
+    """Give ``count`` seeds that start with ``seed``, and the one that follows them.
+
+    With ``static`` all of them, the follower included, are ``seed`` itself.
+    """
+    first = next_seed(None) if seed is None else int(seed)
+    if static:
+        return [first] * count, first
+    seeds = [first]
+    while len(seeds) <= count:
+        seeds.append(next_seed(seeds[-1]))
+    return seeds[:-1], seeds[-1]

@@ -1,0 +1,628 @@
+"""What every spec can do: be reshaped, moved, sampled, tested and converted.
+
+This module decides the public calls of a spec and everything that does not depend on its domain:
+shapes, device, dtype, the membership test, encoding. A kind of spec adds its domain: `rand` and
+`_nearest`. It knows no composite and no stack beyond asking for them in `torch.stack`.
+
+Conventions
+    contents   tensors of a leaf (bounds, mask) whose leading axes are those of the spec.
+    encoding   trailing axes that spell one value (a one-hot row); shape operations leave them.
+    A spec is a value: all calls but `update_mask` and the edits of a composite return a new one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from envkit.errors import (
+    EncodingError,
+    NotEnumerableError,
+    OutOfSpecError,
+    SpecError,
+    SpecTypeError,
+)
+from envkit.specs import shapes
+from envkit.specs.shapes import Index, ShapeOp, as_shape, known
+
+__all__ = ["LeafSpec", "TensorSpec", "as_device", "digits"]
+
+Shape = Sequence[int]
+
+CHECK_ENCODE = os.environ.get("CHECK_SPEC_ENCODE", "0").lower() not in ("", "0", "false", "no")
+
+
+def as_device(device: Any) -> torch.device:
+    """Name one device exactly; ``None`` means ``cpu`` and ``"cuda"`` the current CUDA device."""
+    device = torch.device("cpu" if device is None else device)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def digits(counts: Tensor) -> Tensor:
+    """List all integer tensors ``v`` with ``0 <= v < counts``, shape ``(prod(counts), *shape)``."""
+    radix = counts.reshape(-1).to(torch.int64)
+    weights = radix.flip(0).cumprod(0).flip(0)  # weights[i] = product of radix[i:]
+    total = int(weights[0]) if radix.numel() else 1
+    steps = torch.cat([weights[1:], weights.new_ones(min(1, radix.numel()))])
+    numbers = torch.arange(total, device=counts.device)[:, None] // steps % radix
+    return numbers.reshape(total, *counts.shape)
+
+
+class TensorSpec:
+    """Describe a tensor, or a tree of tensors, without holding data.
+
+    Attributes:
+        shape: sizes including the env's batch axes; -1 marks an axis of unknown size.
+        device: where values are made; a composite may have ``None``.
+        dtype: dtype of the values, ``None`` for composites and non-tensor data.
+        space: a description of the domain, or ``None``.
+        domain: ``"continuous"``, ``"discrete"`` or ``None``.
+    """
+
+    domain: ClassVar[str | None] = None
+
+    is_choice: ClassVar[bool] = False  # converts between categorical and one-hot
+    _encoding_ndim: ClassVar[int] = 0
+    _caches: ClassVar[tuple[str, ...]] = ()  # attributes that are rebuilt on demand
+
+    _shape: torch.Size
+    _device: torch.device | None
+    _dtype: torch.dtype | None
+
+    # -- description -------------------------------------------------------------------
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._shape
+
+    @property
+    def device(self) -> torch.device | None:
+        return self._device
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        return self._dtype
+
+    @property
+    def space(self) -> Any:
+        return None
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def ndimension(self) -> int:
+        """Count the axes."""
+        return self.ndim
+
+    def numel(self) -> int:
+        """Count the elements of one value; an axis of unknown size counts as 1."""
+        return known(self.shape).numel()
+
+    @property
+    def _free_shape(self) -> torch.Size:
+        """The axes that shape operations may touch."""
+        return self.shape[: self.ndim - self._encoding_ndim]
+
+    # -- copies ------------------------------------------------------------------------
+
+    def _copy(self) -> Self:
+        """Copy the spec, sharing its contents and dropping its caches."""
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__getstate__())
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in self._caches}
+
+    def clone(self) -> Self:
+        """Copy the spec and all it holds. The copy is never locked."""
+        raise NotImplementedError
+
+    def to(self, dest: Any) -> TensorSpec:
+        """Make the same spec on another device, or with another dtype.
+
+        Args:
+            dest: a device (or its name), or a dtype.
+        """
+        raise NotImplementedError
+
+    def cpu(self) -> TensorSpec:
+        """Make the same spec on the CPU."""
+        return self.to("cpu")
+
+    def cuda(self, device: int | None = None) -> TensorSpec:
+        """Make the same spec on a CUDA device, the current one by default."""
+        return self.to(torch.device("cuda") if device is None else torch.device("cuda", device))
+
+    # -- shape operations --------------------------------------------------------------
+
+    def _map_shape(self, op: ShapeOp) -> Self:
+        """Apply an operation on leading axes to the shape and to everything the spec holds."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: Any) -> Any:
+        """Index the shape as a tensor would be.
+
+        Raises:
+            SpecError: the index reaches into an encoding axis.
+            IndexError: the index is out of range.
+        """
+        items = shapes.split_index(index, self.ndim)
+        if self._encoding_ndim:
+            if not (isinstance(items[-1], slice) and items[-1] == slice(None)):
+                raise SpecError(
+                    f"index {index!r} selects within the last axis of {type(self).__name__} of "
+                    f"shape {tuple(self.shape)}, which encodes one value. Index the first "
+                    f"{len(self._free_shape)} axes only."
+                )
+            items = items[:-1]
+        return self._map_shape(Index(items))
+
+    def expand(self, *shape: Any) -> Self:
+        """Add leading axes and grow axes of size 1; a size of -1 keeps the axis.
+
+        Raises:
+            SpecError: a trailing size differs from the spec's.
+        """
+        return self._map_shape(shapes.expand_op(self._free_shape, self._without_encoding(shape)))
+
+    def reshape(self, *shape: Any) -> Self:
+        """Reshape; a composite reshapes its batch axes and leaves keep their feature axes.
+
+        Raises:
+            SpecError: the number of elements differs.
+        """
+        return self._map_shape(shapes.reshape_op(self._free_shape, self._without_encoding(shape)))
+
+    def view(self, *shape: Any) -> Self:
+        """Reshape; the same as `reshape`, since a spec holds no data."""
+        return self.reshape(*shape)
+
+    def squeeze(self, dim: int | None = None) -> Self:
+        """Drop axis ``dim`` if its size is 1, or every axis of size 1."""
+        if dim is not None:
+            dim = self._free_axis(dim)
+        return self._map_shape(shapes.squeeze_op(self._free_shape, dim))
+
+    def unsqueeze(self, dim: int) -> Self:
+        """Insert an axis of size 1; ``dim=-1`` appends it last."""
+        return self._map_shape(shapes.unsqueeze_op(self._free_axis(dim, new=1)))
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
+        """Merge the axes from ``start_dim`` to ``end_dim``, both included."""
+        start, end = self._free_axis(start_dim), self._free_axis(end_dim)
+        return self._map_shape(shapes.flatten_op(self._free_shape, start, end))
+
+    def unflatten(self, dim: int, sizes: Sequence[int]) -> Self:
+        """Split axis ``dim`` into ``sizes``, one of which may be -1."""
+        return self._map_shape(
+            shapes.unflatten_op(self._free_shape, self._free_axis(dim), tuple(sizes))
+        )
+
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
+        """Split along axis ``dim`` into one spec per index."""
+        axis = self._free_axis(dim)
+        return tuple(self[(slice(None),) * axis + (i,)] for i in range(self.shape[axis]))
+
+    def make_neg_dim(self, dim: int) -> Self:
+        """Mark axis ``dim`` as of unknown size (-1). Data made from the spec has size 1 there."""
+        axis = self._free_axis(dim)
+        new = self._map_shape(Index((slice(None),) * axis + (slice(0, 1),)))
+        new._set_dynamic(axis)
+        return new
+
+    def _set_dynamic(self, axis: int) -> None:
+        self._set_shape(torch.Size((*self._shape[:axis], -1, *self._shape[axis + 1 :])))
+
+    def _set_shape(self, shape: torch.Size) -> None:
+        self._shape = shape
+
+    def _free_axis(self, dim: int, *, new: int = 0) -> int:
+        """Normalise an axis and check that it is no encoding axis."""
+        axis = shapes.axis_of(dim, self.ndim + new)
+        if axis >= len(self._free_shape) + new:
+            raise SpecError(
+                f"dim {dim} is the encoding axis of {type(self).__name__} of shape "
+                f"{tuple(self.shape)}. Use one of the first {len(self._free_shape) + new} axes."
+            )
+        return axis
+
+    def _without_encoding(self, sizes: Any) -> torch.Size:
+        """Check that the sizes asked for end in the encoding axes, and drop these."""
+        sizes = as_shape(sizes)
+        encoding = self.shape[len(self._free_shape) :]
+        cut = len(sizes) - len(encoding)
+        if cut < 0 or any(n not in (o, -1) for n, o in zip(sizes[cut:], encoding, strict=True)):
+            raise SpecError(
+                f"{type(self).__name__} of shape {tuple(self.shape)} cannot take the shape "
+                f"{tuple(sizes)}: the last axis encodes a value. End the sizes in "
+                f"{tuple(encoding)}."
+            )
+        return sizes[:cut]
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is not torch.stack:
+            return NotImplemented
+        from envkit.specs.stacked import stack  # a stack is a spec, so this import points both ways
+
+        return stack(*args, **(kwargs or {}))
+
+    # -- values ------------------------------------------------------------------------
+
+    def rand(self, shape: Shape = ()) -> Any:
+        """Draw a random value of shape ``(*shape, *self.shape)`` from torch's global generator."""
+        raise NotImplementedError
+
+    def sample(self, shape: Shape = ()) -> Any:
+        """Draw a random value; the same as `rand`."""
+        return self.rand(shape)
+
+    def zero(self, shape: Shape = ()) -> Any:
+        """Make a value filled with zeros, in the domain or not, of shape ``(*shape, *self.shape)``."""
+        raise NotImplementedError
+
+    def zeros(self, shape: Shape = ()) -> Any:
+        """Make a value filled with zeros; the same as `zero`."""
+        return self.zero(shape)
+
+    def one(self, shape: Shape = ()) -> Any:
+        """Make a value filled with ones, in the domain or not, of shape ``(*shape, *self.shape)``."""
+        raise NotImplementedError
+
+    def ones(self, shape: Shape = ()) -> Any:
+        """Make a value filled with ones; the same as `one`."""
+        return self.one(shape)
+
+    def enumerate(self, use_mask: bool = False) -> Any:
+        """List all values, stacked on a new first axis.
+
+        Args:
+            use_mask: list only what the mask allows.
+
+        Raises:
+            NotEnumerableError: the values of this spec cannot be listed.
+        """
+        raise NotEnumerableError(
+            f"{type(self).__name__} has no finite list of values. Enumerate a discrete spec."
+        )
+
+    def cardinality(self) -> float | int:
+        """Count the distinct values of this spec, masks left aside; ``inf`` where there is no end."""
+        return float("inf")
+
+    # -- testing and repairing ---------------------------------------------------------
+
+    def is_in(self, value: Any) -> bool:
+        """Tell whether a value belongs to the spec. Extra leading axes are allowed; never raises."""
+        raise NotImplementedError
+
+    def __contains__(self, value: Any) -> bool:
+        return self.is_in(value)
+
+    def assert_is_in(self, value: Any) -> None:
+        """Check that a value belongs to the spec.
+
+        Raises:
+            OutOfSpecError: it does not; the message says why.
+        """
+        if not self.is_in(value):
+            raise OutOfSpecError(
+                f"{self._complaint(value)}. Expected a value of {self!r}; "
+                "`spec.project(value)` gives the nearest one."
+            )
+
+    def _complaint(self, value: Any) -> str:
+        """Say what keeps a value out of the spec."""
+        return f"got {value!r}"
+
+    def type_check(self, value: Any, key: Any = None) -> None:
+        """Check the dtype of a value, and nothing else.
+
+        Args:
+            value: what to check.
+            key: name of the entry, used in the message only.
+
+        Raises:
+            SpecTypeError: the dtype differs.
+        """
+        dtype = getattr(value, "dtype", None)
+        if self._dtype is not None and dtype != self._dtype:
+            raise SpecTypeError(
+                f"{'value' if key is None else f'entry {key!r}'} has dtype {dtype}, but its spec "
+                f"has {self._dtype}. Convert it with `value.to({self._dtype})`."
+            )
+
+    def project(self, value: Any) -> Any:
+        """Return the value itself if it is in the spec, else the nearest value that is."""
+        raise NotImplementedError
+
+    # -- conversion --------------------------------------------------------------------
+
+    def encode(self, raw: Any, *, ignore_device: bool = False) -> Any:
+        """Turn a number, array, list or dict into a value of this spec.
+
+        Args:
+            raw: what an env produced. NumPy data is copied, a tensor that already fits is not.
+            ignore_device: leave the result where the raw data is (CPU for non-tensors).
+
+        Raises:
+            EncodingError: the number of elements does not fit the shape.
+        """
+        raise NotImplementedError
+
+    def memoize_encode(self, mode: bool = True) -> None:
+        """Record the conversions of the next `encode` and replay them, unchecked, afterwards.
+
+        Valid only while the raw values keep their type and shape.
+        """
+        raise NotImplementedError
+
+    def erase_memoize_cache(self) -> None:
+        """Forget recorded conversions; the next `encode` records them anew if memoizing."""
+        raise NotImplementedError
+
+    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+        """Turn a value of this spec into NumPy data, the inverse of `encode`.
+
+        Args:
+            value: a value of this spec, on any device.
+            safe: call `assert_is_in` first.
+        """
+        raise NotImplementedError
+
+    def _check_if_safe(self, value: Any, safe: bool | None) -> None:
+        if CHECK_ENCODE if safe is None else safe:
+            self.assert_is_in(value)
+
+    def to_one_hot(self, value: Any, safe: bool | None = None) -> Any:
+        """Turn a categorical value into its one-hot form."""
+        raise self._no_choices()
+
+    def to_one_hot_spec(self) -> TensorSpec:
+        """Describe the values that `to_one_hot` gives."""
+        raise self._no_choices()
+
+    def to_categorical(self, value: Any, safe: bool | None = None) -> Any:
+        """Turn a one-hot value into its categorical form."""
+        raise self._no_choices()
+
+    def to_categorical_spec(self) -> TensorSpec:
+        """Describe the values that `to_categorical` gives."""
+        raise self._no_choices()
+
+    def _no_choices(self) -> SpecTypeError:
+        return SpecTypeError(
+            f"{type(self).__name__} is no choice among n options. "
+            "Only Categorical, OneHot, MultiCategorical and MultiOneHot convert to each other."
+        )
+
+
+class LeafSpec(TensorSpec):
+    """Describe one tensor. A kind of leaf defines `rand` and `_nearest`."""
+
+    _contents: ClassVar[tuple[str, ...]] = ()
+    _caches = ("_memo",)
+
+    _device: torch.device
+    _dtype: torch.dtype
+    _memo: Callable[[Any], Tensor] | bool = False  # True: record at the next encode
+
+    def __init__(self, shape: Any, device: Any, dtype: torch.dtype):
+        self._device = as_device(device)
+        self._dtype = dtype
+        self._set_shape(as_shape(shape))
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    def _set_shape(self, shape: torch.Size) -> None:
+        self._shape = shape
+        self._size = known(shape)  # of the data: -1 becomes 1
+        self._dynamic = -1 in shape
+
+    # -- copies, shape, device, dtype --------------------------------------------------
+
+    def _map_contents(self, op: ShapeOp) -> Self:
+        new = self._copy()
+        for name in self._contents:
+            content = getattr(self, name)
+            if content is not None:
+                setattr(new, name, op(content))
+        return new
+
+    def _map_shape(self, op: ShapeOp) -> Self:
+        shape = shapes.shape_after(op, self._shape)
+        new = self._map_contents(op)
+        new._set_shape(shape)
+        return new
+
+    def clone(self) -> Self:
+        return self._map_contents(torch.clone)
+
+    def to(self, dest: Any) -> TensorSpec:
+        if isinstance(dest, torch.dtype):
+            return self._cast(dest)
+        device = as_device(dest)
+        new = self._map_contents(lambda content: content.to(device))
+        new._device = device
+        return new
+
+    def _cast(self, dtype: torch.dtype) -> TensorSpec:
+        new = self._copy()
+        new._dtype = dtype
+        return new
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, LeafSpec)
+            and self._signature() == other._signature()
+            and all(_same(getattr(self, name), getattr(other, name)) for name in self._contents)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _signature(self) -> tuple[Any, ...]:
+        """All that must agree for two specs to be equal, tensors apart."""
+        return type(self), self._shape, self._dtype, self._device
+
+    def __repr__(self) -> str:
+        facts = {"shape": tuple(self.shape), **self._facts(), "device": self.device}
+        text = ", ".join(f"{name}={fact}" for name, fact in facts.items())
+        dtype = "" if self.dtype is None else f", dtype={str(self.dtype).removeprefix('torch.')}"
+        return f"{type(self).__name__}({text}{dtype})"
+
+    def _facts(self) -> dict[str, Any]:
+        """The domain in words, for `repr`."""
+        return {}
+
+    # -- values ------------------------------------------------------------------------
+
+    def zero(self, shape: Shape = ()) -> Tensor:
+        return torch.zeros((*shape, *self._size), dtype=self._dtype, device=self._device)
+
+    def one(self, shape: Shape = ()) -> Tensor:
+        return torch.ones((*shape, *self._size), dtype=self._dtype, device=self._device)
+
+    def _nearest(self, value: Tensor) -> Tensor:
+        """Give the value of the domain that is nearest; shape and dtype are right already."""
+        raise NotImplementedError
+
+    def is_in(self, value: Any) -> bool:
+        if not isinstance(value, Tensor) or value.dtype != self._dtype:
+            return False
+        if not self._fits(value.shape):
+            return False
+        if value.device != self._device:
+            return self.to(value.device).is_in(value)
+        return torch.equal(value, self._nearest(value))
+
+    def _fits(self, shape: Shape) -> bool:
+        """Tell whether a shape ends in the spec's shape."""
+        extra = len(shape) - len(self._shape)
+        if extra < 0:
+            return False
+        if not self._dynamic:
+            return tuple(shape[extra:]) == self._shape
+        return all(o in (n, -1) for n, o in zip(shape[extra:], self._shape, strict=True))
+
+    def _complaint(self, value: Any) -> str:
+        if not isinstance(value, Tensor):
+            return f"got {value!r} of type {type(value).__name__}, which is no tensor"
+        if value.dtype != self._dtype:
+            return f"got dtype {value.dtype}"
+        if not self._fits(value.shape):
+            return f"got shape {tuple(value.shape)}"
+        return f"got {value!r}"
+
+    def project(self, value: Tensor) -> Tensor:
+        if self.is_in(value):
+            return value
+        if not self._fits(value.shape):
+            raise SpecError(
+                f"a value of shape {tuple(value.shape)} cannot be projected: the spec has shape "
+                f"{tuple(self._shape)}. Give it these trailing axes first."
+            )
+        spec = self if value.device == self._device else self.to(value.device)
+        return spec._nearest(value.to(self._dtype))  # type: ignore[attr-defined]
+
+    # -- conversion --------------------------------------------------------------------
+
+    def encode(self, raw: Any, *, ignore_device: bool = False) -> Any:
+        if callable(self._memo):
+            return self._memo(raw)
+        value = self._to_tensor(raw, ignore_device)
+        shaped = self._to_shape(value)
+        if CHECK_ENCODE:
+            self.assert_is_in(shaped)
+        if self._memo:
+            self._memo = self._recording(value.shape != shaped.shape, shaped.shape, ignore_device)
+        return shaped
+
+    def _recording(
+        self, reshaped: bool, shape: torch.Size, ignore_device: bool
+    ) -> Callable[[Any], Tensor]:
+        """Make a function that repeats one `encode`."""
+        if reshaped:
+            return lambda raw: self._to_tensor(raw, ignore_device).reshape(shape)
+        return lambda raw: self._to_tensor(raw, ignore_device)
+
+    def _to_tensor(self, raw: Any, ignore_device: bool = False) -> Tensor:
+        """Make a tensor of the spec's dtype and device that shares no memory with NumPy data."""
+        device = None if ignore_device else self._device
+        if not isinstance(raw, Tensor):
+            raw = _owned(raw, self._dtype)
+        return raw.to(device=device, dtype=self._dtype)
+
+    def _to_shape(self, value: Tensor) -> Tensor:
+        if self._fits(value.shape):
+            return value
+        if value.numel() == self._size.numel():
+            return value.reshape(self._size)
+        raise EncodingError(
+            f"a value of shape {tuple(value.shape)} has {value.numel()} elements and does not fit "
+            f"{type(self).__name__} of shape {tuple(self.shape)}. Pass {self._size.numel()} "
+            "elements, or leading batch axes followed by this shape."
+        )
+
+    def memoize_encode(self, mode: bool = True) -> None:
+        self._memo = mode
+
+    def erase_memoize_cache(self) -> None:
+        self._memo = bool(self._memo)
+
+    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+        self._check_if_safe(value, safe)
+        if value.dtype == torch.bfloat16:  # NumPy has no such dtype
+            value = value.float()
+        return value.detach().cpu().numpy()
+
+
+def _owned(raw: Any, dtype: torch.dtype) -> Tensor:
+    """Copy numbers, arrays and lists of either (or of tensors) into a new CPU tensor."""
+    if isinstance(raw, (list, tuple)) and any(isinstance(item, Tensor) for item in raw):
+        return torch.stack([torch.as_tensor(item) for item in raw])
+    return torch.from_numpy(np.array(raw, dtype=_NUMPY_DTYPES.get(dtype)))
+
+
+_NUMPY_DTYPES: dict[torch.dtype, Any] = {
+    torch.bool: np.bool_,
+    torch.uint8: np.uint8,
+    torch.uint16: np.uint16,
+    torch.uint32: np.uint32,
+    torch.uint64: np.uint64,
+    torch.int8: np.int8,
+    torch.int16: np.int16,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.float16: np.float16,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.complex64: np.complex64,
+    torch.complex128: np.complex128,
+}
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return torch.equal(a, b)

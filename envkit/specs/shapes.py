@@ -1,0 +1,214 @@
+"""Shape operations as values: what `spec[idx]`, `expand` and `reshape` do to every tensor of a spec.
+
+This module decides how a user's arguments become one of three operations, each of which acts on
+the *leading* axes of any tensor. A leaf applies it to its bounds and mask, a composite to all its
+leaves, whatever follows those axes. It knows no spec.
+
+Conventions
+    ndim   number of leading axes the operation was written for.
+    -1     a size that is not known in advance (dynamic).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from envkit.errors import SpecError
+
+__all__ = [
+    "Expand",
+    "Index",
+    "Reshape",
+    "ShapeOp",
+    "as_shape",
+    "axis_of",
+    "expand_op",
+    "flatten_op",
+    "known",
+    "reshape_op",
+    "shape_after",
+    "split_index",
+    "squeeze_op",
+    "unflatten_op",
+    "unsqueeze_op",
+]
+
+_UNKNOWN = 1_000_003  # stands for -1 while a shape is traced through torch; no real axis is as long
+
+ShapeOp = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Index:
+    """Index the leading axes; ``items`` holds no ellipsis."""
+
+    items: tuple[Any, ...]
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return tensor[self.items]
+
+
+@dataclass(frozen=True)
+class Expand:
+    """Expand the ``ndim`` leading axes to ``sizes``, which may be longer."""
+
+    ndim: int
+    sizes: tuple[int, ...]
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return tensor.expand(*self.sizes, *tensor.shape[self.ndim :])
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """Reshape the ``ndim`` leading axes to ``sizes``."""
+
+    ndim: int
+    sizes: tuple[int, ...]
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return tensor.reshape(*self.sizes, *tensor.shape[self.ndim :])
+
+
+def as_shape(shape: Any) -> torch.Size:
+    """Turn an int, a sequence of ints or one sequence in a tuple (``f(*shape)``) into a Size."""
+    if isinstance(shape, torch.Size):
+        return shape
+    if isinstance(shape, int):
+        return torch.Size((shape,))
+    shape = tuple(shape)
+    if len(shape) == 1 and isinstance(shape[0], Iterable):
+        shape = tuple(shape[0])
+    return torch.Size(int(size) for size in shape)
+
+
+def known(shape: Iterable[int]) -> torch.Size:
+    """Give the shape that data gets: a dynamic axis has size 1."""
+    return torch.Size(1 if size == -1 else size for size in shape)
+
+
+def shape_after(op: ShapeOp, shape: torch.Size) -> torch.Size:
+    """Tell the shape of ``op(tensor)`` for a tensor of ``shape``, dynamic axes included."""
+    probe = torch.empty((), dtype=torch.bool)
+    if -1 not in shape:
+        return op(probe.expand(shape)).shape
+    result = op(probe.expand([_UNKNOWN if size == -1 else size for size in shape])).shape
+    return torch.Size(-1 if size > _UNKNOWN // 2 else size for size in result)
+
+
+def axis_of(dim: int, ndim: int, *, what: str = "dim") -> int:
+    """Normalise a possibly negative axis.
+
+    Raises:
+        SpecError: there is no such axis.
+    """
+    if not -ndim <= dim < ndim:
+        raise SpecError(
+            f"{what} {dim} does not exist among {ndim} axes. "
+            f"Pass a number from {-ndim} to {ndim - 1}."
+        )
+    return dim % ndim
+
+
+def split_index(index: Any, ndim: int) -> tuple[Any, ...]:
+    """Write an index as a tuple of items with no ellipsis, padded to all ``ndim`` axes.
+
+    Lists, ranges and arrays become tensors. Too long an index is returned as it is: torch
+    itself refuses it.
+    """
+    items = tuple(_index_item(item) for item in (index if isinstance(index, tuple) else (index,)))
+    spans = [_axes_taken(item) for item in items]
+    missing = (slice(None),) * max(0, ndim - sum(spans))
+    dots = [i for i, item in enumerate(items) if item is Ellipsis]
+    if not dots:
+        return items + missing
+    return items[: dots[0]] + missing + items[dots[0] + 1 :]
+
+
+def _index_item(item: Any) -> Any:
+    if isinstance(item, (list, range, np.ndarray)):
+        return torch.as_tensor(np.asarray(item))
+    return item
+
+
+def _axes_taken(item: Any) -> int:
+    if item is None or item is Ellipsis:
+        return 0
+    if isinstance(item, Tensor) and item.dtype == torch.bool:
+        return item.ndim
+    return 1
+
+
+def expand_op(shape: torch.Size, sizes: torch.Size) -> Expand:
+    """Expand ``shape`` to ``sizes``: new leading axes, and growth of axes of size 1.
+
+    Raises:
+        SpecError: a trailing axis of another size than the spec's.
+    """
+    tail = sizes[len(sizes) - len(shape) :] if len(sizes) >= len(shape) else None
+    if tail is None or any(n not in (o, -1) and o != 1 for n, o in zip(tail, shape, strict=True)):
+        raise SpecError(
+            f"a spec of shape {tuple(shape)} cannot be expanded to {tuple(sizes)}: the trailing "
+            "axes must match, only axes of size 1 grow. Put new axes in front, for example "
+            f"expand({', '.join(map(str, (2, *shape)))})."
+        )
+    return Expand(len(shape), tuple(sizes))
+
+
+def reshape_op(shape: torch.Size, sizes: torch.Size) -> Reshape:
+    """Reshape ``shape`` to ``sizes``; one size may be -1 and is inferred.
+
+    Raises:
+        SpecError: the number of elements differs.
+    """
+    if -1 not in shape:
+        count, rest = math.prod(shape), math.prod(size for size in sizes if size != -1)
+        fits = rest != 0 and count % rest == 0 if -1 in sizes else rest == count
+        if not fits:
+            raise SpecError(
+                f"a spec of shape {tuple(shape)} has {count} elements and cannot be reshaped to "
+                f"{tuple(sizes)}. Pass sizes whose product is {count}."
+            )
+        sizes = torch.Size(count // rest if size == -1 else size for size in sizes)
+    return Reshape(len(shape), tuple(sizes))
+
+
+def flatten_op(shape: torch.Size, start: int, end: int) -> Reshape:
+    """Merge axes ``start`` to ``end``, both included and not negative.
+
+    Raises:
+        SpecError: ``end`` comes before ``start``.
+    """
+    if end < start:
+        raise SpecError(
+            f"flatten got start {start} after end {end}. Pass an end that is not before the start."
+        )
+    merged = shape[start : end + 1]
+    size = -1 if -1 in merged else math.prod(merged)
+    return Reshape(len(shape), (*shape[:start], size, *shape[end + 1 :]))
+
+
+def unflatten_op(shape: torch.Size, dim: int, sizes: Sequence[int]) -> Reshape:
+    """Split axis ``dim``, not negative, into ``sizes``."""
+    inner = reshape_op(shape[dim : dim + 1], as_shape(sizes))
+    return Reshape(len(shape), (*shape[:dim], *inner.sizes, *shape[dim + 1 :]))
+
+
+def squeeze_op(shape: torch.Size, dim: int | None) -> Index:
+    """Drop axis ``dim`` if its size is 1, or all such axes for ``None``."""
+    dropped = range(len(shape)) if dim is None else (dim,)
+    return Index(
+        tuple(0 if i in dropped and size == 1 else slice(None) for i, size in enumerate(shape))
+    )
+
+
+def unsqueeze_op(dim: int) -> Index:
+    """Insert an axis of size 1 at ``dim``, which is not negative."""
+    return Index((slice(None),) * dim + (None,))

@@ -1,0 +1,68 @@
+"""The domain of a leaf spec, described for readers.
+
+This module decides how a domain is named and compared. It knows no spec: a box is what
+`spec.space` returns, built from the spec's own tensors, and nothing is sampled from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["BinaryBox", "BoxList", "CategoricalBox", "ContinuousBox"]
+
+
+@dataclass(frozen=True, eq=False)
+class ContinuousBox:
+    """Hold the bounds of a closed box; ``low`` and ``high`` have the shape of the spec."""
+
+    low: Tensor
+    high: Tensor
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.low, self.high))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ContinuousBox)
+            and torch.equal(self.low, other.low)
+            and torch.equal(self.high, other.high)
+        )
+
+    def to(self, destination: Any) -> ContinuousBox:
+        """Move or cast both bounds."""
+        return ContinuousBox(self.low.to(destination), self.high.to(destination))
+
+
+@dataclass(frozen=True)
+class CategoricalBox:
+    """Hold the number of options of one choice."""
+
+    n: int
+
+
+@dataclass(frozen=True)
+class BinaryBox:
+    """Hold the number of 0/1 entries."""
+
+    n: int
+
+
+@dataclass(frozen=True)
+class BoxList:
+    """Hold one box per sub-action, or per member of a stack."""
+
+    boxes: tuple[Any, ...]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.boxes)
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.boxes[index]

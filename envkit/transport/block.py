@@ -1,0 +1,97 @@
+"""One piece of memory that several processes map.
+
+This module decides where shared memory comes from and when it goes away. It does not know what
+lies in it, nor how its descriptor reaches another process.
+
+Conventions
+    A block has no name: a memfd, or an unlinked temporary file where memfd is missing. The kernel
+    frees it with the last descriptor and mapping, so a crash leaves nothing behind.
+    All of it is reserved at creation: too little memory is an error there, not a SIGBUS later.
+"""
+
+import math
+import mmap
+import os
+import tempfile
+
+import numpy as np
+
+from envkit.errors import SharedMemoryError
+from envkit.transport.layout import Layout
+
+__all__ = ["Block"]
+
+
+class Block:
+    """Shared memory that holds the arrays of one layout, zero at first.
+
+    The arrays of every process that maps the block are views of the same bytes. Whoever creates
+    a block (`create`) passes ``block.fd`` on; the receiver maps it (`attach`) with the same layout.
+    """
+
+    def __init__(self, fd: int, layout: Layout) -> None:
+        self.fd = fd
+        self.layout = layout
+        self.arrays: dict[str, np.ndarray] = layout.arrays(mmap.mmap(fd, layout.size_bytes))
+
+    @classmethod
+    def create(cls, layout: Layout) -> "Block":
+        """Reserve a block for ``layout``.
+
+        Raises:
+            SharedMemoryError: the machine cannot give that much memory.
+        """
+        fd = _open_anonymous_file()
+        try:
+            _reserve(fd, layout.size_bytes)
+            return cls(fd, layout)
+        except (OSError, OverflowError, ValueError) as error:
+            os.close(fd)
+            raise SharedMemoryError(_too_little(layout, error)) from error
+
+    @classmethod
+    def attach(cls, fd: int, layout: Layout) -> "Block":
+        """Map a block that another process created; this object owns ``fd`` from here on."""
+        return cls(fd, layout)
+
+    def close(self) -> None:
+        """Give the memory back; what is still viewed lives until its last view is gone."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        # The mapping ends with its last array. Closing it by hand would crash whoever still reads
+        # one: NumPy does not lock a buffer it was given.
+        self.arrays = {}
+
+
+def _open_anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("envkit")
+    directory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryFile(dir=directory) as file:
+        return os.dup(file.fileno())
+
+
+def _reserve(fd: int, size_bytes: int) -> None:
+    # Asking the kernel for more than the machine has could wake its out-of-memory killer.
+    if size_bytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise OSError("more than the memory of this machine")
+    os.ftruncate(fd, size_bytes)
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size_bytes)
+
+
+def _too_little(layout: Layout, error: Exception) -> str:
+    largest = max(layout.fields, key=lambda field: _row_bytes(field.shape, field.dtype))
+    return (
+        f"cannot reserve {layout.size_bytes / 2**20:,.1f} MiB of shared memory for "
+        f"{layout.rows} rows of {len(layout.fields)} fields ({error}). The largest field is "
+        f"{largest.name!r}, {_row_bytes(largest.shape, largest.dtype):,} bytes a row. Use fewer "
+        "environments or smaller observations, or give the machine (container: its memory limit, "
+        "--shm-size where /dev/shm is used) more memory."
+    )
+
+
+def _row_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    return math.prod(shape) * np.dtype(dtype).itemsize

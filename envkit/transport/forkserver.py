@@ -1,0 +1,194 @@
+"""A process that has imported the heavy libraries, and forks workers that need not import them.
+
+This module decides how workers are forked and how their end is reported. It does not know what a
+worker does. `main` runs in the server, `ForkServer` in the process that asks for workers.
+
+Why not `multiprocessing.forkserver`: its preparation data fixes the caller's default start method,
+imports the caller's `__main__`, and its preload list is one per process. Here `__main__` is never
+named, so it cannot be imported.
+
+Conventions
+    request  one byte on a socket: PRELOAD, then a length and names in JSON; or FORK, with the
+             descriptors of the new worker, the last of which is its status pipe.
+    status   two numbers of 8 bytes that the server writes: the pid, and in the end the exit code.
+"""
+
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import warnings
+import weakref
+from collections.abc import Iterable, Sequence
+
+from envkit.transport.interpreter import run_python
+
+__all__ = ["STATUS", "ForkServer", "main", "shared_fork_server"]
+
+STATUS = struct.Struct("<q")
+_LENGTH = struct.Struct("<I")
+_PRELOAD, _FORK = b"P", b"F"
+_MAX_FDS = 16
+
+
+class ForkServer:
+    """Starts the server when first needed, and asks it for workers.
+
+    The server ends with this process, however that ends, or with `close`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner_pid = 0
+        self._preloaded: set[str] = set()
+        self._socket: socket.socket | None = None
+        self._close = _nothing
+
+    def warm_up(self, preload: Iterable[str] = ()) -> None:
+        """Have the server import ``preload``, in the background; missing modules are skipped."""
+        with self._lock:
+            self._ask_to_preload(self._connect(), preload)
+
+    def fork(self, fds: Sequence[int]) -> None:
+        """Fork a worker that owns duplicates of ``fds``; the last one is its status pipe."""
+        with self._lock:
+            socket.send_fds(self._connect(), [_FORK], list(fds))
+
+    def close(self) -> None:
+        """End the server. Its workers go on, but nobody learns their exit codes."""
+        self._close()
+
+    def _ask_to_preload(self, server: socket.socket, preload: Iterable[str]) -> None:
+        names = [name for name in preload if name not in self._preloaded]
+        if names:
+            message = json.dumps(names).encode()
+            server.sendall(_PRELOAD + _LENGTH.pack(len(message)) + message)
+            self._preloaded.update(names)
+
+    def _connect(self) -> socket.socket:
+        """Return the connection to a living server, starting one if need be."""
+        if self._socket is not None and self._owner_pid == os.getpid():
+            if not _hung_up(self._socket):
+                return self._socket
+            self._close()
+        wanted, self._preloaded = self._preloaded, set()
+        self._socket, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with there:
+            process = run_python("envkit.transport.forkserver", [there.fileno()])
+        self._owner_pid = os.getpid()
+        self._close = weakref.finalize(self, _end, process, self._socket, self._owner_pid)
+        self._ask_to_preload(self._socket, wanted)
+        return self._socket
+
+
+@functools.cache
+def shared_fork_server() -> ForkServer:
+    """Return the server of this process, which all pools share."""
+    return ForkServer()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _hung_up(server: socket.socket) -> bool:
+    if server.fileno() < 0:
+        return True
+    poller = select.poll()
+    poller.register(server, 0)  # hang-ups are reported without being asked for
+    return bool(poller.poll(0))
+
+
+def _end(process: subprocess.Popen, server: socket.socket, owner_pid: int) -> None:
+    server.close()
+    if os.getpid() != owner_pid:
+        process.returncode = 0  # a fork of the owner: not our child to wait for
+        return
+    try:
+        process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def main(requests_fd: int) -> None:
+    """Serve until the asking process is gone; workers run in forks of this function."""
+    ended_r, ended_w = os.pipe()
+    for fd in (ended_r, ended_w):
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(ended_w, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the byte is written
+    statuses: dict[int, int] = {}
+    poller = select.poll()
+    poller.register(ended_r, select.POLLIN)
+    poller.register(requests_fd, select.POLLIN)
+    with socket.socket(fileno=requests_fd) as requests:
+        while True:
+            ready = {fd for fd, _ in poller.poll()}
+            if ended_r in ready:
+                os.read(ended_r, 4096)
+                _report_ends(statuses)
+            if requests_fd not in ready:
+                continue
+            request, fds, _, _ = socket.recv_fds(requests, 1, _MAX_FDS)
+            if not request:
+                return
+            if request == _PRELOAD:
+                _preload(requests)
+            else:
+                _fork_worker(fds, statuses, close=(requests_fd, ended_r, ended_w))
+
+
+def _preload(requests: socket.socket) -> None:
+    size = _LENGTH.unpack(requests.recv(_LENGTH.size, socket.MSG_WAITALL))[0]
+    names = json.loads(requests.recv(size, socket.MSG_WAITALL))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in names:
+            with contextlib.suppress(Exception):  # the worker that needs it will say why it fails
+                importlib.import_module(name)
+    gc.freeze()  # workers share these pages: keep their collectors from writing to them
+
+
+def _fork_worker(fds: list[int], statuses: dict[int, int], close: tuple[int, ...]) -> None:
+    *worker_fds, status = fds
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forking beside threads: those of BLAS survive it
+        pid = os.fork()
+    if pid == 0:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for fd in (*close, status, *statuses.values()):
+                os.close(fd)
+            importlib.import_module("envkit.transport.worker").main(*worker_fds)
+        finally:
+            os._exit(1)
+    for fd in worker_fds:
+        os.close(fd)
+    statuses[pid] = status
+    _write_status(status, pid)
+
+
+def _report_ends(statuses: dict[int, int]) -> None:
+    while statuses:
+        pid, wait_status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        status = statuses.pop(pid, None)
+        if status is not None:
+            _write_status(status, os.waitstatus_to_exitcode(wait_status))
+            os.close(status)
+
+
+def _write_status(status: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody wants to know any more
+        os.write(status, STATUS.pack(number))

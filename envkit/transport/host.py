@@ -1,0 +1,81 @@
+"""What a pool asks of the thing that holds the rows, and how a row that raises is told apart.
+
+This module knows the `Host` protocol and nothing of processes, memory or environments.
+
+Conventions
+    row      global row number, 0 .. num_rows - 1; a host owns a consecutive range of them.
+    command  small integer whose meaning the layer above defines.
+"""
+
+from collections.abc import Callable
+from operator import length_hint
+from typing import Any, Protocol
+
+import numpy as np
+
+__all__ = ["Host", "MakeHost", "Rows", "run_rows"]
+
+
+class Host(Protocol):
+    """Holds some rows, and works on them in place."""
+
+    def describe(self) -> object:
+        """Picklable facts about this host, asked for once after construction."""
+
+    def bind(self, arrays: dict[str, np.ndarray], rows: range) -> None:
+        """Keep ``arrays``, which cover all rows of the pool; this host owns ``rows`` of them."""
+
+    def run(self, command: int, rows: "list[int]") -> None:
+        """Carry out ``command`` for ``rows``, reading and writing the bound arrays in place.
+
+        Take the rows by iterating over ``rows`` once, in order. If one raises, let it raise: the
+        pool sees how far the iteration came, blames that row, and calls again with the rows after
+        it. An error before or after the iteration is blamed on all rows given.
+        """
+
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> object:
+        """Answer a request of the control channel; the result must be picklable."""
+
+    def close(self) -> None:
+        """Release what the host holds. Called once, also after errors."""
+
+
+MakeHost = Callable[[range], Host]
+"""Build a host for the rows given. Travels by cloudpickle."""
+
+
+class Rows(list[int]):
+    """Row numbers that remember how far the last iteration over them came."""
+
+    _cursor = None
+
+    def __iter__(self):
+        cursor = self._cursor = super().__iter__()
+        return cursor
+
+    def split(self) -> "tuple[Rows, Rows]":
+        """Rows to blame for an error during the last iteration, and the rows not yet begun."""
+        cursor, self._cursor = self._cursor, None
+        taken = 0 if cursor is None else len(self) - length_hint(cursor)
+        finished = cursor is not None and len(cursor.__reduce__()) == 2  # pickles as an empty one
+        if taken == 0 or finished:
+            return self, Rows()
+        return Rows(self[taken - 1 : taken]), Rows(self[taken:])
+
+
+def run_rows(
+    host: Host,
+    command: int,
+    rows: Rows,
+    *,
+    catch: type[BaseException],
+    failed: Callable[[tuple[int, ...], BaseException], None],
+) -> None:
+    """Run all ``rows``: report each row that raises ``catch`` to ``failed`` and go on behind it."""
+    while rows:
+        try:
+            host.run(command, rows)
+            return
+        except catch as error:
+            blamed, rows = rows.split()
+            failed(tuple(blamed), error)

@@ -1,0 +1,57 @@
+"""A fresh Python interpreter that runs one function of envkit.
+
+This module decides with what flags, path and signals it starts. It does not know what runs.
+"""
+
+import multiprocessing.spawn
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+__all__ = ["absolute_sys_path", "run_python", "worker_environ"]
+
+_PROGRAM = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
+    "sys.path[:] = {path!r}; from {module} import main; main(*{fds!r})"
+)
+
+
+def run_python(module: str, fds: Sequence[int], keep: Sequence[int] = ()) -> subprocess.Popen:
+    """Start an interpreter that calls ``module.main(*fds)`` and inherits ``fds`` and ``keep``.
+
+    It ignores Ctrl-C, which is its parent's to handle, and has no standard input.
+    """
+    program = _PROGRAM.format(path=absolute_sys_path(), module=module, fds=tuple(fds))
+    executable = os.fsdecode(multiprocessing.spawn.get_executable())
+    flags = subprocess._args_from_interpreter_flags()  # pyright: ignore[reportAttributeAccessIssue]
+    # Ctrl-C between here and the first line of the program must not kill it: blocked signals
+    # stay blocked across exec.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        return subprocess.Popen(
+            [executable, *flags, "-c", program],
+            pass_fds=[*fds, *keep],
+            env=worker_environ(),
+            stdin=subprocess.DEVNULL,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def worker_environ() -> dict[str, str]:
+    """Environment variables for a worker: those of now, and JAX on the CPU.
+
+    One process that owns a GPU is enough; ``ENVKIT_WORKER_JAX_PLATFORMS`` says otherwise.
+    """
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": os.environ.get("ENVKIT_WORKER_JAX_PLATFORMS", "cpu"),
+    }
+
+
+def absolute_sys_path() -> list[str]:
+    """`sys.path` as it is now, with the empty entry spelled out."""
+    return [entry or os.getcwd() for entry in sys.path]

@@ -1,0 +1,126 @@
+"""A pool whose only worker is this process.
+
+This module knows the `Host` protocol and no processes. Its errors are those of `ProcessPool`, so
+that the layer above treats both alike; the original exception is their cause.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from envkit.errors import ClosedEnvError
+from envkit.transport.failure import Failure, failure_of, worker_error
+from envkit.transport.host import Host, MakeHost, Rows, run_rows
+from envkit.transport.layout import ALIGNMENT_BYTES, Layout
+from envkit.transport.pool import Selection, mask_of
+
+__all__ = ["LocalPool"]
+
+
+class LocalPool:
+    """One host in this process, driven like a pool of processes.
+
+    Args:
+        make_host: builds the host for ``range(num_rows)``.
+        num_rows: number of rows.
+        commands: names of commands, for messages.
+    """
+
+    def __init__(
+        self, make_host: MakeHost, num_rows: int, *, commands: Mapping[int, str] | None = None
+    ) -> None:
+        self.rows_of = (range(num_rows),)
+        self.closed = False
+        self._make_host = make_host
+        self._commands = dict(commands or {})
+        self._rows = Rows(range(num_rows))
+        self._host: Host | None = None
+        self._failures: list[Failure] = []
+
+    @property
+    def pids(self) -> list[int]:
+        """This process, while open."""
+        return [] if self._host is None else [os.getpid()]
+
+    def start(self) -> list[object]:
+        """Build the host and return what it says of itself."""
+        if self.closed:
+            raise ClosedEnvError("this pool is closed; make a new one.")
+        try:
+            self._host = self._make_host(self.rows_of[0])
+            return [self._host.describe()]
+        except Exception as error:
+            raised = self._error(error, "start")
+            self.close()
+            raise raised from error
+
+    def bind(self, layout: Layout) -> dict[str, np.ndarray]:
+        """Allocate ordinary memory for ``layout`` and give it to the host."""
+        memory = np.zeros(layout.size_bytes + ALIGNMENT_BYTES, np.uint8)
+        arrays = layout.arrays(memory[-memory.ctypes.data % ALIGNMENT_BYTES :])
+        host = self._require_host()
+        try:
+            host.bind(dict(arrays), self.rows_of[0])
+        except Exception as error:
+            raise self._error(error, "bind") from error
+        return arrays
+
+    def send(self, command: int, rows: Selection = None) -> None:
+        """Run ``command`` for ``rows`` right away; `recv` tells what raised."""
+        host = self._require_host()
+        chosen = self._rows
+        if rows is not None:
+            chosen = Rows(np.flatnonzero(mask_of(rows, len(self._rows))).tolist())
+        self._failures = []
+
+        def failed(blamed: tuple[int, ...], error: BaseException) -> None:
+            name = self._commands.get(command, str(command))
+            self._failures.append(failure_of(error, worker=0, rows=blamed, command=name))
+
+        run_rows(host, command, chosen, catch=Exception, failed=failed)
+
+    def recv(self) -> None:
+        """Raise what the last `send` met."""
+        failures, self._failures = self._failures, []
+        if failures:
+            raise worker_error(failures, 1)
+
+    def call(
+        self, method: str, *args: Any, workers: Sequence[int] | None = None, **kwargs: Any
+    ) -> list[Any]:
+        """Call ``method`` of the host."""
+        return self.call_each(
+            method,
+            [(args, kwargs)] if workers is None else [(args, kwargs)] * len(workers),
+            workers,
+        )
+
+    def call_each(
+        self,
+        method: str,
+        arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+        workers: Sequence[int] | None = None,
+    ) -> list[Any]:
+        """Call ``method`` of the host with each of ``arguments`` (one, if any)."""
+        host = self._require_host()
+        try:
+            return [host.call(method, *args, **kwargs) for args, kwargs in arguments]
+        except Exception as error:
+            raise self._error(error, method) from error
+
+    def close(self) -> None:
+        """Close the host; closing twice does nothing."""
+        host, self._host, self.closed = self._host, None, True
+        if host is not None:
+            host.close()
+
+    def _require_host(self) -> Host:
+        if self._host is None:
+            raise ClosedEnvError("this pool is closed or was never started; start a new one.")
+        return self._host
+
+    def _error(self, error: Exception, command: str) -> Exception:
+        rows = tuple(self._rows)
+        return worker_error([failure_of(error, worker=0, rows=rows, command=command)], 1)

@@ -1,0 +1,236 @@
+"""The process that holds some rows: it answers one byte with one byte, and knows nothing else.
+
+No reset rule, deadline or batching lives here. Every request gets one reply, also construction
+and also failure, so that the parent never has to guess.
+
+Conventions
+    wake pipe    one byte in: a command, plus ALL_ROWS where the mask is not to be looked at; or
+                 CONTROL, for a message on the channel; or STOP.
+    reply pipe   one byte out: DONE, or MESSAGE, for details on the channel.
+    channel      pickled messages: construction, attributes, errors. The stack of a crash, or of a
+                 worker that was asked for it (STACK_SIGNAL), is written there as plain text.
+    lifeline     a pipe nobody writes to; it ends with the parent.
+"""
+
+import atexit
+import contextlib
+import faulthandler
+import os
+import pickle
+import random
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from envkit.errors import WorkerError
+from envkit.transport.block import Block
+from envkit.transport.channel import Channel
+from envkit.transport.failure import Failure, failure_of
+from envkit.transport.host import Host, Rows, run_rows
+from envkit.transport.layout import Layout
+
+__all__ = ["ALL_ROWS", "CONTROL", "DONE", "MESSAGE", "SELECTED", "STACK_SIGNAL", "STOP", "Setup"]
+
+ALL_ROWS = 0x80
+CONTROL = 0x7F
+STOP = 0x7E
+DONE = b"\0"
+MESSAGE = b"\1"
+STACK_SIGNAL = signal.SIGUSR1
+SELECTED = "__selected__"
+"""Name of the uint8 array, one entry a row, that says which rows a command is for."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """First message to a worker: who it is, and the surroundings its maker expects."""
+
+    index: int
+    rows: range
+    commands: dict[int, str]
+    parent_pid: int
+    environ: dict[str, str]
+    sys_path: list[str]
+    argv: list[str]
+    cwd: str | None
+    maker: bytes  # unpickled last, since its imports may need all of the above
+
+    def apply(self) -> None:
+        """Take over the parent's environment variables, import path and working directory."""
+        os.environ.clear()
+        os.environ.update(self.environ)
+        sys.path[:] = self.sys_path
+        sys.argv[:] = self.argv
+        if self.cwd is not None:
+            os.chdir(self.cwd)
+
+
+def main(
+    channel_fd: int, wake: int, reply: int, lifeline: int, run_exit_handlers: bool = True
+) -> None:
+    """Be a worker until told to stop or until the parent is gone; does not return."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.enable(file=channel_fd)
+    faulthandler.register(STACK_SIGNAL, file=channel_fd, all_threads=True, chain=False)
+    random.seed()
+    np.random.seed()  # forks of one server would otherwise all draw the same numbers
+    channel = Channel(socket.socket(fileno=channel_fd))
+    try:
+        setup: Setup = pickle.loads(channel.recv())
+        threading.Thread(target=_watch, args=(lifeline, setup.parent_pid), daemon=True).start()
+        _Worker(setup, channel, wake, reply).serve()
+    except (EOFError, ConnectionError):  # the parent is gone: nobody left to tell
+        pass
+    except Exception:  # of `Host.close`: nobody waits for a reply any more
+        traceback.print_exc()
+    if run_exit_handlers:
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # whoever read our output may be gone
+            stream.flush()
+    os._exit(0)
+
+
+def _watch(lifeline: int, parent_pid: int) -> None:
+    """End this process when the parent is gone, whatever the main thread is busy with."""
+    poller = select.poll()
+    poller.register(lifeline, select.POLLIN)
+    # Forks of the parent may hold the pipe open after it died; its pid they cannot hold.
+    with contextlib.suppress(AttributeError, OSError):
+        poller.register(os.pidfd_open(parent_pid), select.POLLIN)
+    poller.poll()
+    os._exit(1)
+
+
+class _Worker:
+    """Serves one parent."""
+
+    def __init__(self, setup: Setup, channel: Channel, wake: int, reply: int) -> None:
+        self._setup = setup
+        self._channel = channel
+        self._wake = wake
+        self._reply = reply
+        self._rows = Rows(setup.rows)
+        self._selected: memoryview | bytes = b""
+        self._block: Block | None = None
+
+    def serve(self) -> None:
+        """Build the host, then answer requests; returns on stop and when the parent is gone."""
+        host = self._answer("start", self._start)
+        if host is None:
+            return
+        with contextlib.closing(host):
+            self._serve(host)
+
+    def _serve(self, host: Host) -> None:
+        wake, reply, rows, run = self._wake, self._reply, self._rows, host.run
+        while (code := os.read(wake, 1)) and (command := code[0]) != STOP:
+            if command == CONTROL:
+                self._control(host)
+                continue
+            if command & ALL_ROWS:
+                chosen = rows
+            else:
+                chosen = Rows(compress(rows, self._selected))
+            try:
+                run(command & ~ALL_ROWS, chosen)
+            except BaseException as error:
+                self._run_rest(host, command & ~ALL_ROWS, chosen, error)
+            else:
+                os.write(reply, DONE)
+
+    def _run_rest(self, host: Host, command: int, rows: Rows, error: BaseException) -> None:
+        """Go on behind the row that raised, then tell the parent of all that did."""
+        name = self._setup.commands.get(command, str(command))
+        failures: list[Failure] = []
+
+        def failed(blamed: tuple[int, ...], error: BaseException) -> None:
+            failures.append(self._failure(error, name, blamed))
+
+        blamed, rest = rows.split()
+        failed(tuple(blamed), error)
+        run_rows(host, command, rest, catch=BaseException, failed=failed)
+        self._send_failures(failures)
+
+    def _start(self) -> tuple[Host, object]:
+        self._setup.apply()
+        make_host = cloudpickle.loads(self._setup.maker)
+        host: Host = make_host(self._setup.rows)
+        try:
+            return host, host.describe()
+        except BaseException:
+            host.close()
+            raise
+
+    def _control(self, host: Host) -> None:
+        kind, *arguments = pickle.loads(self._channel.recv())
+        if kind == "bind":
+            fd = self._channel.recv_fd()
+            self._answer("bind", lambda: (None, self._bind(host, fd, arguments[0])))
+        else:
+            method, pickled = arguments
+            self._answer(method, lambda: (None, _call(host, method, pickled)))
+
+    def _bind(self, host: Host, fd: int, pickled: bytes) -> None:
+        layout: Layout = pickle.loads(pickled)
+        block = Block.attach(fd, layout)
+        arrays, rows = dict(block.arrays), self._setup.rows
+        selected = arrays.pop(SELECTED)
+        host.bind(arrays, rows)
+        del arrays
+        self._selected = memoryview(selected.data)[rows.start : rows.stop]
+        if self._block is not None:
+            self._block.close()
+        self._block = block
+
+    def _answer(self, command: str, work: Callable[[], tuple[Any, object]]) -> Any:
+        """Do ``work``, send its result or what it raised, and return what is to be kept of it."""
+        try:
+            kept, result = work()
+            message = _dumps((True, result))
+        except BaseException as error:
+            self._send_failures([self._failure(error, command, tuple(self._rows))])
+            return None
+        self._send(message)
+        return kept
+
+    def _failure(self, error: BaseException, command: str, rows: tuple[int, ...]) -> Failure:
+        return failure_of(error, worker=self._setup.index, rows=rows, command=command)
+
+    def _send_failures(self, failures: list[Failure]) -> None:
+        self._send(_dumps((False, [failure.packed() for failure in failures])))
+
+    def _send(self, message: bytes) -> None:
+        os.write(self._reply, MESSAGE)  # first, so that the parent reads while we send
+        self._channel.send(message)
+
+
+def _call(host: Host, method: str, pickled: bytes) -> object:
+    args, kwargs = cloudpickle.loads(pickled)
+    return host.call(method, *args, **kwargs)
+
+
+def _dumps(message: tuple[bool, object]) -> bytes:
+    """Pickle a reply; classes that only this process can import travel by value."""
+    try:
+        return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        try:
+            return cloudpickle.dumps(message)
+        except Exception as error:
+            raise WorkerError(
+                f"the result, of type {type(message[1]).__qualname__}, cannot be pickled and so "
+                f"cannot leave the worker ({error}). Return arrays, numbers, strings or containers "
+                "of them."
+            ) from error

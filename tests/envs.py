@@ -1,0 +1,83 @@
+"""Small real environments that tests share.
+
+Conventions
+    Count(n)  observation ``count`` int64 (1,), starts at 0, +1 a step, reward 1.0, terminated at n.
+"""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict
+
+from envkit.base import EnvBase
+from envkit.specs import Categorical, Composite, Unbounded
+
+
+class Count(EnvBase):
+    """Counts steps; a stateful env of batch size []."""
+
+    def __init__(self, n: int = 5, **kwargs):
+        super().__init__(**kwargs)
+        self.n = n
+        self.c = 0
+        self.seed_seen = None
+        self.steps = 0
+        self.observation_spec = Composite(count=Unbounded((1,), dtype=torch.int64))
+        self.action_spec = Categorical(2, shape=(1,))
+        self.reward_spec = Unbounded((1,))
+
+    @property
+    def maxs(self) -> int:
+        return self.n
+
+    def hello(self, x: int) -> int:
+        return self.n + x
+
+    def _out(self) -> TensorDict:
+        done = torch.tensor([self.c >= self.n])
+        return TensorDict(
+            {"count": torch.tensor([self.c]), "done": done, "terminated": done.clone()}, []
+        )
+
+    def _reset(self, td, **kwargs):
+        self.c = 0
+        return self._out()
+
+    def _step(self, td):
+        self.c += 1
+        self.steps += 1
+        return self._out().set("reward", torch.ones(1))
+
+    def _set_seed(self, seed):
+        self.seed_seen = seed
+
+
+class StatelessCount(EnvBase):
+    """The same rule, batch-unlocked: reads the count from its input."""
+
+    _batch_locked = False
+
+    def __init__(self, n: int = 5, **kwargs):
+        super().__init__(**kwargs)
+        self.n = n
+        self.calls = 0
+        bs = self.batch_size
+        spec = Composite(count=Unbounded((*bs, 1), dtype=torch.int64), shape=bs)
+        self.observation_spec = spec
+        self.state_spec = spec.clone()
+        self.action_spec = Categorical(2, shape=(*bs, 1))
+
+    def _reset(self, td, **kwargs):
+        batch = self.batch_size if td is None else td.batch_size
+        return TensorDict({"count": torch.zeros((*batch, 1), dtype=torch.int64)}, batch)
+
+    def _step(self, td):
+        self.calls += 1
+        count = td["count"] + 1
+        return TensorDict(
+            {"count": count, "reward": torch.ones(count.shape), "done": count >= self.n},
+            td.batch_size,
+        )
+
+    def _set_seed(self, seed):
+        pass

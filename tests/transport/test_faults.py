@@ -1,0 +1,350 @@
+"""Workers that die, hang or answer nonsense: what is told, how soon, and what is left behind."""
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+from envkit.errors import ArgumentError, ClosedEnvError, WorkerError, WorkerTimeoutError
+from envkit.transport import ProcessPool, shared_fork_server
+from tests.transport.hosts import (
+    EXIT,
+    HANG,
+    KILL,
+    RAISE_ODD,
+    SEGFAULT,
+    STEP,
+    Counter,
+    ExitsAtStart,
+    HangsAtStart,
+    HangsInClose,
+    layout,
+)
+
+METHODS = ["forkserver", "spawn", "fork"]
+
+
+@pytest.fixture
+def soon():
+    """Fail a test whose body took 2 s or more."""
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < 2.0
+
+
+def gone(pid):
+    """Wait until no process has this pid, at most 5 s; say whether it worked."""
+    try:
+        psutil.Process(pid).wait(5.0)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+def round_of(pool, command, rows=None):
+    pool.send(command, rows)
+    with pytest.raises(WorkerError) as caught:
+        pool.recv()
+    return caught.value
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_that_exits_in_a_step_is_named_with_rows_command_and_code(new_pool, method):
+    pool, arrays = new_pool(start_method=method)
+
+    error = round_of(pool, EXIT)
+
+    assert "worker 0 of 2, which held rows 0-1, exited with code 3 during 'exit'" in str(error)
+    assert error.failures[0].exitcode == 3
+    assert error.failures[0].rows == (0, 1)
+    assert error.failures[0].kind == "died"
+    assert arrays["value"][2:, 0].tolist() == [1, 1]  # the other worker finished its rows
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.usefixtures("soon")
+def test_a_worker_killed_in_a_step_is_told_with_advice_on_memory(new_pool, method):
+    pool, _ = new_pool(start_method=method)
+
+    error = round_of(pool, KILL)
+
+    assert "signal 9 (SIGKILL) during 'kill'" in str(error)
+    assert "use fewer workers" in str(error)
+    assert error.failures[0].exitcode == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_worker_killed_while_idle_is_told_by_the_next_round_that_needs_it(new_pool):
+    pool, arrays = new_pool()
+    victim = pool.pids[1]
+    os.kill(victim, signal.SIGKILL)
+    assert gone(victim)
+
+    pool.send(STEP, [0])
+    pool.recv()  # it does not need the dead worker
+    error = round_of(pool, STEP)
+
+    assert [failure.worker for failure in error.failures] == [1]
+    assert arrays["value"][:, 0].tolist() == [2, 1, 0, 0]
+    assert len(pool.pids) == 1
+
+
+def test_every_later_round_that_needs_a_dead_worker_fails_again(new_pool):
+    pool, _ = new_pool()
+    round_of(pool, KILL)
+
+    error = round_of(pool, STEP)
+
+    assert error.failures[0].command == "kill"
+    with pytest.raises(WorkerError):
+        pool.call("add", 1)
+    assert pool.call("add", 1, workers=[1]) == [3]
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_worker_that_crashes_in_native_code_shows_where(new_pool):
+    pool, _ = new_pool()
+
+    error = round_of(pool, SEGFAULT)
+
+    assert "signal 11 (SIGSEGV)" in str(error)
+    assert "in step" in error.failures[0].traceback
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_stuck_worker_is_killed_at_the_deadline_and_its_stack_is_shown(new_pool):
+    pool, arrays = new_pool(timeout_s=0.5)
+    stuck = pool.pids[0]
+
+    error = round_of(pool, HANG)
+
+    assert isinstance(error, WorkerTimeoutError)
+    assert "worker 0 of 2, which held rows 0-1, did not answer 'hang' within 0.5 s" in str(error)
+    assert "threading.py" in error.failures[0].traceback
+    assert "hosts.py" in error.failures[0].traceback
+    assert arrays["value"][2:, 0].tolist() == [1, 1]
+    assert gone(stuck)
+
+
+def test_two_workers_that_fail_at_once_are_both_told(new_pool):
+    pool, _ = new_pool(timeout_s=2.0)
+    victims = pool.pids
+
+    pool.send(STEP, [])
+    for victim in victims:
+        os.kill(victim, signal.SIGKILL)
+    error = round_of(pool, STEP)
+
+    assert [failure.worker for failure in error.failures] == [0, 1]
+
+
+def test_a_death_and_an_exception_in_one_round_are_both_told(new_pool):
+    class Both(Counter):
+        def step(self, command, row):
+            super().step(KILL if row == 1 else RAISE_ODD, row)
+
+    pool, arrays = new_pool(Both)
+
+    error = round_of(pool, STEP)
+
+    assert [(f.worker, f.kind, f.rows) for f in error.failures] == [
+        (0, "died", (0, 1)),
+        (1, "raised", (3,)),
+    ]
+    assert arrays["value"][2, 0] == 1
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error_with_a_cure(new_pool):
+    pool, _ = new_pool()
+
+    with pytest.raises(WorkerError, match=r"type lock, cannot be pickled.*Return arrays"):
+        pool.call("bad_result")
+
+    assert pool.call("add", 1) == [1, 3]
+
+
+def test_an_exception_that_cannot_be_pickled_is_told_all_the_same(new_pool):
+    class Stubborn(Counter):
+        def step(self, command, row):
+            error = ArithmeticError("with a lock")
+            error.lock = threading.Lock()
+            raise error
+
+    pool, _ = new_pool(Stubborn, rows=1)
+
+    error = round_of(pool, STEP)
+
+    assert "ArithmeticError in row 0 during 'step': with a lock" in str(error)
+    assert error.failures[0].exception is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.usefixtures("soon")
+def test_a_worker_that_exits_in_its_constructor_is_told(method):
+    pool = ProcessPool(ExitsAtStart, 2, 2, start_method=method, timeout_s=20.0)
+
+    with pytest.raises(WorkerError, match="exited with code 7 during 'start'"):
+        pool.start()
+
+    assert pool.closed
+
+
+def test_a_constructor_that_hangs_is_told_with_its_stack():
+    pool = ProcessPool(HangsAtStart, 2, 2, timeout_s=1.0)
+
+    with pytest.raises(WorkerTimeoutError, match=r"'start' within 1 s(.|\n)*in __init__") as caught:
+        pool.start()
+
+    assert len(caught.value.failures) == 2
+
+
+@pytest.mark.usefixtures("soon")
+def test_closing_does_not_wait_for_a_worker_that_is_busy_for_ever(new_pool):
+    pool, _ = new_pool()
+    pids = pool.pids
+    pool.send(HANG)
+
+    pool.close()
+
+    assert all(map(gone, pids))
+
+
+def test_closing_is_bounded_when_a_host_does_not_close(new_pool):
+    pool, _ = new_pool(HangsInClose)
+    pids, began = pool.pids, time.monotonic()
+
+    pool.close()
+
+    assert time.monotonic() - began < 6.0
+    assert all(map(gone, pids))
+
+
+def test_a_replaced_worker_serves_the_same_rows_of_the_same_block(new_pool):
+    pool, arrays = new_pool()
+    pool.send(STEP)
+    pool.recv()
+    round_of(pool, EXIT, [1])
+
+    description = pool.restart_worker(0)
+    pool.send(STEP)
+    pool.recv()
+
+    assert description == range(2)
+    assert arrays["value"][:, 0].tolist() == [2, 2, 2, 2]
+    assert len(pool.pids) == 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_living_worker_can_be_replaced_too(new_pool, holdings, method):
+    pool, _ = new_pool(start_method=method)
+    old = pool.pids[1]
+    descriptors = holdings()[0]
+
+    pool.restart_worker(1)
+
+    assert gone(old)
+    assert pool.call("add", 1) == [1, 3]
+    assert holdings()[0] == descriptors
+
+
+def test_forking_is_refused_where_jax_was_imported(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "jax", threading)
+
+    with pytest.raises(ArgumentError, match=r"JAX has been imported.*Use 'forkserver'"):
+        ProcessPool(Counter, 1, 1, start_method="fork")
+
+
+def test_an_unknown_start_method_is_refused():
+    with pytest.raises(ArgumentError, match=r"'thread' is unknown; use 'forkserver'"):
+        ProcessPool(Counter, 1, 1, start_method="thread")
+
+
+def test_a_maker_that_cannot_be_pickled_is_refused_with_a_cure():
+    lock = threading.Lock()
+
+    with pytest.raises(ArgumentError, match="Build everything inside it"):
+        ProcessPool(lambda rows: lock, 1, 1)
+
+
+def test_a_pool_is_used_only_after_its_start():
+    pool = ProcessPool(Counter, 1, 1)
+
+    with pytest.raises(ClosedEnvError, match="never started"):
+        pool.send(STEP)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_opening_and_closing_twenty_times_leaks_nothing(holdings, method):
+    before = holdings()
+
+    for _ in range(20):
+        pool = ProcessPool(Counter, 2, 2, start_method=method, timeout_s=20.0)
+        pool.start()
+        arrays = pool.bind(layout(2))
+        pool.send(STEP)
+        pool.recv()
+        pool.close()
+        del arrays
+
+    assert holdings() == before
+
+
+def test_faults_leak_nothing(new_pool, holdings):
+    before = holdings()
+
+    for command in (EXIT, KILL, HANG):
+        pool, arrays = new_pool(timeout_s=0.5)
+        round_of(pool, command)
+        pool.close()
+        del arrays
+
+    assert holdings() == before
+
+
+def test_a_pool_that_is_dropped_ends_its_workers(holdings):
+    before = holdings()
+    pool = ProcessPool(Counter, 2, 2)
+    pool.start()
+    pids = pool.pids
+
+    del pool
+
+    assert all(map(gone, pids))
+    assert holdings() == before
+
+
+def step_thrice(pool):
+    for _ in range(3):
+        pool.send(STEP)
+        pool.recv()
+
+
+def test_the_death_of_the_fork_server_is_survived(new_pool):
+    pool, _ = new_pool()
+    pids = pool.pids
+    server = psutil.Process(pids[0]).parent()
+    assert server is not None
+    server.kill()
+    server.wait(5.0)
+
+    with pytest.raises(WorkerError, match="fork server that started it is gone"):
+        step_thrice(pool)  # workers that were faster may finish a round
+    fresh, _ = new_pool()
+
+    assert fresh.call("add", 1) == [1, 3]
+    assert all(map(gone, pids))
+
+
+def test_the_fork_server_is_shared_by_pools(new_pool):
+    first, _ = new_pool()
+    second, _ = new_pool()
+
+    parents = {psutil.Process(pid).ppid() for pid in first.pids + second.pids}
+
+    assert len(parents) == 1
+    assert shared_fork_server() is shared_fork_server()
