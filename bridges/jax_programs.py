@@ -1,65 +1,65 @@
-"""The compiled programs behind a stateless env, one set for each batch size that occurs.
+"""The compiled programs behind a stateless env, and how their arrays are named.
 
-`Programs` owns everything that is traced: which sizes exist, how rows are padded to them, and what
-each program returns. It works on arrays by name and does not know TensorDict.
+`Programs` owns everything that is traced. It works on flat rows and on arrays by path; it does not
+know TensorDict, torch, or batches of more than one axis.
 
 Conventions
-    rows      flat batch axis; callers flatten before and restore after.
-    size      rows a program is compiled for: the env's own size as it is, else a power of two.
-    state     the two packed buffers, floats (rows, width) and words int32 (rows, width).
-    flags     bool (3, rows, 1): done, terminated, truncated.
-    outputs   dict of leading-axis arrays, see `_outputs`; observation leaves by path.
+    rows     flat batch axis, padded to the size a program is compiled for.
+    path     tuple of names; a state has either the two paths `PACKED`, or one for each leaf.
+    flags    bool (3, rows, 1): done, terminated, truncated.
+    outputs  dict with "observation" and "state" (arrays by path), "reward" (rows, 1), "flags".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from envkit import rules
-from envkit.functional import BatchedEnv, StatePacking, Timestep, unroll
+from envkit.functional import BatchedEnv, Timestep, choose, path_of, random_policy, unroll
 
-__all__ = ["Programs", "padded_size"]
+__all__ = ["PACKED", "Programs", "padded_size"]
 
 Path = tuple[str, ...]
-Arrays = dict[Any, Any]
+ByPath = dict[Path, Any]
+
+PACKED: tuple[Path, Path] = (("floats",), ("words",))
 
 
 def padded_size(rows: int, own: int) -> int:
-    """Give the compiled size for ``rows``: the env's own size, else the next power of two."""
+    """Give the size to compile for: the env's own as it is, any other rounded up to a power of two.
+
+    Sizes from 1 to N thus take about log2(N) programs.
+    """
     return own if rows == own else 1 << max(rows - 1, 0).bit_length()
 
 
 class Programs:
-    """Jitted reset, step, restart, advance and unroll of one batched env.
+    """Jitted init, step, restart, advance, unroll and reseed over rows.
 
     Args:
         env: the env over rows.
-        own_size: number of rows compiled without padding.
+        packed: give states out as two buffers; else leaf by leaf. Both are taken in.
 
-    ``traces`` counts how often each program was traced, by name; tests read it.
+    ``traces`` counts by name how often each program was traced.
     """
 
-    def __init__(self, env: BatchedEnv, own_size: int):
+    def __init__(self, env: BatchedEnv, *, packed: bool = True):
         self.env = env
-        self.packing = StatePacking.of(env)
-        self.own_size = own_size
+        self.packed = packed
         self.traces: dict[str, int] = {}
-        self.init = self._jit(self._init, static_argnums=1)
-        self.step = self._jit(self._step)
-        self.masked_step = self._jit(self._masked_step)
-        self.restart = self._jit(self._restart)
-        self.advance = self._jit(self._advance)
-        self.reseed = self._jit(self._reseed)
-        self.unroll = self._jit(self._unroll, static_argnums=(4, 5, 6))
+        self.init = self._jit("init", self._init, static_argnums=1)
+        self.step = self._jit("step", self._step)
+        self.masked_step = self._jit("masked_step", self._masked_step)
+        self.restart = self._jit("restart", self._restart)
+        self.advance = self._jit("advance", self._advance)
+        self.reseed = self._jit("reseed", self._reseed)
+        self.unroll = self._jit("unroll", self._unroll, static_argnums=(4, 5, 6))
 
-    def _jit(self, function: Callable, **options: Any) -> Callable:
-        name = function.__name__.removeprefix("_")
-
+    def _jit(self, name: str, function: Callable, **options: Any) -> Callable:
         def counted(*args: Any) -> Any:
             self.traces[name] = self.traces.get(name, 0) + 1
             return function(*args)
@@ -68,50 +68,121 @@ class Programs:
 
     # ----------------------------------------------------------------------------------- programs
 
-    def _init(self, key: Any, size: int) -> Arrays:
-        state, timestep = self.env.init(key, size)
-        return self._outputs(state, timestep)
+    def _init(self, key: jax.Array, rows: int) -> dict[str, Any]:
+        return self._outputs(*self.env.init(key, rows))
 
-    def _step(self, packed: Arrays, action: Any) -> Arrays:
-        state, timestep = self.env.step(self.packing.unpack(packed), action)
-        return self._outputs(state, timestep)
+    def _step(self, state: ByPath, action: Any) -> dict[str, Any]:
+        return self._outputs(*self.env.step(self._read_state(state), action))
 
-    def _masked_step(self, packed: Arrays, action: Any, mask: Any, kept: Arrays) -> Arrays:
-        stepped = self._step(packed, action)
-        stepped["floats"], stepped["words"] = (
-            rules.choose(mask, stepped[name], packed[name]) for name in ("floats", "words")
+    def _masked_step(
+        self, state: ByPath, action: Any, mask: jax.Array, observation: ByPath, flags: jax.Array
+    ) -> dict[str, Any]:
+        """Step all rows and keep what was there in those ``mask`` leaves out; their reward is 0."""
+        old = self._read_state(state)
+        following, timestep = self.env.step(old, action)
+        new = self._outputs(choose(mask, following, old), timestep)
+        return {
+            "state": new["state"],
+            "observation": choose(mask, new["observation"], observation),
+            "reward": choose(mask, new["reward"], jnp.zeros_like(new["reward"])),
+            "flags": jnp.where(mask[None, :, None], new["flags"], flags),
+        }
+
+    def _restart(self, state: ByPath, mask: jax.Array) -> dict[str, Any]:
+        """Begin new episodes where ``mask`` is set; other rows keep their state and show zeros."""
+        blank = jax.tree.map(
+            lambda like: jnp.zeros((*mask.shape, *like.shape), like.dtype), self.env.timestep_like
         )
-        for path, value in kept["observation"].items():
-            new = stepped["observation"][path]
-            stepped["observation"][path] = rules.choose(mask, new, value)
-        stepped["reward"] = rules.choose(
-            mask, stepped["reward"], jnp.zeros_like(stepped["reward"])
-        )
-        stepped["flags"] = jnp.where(mask[None, :, None], stepped["flags"], kept["flags"])
-        return stepped
+        return self._outputs(*self.env.restart_where(mask, self._read_state(state), blank))
 
-    def _restart(self, packed: Arrays, mask: Any, kept: Arrays) -> Arrays:
-        """Begin new episodes where ``mask`` is set; the other rows stay bit for bit."""
-        observation, flags = kept["observation"], kept["flags"]
-        state = self.packing.unpack(packed)
-        timestep = Timestep(
-            observation=self._observation_tree(observation),
-            reward=jnp.zeros(mask.shape, jnp.float32),
-            terminated=flags[1, :, 0],
-            truncated=flags[2, :, 0],
-        )
-        state, timestep = self.env.restart_where(mask, state, timestep)
-        outputs = self._outputs(state, timestep)
-        outputs["flags"] = jnp.where(mask[None, :, None], outputs["flags"], flags)
-        return outputs
-
-    def _advance(self, packed: Arrays, action: Any) -> tuple[Arrays, Arrays]:
-        """Step, and begin new episodes where one has ended."""
-        state, timestep = self.env.step(self.packing.unpack(packed), action)
+    def _advance(self, state: ByPath, action: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Step, then begin new episodes where one has ended; gives `next` and the root after it."""
+        following, timestep = self.env.step(self._read_state(state), action)
         done = rules.done_from(timestep.terminated, timestep.truncated)
-        fresh_state, fresh = self.env.restart_where(done, state, timestep)
-        return self._outputs(state, timestep), self._outputs(fresh_state, fresh)
+        fresh = self.env.restart_where(done, following, timestep)
+        return self._outputs(following, timestep), self._outputs(*fresh)
 
-    def _reseed(self, packed: Arrays, key: Any) -> Arrays:
-        state = self.packing.unpack(packed)
-        return self.packing.pack(self.env.reseed(state, key))
+    def _reseed(self, state: ByPath, key: jax.Array) -> ByPath:
+        return self._write_state(self.env.reseed(self._read_state(state), key))
+
+    def _unroll(
+        self,
+        state: ByPath,
+        observation: ByPath,
+        flags: jax.Array,
+        key: jax.Array,
+        steps: int,
+        policy: Any,
+        record_state: bool,
+        params: Any = None,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Take many steps; gives what was recorded, time-major, and the root after the last."""
+        rows = flags.shape[1]
+        act = random_policy(self.env, rows) if policy is None else policy
+        timestep = self._read_timestep(observation, flags)
+        carry = (self._read_state(state), timestep, jnp.int32(0))
+        carry, recorded = unroll(
+            self.env, carry, act, params, key, steps=steps, record_state=record_state
+        )
+        out = {
+            "root": self._shown(recorded["root"]),
+            "action": recorded["action"],
+            "next": self._shown(recorded["next"]),
+        }
+        if record_state:
+            for place in ("root", "next"):
+                out[place]["state"] = self._recorded_state(recorded[f"{place}_state"])
+        return out, self._outputs(carry[0], carry[1])
+
+    # -------------------------------------------------------------------------------------- names
+
+    def _outputs(self, state: Any, timestep: Timestep) -> dict[str, Any]:
+        return {"state": self._write_state(state), **self._shown(timestep)}
+
+    def _shown(self, timestep: Timestep) -> dict[str, Any]:
+        """Name what a timestep shows; time, if any, stays in front of the rows."""
+        terminated, truncated = timestep.terminated, timestep.truncated
+        done = rules.done_from(terminated, truncated)
+        return {
+            "observation": observation_leaves(timestep),
+            "reward": timestep.reward[..., None],
+            "flags": jnp.stack([done, terminated, truncated])[..., None],
+        }
+
+    def _read_timestep(self, observation: ByPath, flags: jax.Array) -> Timestep:
+        like = self.env.timestep_like
+        named = observation_leaves(like)
+        leaves = [observation[path] for path in named]
+        tree = jax.tree.structure((like.observation, like.info))
+        shown, info = tree.unflatten(leaves)
+        rows = flags.shape[1]
+        reward = jnp.zeros(rows, jnp.float32)
+        return Timestep(shown, reward, flags[1, :, 0], flags[2, :, 0], info)
+
+    def _write_state(self, state: Any) -> ByPath:
+        packing = self.env.packing
+        if not self.packed:
+            return packing.nested(state)
+        return {(name,): buffer for name, buffer in packing.pack(state).items()}
+
+    def _recorded_state(self, buffers: dict[str, jax.Array]) -> ByPath:
+        if not self.packed:
+            return self.env.packing.nested(self.env.packing.unpack(buffers))
+        return {(name,): buffer for name, buffer in buffers.items()}
+
+    def _read_state(self, state: ByPath) -> Any:
+        packing = self.env.packing
+        if set(state) == set(PACKED):
+            return packing.unpack({path[0]: buffer for path, buffer in state.items()})
+        rows = next(iter(state.values())).shape[0]
+        return packing.from_nested(state, (rows,))
+
+
+def observation_leaves(timestep: Timestep) -> ByPath:
+    """Name the leaves of an observation; a bare array is called "observation"."""
+    shown = jax.tree_util.tree_flatten_with_path(timestep.observation)[0]
+    infos = jax.tree_util.tree_flatten_with_path(timestep.info)[0]
+    return {
+        **{path_of(path) if path else ("observation",): leaf for path, leaf in shown},
+        **{("info", *path_of(path)): leaf for path, leaf in infos},
+    }

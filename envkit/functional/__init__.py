@@ -1,9 +1,9 @@
 """Stateless environments in pure JAX: protocol, wrappers, batches, packing and scans."""
 
-from envkit.functional.autoreset import EpisodeState, Episodic, bucket_sizes, restart_where
+from envkit.functional.autoreset import EpisodeState, Episodic, bucket_sizes, choose, restart_where
 from envkit.functional.batch import BatchedEnv
 from envkit.functional.core import Space, StatelessEnv, Timestep, normalized
-from envkit.functional.packing import PackedField, StatePacking
+from envkit.functional.packing import PackedField, StatePacking, conform, path_of
 from envkit.functional.rollout import random_policy, unroll
 from envkit.functional.spaces import Box, Discrete, sample
 from envkit.functional.wrappers import FrameSkip, TimeLimit, TimeLimitState
@@ -23,7 +23,10 @@ __all__ = [
     "TimeLimitState",
     "Timestep",
     "bucket_sizes",
+    "choose",
+    "conform",
     "normalized",
+    "path_of",
     "random_policy",
     "restart_where",
     "sample",

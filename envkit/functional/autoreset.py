@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from envkit import rules
 from envkit.functional.core import Space, StatelessEnv, Timestep, normalized
 
-__all__ = ["EpisodeState", "Episodic", "bucket_sizes", "restart_where"]
+__all__ = ["EpisodeState", "Episodic", "bucket_sizes", "choose", "restart_where"]
 
 
 @jax.tree_util.register_dataclass
@@ -88,7 +88,7 @@ def restart_where(
 
     def everything(operand: tuple[Any, Timestep]) -> tuple[Any, Timestep]:
         fresh = restart(operand[0])
-        return jax.tree.map(lambda new, old: _choose(mask, new, old), fresh, operand)
+        return choose(mask, fresh, operand)
 
     def some(size: int) -> Callable:
         def compacted(operand: tuple[Any, Timestep]) -> tuple[Any, Timestep]:
@@ -106,7 +106,12 @@ def restart_where(
     return jax.lax.switch(bucket, branches, (state, timestep))
 
 
-def _choose(mask: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
-    if jnp.issubdtype(new.dtype, jax.dtypes.prng_key):
-        return jnp.where(mask.reshape(mask.shape + (1,) * (new.ndim - 1)), new, old)
-    return rules.choose(mask, new, old)
+def choose(mask: jax.Array, new: Any, old: Any) -> Any:
+    """Apply `rules.choose` to every leaf of a pytree; PRNG keys, which it does not know, as well."""
+
+    def chosen(fresh: jax.Array, kept: jax.Array) -> jax.Array:
+        if jnp.issubdtype(fresh.dtype, jax.dtypes.prng_key):
+            return jnp.where(mask.reshape(mask.shape + (1,) * (fresh.ndim - 1)), fresh, kept)
+        return rules.choose(mask, fresh, kept)
+
+    return jax.tree.map(chosen, new, old)

@@ -7,6 +7,7 @@ Conventions
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from envkit.functional import autoreset
 from envkit.functional.autoreset import EpisodeState, Episodic
 from envkit.functional.core import Space, StatelessEnv, Timestep
-from envkit.functional.packing import StatePacking
+from envkit.functional.packing import StatePacking, conform
 from envkit.functional.spaces import sample
 
 __all__ = ["BatchedEnv"]
@@ -41,9 +42,15 @@ class BatchedEnv:
         """Actions of one row."""
         return self.env.action_space
 
+    @cached_property
     def packing(self) -> StatePacking:
-        """Trace the env abstractly and say how its state is packed."""
+        """How the state of a row is packed; found by tracing the reset abstractly."""
         return StatePacking.of(self.episodic)
+
+    @cached_property
+    def timestep_like(self) -> Timestep:
+        """What a timestep of one row looks like, as `jax.ShapeDtypeStruct`."""
+        return jax.eval_shape(self.episodic.reset, jax.random.key(0))[1]
 
     def row_keys(self, key: jax.Array, rows: int) -> jax.Array:
         """Give each row a key that depends on its number only, not on how many there are."""
@@ -54,8 +61,12 @@ class BatchedEnv:
         return jax.vmap(self.episodic.reset)(self.row_keys(key, rows))
 
     def step(self, state: EpisodeState, action: Any) -> tuple[EpisodeState, Timestep]:
-        """Step every row."""
-        return jax.vmap(self.episodic.step)(state, action)
+        """Step every row; what comes out has the structure and dtypes of a reset."""
+        following, timestep = jax.vmap(self.episodic.step)(state, action)
+        return (
+            conform(following, self.packing.like, what="state"),
+            conform(timestep, self.timestep_like, what="timestep"),
+        )
 
     def restart_where(
         self, mask: jax.Array, state: EpisodeState, timestep: Timestep

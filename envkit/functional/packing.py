@@ -14,7 +14,7 @@ Conventions
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,7 +25,7 @@ import numpy as np
 
 from envkit.errors import StateStructureError
 
-__all__ = ["PackedField", "StatePacking"]
+__all__ = ["PackedField", "StatePacking", "conform", "path_of"]
 
 Path = tuple[str, ...]
 
@@ -40,7 +40,7 @@ class PackedField:
     size: int
     shape: tuple[int, ...]
     dtype: str  # of the leaf; keys count as the uint32 words they are made of
-    is_key: bool = False
+    key_impl: Any = None  # PRNG implementation when the leaf is a typed key
 
     @property
     def end(self) -> int:
@@ -52,8 +52,7 @@ class PackedField:
 class StatePacking:
     """How the state of one row is packed; built once from shapes alone."""
 
-    treedef: Any
-    leaves: tuple[jax.ShapeDtypeStruct, ...]
+    like: Any  # the state as a pytree of `jax.ShapeDtypeStruct`
     fields: tuple[PackedField, ...]
 
     @classmethod
@@ -63,15 +62,22 @@ class StatePacking:
         Raises:
             StateStructureError: a leaf has a dtype that cannot be packed, or two leaves one name.
         """
-        state, _ = jax.eval_shape(env.reset, jax.random.key(0))
-        flat, treedef = jax.tree_util.tree_flatten_with_path(state)
+        impls: list[Any] = []
+
+        def looked_at(key: jax.Array) -> Any:
+            state, _ = env.reset(key)
+            impls.extend(_impl(leaf) for leaf in jax.tree.leaves(state))
+            return state
+
+        like = jax.eval_shape(looked_at, jax.random.key(0))
+        flat, _ = jax.tree_util.tree_flatten_with_path(like)
         fields, ends = [], {"floats": 0, "words": 0}
-        for keypath, leaf in flat:
-            field = _field(_named(keypath), leaf, ends)
+        for (keypath, leaf), impl in zip(flat, impls, strict=True):
+            field = _field(path_of(keypath), leaf, ends, impl)
             ends[field.buffer] = field.end
             fields.append(field)
         _refuse_collisions([field.path for field in fields])
-        return cls(treedef, tuple(leaf for _, leaf in flat), tuple(fields))
+        return cls(like, tuple(fields))
 
     @cached_property
     def float_dtype(self) -> np.dtype:
@@ -84,9 +90,10 @@ class StatePacking:
         return max((field.end for field in self.fields if field.buffer == buffer), default=0)
 
     def pack(self, state: Any) -> dict[str, jax.Array]:
-        """Pack a state with any batch axes in front; see `conform` for what is checked."""
-        leaves = self.treedef.flatten_up_to(self.conform(state))
-        batch = self._batch_of(leaves)
+        """Pack a state (as `conform` leaves it) with any batch axes in front."""
+        leaves = jax.tree.leaves(state)
+        # The row key is always there and always last.
+        batch = leaves[-1].shape[: leaves[-1].ndim - jax.tree.leaves(self.like)[-1].ndim]
         parts: dict[str, list[jax.Array]] = {"floats": [], "words": []}
         for leaf, field in zip(leaves, self.fields, strict=True):
             if field.size:
@@ -97,54 +104,45 @@ class StatePacking:
             for name, found in parts.items()
         }
 
-    def unpack(self, buffers: dict[str, jax.Array]) -> Any:
+    def unpack(self, buffers: Mapping[str, jax.Array]) -> Any:
         """Give back the state that was packed."""
+        leaves = [
+            self._from_buffer(buffers[field.buffer][..., field.offset : field.end], field)
+            for field in self.fields
+        ]
+        return jax.tree.structure(self.like).unflatten(leaves)
+
+    def nested(self, state: Any) -> dict[Path, jax.Array]:
+        """Give the leaves by path, keys as uint32 words; zero-size leaves are left out."""
+        return {
+            field.path: jax.random.key_data(leaf) if field.key_impl is not None else leaf
+            for field, leaf in zip(self.fields, jax.tree.leaves(state), strict=True)
+            if field.size
+        }
+
+    def from_nested(self, named: Mapping[Path, jax.Array], batch: tuple[int, ...]) -> Any:
+        """Give back the state whose leaves `nested` named."""
         leaves = []
-        for field, model in zip(self.fields, self.leaves, strict=True):
-            buffer = buffers[field.buffer]
-            part = buffer[..., field.offset : field.end]
-            leaves.append(self._from_buffer(part, field, model))
-        return self.treedef.unflatten(leaves)
-
-    def conform(self, state: Any) -> Any:
-        """Cast a state to the dtypes of the reset; checked while tracing.
-
-        Raises:
-            StateStructureError: structure or shapes differ from the reset's; names the path.
-        """
-        flat, treedef = jax.tree_util.tree_flatten_with_path(state)
-        if treedef != self.treedef:
-            here, there = {_named(path) for path, _ in flat}, {f.path for f in self.fields}
-            raise StateStructureError(
-                "the state of this env changes its structure between reset and step: "
-                f"{_shown(there - here)} only after reset, {_shown(here - there)} only after step. "
-                "Return the same fields from both."
-            )
-        batch = self._batch_of([leaf for _, leaf in flat])
-        leaves = []
-        for (keypath, leaf), model in zip(flat, self.leaves, strict=True):
-            if tuple(leaf.shape) != (*batch, *model.shape):
-                raise StateStructureError(
-                    f"{'.'.join(_named(keypath))!r} in the state has shape {model.shape} after "
-                    f"reset, but {tuple(leaf.shape[len(batch) :])} after step. Keep its shape."
-                )
-            leaves.append(leaf if leaf.dtype == model.dtype else leaf.astype(model.dtype))
-        return self.treedef.unflatten(leaves)
-
-    def _batch_of(self, leaves: list[Any]) -> tuple[int, ...]:
-        leaf, model = leaves[-1], self.leaves[-1]  # the row key: always there, always last
-        return tuple(leaf.shape[: leaf.ndim - model.ndim])
+        for field in self.fields:
+            if not field.size:
+                leaf = jnp.zeros((*batch, *field.shape), field.dtype)
+            else:
+                leaf = named[field.path]
+            if field.key_impl is not None:
+                leaf = jax.random.wrap_key_data(leaf, impl=field.key_impl)
+            leaves.append(leaf)
+        return jax.tree.structure(self.like).unflatten(leaves)
 
     def _to_buffer(self, leaf: jax.Array, field: PackedField) -> jax.Array:
         if field.buffer == "floats":
             return leaf.astype(self.float_dtype)
-        if field.is_key:
+        if field.key_impl is not None:
             leaf = jax.random.key_data(leaf)
         if leaf.dtype in (jnp.uint32, jnp.int64, jnp.uint64):
             return jax.lax.bitcast_convert_type(leaf, jnp.int32)
         return leaf.astype(jnp.int32)
 
-    def _from_buffer(self, part: jax.Array, field: PackedField, model: Any) -> jax.Array:
+    def _from_buffer(self, part: jax.Array, field: PackedField) -> jax.Array:
         shape = (*part.shape[:-1], *field.shape)
         dtype = jnp.dtype(field.dtype)
         if field.buffer == "floats":
@@ -153,32 +151,45 @@ class StatePacking:
             return jax.lax.bitcast_convert_type(part.reshape(*shape, 2), dtype)
         if dtype == jnp.uint32:
             words = jax.lax.bitcast_convert_type(part.reshape(shape), jnp.uint32)
-            return jax.random.wrap_key_data(words, impl=_impl(model)) if field.is_key else words
+            if field.key_impl is None:
+                return words
+            return jax.random.wrap_key_data(words, impl=field.key_impl)
         return part.reshape(shape).astype(dtype)
 
 
-def _field(path: Path, leaf: Any, ends: dict[str, int]) -> PackedField:
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        data = jax.eval_shape(jax.random.key_data, leaf)
-        size = math.prod(data.shape)
-        return PackedField(path, "words", ends["words"], size, data.shape, "uint32", is_key=True)
-    size = math.prod(leaf.shape)
-    if jnp.issubdtype(leaf.dtype, jnp.floating):
-        return PackedField(path, "floats", ends["floats"], size, leaf.shape, leaf.dtype.name)
-    if jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == bool:
-        words = size * max(1, leaf.dtype.itemsize // 4)
-        return PackedField(path, "words", ends["words"], words, leaf.shape, leaf.dtype.name)
-    raise StateStructureError(
-        f"{'.'.join(path)!r} in the state has dtype {leaf.dtype}, which cannot be packed. "
-        "Use floats, integers, bools or PRNG keys."
-    )
+def conform(tree: Any, like: Any, *, what: str) -> Any:
+    """Cast the leaves of what a step made to the dtypes a reset fixed; checked while tracing.
+
+    Args:
+        tree: pytree with one batch axis in front of every leaf.
+        like: the same pytree of `jax.ShapeDtypeStruct`, without that axis.
+        what: "state" or "timestep", for the message.
+
+    Raises:
+        StateStructureError: structure or shapes differ from the reset's; names the path.
+    """
+    flat, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    models, wanted = jax.tree_util.tree_flatten_with_path(like)
+    if treedef != wanted:
+        here, there = ({path_of(path) for path, _ in leaves} for leaves in (flat, models))
+        raise StateStructureError(
+            f"the {what} of this env changes its structure between reset and step: "
+            f"{_shown(there - here)} only after reset, {_shown(here - there)} only after step. "
+            "Return the same fields from both."
+        )
+    leaves = []
+    for (keypath, leaf), (_, model) in zip(flat, models, strict=True):
+        if tuple(leaf.shape[1:]) != tuple(model.shape):
+            raise StateStructureError(
+                f"{'.'.join(path_of(keypath))!r} in the {what} has shape {model.shape} after "
+                f"reset, but {tuple(leaf.shape[1:])} after step. Keep its shape."
+            )
+        leaves.append(leaf if leaf.dtype == model.dtype else leaf.astype(model.dtype))
+    return treedef.unflatten(leaves)
 
 
-def _impl(model: Any) -> Any:
-    return jax.random.key_impl(jax.ShapeDtypeStruct((), model.dtype))
-
-
-def _named(keypath: tuple[Any, ...]) -> Path:
+def path_of(keypath: tuple[Any, ...]) -> Path:
+    """Name a leaf by the fields, keys or positions that lead to it, `inner` left out."""
     names = []
     for entry in keypath:
         name = next(
@@ -191,6 +202,27 @@ def _named(keypath: tuple[Any, ...]) -> Path:
     return tuple(names) or ("value",)
 
 
+def _field(path: Path, leaf: Any, ends: dict[str, int], impl: Any) -> PackedField:
+    if impl is not None:
+        data = jax.eval_shape(jax.random.key_data, leaf)
+        size = math.prod(data.shape)
+        return PackedField(path, "words", ends["words"], size, data.shape, "uint32", impl)
+    size = math.prod(leaf.shape)
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+        return PackedField(path, "floats", ends["floats"], size, leaf.shape, leaf.dtype.name)
+    if jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == bool:
+        words = size * max(1, leaf.dtype.itemsize // 4)
+        return PackedField(path, "words", ends["words"], words, leaf.shape, leaf.dtype.name)
+    raise StateStructureError(
+        f"{'.'.join(path)!r} in the state has dtype {leaf.dtype}, which cannot be packed. "
+        "Use floats, integers, bools or PRNG keys."
+    )
+
+
+def _impl(leaf: Any) -> Any:
+    return jax.random.key_impl(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else None
+
+
 def _refuse_collisions(paths: list[Path]) -> None:
     prefixes = {path[:depth] for path in paths for depth in range(1, len(path))}
     for path in paths:
@@ -201,5 +233,5 @@ def _refuse_collisions(paths: list[Path]) -> None:
             )
 
 
-def _shown(paths: set[Path]) -> Iterator[str] | list[str]:
+def _shown(paths: set[Path]) -> list[str]:
     return sorted(".".join(path) for path in paths)

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 from envkit import rules
 from envkit.functional.batch import BatchedEnv
 from envkit.functional.core import Timestep
-from envkit.functional.packing import StatePacking
 
 __all__ = ["random_policy", "unroll"]
 
@@ -40,7 +39,7 @@ def unroll(
     key: jax.Array,
     *,
     steps: int,
-    record_state: StatePacking | None = None,
+    record_state: bool = False,
 ) -> tuple[tuple[Any, Timestep, jax.Array], dict[str, Any]]:
     """Take ``steps`` steps and record them.
 
@@ -50,7 +49,7 @@ def unroll(
         policy, params: what acts.
         key: step number t acts from ``fold_in(key, count + t)``.
         steps: length of the run.
-        record_state: how to pack the state of every step at root and next; None leaves it out.
+        record_state: record the packed state of every step at root and next.
 
     Returns:
         The carry after the last step, and time-major ``root`` and ``next`` timesteps, ``action``,
@@ -64,10 +63,9 @@ def unroll(
         action = policy(params, root.observation, jax.random.fold_in(key, count))
         following, new = env.step(state, action)
         recorded = {"root": root, "action": action, "next": new}
-        if record_state is not None:
-            following = record_state.conform(following)
-            recorded["root_state"] = record_state.pack(state)
-            recorded["next_state"] = record_state.pack(following)
+        if record_state:
+            recorded["root_state"] = env.packing.pack(state)
+            recorded["next_state"] = env.packing.pack(following)
         return (following, new, count + 1), recorded
 
     state, timestep, count = carry

@@ -1,1 +1,54 @@
-"""Specs: what a tensor, or a tree of tensors, may look like."""
+"""Specs: what a tensor, or a tree of tensors, may look like, and how to make, test and convert it.
+
+This package knows torch and TensorDict only. See `spec/specs.md` for the behaviour.
+"""
+
+from envkit.specs.base import TensorSpec
+from envkit.specs.boxes import (
+    Binary,
+    Bounded,
+    BoundedContinuous,
+    BoundedDiscrete,
+    Unbounded,
+    UnboundedContinuous,
+    UnboundedDiscrete,
+)
+from envkit.specs.categorical import Categorical, MultiCategorical, MultiOneHot, OneHot
+from envkit.specs.composite import Composite
+from envkit.specs.helpers import (
+    check_no_exclusive_keys,
+    consolidate_spec,
+    contains_lazy_spec,
+    make_composite_from_td,
+)
+from envkit.specs.objects import Choice, NonTensor
+from envkit.specs.spaces import BinaryBox, BoxList, CategoricalBox, ContinuousBox
+from envkit.specs.stacked import Stacked, StackedComposite
+
+__all__ = [
+    "Binary",
+    "BinaryBox",
+    "Bounded",
+    "BoundedContinuous",
+    "BoundedDiscrete",
+    "BoxList",
+    "Categorical",
+    "CategoricalBox",
+    "Choice",
+    "Composite",
+    "ContinuousBox",
+    "MultiCategorical",
+    "MultiOneHot",
+    "NonTensor",
+    "OneHot",
+    "Stacked",
+    "StackedComposite",
+    "TensorSpec",
+    "Unbounded",
+    "UnboundedContinuous",
+    "UnboundedDiscrete",
+    "check_no_exclusive_keys",
+    "consolidate_spec",
+    "contains_lazy_spec",
+    "make_composite_from_td",
+]

@@ -5,7 +5,6 @@ shapes, device, dtype, the membership test, encoding. A kind of spec adds its do
 `_nearest`. It knows no composite and no stack beyond asking for them in `torch.stack`.
 
 Conventions
-    contents   tensors of a leaf (bounds, mask) whose leading axes are those of the spec.
     encoding   trailing axes that spell one value (a one-hot row); shape operations leave them.
     A spec is a value: all calls but `update_mask` and the edits of a composite return a new one.
 """
@@ -16,12 +15,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from envkit.errors import (
-    EncodingError,
     NotEnumerableError,
     OutOfSpecError,
     SpecError,
@@ -30,7 +27,7 @@ from envkit.errors import (
 from envkit.specs import shapes
 from envkit.specs.shapes import Index, ShapeOp, as_shape, known
 
-__all__ = ["LeafSpec", "TensorSpec", "as_device", "digits"]
+__all__ = ["TensorSpec", "as_device", "digits"]
 
 Shape = Sequence[int]
 
@@ -273,7 +270,7 @@ class TensorSpec:
         return self.rand(shape)
 
     def zero(self, shape: Shape = ()) -> Any:
-        """Make a value filled with zeros, in the domain or not, of shape ``(*shape, *self.shape)``."""
+        """Make zeros, in the domain or not, of shape ``(*shape, *self.shape)``."""
         raise NotImplementedError
 
     def zeros(self, shape: Shape = ()) -> Any:
@@ -281,7 +278,7 @@ class TensorSpec:
         return self.zero(shape)
 
     def one(self, shape: Shape = ()) -> Any:
-        """Make a value filled with ones, in the domain or not, of shape ``(*shape, *self.shape)``."""
+        """Make ones, in the domain or not, of shape ``(*shape, *self.shape)``."""
         raise NotImplementedError
 
     def ones(self, shape: Shape = ()) -> Any:
@@ -302,13 +299,13 @@ class TensorSpec:
         )
 
     def cardinality(self) -> float | int:
-        """Count the distinct values of this spec, masks left aside; ``inf`` where there is no end."""
+        """Count the distinct values, masks left aside; ``inf`` where there is no end."""
         return float("inf")
 
     # -- testing and repairing ---------------------------------------------------------
 
     def is_in(self, value: Any) -> bool:
-        """Tell whether a value belongs to the spec. Extra leading axes are allowed; never raises."""
+        """Tell whether a value belongs to the spec, extra leading axes allowed; never raise."""
         raise NotImplementedError
 
     def __contains__(self, value: Any) -> bool:
@@ -410,219 +407,3 @@ class TensorSpec:
             f"{type(self).__name__} is no choice among n options. "
             "Only Categorical, OneHot, MultiCategorical and MultiOneHot convert to each other."
         )
-
-
-class LeafSpec(TensorSpec):
-    """Describe one tensor. A kind of leaf defines `rand` and `_nearest`."""
-
-    _contents: ClassVar[tuple[str, ...]] = ()
-    _caches = ("_memo",)
-
-    _device: torch.device
-    _dtype: torch.dtype
-    _memo: Callable[[Any], Tensor] | bool = False  # True: record at the next encode
-
-    def __init__(self, shape: Any, device: Any, dtype: torch.dtype):
-        self._device = as_device(device)
-        self._dtype = dtype
-        self._set_shape(as_shape(shape))
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
-    def _set_shape(self, shape: torch.Size) -> None:
-        self._shape = shape
-        self._size = known(shape)  # of the data: -1 becomes 1
-        self._dynamic = -1 in shape
-
-    # -- copies, shape, device, dtype --------------------------------------------------
-
-    def _map_contents(self, op: ShapeOp) -> Self:
-        new = self._copy()
-        for name in self._contents:
-            content = getattr(self, name)
-            if content is not None:
-                setattr(new, name, op(content))
-        return new
-
-    def _map_shape(self, op: ShapeOp) -> Self:
-        shape = shapes.shape_after(op, self._shape)
-        new = self._map_contents(op)
-        new._set_shape(shape)
-        return new
-
-    def clone(self) -> Self:
-        return self._map_contents(torch.clone)
-
-    def to(self, dest: Any) -> TensorSpec:
-        if isinstance(dest, torch.dtype):
-            return self._cast(dest)
-        device = as_device(dest)
-        new = self._map_contents(lambda content: content.to(device))
-        new._device = device
-        return new
-
-    def _cast(self, dtype: torch.dtype) -> TensorSpec:
-        new = self._copy()
-        new._dtype = dtype
-        return new
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, LeafSpec)
-            and self._signature() == other._signature()
-            and all(_same(getattr(self, name), getattr(other, name)) for name in self._contents)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def _signature(self) -> tuple[Any, ...]:
-        """All that must agree for two specs to be equal, tensors apart."""
-        return type(self), self._shape, self._dtype, self._device
-
-    def __repr__(self) -> str:
-        facts = {"shape": tuple(self.shape), **self._facts(), "device": self.device}
-        text = ", ".join(f"{name}={fact}" for name, fact in facts.items())
-        dtype = "" if self.dtype is None else f", dtype={str(self.dtype).removeprefix('torch.')}"
-        return f"{type(self).__name__}({text}{dtype})"
-
-    def _facts(self) -> dict[str, Any]:
-        """The domain in words, for `repr`."""
-        return {}
-
-    # -- values ------------------------------------------------------------------------
-
-    def zero(self, shape: Shape = ()) -> Tensor:
-        return torch.zeros((*shape, *self._size), dtype=self._dtype, device=self._device)
-
-    def one(self, shape: Shape = ()) -> Tensor:
-        return torch.ones((*shape, *self._size), dtype=self._dtype, device=self._device)
-
-    def _nearest(self, value: Tensor) -> Tensor:
-        """Give the value of the domain that is nearest; shape and dtype are right already."""
-        raise NotImplementedError
-
-    def is_in(self, value: Any) -> bool:
-        if not isinstance(value, Tensor) or value.dtype != self._dtype:
-            return False
-        if not self._fits(value.shape):
-            return False
-        if value.device != self._device:
-            return self.to(value.device).is_in(value)
-        return torch.equal(value, self._nearest(value))
-
-    def _fits(self, shape: Shape) -> bool:
-        """Tell whether a shape ends in the spec's shape."""
-        extra = len(shape) - len(self._shape)
-        if extra < 0:
-            return False
-        if not self._dynamic:
-            return tuple(shape[extra:]) == self._shape
-        return all(o in (n, -1) for n, o in zip(shape[extra:], self._shape, strict=True))
-
-    def _complaint(self, value: Any) -> str:
-        if not isinstance(value, Tensor):
-            return f"got {value!r} of type {type(value).__name__}, which is no tensor"
-        if value.dtype != self._dtype:
-            return f"got dtype {value.dtype}"
-        if not self._fits(value.shape):
-            return f"got shape {tuple(value.shape)}"
-        return f"got {value!r}"
-
-    def project(self, value: Tensor) -> Tensor:
-        if self.is_in(value):
-            return value
-        if not self._fits(value.shape):
-            raise SpecError(
-                f"a value of shape {tuple(value.shape)} cannot be projected: the spec has shape "
-                f"{tuple(self._shape)}. Give it these trailing axes first."
-            )
-        spec = self if value.device == self._device else self.to(value.device)
-        return spec._nearest(value.to(self._dtype))  # type: ignore[attr-defined]
-
-    # -- conversion --------------------------------------------------------------------
-
-    def encode(self, raw: Any, *, ignore_device: bool = False) -> Any:
-        if callable(self._memo):
-            return self._memo(raw)
-        value = self._to_tensor(raw, ignore_device)
-        shaped = self._to_shape(value)
-        if CHECK_ENCODE:
-            self.assert_is_in(shaped)
-        if self._memo:
-            self._memo = self._recording(value.shape != shaped.shape, shaped.shape, ignore_device)
-        return shaped
-
-    def _recording(
-        self, reshaped: bool, shape: torch.Size, ignore_device: bool
-    ) -> Callable[[Any], Tensor]:
-        """Make a function that repeats one `encode`."""
-        if reshaped:
-            return lambda raw: self._to_tensor(raw, ignore_device).reshape(shape)
-        return lambda raw: self._to_tensor(raw, ignore_device)
-
-    def _to_tensor(self, raw: Any, ignore_device: bool = False) -> Tensor:
-        """Make a tensor of the spec's dtype and device that shares no memory with NumPy data."""
-        device = None if ignore_device else self._device
-        if not isinstance(raw, Tensor):
-            raw = _owned(raw, self._dtype)
-        return raw.to(device=device, dtype=self._dtype)
-
-    def _to_shape(self, value: Tensor) -> Tensor:
-        if self._fits(value.shape):
-            return value
-        if value.numel() == self._size.numel():
-            return value.reshape(self._size)
-        raise EncodingError(
-            f"a value of shape {tuple(value.shape)} has {value.numel()} elements and does not fit "
-            f"{type(self).__name__} of shape {tuple(self.shape)}. Pass {self._size.numel()} "
-            "elements, or leading batch axes followed by this shape."
-        )
-
-    def memoize_encode(self, mode: bool = True) -> None:
-        self._memo = mode
-
-    def erase_memoize_cache(self) -> None:
-        self._memo = bool(self._memo)
-
-    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
-        self._check_if_safe(value, safe)
-        if value.dtype == torch.bfloat16:  # NumPy has no such dtype
-            value = value.float()
-        return value.detach().cpu().numpy()
-
-
-def _owned(raw: Any, dtype: torch.dtype) -> Tensor:
-    """Copy numbers, arrays and lists of either (or of tensors) into a new CPU tensor."""
-    if isinstance(raw, (list, tuple)) and any(isinstance(item, Tensor) for item in raw):
-        return torch.stack([torch.as_tensor(item) for item in raw])
-    return torch.from_numpy(np.array(raw, dtype=_NUMPY_DTYPES.get(dtype)))
-
-
-_NUMPY_DTYPES: dict[torch.dtype, Any] = {
-    torch.bool: np.bool_,
-    torch.uint8: np.uint8,
-    torch.uint16: np.uint16,
-    torch.uint32: np.uint32,
-    torch.uint64: np.uint64,
-    torch.int8: np.int8,
-    torch.int16: np.int16,
-    torch.int32: np.int32,
-    torch.int64: np.int64,
-    torch.float16: np.float16,
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-    torch.complex64: np.complex64,
-    torch.complex128: np.complex128,
-}
-
-
-def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return torch.equal(a, b)

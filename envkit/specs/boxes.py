@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from envkit.errors import SpecError
-from envkit.specs.base import LeafSpec, Shape, TensorSpec, as_device, digits
+from envkit.specs.base import Shape, TensorSpec, as_device, digits
+from envkit.specs.leaf import LeafSpec
 from envkit.specs.shapes import as_shape, known
 from envkit.specs.spaces import BinaryBox, ContinuousBox
 

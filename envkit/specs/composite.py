@@ -12,23 +12,23 @@ Conventions
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import Any, ClassVar, Self
 
 import torch
 from tensordict import TensorDict, is_tensor_collection, is_tensorclass
 
-from envkit.errors import MissingKeyError, SpecError, SpecLockedError, SpecTypeError
+from envkit.errors import MissingKeyError, SpecError, SpecTypeError
 from envkit.specs import shapes
 from envkit.specs.base import Shape, TensorSpec, as_device, digits
+from envkit.specs.locks import Lockable
 from envkit.specs.shapes import Expand, ShapeOp, as_shape
 from envkit.specs.tree import MISSING, TreeItems, TreeKeys, TreeValues, as_key, is_key
 
 __all__ = ["Composite", "entry_of"]
 
 
-class Composite(TensorSpec):
+class Composite(Lockable, TensorSpec):
     """Describe a TensorDict: one spec per key, nested composites for nested TensorDicts.
 
     Args:
@@ -45,7 +45,6 @@ class Composite(TensorSpec):
         SpecTypeError: a child is no spec.
     """
 
-    _lock_parents: list[weakref.ref[Composite]]
     _caches: ClassVar[tuple[str, ...]] = ("_lock_parents",)
 
     def __init__(
@@ -97,7 +96,7 @@ class Composite(TensorSpec):
     def _assign_shape(self, shape: torch.Size) -> None:
         if shape != self._shape:
             self._shape, self._names = shape, None
-        for child in self._composites():
+        for child in self._lockables():
             if child.shape[: len(shape)] != shape:
                 child._assign_shape(shape)
 
@@ -172,7 +171,10 @@ class Composite(TensorSpec):
         """The children by name; a stack makes them on demand."""
         return self._specs
 
-    def _composites(self) -> Iterator[Composite]:
+    def _is_tree(self, name: str) -> bool:
+        return isinstance(self._specs[name], Composite)
+
+    def _lockables(self) -> Iterator[Composite]:
         """The nested composites."""
         return (child for child in self._specs.values() if isinstance(child, Composite))
 
@@ -342,7 +344,7 @@ class Composite(TensorSpec):
     def clear_device_(self) -> Self:
         """Drop the constraint on devices, here and below."""
         self._device = None
-        for child in self._composites():
+        for child in self._lockables():
             child.clear_device_()
         return self
 
@@ -373,57 +375,6 @@ class Composite(TensorSpec):
 
     def __bool__(self) -> bool:
         return True  # so that `spec or default` keeps an empty spec
-
-    # -- locks -------------------------------------------------------------------------
-
-    @property
-    def is_locked(self) -> bool:
-        return self._locked
-
-    def lock_(self, recurse: bool = True) -> Self:
-        """Refuse edits in place, here and in all nested composites.
-
-        Returns:
-            This composite.
-        """
-        self._locked = True
-        if recurse:
-            for child in self._composites():
-                child._lock_parents.append(weakref.ref(self))
-                child.lock_()
-        return self
-
-    def unlock_(self, recurse: bool = True) -> Self:
-        """Allow edits in place again; a nested composite with another locked parent stays locked.
-
-        Returns:
-            This composite.
-
-        Raises:
-            SpecLockedError: the composite belongs to a locked one.
-        """
-        if self._has_locked_parent():
-            raise SpecLockedError(
-                "this spec belongs to a locked one and cannot be unlocked on its own. "
-                "Unlock the spec at the root of the tree, or edit a `clone()`."
-            )
-        self._locked = False
-        for child in self._composites():
-            child._lock_parents = [ref for ref in child._lock_parents if ref() is not self]
-            if recurse and not child._has_locked_parent():
-                child.unlock_()
-        return self
-
-    def _has_locked_parent(self) -> bool:
-        parents = (ref() for ref in self._lock_parents)
-        return any(parent is not None and parent._locked for parent in parents)
-
-    def _check_unlocked(self, what: str) -> None:
-        if self._locked:
-            raise SpecLockedError(
-                f"the spec is locked, cannot {what}. Call `unlock_()` on the root of the tree "
-                "first; for the specs of an env, `env.set_spec_lock_(False)`."
-            )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

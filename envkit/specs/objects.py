@@ -14,7 +14,8 @@ from tensordict import NonTensorData, NonTensorDataBase, NonTensorStack, TensorD
 from torch import Tensor
 
 from envkit.errors import NotEnumerableError, SpecError, SpecTypeError
-from envkit.specs.base import LeafSpec, Shape, TensorSpec
+from envkit.specs.base import Shape, TensorSpec
+from envkit.specs.leaf import LeafSpec
 from envkit.specs.shapes import ShapeOp
 
 __all__ = ["Choice", "NonTensor"]
@@ -56,7 +57,7 @@ class NonTensor(LeafSpec):
         wrapped = NonTensorData(
             data, batch_size=torch.Size((*shape, *self._size)), device=self._device
         )
-        return wrapped.maybe_to_stack() if self.batched else wrapped
+        return wrapped.maybe_to_stack() if self.batched else wrapped  # type: ignore[attr-defined]
 
     def rand(self, shape: Shape = ()) -> Any:
         return self._wrap(self.example_data, shape)
@@ -126,8 +127,8 @@ class Choice(LeafSpec):
         kinds = {(tuple(spec.shape), spec.dtype, spec.device) for spec in self._choices}
         if len(kinds) != 1:
             raise SpecError(
-                f"the members of a Choice have shapes, dtypes and devices {sorted(map(str, kinds))}. "
-                "Pass at least one spec, all of the same shape, dtype and device."
+                "the members of a Choice have unlike shapes, dtypes or devices: "
+                f"{sorted(map(str, kinds))}. Pass at least one spec, all of the same kind."
             )
         first = self._choices[0]
         super().__init__(first.shape, first.device, first.dtype)  # type: ignore[arg-type]

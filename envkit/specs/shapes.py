@@ -1,4 +1,4 @@
-"""Shape operations as values: what `spec[idx]`, `expand` and `reshape` do to every tensor of a spec.
+"""Shape operations as values: what indexing, `expand` and `reshape` do to any tensor of a spec.
 
 This module decides how a user's arguments become one of three operations, each of which acts on
 the *leading* axes of any tensor. A leaf applies it to its bounds and mask, a composite to all its

@@ -1,7 +1,7 @@
 """How a tree of specs is named and walked.
 
 This module decides what is a key and in which order keys come. It knows only that a tree has
-`_children()`, by name.
+`_children()`, by name, and tells which of them are trees.
 
 Conventions
     Nested keys are flat tuples of strings; a key of one part is a plain string.
@@ -46,11 +46,15 @@ class _TreeView:
     def __init__(self, tree: Any, include_nested: bool, leaves_only: bool):
         self._tree, self._nested, self._leaves = tree, include_nested, leaves_only
 
+    def _keys(self) -> Iterator[Any]:
+        """Walk without making children: a stack could fail to make one."""
+        return _walk_keys(self._tree, self._nested, self._leaves)
+
     def _pairs(self) -> Iterator[tuple[Any, Any]]:
-        return _walk(self._tree, self._nested, self._leaves)
+        return ((key, self._tree.get(key)) for key in self._keys())
 
     def __len__(self) -> int:
-        return sum(1 for _ in self._pairs())
+        return sum(1 for _ in self._keys())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self)})"  # type: ignore[call-overload]
@@ -60,16 +64,17 @@ class TreeKeys(_TreeView, KeysView):
     """Keys of a tree."""
 
     def __iter__(self) -> Iterator[Any]:
-        return (key for key, _ in self._pairs())
+        return self._keys()
 
     def __contains__(self, key: Any) -> bool:
         if not is_key(key):
             return False
-        path = as_key(key)
-        if len(path) > 1 and not self._nested:
+        *path, name = as_key(key)
+        if path and not self._nested:
             return False
-        found = self._tree._lookup(path)
-        return found is not MISSING and not (self._leaves and _is_tree(found))
+        parent = self._tree._lookup(tuple(path))
+        children = parent._children() if hasattr(parent, "_children") else ()
+        return name in children and not (self._leaves and parent._is_tree(name))
 
 
 class TreeItems(_TreeView, ItemsView):
@@ -92,15 +97,11 @@ class TreeValues(_TreeView, ValuesView):
         return any(spec == mine for _, mine in self._pairs())
 
 
-def _is_tree(spec: Any) -> bool:
-    return hasattr(spec, "_children")
-
-
-def _walk(tree: Any, nested: bool, leaves: bool) -> Iterator[tuple[Any, Any]]:
-    for name, spec in tree._children().items():
-        inner = _is_tree(spec)
+def _walk_keys(tree: Any, nested: bool, leaves: bool) -> Iterator[Any]:
+    for name in tree._children():
+        inner = tree._is_tree(name)
         if inner and nested:
-            for key, below in _walk(spec, nested, leaves):
-                yield (name, *as_key(key)), below
+            for key in _walk_keys(tree._children()[name], nested, leaves):
+                yield (name, *as_key(key))
         if not (inner and leaves):
-            yield name, spec
+            yield name

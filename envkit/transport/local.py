@@ -91,11 +91,8 @@ class LocalPool:
         self, method: str, *args: Any, workers: Sequence[int] | None = None, **kwargs: Any
     ) -> list[Any]:
         """Call ``method`` of the host."""
-        return self.call_each(
-            method,
-            [(args, kwargs)] if workers is None else [(args, kwargs)] * len(workers),
-            workers,
-        )
+        count = 1 if workers is None else len(workers)
+        return self.call_each(method, [(args, kwargs)] * count, workers)
 
     def call_each(
         self,

@@ -11,7 +11,6 @@ Conventions
 import math
 import os
 import pickle
-import select
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,11 +22,12 @@ from envkit.errors import ClosedEnvError
 from envkit.transport.block import Block
 from envkit.transport.failure import Failure, failure_of, worker_error
 from envkit.transport.forkserver import shared_fork_server
-from envkit.transport.handle import WorkerHandle, pickle_maker, stop_all
+from envkit.transport.handle import WorkerHandle, pickle_maker
 from envkit.transport.host import MakeHost
 from envkit.transport.launch import choose_start_method
 from envkit.transport.layout import Field, Layout
 from envkit.transport.pool import Selection, mask_of, spread_rows
+from envkit.transport.resources import Resources
 from envkit.transport.worker import ALL_ROWS, DONE, MESSAGE, SELECTED
 
 __all__ = ["ProcessPool"]
@@ -68,7 +68,7 @@ class ProcessPool:
         self._commands = dict(commands or {})
         self._maker = pickle_maker(make_host)
         self._start_method = choose_start_method(start_method)
-        self._resources: _Resources | None = None
+        self._resources: Resources | None = None
         self._closed = False
         self._first_rows = np.array([rows.start for rows in self.rows_of])
         self._selected: np.ndarray = np.zeros(num_rows, np.uint8)
@@ -94,7 +94,7 @@ class ProcessPool:
         """Start all workers at the same time, and return what each host says of itself."""
         if self._closed or self._resources is not None:
             raise ClosedEnvError("this pool was started before; make a new one.")
-        resources = self._resources = _Resources()
+        resources = self._resources = Resources()
         self._finalizer = weakref.finalize(self, resources.release)
         try:
             for index in range(len(self.rows_of)):
@@ -210,13 +210,13 @@ class ProcessPool:
         if self._resources is not None:
             self._finalizer()
 
-    def _require_open(self) -> "_Resources":
+    def _require_open(self) -> Resources:
         if self._resources is None or self._closed:
             state = "is closed" if self._closed else "was never started"
             raise ClosedEnvError(f"this pool of workers {state}; start a new one.")
         return self._resources
 
-    def _launch(self, resources: "_Resources", index: int) -> WorkerHandle:
+    def _launch(self, resources: Resources, index: int) -> WorkerHandle:
         return WorkerHandle(
             index,
             self.rows_of[index],
@@ -233,7 +233,7 @@ class ProcessPool:
         assert block is not None
         handle.send_bind(block, timeout_s=self.timeout_s)
 
-    def _select(self, resources: "_Resources", rows: Selection) -> list[WorkerHandle]:
+    def _select(self, resources: Resources, rows: Selection) -> list[WorkerHandle]:
         """Write the mask of ``rows`` into the block, and return the workers that own any."""
         assert rows is not None
         mask = mask_of(rows, self._num_rows)
@@ -265,7 +265,7 @@ class ProcessPool:
         self.recv()
         return [self._answers[handle.index] for handle in handles]
 
-    def _settle(self, resources: "_Resources", handle: WorkerHandle, byte: bytes) -> None:
+    def _settle(self, resources: Resources, handle: WorkerHandle, byte: bytes) -> None:
         """Take a reply that is not plain success."""
         if byte != MESSAGE:  # end of file
             self._lose(resources, handle)
@@ -291,7 +291,7 @@ class ProcessPool:
         else:
             self._failures += [failure.unpacked(pickled) for failure, pickled in result]
 
-    def _examine(self, resources: "_Resources", fd: int) -> None:
+    def _examine(self, resources: Resources, fd: int) -> None:
         """Look after a worker whose sentinel, or unexpected reply, became readable."""
         handle = resources.watched.get(fd)
         if handle is None or (fd == handle.process.sentinel and not handle.process.ended()):
@@ -305,14 +305,14 @@ class ProcessPool:
         if handle.lost is None:
             self._lose(resources, handle)
 
-    def _lose(self, resources: "_Resources", handle: WorkerHandle) -> None:
+    def _lose(self, resources: Resources, handle: WorkerHandle) -> None:
         """Note a death; it is an error of this round if the round still needed the worker."""
         resources.unwatch(handle)
         failure = handle.lose("died", self._round)
         if resources.pending.pop(handle.reply, None) is not None:
             self._failures.append(failure)
 
-    def _expire(self, resources: "_Resources") -> None:
+    def _expire(self, resources: Resources) -> None:
         """Kill every worker that did not answer in time, and note where it was stuck."""
         stuck = list(resources.pending.values())
         for handle in stuck:
@@ -323,69 +323,3 @@ class ProcessPool:
             within = f"within {self.timeout_s:g} s"
             self._failures.append(handle.lose("timeout", self._round, message=within, stack=stack))
             del resources.pending[handle.reply]
-
-
-class _Resources:
-    """What must be given back: separate from the pool, so that it can outlive it for a moment."""
-
-    def __init__(self) -> None:
-        self.handles: list[WorkerHandle] = []
-        self.pending: dict[int, WorkerHandle] = {}
-        self.watched: dict[int, WorkerHandle] = {}
-        self.block: Block | None = None
-        self.lifeline_r, self._lifeline_w = os.pipe()
-        self._owner_pid = os.getpid()
-        self._epoll = select.epoll() if hasattr(select, "epoll") else None
-        self._selector = self._epoll or select.poll()
-
-    @property
-    def fds(self) -> list[int]:
-        """Descriptors that a fork of this process must not keep."""
-        ours = [fd for handle in self.handles for fd in handle.fds]
-        return [self._lifeline_w, *ours]
-
-    def wait(self, timeout_s: float) -> list[tuple[int, int]]:
-        """Wait for descriptors to become readable."""
-        if timeout_s == math.inf:
-            return self._selector.poll()
-        timeout_s = max(timeout_s, 0.0)
-        if self._epoll is not None:
-            return self._epoll.poll(timeout_s)
-        return self._selector.poll(timeout_s * 1000)
-
-    def add(self, handle: WorkerHandle) -> None:
-        """Watch a new worker, in the place of an earlier one of the same index."""
-        self.handles[handle.index : handle.index + 1] = [handle]
-        for fd in (handle.reply, handle.process.sentinel):
-            self.watched[fd] = handle
-            self._selector.register(fd, select.POLLIN)
-
-    def unwatch(self, handle: WorkerHandle) -> None:
-        """Stop watching a worker."""
-        for fd in (handle.reply, handle.process.sentinel):
-            if self.watched.pop(fd, None) is not None:
-                self._selector.unregister(fd)
-
-    def drop(self, index: int) -> None:
-        """End a worker and close what we hold of it; `add` puts another in its place."""
-        handle = self.handles[index]
-        self.unwatch(handle)
-        self.pending.pop(handle.reply, None)
-        stop_all([handle])
-
-    def release(self) -> None:
-        """End all workers and close everything."""
-        if os.getpid() != self._owner_pid:  # a fork of the owner has no say over its workers
-            return
-        try:
-            stop_all(self.handles, busy=list(self.pending.values()))
-        finally:
-            self.handles.clear()
-            self.pending.clear()
-            self.watched.clear()
-            os.close(self.lifeline_r)
-            os.close(self._lifeline_w)
-            if self._epoll is not None:
-                self._epoll.close()
-            if self.block is not None:
-                self.block.close()

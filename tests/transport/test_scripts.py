@@ -162,3 +162,26 @@ def test_modules_to_preload_that_are_missing_or_broken_are_skipped(tmp_path, mon
     pool.close()
 
     assert time.monotonic() - began < 5.0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_pools_work_where_linux_only_calls_are_missing(tmp_path, method):
+    body = (
+        "import os, select\ndel os.memfd_create, os.pidfd_open, os.posix_fallocate, select.epoll\n"
+    )
+
+    script = start_script(tmp_path, body + SCRIPT.format(method=method) + "pool.close()\n")
+    output, errors = script.communicate(timeout=30)
+
+    assert errors == ""
+    assert all_gone(workers_of(output.splitlines()[-1]))
+
+
+def test_importing_the_transport_imports_no_heavy_library():
+    program = (
+        "import sys, envkit.transport; print({'torch', 'jax', 'gymnasium'} & set(sys.modules))"
+    )
+
+    output = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=30)
+
+    assert output == "set()\n"

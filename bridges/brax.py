@@ -1,0 +1,137 @@
+"""Brax environments as stateless envs.
+
+Conventions
+    The simulator is Brax's bare env: no episode wrapper, no auto-reset of its own. Its ``done`` is
+    read as termination; time limits are envkit's and truncate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+
+from bridges.jax_env import JaxEnv
+from bridges.libraries import require
+from envkit.errors import ArgumentError
+from envkit.functional import Box, Timestep
+
+__all__ = ["BraxCore", "BraxEnv", "BraxWrapper"]
+
+
+@dataclass(frozen=True)
+class BraxCore:
+    """A bare Brax env as a `StatelessEnv`; its state is Brax's ``State``."""
+
+    env: Any
+
+    @property
+    def action_space(self) -> Box:
+        """Brax scales actions itself: every component lies in [-1, 1]."""
+        return Box(-1.0, 1.0, (self.env.action_size,))
+
+    def reset(self, key: jax.Array) -> tuple[Any, Timestep]:
+        """Reset; the observation is also part of the state."""
+        state = self.env.reset(key)
+        return state, Timestep(state.obs)
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, Timestep]:
+        """Step by Brax's own ``step``."""
+        state = self.env.step(state, action)
+        return state, Timestep(state.obs, state.reward, state.done > 0.5)
+
+
+class BraxWrapper(JaxEnv):
+    """A Brax env object behind the TensorDict interface; batch-unlocked.
+
+    Args:
+        env: a bare `brax.envs.Env`, without Brax's training wrappers.
+        device: where data and simulation are; warns and takes the CPU when None.
+        **kwargs: of `JaxEnv`: ``batch_size``, ``episode_length``, ``state_layout``, ...
+    """
+
+    libname = "brax"
+
+    def __init__(self, env: Any, *, device: Any = None, **kwargs: Any):
+        if device is None:
+            warnings.warn(
+                "no device was given to a Brax env: torch data and JAX arrays stay on the CPU. "
+                "Say device='cpu' (or 'cuda').",
+                stacklevel=2,
+            )
+        if getattr(env, "unwrapped", env) is not env:
+            raise ArgumentError(
+                f"{type(env).__name__} is one of Brax's wrappers, which batch, limit or reset "
+                "episodes themselves. Pass the bare env: env.unwrapped."
+            )
+        super().__init__(BraxCore(env), device=device, **kwargs)
+        self.__dict__["_env"] = env
+
+    @property
+    def action_size(self) -> int:
+        """Number of actuators."""
+        return self._env.action_size
+
+
+class _Names:
+    """The names of registered Brax envs, read from the library when looked at."""
+
+    def __get__(self, instance: Any, owner: type) -> list[str]:
+        try:
+            return sorted(import_brax()._envs)
+        except ImportError:
+            return []
+
+
+class BraxEnv(BraxWrapper):
+    """A Brax env by name; see `JaxEnv` and `BraxWrapper`.
+
+    Args:
+        env_name: registered name, e.g. "ant".
+        batch_size, device, episode_length, state_layout, categorical_action_encoding: of `JaxEnv`.
+        run_type_checks, allow_done_after_reset: of `EnvBase`.
+        **brax_kwargs: go to Brax, e.g. ``backend="spring"``.
+    """
+
+    available_envs: ClassVar[Any] = _Names()
+
+    def __init__(
+        self,
+        env_name: str,
+        *,
+        batch_size: Any = None,
+        device: Any = None,
+        episode_length: int | None = None,
+        state_layout: str = "packed",
+        categorical_action_encoding: bool = False,
+        run_type_checks: bool = False,
+        allow_done_after_reset: bool = False,
+        **brax_kwargs: Any,
+    ):
+        envs = import_brax()
+        if env_name not in envs._envs:
+            raise ArgumentError(
+                f"Brax has no env called {env_name!r}. Choose one of: {', '.join(sorted(envs._envs))}."
+            )
+        super().__init__(
+            envs.get_environment(env_name, **brax_kwargs),
+            batch_size=batch_size,
+            device=device,
+            episode_length=episode_length,
+            state_layout=state_layout,
+            categorical_action_encoding=categorical_action_encoding,
+            run_type_checks=run_type_checks,
+            allow_done_after_reset=allow_done_after_reset,
+        )
+        self.env_name = env_name
+
+
+def import_brax() -> Any:
+    """Import `brax.envs` without the lines it prints about optional libraries."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations in Brax's own dependencies
+        return require("brax.envs")

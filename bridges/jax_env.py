@@ -1,0 +1,470 @@
+"""Any `StatelessEnv` as a TensorDict env: compiled over rows, any batch size.
+
+`JaxEnv` flattens and pads batches, hands arrays over the border, and names them. What is computed
+stands in `jax_programs`; how arrays cross stands in `dlpack`.
+
+Conventions
+    state    everything of a row that a step needs, its PRNG key and elapsed steps included, under
+             ``("state", ...)``; nothing but the key for new rows lives in the env.
+    packed   state as two tensors: ``floats`` and int32 ``words``, each (*batch, width).
+    rows     the flattened batch. Sizes other than the env's own are padded, see `padded_size`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from bridges.dlpack import jax_device_of, to_jax, to_torch, torch_dtype_of
+from bridges.jax_programs import PACKED, Programs, observation_leaves, padded_size
+from envkit.base import EnvBase
+from envkit.env_specs import as_key
+from envkit.errors import MissingKeyError
+from envkit.functional import BatchedEnv, Box, Discrete, StatelessEnv, TimeLimit
+from envkit.rules import DONE_LEAVES, RESET, STEP
+from envkit.specs import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
+from envkit.transition import collect_reset_masks, leaves
+
+__all__ = ["JaxEnv"]
+
+Path = tuple[str, ...]
+
+
+class JaxEnv(EnvBase):
+    """A stateless JAX environment behind the TensorDict interface.
+
+    Args:
+        env: pure ``reset`` and ``step`` of one environment.
+        batch_size: what `reset` without data produces; any other size is accepted too.
+        device: where torch data and JAX arrays are; None takes the CPU.
+        episode_length: truncate episodes after this many steps; None never does.
+        state_layout: "packed" (two tensors) or "nested" (one tensor a leaf, slower). Data of
+            either layout is accepted as input.
+        categorical_action_encoding: discrete actions as integers instead of one-hot.
+        **kwargs: of `EnvBase`.
+
+    Attributes:
+        traces: how often each program was traced, by name.
+
+    Raises:
+        ValueError: unknown ``state_layout``.
+    """
+
+    _batch_locked = False
+
+    def __init__(
+        self,
+        env: StatelessEnv,
+        *,
+        batch_size: Any = None,
+        device: Any = None,
+        episode_length: int | None = None,
+        state_layout: str = "packed",
+        categorical_action_encoding: bool = False,
+        **kwargs: Any,
+    ):
+        if state_layout not in ("packed", "nested"):
+            raise ValueError(
+                f"state_layout is {state_layout!r}, but must be 'packed' or 'nested'."
+            )
+        device = torch.device("cpu" if device is None else device)
+        super().__init__(batch_size=batch_size, device=device, **kwargs)
+        self.state_layout = state_layout
+        self.episode_length = episode_length
+        self.categorical_action_encoding = categorical_action_encoding
+        rows = BatchedEnv(TimeLimit(env, episode_length))
+        self.__dict__["_programs"] = Programs(rows, packed=state_layout == "packed")
+        self._jax_device = jax_device_of(device)
+        self._set_seed(0)
+        self._declare()
+
+    @property
+    def traces(self) -> dict[str, int]:
+        """How often each program was traced, by name."""
+        return dict(self._programs.traces)
+
+    # ---------------------------------------------------------------------------------- declaration
+
+    def _declare(self) -> None:
+        rows = self._programs.env
+        state, observation = (
+            Composite(shape=self.batch_size, device=self.device) for _ in range(2)
+        )
+        for path, like in self._state_like().items():
+            state[("state", *path)] = self._unbounded(like.shape, like.dtype)
+        for path, like in observation_leaves(rows.timestep_like).items():
+            observation[as_key(path)] = self._unbounded(like.shape, like.dtype)
+        for key, leaf in state.items(True, True):
+            observation[key] = leaf.clone()
+        self.state_spec = state
+        self.observation_spec = observation
+        self.full_action_spec = self._action_composite(rows.action_space)
+        self.reward_spec = Unbounded((*self.batch_size, 1), device=self.device)
+        flag = Categorical(2, shape=(*self.batch_size, 1), dtype=torch.bool, device=self.device)
+        self.done_spec = Composite(
+            {name: flag.clone() for name in DONE_LEAVES}, shape=self.batch_size, device=self.device
+        )
+
+    def _state_like(self) -> dict[Path, Any]:
+        packing = self._programs.env.packing
+        if self.state_layout == "packed":
+            like = jax.eval_shape(packing.pack, _with_rows(packing.like, 1))
+            return {(name,): jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in like.items()}
+        return dict(jax.eval_shape(packing.nested, packing.like))
+
+    def _unbounded(self, shape: tuple[int, ...], dtype: Any) -> TensorSpec:
+        if dtype == bool:
+            return Categorical(
+                2, shape=(*self.batch_size, *shape), dtype=torch.bool, device=self.device
+            )
+        return Unbounded(
+            (*self.batch_size, *shape), dtype=torch_dtype_of(dtype), device=self.device
+        )
+
+    def _action_composite(self, space: Any, name: str = "action") -> Composite:
+        composite = Composite(shape=self.batch_size, device=self.device)
+        if isinstance(space, Mapping):
+            for key, member in space.items():
+                composite[(name, key)] = self._action_leaf(member)
+        else:
+            composite[name] = self._action_leaf(space)
+        return composite
+
+    def _action_leaf(self, space: Any) -> TensorSpec:
+        batch, device = self.batch_size, self.device
+        if isinstance(space, Box):
+            dtype = torch_dtype_of(space.dtype)
+            low, high = (
+                torch.as_tensor(bound, dtype=dtype).expand(space.shape)
+                for bound in (space.low, space.high)
+            )
+            return Bounded(low, high, space.shape, device, dtype).expand(*batch, *space.shape)
+        if isinstance(space, Discrete):
+            if self.categorical_action_encoding:
+                return Categorical(space.n, shape=batch, device=device)
+            return OneHot(space.n, shape=(*batch, space.n), device=device, dtype=torch.int64)
+        raise TypeError(
+            f"the action space is {type(space).__name__}, but must be a Box, a Discrete, or a "
+            "dict of them (envkit.Box, envkit.Discrete)."
+        )
+
+    # ------------------------------------------------------------------------------ torch -> JAX
+
+    def _rows_in(self, td: TensorDictBase, value: torch.Tensor, copy: bool) -> jax.Array:
+        """Flatten the batch, pad it to a compiled size, and hand it over."""
+        value = value.flatten(0, len(td.batch_size) - 1) if td.batch_size else value[None]
+        missing = self._size(td.numel()) - value.shape[0]
+        if missing:
+            value = torch.cat([value, value[:1].expand(missing, *value.shape[1:])])
+        return to_jax(value.detach(), copy=copy and not missing)
+
+    def _size(self, rows: int) -> int:
+        return padded_size(rows, self.numel())
+
+    def _state_in(self, td: TensorDictBase) -> dict[Path, jax.Array]:
+        state = td.get("state", None)
+        if state is None:
+            raise MissingKeyError(
+                f"the TensorDict has no 'state'; it has {sorted(map(str, td.keys()))}. A stateless "
+                "env reads its whole state from its input: start from env.reset()."
+            )
+        return {path: self._rows_in(td, leaf, copy=False) for path, leaf in leaves(state)}
+
+    def _action_in(self, td: TensorDictBase) -> Any:
+        space = self._programs.env.action_space
+        if isinstance(space, Mapping):
+            return {name: self._one_action(td, ("action", name), space[name]) for name in space}
+        return self._one_action(td, ("action",), space)
+
+    def _one_action(self, td: TensorDictBase, path: Path, space: Any) -> jax.Array:
+        key = as_key(path)
+        value = td.get(key, None)
+        if value is None:
+            raise MissingKeyError(
+                f"the TensorDict has no {key!r}. Write it first, e.g. with env.rand_action(td)."
+            )
+        spec = self.full_action_spec[key]
+        event = spec.shape[len(self.batch_size) :]
+        if value.shape != (*td.batch_size, *event):
+            raise ValueError(
+                f"{key!r} has shape {tuple(value.shape)}, but the env takes "
+                f"{(*td.batch_size, *event)}."
+            )
+        if isinstance(space, Discrete):
+            if not self.categorical_action_encoding:
+                value = value.to(torch.uint8).argmax(-1)
+            return self._rows_in(td, value.to(torch.int32), copy=False)  # a copy already
+        dtype = torch_dtype_of(space.dtype)
+        return self._rows_in(td, value if value.dtype == dtype else value.to(dtype), copy=True)
+
+    def _flags_in(self, td: TensorDictBase) -> jax.Array:
+        blank = torch.zeros(*td.batch_size, 1, dtype=torch.bool, device=self.device)
+        flags = torch.stack([td.get(name, blank) for name in DONE_LEAVES])
+        rows = flags.flatten(1, -2) if td.batch_size else flags[:, None]
+        missing = self._size(td.numel()) - rows.shape[1]
+        return to_jax(torch.cat([rows, rows[:, :1].expand(-1, missing, -1)], 1), copy=False)
+
+    def _observation_in(self, td: TensorDictBase) -> dict[Path, jax.Array]:
+        named = observation_leaves(self._programs.env.timestep_like)
+        rows = {}
+        for path, like in named.items():
+            value = td.get(as_key(path), None)
+            if value is None:
+                dtype = torch_dtype_of(like.dtype)
+                value = torch.zeros(*td.batch_size, *like.shape, dtype=dtype, device=self.device)
+            rows[path] = self._rows_in(td, value, copy=True)
+        return rows
+
+    # ------------------------------------------------------------------------------ JAX -> torch
+
+    def _out(self, td_shape: torch.Size, outputs: Any, *, reward: bool) -> TensorDict:
+        """Name what a program gave, batch ``td_shape``; padding rows are dropped."""
+        outputs = to_torch(outputs)
+        named = dict(outputs["observation"])
+        named.update({("state", *path): leaf for path, leaf in outputs["state"].items()})
+        if reward:
+            named[("reward",)] = outputs["reward"]
+        named.update(zip(((n,) for n in DONE_LEAVES), outputs["flags"].unbind(0), strict=True))
+        return self._named(td_shape, named)
+
+    def _named(self, shape: torch.Size, named: Mapping[Path, torch.Tensor]) -> TensorDict:
+        rows = shape.numel()
+        tree: dict[str, Any] = {}
+        for path, leaf in named.items():
+            node = tree
+            for name in path[:-1]:
+                node = node.setdefault(name, {})
+            if leaf.shape[0] != rows:
+                leaf = leaf[:rows]
+            node[path[-1]] = leaf if len(shape) == 1 else leaf.reshape(*shape, *leaf.shape[1:])
+        return _tensordict(tree, shape, self.device)
+
+    # ------------------------------------------------------------------------------------ calls
+
+    def _next_key(self) -> jax.Array:
+        self._key, now = jax.random.split(self._key)
+        return now
+
+    def _set_seed(self, seed: int | None) -> None:
+        if seed is None:
+            raise ValueError("a stateless env needs a seed: set_seed(0), say. None makes no key.")
+        self._key = jax.device_put(jax.random.key(int(seed) % 2**32), self._jax_device)
+
+    def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        shape = self.batch_size if td is None else td.batch_size
+        if td is None or td.get("state", None) is None:
+            outputs = self._programs.init(self._next_key(), self._size(shape.numel()))
+            return self._out(shape, outputs, reward=False)
+        masks = collect_reset_masks(td, self.done_levels, self.full_done_spec)
+        mask = masks.get((), torch.ones(shape, dtype=torch.bool, device=self.device))
+        outputs = self._programs.restart(self._state_in(td), self._mask_in(td, mask))
+        return self._out(shape, outputs, reward=False)
+
+    def _mask_in(self, td: TensorDictBase, mask: torch.Tensor) -> jax.Array:
+        missing = self._size(td.numel()) - td.numel()
+        mask = torch.cat([mask.reshape(-1), mask.new_zeros(missing)])
+        return to_jax(mask, copy=False)
+
+    def _step_send(self, td: TensorDictBase) -> None:
+        self._check_batch(td)
+        mask = td.get(STEP, None)
+        self.__dict__["_sent"] = td
+        running = mask is None and td.numel()
+        self.__dict__["_running"] = (
+            self._programs.step(self._state_in(td), self._action_in(td)) if running else None
+        )
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        outputs = self.__dict__.pop("_running", None)
+        if outputs is None:
+            outputs = self._programs.step(self._state_in(td), self._action_in(td))
+        return self._out(td.batch_size, outputs, reward=True)
+
+    def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
+        if not bool(mask.any()):
+            return self._skipped_next(td)
+        outputs = self._programs.masked_step(
+            self._state_in(td),
+            self._action_in(td),
+            self._mask_in(td, mask),
+            self._observation_in(td),
+            self._flags_in(td),
+        )
+        return self._out(td.batch_size, outputs, reward=True)
+
+    def _advance_send(self, td: TensorDictBase) -> None:
+        if td.get(STEP, None) is not None or td.get("next", None) is not None or not td.numel():
+            self._step_send(td)
+            self.__dict__["_advancing"] = None
+            return
+        self._check_batch(td)
+        self.__dict__["_sent"] = td
+        self.__dict__["_advancing"] = self._programs.advance(
+            self._state_in(td), self._action_in(td)
+        )
+
+    def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
+        outputs = self.__dict__.pop("_advancing")
+        if outputs is None:
+            return super()._advance_recv()
+        td = self.__dict__.pop("_sent")
+        following = self._out(td.batch_size, outputs[0], reward=True)
+        data = self._attach_next(td, following)
+        fresh = self._out(td.batch_size, outputs[1], reward=False)
+        return data, self.step_mdp(data).update(fresh)
+
+    # ------------------------------------------------------------------------------ many steps
+
+    def unroll(
+        self,
+        td: TensorDictBase,
+        steps: int,
+        policy: Any = None,
+        *,
+        record_state: bool = False,
+    ) -> tuple[TensorDict, TensorDict]:
+        """Take ``steps`` steps as one program, new episodes begun inside.
+
+        Args:
+            td: root to start from: ``state``, observation, done flags; what is done begins anew.
+            steps: length of the run.
+            policy: None for random actions, drawn from the env's seed.
+            record_state: record ``state`` at root and next of every step, as `rollout` does.
+
+        Returns:
+            ``(data, td_next)``: transitions of batch size (*batch, steps), which lie time-major in
+            memory, and the root after the last step, from which the next call goes on.
+        """
+        if policy is not None:
+            raise NotImplementedError(
+                "unroll compiles random policies so far. Use rollout(steps, policy), which steps "
+                "the same program from Python."
+            )
+        outputs = self._programs.unroll(
+            self._state_in(td),
+            self._observation_in(td),
+            self._flags_in(td),
+            self._next_key(),
+            steps,
+            None,
+            record_state,
+        )
+        recorded, last = outputs
+        data = self._recorded(td.batch_size, steps, to_torch(recorded))
+        td_next = self._out(td.batch_size, last, reward=False)
+        return data, td_next
+
+    def _recorded(self, shape: torch.Size, steps: int, recorded: dict[str, Any]) -> TensorDict:
+        """Name time-major arrays and put time last: views, no copies."""
+
+        def placed(leaf: torch.Tensor) -> torch.Tensor:
+            leaf = leaf[:, : shape.numel()]
+            leaf = leaf.reshape(steps, *shape, *leaf.shape[2:])
+            return leaf.movedim(0, len(shape))
+
+        def side(place: dict[str, Any]) -> dict[str, Any]:
+            named = dict(place["observation"])
+            named.update({("state", *p): leaf for p, leaf in place.get("state", {}).items()})
+            named.update(zip(((n,) for n in DONE_LEAVES), place["flags"].unbind(0), strict=True))
+            return {path: placed(leaf) for path, leaf in named.items()}
+
+        root, following = side(recorded["root"]), side(recorded["next"])
+        following[("reward",)] = placed(recorded["next"]["reward"])
+        action = recorded["action"]
+        actions = action if isinstance(action, dict) else {None: action}
+        for name, leaf in actions.items():
+            path = ("action",) if name is None else ("action", name)
+            root[path] = self._encoded(placed(leaf), self.full_action_spec[as_key(path)])
+        batch = torch.Size((*shape, steps))
+        tree = _nest(root)
+        tree["next"] = _nest(following)
+        td = _tensordict(tree, batch, self.device)
+        td.names = [*[None] * len(shape), "time"]
+        return td
+
+    def _encoded(self, action: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+        if isinstance(spec, OneHot):
+            return torch.nn.functional.one_hot(action.long(), spec.shape[-1]).to(spec.dtype)
+        return action.to(spec.dtype)
+
+    def _fast_rollout(
+        self, root: TensorDictBase, steps: int, policy: Any, act: Any
+    ) -> TensorDictBase | None:
+        if policy is not None or not root.numel():
+            return None
+        data, _ = self.unroll(root, steps, record_state=True)
+        return data
+
+    # ------------------------------------------------------------------------------------ state
+
+    def reseed(self, td: TensorDictBase) -> TensorDictBase:
+        """Give the rows of ``td`` new keys, so that copies of one state part ways; returns ``td``."""
+        state = self._programs.reseed(self._state_in(td), self._next_key())
+        named = {("state", *path): leaf for path, leaf in to_torch(state).items()}
+        return td.update(self._named(td.batch_size, named))
+
+    def unpack(self, state: TensorDictBase) -> TensorDict:
+        """Give a packed state as named views: writing a view writes the state.
+
+        Args:
+            state: ``td["state"]`` in the packed layout, batch size (*batch,).
+
+        Returns:
+            Nested TensorDict by field name. Floats and int32 are plain views, uint32 (keys) views of
+            the same bits; bools and small integers show as the int32 they are stored in, 64-bit
+            integers as a pair of int32 words.
+        """
+        tree: dict[Path, torch.Tensor] = {}
+        for field in self._programs.env.packing.fields:
+            if not field.size:
+                continue
+            part = state.get(field.buffer)[..., field.offset : field.end]
+            wide = field.buffer == "words" and field.dtype in ("int64", "uint64")
+            part = part.unflatten(-1, (*field.shape, 2) if wide else field.shape or (1,))
+            part = part if field.shape or wide else part.squeeze(-1)
+            tree[field.path] = part.view(torch.uint32) if field.dtype == "uint32" else part
+        return _tensordict(_nest(tree), state.batch_size, state.device)
+
+    def pack(self, nested: TensorDictBase) -> TensorDict:
+        """Build a packed state from what `unpack` gave; the inverse, copied."""
+        parts: dict[str, list[torch.Tensor]] = {"floats": [], "words": []}
+        batch_ndim = len(nested.batch_size)
+        for field in self._programs.env.packing.fields:
+            if field.size:
+                leaf = nested.get(as_key(field.path))
+                leaf = leaf.view(torch.int32) if leaf.dtype == torch.uint32 else leaf
+                parts[field.buffer].append(leaf.reshape(*leaf.shape[:batch_ndim], field.size))
+        dtypes = {"floats": torch_dtype_of(self._programs.env.packing.float_dtype)}
+        built = {
+            name: torch.cat([part.to(dtypes.get(name, torch.int32)) for part in found], -1)
+            if found
+            else torch.zeros(*nested.batch_size, 0, dtype=dtypes.get(name, torch.int32))
+            for name, found in parts.items()
+        }
+        return TensorDict(built, nested.batch_size, device=nested.device)
+
+
+def _with_rows(like: Any, rows: int) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype), like)
+
+
+def _nest(named: Mapping[Path, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, leaf in named.items():
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = leaf
+    return tree
+
+
+def _tensordict(tree: dict[str, Any], shape: torch.Size, device: Any) -> TensorDict:
+    made = {
+        name: _tensordict(value, shape, device) if isinstance(value, dict) else value
+        for name, value in tree.items()
+    }
+    return TensorDict._new_unsafe(made, batch_size=shape, device=device)

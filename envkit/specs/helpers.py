@@ -1,0 +1,137 @@
+"""Whole specs: read off data, asked whether their stacks agree, and made to agree.
+
+This module decides how data is described when nobody declared it, and what stands in for an entry
+that a member of a stack lacks. It knows no env.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorDataBase,
+    NonTensorStack,
+    TensorDictBase,
+    is_tensor_collection,
+)
+
+from envkit.specs.base import TensorSpec
+from envkit.specs.boxes import Unbounded
+from envkit.specs.composite import Composite
+from envkit.specs.objects import NonTensor
+from envkit.specs.shapes import Index
+from envkit.specs.stacked import Stacked, StackedComposite, stack
+
+__all__ = [
+    "check_no_exclusive_keys",
+    "consolidate_spec",
+    "contains_lazy_spec",
+    "make_composite_from_td",
+]
+
+
+def make_composite_from_td(
+    td: Any, *, unsqueeze_null_shapes: bool = True, dynamic_shape: bool = False
+) -> Any:
+    """Describe a TensorDict by its shapes, dtypes and devices, without bounds.
+
+    Args:
+        td: a TensorDict or tensorclass; a lazy stack gives a stack of specs.
+        unsqueeze_null_shapes: give tensors of shape ``()`` specs of shape ``(1,)``.
+        dynamic_shape: mark the first axis after the batch axes as of unknown size (-1).
+
+    Returns:
+        A `Composite` of the batch size and device of ``td``.
+    """
+    options = {"unsqueeze_null_shapes": unsqueeze_null_shapes, "dynamic_shape": dynamic_shape}
+    if isinstance(td, LazyStackedTensorDict):
+        members = [make_composite_from_td(part, **options) for part in td.unbind(td.stack_dim)]
+        return stack(members, td.stack_dim)
+    specs = {name: _describe(td, td.get(name), options) for name in td.keys()}  # noqa: SIM118
+    return Composite(specs, shape=td.batch_size, device=td.device)
+
+
+def _describe(td: TensorDictBase, value: Any, options: dict[str, bool]) -> TensorSpec:
+    if isinstance(value, (NonTensorDataBase, NonTensorStack)):
+        batched = isinstance(value, NonTensorStack)
+        example = value[(0,) * value.ndim].data if batched else value.data
+        return NonTensor(value.batch_size, device=td.device, example_data=example, batched=batched)
+    if is_tensor_collection(value):
+        return make_composite_from_td(value, **options)
+    shape = tuple(value.shape)
+    if not shape and options["unsqueeze_null_shapes"]:
+        shape = (1,)
+    if options["dynamic_shape"] and len(shape) > td.ndim:
+        shape = (*shape[: td.ndim], -1, *shape[td.ndim + 1 :])
+    return Unbounded(torch.Size(shape), device=value.device, dtype=value.dtype)
+
+
+def check_no_exclusive_keys(spec: TensorSpec) -> bool:
+    """Tell whether in every stack within a spec all members have the same keys."""
+    if isinstance(spec, StackedComposite):
+        first, *others = (set(member.keys()) for member in spec.members)
+        if any(first != other for other in others):
+            return False
+        return all(check_no_exclusive_keys(m) for m in spec.members) and all(
+            check_no_exclusive_keys(spec.get(name)) for name in first if spec._is_tree(name)
+        )
+    if isinstance(spec, Composite):
+        return all(check_no_exclusive_keys(s) for s in spec.values() if s is not None)
+    return True
+
+
+def contains_lazy_spec(spec: TensorSpec) -> bool:
+    """Tell whether a spec is or holds a stack of unlike specs."""
+    if isinstance(spec, (Stacked, StackedComposite)):
+        return True
+    if isinstance(spec, Composite):
+        return any(contains_lazy_spec(s) for s in spec.values() if s is not None)
+    return False
+
+
+def consolidate_spec(spec: Any) -> Any:
+    """Give the unlike members of all stacks in a spec one set of keys.
+
+    A member that lacks an entry gets a placeholder: the spec another member has for it, with its
+    first feature axis cut to size 0. An entry without a feature axis is repeated as it is.
+
+    Args:
+        spec: any spec; it is not changed.
+
+    Returns:
+        A new spec. Leaves and composites without stacks come back as copies.
+    """
+    if isinstance(spec, StackedComposite):
+        return stack(_consolidated(spec.members), spec.stack_dim)
+    if isinstance(spec, Composite):
+        return spec._map(consolidate_spec)
+    return spec.clone()
+
+
+def _consolidated(members: Sequence[Composite]) -> list[Composite]:
+    """Copy composites so that all have the keys of each."""
+    copies = [consolidate_spec(member) for member in members]
+    names = dict.fromkeys(name for member in copies for name in member.keys())  # noqa: SIM118
+    for name in names:
+        donor = next(child for m in copies if (child := m.get(name, None)) is not None)
+        found = [m.get(name, None) for m in copies]
+        children = [
+            _placeholder(donor, member.ndim) if child is None else child
+            for member, child in zip(copies, found, strict=True)
+        ]
+        if isinstance(donor, Composite):
+            children = _consolidated(children)
+        for member, child in zip(copies, children, strict=True):
+            member.set(name, child)
+    return copies
+
+
+def _placeholder(spec: Any, batch_ndim: int) -> Any:
+    if isinstance(spec, Composite):
+        return spec._map(lambda child: _placeholder(child, batch_ndim))
+    if len(spec._free_shape) <= batch_ndim:
+        return spec.clone()
+    return spec._map_shape(Index((slice(None),) * batch_ndim + (slice(0, 0),)))
