@@ -241,7 +241,7 @@ def test_a_custom_batched_env_gets_the_mask_and_is_trusted():
 
 
 def test_a_step_mask_of_another_shape_is_refused():
-    with pytest.raises(StepMaskError, match=r"shape \(2,\)"):
+    with pytest.raises(StepMaskError, match=r"shape \(3, 2\)"):
         StatelessCount(99).step(stateless_input(_step=[[T, F]] * 3))
 
 

@@ -146,9 +146,11 @@ class Choices(LeafSpec):
         return math.prod(self._sizes) ** self._lead.numel()
 
     def _nearest(self, value: Tensor) -> Tensor:
-        index = self._to_index(value)
-        index = torch.minimum(index.clamp(min=0), self._options - 1)
+        index = self._in_range(self._to_index(value))
         return self._from_index(index if self._mask is None else self._nearest_allowed(index))
+
+    def _in_range(self, index: Tensor) -> Tensor:
+        return torch.minimum(index.clamp(min=0), self._options - 1)
 
     def _nearest_allowed(self, index: Tensor) -> Tensor:
         """Replace each option by the allowed one whose number is nearest."""
@@ -265,6 +267,9 @@ class HotChoice(Choices):
         if len(self._sizes) == 1:
             return value.argmax(-1, keepdim=True)
         return torch.stack([block.argmax(-1) for block in self._blocks(value)], -1)
+
+    def _in_range(self, index: Tensor) -> Tensor:
+        return index  # one read off a value always is
 
     def _to_tensor(self, raw: Any, ignore_device: bool = False) -> Tensor:
         raw = raw if isinstance(raw, Tensor) else torch.from_numpy(np.array(raw))

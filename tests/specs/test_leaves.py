@@ -1,0 +1,578 @@
+"""Leaf specs: what they make, accept and repair."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envkit.specs import (
+    Binary,
+    Bounded,
+    BoundedContinuous,
+    BoundedDiscrete,
+    Categorical,
+    Choice,
+    ContinuousBox,
+    MultiCategorical,
+    MultiOneHot,
+    NonTensor,
+    OneHot,
+    Unbounded,
+    UnboundedContinuous,
+    UnboundedDiscrete,
+)
+from tests.specs.strategies import leaves, shapes
+
+few = settings(max_examples=40, deadline=None)
+
+ONE_OF_EACH = {
+    "bounded": Bounded(-1, 1, (4, 3)),
+    "bounded per entry": Bounded([-1.0, 0.0], [1.0, 5.0]),
+    "bounded integers": Bounded(0, 255, (4, 2), dtype=torch.uint8),
+    "unbounded": Unbounded((4, 3)),
+    "unbounded integers": Unbounded((4, 3), dtype=torch.int64),
+    "categorical": Categorical(3, (4,)),
+    "flag": Categorical(2, (4,), dtype=torch.bool),
+    "one-hot": OneHot(3, (4, 3)),
+    "multi-categorical": MultiCategorical([2, 3]),
+    "multi-one-hot": MultiOneHot([2, 3]),
+    "binary": Binary(4),
+    "choice": Choice([Bounded(-1, 0, (2,)), Bounded(3, 4, (2,))]),
+}
+
+each_leaf = pytest.mark.parametrize("spec", ONE_OF_EACH.values(), ids=ONE_OF_EACH.keys())
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "dtype"),
+    [
+        (Bounded(-1, 1), (), torch.float32),
+        (Bounded(torch.zeros(3), 1), (3,), torch.float32),
+        (Unbounded(), (1,), torch.float32),
+        (Unbounded(2), (2,), torch.float32),
+        (Categorical(4), (), torch.int64),
+        (OneHot(4), (4,), torch.bool),
+        (MultiCategorical([2, 3]), (2,), torch.int64),
+        (MultiOneHot([2, 3]), (5,), torch.bool),
+        (Binary(4), (4,), torch.int8),
+        (NonTensor(), (), None),
+    ],
+)
+def test_a_leaf_has_the_documented_default_shape_and_dtype(spec, shape, dtype):
+    assert (tuple(spec.shape), spec.dtype, spec.device) == (shape, dtype, torch.device("cpu"))
+
+
+def test_the_dtype_selects_the_class_and_the_domain():
+    assert type(Bounded(0, 1)) is BoundedContinuous
+    assert type(Bounded(0, 1, dtype=torch.int32)) is BoundedDiscrete
+    assert type(Unbounded(dtype=torch.float64)) is UnboundedContinuous
+    assert type(Unbounded(dtype=torch.bool)) is UnboundedDiscrete
+    assert type(Bounded(0, 1, domain="discrete")) is BoundedDiscrete
+    assert isinstance(BoundedDiscrete(0, 3), Bounded)
+    assert Bounded(0, 1).domain == "continuous"
+    assert Categorical(3).domain == "discrete"
+
+
+def test_the_space_describes_the_domain():
+    assert torch.equal(Bounded(-1, 1, (2,)).space.low, torch.tensor([-1.0, -1.0]))
+    assert Bounded(-1, 1, (2,)).space == ContinuousBox(-torch.ones(2), torch.ones(2))
+    assert Categorical(5).space.n == 5
+    assert [box.n for box in MultiOneHot([2, 3]).space] == [2, 3]
+    assert [box.n for box in MultiCategorical([2, 3]).space] == [2, 3]
+    assert Binary(4).space.n == 4
+    assert NonTensor().space is None
+    assert Unbounded((2,), dtype=torch.uint8).space.high.tolist() == [255, 255]
+
+
+@pytest.mark.parametrize(
+    ("make", "advice"),
+    [
+        (lambda: OneHot(4, shape=(3,)), r"Pass shape \(4,\)"),
+        (lambda: MultiOneHot([2, 3], shape=(4,)), r"Pass shape \(5,\)"),
+        (lambda: Bounded(1, 0), "Exchange the bounds"),
+        (lambda: Bounded(torch.zeros(3), 1, shape=(2,)), "arrays of the spec's shape"),
+        (lambda: Bounded(0, 300, dtype=torch.uint8), "outside the range of torch.uint8"),
+        (lambda: Bounded(0, 1, domain="discrete", dtype=torch.float32), "contradicts"),
+        (lambda: BoundedDiscrete(0, 1, dtype=torch.float32), "contradicts"),
+        (lambda: Unbounded(domain="smooth"), "'continuous', 'discrete'"),
+        (lambda: Categorical(0), "at least one"),
+        (lambda: Categorical(3, dtype=torch.bool), "integer dtype"),
+        (lambda: Binary(), "Binary"),
+        (lambda: Binary(3, (4,)), r"shape \(3,\)"),
+        (lambda: Choice([]), "at least one spec"),
+        (lambda: Choice([Unbounded(1), Unbounded(2)]), "same kind"),
+    ],
+)
+def test_a_spec_that_describes_nothing_is_refused_with_advice(make, advice):
+    with pytest.raises(ValueError, match=advice):
+        make()
+
+
+def test_specs_are_equal_when_type_shape_dtype_device_and_domain_agree():
+    assert Bounded(-1, 1, (2,)) == Bounded([-1, -1], [1, 1])
+    assert Unbounded((2,)) != Unbounded((3,))
+    assert Unbounded((2,)) != Unbounded((2,), dtype=torch.float64)
+    assert Bounded(-1, 1, (2,)) != Bounded(-1, 2, (2,))
+    assert Unbounded((2,)) != Unbounded((2,), device="meta")
+    assert Categorical(3) != Categorical(4)
+    assert Categorical(3) != Categorical(3, mask=torch.tensor([True, True, False]))
+    assert OneHot(4) != Categorical(4)
+    assert Unbounded((2,)) != 3
+
+
+# -- making values ---------------------------------------------------------------------
+
+
+def test_the_shape_given_to_rand_is_a_prefix():
+    assert Bounded(-1, 1, shape=(4, 3)).rand((2,)).shape == (2, 4, 3)
+
+
+@given(spec=leaves(), prefix=shapes)
+@few
+def test_a_sample_is_in_its_spec(spec, prefix):
+    value = spec.rand(prefix)
+
+    assert value.shape == (*prefix, *spec.shape)
+    assert value.dtype == spec.dtype
+    assert spec.is_in(value)
+    assert value in spec
+
+
+@given(spec=leaves(), prefix=shapes)
+@few
+def test_zero_and_one_fill_shape_and_dtype_only(spec, prefix):
+    for value, fill in ((spec.zero(prefix), 0), (spec.ones(prefix), 1)):
+        assert value.shape == (*prefix, *spec.shape)
+        assert value.dtype == spec.dtype
+        assert (value == fill).all()
+
+
+def test_zeros_may_lie_outside_the_domain():
+    assert Bounded(1, 2, shape=(1,)).zero() == 0
+    assert not Bounded(1, 2, shape=(1,)).is_in(torch.zeros(1))
+    assert not OneHot(4).is_in(OneHot(4).zero())
+
+
+@given(
+    low=st.floats(width=32, allow_nan=False),
+    high=st.floats(width=32, allow_nan=False),
+    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+)
+@few
+def test_a_bounded_sample_is_finite_and_inside_for_any_bounds(low, high, dtype):
+    bounds = torch.tensor([low, high], dtype=torch.float64).to(dtype)
+    if bounds.isinf().all() and low == high:  # no finite number lies in [inf, inf]
+        return
+    spec = Bounded(bounds.min(), bounds.max(), (50,), dtype=dtype)
+
+    value = spec.rand()
+
+    assert value.isfinite().all()
+    assert spec.is_in(value)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool]
+)
+def test_integers_are_drawn_from_the_whole_range_of_the_dtype(dtype):
+    torch.manual_seed(0)
+
+    values = Unbounded((2000,), dtype=dtype).rand()
+
+    middle = 0.5 if dtype in (torch.bool,) else (127.5 if dtype is torch.uint8 else 0)
+    assert 0.4 < (values.double() > middle).double().mean() < 0.6
+
+
+def test_integer_bounds_are_both_reached():
+    torch.manual_seed(0)
+
+    assert Bounded(3, 5, dtype=torch.int64).rand((100,)).unique().tolist() == [3, 4, 5]
+    spread = Bounded([0, 10], [1, 12], dtype=torch.int64).rand((100,))
+    assert spread[:, 0].unique().tolist() == [0, 1]
+    assert spread[:, 1].unique().tolist() == [10, 11, 12]
+
+
+def test_unbounded_floats_are_standard_normal():
+    torch.manual_seed(0)
+
+    values = Unbounded((5000,)).rand()
+
+    assert abs(values.mean()) < 0.1
+    assert abs(values.std() - 1) < 0.1
+
+
+def test_infinite_bounds_of_integers_become_the_ends_of_the_range():
+    spec = Bounded(-float("inf"), float("inf"), (2,), dtype=torch.int64)
+
+    assert spec.low.tolist() == [-(2**63)] * 2
+    assert spec.high.tolist() == [2**63 - 1] * 2
+    assert spec.is_in(spec.rand())
+
+
+def test_enumerate_lists_all_values_on_a_new_first_axis():
+    assert Categorical(3).enumerate().tolist() == [0, 1, 2]
+    assert OneHot(4).enumerate().shape == (4, 4)
+    assert OneHot(4).enumerate().int().tolist() == torch.eye(4).int().tolist()
+    assert MultiCategorical([2, 3]).enumerate().shape == (6, 2)
+    assert MultiCategorical([2, 3]).enumerate()[4].tolist() == [1, 1]
+    assert MultiOneHot([2, 3]).enumerate().shape == (6, 5)
+    assert Binary(3).enumerate().shape == (8, 3)
+    assert Bounded(1, 3, dtype=torch.int32).enumerate().tolist() == [1, 2, 3]
+    assert Choice([Categorical(2), Categorical(3)]).enumerate().tolist() == [0, 1, 0, 1, 2]
+
+
+@each_leaf
+def test_enumerate_agrees_with_cardinality(spec):
+    if spec.cardinality() == float("inf"):
+        with pytest.raises(NotImplementedError, match="discrete"):
+            spec.enumerate()
+    elif spec.cardinality() < 1000:
+        values = spec.enumerate()
+        assert len(values) == len(values.unique(dim=0)) == spec.cardinality()
+        assert spec.is_in(values)
+
+
+def test_cardinality_counts_distinct_values():
+    assert Categorical(5).cardinality() == 5
+    assert MultiCategorical([2, 3]).cardinality() == 6
+    assert Categorical(3, (2,)).cardinality() == 9
+    assert Bounded(0, 1).cardinality() == float("inf")
+    assert Choice([Categorical(2), Categorical(3)]).cardinality() == 5
+    with pytest.raises(NotImplementedError):
+        NonTensor().cardinality()
+
+
+# -- testing and repairing -------------------------------------------------------------
+
+
+def test_is_in_wants_the_dtype_and_the_trailing_shape_and_never_raises():
+    spec = Bounded(-1, 1, (3,))
+
+    assert spec.is_in(torch.zeros(3))
+    assert spec.is_in(torch.zeros(5, 3))
+    assert not spec.is_in(torch.zeros(2))
+    assert not spec.is_in(torch.zeros(()))
+    assert not spec.is_in(torch.zeros(3, dtype=torch.float64))
+    assert not spec.is_in(torch.tensor([0.0, 0.0, 1.1]))
+    assert not spec.is_in(torch.tensor([0.0, 0.0, float("nan")]))
+    assert not spec.is_in("three")
+    assert not spec.is_in(None)
+
+
+def test_a_one_hot_value_has_exactly_one_active_entry():
+    spec = OneHot(3)
+
+    assert spec.is_in(torch.tensor([False, True, False]))
+    assert not spec.is_in(torch.tensor([True, True, False]))
+    assert not OneHot(3, dtype=torch.int64).is_in(torch.tensor([0, 2, 0]))
+    assert not MultiOneHot([2, 2]).is_in(torch.tensor([True, True, False, False]))
+
+
+@given(spec=leaves(), seed=st.integers(0, 1000), scale=st.sampled_from([0, 1, 7, 1000]))
+@few
+def test_project_lands_inside_and_is_idempotent(spec, seed, scale):
+    generator = torch.Generator().manual_seed(seed)
+    noise = (torch.randn((2, *spec.shape), generator=generator) * scale).to(spec.dtype)
+
+    projected = spec.project(noise)
+
+    assert spec.is_in(projected)
+    assert spec.project(projected) is projected
+
+
+def test_project_gives_the_nearest_value():
+    assert Categorical(5).project(torch.tensor(9)) == 4
+    assert Bounded(-1, 1, (2,)).project(torch.tensor([-3.0, 0.5])).tolist() == [-1.0, 0.5]
+    masked = Categorical(5, mask=torch.tensor([True, False, False, False, True]))
+    assert masked.project(torch.tensor(3)) == 4
+    assert masked.project(torch.tensor(1)) == 0
+    one_hot = OneHot(3, mask=torch.tensor([True, False, True]))
+    assert one_hot.project(torch.tensor([False, True, False])).tolist() in (
+        [True, False, False],
+        [False, False, True],
+    )
+    assert Bounded(0, 3, dtype=torch.int64).project(torch.tensor(7)) == 3
+    assert Binary(2).project(torch.tensor([-4, 9], dtype=torch.int8)).tolist() == [0, 1]
+
+
+def test_project_refuses_a_wrong_shape():
+    with pytest.raises(ValueError, match="trailing axes"):
+        Bounded(-1, 1, (3,)).project(torch.zeros(2))
+
+
+def test_assert_is_in_says_what_is_wrong():
+    spec = Bounded(-1, 1, (3,))
+
+    with pytest.raises(AssertionError, match=r"got shape \(2,\)"):
+        spec.assert_is_in(torch.zeros(2))
+    with pytest.raises(AssertionError, match=r"got dtype torch\.int64.*project"):
+        spec.assert_is_in(torch.zeros(3, dtype=torch.int64))
+    spec.assert_is_in(torch.zeros(3))
+
+
+def test_type_check_looks_at_the_dtype_only():
+    spec = Bounded(-1, 1, (3,))
+
+    spec.type_check(torch.full((7,), 9.0))
+    with pytest.raises(TypeError, match=r"entry 'a' has dtype torch\.int64"):
+        spec.type_check(torch.zeros(3, dtype=torch.int64), "a")
+
+
+# -- masks -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "mask"),
+    [
+        (Categorical(3, (4,)), torch.tensor([True, False, True])),
+        (Categorical(3, (2,)), torch.tensor([[True, False, True], [False, True, False]])),
+        (OneHot(3, (4, 3)), torch.tensor([True, False, True])),
+        (MultiCategorical([2, 3]), torch.tensor([False, True, True, False, True])),
+        (MultiOneHot([2, 3]), torch.tensor([False, True, True, False, True])),
+    ],
+)
+def test_a_mask_rules_sampling_testing_projection_and_enumeration(spec, mask):
+    everything = spec.enumerate()
+    spec.update_mask(mask)
+
+    allowed = spec.enumerate(use_mask=True)
+
+    inside = [value for value in everything if spec.is_in(value)]
+    assert 0 < len(inside) < len(everything)
+    assert torch.equal(allowed, torch.stack(inside))
+    assert len(spec.enumerate()) == len(everything)
+    assert spec.is_in(spec.rand((50,)))
+    assert spec.is_in(spec.project(everything))
+    assert {str(v.tolist()) for v in spec.rand((300,))} == {str(v.tolist()) for v in allowed}
+
+
+def test_a_mask_that_allows_nothing_is_an_error_at_sampling_time():
+    spec = Categorical(2, (2,))
+
+    spec.update_mask(torch.tensor([[True, True], [False, False]]))
+
+    with pytest.raises(ValueError, match="allows no option"):
+        spec.rand()
+
+
+def test_a_mask_must_be_boolean_and_broadcast():
+    with pytest.raises(ValueError, match="one flag for each option"):
+        Categorical(3).update_mask(torch.ones(2, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"torch\.bool"):
+        Categorical(3).update_mask(torch.ones(3))
+
+
+def test_a_mask_can_be_lifted():
+    spec = Categorical(3, mask=torch.tensor([True, False, False]))
+
+    spec.update_mask(None)
+
+    assert spec == Categorical(3)
+
+
+# -- conversion ------------------------------------------------------------------------
+
+
+@each_leaf
+def test_copies_and_pickles_are_equal_and_independent(spec):
+    spec.rand()  # fills caches
+
+    for twin in (spec.clone(), copy.deepcopy(spec), pickle.loads(pickle.dumps(spec))):
+        assert twin == spec
+        assert twin is not spec
+        assert twin.is_in(twin.rand())
+
+
+def test_a_clone_does_not_share_its_mask():
+    spec = Categorical(3)
+    twin = spec.clone()
+
+    twin.update_mask(torch.tensor([True, False, False]))
+
+    assert spec.mask is None
+
+
+def test_to_changes_device_and_dtype():
+    spec = Bounded(-1, 1, (2,))
+
+    assert spec.to(torch.float64) == Bounded(-1, 1, (2,), dtype=torch.float64)
+    assert type(spec.to(torch.int32)) is BoundedDiscrete
+    moved = Categorical(3, mask=torch.tensor([True, True, False])).to("meta")
+    assert moved.device.type == moved.mask.device.type == "meta"
+    assert moved.cpu().device.type == "cpu"
+    assert spec.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "raw", [[1, 2, 3], (1, 2, 3), np.arange(1, 4), np.arange(1.0, 4.0), torch.arange(1, 4)]
+)
+def test_encode_gives_dtype_device_and_shape(raw):
+    value = Unbounded((3,)).encode(raw)
+
+    assert value.dtype == torch.float32
+    assert value.tolist() == [1, 2, 3]
+
+
+def test_encode_copies_numpy_data():
+    raw = np.zeros(3, np.float32)
+
+    value = Unbounded((3,)).encode(raw)
+    raw += 1
+
+    assert value.tolist() == [0, 0, 0]
+
+
+def test_encode_takes_read_only_and_reversed_arrays():
+    raw = np.arange(3)[::-1]
+    raw.flags.writeable = False
+
+    assert Unbounded((3,)).encode(raw).tolist() == [2, 1, 0]
+
+
+def test_encode_adds_the_axis_of_a_scalar():
+    assert Unbounded((1,)).encode(2.5).tolist() == [2.5]
+    assert Unbounded((4, 1)).encode(np.zeros(4)).shape == (4, 1)
+
+
+def test_encode_refuses_another_number_of_elements():
+    with pytest.raises(RuntimeError, match=r"has 3 elements.*Pass 2"):
+        Unbounded((2,)).encode([1, 2, 3])
+    with pytest.raises(RuntimeError, match="option numbers"):
+        OneHot(4, (2, 4)).encode([1, 2, 3])
+
+
+def test_encode_spells_choices():
+    assert OneHot(4).encode(2).tolist() == [False, False, True, False]
+    assert OneHot(4).encode(np.array([2])).shape == (4,)
+    assert OneHot(3, (2, 3)).encode([2, 0]).int().tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert OneHot(3).encode([False, True, False]).tolist() == [False, True, False]
+    assert MultiOneHot([2, 3]).encode([1, 2]).int().tolist() == [0, 1, 0, 0, 1]
+    assert Categorical(4).encode(2) == 2
+
+
+def test_encode_checks_the_range_only_when_asked_to(monkeypatch):
+    spec = Bounded(-1, 1, (1,))
+
+    assert spec.encode(5.0) == 5.0
+
+    monkeypatch.setattr("envkit.specs.base.CHECK_ENCODE", True)
+    with pytest.raises(AssertionError, match="5"):
+        spec.encode(5.0)
+
+
+@each_leaf
+def test_to_numpy_inverts_encode(spec):
+    if isinstance(spec, Choice):
+        return
+    value = spec.rand()
+
+    assert torch.equal(spec.encode(spec.to_numpy(value, safe=True)), value)
+
+
+def test_to_numpy_reads_one_hot_values_as_numbers():
+    assert OneHot(4).to_numpy(torch.tensor([False, False, True, False])) == 2
+    with pytest.raises(AssertionError):
+        OneHot(4).to_numpy(torch.zeros(4, dtype=torch.bool), safe=True)
+
+
+@pytest.mark.parametrize(
+    ("categorical", "one_hot"),
+    [
+        (Categorical(4), OneHot(4)),
+        (Categorical(4, (3,)), OneHot(4, (3, 4))),
+        (MultiCategorical([2, 3]), MultiOneHot([2, 3])),
+        (MultiCategorical([2, 3], (4, 2)), MultiOneHot([2, 3], (4, 5))),
+    ],
+)
+def test_categorical_and_one_hot_specs_are_twins(categorical, one_hot):
+    value = categorical.rand((5,))
+
+    spelled = categorical.to_one_hot(value, safe=True)
+
+    assert one_hot.is_in(spelled)
+    assert torch.equal(one_hot.to_categorical(spelled), value)
+    assert categorical.to_one_hot_spec() == one_hot
+    assert one_hot.to_categorical_spec() == categorical
+    assert torch.equal(one_hot.to_one_hot(spelled), spelled)
+    assert categorical.to_categorical_spec() == categorical
+
+
+def test_twins_share_the_mask():
+    mask = torch.tensor([True, False, True])
+
+    assert Categorical(3, mask=mask).to_one_hot_spec() == OneHot(3, mask=mask)
+
+
+def test_what_is_no_choice_has_no_one_hot_form():
+    with pytest.raises(TypeError, match="no choice"):
+        Unbounded(3).to_one_hot_spec()
+
+
+@pytest.mark.parametrize("spec", [Unbounded((3,)), OneHot(4), Categorical(3), NonTensor()])
+def test_memoized_encoding_repeats_the_same_conversions(spec):
+    raw = spec.to_numpy(spec.rand())
+    plain = spec.encode(raw)
+    spec.memoize_encode()
+
+    values = [spec.encode(raw) for _ in range(3)]
+
+    spec.erase_memoize_cache()
+    values.append(spec.encode(raw))
+    spec.memoize_encode(False)
+    values.append(spec.encode(raw))
+    for value in values:
+        assert spec.to_numpy(value) is raw or np.array_equal(spec.to_numpy(value), raw)
+        assert type(value) is type(plain)
+
+
+def test_a_memoizing_spec_can_be_pickled():
+    spec = Unbounded((1,))
+    spec.memoize_encode()
+    spec.encode(1.0)
+
+    assert pickle.loads(pickle.dumps(spec)).encode(2.0).tolist() == [2.0]
+
+
+def test_index_picks_what_a_choice_points_at():
+    scores = torch.tensor([[10.0, 11.0, 12.0], [20.0, 21.0, 22.0]])
+
+    assert OneHot(3).index(OneHot(3).encode([2, 0, 1][:2]), scores).tolist() == [[12.0], [20.0]]
+    assert Categorical(3, (2,)).index(torch.tensor([1, 2]), scores).tolist() == [[11.0], [22.0]]
+    with pytest.raises(ValueError, match="last size is 4"):
+        OneHot(4).index(OneHot(4).rand(), scores)
+
+
+# -- non-tensors -----------------------------------------------------------------------
+
+
+def test_non_tensor_specs_make_the_example_and_accept_any_object():
+    spec = NonTensor(shape=(4,), example_data="a")
+
+    for value in (spec.rand((2,)), spec.zero((2,)), spec.one((2,))):
+        assert value.data == "a"
+        assert value.batch_size == (2, 4)
+        assert spec.is_in(value)
+    assert spec.is_in("anything")
+    assert spec.is_in(np.zeros(3))
+    assert not spec.is_in(torch.zeros(4))
+    assert spec.expand(3, 4).shape == (3, 4)
+    assert spec[0].shape == ()
+    assert spec.encode("b").data == "b"
+    assert NonTensor((2,), example_data="a", batched=True).rand().tolist() == ["a", "a"]
+    with pytest.raises(NotImplementedError):
+        spec.enumerate()
+    with pytest.raises(TypeError):
+        spec.project(torch.zeros(4))
+
+
+@each_leaf
+def test_repr_names_class_shape_and_dtype(spec):
+    text = repr(spec)
+
+    assert text.startswith(type(spec).__name__)
+    assert f"shape={tuple(spec.shape)}" in text
+    assert str(spec.dtype).removeprefix("torch.") in text
