@@ -19,7 +19,7 @@ import jax
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.dlpack import jax_device_of, to_jax, to_torch, torch_dtype_of
+from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_dtype_of
 from bridges.jax_programs import PACKED, Programs, observation_leaves, padded_size
 from envkit.base import EnvBase
 from envkit.env_specs import as_key
@@ -96,7 +96,7 @@ class JaxEnv(EnvBase):
         )
         for path, like in self._state_like().items():
             state[("state", *path)] = self._unbounded(like.shape, like.dtype)
-        for path, like in observation_leaves(rows.timestep_like).items():
+        for path, like in observation_leaves(rows.template[1]).items():
             observation[as_key(path)] = self._unbounded(like.shape, like.dtype)
         for key, leaf in state.items(True, True):
             observation[key] = leaf.clone()
@@ -112,9 +112,9 @@ class JaxEnv(EnvBase):
     def _state_like(self) -> dict[Path, Any]:
         packing = self._programs.env.packing
         if self.state_layout == "packed":
-            like = jax.eval_shape(packing.pack, _with_rows(packing.like, 1))
-            return {(name,): jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in like.items()}
-        return dict(jax.eval_shape(packing.nested, packing.like))
+            like = jax.eval_shape(packing.pack, packing.template)
+            return {(name,): buffer for name, buffer in like.items()}
+        return jax.eval_shape(packing.leaves, packing.template)
 
     def _unbounded(self, shape: tuple[int, ...], dtype: Any) -> TensorSpec:
         if dtype == bool:
@@ -160,7 +160,7 @@ class JaxEnv(EnvBase):
         missing = self._size(td.numel()) - value.shape[0]
         if missing:
             value = torch.cat([value, value[:1].expand(missing, *value.shape[1:])])
-        return to_jax(value.detach(), copy=copy and not missing)
+        return to_jit(value.detach(), copy=copy and not missing)
 
     def _size(self, rows: int) -> int:
         return padded_size(rows, self.numel())
@@ -206,10 +206,10 @@ class JaxEnv(EnvBase):
         flags = torch.stack([td.get(name, blank) for name in DONE_LEAVES])
         rows = flags.flatten(1, -2) if td.batch_size else flags[:, None]
         missing = self._size(td.numel()) - rows.shape[1]
-        return to_jax(torch.cat([rows, rows[:, :1].expand(-1, missing, -1)], 1), copy=False)
+        return to_jit(torch.cat([rows, rows[:, :1].expand(-1, missing, -1)], 1), copy=False)
 
     def _observation_in(self, td: TensorDictBase) -> dict[Path, jax.Array]:
-        named = observation_leaves(self._programs.env.timestep_like)
+        named = observation_leaves(self._programs.env.template[1])
         rows = {}
         for path, like in named.items():
             value = td.get(as_key(path), None)
@@ -252,7 +252,7 @@ class JaxEnv(EnvBase):
     def _set_seed(self, seed: int | None) -> None:
         if seed is None:
             raise ValueError("a stateless env needs a seed: set_seed(0), say. None makes no key.")
-        self._key = jax.device_put(jax.random.key(int(seed) % 2**32), self._jax_device)
+        self._key = jax.device_put(jax.random.PRNGKey(int(seed) % 2**32), self._jax_device)
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         shape = self.batch_size if td is None else td.batch_size
@@ -267,7 +267,7 @@ class JaxEnv(EnvBase):
     def _mask_in(self, td: TensorDictBase, mask: torch.Tensor) -> jax.Array:
         missing = self._size(td.numel()) - td.numel()
         mask = torch.cat([mask.reshape(-1), mask.new_zeros(missing)])
-        return to_jax(mask, copy=False)
+        return to_jit(mask, copy=False)
 
     def _step_send(self, td: TensorDictBase) -> None:
         self._check_batch(td)
@@ -414,42 +414,32 @@ class JaxEnv(EnvBase):
             state: ``td["state"]`` in the packed layout, batch size (*batch,).
 
         Returns:
-            Nested TensorDict by field name. Floats and int32 are plain views, uint32 (keys) views of
-            the same bits; bools and small integers show as the int32 they are stored in, 64-bit
-            integers as a pair of int32 words.
+            Nested TensorDict by field name. Leaves of the buffer's own dtype, and uint32 (keys), are
+            views; what is stored in another dtype shows as it is stored (bools and small
+            integers as int32, 64-bit integers as pairs of int32 words), and is a view as well.
         """
-        tree: dict[Path, torch.Tensor] = {}
+        tree = {}
         for field in self._programs.env.packing.fields:
-            if not field.size:
-                continue
-            part = state.get(field.buffer)[..., field.offset : field.end]
-            wide = field.buffer == "words" and field.dtype in ("int64", "uint64")
-            part = part.unflatten(-1, (*field.shape, 2) if wide else field.shape or (1,))
-            part = part if field.shape or wide else part.squeeze(-1)
-            tree[field.path] = part.view(torch.uint32) if field.dtype == "uint32" else part
+            part = state.get(field.buffer)[..., field.offset : field.offset + field.size]
+            part = part.unflatten(-1, field.stored_shape) if field.stored_shape else part[..., 0]
+            tree[field.name] = part.view(torch.uint32) if field.dtype == "uint32" else part
         return _tensordict(_nest(tree), state.batch_size, state.device)
 
     def pack(self, nested: TensorDictBase) -> TensorDict:
         """Build a packed state from what `unpack` gave; the inverse, copied."""
-        parts: dict[str, list[torch.Tensor]] = {"floats": [], "words": []}
-        batch_ndim = len(nested.batch_size)
-        for field in self._programs.env.packing.fields:
-            if field.size:
-                leaf = nested.get(as_key(field.path))
-                leaf = leaf.view(torch.int32) if leaf.dtype == torch.uint32 else leaf
-                parts[field.buffer].append(leaf.reshape(*leaf.shape[:batch_ndim], field.size))
-        dtypes = {"floats": torch_dtype_of(self._programs.env.packing.float_dtype)}
-        built = {
-            name: torch.cat([part.to(dtypes.get(name, torch.int32)) for part in found], -1)
-            if found
-            else torch.zeros(*nested.batch_size, 0, dtype=dtypes.get(name, torch.int32))
-            for name, found in parts.items()
+        packing, batch = self._programs.env.packing, nested.batch_size
+        dtypes = {"floats": torch_dtype_of(packing.float_dtype), "words": torch.int32}
+        parts: dict[str, list[torch.Tensor]] = {
+            name: [torch.empty(*batch, 0, dtype=dtype, device=nested.device)]
+            for name, dtype in dtypes.items()
         }
-        return TensorDict(built, nested.batch_size, device=nested.device)
-
-
-def _with_rows(like: Any, rows: int) -> Any:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype), like)
+        for field in packing.fields:
+            leaf = nested.get(as_key(field.name))
+            leaf = leaf.view(torch.int32) if leaf.dtype == torch.uint32 else leaf
+            stored = leaf.reshape(*batch, field.size).to(dtypes[field.buffer])
+            parts[field.buffer].append(stored)
+        built = {name: torch.cat(found, -1) for name, found in parts.items()}
+        return TensorDict(built, batch, device=nested.device)
 
 
 def _nest(named: Mapping[Path, Any]) -> dict[str, Any]:

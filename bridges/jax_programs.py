@@ -13,13 +13,13 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from envkit import rules
-from envkit.functional import BatchedEnv, Timestep, choose, path_of, random_policy, unroll
+from envkit.functional import BatchedEnv, Timestep, done_of, name_of, random_policy, row_keys, unroll
 
 __all__ = ["PACKED", "Programs", "padded_size"]
 
@@ -78,32 +78,27 @@ class Programs:
         self, state: ByPath, action: Any, mask: jax.Array, observation: ByPath, flags: jax.Array
     ) -> dict[str, Any]:
         """Step all rows and keep what was there in those ``mask`` leaves out; their reward is 0."""
-        old = self._read_state(state)
-        following, timestep = self.env.step(old, action)
-        new = self._outputs(choose(mask, following, old), timestep)
-        return {
-            "state": new["state"],
-            "observation": choose(mask, new["observation"], observation),
-            "reward": choose(mask, new["reward"], jnp.zeros_like(new["reward"])),
-            "flags": jnp.where(mask[None, :, None], new["flags"], flags),
-        }
+        root = self._read_timestep(observation, flags)
+        return self._outputs(
+            *self.env.step_where(mask, self._read_state(state), root, action)
+        )
 
     def _restart(self, state: ByPath, mask: jax.Array) -> dict[str, Any]:
         """Begin new episodes where ``mask`` is set; other rows keep their state and show zeros."""
         blank = jax.tree.map(
-            lambda like: jnp.zeros((*mask.shape, *like.shape), like.dtype), self.env.timestep_like
+            lambda like: jnp.zeros((*mask.shape, *like.shape), like.dtype), self.env.template[1]
         )
         return self._outputs(*self.env.restart_where(mask, self._read_state(state), blank))
 
     def _advance(self, state: ByPath, action: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Step, then begin new episodes where one has ended; gives `next` and the root after it."""
         following, timestep = self.env.step(self._read_state(state), action)
-        done = rules.done_from(timestep.terminated, timestep.truncated)
-        fresh = self.env.restart_where(done, following, timestep)
+        fresh = self.env.restart_where(done_of(timestep), following, timestep)
         return self._outputs(following, timestep), self._outputs(*fresh)
 
     def _reseed(self, state: ByPath, key: jax.Array) -> ByPath:
-        return self._write_state(self.env.reseed(self._read_state(state), key))
+        rows = self._read_state(state)
+        return self._write_state(replace(rows, key=row_keys(key, rows.key.shape[0])))
 
     def _unroll(
         self,
@@ -117,22 +112,24 @@ class Programs:
         params: Any = None,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Take many steps; gives what was recorded, time-major, and the root after the last."""
-        rows = flags.shape[1]
-        act = random_policy(self.env, rows) if policy is None else policy
-        timestep = self._read_timestep(observation, flags)
-        carry = (self._read_state(state), timestep, jnp.int32(0))
-        carry, recorded = unroll(
+        carry = (self._read_state(state), self._read_timestep(observation, flags))
+        act = random_policy(self.env) if policy is None else policy
+        carry, steps_made = unroll(
             self.env, carry, act, params, key, steps=steps, record_state=record_state
         )
-        out = {
-            "root": self._shown(recorded["root"]),
-            "action": recorded["action"],
-            "next": self._shown(recorded["next"]),
-        }
-        if record_state:
-            for place in ("root", "next"):
-                out[place]["state"] = self._recorded_state(recorded[f"{place}_state"])
-        return out, self._outputs(carry[0], carry[1])
+        root = Timestep(
+            steps_made.observation,
+            steps_made.next.reward,  # a root has none; nobody reads this
+            steps_made.terminated,
+            steps_made.truncated,
+            steps_made.next.info,
+        )
+        out = {"root": self._shown(root), "action": steps_made.action}
+        out["next"] = self._shown(steps_made.next)
+        if steps_made.state is not None:
+            out["root"]["state"] = self._name_buffers(steps_made.state)
+            out["next"]["state"] = self._name_buffers(steps_made.next_state)
+        return out, self._outputs(*carry)
 
     # -------------------------------------------------------------------------------------- names
 
@@ -142,15 +139,14 @@ class Programs:
     def _shown(self, timestep: Timestep) -> dict[str, Any]:
         """Name what a timestep shows; time, if any, stays in front of the rows."""
         terminated, truncated = timestep.terminated, timestep.truncated
-        done = rules.done_from(terminated, truncated)
         return {
             "observation": observation_leaves(timestep),
             "reward": timestep.reward[..., None],
-            "flags": jnp.stack([done, terminated, truncated])[..., None],
+            "flags": jnp.stack([done_of(timestep), terminated, truncated])[..., None],
         }
 
     def _read_timestep(self, observation: ByPath, flags: jax.Array) -> Timestep:
-        like = self.env.timestep_like
+        like = self.env.template[1]
         named = observation_leaves(like)
         leaves = [observation[path] for path in named]
         tree = jax.tree.structure((like.observation, like.info))
@@ -162,20 +158,19 @@ class Programs:
     def _write_state(self, state: Any) -> ByPath:
         packing = self.env.packing
         if not self.packed:
-            return packing.nested(state)
+            return packing.leaves(state)
         return {(name,): buffer for name, buffer in packing.pack(state).items()}
 
-    def _recorded_state(self, buffers: dict[str, jax.Array]) -> ByPath:
+    def _name_buffers(self, buffers: dict[str, jax.Array]) -> ByPath:
         if not self.packed:
-            return self.env.packing.nested(self.env.packing.unpack(buffers))
+            return self.env.packing.leaves(self.env.packing.unpack(buffers))
         return {(name,): buffer for name, buffer in buffers.items()}
 
     def _read_state(self, state: ByPath) -> Any:
         packing = self.env.packing
         if set(state) == set(PACKED):
             return packing.unpack({path[0]: buffer for path, buffer in state.items()})
-        rows = next(iter(state.values())).shape[0]
-        return packing.from_nested(state, (rows,))
+        return packing.from_leaves(state)
 
 
 def observation_leaves(timestep: Timestep) -> ByPath:
@@ -183,6 +178,6 @@ def observation_leaves(timestep: Timestep) -> ByPath:
     shown = jax.tree_util.tree_flatten_with_path(timestep.observation)[0]
     infos = jax.tree_util.tree_flatten_with_path(timestep.info)[0]
     return {
-        **{path_of(path) if path else ("observation",): leaf for path, leaf in shown},
-        **{("info", *path_of(path)): leaf for path, leaf in infos},
+        **{name_of(path) if path else ("observation",): leaf for path, leaf in shown},
+        **{("info", *name_of(path)): leaf for path, leaf in infos},
     }

@@ -47,9 +47,12 @@ class Member:
         """Take the state out of data this member made, and give the rest."""
         if not self.state_paths:
             return td
-        keys = [as_key(path) for path in self.state_paths]
-        self.state = td.select(*keys)
-        return td.exclude(*keys)
+        self.state = td.select(*map(as_key, self.state_paths))
+        return self.without_state(td)
+
+    def without_state(self, td: TensorDictBase) -> TensorDictBase:
+        """Give what other members have too."""
+        return td.exclude(*map(as_key, self.state_paths)).filter_empty_()
 
 
 class MixedEnv(EnvBase):
@@ -121,8 +124,8 @@ class MixedEnv(EnvBase):
         nexts, roots = {}, {}
         for member in self._in_order_of_waiting():
             data, root = member.env._advance_recv()
-            following = data.get("next").exclude(*map(as_key, member.state_paths))
-            nexts[id(member)], roots[id(member)] = following, member.keep_state(root)
+            nexts[id(member)] = member.without_state(data.get("next"))
+            roots[id(member)] = member.keep_state(root)
         join = lambda parts: torch.cat([parts[id(member)] for member in self.members], 0)  # noqa: E731
         return self._attach_next(td, join(nexts)), join(roots)
 

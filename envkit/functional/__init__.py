@@ -1,11 +1,16 @@
-"""Stateless environments in pure JAX: protocol, wrappers, batches, packing and scans."""
+"""Environments as pure JAX functions: one environment, then many, then whole rollouts.
 
-from envkit.functional.autoreset import EpisodeState, Episodic, bucket_sizes, choose, restart_where
-from envkit.functional.batch import BatchedEnv
-from envkit.functional.core import Space, StatelessEnv, Timestep, normalized
-from envkit.functional.packing import PackedField, StatePacking, conform, path_of
-from envkit.functional.rollout import random_policy, unroll
-from envkit.functional.spaces import Box, Discrete, sample
+This package knows JAX and not torch. Write `reset` and `step` for ONE environment; everything
+here is traceable and waits for one outer ``jit``.
+"""
+
+from envkit.functional.autoreset import EpisodeState, Episodic, restart_where
+from envkit.functional.batch import BatchedEnv, ResetMode, row_keys
+from envkit.functional.core import StatelessEnv, Timestep, WrapperState, done_of, normalize
+from envkit.functional.packing import Field, StatePacking
+from envkit.functional.rollout import Policy, Transition, random_policy, transition, unroll
+from envkit.functional.spaces import Box, Discrete, sample_space
+from envkit.functional.structure import conform, name_of
 from envkit.functional.wrappers import FrameSkip, TimeLimit, TimeLimitState
 
 __all__ = [
@@ -14,21 +19,25 @@ __all__ = [
     "Discrete",
     "EpisodeState",
     "Episodic",
+    "Field",
     "FrameSkip",
-    "PackedField",
-    "Space",
+    "Policy",
+    "ResetMode",
     "StatePacking",
     "StatelessEnv",
     "TimeLimit",
     "TimeLimitState",
     "Timestep",
-    "bucket_sizes",
-    "choose",
+    "Transition",
+    "WrapperState",
     "conform",
-    "normalized",
-    "path_of",
+    "done_of",
+    "name_of",
+    "normalize",
     "random_policy",
     "restart_where",
-    "sample",
+    "row_keys",
+    "sample_space",
+    "transition",
     "unroll",
 ]

@@ -1,84 +1,131 @@
-"""Many copies of one stateless environment, side by side. The only `vmap` of the package is here.
+"""Many copies of one stateless environment.
+
+This module holds the only ``vmap`` of the package and fixes, once for each environment, the
+structure, dtypes and shapes of everything it returns. It does not jit: one outer ``jit`` belongs to
+the caller.
 
 Conventions
-    rows   leading axis of every array.
+    leaf  array of shape (batch, *event).
+    keys  raw PRNG keys, uint32, shape (batch, 2): one for each row.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
-from envkit.functional import autoreset
-from envkit.functional.autoreset import EpisodeState, Episodic
-from envkit.functional.core import Space, StatelessEnv, Timestep
-from envkit.functional.packing import StatePacking, conform
-from envkit.functional.spaces import sample
+from envkit import rules
+from envkit.errors import ArgumentError
+from envkit.functional.autoreset import EpisodeState, Episodic, restart_where
+from envkit.functional.core import StatelessEnv, Timestep, normalize
+from envkit.functional.packing import StatePacking
+from envkit.functional.spaces import sample_space
+from envkit.functional.structure import conform, is_typed_key, strong
 
-__all__ = ["BatchedEnv"]
+__all__ = ["BatchedEnv", "ResetMode", "row_keys"]
+
+ResetMode = Literal["fresh"]  # "pool" and "cached" join here and in _RESTARTS
+_RESTARTS = {"fresh": restart_where}
 
 
-@dataclass(frozen=True)
-class BatchedEnv:
-    """Rows of one environment, each with its own key.
+def row_keys(key: jax.Array, num_rows: int) -> jax.Array:
+    """Derive one raw key a row; that of row i depends on ``key`` and i only, not on ``num_rows``.
 
     Args:
-        env: what one row is; give it a `TimeLimit` if episodes shall be cut.
+        key: one PRNG key, raw or typed.
+        num_rows: how many keys, static.
+    """
+    raw = jax.random.key_data(key) if is_typed_key(key.dtype) else key
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
+        raw, jnp.arange(num_rows, dtype=jnp.uint32)
+    )
+
+
+class BatchedEnv:
+    """Run any number of copies of a stateless environment side by side.
+
+    Every function is pure and may be called under ``jit``, ``scan``, ``grad`` and ``shard_map``.
+    The number of rows is that of the arguments. Rows do not see each other.
+
+    Args:
+        env: the environment of one row.
+        reset_mode: where new episodes come from; "fresh" computes each from its row's key.
     """
 
-    env: StatelessEnv
+    def __init__(self, env: StatelessEnv, *, reset_mode: ResetMode = "fresh") -> None:
+        if reset_mode not in _RESTARTS:
+            raise ArgumentError(
+                f"reset_mode={reset_mode!r} is not one of {get_args(ResetMode)}. Pass one of these."
+            )
+        self.env = env if isinstance(env, Episodic) else Episodic(env)
+        self.reset_mode = reset_mode
 
     @property
-    def episodic(self) -> Episodic:
-        """One row, with the key of its next episode."""
-        return Episodic(self.env)
-
-    @property
-    def action_space(self) -> Space:
-        """Actions of one row."""
+    def action_space(self) -> Any:
         return self.env.action_space
+
+    @property
+    def observation_space(self) -> Any:
+        return self.env.observation_space
+
+    @cached_property
+    def template(self) -> tuple[EpisodeState, Timestep]:
+        """Shapes and dtypes of one row: `jax.ShapeDtypeStruct` leaves without a batch axis."""
+        key = jax.eval_shape(lambda: jax.random.PRNGKey(0))
+        return jax.eval_shape(self._reset_row, key)
 
     @cached_property
     def packing(self) -> StatePacking:
-        """How the state of a row is packed; found by tracing the reset abstractly."""
-        return StatePacking.of(self.episodic)
+        """How the state of a row lies in two buffers."""
+        return StatePacking(self.template[0])
 
-    @cached_property
-    def timestep_like(self) -> Timestep:
-        """What a timestep of one row looks like, as `jax.ShapeDtypeStruct`."""
-        return jax.eval_shape(self.episodic.reset, jax.random.key(0))[1]
+    def init(self, key: jax.Array, num_rows: int) -> tuple[EpisodeState, Timestep]:
+        """Start ``num_rows`` episodes, all derived from one key (see `row_keys`)."""
+        return self.reset(row_keys(key, num_rows))
 
-    def row_keys(self, key: jax.Array, rows: int) -> jax.Array:
-        """Give each row a key that depends on its number only, not on how many there are."""
-        return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows))
-
-    def init(self, key: jax.Array, rows: int) -> tuple[EpisodeState, Timestep]:
-        """Start an episode in each of ``rows`` rows."""
-        return jax.vmap(self.episodic.reset)(self.row_keys(key, rows))
+    def reset(self, keys: jax.Array) -> tuple[EpisodeState, Timestep]:
+        """Start one episode for each of ``keys``, shape ``(batch, 2)``."""
+        return jax.vmap(self._reset_row)(keys)
 
     def step(self, state: EpisodeState, action: Any) -> tuple[EpisodeState, Timestep]:
-        """Step every row; what comes out has the structure and dtypes of a reset."""
-        following, timestep = jax.vmap(self.episodic.step)(state, action)
-        return (
-            conform(following, self.packing.like, what="state"),
-            conform(timestep, self.timestep_like, what="timestep"),
-        )
+        """Advance every row by its action.
+
+        Raises:
+            StateStructureError: while tracing, if state or timestep differ from those of `reset` in
+                structure or shape. Dtypes are cast to those of `reset`.
+        """
+        return jax.vmap(self._step_row)(state, action)
+
+    def step_where(
+        self, mask: jax.Array, state: EpisodeState, timestep: Timestep, action: Any
+    ) -> tuple[EpisodeState, Timestep]:
+        """Advance the rows of ``mask``; the others repeat state and timestep with reward 0."""
+        kept = (state, replace(timestep, reward=jnp.zeros_like(timestep.reward)))
+        stepped = self.step(state, action)
+        return jax.tree.map(lambda new, old: rules.choose(mask, new, old), stepped, kept)
 
     def restart_where(
         self, mask: jax.Array, state: EpisodeState, timestep: Timestep
     ) -> tuple[EpisodeState, Timestep]:
-        """Begin new episodes in the rows of ``mask``, shape (rows,)."""
-        return autoreset.restart_where(jax.vmap(self.episodic.restart), mask, state, timestep)
+        """Start new episodes in the rows of ``mask``; the others keep every bit."""
+        return _RESTARTS[self.reset_mode](self.reset, mask, state, timestep)
 
-    def reseed(self, state: EpisodeState, key: jax.Array) -> EpisodeState:
-        """Give each row a new key, so that rows copied from one state part ways."""
-        return replace(state, key=self.row_keys(key, state.key.shape[0]))
+    def sample_action(self, keys: jax.Array) -> Any:
+        """Draw one action a row from the action space, each from the row's key."""
+        return jax.vmap(lambda key: sample_space(self.action_space, key))(keys)
 
-    def sample_action(self, key: jax.Array, rows: int) -> Any:
-        """Draw an action for every row from its space."""
-        keys = self.row_keys(key, rows)
-        return jax.vmap(lambda one: sample(self.env.action_space, one))(keys)
+    def _reset_row(self, key: jax.Array) -> tuple[EpisodeState, Timestep]:
+        state, timestep = self.env.reset(key)
+        return jax.tree.map(strong, state), normalize(timestep)
+
+    def _step_row(self, state: EpisodeState, action: Any) -> tuple[EpisodeState, Timestep]:
+        state_like, timestep_like = self.template
+        state, timestep = self.env.step(state, action)
+        return (
+            conform(state, state_like, what="state"),
+            conform(normalize(timestep), timestep_like, what="timestep"),
+        )

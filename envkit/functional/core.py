@@ -1,38 +1,40 @@
-"""What a stateless environment is: pure functions of a state, for ONE environment.
+"""What a stateless environment is, and what it returns.
 
-This module fixes the protocol and the record a step gives. It knows JAX, no batch and no torch.
+This module decides the interface of ONE environment written as pure JAX functions. It does not
+know batches, resets at the end of an episode, or torch.
 
 Conventions
-    key      a typed PRNG key, `jax.random.key`.
-    state    any pytree of arrays; its structure, shapes and dtypes never change.
-    scalar   reward float32 "", terminated and truncated bool "".
+    state        any pytree of arrays; the whole truth about an episode.
+    observation  array, or dict (any pytree) of arrays.
+    reward       float32, shape ().
+    terminated   bool, shape (): the task itself ended the episode.
+    truncated    bool, shape (): something outside the task, such as a time limit, cut it short.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Space", "StatelessEnv", "Timestep", "normalized"]
+from envkit import rules
+from envkit.errors import StateStructureError
+from envkit.functional.structure import strong
 
-Space = Any
-"""A `Box`, a `Discrete`, or a dict of spaces."""
+__all__ = ["StatelessEnv", "Timestep", "WrapperState", "done_of", "normalize"]
+
+S = TypeVar("S")
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Timestep:
-    """What a reset or a step shows.
+    """What an environment shows after a reset or a step.
 
-    Args:
-        observation: array, or dict of arrays.
-        reward: scalar; 0 after a reset.
-        terminated: the task ended here.
-        truncated: something else ended the episode here, a time limit say.
-        info: dict of arrays that are neither.
+    An env may leave out what it does not have and may write Python numbers; `normalize` turns them
+    into arrays of the dtypes above. After a reset, ``Timestep(observation)`` is enough.
     """
 
     observation: Any
@@ -43,32 +45,62 @@ class Timestep:
 
 
 class StatelessEnv(Protocol):
-    """Two pure functions and the space of actions. Write it for one environment.
+    """One environment as two pure functions. It holds no episode; the caller holds the state.
 
-    ``observation_space`` is optional; without it observations are unbounded.
+    It may also have an ``observation_space``.
     """
 
     @property
-    def action_space(self) -> Space:
-        """The actions `step` takes."""
+    def action_space(self) -> Any:
+        """A `Box`, a `Discrete`, or a dict or tuple of them."""
         ...
 
-    def reset(self, key: jax.Array) -> tuple[Any, Timestep]:
-        """Start an episode; all randomness comes from ``key``."""
+    def reset(self, key: jax.Array, /) -> tuple[Any, Timestep]:
+        """Start an episode drawn from ``key``."""
         ...
 
-    def step(self, state: Any, action: Any) -> tuple[Any, Timestep]:
-        """Advance by one step; ``state`` is not changed."""
+    def step(self, state: Any, action: Any, /) -> tuple[Any, Timestep]:
+        """Advance by one action. Structure and shapes are those that `reset` returned."""
         ...
 
 
-def normalized(timestep: Timestep) -> Timestep:
-    """Give a timestep whose scalars have the fixed shapes and dtypes, whatever an env returned."""
+@dataclass(frozen=True)
+class WrapperState(Generic[S]):
+    """Base of the states of envkit's wrappers.
+
+    ``inner`` is transparent when leaves are named: the fields of a wrapper stand beside those of
+    the environment it wraps (see `StatePacking`).
+    """
+
+    inner: S
+
+
+def done_of(timestep: Timestep) -> jax.Array:
+    """Say whether the episode is over for any reason, bool of the shape of ``terminated``."""
+    return rules.done_from(timestep.terminated, timestep.truncated)
+
+
+def normalize(timestep: Timestep) -> Timestep:
+    """Give every field of one environment's ``timestep`` its fixed dtype and shape.
+
+    Raises:
+        StateStructureError: reward, terminated or truncated is not a scalar (one element counts).
+    """
     return replace(
         timestep,
-        observation=jax.tree.map(jnp.asarray, timestep.observation),
-        reward=jnp.asarray(timestep.reward, jnp.float32).reshape(()),
-        terminated=jnp.asarray(timestep.terminated, bool).reshape(()),
-        truncated=jnp.asarray(timestep.truncated, bool).reshape(()),
-        info=jax.tree.map(jnp.asarray, timestep.info),
+        observation=jax.tree.map(strong, timestep.observation),
+        reward=_scalar(timestep.reward, jnp.float32, "reward"),
+        terminated=_scalar(timestep.terminated, jnp.bool_, "terminated"),
+        truncated=_scalar(timestep.truncated, jnp.bool_, "truncated"),
+        info=jax.tree.map(strong, timestep.info),
     )
+
+
+def _scalar(value: Any, dtype: Any, name: str) -> jax.Array:
+    array = jnp.asarray(value)
+    if array.size != 1:
+        raise StateStructureError(
+            f"{name} has shape {array.shape}, but one environment has one {name}. Write reset and "
+            "step for a single environment and return a scalar; envkit adds the batch."
+        )
+    return strong(array.reshape(())).astype(dtype)

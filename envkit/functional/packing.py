@@ -1,237 +1,269 @@
-"""A state pytree as two buffers, and back, without losing a bit.
+"""A whole state in two buffers.
 
-Two arrays cross the border to torch where dozens of leaves would. Floats stay floats, so that
-gradients flow; everything else becomes int32 words.
+This module decides where each leaf of a state lies in the buffers "floats" and "words", and what
+it is called. Packing loses nothing: `unpack` returns every bit that `pack` was given. It knows
+neither torch nor environments.
 
 Conventions
-    floats  (*batch, width), float32, or the widest float of the state.
-    words   (*batch, width), int32: integers by value, uint32 and keys by their bits, bools as 0 or 1,
-            64-bit integers as two words.
-    path    names from the root: dataclass fields, dict keys, tuple fields or positions. A field
-            called ``inner`` adds no name: what it holds stands beside its siblings.
+    floats  shape (*batch, float_width): all floating leaves; float32, or float64 if a leaf is that
+            wide. Differentiable. Narrower floats are widened, which is exact.
+    words   shape (*batch, word_width), int32: bools and integers of up to 16 bits by value; uint32
+            and PRNG keys bit by bit; 64-bit integers as two words each.
+    A buffer that holds nothing has width 0; DLPack carries those both ways.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from envkit.errors import StateStructureError
+from envkit.errors import KeyCollisionError, StateStructureError
+from envkit.functional.core import WrapperState
+from envkit.functional.structure import conform, is_typed_key, name_of
 
-__all__ = ["PackedField", "StatePacking", "conform", "path_of"]
+__all__ = ["Field", "StatePacking"]
 
-Path = tuple[str, ...]
+PyTree = Any
+Buffers = dict[str, jax.Array]
 
 
 @dataclass(frozen=True)
-class PackedField:
-    """Where one leaf lies: ``size`` numbers from ``offset`` on in its buffer."""
+class Field:
+    """Where one leaf of the state lies.
 
-    path: Path
-    buffer: str  # "floats" or "words"
+    The leaf is ``buffer[..., offset : offset + size]``, reshaped to ``(*batch, *stored_shape)``.
+    That slice is a view with the leaf's own values if ``is_view``; else it holds the same values
+    (bool, narrow types) or the same bits (`words` of them an element) in the buffer's dtype.
+    """
+
+    name: tuple[str, ...]
+    buffer: Literal["floats", "words"]
     offset: int
-    size: int
-    shape: tuple[int, ...]
-    dtype: str  # of the leaf; keys count as the uint32 words they are made of
-    key_impl: Any = None  # PRNG implementation when the leaf is a typed key
+    shape: tuple[int, ...]  # of one row's leaf
+    dtype: str  # name of the leaf's dtype; typed keys are "uint32"
+    words: int = 1  # buffer elements for each element of the leaf
+    is_key: bool = False  # a typed PRNG key; its words are a trailing axis of the leaf
+    is_view: bool = True
 
     @property
-    def end(self) -> int:
-        """Offset behind the field."""
-        return self.offset + self.size
+    def size(self) -> int:
+        """Buffer elements of this leaf."""
+        return math.prod(self.shape) * self.words
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape of this leaf in its buffer: ``shape``, with an axis for the words if several."""
+        return self.shape if self.words == 1 else (*self.shape, self.words)
 
 
-@dataclass(frozen=True)
 class StatePacking:
-    """How the state of one row is packed; built once from shapes alone."""
+    """The layout of one kind of state, fixed once.
 
-    like: Any  # the state as a pytree of `jax.ShapeDtypeStruct`
-    fields: tuple[PackedField, ...]
+    Args:
+        template: one row's state: `jax.ShapeDtypeStruct` leaves, as from ``jax.eval_shape(reset)``.
 
-    @classmethod
-    def of(cls, env: Any) -> StatePacking:
-        """Read the structure from an abstract reset of ``env``.
+    Attributes:
+        fields: one `Field` for each leaf, in the order of `jax.tree.leaves`; None has no leaf.
+        float_width, word_width: elements a row in each buffer.
+        float_dtype: dtype of the float buffer.
+
+    Raises:
+        StateStructureError: a leaf has a dtype that fits neither buffer.
+        KeyCollisionError: two leaves have the same name, or one the name of a group of others.
+    """
+
+    def __init__(self, template: PyTree) -> None:
+        self.template = template
+        paths, self._treedef = jax.tree_util.tree_flatten_with_path(template)
+        self._leaves = [leaf for _, leaf in paths]
+        hidden = _wrapper_depth(template)
+        names = [_visible_name(path, hidden) for path, _ in paths]
+        _check_names(names)
+        is_wide = any(leaf.dtype == jnp.float64 for leaf in self._leaves)
+        self.float_dtype = jnp.dtype(jnp.float64 if is_wide else jnp.float32)
+        self.fields: tuple[Field, ...] = self._lay_out(names, [path for path, _ in paths])
+        self.float_width = sum(field.size for field in self.fields if field.buffer == "floats")
+        self.word_width = sum(field.size for field in self.fields if field.buffer == "words")
+
+    def pack(self, tree: PyTree) -> Buffers:
+        """Lay a state out in ``{"floats": (*batch, float_width), "words": (*batch, word_width)}``.
+
+        Args:
+            tree: state whose leaves have shape ``(*batch, *event)``, any number of batch axes.
 
         Raises:
-            StateStructureError: a leaf has a dtype that cannot be packed, or two leaves one name.
+            StateStructureError: ``tree`` has other leaves than the template.
         """
-        impls: list[Any] = []
-
-        def looked_at(key: jax.Array) -> Any:
-            state, _ = env.reset(key)
-            impls.extend(_impl(leaf) for leaf in jax.tree.leaves(state))
-            return state
-
-        like = jax.eval_shape(looked_at, jax.random.key(0))
-        flat, _ = jax.tree_util.tree_flatten_with_path(like)
-        fields, ends = [], {"floats": 0, "words": 0}
-        for (keypath, leaf), impl in zip(flat, impls, strict=True):
-            field = _field(path_of(keypath), leaf, ends, impl)
-            ends[field.buffer] = field.end
-            fields.append(field)
-        _refuse_collisions([field.path for field in fields])
-        return cls(like, tuple(fields))
-
-    @cached_property
-    def float_dtype(self) -> np.dtype:
-        """dtype of the floats buffer."""
-        dtypes = [jnp.dtype(f.dtype) for f in self.fields if f.buffer == "floats" and f.size]
-        return np.dtype(np.float64 if np.dtype(np.float64) in dtypes else np.float32)
-
-    def width(self, buffer: str) -> int:
-        """Numbers per row in a buffer; may be 0."""
-        return max((field.end for field in self.fields if field.buffer == buffer), default=0)
-
-    def pack(self, state: Any) -> dict[str, jax.Array]:
-        """Pack a state (as `conform` leaves it) with any batch axes in front."""
-        leaves = jax.tree.leaves(state)
-        # The row key is always there and always last.
-        batch = leaves[-1].shape[: leaves[-1].ndim - jax.tree.leaves(self.like)[-1].ndim]
+        leaves, batch = self._checked_leaves(tree)
         parts: dict[str, list[jax.Array]] = {"floats": [], "words": []}
-        for leaf, field in zip(leaves, self.fields, strict=True):
+        for field, leaf in zip(self.fields, leaves, strict=True):
             if field.size:
-                parts[field.buffer].append(self._to_buffer(leaf, field).reshape(*batch, field.size))
-        dtypes = {"floats": self.float_dtype, "words": np.int32}
+                stored = _encode(leaf, self._dtype_of(field.buffer))
+                parts[field.buffer].append(stored.reshape(*batch, field.size))
         return {
-            name: jnp.concatenate(found, -1) if found else jnp.zeros((*batch, 0), dtypes[name])
+            name: jnp.concatenate(found, axis=-1)
+            if found
+            else jnp.zeros((*batch, 0), self._dtype_of(name))
             for name, found in parts.items()
         }
 
-    def unpack(self, buffers: Mapping[str, jax.Array]) -> Any:
-        """Give back the state that was packed."""
+    def unpack(self, buffers: Mapping[str, jax.Array]) -> PyTree:
+        """Rebuild the state that `pack` was given, bit for bit."""
+        batch = buffers["words"].shape[:-1]
         leaves = [
-            self._from_buffer(buffers[field.buffer][..., field.offset : field.end], field)
-            for field in self.fields
+            _decode(
+                buffers[field.buffer][..., field.offset : field.offset + field.size].reshape(
+                    *batch, *field.stored_shape
+                ),
+                like,
+            )
+            for field, like in zip(self.fields, self._leaves, strict=True)
         ]
-        return jax.tree.structure(self.like).unflatten(leaves)
+        return jax.tree.unflatten(self._treedef, leaves)
 
-    def nested(self, state: Any) -> dict[Path, jax.Array]:
-        """Give the leaves by path, keys as uint32 words; zero-size leaves are left out."""
+    def conform(self, tree: PyTree) -> PyTree:
+        """Cast one row's state to the dtypes fixed here; other differences raise (see `conform`)."""
+        return conform(tree, self.template, what="state")
+
+    def leaves(self, tree: PyTree) -> dict[tuple[str, ...], jax.Array]:
+        """Give the leaves of a state by name; typed keys as their uint32 words."""
+        found, _ = self._checked_leaves(tree)
         return {
-            field.path: jax.random.key_data(leaf) if field.key_impl is not None else leaf
-            for field, leaf in zip(self.fields, jax.tree.leaves(state), strict=True)
-            if field.size
+            field.name: jax.random.key_data(leaf) if field.is_key else leaf
+            for field, leaf in zip(self.fields, found, strict=True)
         }
 
-    def from_nested(self, named: Mapping[Path, jax.Array], batch: tuple[int, ...]) -> Any:
-        """Give back the state whose leaves `nested` named."""
-        leaves = []
-        for field in self.fields:
-            if not field.size:
-                leaf = jnp.zeros((*batch, *field.shape), field.dtype)
-            else:
-                leaf = named[field.path]
-            if field.key_impl is not None:
-                leaf = jax.random.wrap_key_data(leaf, impl=field.key_impl)
-            leaves.append(leaf)
-        return jax.tree.structure(self.like).unflatten(leaves)
-
-    def _to_buffer(self, leaf: jax.Array, field: PackedField) -> jax.Array:
-        if field.buffer == "floats":
-            return leaf.astype(self.float_dtype)
-        if field.key_impl is not None:
-            leaf = jax.random.key_data(leaf)
-        if leaf.dtype in (jnp.uint32, jnp.int64, jnp.uint64):
-            return jax.lax.bitcast_convert_type(leaf, jnp.int32)
-        return leaf.astype(jnp.int32)
-
-    def _from_buffer(self, part: jax.Array, field: PackedField) -> jax.Array:
-        shape = (*part.shape[:-1], *field.shape)
-        dtype = jnp.dtype(field.dtype)
-        if field.buffer == "floats":
-            return part.reshape(shape).astype(dtype)
-        if dtype.itemsize == 8:
-            return jax.lax.bitcast_convert_type(part.reshape(*shape, 2), dtype)
-        if dtype == jnp.uint32:
-            words = jax.lax.bitcast_convert_type(part.reshape(shape), jnp.uint32)
-            if field.key_impl is None:
-                return words
-            return jax.random.wrap_key_data(words, impl=field.key_impl)
-        return part.reshape(shape).astype(dtype)
-
-
-def conform(tree: Any, like: Any, *, what: str) -> Any:
-    """Cast the leaves of what a step made to the dtypes a reset fixed; checked while tracing.
-
-    Args:
-        tree: pytree with one batch axis in front of every leaf.
-        like: the same pytree of `jax.ShapeDtypeStruct`, without that axis.
-        what: "state" or "timestep", for the message.
-
-    Raises:
-        StateStructureError: structure or shapes differ from the reset's; names the path.
-    """
-    flat, treedef = jax.tree_util.tree_flatten_with_path(tree)
-    models, wanted = jax.tree_util.tree_flatten_with_path(like)
-    if treedef != wanted:
-        here, there = ({path_of(path) for path, _ in leaves} for leaves in (flat, models))
-        raise StateStructureError(
-            f"the {what} of this env changes its structure between reset and step: "
-            f"{_shown(there - here)} only after reset, {_shown(here - there)} only after step. "
-            "Return the same fields from both."
-        )
-    leaves = []
-    for (keypath, leaf), (_, model) in zip(flat, models, strict=True):
-        if tuple(leaf.shape[1:]) != tuple(model.shape):
+    def from_leaves(self, leaves: Mapping[tuple[str, ...], jax.Array]) -> PyTree:
+        """Rebuild a state from its leaves by name, the inverse of `leaves`."""
+        missing = [field.name for field in self.fields if field.name not in leaves]
+        if missing:
             raise StateStructureError(
-                f"{'.'.join(path_of(keypath))!r} in the {what} has shape {model.shape} after "
-                f"reset, but {tuple(leaf.shape[1:])} after step. Keep its shape."
+                f"the state lacks {', '.join('.'.join(name) for name in missing)}. "
+                "Pass every leaf that reset returned."
             )
-        leaves.append(leaf if leaf.dtype == model.dtype else leaf.astype(model.dtype))
-    return treedef.unflatten(leaves)
+        restored = [
+            _wrap_key(leaves[field.name], like) if field.is_key else leaves[field.name]
+            for field, like in zip(self.fields, self._leaves, strict=True)
+        ]
+        return jax.tree.unflatten(self._treedef, restored)
+
+    def _lay_out(self, names: Sequence[tuple[str, ...]], paths: list) -> tuple[Field, ...]:
+        offsets = {"floats": 0, "words": 0}
+        fields = []
+        for name, path, leaf in zip(names, paths, self._leaves, strict=True):
+            buffer, words = _placement(leaf.dtype, jax.tree_util.keystr(path))
+            is_key = is_typed_key(leaf.dtype)
+            dtype = "uint32" if is_key else leaf.dtype.name
+            same_bits = dtype in ("int32", "uint32") or leaf.dtype == self.float_dtype
+            field = Field(
+                name,
+                buffer,
+                offsets[buffer],
+                shape=tuple(leaf.shape),
+                dtype=dtype,
+                words=words,
+                is_key=is_key,
+                is_view=same_bits,
+            )
+            offsets[buffer] += field.size
+            fields.append(field)
+        return tuple(fields)
+
+    def _dtype_of(self, buffer: str) -> Any:
+        return self.float_dtype if buffer == "floats" else jnp.dtype(jnp.int32)
+
+    def _checked_leaves(self, tree: PyTree) -> tuple[list[jax.Array], tuple[int, ...]]:
+        leaves, treedef = jax.tree.flatten(tree)
+        if treedef != self._treedef:
+            raise StateStructureError(
+                f"the state to pack is {treedef}, but the layout was made for {self._treedef}. "
+                "Pack only states of the environment the layout belongs to."
+            )
+        batch: tuple[int, ...] = ()
+        for index, (field, leaf) in enumerate(zip(self.fields, leaves, strict=True)):
+            leading = leaf.shape[: leaf.ndim - len(field.shape)]
+            batch = batch if index else leading
+            if leaf.shape != (*batch, *field.shape) or leaf.dtype != self._leaves[index].dtype:
+                raise StateStructureError(
+                    f"state leaf {'.'.join(field.name)!r} is {leaf.dtype}{leaf.shape}, but the "
+                    f"layout expects {self._leaves[index].dtype}{(*batch, *field.shape)}. "
+                    "Call conform on what step returns before packing it."
+                )
+        return leaves, batch
 
 
-def path_of(keypath: tuple[Any, ...]) -> Path:
-    """Name a leaf by the fields, keys or positions that lead to it, `inner` left out."""
-    names = []
-    for entry in keypath:
-        name = next(
-            str(getattr(entry, attribute))
-            for attribute in ("name", "key", "idx")
-            if hasattr(entry, attribute)
-        )
-        if name != "inner":
-            names.append(name)
-    return tuple(names) or ("value",)
+# ----------------------------------------------------------------------------------------- bits
 
 
-def _field(path: Path, leaf: Any, ends: dict[str, int], impl: Any) -> PackedField:
-    if impl is not None:
-        data = jax.eval_shape(jax.random.key_data, leaf)
-        size = math.prod(data.shape)
-        return PackedField(path, "words", ends["words"], size, data.shape, "uint32", impl)
-    size = math.prod(leaf.shape)
-    if jnp.issubdtype(leaf.dtype, jnp.floating):
-        return PackedField(path, "floats", ends["floats"], size, leaf.shape, leaf.dtype.name)
-    if jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == bool:
-        words = size * max(1, leaf.dtype.itemsize // 4)
-        return PackedField(path, "words", ends["words"], words, leaf.shape, leaf.dtype.name)
+def _placement(dtype: Any, where: str) -> tuple[Literal["floats", "words"], int]:
+    """Name the buffer of a dtype and the number of its elements that one element takes."""
+    if is_typed_key(dtype):
+        key = jax.eval_shape(lambda: jax.random.key_data(jnp.empty((), dtype)))
+        return "words", math.prod(key.shape)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return "floats", 1
+    if jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_:
+        return "words", 2 if dtype.itemsize == 8 else 1
     raise StateStructureError(
-        f"{'.'.join(path)!r} in the state has dtype {leaf.dtype}, which cannot be packed. "
-        "Use floats, integers, bools or PRNG keys."
+        f"state{where} has dtype {dtype}, which fits neither the float nor the word buffer. "
+        "Split it, e.g. a complex leaf into its real and imaginary parts."
     )
 
 
-def _impl(leaf: Any) -> Any:
-    return jax.random.key_impl(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else None
+def _encode(leaf: jax.Array, dtype: Any) -> jax.Array:
+    """Store a leaf in a buffer's dtype; bits that need several words get a trailing axis."""
+    if is_typed_key(leaf.dtype):
+        leaf = jax.random.key_data(leaf)
+    if leaf.dtype == jnp.uint32 or (leaf.dtype.itemsize == 8 and dtype == jnp.int32):
+        return jax.lax.bitcast_convert_type(leaf, dtype)
+    return leaf.astype(dtype)
 
 
-def _refuse_collisions(paths: list[Path]) -> None:
-    prefixes = {path[:depth] for path in paths for depth in range(1, len(path))}
-    for path in paths:
-        if paths.count(path) > 1 or path in prefixes:
-            raise StateStructureError(
-                f"two parts of the state are both called {'.'.join(path)!r}. Rename one; the names "
-                "'elapsed' and 'key' beside an env's fields belong to envkit."
+def _decode(stored: jax.Array, like: Any) -> jax.Array:
+    if is_typed_key(like.dtype):
+        return _wrap_key(jax.lax.bitcast_convert_type(stored, jnp.uint32), like)
+    if like.dtype == jnp.uint32 or (like.dtype.itemsize == 8 and stored.dtype == jnp.int32):
+        return jax.lax.bitcast_convert_type(stored, like.dtype)
+    return stored.astype(like.dtype)
+
+
+def _wrap_key(data: jax.Array, like: Any) -> jax.Array:
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(like))
+
+
+# ---------------------------------------------------------------------------------------- names
+
+
+def _wrapper_depth(template: PyTree) -> int:
+    """Count the wrapper states that enclose the state of the bare environment."""
+    depth = 0
+    while isinstance(template, WrapperState):
+        template, depth = template.inner, depth + 1
+    return depth
+
+
+def _visible_name(path: tuple[Any, ...], depth: int) -> tuple[str, ...]:
+    """Name a leaf; the ``inner`` of the wrappers is left out."""
+    name = name_of(path)
+    hidden = 0
+    while hidden < depth and name[hidden] == "inner":
+        hidden += 1
+    return name[hidden:] or ("inner" if depth else "state",)
+
+
+def _check_names(names: Sequence[tuple[str, ...]]) -> None:
+    seen: set[tuple[str, ...]] = set()
+    groups = {name[:length] for name in names for length in range(1, len(name))}
+    for name in names:
+        if name in seen or name in groups:
+            raise KeyCollisionError(
+                f"two entries of the state are called {'.'.join(name)!r}. The wrappers of envkit "
+                "add 'elapsed' and 'key' beside the fields of the environment: rename that field, "
+                "or keep the environment's state inside a container, e.g. {'env': state}."
             )
-
-
-def _shown(paths: set[Path]) -> list[str]:
-    return sorted(".".join(path) for path in paths)
+        seen.add(name)

@@ -1,73 +1,133 @@
-"""Many steps as one `lax.scan`, with new episodes begun inside.
+"""Many steps as one compiled loop.
+
+This module decides the order of things in a rollout: restart, observe, act, step, record. It does
+not know TensorDict, and stops early for nobody: ``break_when_any_done`` is the caller's.
 
 Conventions
-    carry   (state, timestep, count): rows, what is known of them now, and steps taken so far. A row
-            of ``timestep`` may be done: its new episode begins at the start of the next step,
-            so that the last step of a run never triggers a reset, and runs in pieces give what
-            one run gives.
-    policy  ``(params, observation, key) -> action`` over all rows.
-    time    leading axis of what is recorded.
+    transition  root (what the policy saw), action, next (what the step returned).
+    time-major  recorded leaves have shape (time, batch, *event).
+
+Decided here: a finished row restarts at the START of a step. So ``next`` holds the true last
+observation and the root of the following transition the fresh one; the very last step resets
+nothing; and one long call, several short ones and a Python loop of single steps give the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from envkit import rules
-from envkit.functional.batch import BatchedEnv
-from envkit.functional.core import Timestep
+from envkit.functional.autoreset import EpisodeState
+from envkit.functional.batch import BatchedEnv, row_keys
+from envkit.functional.core import Timestep, done_of
 
-__all__ = ["random_policy", "unroll"]
+__all__ = ["Policy", "Transition", "random_policy", "transition", "unroll"]
 
 Policy = Callable[[Any, Any, jax.Array], Any]
+"""``(params, observation, key) -> action``: batched observation and action, one raw key a step."""
+
+Carry = tuple[EpisodeState, Timestep]
 
 
-def random_policy(env: BatchedEnv, rows: int) -> Policy:
-    """Draw actions from the action space, whatever is observed."""
-    return lambda params, observation, key: env.sample_action(key, rows)
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Transition:
+    """One step of every row; time-major when many are stacked.
+
+    ``state`` and ``next_state`` are packed buffers (`StatePacking`), or None if not recorded.
+    """
+
+    observation: Any
+    terminated: jax.Array
+    truncated: jax.Array
+    action: Any
+    next: Timestep
+    state: dict[str, jax.Array] | None = None
+    next_state: dict[str, jax.Array] | None = None
+
+
+def random_policy(env: BatchedEnv) -> Policy:
+    """Make a policy that draws from the action space; row i's draws do not depend on the batch."""
+
+    def act(params: Any, observation: Any, key: jax.Array) -> Any:
+        num_rows = jax.tree.leaves(observation)[0].shape[0]
+        return env.sample_action(row_keys(key, num_rows))
+
+    return act
+
+
+def transition(
+    env: BatchedEnv,
+    carry: Carry,
+    policy: Policy,
+    params: Any,
+    key: jax.Array,
+    *,
+    auto_reset: bool = True,
+    record_state: bool = False,
+) -> tuple[Carry, Transition]:
+    """Make one step of a rollout; `unroll` is a loop of these."""
+    state, root = env.restart_where(done_of(carry[1]), *carry) if auto_reset else carry
+    action = policy(params, root.observation, key)
+    after, timestep = env.step(state, action)
+    recorded = Transition(
+        root.observation,
+        root.terminated,
+        root.truncated,
+        action,
+        timestep,
+        state=env.packing.pack(state) if record_state else None,
+        next_state=env.packing.pack(after) if record_state else None,
+    )
+    return (after, timestep), recorded
 
 
 def unroll(
     env: BatchedEnv,
-    carry: tuple[Any, Timestep, jax.Array],
+    carry: Carry,
     policy: Policy,
     params: Any,
     key: jax.Array,
     *,
     steps: int,
+    start: int | jax.Array = 0,
+    auto_reset: bool = True,
     record_state: bool = False,
-) -> tuple[tuple[Any, Timestep, jax.Array], dict[str, Any]]:
-    """Take ``steps`` steps and record them.
+) -> tuple[Carry, Transition]:
+    """Act and step ``steps`` times in one ``lax.scan``.
 
     Args:
-        env: rows of one environment.
-        carry: where to start; see the conventions.
-        policy, params: what acts.
-        key: step number t acts from ``fold_in(key, count + t)``.
-        steps: length of the run.
-        record_state: record the packed state of every step at root and next.
+        env: the batched environment.
+        carry: ``(state, timestep)`` as `BatchedEnv.reset` or an earlier call returned it; rows that
+            are done there restart first.
+        policy: what acts (see `Policy`).
+        params: any pytree, handed to the policy unchanged.
+        key: one key for the whole run; the policy gets ``fold_in(key, start + t)`` at step t.
+        steps: length of the loop, static.
+        start: steps of this run that were made before. Chunks that count on draw the same numbers
+            as one long call.
+        auto_reset: restart finished rows. If not, they are stepped on.
+        record_state: record the packed state at root and next of every step.
 
     Returns:
-        The carry after the last step, and time-major ``root`` and ``next`` timesteps, ``action``,
-        and, if recorded, ``root_state`` and ``next_state``.
+        The carry for the next call, and the time-major transitions.
     """
+    first = jnp.asarray(start, dtype=jnp.uint32)
 
-    def once(carry: tuple[Any, Timestep, jax.Array], _: None):
-        state, timestep, count = carry
-        ended = rules.done_from(timestep.terminated, timestep.truncated)
-        state, root = env.restart_where(ended, state, timestep)
-        action = policy(params, root.observation, jax.random.fold_in(key, count))
-        following, new = env.step(state, action)
-        recorded = {"root": root, "action": action, "next": new}
-        if record_state:
-            recorded["root_state"] = env.packing.pack(state)
-            recorded["next_state"] = env.packing.pack(following)
-        return (following, new, count + 1), recorded
+    def body(carry: Carry, index: jax.Array) -> tuple[Carry, Transition]:
+        step_key = jax.random.fold_in(key, first + index)
+        return transition(
+            env,
+            carry,
+            policy,
+            params,
+            step_key,
+            auto_reset=auto_reset,
+            record_state=record_state,
+        )
 
-    state, timestep, count = carry
-    carry = (state, timestep, jnp.asarray(count, jnp.int32))
-    return jax.lax.scan(once, carry, None, length=steps)
+    return jax.lax.scan(body, carry, jnp.arange(steps, dtype=jnp.uint32))

@@ -1,7 +1,11 @@
-"""What actions and observations of a stateless environment may be.
+"""What a stateless environment accepts and returns, and how to draw from it.
+
+This module decides the distribution of random actions. It does not know specs: the bridge turns
+spaces into those.
 
 Conventions
-    A space describes one environment: no batch axis.
+    space      `Box`, `Discrete`, or a dict, tuple or list of spaces.
+    bounds     inclusive on both sides, for integers too.
 """
 
 from __future__ import annotations
@@ -15,64 +19,104 @@ import numpy as np
 
 from envkit.errors import ArgumentError
 
-__all__ = ["Box", "Discrete", "sample"]
+__all__ = ["Box", "Discrete", "sample_space"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Box:
-    """Arrays between ``low`` and ``high``, both included.
+    """Arrays of one shape and dtype between two bounds.
 
-    Args:
-        low, high: bounds, numbers or arrays that broadcast to ``shape``.
-        shape: shape of the arrays.
-        dtype: floating or integer NumPy dtype.
-
-    Raises:
-        ArgumentError: a lower bound exceeds its upper bound.
+    ``low`` and ``high`` are numbers or arrays that broadcast to ``shape`` (by default the shape
+    they broadcast to together); they are stored as read-only NumPy arrays of that shape.
     """
 
     low: Any
     high: Any
-    shape: tuple[int, ...] = ()
+    shape: tuple[int, ...] | None = None
     dtype: Any = np.float32
 
     def __post_init__(self) -> None:
-        if np.any(np.asarray(self.low) > np.asarray(self.high)):
+        dtype = np.dtype(self.dtype)
+        low, high = np.asarray(self.low), np.asarray(self.high)
+        shape = np.broadcast_shapes(low.shape, high.shape) if self.shape is None else self.shape
+        if (low > high).any():
             raise ArgumentError(
-                f"Box has low {self.low} above high {self.high}. Give the lower bounds first."
+                f"a Box needs low <= high everywhere, but got low={self.low}, high={self.high}. "
+                "Swap them."
             )
+        for name, value in (("low", low), ("high", high)):
+            object.__setattr__(self, name, np.broadcast_to(value.astype(dtype), shape))
+        object.__setattr__(self, "shape", tuple(shape))
+        object.__setattr__(self, "dtype", dtype)
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """Draw uniformly; shape ``shape``."""
-        if np.issubdtype(self.dtype, np.integer):
-            return jax.random.randint(key, self.shape, self.low, jnp.asarray(self.high) + 1, self.dtype)
-        return jax.random.uniform(
-            key, self.shape, self.dtype, jnp.asarray(self.low, self.dtype), self.high
-        )
+        """Draw uniformly; Gaussian where no bound is finite, exponential where only one is."""
+        if jnp.issubdtype(self.dtype, jnp.integer):
+            return _sample_integers(key, self)
+        return _sample_floats(key, self)
+
+    def _identity(self) -> tuple[Any, ...]:
+        return (self.low.tobytes(), self.high.tobytes(), self.shape, self.dtype.str)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Box) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
 
 
 @dataclass(frozen=True)
 class Discrete:
-    """Integers 0 .. n - 1, int32."""
+    """The integers ``0 .. n - 1``, int32, shape ()."""
 
     n: int
 
     def __post_init__(self) -> None:
         if self.n < 1:
-            raise ArgumentError(f"Discrete({self.n}) has no value; n must be at least 1.")
+            raise ArgumentError(f"a Discrete space needs n >= 1, but got {self.n}.")
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Always ``()``."""
         return ()
 
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.int32)
+
     def sample(self, key: jax.Array) -> jax.Array:
-        """Draw uniformly; a scalar."""
-        return jax.random.randint(key, (), 0, self.n, jnp.int32)
+        """Draw one of the integers with equal probability."""
+        return jax.random.randint(key, (), 0, self.n, dtype=jnp.int32)
 
 
-def sample(space: Any, key: jax.Array) -> Any:
-    """Draw from a space or a dict of spaces, each leaf from a key of its own."""
-    leaves, tree = jax.tree.flatten(space)
-    keys = jax.random.split(key, len(leaves))
-    return tree.unflatten([leaf.sample(one) for leaf, one in zip(leaves, keys, strict=True)])
+def sample_space(space: Any, key: jax.Array) -> Any:
+    """Draw from a space or from every space of a tree, each from a key of its own."""
+    leaves, treedef = jax.tree.flatten(space, is_leaf=lambda node: hasattr(node, "sample"))
+    if treedef == jax.tree.structure(0):
+        return leaves[0].sample(key)
+    drawn = [leaf.sample(jax.random.fold_in(key, i)) for i, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(treedef, drawn)
+
+
+def _sample_integers(key: jax.Array, box: Box) -> jax.Array:
+    wide = jnp.promote_types(box.dtype, jnp.int32)
+    # randint excludes its upper bound; the largest integer of the dtype has none above it.
+    above = np.minimum(box.high.astype(object), np.iinfo(wide).max - 1) + 1
+    drawn = jax.random.randint(
+        key, box.low.shape, box.low.astype(wide), above.astype(wide), dtype=wide
+    )
+    return drawn.astype(box.dtype)
+
+
+def _sample_floats(key: jax.Array, box: Box) -> jax.Array:
+    has_low, has_high = np.isfinite(box.low), np.isfinite(box.high)
+    low, high = np.where(has_low, box.low, 0), np.where(has_high, box.high, 1)
+    bounded = jax.random.uniform(key, box.low.shape)
+    drawn = low + (high - low) * bounded
+    if not (has_low & has_high).all():
+        tail = jax.random.exponential(key, box.low.shape)
+        free = jax.random.normal(key, box.low.shape)
+        drawn = jnp.where(has_low & ~has_high, low + tail, drawn)
+        drawn = jnp.where(has_high & ~has_low, high - tail, drawn)
+        drawn = jnp.where(has_low | has_high, drawn, free)
+    # Rounding may carry low + (high - low) * u past the bound.
+    return jnp.clip(drawn, box.low, box.high).astype(box.dtype)

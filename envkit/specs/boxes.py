@@ -7,7 +7,7 @@ Bounds are stored expanded to the spec's shape, so that every shape operation ap
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +30,10 @@ __all__ = [
 ]
 
 
+# torch can make these but neither compare nor pickle them: their bounds are kept as int64.
+_UNCOMPARED = (torch.uint16, torch.uint32)
+
+
 class _Box(LeafSpec):
     """A closed box, elementwise."""
 
@@ -43,21 +47,23 @@ class _Box(LeafSpec):
     @property
     def low(self) -> Tensor:
         """Lower bounds, of the spec's shape."""
-        return self._low
+        return self._low.to(self._dtype)
 
     @property
     def high(self) -> Tensor:
         """Upper bounds, of the spec's shape."""
-        return self._high
+        return self._high.to(self._dtype)
 
     @property
     def space(self) -> Any:
-        return ContinuousBox(self._low, self._high)
+        return ContinuousBox(self.low, self.high)
 
     def _facts(self) -> dict[str, Any]:
         return {"low": _summary(self._low), "high": _summary(self._high)}
 
     def _nearest(self, value: Tensor) -> Tensor:
+        if self._dtype in _UNCOMPARED:
+            return _comparable(value).clamp(self._low, self._high).to(self._dtype)
         if self._dtype == torch.bool:
             return value.logical_and(self._high).logical_or(self._low)
         return value.clamp(self._low, self._high)
@@ -120,8 +126,8 @@ class Bounded(_Box):
         domain: ``"continuous"`` or ``"discrete"``; follows from the dtype.
 
     Raises:
-        SpecError: bounds that do not broadcast to ``shape`` or are reversed, or a domain that
-            contradicts the dtype.
+        SpecError: bounds that do not broadcast to ``shape`` or are reversed, a domain that
+            contradicts the dtype, or a complex or uint64 dtype.
     """
 
     def __new__(cls, low=None, high=None, shape=None, device=None, dtype=None, *, domain=None):
@@ -141,8 +147,13 @@ class Bounded(_Box):
         domain: str | None = None,
     ):
         dtype = _checked_dtype(self, dtype, domain)
+        if dtype.is_complex or dtype == torch.uint64:
+            raise SpecError(
+                f"torch cannot compare values of dtype {dtype}, so they have no bounds. "
+                "Use another dtype, or Unbounded."
+            )
         device = as_device(device)
-        low, high = _bound(low, dtype, device), _bound(high, dtype, device)
+        low, high = (_comparable(_bound(bound, dtype, device)) for bound in (low, high))
         try:
             if shape is None:
                 shape = torch.broadcast_shapes(low.shape, high.shape)
@@ -282,8 +293,6 @@ class Binary(_IntegerBox):
         SpecError: neither ``n`` nor ``shape`` is given, or they contradict each other.
     """
 
-    _zero_one: ClassVar[tuple[int, int]] = (0, 1)
-
     def __init__(
         self,
         n: int | None = None,
@@ -300,7 +309,8 @@ class Binary(_IntegerBox):
                 f"shape {(*shape[:-1], n)}, or leave n out."
             )
         super().__init__(shape, device, dtype)
-        low, high = (torch.tensor(v, dtype=dtype, device=self._device) for v in self._zero_one)
+        zero_one = torch.tensor([0, 1], dtype=dtype, device=self._device)
+        low, high = _comparable(zero_one)
         self._low, self._high = low.expand(self._size), high.expand(self._size)
 
     @property
@@ -364,6 +374,10 @@ def _bound(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         )
     integers = [int(ends.get(number, number)) for number in numbers]
     return torch.tensor(integers, dtype=dtype, device=device).reshape(value.shape)
+
+
+def _comparable(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.int64) if tensor.dtype in _UNCOMPARED else tensor
 
 
 def _range_of(dtype: torch.dtype) -> tuple[Any, Any]:

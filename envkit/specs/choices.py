@@ -139,7 +139,7 @@ class Choices(LeafSpec):
     def enumerate(self, use_mask: bool = False) -> Tensor:
         index = digits(self._options.expand(*self._lead, self._options.shape[-1]))
         if use_mask:
-            index = index[self._allowed(index).flatten(1).all(1)]
+            index = index[self._allowed(index).reshape(len(index), -1).all(1)]
         return self._from_index(index)
 
     def cardinality(self) -> int:

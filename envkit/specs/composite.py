@@ -423,7 +423,9 @@ class Composite(Lockable, TensorSpec):
 
     def _pack(self, data: dict[str, Any], shape: Shape) -> Any:
         """Make the TensorDict of a prefix and this batch size from data known to fit."""
-        size = torch.Size((*shape, *shapes.known(self._shape)))
+        size = torch.Size((*shape, *self._shape))
+        if -1 in size:
+            size = shapes.known(size)
         names = None if self._names is None else [*(None,) * len(shape), *self._names]
         # The checking constructor would take five times as long as all the rest.
         td = TensorDict._new_unsafe(data, batch_size=size, device=self._device, names=names)

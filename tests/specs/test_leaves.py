@@ -33,6 +33,7 @@ ONE_OF_EACH = {
     "bounded": Bounded(-1, 1, (4, 3)),
     "bounded per entry": Bounded([-1.0, 0.0], [1.0, 5.0]),
     "bounded integers": Bounded(0, 255, (4, 2), dtype=torch.uint8),
+    "bounded depths": Bounded(100, 60_000, (4, 2), dtype=torch.uint16),
     "unbounded": Unbounded((4, 3)),
     "unbounded integers": Unbounded((4, 3), dtype=torch.int64),
     "categorical": Categorical(3, (4,)),
@@ -99,6 +100,7 @@ def test_the_space_describes_the_domain():
         (lambda: Bounded(0, 1, domain="discrete", dtype=torch.float32), "contradicts"),
         (lambda: BoundedDiscrete(0, 1, dtype=torch.float32), "contradicts"),
         (lambda: Unbounded(domain="smooth"), "'continuous', 'discrete'"),
+        (lambda: Bounded(0, 1, dtype=torch.uint64), "cannot compare"),
         (lambda: Categorical(0), "at least one"),
         (lambda: Categorical(3, dtype=torch.bool), "integer dtype"),
         (lambda: Binary(), "Binary"),
@@ -165,7 +167,7 @@ def test_zeros_may_lie_outside_the_domain():
 @few
 def test_a_bounded_sample_is_finite_and_inside_for_any_bounds(low, high, dtype):
     bounds = torch.tensor([low, high], dtype=torch.float64).to(dtype)
-    if bounds.isinf().all() and low == high:  # no finite number lies in [inf, inf]
+    if bounds.isinf().all() and bounds[0] == bounds[1]:  # no finite number lies in [inf, inf]
         return
     spec = Bounded(bounds.min(), bounds.max(), (50,), dtype=dtype)
 
@@ -299,6 +301,15 @@ def test_project_gives_the_nearest_value():
     assert Binary(2).project(torch.tensor([-4, 9], dtype=torch.int8)).tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32])
+def test_unsigned_integers_can_be_bounded(dtype):
+    spec = Bounded(10, [20, 200], dtype=dtype)
+
+    assert spec.is_in(spec.rand((50,)))
+    assert not spec.is_in(spec.zero())
+    assert spec.project(spec.zero()).tolist() == [10, 10]
+
+
 def test_project_refuses_a_wrong_shape():
     with pytest.raises(ValueError, match="trailing axes"):
         Bounded(-1, 1, (3,)).project(torch.zeros(2))
@@ -403,7 +414,7 @@ def test_to_changes_device_and_dtype():
     assert type(spec.to(torch.int32)) is BoundedDiscrete
     moved = Categorical(3, mask=torch.tensor([True, True, False])).to("meta")
     assert moved.device.type == moved.mask.device.type == "meta"
-    assert moved.cpu().device.type == "cpu"
+    assert spec.cpu() == spec
     assert spec.device.type == "cpu"
 
 
