@@ -12,7 +12,7 @@ from types import ModuleType
 
 from envkit.errors import MissingLibraryError
 
-__all__ = ["LIBRARIES", "get_available_libraries", "require"]
+__all__ = ["LIBRARIES", "explained", "get_available_libraries", "require"]
 
 LIBRARIES = {
     "brax": "brax",
@@ -33,15 +33,26 @@ def require(library: str) -> ModuleType:
     try:
         return importlib.import_module(library)
     except ModuleNotFoundError as error:
-        if error.name is not None and error.name.partition(".")[0] != library.partition(".")[0]:
+        if _top(error.name) != _top(library):
             raise  # the library is there, but something it needs is not
-        extra = LIBRARIES.get(library.partition(".")[0])
-        advice = f"pip install 'envkit[{extra}]'" if extra else f"pip install {library}"
-        raise MissingLibraryError(
-            f"{library!r} is not installed. Install it with: {advice}", name=library
-        ) from error
+        raise explained(error) from error
+
+
+def explained(error: ModuleNotFoundError) -> ImportError:
+    """Say how to install what an import did not find; ``error`` itself when envkit cannot know."""
+    library = _top(error.name)
+    if library not in LIBRARIES:
+        return error
+    return MissingLibraryError(
+        f"{library!r} is not installed. Install it with: pip install 'envkit[{LIBRARIES[library]}]'",
+        name=library,
+    )
 
 
 def get_available_libraries() -> dict[str, bool]:
     """Say for each optional library whether it is installed."""
     return {name: importlib.util.find_spec(name) is not None for name in LIBRARIES}
+
+
+def _top(module: str | None) -> str:
+    return (module or "").partition(".")[0]

@@ -54,7 +54,10 @@ def __getattr__(name: str):
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'envkit' has no attribute {name!r}")
-    value = getattr(_import_module(home), name)
+    try:
+        value = getattr(_import_module(home), name)
+    except ModuleNotFoundError as error:
+        raise _import_module("bridges.libraries").explained(error) from None
     globals()[name] = value
     return value
 

@@ -1,0 +1,154 @@
+"""`import envkit` is quiet and light, and every public name is found through it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import envkit
+
+STUB = Path(envkit.__file__).with_suffix(".pyi")
+
+
+def run(code: str) -> subprocess.CompletedProcess:
+    """Run code in an interpreter of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=90
+    )
+
+
+def run_without(library: str, code: str) -> subprocess.CompletedProcess:
+    """Run code in an interpreter that does not find ``library``."""
+    hide = f"""
+    import sys
+    class Hidden:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] == {library!r}:
+                raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+    sys.meta_path.insert(0, Hidden())
+    """
+    return run(textwrap.dedent(hide) + textwrap.dedent(code))
+
+
+def test_import_envkit_loads_neither_torch_nor_jax_and_says_nothing():
+    done = run("""
+        import sys
+        import envkit
+        heavy = {"torch", "tensordict", "jax", "numpy", "gymnasium", "brax"}
+        print(sorted(heavy & set(sys.modules)))
+    """)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+@pytest.mark.parametrize("name", envkit.__all__)
+def test_every_public_name_resolves_to_the_object_of_that_name(name):
+    value = getattr(envkit, name)
+
+    assert value is not None
+    assert getattr(value, "__name__", name) in (name, *ALIASES.get(name, ()))
+
+
+ALIASES = {  # names the field knows for things tensordict provides
+    "ExplorationType": ("InteractionType",),
+    "exploration_type": ("interaction_type",),
+    "set_exploration_type": ("set_interaction_type",),
+}
+
+
+def test_the_stub_and_the_front_door_name_the_same_things_in_the_same_places():
+    stated = {
+        alias.asname: statement.module
+        for statement in ast.parse(STUB.read_text()).body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+
+    assert stated == envkit._HOME_OF
+    assert sorted(stated) == envkit.__all__
+
+
+def test_dir_lists_every_public_name():
+    assert set(envkit.__all__) <= set(dir(envkit))
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="'envkit' has no attribute 'ParalelEnv'"):
+        envkit.ParalelEnv  # noqa: B018
+
+
+def test_a_private_name_is_not_looked_up_in_other_modules():
+    assert not hasattr(envkit, "__path_of_nothing__")
+
+
+@pytest.mark.parametrize(
+    ("library", "code", "extra"),
+    [
+        ("brax", "envkit.BraxEnv('fast', device='cpu')", "brax"),
+        ("jax", "envkit.BraxEnv", "jax"),
+        ("jax", "envkit.Box", "jax"),
+        ("gymnasium", "envkit.GymEnv('CartPole-v1')", "gym"),
+    ],
+)
+def test_a_missing_library_is_an_import_error_that_names_the_extra(library, code, extra):
+    done = run_without(
+        library,
+        f"""
+        import envkit
+        from envkit.errors import MissingLibraryError
+        try:
+            {code}
+        except MissingLibraryError as error:
+            assert isinstance(error, ImportError)
+            assert error.name == {library!r}
+            print(error)
+        """,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert f"'{library}' is not installed" in done.stdout
+    assert f"pip install 'envkit[{extra}]'" in done.stdout
+
+
+@pytest.mark.parametrize("library", ["jax", "brax", "gymnasium", "matplotlib"])
+def test_envkit_works_without_what_an_env_does_not_need(library):
+    done = run_without(
+        library,
+        """
+        from envkit import SerialEnv, get_available_libraries
+        from tests.envs import Count
+        print(SerialEnv(2, Count).rollout(3).shape)
+        """,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "torch.Size([2, 3])\n"), done.stderr
+
+
+def test_a_broken_library_is_not_called_missing(tmp_path):
+    (tmp_path / "brax").mkdir()
+    (tmp_path / "brax" / "__init__.py").write_text("import something_it_needs")
+
+    done = run(f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        from envkit import BraxEnv
+        BraxEnv("fast", device="cpu")
+    """)
+
+    assert "ModuleNotFoundError: No module named 'something_it_needs'" in done.stderr
+    assert "is not installed" not in done.stderr
+
+
+def test_available_libraries_are_listed_without_importing_them():
+    done = run("""
+        import sys
+        from envkit import get_available_libraries
+        print(get_available_libraries()["gymnasium"], "gymnasium" in sys.modules)
+    """)
+
+    assert done.stdout == "True False\n"
