@@ -318,9 +318,7 @@ class EnvBase(SpecHolder, metaclass=_EnvMeta):
         for level, names in self.done_levels.items():
             self._complete_done(out, level, names)
 
-    def _complete_done(
-        self, out: TensorDictBase, level: tuple[str, ...], names: list[str]
-    ) -> None:
+    def _complete_done(self, out: TensorDictBase, level: tuple[str, ...], names: list[str]) -> None:
         given = {}
         for name in names:
             value = out.get(as_key((*level, name)), None)
@@ -424,9 +422,9 @@ class EnvBase(SpecHolder, metaclass=_EnvMeta):
         batch = tensordict.batch_size
         spec = self.full_action_spec
         if not self.batch_locked and batch != self.batch_size:
-            sample = self.single_full_action_spec.rand(batch)
+            sample = self.single_full_action_spec.rand(batch, self._action_generator)
         else:
-            sample = spec.rand()
+            sample = spec.rand((), self._action_generator)
         return tensordict.update(sample)
 
     def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
@@ -526,7 +524,20 @@ class EnvBase(SpecHolder, metaclass=_EnvMeta):
         With ``static_seed`` the same seed is returned. The global generators are never touched.
         """
         self._set_seed(seed)  # type: ignore[arg-type]
+        self._seed_actions(seed)
         return seed if static_seed else next_seed(seed)
+
+    def _seed_actions(self, seed: int | None) -> None:
+        """Random actions come from a generator of the env's own, begun anew by each seed.
+
+        An env that was never seeded draws from torch's global generator.
+        """
+        generator = None
+        if seed is not None:
+            generator = torch.Generator(self.device or "cpu").manual_seed(seed)
+        self.__dict__["_action_generator"] = generator
+
+    _action_generator: torch.Generator | None = None
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Release the simulator.

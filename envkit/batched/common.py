@@ -340,6 +340,7 @@ class BatchedEnv(EnvBase):
         """
         self._started()
         self._seed, self._seed_is_static = seed, static_seed
+        self._seed_actions(seed)
         return self._set_seeds(seed, static=static_seed)
 
     def _set_seeds(self, seed: int | None, *, static: bool) -> int:

@@ -164,6 +164,7 @@ class MixedEnv(EnvBase):
 
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
         """Seed the members one after the other, each with the seed the one before returned."""
+        self._seed_actions(seed)
         for member in self.members:
             seed = member.env.set_seed(seed, static_seed=static_seed)
         return seed

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from envkit.errors import (
     NotEnumerableError,
@@ -261,13 +261,16 @@ class TensorSpec:
 
     # -- values ------------------------------------------------------------------------
 
-    def rand(self, shape: Shape = ()) -> Any:
-        """Draw a random value of shape ``(*shape, *self.shape)`` from torch's global generator."""
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Any:
+        """Draw a random value of shape ``(*shape, *self.shape)``.
+
+        From ``generator``, which must be on the spec's device; None takes torch's global one.
+        """
         raise NotImplementedError
 
-    def sample(self, shape: Shape = ()) -> Any:
+    def sample(self, shape: Shape = (), generator: Generator | None = None) -> Any:
         """Draw a random value; the same as `rand`."""
-        return self.rand(shape)
+        return self.rand(shape, generator)
 
     def zero(self, shape: Shape = ()) -> Any:
         """Make zeros, in the domain or not, of shape ``(*shape, *self.shape)``."""

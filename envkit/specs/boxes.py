@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from envkit.errors import SpecError
 from envkit.specs.base import Shape, TensorSpec, as_device, digits
@@ -74,17 +74,23 @@ class _IntegerBox(_Box):
 
     domain = "discrete"
 
-    def rand(self, shape: Shape = ()) -> Tensor:
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Tensor:
         if self._sampler is None:
             self._sampler = _integer_sampler(self._low, self._high)
         low, high, spread = self._sampler
         size = (*shape, *self._size)
         if spread is not None:
-            draw = torch.empty(size, dtype=torch.int64, device=self._device).random_()
+            draw = torch.empty(size, dtype=torch.int64, device=self._device).random_(
+                generator=generator
+            )
             return (draw % spread + low).to(self._dtype)
         if high < torch.iinfo(torch.int64).max:
-            return torch.randint(low, high + 1, size, dtype=self._dtype, device=self._device)
-        return torch.empty(size, dtype=self._dtype, device=self._device).random_(low, None)
+            return torch.randint(
+                low, high + 1, size, generator=generator, dtype=self._dtype, device=self._device
+            )
+        return torch.empty(size, dtype=self._dtype, device=self._device).random_(
+            low, None, generator=generator
+        )
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
         low = self._low.to(torch.int64)
@@ -180,11 +186,13 @@ class BoundedContinuous(Bounded):
 
     domain = "continuous"
 
-    def rand(self, shape: Shape = ()) -> Tensor:
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Tensor:
         if self._sampler is None:
             self._sampler = _float_sampler(self._low, self._high)
         low, scale, factor = self._sampler
-        unit = torch.rand((*shape, *self._size), dtype=self._dtype, device=self._device)
+        unit = torch.rand(
+            (*shape, *self._size), generator=generator, dtype=self._dtype, device=self._device
+        )
         value = torch.addcmul(low, unit, scale)
         return value if factor is None else value.mul_(factor)
 
@@ -263,8 +271,10 @@ class UnboundedContinuous(Unbounded):
 
     domain = "continuous"
 
-    def rand(self, shape: Shape = ()) -> Tensor:
-        return torch.randn((*shape, *self._size), dtype=self._dtype, device=self._device)
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Tensor:
+        return torch.randn(
+            (*shape, *self._size), generator=generator, dtype=self._dtype, device=self._device
+        )
 
 
 class UnboundedDiscrete(Unbounded):
@@ -272,12 +282,16 @@ class UnboundedDiscrete(Unbounded):
 
     domain = "discrete"
 
-    def rand(self, shape: Shape = ()) -> Tensor:
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Tensor:
         size = (*shape, *self._size)
         low, high = _range_of(self._dtype)
         if high < torch.iinfo(torch.int64).max:
-            return torch.randint(low, high + 1, size, dtype=self._dtype, device=self._device)
-        return torch.empty(size, dtype=self._dtype, device=self._device).random_(low, None)
+            return torch.randint(
+                low, high + 1, size, generator=generator, dtype=self._dtype, device=self._device
+            )
+        return torch.empty(size, dtype=self._dtype, device=self._device).random_(
+            low, None, generator=generator
+        )
 
 
 class Binary(_IntegerBox):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from envkit.errors import SpecError
 from envkit.specs.base import Shape, TensorSpec, as_device
@@ -65,10 +65,16 @@ class Categorical(SingleChoice):
     def _lead(self) -> torch.Size:
         return self._size
 
-    def rand(self, shape: Shape = ()) -> Tensor:
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Tensor:
         if self._mask is not None:
-            return super().rand(shape)
-        return torch.randint(self._n, (*shape, *self._size), dtype=self._dtype, device=self._device)
+            return super().rand(shape, generator)
+        return torch.randint(
+            self._n,
+            (*shape, *self._size),
+            generator=generator,
+            dtype=self._dtype,
+            device=self._device,
+        )
 
     def _nearest(self, value: Tensor) -> Tensor:
         if self._mask is not None:

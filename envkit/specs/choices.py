@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from envkit.errors import ArgumentError, EncodingError, SpecError
 from envkit.specs.base import Shape, digits
@@ -123,16 +123,18 @@ class Choices(LeafSpec):
 
     # -- values ------------------------------------------------------------------------
 
-    def rand(self, shape: Shape = ()) -> Tensor:
-        return self._from_index(self._draw(tuple(shape)))
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Tensor:
+        return self._from_index(self._draw(tuple(shape), generator))
 
-    def _draw(self, shape: tuple[int, ...]) -> Tensor:
+    def _draw(self, shape: tuple[int, ...], generator: Generator | None) -> Tensor:
         if self._mask is None:
             size = (*shape, *self._lead, self._options.shape[-1])
-            return (torch.rand(size, device=self._device) * self._options).long()
+            return (
+                torch.rand(size, generator=generator, device=self._device) * self._options
+            ).long()
         if not self._mask_is_checked:
             self._check_mask(self._mask)
-        scores = torch.rand((*shape, *self._mask.shape), device=self._device)
+        scores = torch.rand((*shape, *self._mask.shape), generator=generator, device=self._device)
         scores = torch.where(self._mask, scores, -1.0)
         return torch.stack([block.argmax(-1) for block in self._blocks(scores)], -1)
 
@@ -232,10 +234,12 @@ class SingleChoice(Choices):
     def _signature(self) -> tuple[Any, ...]:
         return (*super()._signature(), self._n)
 
-    def _draw(self, shape: tuple[int, ...]) -> Tensor:
+    def _draw(self, shape: tuple[int, ...], generator: Generator | None) -> Tensor:
         if self._mask is None:
-            return torch.randint(self._n, (*shape, *self._lead, 1), device=self._device)
-        return super()._draw(shape)
+            return torch.randint(
+                self._n, (*shape, *self._lead, 1), generator=generator, device=self._device
+            )
+        return super()._draw(shape, generator)
 
 
 class MultipleChoice(Choices):

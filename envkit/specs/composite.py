@@ -16,6 +16,7 @@ from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Se
 from typing import Any, ClassVar, Self
 
 import torch
+from torch import Generator
 from tensordict import TensorDict, is_tensor_collection, is_tensorclass
 
 from envkit.errors import MissingKeyError, SpecError, SpecTypeError
@@ -435,8 +436,10 @@ class Composite(Lockable, TensorSpec):
             return self.data_cls.from_tensordict(td)  # type: ignore[attr-defined]
         return self.data_cls(td, batch_size=size, device=self._device)
 
-    def rand(self, shape: Shape = ()) -> Any:
-        data = {k: spec.rand(shape) for k, spec in self._specs.items() if spec is not None}
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Any:
+        data = {
+            k: spec.rand(shape, generator) for k, spec in self._specs.items() if spec is not None
+        }
         return self._pack(data, shape)
 
     def zero(self, shape: Shape = ()) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 from tensordict import NonTensorData, NonTensorDataBase, NonTensorStack, TensorDictBase
-from torch import Tensor
+from torch import Generator, Tensor
 
 from envkit.errors import NotEnumerableError, SpecError, SpecTypeError
 from envkit.specs.base import Shape, TensorSpec
@@ -59,7 +59,7 @@ class NonTensor(LeafSpec):
         )
         return wrapped.maybe_to_stack() if self.batched else wrapped  # type: ignore[attr-defined]
 
-    def rand(self, shape: Shape = ()) -> Any:
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Any:
         return self._wrap(self.example_data, shape)
 
     def zero(self, shape: Shape = ()) -> Any:
@@ -165,9 +165,9 @@ class Choice(LeafSpec):
     def _facts(self) -> dict[str, Any]:
         return {"choices": list(self._choices)}
 
-    def rand(self, shape: Shape = ()) -> Any:
-        chosen = int(torch.randint(len(self._choices), ()))
-        return self._choices[chosen].rand(shape)
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Any:
+        chosen = int(torch.randint(len(self._choices), (), generator=generator))
+        return self._choices[chosen].rand(shape, generator)
 
     def zero(self, shape: Shape = ()) -> Any:
         return self._choices[0].zero(shape)

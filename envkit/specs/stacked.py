@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, is_tensor_collection
-from torch import Tensor
+from torch import Generator, Tensor
 
 from envkit.errors import EncodingError, SpecError, SpecStackError
 from envkit.specs.base import Shape, TensorSpec
@@ -199,8 +199,8 @@ class _Stack(TensorSpec):
         """Split a value into those of the members; ``None`` if it is no stack of that many."""
         raise NotImplementedError
 
-    def rand(self, shape: Shape = ()) -> Any:
-        values = [spec.rand(shape) for spec in self._members]
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Any:
+        values = [spec.rand(shape, generator) for spec in self._members]
         return self._join(values, self._stack_dim + len(shape))
 
     def zero(self, shape: Shape = ()) -> Any:
