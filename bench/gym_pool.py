@@ -41,7 +41,7 @@ class Policy(torch.nn.Module):
     def act(self, observation: torch.Tensor) -> torch.Tensor:
         """Give an index (discrete) or a value in (-1, 1) for each row."""
         out = self.net(observation)
-        return out.argmax(-1) if self.discrete else out.tanh()
+        return out.argmax(-1) if self.discrete else out.tanh().float()
 
     def forward(self, tensordict: TensorDict) -> TensorDict:
         """Act on a TensorDict."""
@@ -182,7 +182,10 @@ def measure_start(rounds: int = 5) -> None:
         one, two = map(float, out.stdout.split()[-2:])
         first.append(one)
         second.append(two)
-    result = {"first_pool_s": sorted(first)[rounds // 2], "second_pool_s": sorted(second)[rounds // 2]}
+    result = {
+        "first_pool_s": sorted(first)[rounds // 2],
+        "second_pool_s": sorted(second)[rounds // 2],
+    }
     print(f"\nstart of 32 CartPole envs: first pool {result['first_pool_s']:.2f} s, ", end="")
     print(f"second pool {result['second_pool_s']:.2f} s (median of {rounds})")
     record("start of 32 CartPole envs", {"rounds": rounds, **result})

@@ -20,12 +20,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_dtype_of
-from bridges.jax_programs import PACKED, Programs, observation_leaves, padded_size
+from bridges.jax_programs import Programs, observation_leaves, padded_size
 from envkit.base import EnvBase
 from envkit.env_specs import as_key
 from envkit.errors import MissingKeyError
 from envkit.functional import BatchedEnv, Box, Discrete, StatelessEnv, TimeLimit
-from envkit.rules import DONE_LEAVES, RESET, STEP
+from envkit.rules import DONE_LEAVES, STEP
 from envkit.specs import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
 from envkit.transition import collect_reset_masks, leaves
 

@@ -19,7 +19,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envkit.functional import BatchedEnv, Timestep, done_of, name_of, random_policy, row_keys, unroll
+from envkit.functional import (
+    BatchedEnv,
+    Timestep,
+    done_of,
+    name_of,
+    random_policy,
+    row_keys,
+    unroll,
+)
 
 __all__ = ["PACKED", "Programs", "padded_size"]
 

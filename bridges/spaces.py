@@ -248,8 +248,8 @@ def _tuple(space: Any, categorical: bool) -> Leaf:
         )
 
     def write_members(row: np.ndarray, value: Any) -> None:
-        for member, slot, part in zip(members, row, value, strict=True):
-            member.write(slot, part)
+        for index, (member, part) in enumerate(zip(members, value, strict=True)):
+            member.write(row[index, ...], part)  # the dots keep a 0-d slot an array
 
     def read_members(rows: np.ndarray) -> list[Any]:
         parts = [member.read(rows[:, index]) for index, member in enumerate(members)]

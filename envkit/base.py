@@ -29,16 +29,13 @@ from envkit.errors import (
     DoneError,
     MissingKeyError,
     ResetOutputError,
-    StepMaskError,
 )
 from envkit.rollout import rollout
-from envkit.seeding import next_seed, seed_chain
-from envkit.specs import Composite
+from envkit.seeding import next_seed
 from envkit.transition import (
     any_done,
     carry,
     collect_reset_masks,
-    drop_private,
     empty_like,
     leaves,
     merge_reset,
@@ -509,10 +506,11 @@ class EnvBase(SpecHolder, metaclass=_EnvMeta):
 
     def _fast_rollout(
         self, root: TensorDictBase, steps: int, policy: Any, act: Callable
-    ) -> TensorDictBase | None:
+    ) -> TensorDictBase | list[TensorDictBase] | None:
         """Do a whole non-stop rollout at once, or None to have it done step by step.
 
-        ``policy`` is what the user passed, ``act`` the same as a callable on TensorDicts.
+        ``policy`` is what the user passed, ``act`` the same as a callable on TensorDicts. A list
+        of transitions is stacked like those of any rollout.
         """
         return None
 

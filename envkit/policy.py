@@ -14,8 +14,8 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType as ExplorationType
 from tensordict.nn import TensorDictModuleBase
-from tensordict.nn.probabilistic import interaction_type as exploration_type
 from tensordict.nn import set_interaction_type as set_exploration_type
+from tensordict.nn.probabilistic import interaction_type as exploration_type
 
 from envkit.env_specs import Key, as_path
 

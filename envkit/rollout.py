@@ -24,7 +24,7 @@ from envkit.policy import Policy, as_policy, policy_device
 if TYPE_CHECKING:
     from envkit.base import EnvBase
 
-__all__ = ["rollout"]
+__all__ = ["nonstop", "rollout"]
 
 Callback = Callable[["EnvBase", TensorDictBase], Any]
 
@@ -56,13 +56,11 @@ def rollout(
         act = _on_device(act, policy_device(policy), env.device)
     root = _first_root(env, tensordict, auto_reset)
     steps = None
-    if callback is None and stop is _nonstop and not auto_cast_to_device:
+    if callback is None and stop is nonstop and return_contiguous:
         steps = env._fast_rollout(root, max_steps, policy, act)
     if steps is None:
         steps = list(stop(env, root, act, max_steps, callback))
-    result = steps
-    if isinstance(steps, list):
-        result = _stack(steps, contiguous=return_contiguous)
+    result = _stack(steps, contiguous=return_contiguous) if isinstance(steps, list) else steps
     if set_truncated:
         _truncate_last(env, result)
     if out is not None:
@@ -81,7 +79,7 @@ def _stop_rule(any_done: bool | None, all_done: bool | None):
         )
     if all_done:
         return _until_all_done
-    return _nonstop if any_done is False else _until_any_done
+    return nonstop if any_done is False else _until_any_done
 
 
 def _first_root(env: EnvBase, td: TensorDictBase | None, auto_reset: bool) -> TensorDictBase:
@@ -98,10 +96,21 @@ def _first_root(env: EnvBase, td: TensorDictBase | None, auto_reset: bool) -> Te
 # ------------------------------------------------------------------------------------- stop rules
 
 
-def _nonstop(env: EnvBase, td: TensorDictBase, act: Policy, steps: int, callback: Callback | None):
-    """Reset whatever is done and go on; the last step triggers no reset."""
+def nonstop(
+    env: EnvBase,
+    td: TensorDictBase,
+    act: Policy,
+    steps: int,
+    callback: Callback | None = None,
+    *,
+    acted: bool = False,
+):
+    """Reset whatever is done and go on; the last step triggers no reset.
+
+    ``acted`` says that ``td`` already holds its action.
+    """
     for index in range(steps):
-        td = act(td)
+        td = td if acted and index == 0 else act(td)
         if index == steps - 1:
             yield env.step(td)
             return

@@ -26,6 +26,8 @@ from envkit.base import EnvBase
 from envkit.batched.exchange import BufferExchange, TensorDictExchange, call_by_row
 from envkit.batched.host import HostFactory, Maker
 from envkit.batched.metadata import EnvMetaData
+from envkit.batched.recording import record_rollout
+from envkit.env_specs import as_key, as_path
 from envkit.errors import (
     ArgumentCountError,
     BatchSizeError,
@@ -33,6 +35,8 @@ from envkit.errors import (
     NotStartedError,
     SpecError,
 )
+from envkit.policy import Policy
+from envkit.rollout import nonstop
 from envkit.seeding import seed_chain
 from envkit.specs import Composite
 from envkit.transition import collect_reset_masks, leaves, merge_reset
@@ -330,6 +334,20 @@ class BatchedEnv(EnvBase):
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         raise NotImplementedError("batched envs step through _step_send and _step_recv.")
+
+    def _fast_rollout(
+        self, root: TensorDictBase, steps: int, policy: Any, act: Policy
+    ) -> TensorDictBase | list[TensorDictBase] | None:
+        exchange = self._exchange
+        if not isinstance(exchange, BufferExchange) or len(self.done_levels) > 1:
+            return None
+        if any(root.get(as_key(path), None) is None for path in exchange.root):
+            return None
+        actions = frozenset(as_path(key) for key in self.action_keys)
+        out = record_rollout(exchange, root, act, steps, action_paths=actions, device=self._device)
+        if out.batch_size == root.batch_size:  # the policy writes under `next`
+            return list(nonstop(self, out, act, steps, acted=True))
+        return out
 
     # ---------------------------------------------------------------------------------------- seed
 

@@ -62,6 +62,13 @@ class BufferExchange:
         self._newest_is_next[slice(None) if self._sent_rows is None else self._sent_rows] = True
         return self._clone(self.next)
 
+    def receive_into(self, destination: dict[Path, torch.Tensor]) -> None:
+        """Wait for a step of all rows and copy its `next` rows."""
+        self._pool.recv()
+        self._newest_is_next.fill_(True)
+        for path, tensor in self.next.items():
+            destination[path].copy_(tensor)
+
     def fresh_rows(self) -> TensorDict:
         """Give the root rows as the last reset left them."""
         return self._clone(self.root)

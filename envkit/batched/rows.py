@@ -20,7 +20,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit.base import EnvBase
 from envkit.env_specs import as_key
 from envkit.errors import WorkerError
-from envkit.rules import RESET, STEP
+from envkit.rules import STEP
 from envkit.transition import empty_like
 
 __all__ = ["RowEnv", "TensorDictRow", "action_reader", "bind_row", "row_core"]

@@ -17,7 +17,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from torch.distributions import Normal
 
-__all__ = ["Actor", "PPO", "PPOConfig"]
+__all__ = ["PPO", "Actor", "PPOConfig"]
 
 
 def mlp(inputs: int, outputs: int, hidden: int = 64) -> nn.Sequential:

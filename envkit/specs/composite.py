@@ -16,8 +16,8 @@ from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Se
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Generator
 from tensordict import TensorDict, is_tensor_collection, is_tensorclass
+from torch import Generator
 
 from envkit.errors import MissingKeyError, SpecError, SpecTypeError
 from envkit.specs import shapes

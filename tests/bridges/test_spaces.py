@@ -1,0 +1,243 @@
+"""Every gymnasium space: its spec, and its values through rows and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridges.spaces import Codec, codec_of, space_of, write
+from envkit.errors import SpecError
+from envkit.specs import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    Unbounded,
+)
+
+INF = np.inf
+
+
+def blank_rows(codec: Codec, count: int) -> dict:
+    return {
+        path: torch.zeros(count, *leaf.spec.shape, dtype=leaf.spec.dtype).numpy()
+        for path, (leaf, _) in codec.leaves.items()
+    }
+
+
+def write_all(codec: Codec, values: list) -> dict:
+    rows = blank_rows(codec, len(values))
+    for index, value in enumerate(values):
+        write(codec.writers({path: row[index, ...] for path, row in rows.items()}), value)
+    return rows
+
+
+def same(left, right) -> bool:
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[name], right[name]) for name in left)
+    if isinstance(left, tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    return np.array_equal(left, right)
+
+
+# ------------------------------------------------------------------------------------ round trips
+
+shapes = st.sampled_from([(), (1,), (3,), (2, 2)])
+bounds = st.sampled_from([(-INF, INF), (-1.5, 2.0), (0.0, INF), (-INF, 0.0)])
+counts = st.lists(st.integers(1, 4), min_size=1, max_size=3)
+float_boxes = st.builds(
+    lambda shape, ends, dtype: spaces.Box(*ends, shape, dtype),
+    shapes,
+    bounds,
+    st.sampled_from([np.float32, np.float64]),
+)
+integer_boxes = st.builds(
+    lambda shape, ends, dtype: spaces.Box(*ends, shape, dtype),
+    shapes,
+    st.sampled_from([(0, 9), (3, 4)]),
+    st.sampled_from([np.uint8, np.int32, np.int64]),
+)
+discretes = st.builds(
+    lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 5), st.integers(-3, 3)
+)
+multi_discretes = st.builds(
+    lambda nvec, start: spaces.MultiDiscrete(nvec, start=[start] * len(nvec)),
+    counts,
+    st.integers(-2, 2),
+)
+multi_binaries = st.builds(spaces.MultiBinary, st.sampled_from([1, 3, [2, 3], [1, 1]]))
+leaf_spaces = st.one_of(float_boxes, integer_boxes, discretes, multi_discretes, multi_binaries)
+tuples = st.builds(
+    lambda member, count: spaces.Tuple([member] * count), leaf_spaces, st.integers(1, 3)
+)
+names = st.sampled_from(["state", "observation", "pixels", "a", "b"])
+dicts = st.dictionaries(names, st.one_of(leaf_spaces, tuples), min_size=1, max_size=3)
+nested = st.dictionaries(
+    names, st.one_of(leaf_spaces, dicts.map(spaces.Dict)), min_size=1, max_size=3
+)
+any_space = st.one_of(leaf_spaces, tuples, dicts.map(spaces.Dict), nested.map(spaces.Dict))
+
+
+@settings(max_examples=200, deadline=None)
+@given(space=any_space, categorical=st.booleans(), seed=st.integers(0, 99))
+def test_values_come_back_from_their_rows(space, categorical, seed):
+    space.seed(seed)
+    values = [space.sample() for _ in range(3)]
+    codec = codec_of(space, categorical=categorical, key="value")
+
+    rows = write_all(codec, values)
+    back = codec.read(rows)
+
+    assert all(map(same, values, back))
+    assert all(space.contains(value) for value in back)
+
+
+@settings(max_examples=200, deadline=None)
+@given(space=any_space, categorical=st.booleans(), seed=st.integers(0, 99))
+def test_rows_lie_in_the_spec(space, categorical, seed):
+    space.seed(seed)
+    codec = codec_of(space, categorical=categorical, key="value")
+    spec = codec.spec()
+
+    rows = write_all(codec, [space.sample()])
+
+    for path, row in rows.items():
+        assert spec[path].is_in(torch.from_numpy(row[0, ...]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(space=any_space, categorical=st.booleans())
+def test_samples_of_the_spec_are_values_of_the_space(space, categorical):
+    codec = codec_of(space, categorical=categorical, key="value")
+    spec = codec.spec()
+
+    rows = {path: spec[path].rand((2,)).numpy() for path in codec.leaves}
+
+    assert all(space.contains(value) for value in codec.read(rows))
+
+
+def test_values_read_from_rows_are_copies():
+    codec = codec_of(spaces.Box(-1, 1, (2,)), categorical=False, key="value")
+    rows = {("value",): np.zeros((1, 2), np.float32)}
+
+    (value,) = codec.read(rows)
+    rows[("value",)][:] = 1
+
+    assert value.tolist() == [0, 0]
+
+
+# ------------------------------------------------------------------------------------------ specs
+
+
+@pytest.mark.parametrize(
+    ("space", "one_hot", "categorical"),
+    [
+        (spaces.Discrete(3), OneHot(3), Categorical(3, shape=(), dtype=torch.int64)),
+        (spaces.Discrete(3, start=-1), OneHot(3), Categorical(3, shape=(), dtype=torch.int64)),
+        (
+            spaces.Discrete(3, dtype=np.int32),
+            OneHot(3),
+            Categorical(3, shape=(), dtype=torch.int32),
+        ),
+        (spaces.MultiDiscrete([2, 3]), MultiOneHot([2, 3]), MultiCategorical([2, 3])),
+        (spaces.MultiDiscrete([2, 2]), OneHot(2, shape=(2, 2)), Categorical(2, shape=(2,))),
+        (spaces.MultiBinary(4), Binary(4, dtype=torch.int8), Binary(4, dtype=torch.int8)),
+        (
+            spaces.MultiBinary([2, 3]),
+            Binary(3, shape=(2, 3), dtype=torch.int8),
+            Binary(3, shape=(2, 3), dtype=torch.int8),
+        ),
+        (
+            spaces.Box(-2, 2, (3,), np.float64),
+            Bounded(-2, 2, (3,), dtype=torch.float64),
+            Bounded(-2, 2, (3,), dtype=torch.float64),
+        ),
+        (spaces.Box(-2, 2, ()), Bounded(-2, 2, (1,)), Bounded(-2, 2, (1,))),
+        (spaces.Box(-INF, INF, (3,)), Unbounded((3,)), Unbounded((3,))),
+        (
+            spaces.Box(0, 255, (4, 4, 3), np.uint8),
+            Unbounded((4, 4, 3), dtype=torch.uint8),
+            Unbounded((4, 4, 3), dtype=torch.uint8),
+        ),
+        (
+            spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (2,))]),
+            Bounded(-1, 1, (2, 2)),
+            Bounded(-1, 1, (2, 2)),
+        ),
+    ],
+    ids=lambda value: str(value)[:40].split("\n")[0],
+)
+def test_each_space_has_its_spec_in_both_encodings(space, one_hot, categorical):
+    specs = [codec_of(space, categorical=flag, key="k").spec()["k"] for flag in (False, True)]
+
+    assert specs[0] == one_hot
+    assert specs[1] == categorical
+
+
+@pytest.mark.parametrize(
+    ("space", "keys"),
+    [
+        (spaces.Dict(state=spaces.Discrete(2), a=spaces.Discrete(2)), ["a", "observation"]),
+        (
+            spaces.Dict(state=spaces.Discrete(2), observation=spaces.Discrete(2)),
+            ["observation", "state"],
+        ),
+        (
+            spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2), c=spaces.Discrete(2))),
+            [("a", "b"), ("a", "c")],
+        ),
+    ],
+)
+def test_dict_spaces_keep_their_keys_but_state_becomes_observation(space, keys):
+    spec = codec_of(space, categorical=True, key="observation").spec()
+
+    assert isinstance(spec, Composite)
+    assert sorted(spec.keys(True, True)) == keys
+
+
+def test_a_hot_row_is_overwritten_as_a_whole():
+    codec = codec_of(spaces.MultiDiscrete([2, 3]), categorical=False, key="k")
+    row = {("k",): np.ones(5, np.int64)}
+
+    write(codec.writers(row), np.array([1, 0]))
+
+    assert row[("k",)].tolist() == [0, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Graph(spaces.Discrete(2), spaces.Discrete(2)),
+        spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (3,))]),
+        spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (2,), np.float64)]),
+        spaces.Tuple([spaces.Dict(a=spaces.Discrete(2))]),
+        spaces.MultiDiscrete(np.array([[2, 2], [2, 2]])),
+    ],
+    ids=["graph", "unlike shapes", "unlike dtypes", "dict in tuple", "2-d multi-discrete"],
+)
+def test_spaces_without_an_array_form_are_refused_with_advice(space):
+    with pytest.raises(SpecError, match="gymnasium"):
+        codec_of(space, categorical=False, key="k")
+
+
+@pytest.mark.parametrize(
+    ("spec", "space"),
+    [
+        (Categorical(3, shape=()), spaces.Discrete(3)),
+        (MultiCategorical([2, 3]), spaces.MultiDiscrete([2, 3])),
+        (Bounded(-1, 1, (2,)), spaces.Box(-1, 1, (2,))),
+        (Unbounded((2,), dtype=torch.float64), spaces.Box(-INF, INF, (2,), np.float64)),
+        (Unbounded((2,), dtype=torch.uint8), spaces.Box(0, 255, (2,), np.uint8)),
+        (Composite(a=Categorical(2, shape=())), spaces.Dict(a=spaces.Discrete(2))),
+    ],
+    ids=["discrete", "multi-discrete", "box", "unbounded", "bytes", "dict"],
+)
+def test_specs_have_gymnasium_spaces(spec, space):
+    assert space_of(spec) == space
