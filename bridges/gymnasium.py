@@ -10,7 +10,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,14 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from bridges.libraries import require
-from bridges.spaces import Codec, codec_of, write
+from bridges.spaces import Codec, codec_of
 from envkit.base import EnvBase
 from envkit.env_specs import as_key
 from envkit.errors import ResetMaskError
 from envkit.rules import RESET
 from envkit.specs import Categorical, Composite, TensorSpec, Unbounded
 
-__all__ = ["GymCore", "GymEnv", "GymWrapper"]
+__all__ = ["GymCore", "GymEnv", "GymRows", "GymWrapper"]
 
 Path = tuple[str, ...]
 Rows = Mapping[Path, np.ndarray]
@@ -57,69 +57,96 @@ class GymCore:
         self.action = action
         self.frame_skip = frame_skip
         self.pixels = pixels
-        self.info: dict[str, Any] = {}
+        self.step = env.step if frame_skip == 1 else self._repeated_step
 
-    def bind(self, root: Rows, following: Rows) -> BoundCore:
-        """Fix the rows that resets and steps write to."""
-        return BoundCore(self, root, following)
+    def is_like(self, other: GymCore) -> bool:
+        """Say whether another core takes its actions in the same form."""
+        return isinstance(other, GymCore) and self.action.space == other.action.space
 
-    def writers(self, rows: Rows) -> list:
-        """Bind the observation codec to one env's rows."""
-        return [] if self.observation is None else self.observation.writers(rows)
+    def bind(self, cores: list[GymCore], rows: range, arrays: Mapping[str, Rows]) -> GymRows:
+        """Fix the rows of some cores that are alike; see `envkit.batched.rows.RowEnvs`."""
+        return GymRows(cores, rows, arrays)
 
-    def write(self, writers: list, rows: Rows, value: Any) -> None:
-        """Write an observation, and the frame if asked for."""
-        if writers:
-            write(writers, value)
-        if self.pixels:
+    def writer(self, rows: Rows) -> Callable[[Any], None]:
+        """Give the function that writes an observation, and the frame if asked for, into rows."""
+        if not self.pixels:
+            assert self.observation is not None  # one of the two is observed
+            return self.observation.writer(rows)
+        write = None if self.observation is None else self.observation.writer(rows)
+
+        def write_both(observation: Any) -> None:
+            if write is not None:
+                write(observation)
             rows[("pixels",)][...] = self.env.render()
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool]:
+        return write_both
+
+    def _repeated_step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the env ``frame_skip`` times, or until the episode ends."""
-        observation, reward, terminated, truncated, self.info = self.env.step(action)
+        observation, reward, terminated, truncated, info = self.env.step(action)
         for _ in range(self.frame_skip - 1):
             if terminated or truncated:
                 break
-            observation, extra, terminated, truncated, self.info = self.env.step(action)
+            observation, extra, terminated, truncated, info = self.env.step(action)
             reward += extra
-        return observation, reward, terminated, truncated
-
-    def reset(self, **kwargs: Any) -> Any:
-        """Reset the env and give its first observation."""
-        observation, self.info = self.env.reset(**kwargs)
-        return observation
+        return observation, reward, terminated, truncated, info
 
 
-class BoundCore:
-    """A `GymCore` and the rows it writes to, all looked up once."""
+class GymRows:
+    """Cores that are alike, bound to their rows: all lookups are done, scalars go out together."""
 
-    def __init__(self, core: GymCore, root: Rows, following: Rows):
-        self.core = core
-        self._root, self._next = root, following
-        self._root_writers = core.writers(root)
-        self._next_writers = core.writers(following)
+    def __init__(self, cores: list[GymCore], rows: range, arrays: Mapping[str, Rows]):
+        self._first, self._all_rows = rows.start, slice(rows.start, rows.stop)
+        self._count = len(rows)
+        self._read = cores[0].action.read
+        self._inputs = {path: arrays["in"][path] for path in cores[0].action.leaves}
+        root, following = arrays["root"], arrays["next"]
+        self._resets = [core.env.reset for core in cores]
+        self._steps = [core.step for core in cores]
+        self._write_root, self._write_next = (
+            [
+                core.writer({path: array[row, ...] for path, array in region.items()})
+                for core, row in zip(cores, rows, strict=True)
+            ]
+            for region in (root, following)
+        )
         self._root_flags = [root[path] for path in _DONE]
         self._reward = following[("reward",)]
         self._done, self._terminated, self._truncated = (following[path] for path in _DONE)
 
-    def reset(self, **kwargs: Any) -> None:
+    def reset(self, row: int, **kwargs: Any) -> None:
         """Start an episode and write the root row."""
-        core = self.core
-        core.write(self._root_writers, self._root, core.reset(**kwargs))
-        for flag in self._root_flags:
-            flag[...] = False
+        observation, _ = self._resets[row - self._first](**kwargs)
+        self._write_root[row - self._first](observation)
+        for flags in self._root_flags:
+            flags[row] = False
 
-    def step(self, action: Any) -> bool:
-        """Step with a value of the action space, write the next row, and say if the episode ended."""
-        core = self.core
-        observation, reward, terminated, truncated = core.step(action)
-        core.write(self._next_writers, self._next, observation)
-        self._reward[...] = reward
-        self._terminated[...] = terminated
-        self._truncated[...] = truncated
-        ended = bool(terminated or truncated)
-        self._done[...] = ended
-        return ended
+    def step(self, rows: Sequence[int], *, advance: bool) -> None:
+        """Step some rows and write their next rows; with ``advance`` reset what is done then."""
+        first, steps, write = self._first, self._steps, self._write_next
+        chosen = self._all_rows if len(rows) == self._count else list(rows)
+        actions = self._read({path: array[chosen] for path, array in self._inputs.items()})
+        scalars: list[tuple[Any, bool, bool]] = []
+        try:
+            for row, action in zip(rows, actions, strict=True):
+                observation, reward, terminated, truncated, _ = steps[row - first](action)
+                write[row - first](observation)
+                scalars.append((reward, terminated, truncated))
+                if advance and (terminated or truncated):
+                    self.reset(row)
+        finally:  # what was stepped before an error is not lost
+            if scalars:
+                made = chosen if len(scalars) == self._count else rows[: len(scalars)]
+                self._write_scalars(made, *zip(*scalars, strict=True))
+
+    def _write_scalars(
+        self, rows: slice | Sequence[int], rewards: Any, terminated: Any, truncated: Any
+    ) -> None:
+        ended, cut = np.array(terminated, bool), np.array(truncated, bool)
+        self._reward[rows, 0] = rewards
+        self._terminated[rows, 0] = ended
+        self._truncated[rows, 0] = cut
+        self._done[rows, 0] = ended | cut
 
 
 class GymWrapper(EnvBase):
@@ -218,20 +245,20 @@ class GymWrapper(EnvBase):
                 "cannot be reset in part. Leave the mask out, or do not call reset."
             )
         rows = self._new_rows(rewards=False)
-        self.core.write(self.core.writers(rows), rows, self.core.reset(**kwargs))
+        observation, info = self._env.reset(**kwargs)
+        self.core.writer(rows)(observation)
         for path in _DONE:
             rows[path][...] = False
-        return self._to_tensordict(rows)
+        return self._to_tensordict(rows, info)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         rows = self._new_rows(rewards=True)
-        core = self.core
-        observation, reward, terminated, truncated = core.step(self.read_action(td))
-        core.write(core.writers(rows), rows, observation)
+        observation, reward, terminated, truncated, info = self.core.step(self.read_action(td))
+        self.core.writer(rows)(observation)
         rows[("reward",)][...] = reward
         for path, flag in zip(_DONE, (terminated or truncated, terminated, truncated), strict=True):
             rows[path][...] = flag
-        return self._to_tensordict(rows)
+        return self._to_tensordict(rows, info)
 
     def read_action(self, td: TensorDictBase) -> Any:
         """Give the action in ``td`` as a value of the gymnasium action space.
@@ -256,16 +283,16 @@ class GymWrapper(EnvBase):
         for path, kind, spec in self._output_leaves:
             yield path, kind, tuple(spec.shape), torch.empty(0, dtype=spec.dtype).numpy().dtype
 
-    def _to_tensordict(self, rows: dict[Path, np.ndarray]) -> TensorDict:
+    def _to_tensordict(self, rows: dict[Path, np.ndarray], info: dict[str, Any]) -> TensorDict:
         td = TensorDict({}, batch_size=(), device=self.device)
         for path, row in rows.items():
             td.set(as_key(path), torch.from_numpy(row))
         for reader in self.info_dict_reader:
-            reader(self.core.info, td)
+            reader(info, td)
         return td
 
     def _set_seed(self, seed: int | None) -> None:
-        self.core.reset(seed=seed)
+        self._env.reset(seed=seed)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the gymnasium env."""
@@ -279,8 +306,20 @@ class GymWrapper(EnvBase):
         return self.core.env.render()
 
     def row_core(self) -> GymCore | None:
-        """Give the core that steps this env on NumPy rows; None when infos are read as well."""
-        return None if self.info_dict_reader or self.device != torch.device("cpu") else self.core
+        """Give the core that steps this env on NumPy rows.
+
+        None where the core is not the whole story: infos are read, data goes to another device, or
+        a subclass changes how a step is made.
+        """
+        changed = any(getattr(type(self), name) is not step for name, step in _STEPPING.items())
+        if changed or self.info_dict_reader or self.device != torch.device("cpu"):
+            return None
+        return self.core
+
+
+_STEPPING = {
+    name: getattr(GymWrapper, name) for name in ("step", "reset", "_step", "_reset", "read_action")
+}
 
 
 class GymEnv(GymWrapper):

@@ -16,14 +16,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_dtype_of
-from bridges.jax_programs import Programs, observation_leaves, padded_size
+from bridges.jax_programs import PACKED, Programs, observation_leaves, padded_size
 from envkit.base import EnvBase
 from envkit.env_specs import as_key
-from envkit.errors import MissingKeyError
+from envkit.errors import ArgumentError, MissingKeyError, SpecTypeError
 from envkit.functional import BatchedEnv, Box, Discrete, StatelessEnv, TimeLimit
 from envkit.rules import DONE_LEAVES, STEP
 from envkit.specs import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
@@ -51,7 +52,7 @@ class JaxEnv(EnvBase):
         traces: how often each program was traced, by name.
 
     Raises:
-        ValueError: unknown ``state_layout``.
+        ArgumentError: unknown ``state_layout``.
     """
 
     _batch_locked = False
@@ -68,7 +69,7 @@ class JaxEnv(EnvBase):
         **kwargs: Any,
     ):
         if state_layout not in ("packed", "nested"):
-            raise ValueError(
+            raise ArgumentError(
                 f"state_layout is {state_layout!r}, but must be 'packed' or 'nested'."
             )
         device = torch.device("cpu" if device is None else device)
@@ -94,7 +95,9 @@ class JaxEnv(EnvBase):
         state, observation = (
             Composite(shape=self.batch_size, device=self.device) for _ in range(2)
         )
-        for path, like in self._state_like().items():
+        state_like = self._state_like()
+        self._state_paths = tuple(state_like)
+        for path, like in state_like.items():
             state[("state", *path)] = self._unbounded(like.shape, like.dtype)
         for path, like in observation_leaves(rows.template[1]).items():
             observation[as_key(path)] = self._unbounded(like.shape, like.dtype)
@@ -139,7 +142,7 @@ class JaxEnv(EnvBase):
         if isinstance(space, Box):
             dtype = torch_dtype_of(space.dtype)
             low, high = (
-                torch.as_tensor(bound, dtype=dtype).expand(space.shape)
+                torch.as_tensor(np.array(bound), dtype=dtype).expand(space.shape)
                 for bound in (space.low, space.high)
             )
             return Bounded(low, high, space.shape, device, dtype).expand(*batch, *space.shape)
@@ -147,32 +150,60 @@ class JaxEnv(EnvBase):
             if self.categorical_action_encoding:
                 return Categorical(space.n, shape=batch, device=device)
             return OneHot(space.n, shape=(*batch, space.n), device=device, dtype=torch.int64)
-        raise TypeError(
+        raise SpecTypeError(
             f"the action space is {type(space).__name__}, but must be a Box, a Discrete, or a "
             "dict of them (envkit.Box, envkit.Discrete)."
         )
 
     # ------------------------------------------------------------------------------ torch -> JAX
 
-    def _rows_in(self, td: TensorDictBase, value: torch.Tensor, copy: bool) -> jax.Array:
+    def _rows_in(self, td: TensorDictBase, value: torch.Tensor, copy: bool) -> Any:
         """Flatten the batch, pad it to a compiled size, and hand it over."""
         value = value.flatten(0, len(td.batch_size) - 1) if td.batch_size else value[None]
-        missing = self._size(td.numel()) - value.shape[0]
-        if missing:
-            value = torch.cat([value, value[:1].expand(missing, *value.shape[1:])])
-        return to_jit(value.detach(), copy=copy and not missing)
+        padded = self._padded(value)
+        return to_jit(padded.detach(), copy=copy and padded is value)
+
+    def _padded(self, rows: torch.Tensor) -> torch.Tensor:
+        """Repeat the first row (zeros if there is none) up to a compiled size."""
+        count = rows.shape[0]
+        missing = self._size(count) - count
+        if not missing:
+            return rows
+        model = rows[:1] if count else rows.new_zeros(1, *rows.shape[1:])
+        return torch.cat([rows, model.expand(missing, *rows.shape[1:])])
 
     def _size(self, rows: int) -> int:
         return padded_size(rows, self.numel())
 
-    def _state_in(self, td: TensorDictBase) -> dict[Path, jax.Array]:
+    def _state_in(self, td: TensorDictBase) -> dict[Path, Any]:
+        """Read the state, after bringing one of the other layout into the env's own, in ``td``."""
         state = td.get("state", None)
-        if state is None:
+        if not isinstance(state, TensorDictBase):
             raise MissingKeyError(
                 f"the TensorDict has no 'state'; it has {sorted(map(str, td.keys()))}. A stateless "
                 "env reads its whole state from its input: start from env.reset()."
             )
-        return {path: self._rows_in(td, leaf, copy=False) for path, leaf in leaves(state)}
+        found = dict(leaves(state))
+        if any(path not in found for path in self._state_paths):
+            found = self._relaid(td, found)
+        return {path: self._rows_in(td, found[path], copy=False) for path in self._state_paths}
+
+    def _relaid(
+        self, td: TensorDictBase, found: dict[Path, torch.Tensor]
+    ) -> dict[Path, torch.Tensor]:
+        packing = self._programs.env.packing
+        nested = self.state_layout == "nested"
+        wanted = PACKED if nested else tuple(field.name for field in packing.fields)
+        missing = [as_key(path) for path in wanted if path not in found]
+        if missing:
+            raise MissingKeyError(
+                f"the 'state' of the TensorDict lacks {missing}. Pass the whole state that reset or "
+                "step returned, packed or nested."
+            )
+        given = {path: self._rows_in(td, found[path], copy=False) for path in wanted}
+        own = self._named(td.batch_size, to_torch(self._programs.relayout(given)))
+        td.set("state", own)
+        return dict(leaves(own))
 
     def _action_in(self, td: TensorDictBase) -> Any:
         space = self._programs.env.action_space
@@ -190,14 +221,14 @@ class JaxEnv(EnvBase):
         spec = self.full_action_spec[key]
         event = spec.shape[len(self.batch_size) :]
         if value.shape != (*td.batch_size, *event):
-            raise ValueError(
+            raise ArgumentError(
                 f"{key!r} has shape {tuple(value.shape)}, but the env takes "
                 f"{(*td.batch_size, *event)}."
             )
         if isinstance(space, Discrete):
             if not self.categorical_action_encoding:
                 value = value.to(torch.uint8).argmax(-1)
-            return self._rows_in(td, value.to(torch.int32), copy=False)  # a copy already
+            return self._rows_in(td, value.to(torch.int32), copy=True)
         dtype = torch_dtype_of(space.dtype)
         return self._rows_in(td, value if value.dtype == dtype else value.to(dtype), copy=True)
 
@@ -205,8 +236,7 @@ class JaxEnv(EnvBase):
         blank = torch.zeros(*td.batch_size, 1, dtype=torch.bool, device=self.device)
         flags = torch.stack([td.get(name, blank) for name in DONE_LEAVES])
         rows = flags.flatten(1, -2) if td.batch_size else flags[:, None]
-        missing = self._size(td.numel()) - rows.shape[1]
-        return to_jit(torch.cat([rows, rows[:, :1].expand(-1, missing, -1)], 1), copy=False)
+        return to_jit(self._padded(rows.transpose(0, 1)).transpose(0, 1), copy=False)
 
     def _observation_in(self, td: TensorDictBase) -> dict[Path, jax.Array]:
         named = observation_leaves(self._programs.env.template[1])
@@ -251,7 +281,7 @@ class JaxEnv(EnvBase):
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is None:
-            raise ValueError("a stateless env needs a seed: set_seed(0), say. None makes no key.")
+            raise ArgumentError("a stateless env needs a seed: set_seed(0), say. None makes no key.")
         self._key = jax.device_put(jax.random.PRNGKey(int(seed) % 2**32), self._jax_device)
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
@@ -261,21 +291,20 @@ class JaxEnv(EnvBase):
             return self._out(shape, outputs, reward=False)
         masks = collect_reset_masks(td, self.done_levels, self.full_done_spec)
         mask = masks.get((), torch.ones(shape, dtype=torch.bool, device=self.device))
-        outputs = self._programs.restart(self._state_in(td), self._mask_in(td, mask))
+        outputs = self._programs.restart(self._state_in(td), self._mask_in(mask))
         return self._out(shape, outputs, reward=False)
 
-    def _mask_in(self, td: TensorDictBase, mask: torch.Tensor) -> jax.Array:
-        missing = self._size(td.numel()) - td.numel()
-        mask = torch.cat([mask.reshape(-1), mask.new_zeros(missing)])
-        return to_jit(mask, copy=False)
+    def _mask_in(self, mask: torch.Tensor) -> Any:
+        rows = mask.reshape(-1)
+        missing = self._size(rows.shape[0]) - rows.shape[0]
+        return to_jit(torch.cat([rows, rows.new_zeros(missing)]), copy=False)
 
     def _step_send(self, td: TensorDictBase) -> None:
         self._check_batch(td)
         mask = td.get(STEP, None)
         self.__dict__["_sent"] = td
-        running = mask is None and td.numel()
         self.__dict__["_running"] = (
-            self._programs.step(self._state_in(td), self._action_in(td)) if running else None
+            self._programs.step(self._state_in(td), self._action_in(td)) if mask is None else None
         )
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
@@ -285,19 +314,22 @@ class JaxEnv(EnvBase):
         return self._out(td.batch_size, outputs, reward=True)
 
     def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
+        if bool(mask.all()):
+            return self._computed_next(td.exclude(STEP))
+        state = self._state_in(td)
         if not bool(mask.any()):
-            return self._skipped_next(td)
+            return self._skipped_next(td).clone()
         outputs = self._programs.masked_step(
-            self._state_in(td),
+            state,
             self._action_in(td),
-            self._mask_in(td, mask),
+            self._mask_in(mask),
             self._observation_in(td),
             self._flags_in(td),
         )
         return self._out(td.batch_size, outputs, reward=True)
 
     def _advance_send(self, td: TensorDictBase) -> None:
-        if td.get(STEP, None) is not None or td.get("next", None) is not None or not td.numel():
+        if td.get(STEP, None) is not None or td.get("next", None) is not None:
             self._step_send(td)
             self.__dict__["_advancing"] = None
             return
@@ -394,7 +426,7 @@ class JaxEnv(EnvBase):
     def _fast_rollout(
         self, root: TensorDictBase, steps: int, policy: Any, act: Any
     ) -> TensorDictBase | None:
-        if policy is not None or not root.numel():
+        if policy is not None:
             return None
         data, _ = self.unroll(root, steps, record_state=True)
         return data

@@ -46,7 +46,7 @@ def padded_size(rows: int, own: int) -> int:
 
 
 class Programs:
-    """Jitted init, step, restart, advance, unroll and reseed over rows.
+    """Jitted init, step, restart, advance, unroll, reseed and relayout over rows.
 
     Args:
         env: the env over rows.
@@ -65,6 +65,7 @@ class Programs:
         self.restart = self._jit("restart", self._restart)
         self.advance = self._jit("advance", self._advance)
         self.reseed = self._jit("reseed", self._reseed)
+        self.relayout = self._jit("relayout", self._relayout)
         self.unroll = self._jit("unroll", self._unroll, static_argnums=(4, 5, 6))
 
     def _jit(self, name: str, function: Callable, **options: Any) -> Callable:
@@ -108,6 +109,10 @@ class Programs:
         rows = self._read_state(state)
         return self._write_state(replace(rows, key=row_keys(key, rows.key.shape[0])))
 
+    def _relayout(self, state: ByPath) -> ByPath:
+        """Bring a state of either layout into the one that is given out."""
+        return self._write_state(self._read_state(state))
+
     def _unroll(
         self,
         state: ByPath,
@@ -130,7 +135,7 @@ class Programs:
             steps_made.next.reward,  # a root has none; nobody reads this
             steps_made.terminated,
             steps_made.truncated,
-            steps_made.next.info,
+            steps_made.info,
         )
         out = {"root": self._shown(root), "action": steps_made.action}
         out["next"] = self._shown(steps_made.next)

@@ -12,8 +12,9 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ class Leaf:
 class Codec:
     """Leaves of a space, and the way from their values to a value of the space."""
 
+    space: Any
     leaves: dict[Path, tuple[Leaf, Callable[[Any], Any]]]
     assemble: Callable[[dict[Path, list[Any]]], list[Any]]
 
@@ -63,19 +65,25 @@ class Codec:
             tree[path] = leaf.spec.to(device) if device is not None else leaf.spec
         return tree
 
-    def writers(self, rows: Rows) -> list[tuple[Callable, np.ndarray, Callable[[Any], Any]]]:
-        """Bind the codec to one environment's rows; see `write`."""
-        return [(leaf.write, rows[path], pick) for path, (leaf, pick) in self.leaves.items()]
+    def writer(self, rows: Rows) -> Callable[[Any], None]:
+        """Give the function that writes a value of the space into one environment's rows."""
+        if len(self.leaves) == 1:
+            (path, (leaf, pick)), *_ = self.leaves.items()
+            if pick is _itself:
+                if leaf.write is _copy_in:
+                    return partial(rows[path].__setitem__, Ellipsis)  # the fastest way to say it
+                return partial(leaf.write, rows[path])
+        puts = [(leaf.write, rows[path], pick) for path, (leaf, pick) in self.leaves.items()]
+
+        def write(value: Any) -> None:
+            for put, row, pick in puts:
+                put(row, pick(value))
+
+        return write
 
     def read(self, rows: Rows) -> list[Any]:
         """Turn leaves with one leading axis into that many values of the space."""
         return self.assemble({path: leaf.read(rows[path]) for path, (leaf, _) in self.leaves.items()})
-
-
-def write(writers: Iterable[tuple[Callable, np.ndarray, Callable]], value: Any) -> None:
-    """Write one value of the space into the rows that ``writers`` were bound to."""
-    for put, row, pick in writers:
-        put(row, pick(value))
 
 
 # ------------------------------------------------------------------------------- space -> codec
@@ -97,7 +105,7 @@ def codec_of(space: Any, *, categorical: bool, key: str) -> Codec:
         return _dict_codec(space, categorical)
     leaf = _leaf(space, categorical)
     path = (key,)
-    return Codec({path: (leaf, _itself)}, lambda values: values[path])
+    return Codec(space, {path: (leaf, _itself)}, lambda values: values[path])
 
 
 def _dict_codec(space: Any, categorical: bool) -> Codec:
@@ -124,7 +132,7 @@ def _dict_codec(space: Any, categorical: bool) -> Codec:
             )
         return [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
 
-    return Codec(leaves, assemble)
+    return Codec(space, leaves, assemble)
 
 
 def _itself(value: Any) -> Any:
@@ -160,8 +168,10 @@ def _box(space: Any) -> Leaf:
     dtype = _torch_dtype(space.dtype)
     scalar = space.shape == ()
     shape = (1,) if scalar else tuple(space.shape)
-    if _is_unbounded(space):
-        spec: TensorSpec = Unbounded(shape, dtype=dtype)
+    if dtype == torch.bool:
+        spec: TensorSpec = Categorical(2, shape=shape, dtype=dtype)
+    elif _is_unbounded(space):
+        spec = Unbounded(shape, dtype=dtype)
     else:
         low, high = (np.asarray(bound).reshape(shape) for bound in (space.low, space.high))
         spec = Bounded(torch.from_numpy(low.copy()), torch.from_numpy(high.copy()), shape, dtype=dtype)
@@ -171,8 +181,6 @@ def _box(space: Any) -> Leaf:
 def _is_unbounded(space: Any) -> bool:
     if np.issubdtype(space.dtype, np.floating):
         lowest, highest = -np.inf, np.inf
-    elif space.dtype == bool:
-        return False
     else:
         info = np.iinfo(space.dtype)
         lowest, highest = info.min, info.max
@@ -240,12 +248,13 @@ def _multi_discrete(space: Any, categorical: bool) -> Leaf:
 
 def _tuple(space: Any, categorical: bool) -> Leaf:
     members = [_leaf(member, categorical) for member in space.spaces]
-    spec = torch.stack([member.spec for member in members], 0)
-    if -1 in spec.shape:
+    likeness = {(member.spec.shape, member.spec.dtype) for member in members}
+    if len(likeness) > 1:
         raise SpecError(
-            f"the members of {space} have different shapes and cannot share one array. "
+            f"the members of {space} have different shapes or dtypes and cannot share one array. "
             "Turn the Tuple space into a Dict with a gymnasium wrapper."
         )
+    spec = torch.stack([member.spec for member in members], 0)
 
     def write_members(row: np.ndarray, value: Any) -> None:
         for index, (member, part) in enumerate(zip(members, value, strict=True)):

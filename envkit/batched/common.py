@@ -344,7 +344,15 @@ class BatchedEnv(EnvBase):
         if any(root.get(as_key(path), None) is None for path in exchange.root):
             return None
         actions = frozenset(as_path(key) for key in self.action_keys)
-        out = record_rollout(exchange, root, act, steps, action_paths=actions, device=self._device)
+        out = record_rollout(
+            exchange,
+            root,
+            act,
+            steps,
+            action_paths=actions,
+            done_path=(*next(iter(self.done_levels)), "done"),
+            device=self._device,
+        )
         if out.batch_size == root.batch_size:  # the policy writes under `next`
             return list(nonstop(self, out, act, steps, acted=True))
         return out

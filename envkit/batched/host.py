@@ -22,7 +22,7 @@ from tensordict import TensorDictBase
 from envkit.base import EnvBase
 from envkit.batched.buffers import BufferPlan
 from envkit.batched.metadata import EnvMetaData
-from envkit.batched.rows import action_reader, bind_row, row_core
+from envkit.batched.rows import bind_rows, row_core
 from envkit.errors import WorkerError
 
 __all__ = ["ADVANCE", "COMMAND_NAMES", "RESET", "STEP", "EnvHost", "HostFactory", "Maker"]
@@ -76,26 +76,15 @@ class EnvHost:
         """Take the shared rows; every env must look like the first."""
         plan = BufferPlan.of(EnvMetaData.metadata_from_env(self.envs[0]))
         regions = {region: plan.tensors(arrays, region) for region in plan.regions}
-        self._bound = [
-            bind_row(env, row, regions) for row, env in zip(rows, self.envs, strict=True)
-        ]
-        self._read_actions = action_reader(self.envs, plan.arrays(arrays, "in"))
-        self._all_rows = slice(rows.start, rows.stop)
+        self._rows = bind_rows(self.envs, rows, regions)
 
     def run(self, command: int, rows: list[int]) -> None:
         """Carry out a command on rows, in order; see `envkit.transport.Host.run` for errors."""
-        bound, first = self._bound, self.first
         if command == RESET:
             for row in rows:
-                bound[row - first].reset()
-            return
-        selected = self._all_rows if len(rows) == len(bound) else list(rows)
-        advance = command == ADVANCE
-        actions = self._read_actions(selected)
-        for row, action in zip(rows, actions, strict=True):
-            env = bound[row - first]
-            if env.step(action) and advance:
-                env.reset()
+                self._rows.reset(row)
+        else:
+            self._rows.step(rows, advance=command == ADVANCE)
 
     # ------------------------------------------------------------------------------------- calls
 
@@ -106,7 +95,7 @@ class EnvHost:
     def call_reset_rows(self, kwargs: dict[int, dict[str, Any]]) -> None:
         """Reset bound rows with keywords of their own."""
         for row, given in kwargs.items():
-            self._bound[row - self.first].reset(**given)
+            self._rows.reset(row, **given)
 
     def call_tensordicts(
         self, method: str, inputs: dict[int, tuple[TensorDictBase | None, dict[str, Any]]]

@@ -37,6 +37,7 @@ def record_rollout(
     steps: int,
     *,
     action_paths: frozenset[Path],
+    done_path: Path,
     device: Any,
 ) -> TensorDict | TensorDictBase:
     """Act and step ``steps`` times, resetting what is done but after the last step.
@@ -47,6 +48,7 @@ def record_rollout(
         act: the policy.
         steps: length of the rollout.
         action_paths: entries that are not carried from one step to the next.
+        done_path: the done leaf that says which sub-envs begin anew.
         device: where the result is.
 
     Returns:
@@ -73,7 +75,7 @@ def record_rollout(
         others = _record(td, roots, recorded, action_paths)
         exchange.receive_into({path: timeline[step] for path, timeline in nexts.items()})
         if not last:
-            _carry(exchange, nexts, roots, step)
+            _carry(exchange, nexts, roots, step, done_path)
     tree = {path: _time_last(stack, batch) for path, stack in _stacked(roots, recorded).items()}
     following = {("next", *path): _time_last(t.stack, batch) for path, t in nexts.items()}
     return tensordict_of({**tree, **following}, torch.Size((*batch, steps)), device, clone=False)
@@ -112,23 +114,26 @@ def _record(
 
 
 def _carry(
-    exchange: BufferExchange, nexts: dict[Path, _Timeline], roots: dict[Path, _Timeline], step: int
+    exchange: BufferExchange,
+    nexts: dict[Path, _Timeline],
+    roots: dict[Path, _Timeline],
+    step: int,
+    done_path: Path,
 ) -> None:
     """Write the next root: what the step made, and a fresh episode where one has ended."""
-    ended = None
-    for path, timeline in nexts.items():
-        if path[-1] in rules.DONE_LEAVES:
-            flag = timeline[step]
-            ended = flag if ended is None else ended | flag
-        if path in roots:
-            roots[path][step + 1].copy_(timeline[step])
-    assert ended is not None
-    if bool(ended.any()):
-        rows = ended.reshape(len(ended), -1).any(-1)
-        exchange.were_reset(rows.cpu())
-        for path, fresh in exchange.root.items():
-            target = roots[path][step + 1]
-            target[rows] = fresh[rows.cpu()].to(target.device)
+    done = nexts[done_path][step]
+    if not bool(done.any()):
+        for path, timeline in roots.items():
+            timeline[step + 1].copy_(nexts[path][step])
+        return
+    rows = done.reshape(len(done), -1).any(-1)
+    exchange.were_reset(rows.cpu())
+    for path, timeline in roots.items():
+        fresh, target = exchange.root[path], timeline[step + 1]
+        if fresh.device != target.device:
+            fresh = fresh.to(target.device)
+        mask = rows.reshape(-1, *(1,) * (target.ndim - 1))
+        torch.where(mask, fresh, nexts[path][step], out=target)
 
 
 def _stacked(

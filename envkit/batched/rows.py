@@ -1,19 +1,18 @@
-"""One sub-env bound to its rows of the shared buffers.
+"""Sub-envs bound to their rows of the shared buffers.
 
-A row env reads its inputs from rows and writes what it makes into rows. `TensorDictRow` hosts any
-`EnvBase`; an env with a `row_core` of its own (gymnasium) skips TensorDict altogether.
+Row envs read their inputs from rows and write what they make into rows. `TensorDictRows` hosts any
+`EnvBase`; envs with a `row_core` of their own (gymnasium) skip TensorDict altogether.
 
 Conventions
-    rows     this env's slice of each array of a region, see `buffers`.
-    actions  one value per env, decoded for all envs of a host at once.
+    rows     global row numbers; a group owns a consecutive range of them.
+    regions  arrays over all rows of the pool by region and path, see `buffers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
@@ -23,53 +22,34 @@ from envkit.errors import WorkerError
 from envkit.rules import STEP
 from envkit.transition import empty_like
 
-__all__ = ["RowEnv", "TensorDictRow", "action_reader", "bind_row", "row_core"]
+__all__ = ["RowEnvs", "TensorDictRows", "bind_rows", "row_core"]
 
 Path = tuple[str, ...]
 Regions = Mapping[str, Mapping[Path, torch.Tensor]]
 
 
-class RowEnv(Protocol):
-    """What a host asks of a sub-env."""
+class RowEnvs(Protocol):
+    """What a host asks of its sub-envs. Errors are raised as `envkit.transport.Host.run` says."""
 
-    def reset(self, **kwargs: Any) -> None:
-        """Start an episode where the masks ask for it, and write the root row."""
+    def reset(self, row: int, **kwargs: Any) -> None:
+        """Start an episode where the row's masks ask for it, and write its root row."""
         ...
 
-    def step(self, action: Any) -> bool:
-        """Step, write the next row, and say whether anything in it is done."""
+    def step(self, rows: Sequence[int], *, advance: bool) -> None:
+        """Step some rows and write their next rows; with ``advance`` reset what is done then."""
         ...
 
 
-def bind_row(env: EnvBase, row: int, regions: Regions) -> RowEnv:
-    """Bind an env to row ``row`` of the buffers, by its own core where it has one."""
-    core = row_core(env)
-    if core is None:
-        return TensorDictRow(env, row, regions)
-    root, following = (
-        {path: tensor[row].numpy() for path, tensor in regions[region].items()}
-        for region in ("root", "next")
-    )
-    return core.bind(root, following)
-
-
-def action_reader(
-    envs: list[EnvBase], inputs: Mapping[Path, np.ndarray]
-) -> Callable[[list[int] | slice], list[Any]]:
-    """Give the function that decodes the actions of some rows, all of ``envs`` being alike.
-
-    Envs without a core read their own inputs and get None.
-    """
-    core = row_core(envs[0])
-    if core is None:
-        return lambda rows: [None] * _count(rows)
-    codec = core.action
-    arrays = {path: inputs[path] for path in codec.leaves}
-    return lambda rows: codec.read({path: array[rows] for path, array in arrays.items()})
-
-
-def _count(rows: list[int] | slice) -> int:
-    return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+def bind_rows(envs: list[EnvBase], rows: range, regions: Regions) -> RowEnvs:
+    """Bind envs to their rows: by their own core where all have one of a kind."""
+    cores = [row_core(env) for env in envs]
+    if all(core is not None and core.is_like(cores[0]) for core in cores):
+        arrays = {
+            region: {path: tensor.numpy() for path, tensor in regions[region].items()}
+            for region in ("in", "root", "next")
+        }
+        return cores[0].bind(cores, rows, arrays)
+    return TensorDictRows(envs, rows, regions)
 
 
 def row_core(env: EnvBase) -> Any:
@@ -78,8 +58,26 @@ def row_core(env: EnvBase) -> Any:
     return None if make is None else make(env)
 
 
+class TensorDictRows:
+    """Any envs behind their rows."""
+
+    def __init__(self, envs: list[EnvBase], rows: range, regions: Regions):
+        self._envs = {
+            row: TensorDictRow(env, row, regions) for row, env in zip(rows, envs, strict=True)
+        }
+
+    def reset(self, row: int, **kwargs: Any) -> None:
+        self._envs[row].reset(**kwargs)
+
+    def step(self, rows: Sequence[int], *, advance: bool) -> None:
+        for row in rows:
+            env = self._envs[row]
+            if env.step() and advance:
+                env.reset()
+
+
 class TensorDictRow:
-    """Any env behind its rows: builds the TensorDict of each call and copies what comes out.
+    """One env behind its row: builds the TensorDict of each call and copies what comes out.
 
     It remembers the env's current root, so that entries nobody sends (observations, a transform's
     counters) are there at the next step.
@@ -96,6 +94,7 @@ class TensorDictRow:
         self._reset_masks = masks
 
     def reset(self, **kwargs: Any) -> None:
+        """Start an episode where the masks ask for it, and write the root row."""
         root = self.root
         masks = {path: mask for path, mask in self._reset_masks.items() if not bool(mask.all())}
         if masks and root is not None:
@@ -106,8 +105,8 @@ class TensorDictRow:
         self.root = self.env.reset(root, **kwargs)
         self._write(self._root, self.root)
 
-    def step(self, action: Any) -> bool:
-        """``action`` is ignored: this row reads its own inputs."""
+    def step(self) -> bool:
+        """Step, write the next row, and say whether anything in it is done."""
         root = self.root
         if root is None:
             root = TensorDict({}, batch_size=self.env.batch_size, device=self.env.device)

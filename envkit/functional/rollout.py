@@ -46,6 +46,7 @@ class Transition:
     truncated: jax.Array
     action: Any
     next: Timestep
+    info: Any = None  # of the root
     state: dict[str, jax.Array] | None = None
     next_state: dict[str, jax.Array] | None = None
 
@@ -80,6 +81,7 @@ def transition(
         root.truncated,
         action,
         timestep,
+        info=root.info,
         state=env.packing.pack(state) if record_state else None,
         next_state=env.packing.pack(after) if record_state else None,
     )

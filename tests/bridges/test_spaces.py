@@ -9,7 +9,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridges.spaces import Codec, codec_of, space_of, write
+from bridges.spaces import Codec, codec_of, space_of
 from envkit.errors import SpecError
 from envkit.specs import (
     Binary,
@@ -73,7 +73,9 @@ multi_discretes = st.builds(
     st.integers(-2, 2),
 )
 multi_binaries = st.builds(spaces.MultiBinary, st.sampled_from([1, 3, [2, 3], [1, 1]]))
-leaf_spaces = st.one_of(float_boxes, integer_boxes, discretes, multi_discretes, multi_binaries)
+bool_boxes = st.builds(lambda shape: spaces.Box(0, 1, shape, bool), shapes)
+boxes = st.one_of(float_boxes, integer_boxes, bool_boxes)
+leaf_spaces = st.one_of(boxes, discretes, multi_discretes, multi_binaries)
 tuples = st.builds(
     lambda member, count: spaces.Tuple([member] * count), leaf_spaces, st.integers(1, 3)
 )
@@ -123,6 +125,18 @@ def test_samples_of_the_spec_are_values_of_the_space(space, categorical):
     assert all(space.contains(value) for value in codec.read(rows))
 
 
+def test_tuple_members_of_other_bounds_share_a_stacked_spec():
+    space = spaces.Tuple([spaces.Discrete(2, start=1), spaces.Discrete(4)])
+    codec = codec_of(space, categorical=True, key="value")
+
+    rows = write_all(codec, [(2, 3)])
+
+    assert rows[("value",)].tolist() == [[1, 3]]
+    assert codec.read(rows) == [(2, 3)]
+    assert codec.spec()["value"].is_in(torch.tensor([1, 3]))
+    assert not codec.spec()["value"].is_in(torch.tensor([3, 1]))
+
+
 def test_values_read_from_rows_are_copies():
     codec = codec_of(spaces.Box(-1, 1, (2,)), categorical=False, key="value")
     rows = {("value",): np.zeros((1, 2), np.float32)}
@@ -139,15 +153,31 @@ def test_values_read_from_rows_are_copies():
 @pytest.mark.parametrize(
     ("space", "one_hot", "categorical"),
     [
-        (spaces.Discrete(3), OneHot(3), Categorical(3, shape=(), dtype=torch.int64)),
-        (spaces.Discrete(3, start=-1), OneHot(3), Categorical(3, shape=(), dtype=torch.int64)),
+        (
+            spaces.Discrete(3),
+            OneHot(3, dtype=torch.int64),
+            Categorical(3, shape=(), dtype=torch.int64),
+        ),
+        (
+            spaces.Discrete(3, start=-1),
+            OneHot(3, dtype=torch.int64),
+            Categorical(3, shape=(), dtype=torch.int64),
+        ),
         (
             spaces.Discrete(3, dtype=np.int32),
-            OneHot(3),
+            OneHot(3, dtype=torch.int64),
             Categorical(3, shape=(), dtype=torch.int32),
         ),
-        (spaces.MultiDiscrete([2, 3]), MultiOneHot([2, 3]), MultiCategorical([2, 3])),
-        (spaces.MultiDiscrete([2, 2]), OneHot(2, shape=(2, 2)), Categorical(2, shape=(2,))),
+        (
+            spaces.MultiDiscrete([2, 3]),
+            MultiOneHot([2, 3], dtype=torch.int64),
+            MultiCategorical([2, 3]),
+        ),
+        (
+            spaces.MultiDiscrete([2, 2]),
+            OneHot(2, shape=(2, 2), dtype=torch.int64),
+            Categorical(2, shape=(2,)),
+        ),
         (spaces.MultiBinary(4), Binary(4, dtype=torch.int8), Binary(4, dtype=torch.int8)),
         (
             spaces.MultiBinary([2, 3]),

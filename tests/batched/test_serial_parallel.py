@@ -1,0 +1,468 @@
+"""SerialEnv and ParallelEnv: one behaviour, whatever hosts the sub-envs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict
+
+from envkit import GymEnv, ParallelEnv, SerialEnv, check_env_specs
+from envkit.base import EnvBase
+from envkit.errors import BatchSizeError, SpecError
+from envkit.specs import Composite, Unbounded
+from tests.envs import Count, StatelessCount
+from tests.policies import Replay
+
+F, T = False, True
+make_count = partial(Count, 5)
+make_cartpole = partial(GymEnv, "CartPole-v1", max_episode_steps=12)
+
+
+@pytest.fixture
+def opened() -> Iterator:
+    """Hand out batched envs that are closed after the test."""
+    with ExitStack() as stack:
+
+        def keep(env):
+            stack.callback(env.close, raise_if_closed=False)
+            return env
+
+        yield keep
+
+
+both = pytest.mark.parametrize(
+    "batched", [SerialEnv, partial(ParallelEnv, num_processes=2)], ids=["serial", "parallel"]
+)
+
+
+def equal(left: TensorDict, right: TensorDict) -> bool:
+    return set(left.keys(True, True)) == set(right.keys(True, True)) and bool((left == right).all())
+
+
+def private_keys(td: TensorDict) -> list:
+    return [key for key in td.keys(True, True) if "_step" in key or "_reset" in key]
+
+
+# ------------------------------------------------------------------------------- serial = parallel
+
+SHAPES = [(3, 1), (3, 2), (3, 3), (5, 1), (5, 2), (5, 3)]
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: "{}in{}".format(*shape))
+def twins(request) -> Iterator[tuple[SerialEnv, ParallelEnv]]:
+    count, processes = request.param
+    serial = SerialEnv(count, make_cartpole)
+    parallel = ParallelEnv(count, make_cartpole, num_processes=processes)
+    yield serial, parallel
+    serial.close()
+    parallel.close()
+
+
+def scenario_rollout(env):
+    return [env.rollout(40, policy_of(env, 40), break_when_any_done=False)]
+
+
+def scenario_until_any(env):
+    return [env.rollout(40, policy_of(env, 40))]
+
+
+def scenario_until_all(env):
+    return [env.rollout(40, policy_of(env, 40), break_when_all_done=True)]
+
+
+def scenario_stepwise(env):
+    act, td, seen = policy_of(env, 30), env.reset(), []
+    for _ in range(30):
+        data, td = env.step_and_maybe_reset(act(td))
+        seen += [data.clone(), td.clone()]
+    return seen
+
+
+def scenario_partial_steps(env):
+    generator = torch.Generator().manual_seed(3)
+    act, td, seen = policy_of(env, 30), env.reset(), []
+    for _ in range(30):
+        mask = torch.rand(env.batch_size, generator=generator) < 0.6
+        td = env.step(act(td).set("_step", mask))
+        seen.append(td.clone())
+        td = env.maybe_reset(env.step_mdp(td))
+    return seen
+
+
+def scenario_masked_steps_that_reset(env):
+    generator = torch.Generator().manual_seed(5)
+    act, td, seen = policy_of(env, 30), env.reset(), []
+    for _ in range(30):
+        mask = torch.rand(env.batch_size, generator=generator) < 0.6
+        data, td = env.step_and_maybe_reset(act(td).set("_step", mask))
+        seen += [data.clone(), td.clone()]
+    return seen
+
+
+def scenario_partial_resets(env):
+    generator = torch.Generator().manual_seed(4)
+    act, td, seen = policy_of(env, 20), env.reset(), []
+    for _ in range(20):
+        td = env.step_mdp(env.step(act(td)))
+        mask = torch.rand((*env.batch_size, 1), generator=generator) < 0.4
+        td = env.reset(td.set("_reset", mask))
+        seen.append(td.clone())
+        seen.append(env.reset(TensorDict({"_reset": ~mask}, env.batch_size)))
+        td.update(seen[-1])
+    return seen
+
+
+def scenario_reset_keywords(env):
+    own = [{"options": {"low": row / 100, "high": row / 50}} for row in range(env.num_workers)]
+    mask = torch.arange(env.num_workers) % 2 == 0
+    first = env.reset(seed=3)
+    second = env.reset(seed=4, list_of_kwargs=own)
+    third = env.reset(second.clone().set("_reset", mask), list_of_kwargs=own[::-1])
+    return [first, second, third]
+
+
+def policy_of(env, steps: int) -> Replay:
+    choices = torch.rand(*env.batch_size, steps, generator=torch.Generator().manual_seed(1)) < 0.5
+    return Replay(torch.nn.functional.one_hot(choices.long(), 2))
+
+
+SCENARIOS = [value for name, value in list(globals().items()) if name.startswith("scenario_")]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__[9:])
+def test_parallel_gives_the_bits_of_serial(twins, scenario):
+    results = []
+    for env in twins:
+        env.set_seed(11)
+        results.append(scenario(env))
+
+    assert len(results[0]) == len(results[1])
+    assert all(map(equal, *results))
+    assert not any(map(private_keys, results[0]))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__[9:])
+@both
+def test_data_is_the_same_without_buffers(opened, batched, scenario):
+    results = []
+    for use_buffers in (True, False):
+        env = opened(batched(3, make_cartpole, use_buffers=use_buffers))
+        env.set_seed(11)
+        results.append(scenario(env))
+
+    assert all(map(equal, *results))
+
+
+# ----------------------------------------------------------------------------------------- layout
+
+
+@both
+def test_a_batched_env_behaves_as_one_env(opened, batched):
+    env = opened(batched(2, make_count))
+
+    check_env_specs(env)
+    data = env.rollout(3)
+
+    assert env.batch_size == (2,)
+    assert env.batch_locked
+    assert data.shape == (2, 3)
+    assert data.names == [None, "time"]
+    assert data["next", "count"].squeeze(-1).tolist() == [[1, 2, 3]] * 2
+
+
+@both
+def test_done_sub_envs_begin_anew_and_the_others_go_on(opened, batched):
+    env = opened(batched(2, [partial(Count, 2), partial(Count, 4)]))
+
+    data = env.rollout(5, break_when_any_done=False)
+
+    assert data["next", "count"].squeeze(-1).tolist() == [[1, 2, 1, 2, 1], [1, 2, 3, 4, 1]]
+    assert data["count"].squeeze(-1).tolist() == [[0, 1, 0, 1, 0], [0, 1, 2, 3, 0]]
+
+
+@both
+def test_done_sub_envs_wait_until_all_are_done(opened, batched):
+    env = opened(batched(2, [partial(Count, 2), partial(Count, 4)]))
+
+    data = env.rollout(9, break_when_all_done=True)
+
+    assert data["next", "count"].squeeze(-1).tolist() == [[1, 2, 2, 2], [1, 2, 3, 4]]
+    assert list(env.steps) == [2, 4]
+    assert not private_keys(data)
+
+
+@both
+def test_what_a_step_gave_is_safe_from_later_steps(opened, batched):
+    env = opened(batched(2, make_cartpole))
+    first = env.reset()
+    kept = first.clone()
+
+    data, following = env.step_and_maybe_reset(env.rand_action(first.clone()))
+    copies = data.clone(), following.clone()
+    for _ in range(20):
+        _, root = env.step_and_maybe_reset(env.rand_action(env.reset()))
+    root.apply_(torch.zeros_like)
+
+    assert equal(first, kept)
+    assert equal(data, copies[0])
+    assert equal(following, copies[1])
+    assert env.step(env.rand_action(following))["next", "observation"].any()
+
+
+@both
+def test_sub_envs_with_a_batch_of_their_own_get_their_part_of_a_mask(opened, batched):
+    env = opened(batched(2, partial(StatelessCount, 3, batch_size=[2]), use_buffers=True))
+    td = env.reset()
+    td["count"] = torch.tensor([[[0], [2]], [[0], [1]]])
+    td["action"] = torch.zeros_like(td["count"])
+
+    _, following = env.step_and_maybe_reset(td)
+    fresh = env.reset()
+
+    assert env.batch_size == (2, 2)
+    assert following["count"].flatten().tolist() == [1, 0, 1, 2]
+    assert fresh["count"].flatten().tolist() == [0, 0, 0, 0]
+
+
+@both
+def test_sub_envs_with_a_batch_of_their_own_can_be_stepped_in_part(opened, batched):
+    env = opened(batched(2, partial(StatelessCount, 9, batch_size=[2]), use_buffers=True))
+    td = env.rand_action(env.reset())
+
+    out = env.step(td.set("_step", torch.tensor([[T, F], [F, F]])))
+    following = env.step(env.rand_action(env.step_mdp(out)))
+
+    assert out["next", "count"].flatten().tolist() == [1, 0, 0, 0]
+    assert following["next", "count"].flatten().tolist() == [2, 1, 1, 1]
+
+
+# ------------------------------------------------------------------------------------------ masks
+
+
+@both
+def test_example_b_only_selected_sub_envs_step(opened, batched):
+    env = opened(batched(3, make_count))
+    td = env.step_mdp(env.rand_step(env.reset()))
+
+    out = env.step(env.rand_action(td).set("_step", torch.tensor([T, F, T])))
+    again = env.rand_step(env.step_mdp(out))
+
+    assert out["next", "count"].tolist() == [[2], [1], [2]]
+    assert out["next", "reward"].tolist() == [[1], [0], [1]]
+    assert again["next", "count"].tolist() == [[3], [2], [3]]
+    assert list(env.steps) == [3, 2, 3]
+    assert not private_keys(out)
+
+
+@both
+def test_skipped_values_are_zero_where_the_input_lacks_them(opened, batched):
+    env = opened(batched(3, make_count))
+    td = env.step_mdp(env.rand_step(env.reset()))
+
+    out = env.step(env.rand_action(td).exclude("count").set("_step", torch.tensor([[T], [F], [T]])))
+
+    assert out["next", "count"].tolist() == [[2], [0], [2]]
+
+
+@both
+@pytest.mark.parametrize("use_buffers", [True, False])
+def test_a_mask_that_selects_nothing_touches_nothing(opened, batched, use_buffers):
+    env = opened(batched(2, make_count, use_buffers=use_buffers))
+    td = env.step_mdp(env.rand_step(env.reset()))
+
+    stepped = env.step(env.rand_action(td.clone()).set("_step", torch.tensor([F, F])))
+    kept = env.reset(td.clone().set("_reset", torch.tensor([[F], [F]])))
+
+    assert stepped["next", "count"].tolist() == [[1], [1]]
+    assert list(env.steps) == [1, 1]
+    assert kept["count"].tolist() == [[1], [1]]
+    assert list(env.c) == [1, 1]
+
+
+@both
+def test_a_partial_reset_touches_only_the_selected_sub_envs(opened, batched):
+    env = opened(batched(3, make_count))
+    td = env.reset()
+    for _ in range(2):
+        td = env.step_mdp(env.rand_step(td))
+    td = env.rand_action(td)
+    action = td["action"].clone()
+
+    out = env.reset(td.set("_reset", torch.tensor([[T], [F], [T]])))
+
+    assert out["count"].tolist() == [[0], [2], [0]]
+    assert list(env.c) == [0, 2, 0]
+    assert out["action"].equal(action)
+    assert not private_keys(out)
+
+
+@both
+def test_a_mask_alone_gives_the_newest_data_of_all(opened, batched):
+    env = opened(batched(4, make_count))
+    env.rand_step(env.reset())
+
+    out = env.reset(TensorDict({"_reset": torch.tensor([[T], [F], [T], [T]])}, [4]))
+
+    assert out["count"].tolist() == [[0], [1], [0], [0]]
+    assert sorted(out.keys()) == ["count", "done", "terminated"]
+
+
+@both
+def test_preset_next_entries_decide_what_is_done(opened, batched):
+    env = opened(batched(2, make_count))
+    td = env.rand_action(env.reset())
+    td["next", "done"] = torch.tensor([[T], [F]])
+
+    data, following = env.step_and_maybe_reset(td)
+
+    assert data["next", "done"].tolist() == [[T], [F]]
+    assert following["count"].tolist() == [[0], [1]]
+    assert list(env.c) == [0, 1]
+
+
+# ----------------------------------------------------------------------------------- bad requests
+
+
+@both
+def test_data_of_another_batch_size_is_refused(opened, batched):
+    env = opened(batched(2, make_count))
+    env.reset()
+
+    with pytest.raises(BatchSizeError, match=r"\(3,\).*2 sub-envs"):
+        env.step(TensorDict({"action": torch.zeros(3, 1, dtype=torch.int64)}, [3]))
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (torch.zeros(2, 3, dtype=torch.int64), r"'action' has shape \(2, 3\)"),
+        (torch.zeros(2, 2), r"'action' has dtype torch.float32"),
+        (None, "no 'action'.*rand_action"),
+    ],
+    ids=["shape", "dtype", "missing"],
+)
+@both
+def test_an_action_that_does_not_fit_is_refused_and_the_env_goes_on(
+    opened, batched, action, message
+):
+    env = opened(batched(2, make_cartpole))
+    td = env.reset()
+    if action is not None:
+        td["action"] = action
+
+    with pytest.raises((SpecError, KeyError), match=message):
+        env.step(td)
+
+    assert env.rand_step(env.reset())["next", "reward"].tolist() == [[1.0], [1.0]]
+
+
+# -------------------------------------------------------------------------- gradients and threads
+
+
+class Mover(EnvBase):
+    """x' = x + action, reward x'."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_spec = Composite(x=Unbounded((1,)))
+        self.state_spec = Composite(x=Unbounded((1,)))
+        self.action_spec = Unbounded((1,))
+
+    def _reset(self, td, **kwargs):
+        return TensorDict({"x": torch.zeros(1)}, [])
+
+    def _step(self, td):
+        x = td["x"] + td["action"]
+        return TensorDict({"x": x, "reward": x}, [])
+
+    def _set_seed(self, seed):
+        pass
+
+
+def test_gradients_flow_through_serial_env(opened):
+    env = opened(SerialEnv(2, Mover))
+    action = torch.ones(2, 1, requires_grad=True)
+
+    first = env.step(env.reset().set("action", action))
+    second = env.step(env.step_mdp(first).set("action", action))
+    second["next", "reward"].sum().backward()
+
+    assert action.grad is not None
+    assert action.grad.tolist() == [[2.0], [2.0]]
+
+
+def test_parallel_env_gives_no_gradients(opened):
+    env = opened(ParallelEnv(2, Mover, num_processes=1))
+    action = torch.ones(2, 1, requires_grad=True)
+
+    stepped = env.step(env.reset().set("action", action))
+    data, following = env.step_and_maybe_reset(env.reset().set("action", action))
+
+    for td in (stepped["next"], data["next"], following):
+        assert not any(leaf.requires_grad for leaf in td.values(True, True))
+
+
+def test_workers_use_one_torch_thread_and_the_parent_keeps_its_own(opened):
+    class Threads(Count):
+        def threads(self):
+            return torch.get_num_threads()
+
+    before = torch.get_num_threads()
+    env = opened(ParallelEnv(2, Threads))
+    env.start()
+
+    assert env.threads() == [1, 1]
+    assert torch.get_num_threads() == before
+
+
+# -------------------------------------------------------------------------- heterogeneous sub-envs
+
+
+class Features(Count):
+    """A Count that shows ``width`` features and one key of its own."""
+
+    def __init__(self, width: int, own: str, n: int = 9):
+        super().__init__(n)
+        self.width, self.own = width, own
+        self.observation_spec = Composite({"obs": Unbounded((width,)), own: Unbounded((1,))})
+
+    def _out(self):
+        td = super()._out().exclude("count")
+        return td.update({"obs": torch.full((self.width,), float(self.c)), self.own: torch.ones(1)})
+
+
+@both
+def test_unlike_sub_envs_give_lazy_stacks_of_their_own_keys(opened, batched):
+    env = opened(batched(2, [partial(Features, 2, "a"), partial(Features, 3, "b")]))
+
+    data = env.rollout(4)
+
+    assert isinstance(data, LazyStackedTensorDict)
+    assert data.shape == (2, 4)
+    assert "a" not in data.keys()
+    assert data[0]["obs"].shape == (4, 2)
+    assert data[1]["obs"].shape == (4, 3)
+    assert "a" in data[0].keys()
+    assert "b" in data[1].keys()
+
+
+@both
+def test_unlike_sub_envs_begin_anew_each_for_itself(opened, batched):
+    env = opened(batched(2, [partial(Features, 2, "a", 2), partial(Features, 3, "b", 3)]))
+
+    data = env.rollout(5, break_when_any_done=False)
+
+    assert data[0]["next", "obs"][:, 0].tolist() == [1, 2, 1, 2, 1]
+    assert data[1]["next", "obs"][:, 0].tolist() == [1, 2, 3, 1, 2]
+
+
+@both
+def test_sub_envs_of_unlike_batch_sizes_are_refused(opened, batched):
+    makers = [partial(StatelessCount, batch_size=[2]), partial(StatelessCount, batch_size=[3])]
+
+    with pytest.raises(SpecError, match="different batch sizes"):
+        opened(batched(2, makers)).reset()
