@@ -130,7 +130,7 @@ class BatchedEnv(EnvBase):
             if self._buffered:
                 self._exchange = BufferExchange(pool, metadata[0], self.num_workers, self._device)
             else:
-                self._exchange = TensorDictExchange(pool, self.num_workers, self._device)
+                self._exchange = TensorDictExchange(pool, metadata, self._device)
         except BaseException:
             pool.close()
             raise
@@ -325,12 +325,13 @@ class BatchedEnv(EnvBase):
         following = self._the_exchange.recv()
         if mask is None:
             return following
-        skipped = self._skipped_next(td)
+        merged = self._skipped_next(td)
         for path, value in leaves(following):
-            kept = skipped.get(path, None)
+            kept = merged.get(path, None)
             if isinstance(value, torch.Tensor) and kept is not None:
-                following.set(path, rules.choose(mask, value, kept))
-        return following
+                value = rules.choose(mask, value, kept)
+            merged.set(path, value)
+        return merged
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         raise NotImplementedError("batched envs step through _step_send and _step_recv.")

@@ -44,6 +44,9 @@ class BufferExchange:
         for mask in self.masks.values():
             mask.fill_(True)
         self._masks_are_full = True
+        self._rows_have_parts = 1 < sum(
+            mask[0].numel() for path, mask in self.masks.items() if path[-1] == rules.RESET
+        )
         self._newest_is_next = torch.zeros(num_rows, dtype=torch.bool)
 
     # --------------------------------------------------------------------------------------- step
@@ -55,6 +58,8 @@ class BufferExchange:
         rows = self._select({(rules.STEP,): mask} if mask is not None else {})
         self._sent_rows = rows
         self._pool.send(ADVANCE if advance else STEP, rows)
+        if advance and self._rows_have_parts:
+            self._masks_are_full = False  # sub-envs note there which of their parts they reset
 
     def recv(self) -> TensorDict:
         """Wait for the step and give `next`; rows that were not stepped hold anything."""
@@ -111,11 +116,11 @@ class BufferExchange:
 
     def _select(self, masks: dict[Path, torch.Tensor]) -> list[int] | None:
         """Write masks into the rows and say which rows are touched; None means all."""
+        if not self._masks_are_full:
+            for mask in self.masks.values():
+                mask.fill_(True)
+            self._masks_are_full = True
         if not masks:
-            if not self._masks_are_full:
-                for mask in self.masks.values():
-                    mask.fill_(True)
-                self._masks_are_full = True
             return None
         touched = None
         for path, mask in masks.items():
@@ -137,11 +142,18 @@ class TensorDictExchange:
     Within one process nothing is copied, and the autograd graph is kept.
     """
 
-    def __init__(self, pool: Pool, num_rows: int, device: Any):
+    def __init__(self, pool: Pool, metadata: list[EnvMetaData], device: Any):
         self._pool = pool
-        self._num_rows = num_rows
+        self._num_rows = len(metadata)
         self._device = device
-        self._last: list[TensorDictBase | None] = [None] * num_rows
+        self._root_keys = [
+            [as_key(path) for path in found.paths("observation", "done")] for found in metadata
+        ]
+        self._last: list[TensorDictBase | None] = [None] * self._num_rows
+
+    def _remember(self, row: int, td: TensorDictBase) -> None:
+        """Keep a row's newest root: what the env says of itself, not what the caller put there."""
+        self._last[row] = td.select(*self._root_keys[row], strict=False)
 
     def send(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
         """Remember the step; all of it happens in `recv`."""
@@ -162,8 +174,10 @@ class TensorDictExchange:
         for row, result in results.items():
             data, following = result if advance else (result, None)
             nexts[row] = data.get("next")
-            self._last[row] = nexts[row] if following is None else following
-        model = next(part for part in nexts if part is not None)
+            self._remember(row, data.get("next") if following is None else following)
+        model = next((part for part in nexts if part is not None), None)
+        if model is None:  # nothing was selected, so there is nothing to tell
+            return TensorDict({}, batch_size=td.batch_size, device=self._device)
         return self._stack([_zeros_like(model) if part is None else part for part in nexts])
 
     def fresh_rows(self) -> TensorDictBase:
@@ -191,7 +205,7 @@ class TensorDictExchange:
                     part.set(as_key((*level, rules.RESET)), mask)
             inputs[row] = (part, {} if kwargs is None else kwargs[row])
         for row, result in self._call("reset", inputs).items():
-            self._last[row] = result
+            self._remember(row, result)
         if any(part is None for part in self._last):
             raise SpecError(
                 "a partial reset came before the first full one, so there is no data of the other "

@@ -35,7 +35,7 @@ def blank_rows(codec: Codec, count: int) -> dict:
 def write_all(codec: Codec, values: list) -> dict:
     rows = blank_rows(codec, len(values))
     for index, value in enumerate(values):
-        write(codec.writers({path: row[index, ...] for path, row in rows.items()}), value)
+        codec.writer({path: row[index, ...] for path, row in rows.items()})(value)
     return rows
 
 
@@ -236,7 +236,7 @@ def test_a_hot_row_is_overwritten_as_a_whole():
     codec = codec_of(spaces.MultiDiscrete([2, 3]), categorical=False, key="k")
     row = {("k",): np.ones(5, np.int64)}
 
-    write(codec.writers(row), np.array([1, 0]))
+    codec.writer(row)(np.array([1, 0]))
 
     assert row[("k",)].tolist() == [0, 1, 1, 0, 0]
 

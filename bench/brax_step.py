@@ -1,0 +1,182 @@
+"""Stepping Brax from torch: envkit against bare JAX loops and scans, and against TorchRL.
+
+Stepwise: a small torch policy acts on every observation. The bare loop is one jitted
+``vmap(step)`` with its state left in JAX, observation, reward and done handed to torch and
+the action back by DLPack, nothing reset. Scan: random actions, all steps in one program; the bare
+scan records the same leaves.
+
+Run: ``python -m bench.brax_step [--quick] [--device cuda]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import resource
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from bench.harness import compare, record
+from bridges.brax import import_brax
+from envkit import BraxEnv
+
+WORKS = (
+    ("inverted_pendulum", 64, 200),
+    ("inverted_pendulum", 4096, 50),
+    ("ant", 64, 50),
+    ("ant", 1024, 10),
+)
+
+
+def policy_for(observation_size: int, action_size: int, device: str) -> torch.nn.Module:
+    """A small torch policy."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(observation_size, 32),
+        torch.nn.Tanh(),
+        torch.nn.Linear(32, action_size),
+        torch.nn.Tanh(),
+    ).to(device)
+
+
+def bare_loop(name: str, rows: int, steps: int, policy: torch.nn.Module) -> Callable[[], None]:
+    """jit(vmap(step)) and DLPack, by hand."""
+    env = import_brax().get_environment(name, backend="spring")
+    first = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.PRNGKey(0), rows))
+    step = jax.jit(jax.vmap(env.step))
+
+    @torch.no_grad()
+    def run() -> None:
+        state = first
+        for _ in range(steps):
+            observation = torch.from_dlpack(state.obs)
+            action = policy(observation)
+            state = step(state, jnp.from_dlpack(action))
+            jax.block_until_ready(state)
+            torch.from_dlpack(state.reward), torch.from_dlpack(state.done)
+
+    return run
+
+
+def bare_scan(name: str, rows: int, steps: int) -> Callable[[], None]:
+    """lax.scan over vmap(step) that records observation, action, reward and done."""
+    env = import_brax().get_environment(name, backend="spring")
+    first = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.PRNGKey(0), rows))
+
+    @jax.jit
+    def scan(state, key):
+        def once(state, key):
+            action = jax.random.uniform(key, (rows, env.action_size), minval=-1.0, maxval=1.0)
+            following = jax.vmap(env.step)(state, action)
+            seen = (state.obs, action, following.obs, following.reward, following.done)
+            return following, seen
+
+        return jax.lax.scan(once, state, jax.random.split(key, steps))
+
+    return lambda: jax.block_until_ready(scan(first, jax.random.PRNGKey(1)))
+
+
+def envkit_loop(env: BraxEnv, steps: int, policy: torch.nn.Module) -> Callable[[], None]:
+    """The same loop, resets included, as a user writes it."""
+    first = env.reset()
+
+    @torch.no_grad()
+    def run() -> None:
+        td = first
+        for _ in range(steps):
+            td["action"] = policy(td["observation"])
+            _, td = env.step_and_maybe_reset(td)
+
+    return run
+
+
+def envkit_rollout(env: BraxEnv, steps: int, policy: torch.nn.Module) -> Callable[[], None]:
+    """`rollout`, which also stacks every step."""
+    first = env.reset()
+
+    @torch.no_grad()
+    def run() -> None:
+        env.rollout(
+            steps, policy, auto_reset=False, tensordict=first, break_when_any_done=False
+        )
+
+    return run
+
+
+def envkit_unroll(env: BraxEnv, steps: int) -> Callable[[], None]:
+    """All steps in one program, resets included, as a TensorDict."""
+    first = env.reset()
+    return lambda: env.unroll(first, steps)
+
+
+def torchrl_loop(name: str, rows: int, steps: int, policy: torch.nn.Module, clear: bool):
+    """The reference API; ``clear`` leaves its default cache clearing on."""
+    from torchrl.envs import BraxEnv as PeerEnv
+
+    options = {} if clear else {"cache_clear_frequency": False}
+    env = PeerEnv(name, backend="spring", batch_size=[rows], device="cpu", **options)
+    first = env.reset()
+
+    @torch.no_grad()
+    def run() -> None:
+        td = first.clone()
+        for _ in range(steps):
+            td["action"] = policy(td["observation"])
+            _, td = env.step_and_maybe_reset(td)
+
+    return run
+
+
+def measure(name: str, rows: int, steps: int, *, device: str, quick: bool) -> None:
+    """Compare all ways to step one env at one batch size."""
+    env = BraxEnv(name, backend="spring", batch_size=[rows], device=device)
+    env.set_seed(0)
+    size = env.observation_spec["observation"].shape[-1]
+    policy = policy_for(size, env.action_spec.shape[-1], device)
+    works = {
+        "bare jit + dlpack loop": bare_loop(name, rows, steps, policy),
+        "envkit stepwise": envkit_loop(env, steps, policy),
+        "envkit rollout, state recorded": envkit_rollout(env, steps, policy),
+    }
+    if importlib.util.find_spec("torchrl") and not quick and rows <= 1024:
+        works["TorchRL, cache kept"] = torchrl_loop(name, rows, steps, policy, clear=False)
+    compare(
+        f"{name} spring x {rows} on {device}, torch policy",
+        works,
+        steps=steps * rows,
+        reference="bare jit + dlpack loop",
+        rounds=5 if quick else 7,
+    )
+    compare(
+        f"{name} spring x {rows} on {device}, random actions",
+        {
+            "bare lax.scan": bare_scan(name, rows, steps),
+            "envkit unroll": envkit_unroll(env, steps),
+        },
+        steps=steps * rows,
+        reference="bare lax.scan",
+        rounds=5 if quick else 7,
+    )
+
+
+def main() -> None:
+    """Run everything."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="no TorchRL, fewer rounds, no ant")
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    begin = time.perf_counter()
+    for name, rows, steps in WORKS:
+        if not (options.quick and name == "ant"):
+            measure(name, rows, steps, device=options.device, quick=options.quick)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    record("memory of the whole run", {"peak_rss_mib": round(peak)})
+    print(f"\ndone in {time.perf_counter() - begin:.0f} s, peak memory {peak:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,784 @@
+"""`JaxEnv`: batches of any size, masks, resets, packed state, ownership, compiled rollouts."""
+
+from __future__ import annotations
+
+import gc
+
+import jax
+import pytest
+import torch
+from tensordict import TensorDict
+
+from bridges.jax_env import JaxEnv
+from envkit.checks import check_env_specs
+from envkit.errors import ArgumentError, MissingKeyError, StateStructureError
+from envkit.functional import Box
+from envkit.specs import Categorical, OneHot
+from tests.bridges.compare import (
+    assert_close,
+    assert_same,
+    replay,
+    replaying,
+    shared_memory,
+    write_into_all,
+)
+from tests.bridges.jax_envs import Chooser, Pendulum, Shifting, Steered, Walker
+
+FAR = 1.0  # an action that leads out of the walker's disc within three steps
+NEAR = 0.0  # one that stays in it
+
+
+def seeded(env, seed=0):
+    env.set_seed(seed)
+    return env
+
+
+def act(td, value):
+    """Write one constant action."""
+    return td.set("action", torch.full((*td.batch_size, 2), value))
+
+
+def steps_of(env, td, count, value=NEAR):
+    """Step with a constant action and give the root after the last step."""
+    for _ in range(count):
+        td = env.step_mdp(env.step(act(td, value)))
+    return td
+
+
+def mixed_actions(*batch, steps, seed=0):
+    """Draw actions that end some episodes early and let others run into the limit."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(*batch, steps, 2, generator=generator) * 2 - 0.6
+
+
+# ------------------------------------------------------------------------------- programs and sizes
+
+
+def test_masks_never_make_a_new_program():
+    env = seeded(JaxEnv(Walker(), batch_size=[4], device="cpu"))
+    root = env.reset()
+
+    for number in range(1, 15):  # every mask but none and all
+        mask = torch.tensor([bool(number >> row & 1) for row in range(4)])
+        env.step(act(root.copy(), NEAR).set("_step", mask))
+        env.reset(root.copy().set("_reset", mask))
+
+    assert env.traces == {"init": 1, "masked_step": 1, "restart": 1}
+
+
+def test_sizes_one_to_nine_take_one_program_for_each_power_of_two():
+    env = seeded(JaxEnv(Pendulum(), batch_size=[6], device="cpu"))
+    root = env.reset(TensorDict(batch_size=[9]))
+    env.empty_traces() if hasattr(env, "empty_traces") else None
+
+    for size in range(1, 10):
+        out = env.rand_step(root[:size])
+        assert out["next", "observation"].shape == (size, 3)
+
+    assert env.traces["step"] == 6  # 1, 2, 4, 8, 16, and 6 itself, which is not padded
+
+
+def test_a_second_rollout_compiles_nothing(walker):
+    seeded(walker).rollout(3)
+    before = walker.traces
+
+    seeded(walker, 1).rollout(3)
+
+    assert walker.traces == before
+
+
+def test_a_mask_that_is_all_true_is_no_mask(walker):
+    root = act(seeded(walker).reset(), FAR)
+    before = walker.traces.get("masked_step", 0)
+
+    masked = walker.step(root.copy().set("_step", torch.ones(4, dtype=torch.bool)))
+
+    assert_same(masked, walker.step(root.copy()))
+    assert walker.traces.get("masked_step", 0) == before
+
+
+@pytest.mark.parametrize("batch", [[], [1], [2, 3], [0], [2, 0], [1, 1, 5]])
+def test_any_batch_size_is_accepted(walker, batch):
+    root = seeded(walker).reset(TensorDict(batch_size=batch))
+
+    data, following = walker.step_and_maybe_reset(walker.rand_action(root))
+
+    assert root.batch_size == data.batch_size == following.batch_size == torch.Size(batch)
+    assert data["action"].shape == (*batch, 2)
+    assert data["next", "reward"].shape == data["next", "done"].shape == (*batch, 1)
+    assert data["next", "sight", "lamps"].shape == following["sight", "lamps"].shape == (*batch, 3)
+    assert following["state", "floats"].shape[:-1] == torch.Size(batch)
+
+
+def test_a_batch_of_two_axes_computes_what_its_flat_rows_do(walker):
+    flat = act(seeded(walker).reset(TensorDict(batch_size=[6])), 0.5)
+    square = flat.clone().reshape(2, 3)
+
+    assert_same(walker.step(square).reshape(6), walker.step(flat))
+
+
+def test_specs_and_reset_follow_the_envs_own_batch_size(walker, single_walker):
+    for env, batch in ((walker, (4,)), (single_walker, ())):
+        root = seeded(env).reset()
+
+        assert root.batch_size == env.observation_spec.shape == torch.Size(batch)
+        assert env.action_spec.shape == (*batch, 2)
+        assert env.full_reward_spec["reward"].shape == (*batch, 1)
+        assert set(env.done_keys) == {"done", "terminated", "truncated"}
+        assert not env.batch_locked
+
+
+def test_a_masked_subset_steps_like_the_same_rows_of_the_whole(walker):
+    root = act(seeded(walker).reset(), 0.3)
+    mask = torch.tensor([True, False, True, True])
+    whole = walker.step(root.clone())
+
+    part = walker.step(root[mask])
+
+    assert_close(part, whole[mask])
+
+
+def test_rows_from_different_times_are_stepped_together(walker):
+    start = seeded(walker).reset()
+    later = steps_of(walker, start.copy(), 3, 0.1)
+    apart = [walker.step(act(td[row].clone(), 0.2)) for td, row in ((start, 0), (later, 1))]
+
+    together = walker.step(act(torch.stack([start[0], later[1]]), 0.2))
+
+    assert_close(together, torch.stack(apart))
+    assert walker.unpack(together["next", "state"])["elapsed"].tolist() == [1, 4]
+
+
+# ---------------------------------------------------------------------------- ends and new episodes
+
+
+def test_the_task_terminates_and_the_time_limit_truncates(walker):
+    root = seeded(walker).reset()
+    actions = torch.zeros(4, 6, 2)
+    actions[0] = FAR  # leaves the disc at the third step
+
+    data, _ = replay(walker, root, actions)
+
+    terminated, truncated = data["next", "terminated"], data["next", "truncated"]
+    assert terminated[0, 2] and not truncated[0, 2]
+    assert truncated[1:, 5].all() and not terminated[1:].any()
+    assert (data["next", "done"] == (terminated | truncated)).all()
+
+
+def test_an_episode_that_ends_by_itself_at_the_limit_is_not_truncated():
+    env = seeded(JaxEnv(Walker(push=0.0), device="cpu", episode_length=3))
+    root = env.reset()
+    root = steps_of(env, root, 2, NEAR)
+
+    last = env.step(act(root, 5.0))["next"]
+
+    assert last["terminated"] and not last["truncated"]
+
+
+def test_next_keeps_the_last_observation_and_the_following_root_is_fresh(walker):
+    data, _ = replay(walker, seeded(walker).reset(), torch.full((4, 4, 2), FAR))
+
+    ended = data["next", "done"][:, :-1, 0]
+    last, fresh = data["next", "place"][:, :-1][ended], data["place"][:, 1:][ended]
+
+    assert ended.any()
+    assert (last.norm(dim=-1) > 3).all()
+    assert ((fresh >= 0) & (fresh <= 1)).all()
+    assert (data["steps"] if "steps" in data.keys() else data["info", "steps"])[:, 1:][
+        ended
+    ].eq(0).all()
+    assert not data["done"].any()
+
+
+def test_a_python_policy_repeats_a_compiled_rollout_bit_for_bit(walker):
+    compiled = seeded(walker, 3).rollout(20, break_when_any_done=False)
+
+    stepped = seeded(walker, 3).rollout(
+        20, replaying(compiled["action"]), break_when_any_done=False
+    )
+
+    assert compiled["next", "done"].any()
+    assert_same(compiled, stepped)
+
+
+def test_the_second_episode_of_a_row_differs_from_its_first_and_from_other_rows(walker):
+    data = seeded(walker).rollout(13, break_when_any_done=False)
+
+    starts = data["place"][data["info", "steps"] == 0]
+
+    assert len(starts) >= 8
+    assert len(torch.unique(starts, dim=0)) == len(starts)
+
+
+def test_a_reset_row_draws_the_same_whatever_the_others_do(walker):
+    root = steps_of(walker, seeded(walker).reset(), 2)
+
+    alone = walker.reset(root.copy().set("_reset", torch.tensor([False, True, False, False])))
+    all_of_them = walker.reset(root.copy().set("_reset", torch.ones(4, dtype=torch.bool)))
+    outside = walker.reset(root[1].clone())
+
+    assert_same(alone[1], all_of_them[1])
+    assert_close(alone[1], outside)
+
+
+def test_first_draws_of_a_row_do_not_depend_on_the_batch_size(walker):
+    own = seeded(walker, 5).reset()
+    larger = seeded(walker, 5).reset(TensorDict(batch_size=[9]))
+
+    assert_close(own, larger[:4])
+
+
+def test_a_partial_reset_leaves_the_other_rows_bit_for_bit(walker):
+    root = steps_of(walker, seeded(walker).reset(), 2, 0.1)
+    before = root.clone()
+    mask = torch.tensor([[True], [False], [False], [True]])
+
+    out = walker.reset(root.set("_reset", mask))
+
+    assert out is root and "_reset" not in out.keys()
+    assert_same(out[1:3], before[1:3])
+    assert (out["info", "steps"][[0, 3]] == 0).all()
+    assert (walker.unpack(out["state"])["key"] != walker.unpack(before["state"])["key"])[
+        [0, 3]
+    ].any(-1).all()
+
+
+def test_a_reset_without_mask_restarts_every_row_from_its_own_key(walker):
+    root = seeded(walker).reset()
+    before = root.clone()
+
+    out = walker.reset(root)
+
+    assert not (out["place"] == before["place"]).any()
+    assert_same(walker.reset(before), out)
+
+
+# --------------------------------------------------------------------------------------- step masks
+
+
+def test_skipped_rows_keep_their_values_and_get_no_reward(walker):
+    root = act(steps_of(walker, seeded(walker).reset(), 1, 0.1), 0.2)
+    full = walker.step(root.clone())
+    mask = torch.tensor([True, False, True, False])
+
+    out = walker.step(root.clone().set("_step", mask))
+
+    assert "_step" not in out.keys()
+    assert_same(out[mask], full[mask])
+    skipped = out["next"][~mask]
+    assert (skipped["reward"] == 0).all()
+    assert_same(skipped.exclude("reward"), root[~mask].exclude("action"))
+    assert_same(out.exclude("next"), root)
+
+
+def test_skipped_rows_show_zeros_where_the_root_has_nothing(walker):
+    root = act(seeded(walker).reset(), 0.2).exclude("place", "done")
+    mask = torch.tensor([True, False, True, True])
+
+    out = walker.step(root.set("_step", mask))
+
+    assert (out["next", "place"][1] == 0).all() and not out["next", "done"][1]
+
+
+def test_a_mask_that_selects_nothing_runs_no_program():
+    env = seeded(JaxEnv(Walker(), batch_size=[4], device="cpu"))
+    root = act(env.reset(), 0.2)
+    before = root.clone()
+
+    out = env.step(root.set("_step", torch.zeros(4, 1, dtype=torch.bool)))
+
+    assert env.traces == {"init": 1}
+    assert_same(out["next"].exclude("reward"), before.exclude("action"))
+    assert (out["next", "reward"] == 0).all()
+    assert not shared_memory(out)
+
+
+def test_done_rows_stay_as_they_were_until_all_are_done(walker):
+    actions = torch.zeros(4, 6, 2)
+    actions[1] = FAR
+
+    data = seeded(walker).rollout(10, replaying(actions), break_when_all_done=True)
+
+    assert data.shape == (4, 6)
+    assert_same(data[1, 2], data[1, 5])
+    assert data["next", "done"][:, -1].all()
+
+
+# ---------------------------------------------------------------------------------------- the state
+
+
+def test_unpacked_state_has_the_fields_by_name_and_their_values(walker):
+    state = steps_of(walker, seeded(walker).reset(), 2)["state"]
+
+    named = walker.unpack(state)
+
+    assert named["place"].shape == (4, 2) and named["place"].dtype == torch.float32
+    assert named["steps"].tolist() == named["elapsed"].tolist() == [2] * 4
+    assert named["lamps"].tolist() == [[0, 1, 1]] * 4  # as it is stored: int32
+    assert named["level"].tolist() == [202] * 4
+    assert named["key"].dtype == named["noise"].dtype == torch.uint32
+    assert named["parts", "half"].unique().tolist() == [0.25]
+    assert named["parts", "empty"].shape == (4, 0)
+
+
+@pytest.mark.parametrize("batch", [[], [2, 3]])
+def test_packing_undoes_unpacking(walker, batch):
+    state = seeded(walker).reset(TensorDict(batch_size=batch))["state"]
+
+    packed = walker.pack(walker.unpack(state))
+
+    assert_same(packed, state)
+    assert not shared_memory(packed, state)
+
+
+def test_writing_a_view_changes_what_the_next_step_computes(walker):
+    root = act(seeded(walker).reset(), NEAR)
+
+    walker.unpack(root["state"])["place"][1] = 50.0
+    out = walker.step(root)
+
+    assert out["next", "terminated"].squeeze(-1).tolist() == [False, True, False, False]
+
+
+def test_the_nested_layout_has_one_entry_for_each_leaf(nested_walker):
+    root = seeded(nested_walker).reset()
+
+    assert set(nested_walker.state_keys) == {
+        *(("state", name) for name in ("place", "steps", "lamps", "level", "noise")),
+        *(("state", "parts", name) for name in ("half", "empty")),
+        ("state", "elapsed"),
+        ("state", "key"),
+    }
+    assert root["state", "lamps"].dtype == torch.bool
+    assert root["state", "level"].dtype == torch.uint8
+    assert root["state", "parts", "half"].dtype == torch.float16
+
+
+def test_the_layouts_compute_the_same(walker, nested_walker):
+    packed = seeded(walker, 2).rollout(15, break_when_any_done=False)
+
+    nested = seeded(nested_walker, 2).rollout(15, break_when_any_done=False)
+
+    assert_same(packed, nested, without=("state",))
+    views = walker.unpack(packed["next", "state"])
+    for key, leaf in nested["next", "state"].items(True, True):
+        assert torch.equal(leaf.to(views[key].dtype), views[key]), key
+
+
+@pytest.mark.parametrize("way", ["step", "masked", "skipped", "advance", "reset", "unroll"])
+def test_each_layout_accepts_the_others_state(walker, nested_walker, way):
+    mask = torch.tensor([True, False, True, False])
+
+    def do(env, td):
+        if way == "unroll":
+            return seeded(env).unroll(td, 8)
+        if way == "reset":
+            return [env.reset(td.set("_reset", mask))]
+        if way in ("masked", "skipped"):
+            td.set("_step", mask & (way == "masked"))
+        return env.step_and_maybe_reset(td) if way == "advance" else [env.step(td)]
+
+    for env, other in ((walker, nested_walker), (nested_walker, walker)):
+        own, foreign = (
+            act(steps_of(one, seeded(one).reset(), 5, 0.1), 0.2) for one in (env, other)
+        )
+        wanted = do(env, own)
+        given = do(env, foreign)
+
+        for got, want in zip(given, wanted, strict=True):
+            assert_same(got, want)
+
+
+def test_a_python_rollout_starts_from_the_other_layout(walker, nested_walker):
+    start = seeded(nested_walker).reset()
+
+    data = walker.rollout(9, auto_reset=False, tensordict=start, break_when_any_done=True)
+
+    assert set(data["state"].keys()) == {"floats", "words"}
+
+
+@pytest.mark.parametrize("layout", ["packed", "nested"])
+def test_a_saved_state_steps_to_the_same_bits_later(walker, nested_walker, layout, tmp_path):
+    env = walker if layout == "packed" else nested_walker
+    root = act(steps_of(env, seeded(env).reset(), 2), 0.4)
+    torch.save(root, tmp_path / "root.pt")
+    on_disk = root.clone().memmap(tmp_path / "root")
+    kept = root.clone()
+    wanted = env.step(root)
+    env.set_seed(9)
+    steps_of(env, env.reset(), 3)
+
+    loaded = torch.load(tmp_path / "root.pt", weights_only=False)
+    again = [kept, TensorDict.load_memmap(tmp_path / "root").copy(), loaded, on_disk.clone()]
+
+    for td in again:
+        assert_same(env.step(td), wanted)
+
+
+def test_a_saved_state_steps_to_nearly_the_same_at_another_size(walker):
+    root = act(steps_of(walker, seeded(walker).reset(), 2), 0.4)
+    rows = torch.cat([root, root, root[:1]]).clone()
+
+    assert_close(walker.step(rows)[4:8], walker.step(root))
+
+
+def test_stepping_an_old_root_again_repeats_the_result(walker):
+    root = act(seeded(walker).reset(), 0.5)
+    once = walker.step(root.clone())
+    steps_of(walker, root.clone(), 3)
+
+    assert_same(walker.step(root.clone()), once)
+
+
+# -------------------------------------------------------------------------------------------- seeds
+
+
+def test_the_same_seed_gives_the_same_rollout_on_either_path(walker):
+    for nonstop in (True, False):
+        rollouts = [
+            seeded(walker, seed).rollout(5, break_when_any_done=not nonstop)
+            for seed in (4, 4, 5)
+        ]
+
+        assert_same(rollouts[0], rollouts[1])
+        assert not torch.equal(rollouts[0]["place"][:, 0], rollouts[2]["place"][:, 0])
+        assert not torch.equal(rollouts[0]["action"][:, 0], rollouts[2]["action"][:, 0])
+
+
+def test_an_env_that_was_never_seeded_has_seed_zero(walker):
+    fresh = JaxEnv(Walker(), batch_size=[4], device="cpu", episode_length=6)
+
+    assert_same(fresh.reset(), seeded(walker).reset())
+
+
+def test_copied_rows_share_their_future_until_they_are_reseeded(walker):
+    root = act(seeded(walker).reset(), 0.1)
+    copies = torch.stack([root[0]] * 4).clone()
+
+    shared = walker.reset(copies.clone())
+    parted = walker.reset(walker.reseed(copies))
+
+    assert len(shared["place"].unique(dim=0)) == 1
+    assert len(parted["place"].unique(dim=0)) == 4
+
+
+def test_reseeding_changes_the_keys_and_nothing_else(nested_walker):
+    root = seeded(nested_walker).reset(TensorDict(batch_size=[2, 3]))
+    before = root.clone()
+
+    out = nested_walker.reseed(root)
+
+    assert out is root
+    assert (out["state", "key"] != before["state", "key"]).any(-1).all()
+    assert_same(out, before, without=("key",))
+
+
+def test_no_seed_is_an_error(walker):
+    with pytest.raises(ArgumentError, match=r"set_seed\(0\)"):
+        walker.set_seed(None)
+
+
+# ---------------------------------------------------------------------------------------- ownership
+
+
+def trajectory(env, *, spoil):
+    """Go through every kind of call; ``spoil`` overwrites what a call gave once it was cloned."""
+    seeded(env)
+    seen = []
+
+    def kept(td):
+        seen.append(td.clone())
+        if spoil:
+            copy = seen[-1].clone()
+            write_into_all(td)
+            return copy
+        return td
+
+    td = kept(env.reset())
+    td = kept(env.step(act(td, 0.3)))
+    td = kept(env.step_mdp(td))
+    for value in (0.5, FAR, FAR, FAR):
+        data, td = env.step_and_maybe_reset(act(td, value))
+        td = td.clone()
+        kept(data)
+        td = kept(td)
+    td = kept(env.reset(td.set("_reset", torch.tensor([True, False, True, False]))))
+    kept(env.step(act(td.copy(), 0.2).set("_step", torch.tensor([True, False, True, False]))))
+    data, td = env.unroll(td, 7, record_state=True)
+    td = td.clone()
+    kept(data)
+    kept(env.reseed(kept(td)))
+    return seen
+
+
+@pytest.mark.parametrize("layout", ["packed", "nested"])
+def test_writing_into_results_changes_nothing_that_follows(walker, nested_walker, layout):
+    env = walker if layout == "packed" else nested_walker
+
+    clean, spoiled = (trajectory(env, spoil=spoil) for spoil in (False, True))
+
+    for one, other in zip(clean, spoiled, strict=True):
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize("layout", ["packed", "nested"])
+def test_no_two_leaves_of_a_result_share_memory(walker, nested_walker, layout):
+    env = walker if layout == "packed" else nested_walker
+    mask = torch.tensor([True, False, True, False])
+    root = seeded(env).reset()
+    given = root.clone()
+
+    stepped = env.step(act(root.copy(), 0.1))
+    masked = env.step(act(root.copy(), 0.1).set("_step", mask))
+    skipped = env.step(act(root.copy(), 0.1).set("_step", mask & False))
+    reset = env.reset(root.clone().set("_reset", mask))
+    reseeded = env.reseed(root.clone())
+    data, following = env.step_and_maybe_reset(act(root.copy(), 9.0))
+
+    for result in (root, stepped, masked, skipped, reset, reseeded):
+        assert not shared_memory(result)
+    assert not shared_memory(data, following.exclude("action"))
+    for record_state in (False, True):
+        assert not shared_memory(root, *env.unroll(root, 3, record_state=record_state))
+    assert_same(root, given)
+
+
+def test_refilling_the_action_during_and_after_a_step_changes_nothing(walker):
+    root = seeded(walker).reset()
+    wanted = walker.step(act(root.clone(), 0.5))
+    action = torch.full((4, 2), 0.5)
+    td = root.clone().set("action", action)
+
+    walker._step_send(td)
+    action.fill_(77.0)
+    out = walker._step_recv()
+    action.fill_(-77.0)
+
+    assert_same(out["next"], wanted["next"])
+
+
+@pytest.mark.parametrize("categorical", [False, True])
+def test_refilling_a_discrete_action_changes_nothing(categorical):
+    env = JaxEnv(Chooser(), batch_size=[64], categorical_action_encoding=categorical)
+    root = env.reset()
+    action = env.action_spec.rand().to(torch.int32)
+    wanted = env.step(root.clone().set("action", action.clone()))["next"]
+
+    for _ in range(20):
+        td = root.clone().set("action", action.clone())
+        env._step_send(td)
+        td["action"].fill_(0)
+        assert_same(env._step_recv()["next"], wanted)
+
+
+# ------------------------------------------------------------------------------------------- errors
+
+
+def test_a_step_without_state_says_where_state_comes_from(walker):
+    td = act(TensorDict(batch_size=[4]), 0.0)
+
+    with pytest.raises(MissingKeyError, match=r"start from env\.reset\(\)"):
+        walker.step(td)
+
+
+def test_a_step_with_half_a_state_names_what_is_missing(walker, nested_walker):
+    for env in (walker, nested_walker):
+        td = act(seeded(env).reset(), 0.0)
+        td["state"].pop("floats" if env is walker else "lamps")
+
+        with pytest.raises(MissingKeyError, match="lacks .*whole state"):
+            env.step(td)
+
+
+def test_a_step_without_action_says_how_to_make_one(walker):
+    with pytest.raises(MissingKeyError, match=r"'action'.*rand_action"):
+        walker.step(seeded(walker).reset())
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 1, 2), (2, 2)])
+def test_an_action_of_the_wrong_shape_is_refused(walker, shape):
+    td = seeded(walker).reset()
+    td._set_str("action", torch.zeros(shape), validated=True, inplace=False)
+
+    with pytest.raises(ArgumentError, match=r"'action' has shape .* takes \(4, 2\)"):
+        walker.step(td)
+
+
+def test_an_unknown_state_layout_is_refused():
+    with pytest.raises(ArgumentError, match="'packed' or 'nested'"):
+        JaxEnv(Pendulum(), state_layout="flat")
+
+
+def test_an_action_space_that_is_none_is_refused():
+    env = Pendulum()
+    env.action_space = (Box(-1.0, 1.0), Box(-1.0, 1.0))
+
+    with pytest.raises(TypeError, match="action space is tuple"):
+        JaxEnv(env)
+
+
+def test_a_state_that_grows_between_reset_and_step_names_the_path():
+    env = JaxEnv(Shifting())
+
+    with pytest.raises(StateStructureError, match=r"late.*only after step"):
+        env.rand_step(env.reset())
+
+
+def test_compiled_policies_are_announced_not_imitated(walker):
+    with pytest.raises(NotImplementedError, match=r"rollout\(steps, policy\)"):
+        walker.unroll(seeded(walker).reset(), 3, lambda td: td)
+
+
+# ------------------------------------------------------------------------------------------- unroll
+
+
+@pytest.mark.parametrize("batch", [[4], [2, 3], []])
+def test_unroll_repeats_a_python_loop_with_the_same_actions(walker, batch):
+    root = seeded(walker).reset(TensorDict(batch_size=batch))
+
+    data, following = walker.unroll(root.clone(), 15)
+    looped, last = replay(walker, root.clone(), data["action"])
+
+    assert data.batch_size == torch.Size([*batch, 15])
+    assert data["next", "done"].any()
+    assert_same(data, looped, without=("state",))
+    assert_same(data["next"][..., -1], looped["next"][..., -1], without=("state",))
+    begun = walker.maybe_reset(following)
+    assert_same(begun, last)
+
+
+def test_unroll_in_chunks_goes_on_where_it_stopped(walker):
+    root = seeded(walker).reset()
+
+    first, middle = walker.unroll(root.clone(), 6)  # ends exactly at the limit
+    second, last = walker.unroll(middle, 9)
+    actions = torch.cat([first["action"], second["action"]], 1)
+    looped, end = replay(walker, root.clone(), actions)
+
+    assert_same(torch.cat([first, second], 1), looped, without=("state",))
+    assert_same(walker.maybe_reset(last), end)
+
+
+def test_unroll_records_state_only_when_asked(walker):
+    root = seeded(walker).reset()
+
+    lean, following = walker.unroll(root, 3)
+    full, _ = seeded(walker).unroll(root, 3, record_state=True)
+
+    assert "state" not in lean.keys() and "state" not in lean["next"].keys()
+    assert set(following["state"].keys()) == {"floats", "words"}
+    assert torch.equal(full["state", "words"][:, 0], root["state", "words"])
+    assert torch.equal(full["state", "floats"][:, 1], full["next", "state", "floats"][:, 0])
+
+
+def test_unrolled_memory_is_time_major_and_named(walker):
+    data, _ = walker.unroll(seeded(walker).reset(), 5)
+
+    assert data.names == [None, "time"]
+    assert data["place"].stride()[1] > data["place"].stride()[0]
+    assert data["place"].transpose(0, 1).is_contiguous()
+
+
+def test_unroll_begins_a_new_episode_in_rows_that_are_done(walker):
+    root = seeded(walker).reset()
+    root["done"][2] = root["terminated"][2] = True
+
+    data, _ = walker.unroll(root, 2)
+
+    assert not data["done"][:, 0].any()
+    assert not torch.equal(data["place"][2, 0], root["place"][2])
+    assert torch.equal(data["place"][:2, 0], root["place"][:2])
+
+
+def test_unroll_shows_the_infos_of_the_root_at_the_root(walker):
+    data, _ = walker.unroll(seeded(walker).reset(), 4)
+
+    assert data["info", "steps"][0].tolist()[:2] == [0, 1]
+    assert (data["next", "info", "steps"] == data["info", "steps"] + 1).all()
+
+
+# --------------------------------------------------------------------------------- kinds of spaces
+
+
+@pytest.mark.parametrize("layout", ["packed", "nested"])
+@pytest.mark.parametrize("batch", [[], [3]])
+def test_data_agrees_with_the_specs(layout, batch):
+    env = JaxEnv(Walker(), batch_size=batch, device="cpu", state_layout=layout)
+
+    check_env_specs(env, seed=0)
+    check_env_specs(env, break_when_any_done=False)
+
+
+def test_fifteen_lines_of_jax_are_an_environment():
+    env = seeded(JaxEnv(Pendulum(), batch_size=[5], episode_length=4))
+
+    data = env.rollout(10, break_when_any_done=False)
+
+    assert data["observation"].shape == (5, 10, 3)
+    assert data["observation"][..., :2].norm(dim=-1).allclose(torch.ones(5, 10))
+    assert (data["action"].abs() <= 2).all()
+    assert data["next", "truncated"].squeeze(-1)[0].nonzero().squeeze(-1).tolist() == [3, 7]
+    assert env.action_spec.space.low.unique() == -2.0
+
+
+def test_an_array_of_bounds_makes_bounds_for_each_component():
+    env = Pendulum()
+    env.action_space = Box([-1.0], [[3.0]], (1, 1))
+
+    spec = JaxEnv(env, batch_size=[2]).action_spec
+
+    assert spec.shape == (2, 1, 1)
+    assert (spec.space.low == -1).all() and (spec.space.high == 3).all()
+
+
+@pytest.mark.parametrize("categorical", [False, True])
+def test_discrete_actions_reach_the_env_as_integers(categorical):
+    env = JaxEnv(Chooser(), batch_size=[3], categorical_action_encoding=categorical)
+    seeded(env)
+    choices = torch.tensor([0, 1, 2])
+    action = choices if categorical else torch.nn.functional.one_hot(choices)
+
+    out = env.step(env.reset().set("action", action))
+    random = env.rollout(4, break_when_any_done=False)
+
+    assert isinstance(env.action_spec, Categorical if categorical else OneHot)
+    assert out["next", "observation"].tolist() == torch.eye(3).tolist()
+    assert out["next", "reward"].squeeze(-1).tolist() == [1.0, 0.0, 0.0]
+    assert random["action"].shape == ((3, 4) if categorical else (3, 4, 3))
+    assert random["action"].dtype == env.action_spec.dtype
+    shown = random["next", "observation"].argmax(-1)
+    assert torch.equal(shown, random["action"] if categorical else random["action"].argmax(-1))
+    check_env_specs(env)
+    check_env_specs(env, break_when_any_done=False)
+
+
+def test_a_dict_of_actions_is_nested_under_action():
+    env = seeded(JaxEnv(Steered(), batch_size=[2], categorical_action_encoding=True))
+    td = env.reset()
+    td["action"] = TensorDict(
+        {"wheel": torch.tensor([[0.25, 0.5], [0.0, 0.0]]), "gear": torch.tensor([1, 3])}, [2]
+    )
+
+    out = env.step(td)
+
+    assert set(env.action_keys) == {("action", "wheel"), ("action", "gear")}
+    assert out["next", "observation"].tolist() == [[10.75], [30.0]]
+    check_env_specs(env)
+    check_env_specs(env, break_when_any_done=False)
+
+
+# ------------------------------------------------------------------------------------------- memory
+
+
+def test_many_steps_keep_nothing_alive(walker):
+    def play(steps):
+        td = seeded(walker).reset()
+        for _ in range(steps):
+            td = walker.step_and_maybe_reset(act(td, 0.3))[1]
+        del td
+        gc.collect()
+        return len(jax.live_arrays())
+
+    before = play(3)
+
+    assert play(300) <= before
