@@ -51,12 +51,19 @@ class BraxWrapper(JaxEnv):
     Args:
         env: a bare `brax.envs.Env`, without Brax's training wrappers.
         device: where data and simulation are; warns and takes the CPU when None.
+        from_pixels: not supported.
         **kwargs: of `JaxEnv`: ``batch_size``, ``episode_length``, ``state_layout``, ...
+
+    Unknown public attributes are looked up on the Brax env.
     """
 
     libname = "brax"
 
-    def __init__(self, env: Any, *, device: Any = None, **kwargs: Any):
+    def __init__(self, env: Any, *, device: Any = None, from_pixels: bool = False, **kwargs: Any):
+        if from_pixels:
+            raise NotImplementedError(
+                "Brax envs give no pixels here. Render states with brax.io.image instead."
+            )
         if device is None:
             warnings.warn(
                 "no device was given to a Brax env: torch data and JAX arrays stay on the CPU. "
@@ -71,10 +78,14 @@ class BraxWrapper(JaxEnv):
         super().__init__(BraxCore(env), device=device, **kwargs)
         self.__dict__["_env"] = env
 
-    @property
-    def action_size(self) -> int:
-        """Number of actuators."""
-        return self._env.action_size
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            env = self.__dict__.get("_env")
+            if name.startswith("_") or env is None:
+                raise
+            return getattr(env, name)
 
 
 class _Names:
@@ -92,7 +103,8 @@ class BraxEnv(BraxWrapper):
 
     Args:
         env_name: registered name, e.g. "ant".
-        batch_size, device, episode_length, state_layout, categorical_action_encoding: of `JaxEnv`.
+        device, from_pixels: of `BraxWrapper`.
+        batch_size, episode_length, state_layout, categorical_action_encoding: of `JaxEnv`.
         run_type_checks, allow_done_after_reset: of `EnvBase`.
         **brax_kwargs: go to Brax, e.g. ``backend="spring"``.
     """
@@ -108,6 +120,7 @@ class BraxEnv(BraxWrapper):
         episode_length: int | None = None,
         state_layout: str = "packed",
         categorical_action_encoding: bool = False,
+        from_pixels: bool = False,
         run_type_checks: bool = False,
         allow_done_after_reset: bool = False,
         **brax_kwargs: Any,
@@ -121,6 +134,7 @@ class BraxEnv(BraxWrapper):
             envs.get_environment(env_name, **brax_kwargs),
             batch_size=batch_size,
             device=device,
+            from_pixels=from_pixels,
             episode_length=episode_length,
             state_layout=state_layout,
             categorical_action_encoding=categorical_action_encoding,

@@ -29,14 +29,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax.core import Tracer
+from torch.utils.dlpack import from_dlpack as _from_capsule
 
 from envkit.errors import HandoffError
 
 __all__ = ["jax_device_of", "to_jax", "to_jit", "to_torch", "torch_device_of", "torch_dtype_of"]
 
 PyTree = Any
+JaxDevice = Any  # jax.Device, which is a variable to type checkers
 
-_FROM_CAPSULE = torch.utils.dlpack.from_dlpack
 _NARROW = {
     torch.int64: torch.int32,
     torch.float64: torch.float32,
@@ -67,7 +69,7 @@ def to_torch(tree: PyTree) -> PyTree:
     return jax.tree.unflatten(treedef, [_tensor_of(leaf) for leaf in leaves])
 
 
-def torch_device_of(array: jax.Array | jax.Device) -> torch.device:
+def torch_device_of(array: jax.Array | JaxDevice) -> torch.device:
     """Name the torch device on which a JAX array (or device) lives."""
     device = next(iter(array.devices())) if isinstance(array, jax.Array) else array
     if device.platform == "cpu":
@@ -93,7 +95,7 @@ def torch_dtype_of(dtype: Any) -> torch.dtype:
 
 
 def _tensor_of(array: Any) -> torch.Tensor:
-    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
+    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
         raise HandoffError(
             f"to_torch takes concrete jax.Array leaves, but got {_kind(array)}. "
             "Hand over what a jitted function returned, outside of it."
@@ -103,7 +105,7 @@ def _tensor_of(array: Any) -> torch.Tensor:
     try:
         array.block_until_ready()
         if array.platform() == "cpu":
-            return _FROM_CAPSULE(array.__dlpack__())
+            return _from_capsule(array.__dlpack__())
         return torch.from_dlpack(array)  # gives JAX torch's stream, which then waits for the value
     except Exception as error:
         raise HandoffError(
@@ -153,7 +155,7 @@ def to_jit(
     return _map_tree(lambda leaf: _argument_of(_plain(leaf, dtype, detach), copy), tree)
 
 
-def jax_device_of(device: torch.device | str) -> jax.Device:
+def jax_device_of(device: torch.device | str) -> JaxDevice:
     """Name the JAX device on which a torch device's memory lives.
 
     Raises:

@@ -88,6 +88,14 @@ class JaxEnv(EnvBase):
         """How often each program was traced, by name."""
         return dict(self._programs.traces)
 
+    def to(self, *args: Any, **kwargs: Any) -> JaxEnv:
+        """Move specs and future computation to a device that JAX sees too; returns self."""
+        device, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        if device is not None:
+            self._jax_device = jax_device_of(device)
+            self._key = jax.device_put(self._key, self._jax_device)
+        return super().to(*args, **kwargs)  # type: ignore[return-value]
+
     # ---------------------------------------------------------------------------------- declaration
 
     def _declare(self) -> None:
@@ -117,7 +125,7 @@ class JaxEnv(EnvBase):
         if self.state_layout == "packed":
             like = jax.eval_shape(packing.pack, packing.template)
             return {(name,): buffer for name, buffer in like.items()}
-        return jax.eval_shape(packing.leaves, packing.template)
+        return jax.eval_shape(self._programs.name_leaves, packing.template)
 
     def _unbounded(self, shape: tuple[int, ...], dtype: Any) -> TensorSpec:
         if dtype == bool:
@@ -270,7 +278,7 @@ class JaxEnv(EnvBase):
                 node = node.setdefault(name, {})
             if leaf.shape[0] != rows:
                 leaf = leaf[:rows]
-            node[path[-1]] = leaf if len(shape) == 1 else leaf.reshape(*shape, *leaf.shape[1:])
+            node[path[-1]] = leaf if len(shape) == 1 else leaf.reshape((*shape, *leaf.shape[1:]))
         return _tensordict(tree, shape, self.device)
 
     # ------------------------------------------------------------------------------------ calls
@@ -281,7 +289,9 @@ class JaxEnv(EnvBase):
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is None:
-            raise ArgumentError("a stateless env needs a seed: set_seed(0), say. None makes no key.")
+            raise ArgumentError(
+                "a stateless env needs a seed: set_seed(0), say. None makes no key."
+            )
         self._key = jax.device_put(jax.random.PRNGKey(int(seed) % 2**32), self._jax_device)
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
@@ -446,15 +456,14 @@ class JaxEnv(EnvBase):
             state: ``td["state"]`` in the packed layout, batch size (*batch,).
 
         Returns:
-            Nested TensorDict by field name. Leaves of the buffer's own dtype, and uint32 (keys), are
-            views; what is stored in another dtype shows as it is stored (bools and small
-            integers as int32, 64-bit integers as pairs of int32 words), and is a view as well.
+            Nested TensorDict by field name, in the dtypes of the buffers: bools and small integers
+            as int32, uint32 (keys) as int32 of the same bits, 64-bit integers as pairs of those.
         """
         tree = {}
         for field in self._programs.env.packing.fields:
             part = state.get(field.buffer)[..., field.offset : field.offset + field.size]
             part = part.unflatten(-1, field.stored_shape) if field.stored_shape else part[..., 0]
-            tree[field.name] = part.view(torch.uint32) if field.dtype == "uint32" else part
+            tree[field.name] = part
         return _tensordict(_nest(tree), state.batch_size, state.device)
 
     def pack(self, nested: TensorDictBase) -> TensorDict:
@@ -467,7 +476,6 @@ class JaxEnv(EnvBase):
         }
         for field in packing.fields:
             leaf = nested.get(as_key(field.name))
-            leaf = leaf.view(torch.int32) if leaf.dtype == torch.uint32 else leaf
             stored = leaf.reshape(*batch, field.size).to(dtypes[field.buffer])
             parts[field.buffer].append(stored)
         built = {name: torch.cat(found, -1) for name, found in parts.items()}

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from envkit.errors import KeyCollisionError
 from envkit.functional import (
     BatchedEnv,
     Timestep,
@@ -33,6 +34,9 @@ __all__ = ["PACKED", "Programs", "padded_size"]
 
 Path = tuple[str, ...]
 ByPath = dict[Path, Any]
+
+# torch stores these, but neither adds nor (in a TensorDict) clones them.
+_SIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
 
 PACKED: tuple[Path, Path] = (("floats",), ("words",))
 
@@ -88,9 +92,7 @@ class Programs:
     ) -> dict[str, Any]:
         """Step all rows and keep what was there in those ``mask`` leaves out; their reward is 0."""
         root = self._read_timestep(observation, flags)
-        return self._outputs(
-            *self.env.step_where(mask, self._read_state(state), root, action)
-        )
+        return self._outputs(*self.env.step_where(mask, self._read_state(state), root, action))
 
     def _restart(self, state: ByPath, mask: jax.Array) -> dict[str, Any]:
         """Begin new episodes where ``mask`` is set; other rows keep their state and show zeros."""
@@ -171,26 +173,53 @@ class Programs:
     def _write_state(self, state: Any) -> ByPath:
         packing = self.env.packing
         if not self.packed:
-            return packing.leaves(state)
+            return self.name_leaves(state)
         return {(name,): buffer for name, buffer in packing.pack(state).items()}
 
     def _name_buffers(self, buffers: dict[str, jax.Array]) -> ByPath:
         if not self.packed:
-            return self.env.packing.leaves(self.env.packing.unpack(buffers))
+            return self.name_leaves(self.env.packing.unpack(buffers))
         return {(name,): buffer for name, buffer in buffers.items()}
 
     def _read_state(self, state: ByPath) -> Any:
         packing = self.env.packing
         if set(state) == set(PACKED):
             return packing.unpack({path[0]: buffer for path, buffer in state.items()})
-        return packing.from_leaves(state)
+        dtypes = {field.name: field.dtype for field in packing.fields}
+        return packing.from_leaves(
+            {name: _same_bits(leaf, dtypes[name]) for name, leaf in state.items()}
+        )
+
+    def name_leaves(self, state: Any) -> ByPath:
+        """Give the leaves of a state by path, unsigned ones as signed ones of the same bits."""
+        return {
+            name: _same_bits(leaf, _SIGNED.get(leaf.dtype.name, leaf.dtype))
+            for name, leaf in self.env.packing.leaves(state).items()
+        }
+
+
+def _same_bits(leaf: jax.Array, dtype: Any) -> jax.Array:
+    return leaf if leaf.dtype == dtype else jax.lax.bitcast_convert_type(leaf, jnp.dtype(dtype))
 
 
 def observation_leaves(timestep: Timestep) -> ByPath:
-    """Name the leaves of an observation; a bare array is called "observation"."""
+    """Name the leaves of an observation; a bare array is called "observation".
+
+    So is an entry "state", since that name stands for the state of the env.
+
+    Raises:
+        KeyCollisionError: there is an entry "observation" as well.
+    """
     shown = jax.tree_util.tree_flatten_with_path(timestep.observation)[0]
     infos = jax.tree_util.tree_flatten_with_path(timestep.info)[0]
+    names = [name_of(path) or ("observation",) for path, _ in shown]
+    if {"state", "observation"} <= {name[0] for name in names}:
+        raise KeyCollisionError(
+            "the env observes both 'state' and 'observation', but 'state' is where a stateless env "
+            "keeps its own state. Give that observation another name."
+        )
+    names = [("observation", *name[1:]) if name[0] == "state" else name for name in names]
     return {
-        **{name_of(path) if path else ("observation",): leaf for path, leaf in shown},
+        **{name: leaf for name, (_, leaf) in zip(names, shown, strict=True)},
         **{("info", *name_of(path)): leaf for path, leaf in infos},
     }

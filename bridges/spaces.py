@@ -83,7 +83,9 @@ class Codec:
 
     def read(self, rows: Rows) -> list[Any]:
         """Turn leaves with one leading axis into that many values of the space."""
-        return self.assemble({path: leaf.read(rows[path]) for path, (leaf, _) in self.leaves.items()})
+        return self.assemble(
+            {path: leaf.read(rows[path]) for path, (leaf, _) in self.leaves.items()}
+        )
 
 
 # ------------------------------------------------------------------------------- space -> codec
@@ -174,7 +176,9 @@ def _box(space: Any) -> Leaf:
         spec = Unbounded(shape, dtype=dtype)
     else:
         low, high = (np.asarray(bound).reshape(shape) for bound in (space.low, space.high))
-        spec = Bounded(torch.from_numpy(low.copy()), torch.from_numpy(high.copy()), shape, dtype=dtype)
+        spec = Bounded(
+            torch.from_numpy(low.copy()), torch.from_numpy(high.copy()), shape, dtype=dtype
+        )
     return Leaf(spec, _copy_in, _scalars if scalar else _rows)
 
 
@@ -319,5 +323,3 @@ def space_of(spec: TensorSpec) -> Any:
         info = np.iinfo(dtype)
         return spaces.Box(info.min, info.max, shape, dtype)
     raise SpecError(f"{type(spec).__name__} has no gymnasium space. Use a leaf of specs.md.")
-
-

@@ -209,6 +209,11 @@ def merge_reset(
         keeps_last: ``fresh`` holds the last known values of parts that are not selected, which
             serve where ``td`` lacks the key. Otherwise zeros do.
     """
+    if isinstance(td, LazyStackedTensorDict) and isinstance(fresh, LazyStackedTensorDict):
+        for row, (part, new) in enumerate(zip(td.unbind(0), fresh.unbind(0), strict=True)):
+            own = {level: mask[row] for level, mask in masks.items()}
+            merge_reset(part, new, own, keeps_last=keeps_last)
+        return drop_private(td, rules.RESET)
     for path, value in leaves(fresh):
         if path[-1] == rules.RESET:
             continue

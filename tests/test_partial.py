@@ -59,7 +59,11 @@ def groups(mask0=None, mask1=None, root=None):
         },
         [],
     )
-    for key, mask in {("agent0", "_reset"): mask0, ("agent1", "_reset"): mask1, "_reset": root}.items():
+    for key, mask in {
+        ("agent0", "_reset"): mask0,
+        ("agent1", "_reset"): mask1,
+        "_reset": root,
+    }.items():
         if mask is not None:
             td[key] = torch.tensor(mask)
     return td
@@ -130,9 +134,7 @@ def test_hidden_changes_of_unselected_parts_are_lost():
 
 
 def test_a_mask_beside_no_done_leaf_is_ignored():
-    td = TensorDict(
-        {"val": torch.tensor([1, 1]), "nested": {"_reset": torch.tensor([F, F])}}, []
-    )
+    td = TensorDict({"val": torch.tensor([1, 1]), "nested": {"_reset": torch.tensor([F, F])}}, [])
 
     out = Zeros().reset(td)
 
@@ -170,7 +172,9 @@ def test_maybe_reset_touches_only_what_is_done():
 
 
 def stateless_input(**extra):
-    return td_of([3], count=[[10], [20], [30]], done=[[F], [F], [F]], action=[[0], [0], [0]], **extra)
+    return td_of(
+        [3], count=[[10], [20], [30]], done=[[F], [F], [F]], action=[[0], [0], [0]], **extra
+    )
 
 
 def test_example_a_a_mask_steps_only_its_rows():

@@ -112,9 +112,7 @@ def test_done_and_truncated_alone_say_too_little():
     flag = np.array([True])
 
     with pytest.raises(DoneError, match="Return terminated"):
-        rules.complete_done(
-            {"done": flag, "truncated": flag}, ["done", "terminated", "truncated"]
-        )
+        rules.complete_done({"done": flag, "truncated": flag}, ["done", "terminated", "truncated"])
 
 
 def test_a_skipped_row_keeps_a_root_value_only_of_the_same_shape():

@@ -44,8 +44,8 @@ class BufferExchange:
         for mask in self.masks.values():
             mask.fill_(True)
         self._masks_are_full = True
-        self._rows_have_parts = 1 < sum(
-            mask[0].numel() for path, mask in self.masks.items() if path[-1] == rules.RESET
+        self._rows_have_parts = (
+            sum(mask[0].numel() for path, mask in self.masks.items() if path[-1] == rules.RESET) > 1
         )
         self._newest_is_next = torch.zeros(num_rows, dtype=torch.bool)
 

@@ -12,7 +12,8 @@ Conventions
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -58,13 +59,14 @@ class EnvHost:
         self.first = rows.start
         self.envs: list[EnvBase] = []
         for row, (make, kwargs) in zip(rows, makers, strict=True):
-            env = make(**kwargs)
-            if not isinstance(env, EnvBase):
-                raise WorkerError(
-                    f"the create function of env {row} returned {type(env).__name__}, but must "
-                    "return an envkit environment. Wrap a gymnasium env: GymWrapper(env)."
-                )
-            self.envs.append(env)
+            with _named(row):
+                env = make(**kwargs)
+                if not isinstance(env, EnvBase):
+                    raise WorkerError(
+                        f"the create function of env {row} returned {type(env).__name__}, but must "
+                        "return an envkit environment. Wrap a gymnasium env: GymWrapper(env)."
+                    )
+                self.envs.append(env)
 
     def describe(self) -> list[EnvMetaData]:
         """Give the metadata of every env."""
@@ -95,21 +97,24 @@ class EnvHost:
     def call_reset_rows(self, kwargs: dict[int, dict[str, Any]]) -> None:
         """Reset bound rows with keywords of their own."""
         for row, given in kwargs.items():
-            self._rows.reset(row, **given)
+            with _named(row):
+                self._rows.reset(row, **given)
 
     def call_tensordicts(
         self, method: str, inputs: dict[int, tuple[TensorDictBase | None, dict[str, Any]]]
     ) -> dict[int, Any]:
         """Call ``reset``, ``step`` or ``step_and_maybe_reset`` of some envs with whole TensorDicts."""
-        return {
-            row: getattr(self.envs[row - self.first], method)(td, **kwargs)
-            for row, (td, kwargs) in inputs.items()
-        }
+        outputs = {}
+        for row, (td, kwargs) in inputs.items():
+            with _named(row):
+                outputs[row] = getattr(self.envs[row - self.first], method)(td, **kwargs)
+        return outputs
 
     def call_set_seed(self, seeds: dict[int, int]) -> None:
         """Seed envs by row."""
         for row, seed in seeds.items():
-            self.envs[row - self.first].set_seed(seed)
+            with _named(row):
+                self.envs[row - self.first].set_seed(seed)
 
     def call_has_attribute(self, name: str) -> bool:
         """Say whether every env has an attribute, looked up through its simulator."""
@@ -149,3 +154,13 @@ class EnvHost:
         for env in self.envs:
             if not env.is_closed:
                 env.close()
+
+
+@contextmanager
+def _named(row: int) -> Iterator[None]:
+    """Say which env it was, in the traceback of what is raised meanwhile."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"This was raised in row {row}.")
+        raise

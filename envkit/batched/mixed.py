@@ -31,27 +31,39 @@ _KINDS = ("observation", "action", "reward", "done")
 
 @dataclass
 class Member:
-    """An env of a `MixedEnv`, the rows it has there, and its state between two calls."""
+    """An env of a `MixedEnv`, the rows it has there, and what it showed last."""
 
     env: EnvBase
     rows: slice
     state_paths: frozenset[Path]
-    state: TensorDictBase | None = field(default=None)
+    newest: TensorDictBase | None = field(default=None)
+
+    @property
+    def state(self) -> TensorDictBase | None:
+        """What the next step of a stateless member starts from; None before the first reset."""
+        if self.newest is None or not self.state_paths:
+            return None
+        return self.newest.select(*map(as_key, self.state_paths))
 
     def part(self, td: TensorDictBase) -> TensorDictBase:
         """Give this member's rows of a root, its state put back in."""
-        part = td[self.rows].exclude("next")
-        return part if self.state is None else part.update(self.state)
+        part, state = td[self.rows].exclude("next"), self.state
+        return part if state is None else part.update(state)
 
-    def keep_state(self, td: TensorDictBase) -> TensorDictBase:
-        """Take the state out of data this member made, and give the rest."""
-        if not self.state_paths:
-            return td
-        self.state = td.select(*map(as_key, self.state_paths))
+    def completed(self, td: TensorDictBase) -> TensorDictBase:
+        """The same, with the newest known values of what ``td`` lacks."""
+        part = self.part(td)
+        return part if self.newest is None else self.newest.copy().update(part)
+
+    def keep(self, td: TensorDictBase) -> TensorDictBase:
+        """Remember the newest root, and give what other members have too."""
+        self.newest = td.select(*self.env.observation_keys, *self.env.done_keys, strict=False)
         return self.without_state(td)
 
     def without_state(self, td: TensorDictBase) -> TensorDictBase:
         """Give what other members have too."""
+        if not self.state_paths:
+            return td
         return td.exclude(*map(as_key, self.state_paths)).filter_empty_()
 
 
@@ -97,13 +109,13 @@ class MixedEnv(EnvBase):
     def _step_send(self, td: TensorDictBase) -> None:
         self._check_batch(td)
         self.__dict__["_sent"] = td
-        for member in self.members:
+        for member in reversed(self._in_order_of_waiting()):
             member.env._step_send(member.part(td))
 
     def _step_recv(self) -> TensorDictBase:
         td = self.__dict__.pop("_sent")
         parts = {
-            id(member): member.keep_state(member.env._step_recv().get("next"))
+            id(member): member.keep(member.env._step_recv().get("next"))
             for member in self._in_order_of_waiting()
         }
         following = torch.cat([parts[id(member)] for member in self.members], 0)
@@ -112,7 +124,7 @@ class MixedEnv(EnvBase):
     def _advance_send(self, td: TensorDictBase) -> None:
         self._check_batch(td)
         self.__dict__["_sent"] = td
-        for member in self.members:
+        for member in reversed(self._in_order_of_waiting()):
             part = member.part(td)
             preset = td.get("next", None)
             if preset is not None:  # what the caller preset may change which rows are done
@@ -125,7 +137,7 @@ class MixedEnv(EnvBase):
         for member in self._in_order_of_waiting():
             data, root = member.env._advance_recv()
             nexts[id(member)] = member.without_state(data.get("next"))
-            roots[id(member)] = member.keep_state(root)
+            roots[id(member)] = member.keep(root)
         join = lambda parts: torch.cat([parts[id(member)] for member in self.members], 0)  # noqa: E731
         return self._attach_next(td, join(nexts)), join(roots)
 
@@ -139,26 +151,26 @@ class MixedEnv(EnvBase):
     # --------------------------------------------------------------------------------------- reset
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
-        parts = []
-        for member in self.members:
-            if td is None:
-                root = member.env.reset(**kwargs)
-            else:
-                part = member.part(td)
-                mask = part.get(rules.RESET, None)
-                if mask is not None and not bool(mask.any()):
-                    part = part.exclude(rules.RESET)
-                    root = part if member.state is not None or not member.state_paths else None
-                    if root is None:
-                        raise ResetMaskError(
-                            "a partial reset came before the first full one. "
-                            "Call reset() once without a mask."
-                        )
-                else:
-                    root = member.env.reset(part, **kwargs)
-            parts.append(member.keep_state(root))
+        parts = [member.keep(self._reset_member(member, td, kwargs)) for member in self.members]
         keys = [key for kind in ("observation", "done") for key in getattr(self, f"{kind}_keys")]
         return torch.cat([part.select(*keys, strict=False) for part in parts], 0)
+
+    def _reset_member(
+        self, member: Member, td: TensorDictBase | None, kwargs: dict[str, Any]
+    ) -> TensorDictBase:
+        if td is None:
+            return member.env.reset(**kwargs)
+        mask = td.get(rules.RESET, None)
+        if mask is None:
+            return member.env.reset(member.part(td), **kwargs)
+        if member.newest is None:
+            raise ResetMaskError(
+                "a partial reset came before the first full one. Call reset() once without a mask."
+            )
+        part = member.completed(td)
+        if not bool(part.get(rules.RESET).any()):
+            return part.exclude(rules.RESET)
+        return member.env.reset(part, **kwargs)
 
     # ------------------------------------------------------------------------------- seed and life
 
@@ -201,10 +213,7 @@ def _require_alike(leaves: list[dict[str, dict[Path, TensorSpec]]]) -> None:
         for kind in _KINDS:
             first, second = leaves[0][kind], other[kind]
             for path in dict.fromkeys((*first, *second)):
-                shown = [
-                    "absent" if leaf is None else f"{leaf.dtype} {tuple(leaf.shape[1:])}"
-                    for leaf in (first.get(path), second.get(path))
-                ]
+                shown = [_shown(leaf, kind) for leaf in (first.get(path), second.get(path))]
                 if shown[0] != shown[1]:
                     differences.append(
                         f"  {kind} {as_key(path)!r}: member 0 has {shown[0]}, "
@@ -218,6 +227,17 @@ def _require_alike(leaves: list[dict[str, dict[Path, TensorSpec]]]) -> None:
         )
 
 
+def _shown(leaf: TensorSpec | None, kind: str) -> str:
+    """Describe a leaf by what must be equal: of an action also the set it is drawn from."""
+    if leaf is None:
+        return "absent"
+    text = f"{leaf.dtype} {tuple(leaf.shape[1:])}"
+    if kind != "action":
+        return text
+    count = getattr(leaf, "n", None)
+    return f"{type(leaf).__name__} {text}" + ("" if count is None else f" of {count}")
+
+
 def _concatenated(specs: list[TensorSpec]) -> TensorSpec:
     """Join leaf specs along the batch axis; a leaf some member does not bound is unbounded."""
     first = specs[0]
@@ -225,6 +245,6 @@ def _concatenated(specs: list[TensorSpec]) -> TensorSpec:
     if all(isinstance(spec, Bounded) for spec in specs):
         low, high = (torch.cat([getattr(spec, end) for spec in specs]) for end in ("low", "high"))
         return Bounded(low, high, shape, dtype=first.dtype, device=first.device)
-    if all(spec[0] == first[0] for spec in specs):
+    if all(spec == first[0].expand(spec.shape) for spec in specs):
         return first[0].expand(shape)
     return Unbounded(shape, dtype=first.dtype, device=first.device)

@@ -40,7 +40,7 @@ class Actor(nn.Module):
     def __init__(self, observation_size: int, action_size: int):
         super().__init__()
         self.mean = mlp(observation_size, action_size)
-        self.log_std = nn.Parameter(torch.full((action_size,), -0.5))
+        self.log_std = nn.Parameter(torch.full((action_size,), -1.5))
 
     def distribution(self, observation: torch.Tensor) -> Normal:
         """Give the distribution of the raw action, shape (*batch, action_size)."""
@@ -77,9 +77,10 @@ class PPO:
         self.config = PPOConfig() if config is None else config
         self.actor = actor
         self.critic = mlp(observation_size, 1).to(actor.log_std.device)
-        parameters = [*actor.parameters(), *self.critic.parameters()]
-        self.optimizer = torch.optim.Adam(parameters, lr=self.config.learning_rate)
-        self.parameters = parameters
+        self.groups = [list(actor.parameters()), list(self.critic.parameters())]
+        self.optimizer = torch.optim.Adam(
+            [{"params": group} for group in self.groups], lr=self.config.learning_rate
+        )
 
     def update(self, data: TensorDictBase) -> None:
         """Take the optimiser steps for one rollout, ``data`` [N, T]."""
@@ -112,7 +113,8 @@ class PPO:
         loss = 0.5 * value_loss - gain.mean() - self.config.entropy_weight * entropy
         self.optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
+        for group in self.groups:  # apart, or the critic's large gradients would silence the actor
+            nn.utils.clip_grad_norm_(group, self.config.max_grad_norm)
         self.optimizer.step()
 
     @torch.no_grad()

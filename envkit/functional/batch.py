@@ -104,6 +104,7 @@ class BatchedEnv:
         self, mask: jax.Array, state: EpisodeState, timestep: Timestep, action: Any
     ) -> tuple[EpisodeState, Timestep]:
         """Advance the rows of ``mask``; the others repeat state and timestep with reward 0."""
+        mask = jnp.asarray(mask)
         kept = (state, replace(timestep, reward=jnp.zeros_like(timestep.reward)))
         stepped = self.step(state, action)
         return jax.tree.map(lambda new, old: rules.choose(mask, new, old), stepped, kept)
@@ -112,7 +113,7 @@ class BatchedEnv:
         self, mask: jax.Array, state: EpisodeState, timestep: Timestep
     ) -> tuple[EpisodeState, Timestep]:
         """Start new episodes in the rows of ``mask``; the others keep every bit."""
-        return _RESTARTS[self.reset_mode](self.reset, mask, state, timestep)
+        return _RESTARTS[self.reset_mode](self.reset, jnp.asarray(mask), state, timestep)
 
     def sample_action(self, keys: jax.Array) -> Any:
         """Draw one action a row from the action space, each from the row's key."""

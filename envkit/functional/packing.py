@@ -233,7 +233,8 @@ def _decode(stored: jax.Array, like: Any) -> jax.Array:
 
 
 def _wrap_key(data: jax.Array, like: Any) -> jax.Array:
-    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(like))
+    impl = jax.random.key_impl(jnp.empty((), like.dtype))  # which takes arrays only
+    return jax.random.wrap_key_data(data, impl=impl)
 
 
 # ---------------------------------------------------------------------------------------- names

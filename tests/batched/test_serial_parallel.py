@@ -443,11 +443,11 @@ def test_unlike_sub_envs_give_lazy_stacks_of_their_own_keys(opened, batched):
 
     assert isinstance(data, LazyStackedTensorDict)
     assert data.shape == (2, 4)
-    assert "a" not in data.keys()
+    assert "a" not in data
     assert data[0]["obs"].shape == (4, 2)
     assert data[1]["obs"].shape == (4, 3)
-    assert "a" in data[0].keys()
-    assert "b" in data[1].keys()
+    assert "a" in data[0]
+    assert "b" in data[1]
 
 
 @both

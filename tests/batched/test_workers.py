@@ -1,0 +1,507 @@
+"""Makers, faults, attributes and the life of the processes behind a batched env."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import psutil
+import pytest
+import torch
+
+from envkit import GymEnv, ParallelEnv, SerialEnv
+from envkit.errors import ClosedEnvError, NotStartedError, WorkerError
+from tests.envs import Count
+
+make_count = partial(Count, 5)
+both = pytest.mark.parametrize(
+    "batched", [SerialEnv, partial(ParallelEnv, num_processes=2)], ids=["serial", "parallel"]
+)
+
+
+@pytest.fixture
+def opened() -> Iterator:
+    """Hand out batched envs that are closed after the test."""
+    with ExitStack() as stack:
+
+        def keep(env):
+            stack.callback(env.close, raise_if_closed=False)
+            return env
+
+        yield keep
+
+
+@pytest.fixture
+def soon() -> Iterator:
+    """Fail a test whose body took 2 s or more, the fork server being up."""
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < 2.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_fork_server() -> None:
+    """Start the fork server, which all pools share, before times are taken."""
+    env = ParallelEnv(1, make_count)
+    env.start()
+    env.close()
+
+
+def gone(pids: list[int]) -> bool:
+    alive = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    return not psutil.wait_procs(alive, 5.0)[1]
+
+
+# ---------------------------------------------------------------------------------------- makers
+
+
+def test_there_are_as_many_processes_as_asked_for_and_none_after_close(opened):
+    env = opened(ParallelEnv(4, make_count, num_processes=4))
+
+    env.reset()
+    pids = env.worker_pids
+    env.close()
+
+    assert len(set(pids)) == 4
+    assert os.getpid() not in pids
+    assert gone(pids)
+
+
+def test_makers_run_in_the_workers_and_once_for_each_env(opened, tmp_path):
+    def make():
+        (tmp_path / f"{time.monotonic_ns()}-{os.getpid()}").touch()
+        return Count(5)
+
+    env = opened(ParallelEnv(3, make, num_processes=2))
+    env.rollout(2)
+    pids = env.worker_pids
+
+    made_by = [int(path.name.partition("-")[2]) for path in tmp_path.iterdir()]
+    assert len(made_by) == 3
+    assert set(made_by) == set(pids)
+
+
+@both
+def test_a_lambda_and_a_local_class_are_makers(opened, batched):
+    class Local(Count):
+        secret = 7
+
+    env = opened(batched(2, [lambda: Local(3), lambda: Local(4)]))
+    env.reset()
+
+    assert list(env.secret) == [7, 7]
+    assert list(env.maxs) == [3, 4]
+
+
+@both
+def test_an_env_instance_is_copied_for_each_row(opened, batched):
+    model = Count(5)
+    env = opened(batched(2, model))
+
+    env.step(env.rand_action(env.reset()).set("_step", torch.tensor([True, False])))
+
+    assert list(env.c) == [1, 0]
+    assert model.c == 0
+
+
+@both
+def test_keywords_are_one_dict_for_all_or_one_for_each(opened, batched):
+    shared = opened(batched(2, Count, create_env_kwargs={"n": 3}))
+    own = opened(batched(2, Count, create_env_kwargs=[{"n": 1}, {"n": 2}]))
+    for env in (shared, own):
+        env.reset()
+
+    assert list(shared.n) == [3, 3]
+    assert list(own.n) == [1, 2]
+
+
+@both
+def test_lists_of_a_wrong_length_are_refused(opened, batched):
+    with pytest.raises(RuntimeError, match="2 entries for 3 sub-envs"):
+        batched(3, [make_count, make_count])
+    with pytest.raises(RuntimeError, match="1 dicts of keywords were given for 2"):
+        batched(2, Count, create_env_kwargs=[{"n": 1}])
+    env = opened(batched(2, make_count))
+    with pytest.raises(RuntimeError, match="1 dicts"):
+        env.update_kwargs([{"n": 1}])
+    with pytest.raises(RuntimeError, match="list_of_kwargs has 3 entries for 2"):
+        env.reset(list_of_kwargs=[{}, {}, {}])
+
+
+@both
+def test_new_keywords_count_when_the_sub_envs_are_built_next(opened, batched):
+    env = opened(batched(2, Count, create_env_kwargs={"n": 3}))
+
+    env.update_kwargs({"n": 9})
+    env.reset()
+    first = list(env.n)
+    env.update_kwargs([{"n": 1}, {"n": 2}])
+    running = list(env.n)
+    env.close()
+    env.reset()
+
+    assert (first, running, list(env.n)) == ([9, 9], [9, 9], [1, 2])
+
+
+@both
+def test_a_maker_that_returns_no_env_is_refused_with_advice(batched):
+    with pytest.raises(WorkerError, match=r"env 0 returned dict.*GymWrapper"):
+        batched(2, dict).reset()
+
+
+def test_fork_servers_are_for_parallel_env_only():
+    with pytest.raises(TypeError, match="mp_start_method"):
+        SerialEnv(2, make_count, mp_start_method="spawn")
+
+
+# ------------------------------------------------------------------------------------------ life
+
+
+@both
+def test_building_and_showing_an_env_starts_nothing(batched):
+    def make():
+        raise AssertionError("built")
+
+    env = batched(2, make)
+
+    assert "not started" in repr(env)
+    assert dir(env)
+    assert env.is_closed
+
+
+@both
+def test_reading_a_spec_starts_the_sub_envs(opened, batched):
+    env = opened(batched(2, make_count))
+
+    assert env.observation_spec["count"].shape == (2, 1)
+    assert not env.is_closed
+
+
+@both
+def test_an_env_can_be_started_closed_and_opened_again(opened, batched):
+    env = opened(batched(2, make_count))
+
+    env.start()
+    with pytest.raises(RuntimeError, match="started already"):
+        env.start()
+    env.close()
+    with pytest.raises(ClosedEnvError, match="not running"):
+        env.close()
+    env.close(raise_if_closed=False)
+
+    assert env.is_closed
+    assert env.rollout(3).shape == (2, 3)
+
+
+def test_a_forgotten_env_ends_its_processes():
+    env = ParallelEnv(2, make_count, num_processes=2)
+    env.reset()
+    pids = env.worker_pids
+
+    del env
+
+    assert gone(pids)
+
+
+SCRIPT = """
+import os, torch
+print("main", os.getpid(), flush=True)
+from envkit import GymEnv, GymWrapper, ParallelEnv
+import gymnasium
+
+class Mine(gymnasium.Wrapper):
+    def hello(self, x): return x + 1
+
+env = ParallelEnv(3, lambda: GymWrapper(Mine(gymnasium.make("CartPole-v1"))), num_processes=2)
+assert env.rollout(4).shape == (3, 4)
+assert env.hello(5) == [6, 6, 6]
+print("workers", *env.worker_pids, flush=True)
+"""
+
+
+def test_a_script_without_main_guard_may_end_without_close(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+
+    done = subprocess.run(
+        [sys.executable, "-W", "error", path],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.stderr == ""
+    assert done.returncode == 0
+    main, workers = done.stdout.splitlines()
+    assert main.startswith("main")
+    assert gone([int(pid) for pid in workers.split()[1:]])
+
+
+@both
+def test_truncated_keys_are_the_business_of_the_sub_envs(opened, batched):
+    with pytest.raises(RuntimeError, match=r"sub-envs.*add_truncated_keys"):
+        batched(2, make_count).add_truncated_keys()
+
+    env = opened(batched(2, lambda: Count(5).add_truncated_keys()))
+
+    assert env.rollout(2, set_truncated=True)["next", "truncated"][:, -1].all()
+
+
+# -------------------------------------------------------------------------- attributes and states
+
+
+@both
+def test_attributes_are_lists_and_methods_are_called_everywhere(opened, batched):
+    env = opened(batched(2, [partial(Count, 3), partial(Count, 7)]))
+    env.reset()
+
+    first, second = env.maxs
+
+    assert (first, second) == (3, 7)
+    assert len(env.maxs) == 2
+    assert env.maxs[1] == 7
+    assert env.hello(5) == [8, 12]
+    assert env.hello(x=5) == [8, 12]
+
+
+@both
+def test_attributes_reach_the_wrapped_simulator(opened, batched):
+    env = opened(batched(4, partial(GymEnv, "Pendulum-v1", g=9.81)))
+    env.reset()
+
+    assert list(env.g) == [9.81] * 4
+
+
+@both
+def test_unknown_names_and_names_before_the_start_are_told_apart(opened, batched):
+    env = opened(batched(2, make_count))
+
+    with pytest.raises(NotStartedError, match="reset"):
+        _ = env.maxs
+    env.reset()
+
+    with pytest.raises(AttributeError, match="'nope'"):
+        _ = env.nope
+    with pytest.raises(AttributeError):
+        _ = env.__nope__
+    assert not hasattr(env, "nope")
+
+
+@both
+def test_a_method_that_raises_tells_its_traceback(opened, batched):
+    env = opened(batched(2, make_count))
+    env.reset()
+
+    with pytest.raises(Exception, match=r"can only concatenate|unsupported operand"):
+        env.hello("x")
+
+    assert env.hello(1) == [6, 6]
+
+
+class Weighted(Count):
+    """Has a parameter."""
+
+    def __init__(self, weight: float = 0.0):
+        super().__init__(5)
+        self.weight = torch.nn.Parameter(torch.tensor([weight]))
+
+
+@both
+def test_states_are_named_by_worker_and_come_back(opened, batched):
+    source = opened(batched(2, Weighted, create_env_kwargs=[{"weight": 1.0}, {"weight": 2.0}]))
+    target = opened(batched(2, Weighted))
+
+    states = source.state_dict()
+    target.load_state_dict(states)
+    restored = [state["weight"].item() for state in target.state_dict().values()]
+    target.load_state_dict({"weight": torch.tensor([9.0])})
+
+    assert list(states) == ["worker0", "worker1"]
+    assert restored == [1.0, 2.0]
+    assert [state["weight"].item() for state in target.state_dict().values()] == [9.0, 9.0]
+
+
+# ----------------------------------------------------------------------------------------- seeds
+
+
+@both
+def test_each_sub_env_gets_its_seed_of_the_chain(opened, batched):
+    env = opened(batched(3, make_count))
+
+    following = env.set_seed(0)
+    chain = list(env.seed_seen)
+    same = env.set_seed(3, static_seed=True)
+
+    assert chain == [0, 795726461, 2841183792]
+    assert following == 2309840538
+    assert same == 3
+    assert list(env.seed_seen) == [3, 3, 3]
+
+
+class Logged(Count):
+    """Remembers the keywords of its last reset."""
+
+    last = None
+
+    def _reset(self, td, **kwargs):
+        self.last = kwargs
+        return super()._reset(td)
+
+
+@both
+def test_reset_keywords_are_merged_with_those_of_each_worker(opened, batched):
+    env = opened(batched(2, Logged))
+
+    td = env.reset(b=5, list_of_kwargs=[{"x": 1}, {"x": 2}])
+    full = list(env.last)
+    mask = torch.tensor([[False], [True]])
+    env.reset(td.set("_reset", mask), list_of_kwargs=[{"x": 8}, {"x": 9}])
+
+    assert full == [{"b": 5, "x": 1}, {"b": 5, "x": 2}]
+    assert list(env.last) == [{"b": 5, "x": 1}, {"x": 9}]
+
+
+# ---------------------------------------------------------------------------------------- faults
+
+
+class Faulty(Count):
+    """Row 1 breaks in the way and the place it is told to."""
+
+    def __init__(self, row: int, place: str = "", how: str = "raise"):
+        self.trouble = (place, how) if row == 1 else ("", "")
+        self.meet("constructor")
+        super().__init__(5)
+
+    def meet(self, place: str) -> None:
+        if place != self.trouble[0]:
+            return
+        if self.trouble[1] == "exit":
+            os._exit(3)
+        if self.trouble[1] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ArithmeticError(f"broke in {place}")
+
+    def _reset(self, td, **kwargs):
+        self.meet("reset")
+        return super()._reset(td)
+
+    def _step(self, td):
+        self.meet("step")
+        return super()._step(td)
+
+
+def faulty(batched, place: str, how: str = "raise", **options):
+    makers = [partial(Faulty, row, place, how) for row in range(3)]
+    return batched(3, makers, **options)
+
+
+def provoke(env) -> WorkerError:
+    with pytest.raises(WorkerError) as caught:
+        env.rollout(3)
+    return caught.value
+
+
+@pytest.mark.parametrize("use_buffers", [True, False])
+@pytest.mark.parametrize("place", ["constructor", "reset", "step"])
+@both
+@pytest.mark.usefixtures("soon")
+def test_an_env_that_raises_is_named_with_its_traceback(opened, batched, place, use_buffers):
+    env = opened(faulty(batched, place, use_buffers=use_buffers))
+
+    error = provoke(env)
+    env.close(raise_if_closed=False)
+
+    assert isinstance(error, RuntimeError)
+    assert f"broke in {place}" in str(error)
+    assert "Traceback in the worker" in str(error)
+    assert "in meet" in str(error)
+    assert re.search(r"row 1\b", str(error))
+
+
+@pytest.mark.parametrize("how", ["exit", "kill"])
+@pytest.mark.parametrize("place", ["constructor", "reset", "step"])
+@pytest.mark.usefixtures("soon")
+def test_a_process_that_dies_is_named_with_the_rows_it_held(opened, place, how):
+    env = opened(faulty(partial(ParallelEnv, num_processes=3), place, how))
+    before = psutil.Process().children(recursive=True)
+
+    error = provoke(env)
+    env.close(raise_if_closed=False)
+
+    assert "worker 1 of 3, which held row 1" in str(error)
+    assert ("code 3" if how == "exit" else "SIGKILL") in str(error)
+    left = set(psutil.Process().children(recursive=True)) - set(before)
+    assert not psutil.wait_procs(list(left), 5.0)[1]
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_worker_killed_while_idle_is_told_by_the_next_step(opened):
+    env = opened(ParallelEnv(2, make_count, num_processes=2))
+    td = env.rand_action(env.reset())
+    victim = env.worker_pids[1]
+    os.kill(victim, signal.SIGKILL)
+    assert gone([victim])
+
+    with pytest.raises(WorkerError, match=r"row 1.*SIGKILL"):
+        env.step(td)
+
+    env.close()
+    assert env.rollout(2).shape == (2, 2)
+
+
+class Misfit(Count):
+    """Returns another shape or dtype of count than it declares, or none at all."""
+
+    def __init__(self, count):
+        super().__init__(5)
+        self.count = count
+
+    def _step(self, td):
+        out = super()._step(td)
+        return out.exclude("count") if self.count is None else out.set("count", self.count)
+
+
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (torch.zeros(2, dtype=torch.int64), r"'count' has shape \(2,\)"),
+        (torch.zeros(1), r"'count' has shape \(1,\) and dtype torch.float32"),
+        (None, r"returned no 'count'.*check_env_specs"),
+    ],
+    ids=["shape", "dtype", "missing"],
+)
+@both
+@pytest.mark.usefixtures("soon")
+def test_data_that_does_not_fit_its_spec_is_named(opened, batched, count, message):
+    env = opened(batched(2, partial(Misfit, count), use_buffers=True))
+
+    with pytest.raises(WorkerError, match=message):
+        env.rollout(3)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_gymnasium_env_that_raises_in_a_step_is_named(opened):
+    gymnasium = pytest.importorskip("gymnasium")
+
+    class Broken(gymnasium.Wrapper):
+        def step(self, action):
+            raise ArithmeticError("broken pole")
+
+    def make(broken):
+        from bridges.gymnasium import GymWrapper
+
+        env = gymnasium.make("CartPole-v1")
+        return GymWrapper(Broken(env) if broken else env)
+
+    env = opened(ParallelEnv(3, [partial(make, row == 1) for row in range(3)], num_processes=1))
+
+    with pytest.raises(WorkerError, match=r"raised ArithmeticError in row 1 .*broken pole"):
+        env.rollout(3)

@@ -1,0 +1,253 @@
+"""`BraxEnv`: the same numbers as Brax stepped by hand, its names, its errors."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from bridges.brax import BraxEnv, BraxWrapper, import_brax
+from envkit.checks import check_env_specs
+from envkit.errors import ArgumentError
+from envkit.functional import row_keys
+from tests.bridges.compare import assert_close, assert_same, replay, replaying
+
+
+def actions_for(rows, steps, size, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(rows, steps, size, generator=generator) * 2 - 1
+
+
+def stepped_by_hand(env, rows, actions):
+    """Reset and step bare Brax from the keys that seed 0 gives an env of ours; time-major arrays."""
+    _, now = jax.random.split(jax.random.PRNGKey(0))
+    keys = jax.vmap(lambda key: jax.random.split(key)[1])(row_keys(now, rows))
+    reset, step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
+    states = [reset(keys)]
+    for action in actions.unbind(1):
+        states.append(step(states[-1], action.numpy()))
+    return states
+
+
+def assert_equals_bare(env, rows, steps):
+    """Compare observation, reward, end and simulator state of every step with bare Brax, bitwise."""
+    actions = actions_for(rows, steps, env.action_size) * 0.3
+    env.set_seed(0)
+    td = env.reset(TensorDict(batch_size=[rows]))
+
+    bare = stepped_by_hand(env.__dict__["_env"], rows, actions)
+
+    def assert_state(state, of):
+        named = env.unpack(state)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(of)[0]:
+            key = tuple(entry.name if hasattr(entry, "name") else entry.key for entry in path)
+            leaf = np.asarray(leaf)
+            assert np.array_equal(named[key].numpy().astype(leaf.dtype), leaf), key
+
+    assert_state(td["state"], bare[0])
+    for index, action in enumerate(actions.unbind(1)):
+        td = env.step(td.set("action", action))
+        following, wanted = td["next"], bare[index + 1]
+        assert np.array_equal(following["observation"], wanted.obs)
+        assert np.array_equal(following["reward"][:, 0], wanted.reward)
+        assert np.array_equal(following["terminated"][:, 0], np.asarray(wanted.done) > 0.5)
+        assert_state(following["state"], wanted)
+        td = env.step_mdp(td)
+
+
+# --------------------------------------------------------------------------------------- same numbers
+
+
+def test_fast_equals_brax_stepped_by_hand(fast):
+    assert_equals_bare(fast, 4, steps=4)
+
+
+def test_inverted_pendulum_equals_brax_stepped_by_hand(pendulum):
+    assert_equals_bare(pendulum, 8, steps=6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("backend", ["spring", "positional", "generalized"])
+@pytest.mark.parametrize("name", ["inverted_pendulum", "ant"])
+def test_every_backend_equals_brax_stepped_by_hand(name, backend):
+    env = BraxEnv(name, backend=backend, batch_size=[4], device="cpu")
+
+    assert_equals_bare(env, 4, steps=4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ant_repeats_itself_saved_compiled_and_at_another_size():
+    env = BraxEnv("ant", backend="spring", batch_size=[8], device="cpu", episode_length=6)
+    env.set_seed(0)
+    root = env.reset()
+    start = root.clone()
+
+    data, _ = env.unroll(root, 10)
+    looped, _ = replay(env, start.clone(), data["action"])
+    part = env.step(start[:3].clone().set("action", data["action"][:3, 0]))
+
+    assert_same(data, looped, without=("state",))
+    assert_close(part["next"], looped["next"][:3, 0], atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_compiled_rollout_of_a_physics_engine_equals_the_python_loop(pendulum):
+    pendulum.set_seed(1)
+    compiled = pendulum.rollout(30, break_when_any_done=False)
+
+    pendulum.set_seed(1)
+    looped = pendulum.rollout(30, replaying(compiled["action"]), break_when_any_done=False)
+
+    assert_same(compiled, looped)
+    ended = compiled["next", "terminated"][:, :-1, 0]
+    fresh = compiled["observation"][:, 1:][ended]
+    assert (fresh.abs() < 0.1).all() and len(fresh.unique(dim=0)) == len(fresh) > 2
+
+
+def test_a_stored_state_steps_to_the_same_bits_and_nearly_so_at_another_size(pendulum):
+    pendulum.set_seed(2)
+    td = pendulum.rollout(5, lambda td: td.set("action", torch.full((8, 1), 0.2)))
+    stored = td[:, 3].select("state", "action").clone()
+
+    again, part = pendulum.step(stored.clone()), pendulum.step(stored[:3].clone())
+
+    wanted = td["next"][:, 3]
+    assert_same(again["next"], wanted)
+    assert_close(part["next"], wanted[:3])
+
+
+def test_an_episode_is_cut_by_its_length_and_never_terminated_by_it(fast):
+    fast.set_seed(0)
+
+    data = fast.rollout(9, break_when_any_done=False)
+
+    ends = data["next", "truncated"].squeeze(-1)
+    assert ends[0].nonzero().squeeze(-1).tolist() == [3, 7]
+    assert not data["next", "terminated"].any()
+    assert (data["observation"][:, 4] == 0).all()
+
+
+def test_a_falling_pendulum_terminates(pendulum):
+    pendulum.set_seed(0)
+    td = pendulum.reset()
+
+    ended = torch.zeros(8, 1, dtype=torch.bool)
+    for _ in range(12):
+        td = pendulum.step(td.set("action", torch.ones(8, 1)))
+        following = td["next"]
+        ended |= following["terminated"]
+        fallen = following["observation"][:, 1:2].abs() > 0.2
+        assert torch.equal(following["terminated"], fallen)
+        assert not following["truncated"].any()
+        td = pendulum.step_mdp(td)
+
+    assert ended.all()
+
+
+# ------------------------------------------------------------------------------------------- layouts
+
+
+def test_the_worked_example_has_these_shapes():
+    env = BraxEnv("fast", batch_size=[3], device="cpu")
+    env.set_seed(0)
+
+    data = env.rollout(4)
+
+    assert data.shape == (3, 4)
+    assert data["observation"].shape == (3, 4, 2)
+    assert data["next", "reward"].shape == (3, 4, 1)
+
+
+def test_the_nested_layout_has_the_references_keys(nested_fast):
+    nested_fast.set_seed(0)
+    root = nested_fast.reset()
+
+    keys = nested_fast.state_keys
+    assert keys[0] == ("state", "done")
+    assert {("state", "pipeline_state", "q"), ("state", "pipeline_state", "qd")} <= set(keys)
+    assert torch.equal(root["state", "obs"], root["observation"])
+    assert set(keys) == {
+        ("state", *key) if isinstance(key, tuple) else ("state", key)
+        for key in root["state"].keys(True, True)
+    }
+
+
+def test_the_layouts_of_a_brax_state_agree(fast, nested_fast):
+    fast.set_seed(0)
+    nested_fast.set_seed(0)
+    action = actions_for(4, 1, 1)[:, 0]
+
+    packed = fast.step(fast.reset().set("action", action))
+    nested = nested_fast.step(nested_fast.reset().set("action", action))
+
+    assert_same(packed, nested, without=("state",))
+    assert_same(nested_fast.unpack(packed["next", "state"]), nested["next", "state"])
+    assert_same(fast.pack(nested["next", "state"]), packed["next", "state"])
+
+
+@pytest.mark.parametrize("which", ["fast", "nested_fast", "pendulum"])
+def test_data_agrees_with_the_specs(which, request):
+    check_env_specs(request.getfixturevalue(which), seed=0)
+
+
+def test_actions_lie_between_minus_one_and_one(pendulum):
+    spec = pendulum.action_spec
+
+    assert spec.shape == (8, 1) and spec.dtype == torch.float32
+    assert (spec.space.low == -1).all() and (spec.space.high == 1).all()
+
+
+# --------------------------------------------------------------------------------- names and errors
+
+
+def test_known_envs_are_listed_and_attributes_found_on_the_simulator(fast):
+    assert {"ant", "fast", "inverted_pendulum"} <= set(BraxEnv.available_envs)
+    assert (fast.env_name, fast.libname) == ("fast", "brax")
+    assert fast.action_size == 1
+    assert fast.observation_size == 2
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        fast.no_such_thing  # noqa: B018
+
+
+def test_a_wrapped_object_is_the_env_of_that_name(fast):
+    env = BraxWrapper(
+        import_brax().get_environment("fast"), batch_size=[4], device="cpu", episode_length=4
+    )
+    env.set_seed(0)
+    fast.set_seed(0)
+
+    assert_same(env.reset(), fast.reset())
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(ArgumentError, match=r"'no_such_env'.* ant, "):
+        BraxEnv("no_such_env", device="cpu")
+
+
+def test_an_unknown_layout_is_refused():
+    with pytest.raises(ArgumentError, match="'packed' or 'nested'"):
+        BraxEnv("fast", device="cpu", state_layout="flat")
+
+
+def test_a_wrapper_of_brax_is_refused():
+    from brax.envs.wrappers.training import EpisodeWrapper
+
+    wrapped = EpisodeWrapper(import_brax().get_environment("fast"), 10, 1)
+
+    with pytest.raises(ArgumentError, match=r"EpisodeWrapper.*env\.unwrapped"):
+        BraxWrapper(wrapped, device="cpu")
+
+
+def test_no_device_is_a_warning():
+    with pytest.warns(UserWarning, match="device='cpu'"):
+        BraxEnv("fast")
+
+
+def test_pixels_are_refused():
+    with pytest.raises(NotImplementedError, match="pixels"):
+        BraxEnv("fast", device="cpu", from_pixels=True)

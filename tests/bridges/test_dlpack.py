@@ -1,0 +1,380 @@
+"""Values between JAX and torch: every dtype, layout and size, and who may write where."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from bridges.dlpack import (
+    jax_device_of,
+    to_jax,
+    to_jit,
+    to_torch,
+    torch_device_of,
+    torch_dtype_of,
+)
+from envkit.errors import HandoffError
+
+INTEGERS = ["int8", "int16", "int32", "uint8", "uint16", "uint32"]
+FLOATS = ["float16", "bfloat16", "float32"]
+DTYPES = ["bool", *INTEGERS, *FLOATS, "complex64"]
+SHAPES = [(), (0,), (3, 0), (5,), (1, 1), (2, 3)]
+WAYS = {
+    "copied": to_jax,
+    "lent": lambda tensor: to_jax(tensor, copy=False),
+    "argument": lambda tensor: jax.jit(lambda x: x)(to_jit(tensor)),
+    "lent argument": lambda tensor: jax.jit(lambda x: x)(to_jit(tensor, copy=False)),
+}
+LAYOUTS = {
+    "plain": lambda tensor: tensor,
+    "transposed": lambda tensor: tensor.mT,
+    "strided": lambda tensor: tensor[..., ::2],
+    "expanded": lambda tensor: tensor[:1].expand(4, -1),
+    "misaligned": lambda tensor: tensor.flatten()[1:],
+    "slice": lambda tensor: tensor[1:, 1:],
+}
+
+every_way = pytest.mark.parametrize("hand", WAYS.values(), ids=WAYS)
+
+
+def sample(dtype, shape=(2, 3)):
+    values = torch.arange(1, 1 + int(np.prod(shape))).reshape(shape)
+    return (values % 2).bool() if dtype == "bool" else values.to(getattr(torch, dtype))
+
+
+def same(array, tensor):
+    """Equal in dtype, shape and value, compared in a dtype that holds both."""
+    assert array.dtype.name == str(tensor.dtype).removeprefix("torch.")
+    assert array.shape == tuple(tensor.shape)
+    wide = np.complex128 if tensor.is_complex() else np.float64
+    tensor = tensor.detach().resolve_conj()
+    expected = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64).numpy()
+    np.testing.assert_array_equal(np.asarray(array).astype(wide), expected)
+    return True
+
+
+# --------------------------------------------------------------------------- what crosses
+
+
+@every_way
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_and_size_crosses_to_jax(hand, shape, dtype):
+    tensor = sample(dtype, shape)
+
+    assert same(hand(tensor), tensor)
+
+
+@every_way
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "bfloat16", "float32", "uint32"])
+def test_every_layout_crosses_to_jax(hand, layout, dtype):
+    tensor = layout(sample(dtype, (4, 6)))
+
+    assert same(hand(tensor), tensor)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_and_size_crosses_to_torch(shape, dtype):
+    array = jnp.arange(1, 1 + int(np.prod(shape))).reshape(shape).astype(dtype)
+
+    assert same(array, to_torch(array))
+
+
+def test_a_lazily_conjugated_tensor_crosses_by_value():
+    tensor = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64).conj()
+
+    assert to_jax(tensor).tolist() == [1 - 2j, 3 + 1j]
+
+
+@every_way
+def test_read_only_numpy_crosses(hand):
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    array.flags.writeable = False
+
+    np.testing.assert_array_equal(hand(array), array)
+
+
+@every_way
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.float32)[::-1],
+        np.asfortranarray(np.arange(6, dtype=np.int32).reshape(2, 3)),
+        np.frombuffer(bytes(range(17)), np.uint8)[1:].view(np.float32),
+        np.broadcast_to(np.float32(3), (2, 2)),
+        np.array([1.5, -2], jnp.bfloat16),
+    ],
+    ids=["reversed", "fortran", "misaligned", "broadcast", "bfloat16"],
+)
+def test_numpy_of_any_layout_crosses(hand, array):
+    result = hand(array)
+
+    assert result.dtype == array.dtype
+    np.testing.assert_array_equal(np.asarray(result, np.float64), array.astype(np.float64))
+
+
+def test_trees_keep_their_structure():
+    tree = {"a": torch.ones(2), "b": (torch.zeros(3, dtype=torch.int32), None)}
+
+    across = to_torch(to_jax(tree))
+
+    assert torch.equal(across["a"], tree["a"])
+    assert torch.equal(across["b"][0], tree["b"][0])
+    assert across["b"][1] is None
+
+
+def test_typed_keys_cross_as_their_words():
+    keys = jax.random.split(jax.random.key(1), 3)
+
+    words = to_torch(keys)
+
+    assert words.dtype == torch.uint32
+    np.testing.assert_array_equal(words.numpy(), jax.random.key_data(keys))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    hnp.arrays(
+        st.sampled_from([np.dtype(name) for name in ("bool", *INTEGERS, "float16", "float32")]),
+        hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+    )
+)
+def test_a_round_trip_keeps_every_bit(array):
+    tensor = torch.from_numpy(array)
+
+    again = to_torch(to_jax(tensor))
+
+    assert again.numpy().tobytes() == array.tobytes()
+    assert again.shape == tensor.shape
+
+
+# ------------------------------------------------------------------------- 64 bits, conversion
+
+
+@pytest.mark.parametrize("hand", [to_jax, to_jit])
+@pytest.mark.parametrize(
+    ("wide", "narrow"), [("int64", "int32"), ("uint64", "uint32"), ("float64", "float32")]
+)
+def test_64_bits_become_32_without_x64(hand, wide, narrow):
+    tensor = torch.arange(3).to(getattr(torch, wide))
+
+    result = hand(tensor)
+
+    assert result.dtype.name == narrow
+    assert result.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("hand", [to_jax, to_jit])
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor([0, 2**40 + 3]),
+        torch.tensor([-(2**31) - 1]),
+        torch.tensor([2**63 + 1], dtype=torch.uint64),
+        torch.tensor([1e300], dtype=torch.float64),
+    ],
+    ids=["large", "small", "unsigned", "float"],
+)
+def test_a_value_that_32_bits_cannot_hold_is_an_error(hand, tensor):
+    with pytest.raises(HandoffError, match="Scale or clamp it"):
+        hand(tensor)
+
+
+def test_the_extremes_of_32_bits_cross():
+    tensor = torch.tensor([2**31 - 1, -(2**31)])
+
+    assert to_jax(tensor).tolist() == tensor.tolist()
+
+
+def test_infinities_and_nan_are_not_out_of_range():
+    result = to_jax(torch.tensor([np.inf, -np.inf, np.nan], dtype=torch.float64))
+
+    np.testing.assert_array_equal(result, [np.inf, -np.inf, np.nan])
+
+
+def test_64_bits_stay_with_x64():
+    with jax.enable_x64(True):
+        result = to_jax({"i": torch.tensor([2**40 + 3]), "f": torch.tensor([np.pi]).double()})
+
+        assert result["i"].dtype == jnp.int64
+        assert result["i"].item() == 2**40 + 3
+        assert same(result["f"], torch.tensor([np.pi]).double())
+        assert to_torch(result["i"]).item() == 2**40 + 3
+
+
+def test_a_dtype_can_be_asked_for():
+    assert to_jax(torch.tensor([1, 2]), dtype=jnp.float32).dtype == jnp.float32
+    assert to_jit(torch.tensor([1.0, 2.0]), dtype=jnp.int8).dtype == jnp.int8
+    assert to_jax(torch.tensor([0.0, 2.0]), dtype=jnp.bool_).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.tensor([300]), torch.tensor([0.5]), torch.tensor([np.nan])]
+)
+def test_a_value_that_the_asked_dtype_cannot_hold_is_an_error(tensor):
+    with pytest.raises(HandoffError, match="int8 cannot"):
+        to_jax(tensor, dtype=jnp.int8)
+
+
+# ---------------------------------------------------------------------------------- what does not
+
+
+@pytest.mark.parametrize("hand", [to_jax, to_jit])
+def test_a_tensor_that_requires_grad_must_be_detached_on_purpose(hand):
+    tensor = torch.ones(2, requires_grad=True)
+
+    with pytest.raises(HandoffError, match="detach=True"):
+        hand(tensor)
+    assert hand(tensor, detach=True).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.eye(2).to_sparse(), torch.empty(2, device="meta"), 3.0, "text"],
+    ids=["sparse", "meta", "number", "text"],
+)
+def test_what_is_no_dense_tensor_is_refused(value):
+    with pytest.raises(HandoffError, match="only dense tensors"):
+        to_jax(value)
+
+
+def test_numpy_that_holds_no_numbers_is_refused():
+    with pytest.raises(HandoffError, match="number type"):
+        to_jax(np.array(["a"]))
+
+
+def test_int4_is_refused_with_advice():
+    with pytest.raises(HandoffError, match="int4 to int8"):
+        to_torch(jnp.zeros(2, jnp.int4))
+
+
+def test_a_tracer_is_refused_with_advice():
+    with pytest.raises(HandoffError, match="outside of it"):
+        jax.jit(to_torch)(jnp.ones(2))
+
+
+def test_a_deleted_array_is_refused():
+    array = jnp.ones(2)
+    array.delete()
+
+    with pytest.raises(HandoffError, match="deleted"):
+        to_torch(array)
+
+
+def test_a_dtype_torch_lacks_is_refused():
+    with pytest.raises(HandoffError, match="both libraries have"):
+        torch_dtype_of(jnp.int4)
+
+
+# ------------------------------------------------------------------------------------- devices
+
+
+def test_devices_match_both_ways():
+    array = jnp.ones(2)
+
+    assert torch_device_of(array) == torch.device("cpu")
+    assert torch_device_of(array.device) == torch.device("cpu")
+    assert jax_device_of("cpu") == array.device
+
+
+def test_a_device_that_jax_does_not_see_is_refused():
+    with pytest.raises(HandoffError, match="device='cpu'"):
+        jax_device_of("meta")
+
+
+# ----------------------------------------------------------------------------------- ownership
+
+
+def slow(x, y):
+    """A computation that is still running when the call returns, and reads ``x`` last."""
+    for _ in range(8):
+        y = y @ y / 800
+    return x + 0 * y[0, 0]
+
+
+jit_slow = jax.jit(slow)
+
+
+def aligned(size):
+    """A tensor at a multiple of 64 bytes, which JAX could take as it is."""
+    room = torch.zeros(size + 16)
+    start = -room.data_ptr() % 64 // 4
+    return room[start : start + size]
+
+
+def test_to_torch_shares_the_memory():
+    array = jnp.arange(5.0)
+
+    assert to_torch(array).data_ptr() == array.unsafe_buffer_pointer()
+
+
+@pytest.mark.parametrize("hand", [to_jax, to_jit])
+@pytest.mark.parametrize("size", [1, 64, 100_000])
+def test_a_copy_shares_no_memory(hand, size):
+    tensor = aligned(size)
+    result = hand(tensor)
+
+    tensor.fill_(7)
+
+    assert (np.asarray(result) == 0).all()
+
+
+@pytest.mark.parametrize("size", [64, 100_000])
+def test_lent_memory_is_not_copied(size):
+    tensor = aligned(size)
+
+    assert to_jax(tensor, copy=False).unsafe_buffer_pointer() == tensor.data_ptr()
+    assert to_jit(tensor, copy=False).ctypes.data == tensor.data_ptr()
+
+
+@pytest.mark.parametrize("hand", [to_jax, to_jit])
+def test_refilling_a_buffer_after_the_handoff_changes_no_running_computation(hand):
+    work = jnp.eye(800)
+    action = aligned(1000)
+    jit_slow(hand(action), work).block_until_ready()
+
+    for round_ in range(5):
+        action.fill_(round_)
+        result = jit_slow(hand(action), work)
+        action.fill_(-1)
+        assert (np.asarray(result) == round_).all()
+
+
+def test_a_value_is_complete_when_torch_sees_it():
+    result = to_torch(jit_slow(jnp.full(1000, 3.0), jnp.eye(800)))
+
+    assert (result == 3).all()
+
+
+def test_writing_what_torch_received_changes_nothing_jax_computes_later():
+    step = jax.jit(lambda state: {"state": state["state"] * 2 + 1, "seen": state["state"] + 0})
+
+    def run(meddle):
+        tensors, seen = {"state": torch.arange(64.0)}, []
+        for _ in range(5):
+            state = to_jit({"state": tensors["state"].clone()}, copy=False)
+            tensors = to_torch(step(state))
+            seen.append(tensors["seen"].clone())
+            if meddle:
+                tensors["seen"].fill_(-5)
+        return torch.stack(seen)
+
+    assert torch.equal(run(meddle=True), run(meddle=False))
+
+
+def test_outputs_of_one_call_share_no_memory_with_each_other_or_with_lent_arguments():
+    twice = jax.jit(lambda x: (x, x, x + 1, x + 1, x.reshape(8, 8), jnp.zeros(64)))
+    tensor = aligned(64)
+
+    results = to_torch(twice(to_jit(tensor, copy=False)))
+
+    places = [tensor.data_ptr(), *(result.data_ptr() for result in results)]
+    assert len(set(places)) == len(places)

@@ -1,0 +1,192 @@
+"""Time limits, frame skip, and how one environment's output is brought into form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from envkit.errors import ArgumentError, StateStructureError
+from envkit.functional import (
+    BatchedEnv,
+    Box,
+    Discrete,
+    FrameSkip,
+    TimeLimit,
+    Timestep,
+    normalize,
+    sample_space,
+)
+from tests.jax_envs import Countdown, NoisyWalk, Pendulum
+
+KEY = jax.random.PRNGKey(0)
+
+
+def play(env, steps, action=0):
+    state, _ = env.reset(KEY)
+    timesteps = []
+    for _ in range(steps):
+        state, timestep = env.step(state, action)
+        timesteps.append(normalize(timestep))
+    return timesteps
+
+
+def test_time_limit_truncates_an_unfinished_episode():
+    first, second = play(TimeLimit(Countdown(start=9), limit=2), steps=2)
+
+    assert not first.truncated
+    assert second.truncated
+    assert not second.terminated
+
+
+def test_an_episode_that_ends_on_its_last_step_is_terminated_not_truncated():
+    last = play(TimeLimit(Countdown(start=2), limit=2), steps=2)[-1]
+
+    assert last.terminated
+    assert not last.truncated
+
+
+def test_a_time_limit_of_none_only_counts():
+    env = TimeLimit(Countdown(start=9), limit=None)
+    state, _ = env.reset(KEY)
+    for _ in range(3):
+        state, timestep = env.step(state, 0)
+
+    assert state.elapsed == 3
+    assert not timestep.truncated
+
+
+def test_a_time_limit_below_one_step_is_refused():
+    with pytest.raises(ArgumentError, match="Pass None"):
+        TimeLimit(Countdown(3), limit=0)
+
+
+def test_wrappers_forward_the_spaces():
+    env = FrameSkip(TimeLimit(Pendulum(), 5), 2)
+
+    assert env.action_space == Pendulum.action_space
+    assert env.observation_space is None
+
+
+def test_frame_skip_sums_the_rewards():
+    (only,) = play(FrameSkip(Countdown(start=9), frames=4), steps=1)
+
+    assert only.reward == 4.0
+    assert only.observation == 5.0
+
+
+def test_frame_skip_stops_where_the_episode_ends():
+    (only,) = play(FrameSkip(Countdown(start=3), frames=5), steps=1)
+
+    assert only.reward == 3.0
+    assert only.observation == 0.0
+    assert only.terminated
+
+
+@pytest.mark.parametrize("frames", [0, 1.5, "2"])
+def test_frame_skip_takes_only_a_positive_integer(frames):
+    with pytest.raises(ValueError, match="integer of at least 1"):
+        FrameSkip(Countdown(3), frames)
+
+
+def test_python_numbers_become_arrays_of_fixed_dtype():
+    timestep = normalize(Timestep({"a": 1.0, "b": 2}, 1, True, info={"c": True}))
+
+    assert timestep.observation["a"].dtype == jnp.float32
+    assert timestep.observation["b"].dtype == jnp.int32
+    assert timestep.reward.dtype == jnp.float32
+    assert timestep.terminated.dtype == timestep.truncated.dtype == jnp.bool_
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves(timestep))
+
+
+def test_nothing_becomes_float64_when_x64_is_on():
+    with jax.enable_x64(True):
+        timestep = normalize(Timestep({"a": 1.0}, 1.0))
+
+        assert timestep.observation["a"].dtype == timestep.reward.dtype == jnp.float32
+
+
+def test_a_reward_with_one_element_is_a_scalar_and_a_longer_one_an_error():
+    assert normalize(Timestep(0.0, jnp.ones(1))).reward.shape == ()
+    with pytest.raises(StateStructureError, match="single environment"):
+        normalize(Timestep(0.0, jnp.ones(3)))
+
+
+@dataclass(frozen=True)
+class Drifting:
+    """Returns from step a state that differs from that of reset by ``change``."""
+
+    change: object
+    action_space = Discrete(2)
+
+    def reset(self, key):
+        return {"count": jnp.int32(0), "aim": jnp.zeros(2)}, Timestep(0.0)
+
+    def step(self, state, action):
+        return {**state, **self.change}, Timestep(0.0, 1.0)
+
+
+def step_once(env):
+    rows = BatchedEnv(env)
+    state, _ = rows.init(KEY, 2)
+    return rows.step(state, jnp.zeros(2, jnp.int32))[0].inner
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"new": 1.0}, r"state.inner\['new'\] appears only after step"),
+        ({"aim": jnp.zeros(3)}, r"state.inner\['aim'\] has shape \(3,\)"),
+        ({"count": 0.5}, r"state.inner\['count'\] has dtype float32"),
+        ({"aim": (0.0, 1.0)}, r"state.inner\['aim'\] exists only after reset"),
+    ],
+)
+def test_a_state_that_changes_between_reset_and_step_is_named(change, message):
+    with pytest.raises(StateStructureError, match=message):
+        step_once(Drifting(change))
+
+
+def test_integer_widths_that_drift_are_cast_back():
+    state = step_once(Drifting({"count": jnp.int8(3), "aim": jnp.ones(2, jnp.int32)}))
+
+    assert state["count"].dtype == jnp.int32
+    assert state["aim"].dtype == jnp.float32
+
+
+def test_samples_lie_in_their_space():
+    space = {
+        "box": Box(jnp.array([-1.0, 2.0]), 3.0),
+        "free": Box(-jnp.inf, jnp.array([jnp.inf, 0.0])),
+        "pick": Discrete(4),
+        "byte": Box(0, 255, (50,), jnp.uint8),
+    }
+
+    drawn = jax.vmap(lambda key: sample_space(space, key))(jax.random.split(KEY, 200))
+
+    assert drawn["box"].dtype == jnp.float32
+    assert (drawn["box"] >= jnp.array([-1.0, 2.0])).all()
+    assert (drawn["box"] <= 3.0).all()
+    assert (drawn["free"][:, 1] <= 0).all()
+    assert set(drawn["pick"].tolist()) == {0, 1, 2, 3}
+    assert drawn["byte"].dtype == jnp.uint8
+    assert drawn["byte"].max() == 255
+
+
+def test_spaces_are_equal_by_value():
+    assert Box(0, 1, (2,)) == Box([0, 0], [1, 1])
+    assert hash(Box(0, 1, (2,))) == hash(Box([0, 0], [1, 1]))
+    assert Box(0, 1, (2,)) != Box(0, 2, (2,))
+
+
+def test_a_box_with_swapped_bounds_is_refused():
+    with pytest.raises(ArgumentError, match="Swap them"):
+        Box(1.0, -1.0)
+
+
+def test_a_dict_observation_keeps_its_keys():
+    _, timestep = BatchedEnv(NoisyWalk()).init(KEY, 3)
+
+    assert timestep.observation["place"].shape == (3, 2)
+    assert timestep.observation["far"].dtype == jnp.bool_
