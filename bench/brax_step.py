@@ -100,9 +100,7 @@ def envkit_rollout(env: BraxEnv, steps: int, policy: torch.nn.Module) -> Callabl
 
     @torch.no_grad()
     def run() -> None:
-        env.rollout(
-            steps, policy, auto_reset=False, tensordict=first, break_when_any_done=False
-        )
+        env.rollout(steps, policy, auto_reset=False, tensordict=first, break_when_any_done=False)
 
     return run
 

@@ -76,7 +76,7 @@ class BraxWrapper(JaxEnv):
                 "episodes themselves. Pass the bare env: env.unwrapped."
             )
         super().__init__(BraxCore(env), device=device, **kwargs)
-        self.__dict__["_env"] = env
+        self._env = env
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -56,6 +56,8 @@ class JaxEnv(EnvBase):
     """
 
     _batch_locked = False
+    _programs: Programs
+    _state_paths: tuple[Path, ...]  # of the env's own layout
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class JaxEnv(EnvBase):
         self.episode_length = episode_length
         self.categorical_action_encoding = categorical_action_encoding
         rows = BatchedEnv(TimeLimit(env, episode_length))
-        self.__dict__["_programs"] = Programs(rows, packed=state_layout == "packed")
+        self._programs = Programs(rows, packed=state_layout == "packed")
         self._jax_device = jax_device_of(device)
         self._set_seed(0)
         self._declare()
@@ -90,7 +92,7 @@ class JaxEnv(EnvBase):
 
     def to(self, *args: Any, **kwargs: Any) -> JaxEnv:
         """Move specs and future computation to a device that JAX sees too; returns self."""
-        device, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
         if device is not None:
             self._jax_device = jax_device_of(device)
             self._key = jax.device_put(self._key, self._jax_device)
@@ -150,10 +152,10 @@ class JaxEnv(EnvBase):
         if isinstance(space, Box):
             dtype = torch_dtype_of(space.dtype)
             low, high = (
-                torch.as_tensor(np.array(bound), dtype=dtype).expand(space.shape)
-                for bound in (space.low, space.high)
+                torch.as_tensor(np.array(bound), dtype=dtype) for bound in (space.low, space.high)
             )
-            return Bounded(low, high, space.shape, device, dtype).expand(*batch, *space.shape)
+            spec = Bounded(low, high, low.shape, device, dtype)
+            return spec.expand(*batch, *low.shape)
         if isinstance(space, Discrete):
             if self.categorical_action_encoding:
                 return Categorical(space.n, shape=batch, device=device)
@@ -408,8 +410,8 @@ class JaxEnv(EnvBase):
             leaf = leaf.reshape(steps, *shape, *leaf.shape[2:])
             return leaf.movedim(0, len(shape))
 
-        def side(place: dict[str, Any]) -> dict[str, Any]:
-            named = dict(place["observation"])
+        def side(place: dict[str, Any]) -> dict[Path, torch.Tensor]:
+            named: dict[Path, torch.Tensor] = dict(place["observation"])
             named.update({("state", *p): leaf for p, leaf in place.get("state", {}).items()})
             named.update(zip(((n,) for n in DONE_LEAVES), place["flags"].unbind(0), strict=True))
             return {path: placed(leaf) for path, leaf in named.items()}

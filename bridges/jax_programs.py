@@ -141,7 +141,7 @@ class Programs:
         )
         out = {"root": self._shown(root), "action": steps_made.action}
         out["next"] = self._shown(steps_made.next)
-        if steps_made.state is not None:
+        if steps_made.state is not None and steps_made.next_state is not None:
             out["root"]["state"] = self._name_buffers(steps_made.state)
             out["next"]["state"] = self._name_buffers(steps_made.next_state)
         return out, self._outputs(*carry)

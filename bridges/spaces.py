@@ -34,6 +34,7 @@ from envkit.specs import (
     TensorSpec,
     Unbounded,
 )
+from envkit.specs.stacked import stack
 
 __all__ = ["Codec", "Leaf", "codec_of", "space_of"]
 
@@ -111,8 +112,7 @@ def codec_of(space: Any, *, categorical: bool, key: str) -> Codec:
 
 
 def _dict_codec(space: Any, categorical: bool) -> Codec:
-    names = dict.fromkeys(space.spaces)
-    rename = {"state": "observation"} if "state" in names and "observation" not in names else {}
+    rename = {} if "observation" in space.spaces else {"state": "observation"}
     members = {
         name: codec_of(member, categorical=categorical, key=rename.get(name, name))
         for name, member in space.spaces.items()
@@ -258,7 +258,7 @@ def _tuple(space: Any, categorical: bool) -> Leaf:
             f"the members of {space} have different shapes or dtypes and cannot share one array. "
             "Turn the Tuple space into a Dict with a gymnasium wrapper."
         )
-    spec = torch.stack([member.spec for member in members], 0)
+    spec = stack([member.spec for member in members], 0)
 
     def write_members(row: np.ndarray, value: Any) -> None:
         for index, (member, part) in enumerate(zip(members, value, strict=True)):

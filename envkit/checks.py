@@ -54,7 +54,9 @@ def check_env_specs(
     batch_ndim = len(env.batch_size)
     got, wanted = dict(leaves(real)), dict(leaves(fake))
     for path in (path for path in wanted if path in got):
-        problems += _leaf_problems(path, wanted[path], got[path], env, real, check_dtype, batch_ndim)
+        problems += _leaf_problems(
+            path, wanted[path], got[path], env, real, check_dtype, batch_ndim
+        )
     problems += _value_problems(env, real)
     if problems:
         raise OutOfSpecError(

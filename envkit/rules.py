@@ -95,9 +95,7 @@ def complete_done(
         )
     inferred: dict[str, Any] = dict.fromkeys(missing)
     if "done" in missing:
-        inferred["done"] = (
-            truncated if terminated is None else done_from(terminated, truncated)
-        )
+        inferred["done"] = truncated if terminated is None else done_from(terminated, truncated)
     if "terminated" in missing and done is not None:
         inferred["terminated"] = done
     return inferred

@@ -47,7 +47,8 @@ class Member:
 
     def part(self, td: TensorDictBase) -> TensorDictBase:
         """Give this member's rows of a root, its state put back in."""
-        part, state = td[self.rows].exclude("next"), self.state
+        rows: TensorDictBase = td[self.rows]  # type: ignore[assignment]
+        part, state = rows.exclude("next"), self.state
         return part if state is None else part.update(state)
 
     def completed(self, td: TensorDictBase) -> TensorDictBase:
@@ -108,22 +109,21 @@ class MixedEnv(EnvBase):
 
     def _step_send(self, td: TensorDictBase) -> None:
         self._check_batch(td)
-        self.__dict__["_sent"] = td
+        vars(self)["_sent"] = td
         for member in reversed(self._in_order_of_waiting()):
             member.env._step_send(member.part(td))
 
     def _step_recv(self) -> TensorDictBase:
-        td = self.__dict__.pop("_sent")
+        td = vars(self).pop("_sent")
         parts = {
             id(member): member.keep(member.env._step_recv().get("next"))
             for member in self._in_order_of_waiting()
         }
-        following = torch.cat([parts[id(member)] for member in self.members], 0)
-        return self._attach_next(td.exclude(rules.STEP, inplace=True), following)
+        return self._attach_next(td.exclude(rules.STEP, inplace=True), self._joined(parts))
 
     def _advance_send(self, td: TensorDictBase) -> None:
         self._check_batch(td)
-        self.__dict__["_sent"] = td
+        vars(self)["_sent"] = td
         for member in reversed(self._in_order_of_waiting()):
             part = member.part(td)
             preset = td.get("next", None)
@@ -132,14 +132,17 @@ class MixedEnv(EnvBase):
             member.env._advance_send(part)
 
     def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
-        td = self.__dict__.pop("_sent").exclude(rules.STEP, inplace=True)
+        td = vars(self).pop("_sent").exclude(rules.STEP, inplace=True)
         nexts, roots = {}, {}
         for member in self._in_order_of_waiting():
             data, root = member.env._advance_recv()
             nexts[id(member)] = member.without_state(data.get("next"))
             roots[id(member)] = member.keep(root)
-        join = lambda parts: torch.cat([parts[id(member)] for member in self.members], 0)  # noqa: E731
-        return self._attach_next(td, join(nexts)), join(roots)
+        return self._attach_next(td, self._joined(nexts)), self._joined(roots)
+
+    def _joined(self, parts: dict[int, TensorDictBase]) -> TensorDictBase:
+        """Concatenate what each member gave, named by its id, in the order of the rows."""
+        return _concatenate([parts[id(member)] for member in self.members])
 
     def _in_order_of_waiting(self) -> list[Member]:
         """Members that compute in this process first: the others work meanwhile."""
@@ -153,7 +156,7 @@ class MixedEnv(EnvBase):
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         parts = [member.keep(self._reset_member(member, td, kwargs)) for member in self.members]
         keys = [key for kind in ("observation", "done") for key in getattr(self, f"{kind}_keys")]
-        return torch.cat([part.select(*keys, strict=False) for part in parts], 0)
+        return _concatenate([part.select(*keys, strict=False) for part in parts])
 
     def _reset_member(
         self, member: Member, td: TensorDictBase | None, kwargs: dict[str, Any]
@@ -189,6 +192,10 @@ class MixedEnv(EnvBase):
         super().close(raise_if_closed=raise_if_closed)
         for member in self.members:
             member.env.close(raise_if_closed=False)
+
+
+def _concatenate(parts: list[TensorDictBase]) -> TensorDictBase:
+    return torch.cat(parts, 0)  # type: ignore[return-value, arg-type]
 
 
 def _state_paths(env: EnvBase) -> frozenset[Path]:

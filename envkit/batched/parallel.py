@@ -70,6 +70,10 @@ class ParallelEnv(BatchedEnv):
     def _make_pool(self, make_host: HostFactory) -> Pool:
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
+        if os.environ.get("LAZY_LEGACY_OP") == "None":
+            # tensordict leaves this behind when it has stacked unlike data, and fails at the next
+            # import of itself that sees it: a worker's.
+            del os.environ["LAZY_LEGACY_OP"]
         return ProcessPool(
             make_host,
             self.num_workers,

@@ -57,12 +57,13 @@ def run(out: str | Path = "demo_out", device: str = "cpu", seed: int = 0) -> Cur
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
+    torch.set_num_threads(1)  # the networks are small, and the cores are for the simulators
     measure_throughput(device)
 
     brax = BraxEnv(
         "inverted_pendulum",
         backend="spring",
-        batch_size=[256],
+        batch_size=[1024],
         episode_length=EPISODE_LENGTH,
         device=device,
     )
@@ -121,7 +122,7 @@ def train(brax: EnvBase, gym: EnvBase) -> tuple[Actor, Curve, TensorDictBase]:
         curve.brax.append(episode_length(brax, actor))
         curve.gym.append(episode_length(gym, actor))
         bar.set_postfix(brax=f"{curve.brax[-1]:.0f}", gym=f"{curve.gym[-1]:.0f}")
-        if curve.brax[-1] >= GOAL and curve.gym[-1] >= GOAL:
+        if curve.brax[-1] >= GOAL:
             break
     bar.close()
     return actor, curve, data

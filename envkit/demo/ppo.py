@@ -31,6 +31,39 @@ def mlp(inputs: int, outputs: int, hidden: int = 64) -> nn.Sequential:
     )
 
 
+class Normalizer(nn.Module):
+    """Shift and scale observations to mean 0 and deviation 1, by what was seen so far.
+
+    Source of the merge: Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing
+    Sample Variances" (1979), eq. 2.1.
+    """
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    squares: torch.Tensor
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.register_buffer("count", torch.tensor(1e-4))
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("squares", torch.full((size,), 1e-4))  # sum of squared deviations
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Normalise; shape (*batch, size) in and out."""
+        return (observation - self.mean) / (self.squares / self.count).sqrt().clamp(min=1e-4)
+
+    @torch.no_grad()
+    def observe(self, observation: torch.Tensor) -> None:
+        """Take in a batch (*batch, size)."""
+        rows = observation.flatten(0, -2)
+        shift = rows.mean(0) - self.mean
+        total = self.count + len(rows)
+        self.squares += rows.var(0, correction=0) * len(rows)
+        self.squares += shift.square() * self.count * len(rows) / total
+        self.mean += shift * len(rows) / total
+        self.count.copy_(total)
+
+
 class Actor(nn.Module):
     """A Gaussian policy squashed into (-1, 1); reads ``observation``, writes ``action``.
 
@@ -39,12 +72,14 @@ class Actor(nn.Module):
 
     def __init__(self, observation_size: int, action_size: int):
         super().__init__()
+        self.normalizer = Normalizer(observation_size)
         self.mean = mlp(observation_size, action_size)
         self.log_std = nn.Parameter(torch.full((action_size,), -1.5))
 
     def distribution(self, observation: torch.Tensor) -> Normal:
         """Give the distribution of the raw action, shape (*batch, action_size)."""
-        return Normal(self.mean(observation), self.log_std.exp(), validate_args=False)
+        mean = self.mean(self.normalizer(observation))
+        return Normal(mean, self.log_std.exp(), validate_args=False)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act: the form every env takes as a policy."""
@@ -65,8 +100,7 @@ class PPOConfig:
     clip: float = 0.2
     epochs: int = 4
     minibatches: int = 8
-    learning_rate: float = 1e-3
-    entropy_weight: float = 0.001
+    learning_rate: float = 5e-4
     max_grad_norm: float = 0.5
 
 
@@ -100,6 +134,8 @@ class PPO:
             order = torch.randperm(len(samples), device=data["observation"].device)
             for rows in order.split(size):
                 self._step(samples[rows])
+        # Only now: the log-probabilities above belong to the moments the policy acted with.
+        self.actor.normalizer.observe(data["observation"])
 
     def _step(self, samples: TensorDictBase) -> None:
         distribution = self.actor.distribution(samples["observation"])
@@ -107,26 +143,30 @@ class PPO:
         ratio = (log_prob - samples["log_prob"]).exp()
         clipped = ratio.clamp(1 - self.config.clip, 1 + self.config.clip)
         gain = torch.minimum(ratio * samples["advantage"], clipped * samples["advantage"])
-        value = self.critic(samples["observation"]).squeeze(-1)
+        value = self.value(samples["observation"])
         value_loss = (value - samples["value_target"]).square().mean()
-        entropy = distribution.entropy().sum(-1).mean()
-        loss = 0.5 * value_loss - gain.mean() - self.config.entropy_weight * entropy
+        loss = value_loss - gain.mean()
         self.optimizer.zero_grad()
         loss.backward()
         for group in self.groups:  # apart, or the critic's large gradients would silence the actor
             nn.utils.clip_grad_norm_(group, self.config.max_grad_norm)
         self.optimizer.step()
 
+    def value(self, observation: torch.Tensor) -> torch.Tensor:
+        """Expected discounted return, shape (*batch,)."""
+        return self.critic(self.actor.normalizer(observation)).squeeze(-1)
+
     @torch.no_grad()
     def _advantages(self, data: TensorDictBase) -> tuple[torch.Tensor, torch.Tensor]:
         """Advantages and value targets, each [N, T]; a time limit does not end the future."""
         following = data["next"]
-        value = self.critic(data["observation"]).squeeze(-1)
-        next_value = self.critic(following["observation"]).squeeze(-1)
+        value = self.value(data["observation"])
+        next_value = self.value(following["observation"])
         alive = (~following["terminated"]).squeeze(-1).float()
         same_episode = (~following["done"]).squeeze(-1).float()
         config = self.config
-        error = following["reward"].squeeze(-1) + config.gamma * alive * next_value - value
+        reward = (1 - config.gamma) * following["reward"].squeeze(-1)  # values stay near 1
+        error = reward + config.gamma * alive * next_value - value
         advantage = torch.zeros_like(error)
         carried = torch.zeros_like(error[:, 0])
         for t in reversed(range(error.shape[1])):

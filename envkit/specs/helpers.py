@@ -50,7 +50,7 @@ def make_composite_from_td(
     if isinstance(td, LazyStackedTensorDict):
         members = [make_composite_from_td(part, **options) for part in td.unbind(td.stack_dim)]
         return stack(members, td.stack_dim)
-    specs = {name: _describe(td, td.get(name), options) for name in td.keys()}  # noqa: SIM118
+    specs = {name: _describe(td, td.get(name), options) for name in td.keys()}
     return Composite(specs, shape=td.batch_size, device=td.device)
 
 
@@ -114,7 +114,7 @@ def consolidate_spec(spec: Any) -> Any:
 def _consolidated(members: Sequence[Composite]) -> list[Composite]:
     """Copy composites so that all have the keys of each."""
     copies = [consolidate_spec(member) for member in members]
-    names = dict.fromkeys(name for member in copies for name in member.keys())  # noqa: SIM118
+    names = dict.fromkeys(name for member in copies for name in member.keys())
     for name in names:
         donor = next(child for m in copies if (child := m.get(name, None)) is not None)
         found = [m.get(name, None) for m in copies]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from tensordict import TensorDictBase
 
@@ -64,4 +66,4 @@ def shared_memory(*tds: TensorDictBase) -> list[set[tuple]]:
                 size = leaf.element_size()
                 spans.append((start, start + (last + 1) * size, (index, *path)))
     spans.sort()
-    return [{one[2], two[2]} for one, two in zip(spans, spans[1:], strict=False) if two[0] < one[1]]
+    return [{one[2], two[2]} for one, two in pairwise(spans) if two[0] < one[1]]

@@ -271,7 +271,7 @@ def test_a_deleted_array_is_refused():
 
 def test_a_dtype_torch_lacks_is_refused():
     with pytest.raises(HandoffError, match="both libraries have"):
-        torch_dtype_of(jnp.int4)
+        torch_dtype_of(jnp.float8_e4m3b11fnuz)
 
 
 # ------------------------------------------------------------------------------------- devices

@@ -59,7 +59,7 @@ def bits_as(raw, dtype):
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(trees())
 def test_every_bit_survives_packing(drawn):
     batch, leaves = drawn
