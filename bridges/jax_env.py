@@ -314,13 +314,13 @@ class JaxEnv(EnvBase):
     def _step_send(self, td: TensorDictBase) -> None:
         self._check_batch(td)
         mask = td.get(STEP, None)
-        self.__dict__["_sent"] = td
-        self.__dict__["_running"] = (
+        self._sent = td
+        self._running = (
             self._programs.step(self._state_in(td), self._action_in(td)) if mask is None else None
         )
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        outputs = self.__dict__.pop("_running", None)
+        outputs, self._running = self._running, None
         if outputs is None:
             outputs = self._programs.step(self._state_in(td), self._action_in(td))
         return self._out(td.batch_size, outputs, reward=True)
@@ -343,19 +343,19 @@ class JaxEnv(EnvBase):
     def _advance_send(self, td: TensorDictBase) -> None:
         if td.get(STEP, None) is not None or td.get("next", None) is not None:
             self._step_send(td)
-            self.__dict__["_advancing"] = None
+            self._advancing = None
             return
         self._check_batch(td)
-        self.__dict__["_sent"] = td
-        self.__dict__["_advancing"] = self._programs.advance(
+        self._sent = td
+        self._advancing = self._programs.advance(
             self._state_in(td), self._action_in(td)
         )
 
     def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
-        outputs = self.__dict__.pop("_advancing")
+        outputs, self._advancing = self._advancing, None
         if outputs is None:
             return super()._advance_recv()
-        td = self.__dict__.pop("_sent")
+        td = self._sent
         following = self._out(td.batch_size, outputs[0], reward=True)
         data = self._attach_next(td, following)
         fresh = self._out(td.batch_size, outputs[1], reward=False)

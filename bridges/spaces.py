@@ -112,25 +112,28 @@ def codec_of(space: Any, *, categorical: bool, key: str) -> Codec:
 
 
 def _dict_codec(space: Any, categorical: bool) -> Codec:
-    rename = {} if "observation" in space.spaces else {"state": "observation"}
+    renames = "observation" not in space.spaces
+
+    def shown(name: str) -> str:
+        return "observation" if renames and name == "state" else name
+
     members = {
-        name: codec_of(member, categorical=categorical, key=rename.get(name, name))
+        name: codec_of(member, categorical=categorical, key=shown(name))
         for name, member in space.spaces.items()
     }
     leaves: dict[Path, tuple[Leaf, Callable]] = {}
     for name, codec in members.items():
         nested = isinstance(space.spaces[name], require("gymnasium").spaces.Dict)
         for path, (leaf, pick) in codec.leaves.items():
-            full = (rename.get(name, name), *path) if nested else path
+            full = (shown(name), *path) if nested else path
             leaves[full] = (leaf, _then(name, pick))
 
     def assemble(values: dict[Path, list[Any]]) -> list[Any]:
         parts = {}
         for name, codec in members.items():
             nested = isinstance(space.spaces[name], require("gymnasium").spaces.Dict)
-            shown = rename.get(name, name)
             parts[name] = codec.assemble(
-                {path: values[(shown, *path) if nested else path] for path in codec.leaves}
+                {path: values[(shown(name), *path) if nested else path] for path in codec.leaves}
             )
         return [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
 

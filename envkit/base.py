@@ -196,13 +196,15 @@ class EnvBase(SpecHolder, metaclass=_EnvMeta):
         self._step_send(tensordict)
         return self._step_recv()
 
+    _sent: Any
+
     def _step_send(self, td: TensorDictBase) -> None:
         """Begin a step; between this and `_step_recv` other work may be done."""
         self._check_batch(td)
-        self.__dict__["_sent"] = td
+        self._sent = td
 
     def _step_recv(self) -> TensorDictBase:
-        td = self.__dict__.pop("_sent")
+        td = self._sent
         mask = td.get(rules.STEP, None)
         if mask is not None:
             mask = rules.step_mask(mask, td.batch_size)
@@ -533,7 +535,7 @@ class EnvBase(SpecHolder, metaclass=_EnvMeta):
         generator = None
         if seed is not None:
             generator = torch.Generator(self.device or "cpu").manual_seed(seed)
-        self.__dict__["_action_generator"] = generator
+        self._action_generator = generator
 
     _action_generator: torch.Generator | None = None
 
@@ -556,7 +558,7 @@ class EnvBase(SpecHolder, metaclass=_EnvMeta):
 
     def to(self, *args: Any, **kwargs: Any) -> EnvBase:
         """Move specs, parameters and future outputs to a device; returns self."""
-        device, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
         if device is not None:
             locked = self._spec_locked
             self._device = device

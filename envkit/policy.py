@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 import torch
 from tensordict import TensorDictBase
@@ -57,7 +57,7 @@ def as_policy(env: EnvBase, policy: Any, *, trust: bool = False) -> Policy:
             "Pass a module, a function, or None for random actions."
         )
     if trust or _takes_tensordict(policy):
-        return policy
+        return cast(Policy, policy)
     return _CallOnLeaves(policy, observation_inputs(env), env.action_keys)
 
 

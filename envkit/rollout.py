@@ -11,7 +11,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
@@ -64,7 +64,7 @@ def rollout(
     if set_truncated:
         _truncate_last(env, result)
     if out is not None:
-        destination = out[..., : result.batch_size[-1]]
+        destination = cast(TensorDictBase, out[..., : result.batch_size[-1]])
         destination.update_(result)
         result = destination
     result.refine_names(..., "time")
@@ -171,7 +171,7 @@ def _stack(steps: list[TensorDictBase], *, contiguous: bool) -> TensorDictBase:
     if not contiguous:
         return LazyStackedTensorDict.lazy_stack(steps, dim)
     try:
-        return torch.stack(steps, dim)
+        return cast(TensorDictBase, torch.stack(cast(list, steps), dim))
     except (RuntimeError, KeyError) as error:
         raise RuntimeError(
             "the steps of this rollout cannot be stacked into one tensor each: "

@@ -6,6 +6,8 @@ Conventions
 
 from __future__ import annotations
 
+import time
+
 import torch
 from tensordict import TensorDict
 
@@ -50,6 +52,22 @@ class Count(EnvBase):
 
     def _set_seed(self, seed):
         self.seed_seen = seed
+
+
+class Slow(Count):
+    """Takes ``delay_s`` a step, and notes when its last step began and ended."""
+
+    times = (0.0, 0.0)
+
+    def __init__(self, delay_s: float):
+        super().__init__(9)
+        self.delay_s = delay_s
+
+    def _step(self, td):
+        began = time.monotonic()
+        time.sleep(self.delay_s)
+        self.times = began, time.monotonic()
+        return super()._step(td)
 
 
 class StatelessCount(EnvBase):

@@ -11,8 +11,9 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import BraxEnv, GymEnv, MixedEnv, ParallelEnv, SerialEnv, check_env_specs
 from envkit.base import EnvBase
 from envkit.errors import ClosedEnvError
-from tests.drift import gym_rows, jax_rows
+from tests.drift import gym_rows
 from tests.envs import Count, StatelessCount
+from tests.jax_drift import jax_rows
 from tests.policies import Replay
 
 make_count = partial(Count, 5)
@@ -189,7 +190,7 @@ def test_data_that_was_given_out_is_safe_from_later_steps(env):
 
 
 def test_a_rollout_puts_time_last_and_names_it(env):
-    data = env.rollout(3)
+    data = play(env, recorded_actions(env, 3))
 
     assert data.batch_size == (*env.batch_size, 3)
     assert data.names[-1] == "time"

@@ -16,7 +16,7 @@ import copy
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -125,7 +125,7 @@ class BatchedEnv(EnvBase):
         makers: list[Maker] = list(zip(self._makers, self._kwargs, strict=True))
         pool = self._make_pool(HostFactory(makers, self.num_sub_threads))
         try:
-            metadata = [found for described in pool.start() for found in described]
+            metadata = [found for described in pool.start() for found in cast(list, described)]
             self._read_metadata(metadata)
             if self._buffered:
                 self._exchange = BufferExchange(pool, metadata[0], self.num_workers, self._device)
@@ -158,7 +158,7 @@ class BatchedEnv(EnvBase):
         if alike:
             specs = first.specs.expand(self.num_workers, *first.batch_size)
         else:
-            specs = torch.stack([found.specs for found in metadata], 0)
+            specs = cast(Composite, torch.stack([found.specs for found in metadata], 0))
         if device is not None:
             specs = specs.to(device)
         self._buffered = alike and self._wants_buffers(metadata)
@@ -276,7 +276,7 @@ class BatchedEnv(EnvBase):
         self._send(td, advance=False)
 
     def _step_recv(self) -> TensorDictBase:
-        td, mask = self.__dict__.pop("_sent")
+        td, mask = self._sent
         return self._attach_next(td, self._received(td, mask))
 
     def _advance_send(self, td: TensorDictBase) -> None:
@@ -285,7 +285,7 @@ class BatchedEnv(EnvBase):
         self._send(td, advance=td.get("next", None) is None)
 
     def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
-        td, mask = self.__dict__.pop("_sent")
+        td, mask = self._sent
         had_next = td.get("next", None) is not None
         data = self._attach_next(td, self._received(td, mask))
         following = self.step_mdp(data)
@@ -319,7 +319,7 @@ class BatchedEnv(EnvBase):
             advance = advance and bool(mask.all())
             mask = None if bool(mask.all()) else mask
         exchange.send(td, mask, advance=advance)
-        self.__dict__["_sent"] = td, mask
+        self._sent = td, mask
 
     def _received(self, td: TensorDictBase, mask: torch.Tensor | None) -> TensorDictBase:
         following = self._the_exchange.recv()
@@ -427,7 +427,7 @@ class BatchedEnv(EnvBase):
         return f"{type(self).__name__}(num_workers={self.num_workers}, {state})"
 
 
-def _as_makers(count: int, create_env_fn: Any) -> tuple[list[Callable[..., EnvBase]], bool]:
+def _as_makers(count: int, create_env_fn: Any) -> tuple[list[Callable[..., Any]], bool]:
     if isinstance(create_env_fn, EnvBase):
         return [_Copies(create_env_fn)] * count, True
     if callable(create_env_fn):

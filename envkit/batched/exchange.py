@@ -11,7 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
@@ -161,11 +161,11 @@ class TensorDictExchange:
 
     def recv(self) -> TensorDictBase:
         """Step the selected sub-envs and give their stacked `next`."""
-        td, mask, advance = self.__dict__.pop("_sent")
+        td, mask, advance = self._sent
         rows = _rows_of(mask, self._num_rows)
         inputs = {}
         for row in rows:
-            part = td[row].exclude(rules.STEP, "next")
+            part = cast(TensorDictBase, td[row]).exclude(rules.STEP, "next")
             if mask is not None and mask.ndim > 1:
                 part.set(rules.STEP, mask[row])
             inputs[row] = (part, {})
@@ -199,7 +199,7 @@ class TensorDictExchange:
             own = {level: mask[row] for level, mask in masks.items()}
             if own and not any(bool(mask.any()) for mask in own.values()):
                 continue
-            part = None if td is None else td[row].exclude("next", *masks_at(td))
+            part = None if td is None else cast(TensorDictBase, td[row]).exclude("next", *masks_at(td))
             for level, mask in own.items():
                 if not bool(mask.all()) and part is not None:
                     part.set(as_key((*level, rules.RESET)), mask)

@@ -47,8 +47,7 @@ class Member:
 
     def part(self, td: TensorDictBase) -> TensorDictBase:
         """Give this member's rows of a root, its state put back in."""
-        rows: TensorDictBase = td[self.rows]  # type: ignore[assignment]
-        part, state = rows.exclude("next"), self.state
+        part, state = td[self.rows].exclude("next"), self.state  # type: ignore[union-attr]
         return part if state is None else part.update(state)
 
     def completed(self, td: TensorDictBase) -> TensorDictBase:

@@ -134,7 +134,7 @@ def episode_length(env: EnvBase, actor: Actor) -> float:
     actor.eval()
     data = env.rollout(EPISODE_LENGTH, actor, break_when_all_done=True)
     actor.train()
-    ended = data["next", "done"].squeeze(-1)
+    ended: torch.Tensor = data.get(("next", "done")).squeeze(-1)
     first = torch.where(ended.any(-1), ended.int().argmax(-1) + 1, ended.shape[-1])
     return first.float().mean().item()
 

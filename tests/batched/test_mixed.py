@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 
 import gymnasium
 import pytest
@@ -17,8 +17,9 @@ from envkit import MixedEnv, ParallelEnv, SerialEnv, check_env_specs
 from envkit.errors import ResetMaskError, SpecError
 from envkit.seeding import next_seed
 from envkit.specs import Bounded, Unbounded
-from tests.drift import GymDrift, gym_rows, jax_rows, make_gym
-from tests.envs import Count
+from tests.drift import GymDrift, gym_rows, make_gym
+from tests.envs import Count, Slow
+from tests.jax_drift import jax_rows
 from tests.policies import Replay
 
 F, T = False, True
@@ -253,28 +254,12 @@ def test_members_need_one_batch_axis():
 # ------------------------------------------------------------------------------------- two phases
 
 
-class Slow(Count):
-    """Takes ``delay_s`` a step, and notes when its last step began and ended."""
-
-    times = (0.0, 0.0)
-
-    def __init__(self, delay_s: float):
-        super().__init__(9)
-        self.delay_s = delay_s
-
-    def _step(self, td):
-        began = time.monotonic()
-        time.sleep(self.delay_s)
-        self.times = began, time.monotonic()
-        return super()._step(td)
-
-
 @pytest.mark.parametrize("use_buffers", [True, False])
 @pytest.mark.parametrize("call", ["step", "step_and_maybe_reset"])
 @pytest.mark.parametrize("here_first", [True, False])
 def test_processes_step_while_rows_of_this_process_do(use_buffers, call, here_first):
-    here = SerialEnv(1, lambda: Slow(0.3), use_buffers=use_buffers)
-    there = ParallelEnv(1, lambda: Slow(0.3), use_buffers=True)
+    here = SerialEnv(1, partial(Slow, 0.3), use_buffers=use_buffers)
+    there = ParallelEnv(1, partial(Slow, 0.3), use_buffers=True)
     with ExitStack() as stack:
         env = MixedEnv([here, there] if here_first else [there, here])
         stack.callback(env.close)
