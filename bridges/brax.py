@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -82,7 +83,7 @@ class BraxWrapper(JaxEnv):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            env = self.__dict__.get("_env")
+            env = vars(self).get("_env")
             if name.startswith("_") or env is None:
                 raise
             return getattr(env, name)
@@ -131,7 +132,7 @@ class BraxEnv(BraxWrapper):
                 f"Brax has no env called {env_name!r}. Choose one of: {', '.join(sorted(envs._envs))}."
             )
         super().__init__(
-            envs.get_environment(env_name, **brax_kwargs),
+            _quietly(envs.get_environment, env_name, **brax_kwargs),
             batch_size=batch_size,
             device=device,
             from_pixels=from_pixels,
@@ -146,6 +147,11 @@ class BraxEnv(BraxWrapper):
 
 def import_brax() -> Any:
     """Import `brax.envs` without the lines it prints about optional libraries."""
+    return _quietly(require, "brax.envs")
+
+
+def _quietly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call without the lines Brax prints, and its warnings about being little maintained."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecations in Brax's own dependencies
-        return require("brax.envs")
+        warnings.simplefilter("ignore")
+        return function(*args, **kwargs)

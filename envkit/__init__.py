@@ -47,6 +47,10 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __version__ = "0.1.0"
+
+filter_warnings_subprocess = True
+"""Worker processes hide Python warnings; set to False (before they start) to see them."""
+
 __all__ = sorted(_HOME_OF)
 
 

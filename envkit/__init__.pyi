@@ -45,4 +45,5 @@ from envkit.transition import step_mdp as step_mdp
 from envkit.transition import terminated_or_truncated as terminated_or_truncated
 
 __version__: str
+filter_warnings_subprocess: bool
 __all__: list[str]

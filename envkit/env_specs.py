@@ -50,7 +50,6 @@ def leaf_paths(spec: Composite) -> list[tuple[str, ...]]:
 class SpecHolder(nn.Module):
     """The declared side of an environment: specs, locks, batch size, device and key lists."""
 
-    __dict__: dict[str, Any]  # where pyright would read type's, through the metaclass
     _batch_size: torch.Size
     _device: torch.device | None
     _batch_locked = True

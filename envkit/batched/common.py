@@ -24,7 +24,7 @@ from tensordict import TensorDictBase
 from envkit import rules
 from envkit.base import EnvBase
 from envkit.batched.exchange import BufferExchange, TensorDictExchange, call_by_row
-from envkit.batched.host import HostFactory, Maker
+from envkit.batched.host import Maker
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recording import record_rollout
 from envkit.env_specs import as_key, as_path
@@ -84,14 +84,12 @@ class BatchedEnv(EnvBase):
     # ---------------------------------------------------------------------------------- life cycle
 
     @abstractmethod
-    def _make_pool(self, make_host: HostFactory) -> Pool:
+    def _make_pool(self, makers: list[Maker]) -> Pool:
         """Build the pool that hosts the sub-envs; it is not started yet."""
 
     @abstractmethod
     def _wants_buffers(self, metadata: list[EnvMetaData]) -> bool:
         """Say whether rows in memory shall carry the data, specs permitting."""
-
-    num_sub_threads: int | None = None
 
     def _after_init(self, spec_locked: bool) -> None:
         self._lock_when_started = spec_locked
@@ -123,7 +121,7 @@ class BatchedEnv(EnvBase):
 
     def _start(self) -> None:
         makers: list[Maker] = list(zip(self._makers, self._kwargs, strict=True))
-        pool = self._make_pool(HostFactory(makers, self.num_sub_threads))
+        pool = self._make_pool(makers)
         try:
             metadata = [found for described in pool.start() for found in cast(list, described)]
             self._read_metadata(metadata)

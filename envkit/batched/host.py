@@ -12,6 +12,7 @@ Conventions
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,15 +41,21 @@ class HostFactory:
     Args:
         makers: create function and keywords of each row.
         num_threads: torch threads in the process that hosts; None leaves them alone.
+        hide_warnings: ignore Python warnings in that process from now on.
     """
 
-    def __init__(self, makers: list[Maker], num_threads: int | None):
+    def __init__(
+        self, makers: list[Maker], *, num_threads: int | None = None, hide_warnings: bool = False
+    ):
         self.makers = makers
         self.num_threads = num_threads
+        self.hide_warnings = hide_warnings
 
     def __call__(self, rows: range) -> EnvHost:
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
+        if self.hide_warnings:
+            warnings.simplefilter("ignore")
         return EnvHost([self.makers[row] for row in rows], rows)
 
 

@@ -7,6 +7,7 @@ It computes no gradients.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.batched.common import BatchedEnv
-from envkit.batched.host import COMMAND_NAMES, HostFactory
+from envkit.batched.host import COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.metadata import EnvMetaData
 from envkit.transport import Pool, ProcessPool
 
@@ -67,15 +68,16 @@ class ParallelEnv(BatchedEnv):
         self.timeout = timeout
         self.mp_start_method = mp_start_method
 
-    def _make_pool(self, make_host: HostFactory) -> Pool:
+    def _make_pool(self, makers: list[Maker]) -> Pool:
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
         if os.environ.get("LAZY_LEGACY_OP") == "None":
             # tensordict leaves this behind when it has stacked unlike data, and fails at the next
             # import of itself that sees it: a worker's.
             del os.environ["LAZY_LEGACY_OP"]
+        hide = getattr(sys.modules["envkit"], "filter_warnings_subprocess", True)
         return ProcessPool(
-            make_host,
+            HostFactory(makers, num_threads=self.num_sub_threads, hide_warnings=hide),
             self.num_workers,
             self.num_processes or min(self.num_workers, os.cpu_count() or 1),
             start_method=self.mp_start_method,

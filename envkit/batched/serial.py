@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from envkit.batched.common import BatchedEnv
-from envkit.batched.host import COMMAND_NAMES, HostFactory
+from envkit.batched.host import COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.metadata import EnvMetaData
 from envkit.transport import LocalPool, Pool
 
@@ -23,8 +23,8 @@ class SerialEnv(BatchedEnv):
     differentiable.
     """
 
-    def _make_pool(self, make_host: HostFactory) -> Pool:
-        self._local = LocalPool(make_host, self.num_workers, commands=COMMAND_NAMES)
+    def _make_pool(self, makers: list[Maker]) -> Pool:
+        self._local = LocalPool(HostFactory(makers), self.num_workers, commands=COMMAND_NAMES)
         return self._local
 
     def _wants_buffers(self, metadata: list[EnvMetaData]) -> bool:

@@ -98,9 +98,9 @@ class PPOConfig:
     gamma: float = 0.99
     gae_lambda: float = 0.95
     clip: float = 0.2
-    epochs: int = 4
-    minibatches: int = 8
-    learning_rate: float = 5e-4
+    epochs: int = 8
+    minibatches: int = 16
+    learning_rate: float = 1e-3
     max_grad_norm: float = 0.5
 
 

@@ -522,3 +522,27 @@ def test_a_gymnasium_env_that_raises_in_a_step_is_named(opened):
 
     with pytest.raises(WorkerError, match=r"raised ArithmeticError in row 1 .*broken pole"):
         env.rollout(3)
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_workers_hide_warnings_unless_told_otherwise(hidden):
+    script = f"""
+import envkit
+envkit.filter_warnings_subprocess = {hidden}
+from envkit import ParallelEnv
+from tests.envs import Count
+
+def make():
+    import warnings
+    warnings.warn("look here")
+    return Count(3)
+
+env = ParallelEnv(1, make)
+env.reset()
+env.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert ("look here" in done.stderr) is not hidden

@@ -20,40 +20,47 @@ def actions_for(rows, steps, size, seed=0):
     return torch.rand(rows, steps, size, generator=generator) * 2 - 1
 
 
-def stepped_by_hand(env, rows, actions):
-    """Reset and step bare Brax from the keys that seed 0 gives an env of ours; time-major arrays."""
+def bare_reset(brax_env, rows):
+    """Reset bare Brax from the keys that seed 0 gives the rows of an env of ours."""
     _, now = jax.random.split(jax.random.PRNGKey(0))
     keys = jax.vmap(lambda key: jax.random.split(key)[1])(row_keys(now, rows))
-    reset, step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
-    states = [reset(keys)]
-    for action in actions.unbind(1):
-        states.append(step(states[-1], action.numpy()))
-    return states
+    return jax.jit(jax.vmap(brax_env.reset))(keys)
+
+
+def filled(like, named):
+    """Put the values of an unpacked state into a Brax state of the structure of ``like``."""
+
+    def value(path, leaf):
+        key = tuple(entry.name if hasattr(entry, "name") else entry.key for entry in path)
+        return named[key].numpy().astype(leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(value, like)
 
 
 def assert_equals_bare(env, rows, steps):
-    """Compare observation, reward, end and simulator state of every step with bare Brax, bitwise."""
+    """Compare observation, reward, end and simulator state of every step with bare Brax, bitwise.
+
+    Both step from our reset. Brax's own, another program, is compared up to rounding.
+    """
     actions = actions_for(rows, steps, env.action_size) * 0.3
     env.set_seed(0)
     td = env.reset(TensorDict(batch_size=[rows]))
+    brax_env = vars(env)["_env"]
+    step = jax.jit(jax.vmap(brax_env.step))
 
-    bare = stepped_by_hand(env.__dict__["_env"], rows, actions)
+    fresh = bare_reset(brax_env, rows)
+    state = filled(fresh, env.unpack(td["state"]))
 
-    def assert_state(state, of):
-        named = env.unpack(state)
-        for path, leaf in jax.tree_util.tree_flatten_with_path(of)[0]:
-            key = tuple(entry.name if hasattr(entry, "name") else entry.key for entry in path)
-            leaf = np.asarray(leaf)
-            assert np.array_equal(named[key].numpy().astype(leaf.dtype), leaf), key
-
-    assert_state(td["state"], bare[0])
-    for index, action in enumerate(actions.unbind(1)):
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), state, fresh)
+    for action in actions.unbind(1):
+        state = step(state, action.numpy())
         td = env.step(td.set("action", action))
-        following, wanted = td["next"], bare[index + 1]
-        assert np.array_equal(following["observation"], wanted.obs)
-        assert np.array_equal(following["reward"][:, 0], wanted.reward)
-        assert np.array_equal(following["terminated"][:, 0], np.asarray(wanted.done) > 0.5)
-        assert_state(following["state"], wanted)
+        following = td["next"]
+        assert np.array_equal(following["observation"], state.obs)
+        assert np.array_equal(following["reward"][:, 0], state.reward)
+        assert np.array_equal(following["terminated"][:, 0], np.asarray(state.done) > 0.5)
+        ours = filled(state, env.unpack(following["state"]))
+        assert all(jax.tree.leaves(jax.tree.map(np.array_equal, ours, state)))
         td = env.step_mdp(td)
 
 
@@ -80,18 +87,24 @@ def test_every_backend_equals_brax_stepped_by_hand(name, backend):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_ant_repeats_itself_saved_compiled_and_at_another_size():
+def test_ant_repeats_itself_stepped_and_advanced_and_nearly_so_compiled_or_at_another_size():
     env = BraxEnv("ant", backend="spring", batch_size=[8], device="cpu", episode_length=6)
     env.set_seed(0)
-    root = env.reset()
-    start = root.clone()
+    start = env.reset()
 
-    data, _ = env.unroll(root, 10)
-    looped, _ = replay(env, start.clone(), data["action"])
+    data, _ = env.unroll(start.clone(), 9)
+    advanced, _ = replay(env, start.clone(), data["action"])
+    td, stepped = start.clone(), []
+    for action in data["action"].unbind(1):
+        stepped.append(env.step(td.set("action", action.clone())))
+        td = env.maybe_reset(env.step_mdp(stepped[-1]))
     part = env.step(start[:3].clone().set("action", data["action"][:3, 0]))
 
-    assert_same(data, looped, without=("state",))
-    assert_close(part["next"], looped["next"][:3, 0], atol=1e-4)
+    assert data["next", "truncated"][:, 5].all()
+    assert_same(advanced, torch.stack(stepped, 1))
+    # The scan is another program: XLA rounds apart, and an ant amplifies that step by step.
+    assert_close(data, advanced.exclude("state", ("next", "state")), atol=1e-3)
+    assert_close(part["next"], advanced["next"][:3, 0], atol=1e-4)
 
 
 @pytest.mark.slow
