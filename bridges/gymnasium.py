@@ -200,9 +200,7 @@ class GymWrapper(EnvBase):
                 env.observation_space, categorical=categorical_action_encoding, key="observation"
             )
         action = codec_of(env.action_space, categorical=categorical_action_encoding, key="action")
-        self.core = GymCore(
-            env, observation, action, frame_skip=frame_skip, pixels=from_pixels
-        )
+        self.core = GymCore(env, observation, action, frame_skip=frame_skip, pixels=from_pixels)
         self._declare(env, observation, action)
 
     def _declare(self, env: Any, observation: Codec | None, action: Codec) -> None:

@@ -347,9 +347,7 @@ class JaxEnv(EnvBase):
             return
         self._check_batch(td)
         self._sent = td
-        self._advancing = self._programs.advance(
-            self._state_in(td), self._action_in(td)
-        )
+        self._advancing = self._programs.advance(self._state_in(td), self._action_in(td))
 
     def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
         outputs, self._advancing = self._advancing, None

@@ -67,7 +67,7 @@ def check_env_specs(
 
 
 def _key_problems(fake: TensorDictBase, real: TensorDictBase) -> list[str]:
-    wanted, got = (set(path for path, _ in leaves(td)) for td in (fake, real))
+    wanted, got = ({path for path, _ in leaves(td)} for td in (fake, real))
     return [
         *(f"{as_key(path)!r} is present in real but not in fake" for path in sorted(got - wanted)),
         *(f"{as_key(path)!r} is present in fake but not in real" for path in sorted(wanted - got)),

@@ -199,7 +199,9 @@ class TensorDictExchange:
             own = {level: mask[row] for level, mask in masks.items()}
             if own and not any(bool(mask.any()) for mask in own.values()):
                 continue
-            part = None if td is None else cast(TensorDictBase, td[row]).exclude("next", *masks_at(td))
+            part = (
+                None if td is None else cast(TensorDictBase, td[row]).exclude("next", *masks_at(td))
+            )
             for level, mask in own.items():
                 if not bool(mask.all()) and part is not None:
                     part.set(as_key((*level, rules.RESET)), mask)

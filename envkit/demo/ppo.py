@@ -95,13 +95,14 @@ class Actor(nn.Module):
 class PPOConfig:
     """Hyperparameters."""
 
-    gamma: float = 0.99
+    gamma: float = 0.995
     gae_lambda: float = 0.95
     clip: float = 0.2
-    epochs: int = 8
+    epochs: int = 4
     minibatches: int = 16
     learning_rate: float = 1e-3
     max_grad_norm: float = 0.5
+    rollouts: int = 60  # over which the learning rate falls to a twentieth
 
 
 class PPO:
@@ -114,6 +115,10 @@ class PPO:
         self.groups = [list(actor.parameters()), list(self.critic.parameters())]
         self.optimizer = torch.optim.Adam(
             [{"params": group} for group in self.groups], lr=self.config.learning_rate
+        )
+
+        self.schedule = torch.optim.lr_scheduler.LinearLR(
+            self.optimizer, 1.0, 0.05, total_iters=self.config.rollouts
         )
 
     def update(self, data: TensorDictBase) -> None:
@@ -134,6 +139,7 @@ class PPO:
             order = torch.randperm(len(samples), device=data["observation"].device)
             for rows in order.split(size):
                 self._step(samples[rows])
+        self.schedule.step()
         # Only now: the log-probabilities above belong to the moments the policy acted with.
         self.actor.normalizer.observe(data["observation"])
 
