@@ -85,4 +85,4 @@ def test_the_whole_job_balances_and_leaves_its_results(tmp_path):
 
     assert matplotlib.image.imread(tmp_path / "learning_curve.png").std() > 0
     rollout = TensorDict.load_memmap(tmp_path / "rollout")
-    assert rollout["next", "observation"].shape == (1024, 32, 4)
+    assert rollout["next", "observation"].shape == (256, 32, 4)

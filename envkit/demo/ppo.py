@@ -95,14 +95,14 @@ class Actor(nn.Module):
 class PPOConfig:
     """Hyperparameters."""
 
-    gamma: float = 0.995
+    gamma: float = 0.99
     gae_lambda: float = 0.95
     clip: float = 0.2
     epochs: int = 4
-    minibatches: int = 16
+    minibatches: int = 8
     learning_rate: float = 1e-3
     max_grad_norm: float = 0.5
-    rollouts: int = 60  # over which the learning rate falls to a twentieth
+    rollouts: int = 300  # over which the learning rate falls to a twentieth
 
 
 class PPO:
