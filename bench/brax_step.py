@@ -111,12 +111,12 @@ def envkit_unroll(env: BraxEnv, steps: int) -> Callable[[], None]:
     return lambda: env.unroll(first, steps)
 
 
-def torchrl_loop(name: str, rows: int, steps: int, policy: torch.nn.Module, clear: bool):
-    """The reference API; ``clear`` leaves its default cache clearing on."""
-    from torchrl.envs import BraxEnv as PeerEnv
+def torchrl_loop(name: str, rows: int, steps: int, policy: torch.nn.Module) -> Callable[[], None]:
+    """The reference API, its default cache clearing switched off."""
+    from torchrl.envs import BraxWrapper as PeerWrapper
 
-    options = {} if clear else {"cache_clear_frequency": False}
-    env = PeerEnv(name, backend="spring", batch_size=[rows], device="cpu", **options)
+    bare = import_brax().get_environment(name, backend="spring")
+    env = PeerWrapper(bare, batch_size=[rows], device="cpu", cache_clear_frequency=False)
     first = env.reset()
 
     @torch.no_grad()
@@ -141,7 +141,7 @@ def measure(name: str, rows: int, steps: int, *, device: str, quick: bool) -> No
         "envkit rollout, state recorded": envkit_rollout(env, steps, policy),
     }
     if importlib.util.find_spec("torchrl") and not quick and rows <= 1024:
-        works["TorchRL, cache kept"] = torchrl_loop(name, rows, steps, policy, clear=False)
+        works["TorchRL, cache kept"] = torchrl_loop(name, rows, steps, policy)
     compare(
         f"{name} spring x {rows} on {device}, torch policy",
         works,

@@ -16,6 +16,7 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import gymnasium
 import numpy as np
@@ -70,12 +71,15 @@ def bare_loop(name: str, count: int, steps: int, policy: Policy) -> Callable[[],
     return run
 
 
-def gymnasium_vector(name: str, count: int, steps: int, policy: Policy, kind: str):
+def gymnasium_vector(
+    name: str, count: int, steps: int, policy: Policy, kind: str, opened: ExitStack
+) -> Callable[[], None]:
     """Gymnasium's own vector env."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         make = {"sync": gymnasium.vector.SyncVectorEnv, "async": gymnasium.vector.AsyncVectorEnv}
         envs = make[kind]([lambda: gymnasium.make(name)] * count)
+    opened.callback(envs.close)
     observations, _ = envs.reset(seed=0)
     state = {"observations": observations}
 
@@ -102,12 +106,15 @@ def envkit_pool(env, steps: int, policy) -> Callable[[], None]:
     return run
 
 
-def torchrl_pool(name: str, count: int, steps: int, policy: Policy, kind: str):
+def torchrl_pool(
+    name: str, count: int, steps: int, policy: Policy, kind: str, opened: ExitStack
+) -> Callable[[], None]:
     """The same with the reference API."""
     import torchrl.envs as peer
 
     make = {"serial": peer.SerialEnv, "parallel": peer.ParallelEnv}[kind]
     env = make(count, lambda: peer.GymEnv(name))
+    opened.callback(env.close)
     env.reset()
 
     @torch.no_grad()
@@ -126,19 +133,21 @@ def measure(name: str, count: int, steps: int, *, processes: int | None, quick: 
     policy = Policy(space.shape[0], width, discrete, torch.from_numpy(space.sample()).dtype)
     serial = SerialEnv(count, lambda: GymEnv(name))
     parallel = ParallelEnv(count, lambda: GymEnv(name), num_processes=processes)
+    opened = ExitStack()
     for env in (serial, parallel):
         env.set_seed(0)
+        opened.callback(env.close)
     works = {
         "bare loop, one process": bare_loop(name, count, steps, policy),
         "envkit ParallelEnv": envkit_pool(parallel, steps, policy),
         "envkit ParallelEnv, random actions": envkit_pool(parallel, steps, None),
         "envkit SerialEnv": envkit_pool(serial, steps, policy),
-        "gymnasium SyncVectorEnv": gymnasium_vector(name, count, steps, policy, "sync"),
-        "gymnasium AsyncVectorEnv": gymnasium_vector(name, count, steps, policy, "async"),
+        "gymnasium SyncVectorEnv": gymnasium_vector(name, count, steps, policy, "sync", opened),
+        "gymnasium AsyncVectorEnv": gymnasium_vector(name, count, steps, policy, "async", opened),
     }
     if importlib.util.find_spec("torchrl") and not quick:
-        works["TorchRL SerialEnv"] = torchrl_pool(name, count, steps, policy, "serial")
-        works["TorchRL ParallelEnv"] = torchrl_pool(name, count, steps, policy, "parallel")
+        works["TorchRL SerialEnv"] = torchrl_pool(name, count, steps, policy, "serial", opened)
+        works["TorchRL ParallelEnv"] = torchrl_pool(name, count, steps, policy, "parallel", opened)
     rows = compare(
         f"{name} x {count}, {steps} steps a round",
         works,
@@ -149,8 +158,7 @@ def measure(name: str, count: int, steps: int, *, processes: int | None, quick: 
     speed = {row.work: row.steps_per_s for row in rows}
     ratio = speed["envkit ParallelEnv"] / speed["gymnasium AsyncVectorEnv"]
     print(f"  envkit ParallelEnv is {ratio:.1f} x gymnasium AsyncVectorEnv")
-    serial.close()
-    parallel.close()
+    opened.close()
 
 
 _START_SCRIPT = """
