@@ -73,8 +73,7 @@ class BatchedEnv(EnvBase):
             raise ValueError(f"num_workers is {num_workers}, but at least 1 sub-env is needed.")
         self.num_workers = num_workers
         self._use_buffers = use_buffers
-        makers, self._single_task = _as_makers(num_workers, create_env_fn)
-        self._makers = makers
+        self._makers = _as_makers(num_workers, create_env_fn)
         self._kwargs = _as_kwargs(num_workers, create_env_kwargs)
         self._given_device = self._device
         self._pool: Pool | None = None
@@ -425,19 +424,18 @@ class BatchedEnv(EnvBase):
         return f"{type(self).__name__}(num_workers={self.num_workers}, {state})"
 
 
-def _as_makers(count: int, create_env_fn: Any) -> tuple[list[Callable[..., Any]], bool]:
+def _as_makers(count: int, create_env_fn: Any) -> list[Callable[..., Any]]:
     if isinstance(create_env_fn, EnvBase):
-        return [_Copies(create_env_fn)] * count, True
+        return [_Copies(create_env_fn)] * count
     if callable(create_env_fn):
-        return [create_env_fn] * count, True
+        return [create_env_fn] * count
     makers = list(create_env_fn)
     if len(makers) != count:
         raise ArgumentCountError(
             f"create_env_fn has {len(makers)} entries for {count} sub-envs. "
             "Pass one callable for all of them, or one for each."
         )
-    makers = [_Copies(maker) if isinstance(maker, EnvBase) else maker for maker in makers]
-    return makers, all(maker is makers[0] for maker in makers)
+    return [_Copies(maker) if isinstance(maker, EnvBase) else maker for maker in makers]
 
 
 class _Copies:

@@ -24,7 +24,7 @@ from tests.transport.hosts import (
     layout,
 )
 
-METHODS = ["forkserver", "spawn", "fork"]
+METHODS = ["forkserver", "spawn"]  # fork: in a process without JAX, see test_scripts
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ def test_the_start_method_of_the_caller_stays_unset(tmp_path):
     assert errors == ""
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS[:2])
 def test_workers_see_the_surroundings_of_the_time_they_start(monkeypatch, tmp_path, method):
     ProcessPool(Counter, 1, 1).close()  # the fork server runs, with what was valid until here
     monkeypatch.setenv("ENVKIT_TEST_VARIABLE", "late")
