@@ -16,8 +16,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     demo.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
 
-    from envkit.demo import run  # torch and JAX load only when something is to be done
-
+    try:
+        from envkit.demo import run  # torch and JAX load only when something is to be done
+    except ModuleNotFoundError as error:
+        raise SystemExit(
+            f"the demo needs {error.name!r}, which is not installed. "
+            "Install it with: pip install 'envkit[demo]'"
+        ) from error
     run(out=options.out, device=options.device, seed=options.seed)
 
 

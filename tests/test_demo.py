@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import matplotlib.image
 import pytest
 import torch
@@ -76,6 +78,15 @@ def test_the_command_line_asks_for_a_command(capsys):
         main([])
 
     assert "demo" in capsys.readouterr().err
+
+
+def test_a_missing_library_is_told_with_the_extra_that_brings_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "envkit.demo", raising=False)
+    monkeypatch.delitem(sys.modules, "envkit.demo.job", raising=False)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+
+    with pytest.raises(SystemExit, match=r"envkit\[demo\]"):
+        main(["demo"])
 
 
 @pytest.mark.slow
