@@ -1,5 +1,6 @@
 # make demo   install everything into .venv and run the main job
-# make test   install and run the tests            (SLOW=1 adds the slow ones)
+# make test   install and run the tests
+# make slow   the slow ones: ant, other physics backends, the whole demo
 # make check  formatting, lint, types, layers
 # make bench  install peers into a venv of their own and measure
 PYTHON ?= python3
@@ -12,7 +13,7 @@ BENCH_STAMP := $(BENCH_VENV)/.installed
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 1
 
-.PHONY: demo test check bench format clean
+.PHONY: demo test slow check bench format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,7 +31,10 @@ demo: $(STAMP)
 	$(BIN)/python -m envkit demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m '$(if $(SLOW),not gpu or gpu,not slow)'
+	$(BIN)/python -m pytest -m 'not slow'
+
+slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow --timeout 600
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
