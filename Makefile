@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 $(BENCH_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(BENCH_VENV)
 	$(BENCH_VENV)/bin/python -m pip install -q -c constraints.txt torch
-	$(BENCH_VENV)/bin/python -m pip install -q -c constraints.txt -e '.[dev]' torchrl==0.14.1
+	$(BENCH_VENV)/bin/python -m pip install -q -c constraints.txt -e '.[dev]'
 	touch $(BENCH_STAMP)
 
 demo: $(STAMP)

@@ -127,10 +127,6 @@ class EnvHost:
         """Say whether every env has an attribute, looked up through its simulator."""
         return all(hasattr(env, name) for env in self.envs)
 
-    def call_is_callable(self, name: str) -> bool:
-        """Say whether an attribute is a method."""
-        return callable(getattr(self.envs[0], name))
-
     def call_get_attribute(self, name: str) -> list[Any]:
         """Read an attribute of every env."""
         return [getattr(env, name) for env in self.envs]

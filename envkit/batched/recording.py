@@ -133,7 +133,7 @@ def _carry(
         if fresh.device != target.device:
             fresh = fresh.to(target.device)
         mask = rows.reshape(-1, *(1,) * (target.ndim - 1))
-        torch.where(mask, fresh, nexts[path][step], out=target)
+        torch.where(mask, fresh, nexts[path][step], out=target)  # `rules.choose`, in place
 
 
 def _stacked(

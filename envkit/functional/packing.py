@@ -37,7 +37,7 @@ class Field:
     """Where one leaf of the state lies.
 
     The leaf is ``buffer[..., offset : offset + size]``, reshaped to ``(*batch, *stored_shape)``.
-    That slice is a view with the leaf's own values if ``is_view``; else it holds the same values
+    That slice is a view with the leaf's own values where its dtype is the buffer's; else it holds the same values
     (bool, narrow types) or the same bits (`words` of them an element) in the buffer's dtype.
     """
 
@@ -48,7 +48,6 @@ class Field:
     dtype: str  # name of the leaf's dtype; typed keys are "uint32"
     words: int = 1  # buffer elements for each element of the leaf
     is_key: bool = False  # a typed PRNG key; its words are a trailing axis of the leaf
-    is_view: bool = True
 
     @property
     def size(self) -> int:
@@ -159,7 +158,6 @@ class StatePacking:
             buffer, words = _placement(leaf.dtype, jax.tree_util.keystr(path))
             is_key = is_typed_key(leaf.dtype)
             dtype = "uint32" if is_key else leaf.dtype.name
-            same_bits = dtype in ("int32", "uint32") or leaf.dtype == self.float_dtype
             field = Field(
                 name,
                 buffer,
@@ -168,7 +166,6 @@ class StatePacking:
                 dtype=dtype,
                 words=words,
                 is_key=is_key,
-                is_view=same_bits,
             )
             offsets[buffer] += field.size
             fields.append(field)
