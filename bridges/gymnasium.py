@@ -63,9 +63,11 @@ class GymCore:
         """Say whether another core takes its actions in the same form."""
         return isinstance(other, GymCore) and self.action.space == other.action.space
 
-    def bind(self, cores: list[GymCore], rows: range, arrays: Mapping[str, Rows]) -> GymRows:
-        """Fix the rows of some cores that are alike; see `envkit.batched.rows.RowEnvs`."""
-        return GymRows(cores, rows, arrays)
+    def bind(
+        self, cores: list[GymCore], rows: range, arrays: Mapping[str, Rows], slot: np.ndarray
+    ) -> GymRows:
+        """Fix the rows of some cores that are alike; see `envkit.batched.rows.bind_rows`."""
+        return GymRows(cores, rows, arrays, slot)
 
     def writer(self, rows: Rows) -> Callable[[Any], None]:
         """Give the function that writes an observation, and the frame if asked for, into rows."""
@@ -95,58 +97,94 @@ class GymCore:
 class GymRows:
     """Cores that are alike, bound to their rows: all lookups are done, scalars go out together."""
 
-    def __init__(self, cores: list[GymCore], rows: range, arrays: Mapping[str, Rows]):
-        self._first, self._all_rows = rows.start, slice(rows.start, rows.stop)
-        self._count = len(rows)
+    def __init__(
+        self, cores: list[GymCore], rows: range, arrays: Mapping[str, Rows], slot: np.ndarray
+    ):
+        self._first, self._count = rows.start, len(rows)
+        self._all_rows = slice(rows.start, rows.stop)
+        self._slot = memoryview(slot)
+        self._cores = cores
         self._read = cores[0].action.read
         self._inputs = {path: arrays["in"][path] for path in cores[0].action.leaves}
-        root, following = arrays["root"], arrays["next"]
+        self._roots, self._nexts = arrays["root"], arrays["next"]
         self._resets = [core.env.reset for core in cores]
         self._steps = [core.step for core in cores]
-        self._write_root, self._write_next = (
-            [
-                core.writer({path: array[row, ...] for path, array in region.items()})
-                for core, row in zip(cores, rows, strict=True)
-            ]
-            for region in (root, following)
+        self._root_writers, self._next_writers = (
+            [None] * len(array) for array in (self._roots[_DONE[0]], self._nexts[_DONE[0]])
         )
-        self._root_flags = [root[path] for path in _DONE]
-        self._reward = following[("reward",)]
-        self._done, self._terminated, self._truncated = (following[path] for path in _DONE)
+        self._carried = [
+            (self._nexts[path], root) for path, root in self._roots.items() if path not in _DONE
+        ]
+
+    def _writers(self, region: Rows, slot: int) -> list[Callable[[Any], None]]:
+        return [
+            core.writer({path: array[slot, row, ...] for path, array in region.items()})
+            for row, core in enumerate(self._cores, self._first)
+        ]
+
+    def _write_root(self, slot: int) -> list[Callable[[Any], None]]:
+        made = self._root_writers
+        if made[slot] is None:
+            made[slot] = self._writers(self._roots, slot)
+        return made[slot]
+
+    def _write_next(self, slot: int) -> list[Callable[[Any], None]]:
+        made = self._next_writers
+        if made[slot] is None:
+            made[slot] = self._writers(self._nexts, slot)
+        return made[slot]
 
     def reset(self, row: int, **kwargs: Any) -> None:
         """Start an episode and write the root row."""
-        observation, _ = self._resets[row - self._first](**kwargs)
-        self._write_root[row - self._first](observation)
-        for flags in self._root_flags:
-            flags[row] = False
+        index, slot = row - self._first, self._slot[row] + 1
+        observation, _ = self._resets[index](**kwargs)
+        self._write_root(slot)[index](observation)
+        for path in _DONE:
+            self._roots[path][slot, row] = False
 
     def step(self, rows: Sequence[int], *, advance: bool) -> None:
-        """Step some rows and write their next rows; with ``advance`` reset what is done then."""
-        first, steps, write = self._first, self._steps, self._write_next
+        """Step some rows and write their next rows; with ``advance`` also their next roots."""
+        first, steps, slot = self._first, self._steps, self._slot[self._first]
+        write = self._write_next(slot)
         chosen = self._all_rows if len(rows) == self._count else list(rows)
-        actions = self._read({path: array[chosen] for path, array in self._inputs.items()})
+        actions = self._read({path: array[slot, chosen] for path, array in self._inputs.items()})
         scalars: list[tuple[Any, bool, bool]] = []
+        fresh: list[tuple[int, Any]] = []
         try:
             for row, action in zip(rows, actions, strict=True):
                 observation, reward, terminated, truncated, _ = steps[row - first](action)
                 write[row - first](observation)
                 scalars.append((reward, terminated, truncated))
                 if advance and (terminated or truncated):
-                    self.reset(row)
+                    fresh.append((row, self._resets[row - first]()[0]))
         finally:  # what was stepped before an error is not lost
             if scalars:
                 made = chosen if len(scalars) == self._count else rows[: len(scalars)]
-                self._write_scalars(made, *zip(*scalars, strict=True))
+                self._write_flags(slot, made, *zip(*scalars, strict=True))
+                if advance:
+                    self._write_following(slot, made, fresh)
 
-    def _write_scalars(
-        self, rows: slice | Sequence[int], rewards: Any, terminated: Any, truncated: Any
+    def _write_flags(
+        self, slot: int, rows: slice | Sequence[int], rewards: Any, terminated: Any, truncated: Any
     ) -> None:
+        nexts = self._nexts
         ended, cut = np.array(terminated, bool), np.array(truncated, bool)
-        self._reward[rows, 0] = rewards
-        self._terminated[rows, 0] = ended
-        self._truncated[rows, 0] = cut
-        self._done[rows, 0] = ended | cut
+        nexts[("reward",)][slot, rows, 0] = rewards
+        for path, flags in zip(_DONE, (ended | cut, ended, cut), strict=True):
+            nexts[path][slot, rows, 0] = flags
+
+    def _write_following(
+        self, slot: int, rows: slice | Sequence[int], fresh: list[tuple[int, Any]]
+    ) -> None:
+        """Write the roots after a step: what it made, and a fresh episode where one has ended."""
+        for made, root in self._carried:
+            root[slot + 1, rows] = made[slot, rows]
+        for path in _DONE:
+            self._roots[path][slot + 1, rows] = False
+        if fresh:
+            write = self._write_root(slot + 1)
+            for row, observation in fresh:
+                write[row - self._first](observation)
 
 
 class GymWrapper(EnvBase):

@@ -4,9 +4,13 @@ One row per sub-env in every array. Both sides build the same plan from the same
 name means the same bytes on either side.
 
 Conventions
-    region  "in" (actions, states), "root" (what a reset made), "next" (what a step made),
-            "mask" (which parts to step or reset, for sub-envs that have a batch of their own).
-    field   region and path joined by "/", array of shape (rows, *leaf).
+    region  "in" (actions, states), "root" (what is known before a step), "next" (what a step
+            made), "mask" (which parts to step or reset, for sub-envs with a batch of their own).
+    slot    moment in time. The step of slot t reads ``in[t]`` and writes ``next[t]``; the root that
+            follows it, or that a reset makes, is ``root[t + 1]``. So a whole run of steps can lie
+            side by side. Stepping one by one stays at slot 0.
+    field   region and path joined by "/", array of shape (slots, rows, *leaf); masks and the
+            current slot, which is the same in all rows, have no slots.
 """
 
 from __future__ import annotations
@@ -21,9 +25,12 @@ from envkit.batched.metadata import EnvMetaData
 from envkit.rules import RESET, STEP
 from envkit.transport import Field
 
-__all__ = ["BufferPlan"]
+__all__ = ["SLOT", "BufferPlan"]
 
 Path = tuple[str, ...]
+
+SLOT = Field("slot", (), "int64")
+_MOST_SLOTS, _RING_BYTES = 64, 4 * 2**20  # what stays in a processor's cache
 
 
 @dataclass(frozen=True)
@@ -31,50 +38,55 @@ class BufferPlan:
     """The fields of each region, for sub-envs that share one metadata."""
 
     regions: dict[str, dict[Path, Field]]
+    num_slots: int
 
     @classmethod
-    def of(cls, metadata: EnvMetaData) -> BufferPlan:
-        """Plan the rows of sub-envs that look like ``metadata``."""
+    def of(cls, metadata: EnvMetaData, num_rows: int) -> BufferPlan:
+        """Plan the rows of ``num_rows`` sub-envs that look like ``metadata``."""
         kinds = {
             "in": ("action", "state"),
             "root": ("observation", "done"),
             "next": ("observation", "reward", "done"),
         }
+        leaves = {region: metadata.paths(*names) for region, names in kinds.items()}
+        moment_bytes = num_rows * sum(
+            leaf.shape.numel() * leaf.dtype.itemsize
+            for region in leaves.values()
+            for leaf in region.values()
+        )
+        slots = max(1, min(_MOST_SLOTS, _RING_BYTES // max(moment_bytes, 1)))
         regions = {
             region: {
-                path: _field(region, path, tuple(leaf.shape), leaf.dtype)
-                for path, leaf in metadata.paths(*names).items()
+                path: _field(region, path, leaf, slots + (region == "root"))
+                for path, leaf in found.items()
             }
-            for region, names in kinds.items()
+            for region, found in leaves.items()
         }
-        masks = {(STEP,): _field("mask", (STEP,), tuple(metadata.batch_size), torch.bool)}
+        masks = {(STEP,): Field("mask/_step", tuple(metadata.batch_size), "bool")}
         for path, leaf in metadata.paths("done").items():
             mask = (*path[:-1], RESET)
-            masks.setdefault(mask, _field("mask", mask, tuple(leaf.shape), torch.bool))
-        return cls({**regions, "mask": masks})
+            masks.setdefault(mask, Field("/".join(("mask", *mask)), tuple(leaf.shape), "bool"))
+        return cls({**regions, "mask": masks}, slots)
 
     def fields(self) -> list[Field]:
         """List all fields, for `envkit.transport.Layout`."""
-        return [field for region in self.regions.values() for field in region.values()]
-
-    def arrays(self, arrays: Mapping[str, np.ndarray], region: str) -> dict[Path, np.ndarray]:
-        """Pick the arrays of a region by path."""
-        return {path: arrays[field.name] for path, field in self.regions[region].items()}
+        return [SLOT, *(field for region in self.regions.values() for field in region.values())]
 
     def tensors(self, arrays: Mapping[str, np.ndarray], region: str) -> dict[Path, torch.Tensor]:
-        """The same as torch views of the shared memory."""
+        """Give the arrays of a region by path, as torch views of the shared memory."""
         return {
-            path: torch.from_numpy(array).view(_torch_dtype(self.regions[region][path]))
-            for path, array in self.arrays(arrays, region).items()
+            path: torch.from_numpy(arrays[field.name]).view(_torch_dtype(field))
+            for path, field in self.regions[region].items()
         }
 
 
 _BITS = {torch.bfloat16: torch.int16}  # dtypes NumPy lacks travel as the same number of bits
 
 
-def _field(region: str, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Field:
+def _field(region: str, path: Path, leaf: object, slots: int) -> Field:
+    shape, dtype = tuple(leaf.shape), leaf.dtype  # type: ignore[attr-defined]
     stored = torch.empty(0, dtype=_BITS.get(dtype, dtype)).numpy().dtype
-    return _SpecField("/".join((region, *path)), shape, stored.str, torch_dtype=dtype)
+    return _SpecField("/".join((region, *path)), shape, stored.str, slots, torch_dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -83,5 +95,4 @@ class _SpecField(Field):
 
 
 def _torch_dtype(field: Field) -> torch.dtype:
-    assert isinstance(field, _SpecField)
-    return field.torch_dtype
+    return field.torch_dtype if isinstance(field, _SpecField) else torch.bool

@@ -26,7 +26,7 @@ from envkit.base import EnvBase
 from envkit.batched.exchange import BufferExchange, TensorDictExchange, call_by_row
 from envkit.batched.host import Maker
 from envkit.batched.metadata import EnvMetaData
-from envkit.batched.recording import record_rollout
+from envkit.batched.recording import record_random, record_rollout
 from envkit.env_specs import as_key, as_path
 from envkit.errors import (
     ArgumentCountError,
@@ -299,10 +299,6 @@ class BatchedEnv(EnvBase):
         masks = collect_reset_masks(following, self.done_levels, self.full_done_spec)
         if stepped is not None and not bool(stepped.all()):
             return self.reset(following)  # a row done before, and not stepped now, waits for this
-        rows = torch.zeros(self.num_workers, dtype=torch.bool)
-        for mask in masks.values():
-            rows |= mask.reshape(self.num_workers, -1).any(-1).cpu()
-        self._the_exchange.were_reset(rows)
         fresh = self._the_exchange.fresh_rows()
         return merge_reset(following, fresh, masks, keeps_last=True)
 
@@ -339,18 +335,13 @@ class BatchedEnv(EnvBase):
         exchange = self._exchange
         if not isinstance(exchange, BufferExchange) or len(self.done_levels) > 1:
             return None
-        if any(root.get(as_key(path), None) is None for path in exchange.root):
+        if any(root.get(as_key(path), None) is None for path in exchange.roots[0]):
             return None
         actions = frozenset(as_path(key) for key in self.action_keys)
-        out = record_rollout(
-            exchange,
-            root,
-            act,
-            steps,
-            action_paths=actions,
-            done_path=(*next(iter(self.done_levels)), "done"),
-            device=self._device,
-        )
+        if policy is None and actions == exchange.inputs[0].keys():
+            drawn = self.full_action_spec.rand((steps,), self._action_generator)
+            return record_random(exchange, root, drawn, device=self._device)
+        out = record_rollout(exchange, root, act, steps, action_paths=actions, device=self._device)
         if out.batch_size == root.batch_size:  # the policy writes under `next`
             return list(nonstop(self, out, act, steps, acted=True))
         return out

@@ -11,13 +11,14 @@ Conventions
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.batched.buffers import BufferPlan
+from envkit.batched.buffers import SLOT, BufferPlan
 from envkit.batched.host import ADVANCE, RESET, STEP
 from envkit.batched.metadata import EnvMetaData
 from envkit.env_specs import as_key
@@ -30,17 +31,25 @@ Path = tuple[str, ...]
 
 
 class BufferExchange:
-    """Steps and resets through rows in memory that parent and hosts share."""
+    """Steps and resets through rows in memory that parent and hosts share.
+
+    ``slot`` is the moment that the next step reads and writes, see `buffers`. Stepping one by one
+    leaves it at 0; `recording` moves it.
+    """
 
     def __init__(self, pool: Pool, metadata: EnvMetaData, num_rows: int, device: Any):
-        plan = BufferPlan.of(metadata)
+        plan = BufferPlan.of(metadata, num_rows)
         arrays = pool.bind(Layout(plan.fields(), num_rows))
         self._pool = pool
         self._device = device
+        self._slot = arrays[SLOT.name]
         self.batch_size = torch.Size((num_rows, *metadata.batch_size))
-        self.inputs, self.root, self.next, self.masks = (
-            plan.tensors(arrays, region) for region in ("in", "root", "next", "mask")
-        )
+        self.num_slots = plan.num_slots
+        self.inputs = _by_slot(plan.tensors(arrays, "in"), plan.num_slots)
+        self.roots = _by_slot(plan.tensors(arrays, "root"), plan.num_slots + 1)
+        self.next_ring = plan.tensors(arrays, "next")
+        self.nexts = _by_slot(self.next_ring, plan.num_slots)
+        self.masks = plan.tensors(arrays, "mask")
         for mask in self.masks.values():
             mask.fill_(True)
         self._masks_are_full = True
@@ -49,38 +58,46 @@ class BufferExchange:
         )
         self._newest_is_next = torch.zeros(num_rows, dtype=torch.bool)
 
+    @property
+    def slot(self) -> int:
+        """The moment that the next step reads and writes."""
+        return int(self._slot[0])
+
+    @slot.setter
+    def slot(self, slot: int) -> None:
+        self._slot.fill(slot)
+
     # --------------------------------------------------------------------------------------- step
 
     def send(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
         """Hand out the inputs and wake whoever has a row to step."""
-        for path, tensor in self.inputs.items():
+        for path, tensor in self.inputs[self.slot].items():
             _fill(tensor, td.get(as_key(path), None), path)
+        self.wake(mask, advance=advance)
+
+    def wake(self, mask: torch.Tensor | None = None, *, advance: bool) -> None:
+        """Step with the inputs as they lie in the rows."""
         rows = self._select({(rules.STEP,): mask} if mask is not None else {})
         self._sent_rows = rows
+        self._advanced = advance
         self._pool.send(ADVANCE if advance else STEP, rows)
         if advance and self._rows_have_parts:
             self._masks_are_full = False  # sub-envs note there which of their parts they reset
 
+    def wait(self) -> None:
+        """Wait for the step; rows that were not stepped hold anything."""
+        self._pool.recv()
+        rows = slice(None) if self._sent_rows is None else self._sent_rows
+        self._newest_is_next[rows] = not self._advanced
+
     def recv(self) -> TensorDict:
         """Wait for the step and give `next`; rows that were not stepped hold anything."""
-        self._pool.recv()
-        self._newest_is_next[slice(None) if self._sent_rows is None else self._sent_rows] = True
-        return self._clone(self.next)
-
-    def receive_into(self, destination: dict[Path, torch.Tensor]) -> None:
-        """Wait for a step of all rows and copy its `next` rows."""
-        self._pool.recv()
-        self._newest_is_next.fill_(True)
-        for path, tensor in self.next.items():
-            destination[path].copy_(tensor)
+        self.wait()
+        return self._clone(self.nexts[self.slot])
 
     def fresh_rows(self) -> TensorDict:
-        """Give the root rows as the last reset left them."""
-        return self._clone(self.root)
-
-    def were_reset(self, rows: torch.Tensor) -> None:
-        """Note which rows an advance has also reset, mask of shape ``(rows,)``."""
-        self._newest_is_next &= ~rows
+        """Give the root rows as the last reset or advance left them."""
+        return self._clone(self.roots[self.slot + 1])
 
     # -------------------------------------------------------------------------------------- reset
 
@@ -102,17 +119,13 @@ class BufferExchange:
         return self._newest()
 
     def _newest(self) -> TensorDict:
-        fresh = self._clone(self.root)
-        stale = self._newest_is_next
-        if bool(stale.any()):
-            for path in self.root:
-                kept = rules.choose(
-                    stale.to(fresh.get(as_key(path)).device),
-                    self.next[path].to(fresh.get(as_key(path)).device),
-                    fresh.get(as_key(path)),
-                )
-                fresh.set(as_key(path), kept)
-        return fresh
+        slot, stale = self.slot, self._newest_is_next
+        root, made = self.roots[slot + 1], self.nexts[slot]
+        if not bool(stale.any()):
+            return self._clone(root)
+        return self._clone(
+            {path: rules.choose(stale, made[path], kept) for path, kept in root.items()}
+        )
 
     def _select(self, masks: dict[Path, torch.Tensor]) -> list[int] | None:
         """Write masks into the rows and say which rows are touched; None means all."""
@@ -133,7 +146,9 @@ class BufferExchange:
         return touched.nonzero().squeeze(-1).tolist()
 
     def _clone(self, region: dict[Path, torch.Tensor]) -> TensorDict:
-        return tensordict_of(region, self.batch_size, self._device, clone=True)
+        device = self._device
+        owned = {path: tensor.to(device, copy=True) for path, tensor in region.items()}
+        return tensordict_of(owned, self.batch_size, device)
 
 
 class TensorDictExchange:
@@ -184,9 +199,6 @@ class TensorDictExchange:
         """Give the newest root of every sub-env."""
         return self._stack([part for part in self._last if part is not None])
 
-    def were_reset(self, rows: torch.Tensor) -> None:
-        """Nothing to note: `fresh_rows` already gives the newest roots."""
-
     def reset(
         self,
         td: TensorDictBase | None,
@@ -224,6 +236,11 @@ class TensorDictExchange:
         return stacked if self._device is None else stacked.to(self._device)
 
 
+def _by_slot(region: dict[Path, torch.Tensor], slots: int) -> list[dict[Path, torch.Tensor]]:
+    """Turn leaves with a leading slot axis into one dict of leaves for each slot."""
+    return [{path: tensor[slot] for path, tensor in region.items()} for slot in range(slots)]
+
+
 def call_by_row(pool: Pool, method: str, values: dict[int, Any], *leading: Any) -> list[Any]:
     """Call ``method(*leading, {row: value})`` of every worker that owns one of the rows."""
     arguments, workers = [], []
@@ -236,16 +253,15 @@ def call_by_row(pool: Pool, method: str, values: dict[int, Any], *leading: Any) 
 
 
 def tensordict_of(
-    leaves: dict[Path, torch.Tensor], batch_size: torch.Size, device: Any, *, clone: bool
+    leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size, device: Any
 ) -> TensorDict:
-    """Build a (possibly nested) TensorDict from leaves by path, copying them if asked to."""
+    """Build a (possibly nested) TensorDict of leaves by path that are on ``device`` already."""
     tree: dict[str, Any] = {}
     for path, tensor in leaves.items():
         node = tree
         for name in path[:-1]:
             node = node.setdefault(name, {})
-        value = tensor.clone() if clone else tensor
-        node[path[-1]] = value if device is None else value.to(device, non_blocking=False)
+        node[path[-1]] = tensor
 
     def build(node: dict[str, Any]) -> TensorDict:
         made = {k: build(v) if isinstance(v, dict) else v for k, v in node.items()}

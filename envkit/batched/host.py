@@ -22,7 +22,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.base import EnvBase
-from envkit.batched.buffers import BufferPlan
+from envkit.batched.buffers import SLOT, BufferPlan
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.rows import bind_rows, row_core
 from envkit.errors import WorkerError
@@ -83,9 +83,10 @@ class EnvHost:
 
     def bind(self, arrays: dict[str, np.ndarray], rows: range) -> None:
         """Take the shared rows; every env must look like the first."""
-        plan = BufferPlan.of(EnvMetaData.metadata_from_env(self.envs[0]))
+        slot = arrays[SLOT.name]
+        plan = BufferPlan.of(EnvMetaData.metadata_from_env(self.envs[0]), len(slot))
         regions = {region: plan.tensors(arrays, region) for region in plan.regions}
-        self._rows = bind_rows(self.envs, rows, regions)
+        self._rows = bind_rows(self.envs, rows, regions, slot)
 
     def run(self, command: int, rows: list[int]) -> None:
         """Carry out a command on rows, in order; see `envkit.transport.Host.run` for errors."""

@@ -2,21 +2,66 @@
 
 Conventions
     metadata  picklable; holds specs and a fake step, never a simulator.
+    kind      action, state, observation, reward or done: one of the five full specs.
+    layout    paths, shapes and dtypes of all leaves by kind: what rows in memory depend on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
+from envkit import rules
 from envkit.base import EnvBase
-from envkit.env_specs import Key, as_path
-from envkit.specs import Composite
+from envkit.env_specs import Key, as_key, as_path
+from envkit.errors import EmptySpecError
+from envkit.specs import Composite, TensorSpec
+from envkit.transition import empty_like
 
-__all__ = ["EnvMetaData"]
+__all__ = ["EnvLeaves", "EnvMetaData", "HasLeaves"]
+
+Path = tuple[str, ...]
+
+_SIDES = {
+    "action": "input_spec",
+    "state": "input_spec",
+    "observation": "output_spec",
+    "reward": "output_spec",
+    "done": "output_spec",
+}
+
+
+class HasLeaves(Protocol):
+    """The leaves of the full specs of one env, wherever it lives."""
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """Batch size of the env."""
+        ...
+
+    def paths(self, *kinds: str) -> dict[Path, Any]:
+        """Give the leaves of some of the full specs by path."""
+        ...
+
+
+class EnvLeaves:
+    """The leaves of a living env, read without copying its specs."""
+
+    def __init__(self, env: EnvBase):
+        self._env = env
+        self.batch_size = env.batch_size
+
+    def paths(self, *kinds: str) -> dict[Path, Any]:
+        """Give the leaves of some of the full specs by path."""
+        return {
+            as_path(key): leaf
+            for kind in kinds
+            for key, leaf in getattr(self._env, f"full_{kind}_spec").items(True, True)
+        }
 
 
 @dataclass(frozen=True)
@@ -32,6 +77,7 @@ class EnvMetaData:
         device_map: device of each leaf of ``tensordict``.
         env_str: its repr.
         auto_done_twins: done leaves that were added by the twin rule.
+        allow_done_after_reset: whether the env accepts done flags right after a reset.
     """
 
     tensordict: TensorDictBase
@@ -41,7 +87,8 @@ class EnvMetaData:
     batch_locked: bool
     device_map: dict[Key, torch.device]
     env_str: str
-    auto_done_twins: tuple[tuple[str, ...], ...] = ()
+    auto_done_twins: tuple[Path, ...] = ()
+    allow_done_after_reset: bool = False
 
     @classmethod
     def metadata_from_env(cls, env: EnvBase) -> EnvMetaData:
@@ -61,6 +108,7 @@ class EnvMetaData:
             device_map=devices,
             env_str=repr(env),
             auto_done_twins=env._auto_done_twins,
+            allow_done_after_reset=env.allow_done_after_reset,
         )
 
     def expand(self, *sizes: int) -> EnvMetaData:
@@ -101,14 +149,60 @@ class EnvMetaData:
         return False
 
     def full_spec(self, kind: str) -> Composite:
-        """Give one of the five full specs: action, state, observation, reward or done."""
-        side = "input_spec" if kind in ("action", "state") else "output_spec"
-        return self.specs[side, f"full_{kind}_spec"]
+        """Give one of the five full specs."""
+        return self.specs[_SIDES[kind], f"full_{kind}_spec"]
 
-    def paths(self, *kinds: str) -> dict[tuple[str, ...], Any]:
+    def paths(self, *kinds: str) -> dict[Path, Any]:
         """Give the leaves of some of the full specs by path."""
         return {
             as_path(key): leaf
             for kind in kinds
             for key, leaf in self.full_spec(kind).items(True, True)
         }
+
+    def layout(self) -> dict[str, dict[Path, tuple[torch.Size, torch.dtype | None]]]:
+        """Give shape and dtype of every leaf; envs of one layout can share rows and dense stacks."""
+        return {
+            kind: {path: (leaf.shape, leaf.dtype) for path, leaf in self.paths(kind).items()}
+            for kind in _SIDES
+        }
+
+    def refuse_empty_nodes(self) -> None:
+        """Check that every nested Composite has a leaf.
+
+        Raises:
+            EmptySpecError: one has none.
+        """
+        for kind in _SIDES:
+            for key, spec in self.full_spec(kind).items(True, False):
+                if isinstance(spec, Composite) and not len(list(spec.keys(True, True))):
+                    raise EmptySpecError(
+                        f"{as_key(as_path(key))!r} in the {kind} spec is an empty Composite: there "
+                        "is no data to exchange with the sub-envs for it. Remove it from the "
+                        "sub-env's specs, e.g. with the transform RemoveEmptySpecs()."
+                    )
+
+    def with_entries(self, entries: Mapping[Path, TensorSpec]) -> EnvMetaData:
+        """Declare more entries, each as an observation and as an input of the env."""
+        specs, fake = self.specs.clone(), self.tensordict.clone()
+        for path, spec in entries.items():
+            for kind in ("observation", "state"):
+                specs[(_SIDES[kind], f"full_{kind}_spec", *path)] = spec.clone()
+            fake.set(as_key(path), spec.zero())
+            fake.set(("next", *path), spec.zero())
+        return replace(self, specs=specs, tensordict=fake)
+
+    def skipped_next(self, td: TensorDictBase) -> TensorDict:
+        """Build ``next`` of an env that is not stepped: its root values where known, else zeros.
+
+        Args:
+            td: root of this env alone, batch size ``batch_size``.
+        """
+        following = empty_like(td)
+        for kind in ("observation", "reward", "done"):
+            for path, spec in self.paths(kind).items():
+                previous = None if kind == "reward" else td.get(as_key(path), None)
+                if not hasattr(previous, "shape") or not rules.kept_shape(previous, spec.shape):
+                    previous = spec.zero()
+                following.set(as_key(path), previous)
+        return following

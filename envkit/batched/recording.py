@@ -1,9 +1,11 @@
-"""A whole non-stop rollout over shared rows, written straight into its result.
+"""A whole non-stop rollout over shared rows, each step in a slot of its own.
 
-What the sub-envs make is copied once, from the shared rows into memory that lies time-major; no
-TensorDict is built for a step but the one the policy sees.
+The sub-envs write the roots and outcomes of up to `BufferExchange.num_slots` steps side by side;
+what they wrote is copied out once for all of them. No TensorDict is built for a step but the one
+the policy sees, and none of what the policy sees is ever overwritten.
 
 Conventions
+    window  steps that lie in the slots at the same time.
     time    leading axis in memory; the result shows it last.
     others  root entries that neither env nor action keys account for: what the policy writes beside
             its action, or what the caller put there. They are carried as `step_mdp` would.
@@ -11,6 +13,7 @@ Conventions
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,10 +27,10 @@ from envkit.transition import leaves
 if TYPE_CHECKING:
     from envkit.policy import Policy
 
-__all__ = ["record_rollout"]
+__all__ = ["record_random", "record_rollout"]
 
 Path = tuple[str, ...]
-Leaves = dict[Path, torch.Tensor]
+Leaves = Mapping[Path, torch.Tensor]
 
 
 def record_rollout(
@@ -37,7 +40,6 @@ def record_rollout(
     steps: int,
     *,
     action_paths: frozenset[Path],
-    done_path: Path,
     device: Any,
 ) -> TensorDict | TensorDictBase:
     """Act and step ``steps`` times, resetting what is done but after the last step.
@@ -48,7 +50,6 @@ def record_rollout(
         act: the policy.
         steps: length of the rollout.
         action_paths: entries that are not carried from one step to the next.
-        done_path: the done leaf that says which sub-envs begin anew.
         device: where the result is.
 
     Returns:
@@ -56,93 +57,116 @@ def record_rollout(
         step, the acted root comes back instead and nothing has been stepped: preset entries win
         over computed ones, which this way of recording cannot do.
     """
-    batch = root.batch_size
-    roots, nexts = (
-        {path: _timeline(rows, steps, device) for path, rows in region.items()}
-        for region in (exchange.root, exchange.next)
-    )
+    record = _Record(exchange, root, steps, device)
     recorded: dict[Path, list[torch.Tensor]] = {}
-    others = {path: value for path, value in leaves(root) if path not in roots}
-    for path, timeline in roots.items():
-        timeline[0].copy_(root.get(as_key(path)))
-    for step in range(steps):
-        current = {path: timeline[step] for path, timeline in roots.items()}
-        td = act(tensordict_of({**current, **others}, batch, device, clone=False))
+    others = {path: value for path, value in leaves(root) if path not in record.roots}
+    for step, slot in record.slots():
+        current = record.root_of(step, slot)
+        td = act(tensordict_of({**current, **others}, exchange.batch_size, device))
         if step == 0 and td.get("next", None) is not None:
             return td
-        last = step == steps - 1
-        exchange.send(td, None, advance=not last)
-        others = _record(td, roots, recorded, action_paths)
-        exchange.receive_into({path: timeline[step] for path, timeline in nexts.items()})
-        if not last:
-            _carry(exchange, nexts, roots, step, done_path)
-    tree = {path: _time_last(stack, batch) for path, stack in _stacked(roots, recorded).items()}
-    following = {("next", *path): _time_last(t.stack, batch) for path, t in nexts.items()}
-    return tensordict_of({**tree, **following}, torch.Size((*batch, steps)), device, clone=False)
+        exchange.slot = slot
+        exchange.send(td, None, advance=step < steps - 1)
+        others = _keep_others(td, current, recorded, action_paths)
+        exchange.wait()
+    stacks = {path: torch.stack(values) for path, values in recorded.items()}
+    return record.result({**record.roots, **stacks})
 
 
-class _Timeline:
-    """One leaf over time: memory (time, *batch, *event) and its views by step."""
+def record_random(
+    exchange: BufferExchange,
+    root: TensorDictBase,
+    actions: TensorDictBase,
+    *,
+    device: Any,
+) -> TensorDict:
+    """Step with actions drawn beforehand; see `record_rollout`.
 
-    def __init__(self, stack: torch.Tensor):
-        self.stack = stack
-        self._views = stack.unbind(0)
+    Args:
+        actions: batch size (steps, *batch), all that the sub-envs take as input.
+    """
+    steps = len(actions)
+    record = _Record(exchange, root, steps, device)
+    drawn = dict(leaves(actions))
+    for step, slot in record.slots():
+        for path, row in exchange.inputs[slot].items():
+            row.copy_(drawn[path][step])
+        record.root_of(step, slot)
+        exchange.slot = slot
+        exchange.wake(advance=step < steps - 1)
+        exchange.wait()
+    others = {
+        path: value.expand(steps, *value.shape).clone()
+        for path, value in leaves(root)
+        if path not in record.roots
+    }
+    return record.result({**others, **record.roots, **drawn})
 
-    def __getitem__(self, step: int) -> torch.Tensor:
-        return self._views[step]
+
+class _Record:
+    """The roots and outcomes of a rollout, time-major, filled window by window."""
+
+    def __init__(self, exchange: BufferExchange, root: TensorDictBase, steps: int, device: Any):
+        self.steps = steps
+        self.roots, self._nexts = (
+            {
+                path: torch.empty(steps, *rows.shape, dtype=rows.dtype, device=device)
+                for path, rows in region.items()
+            }
+            for region in (exchange.roots[0], exchange.nexts[0])
+        )
+        self._exchange = exchange
+        self._device = device
+        self._moments = [stack.unbind(0) for stack in self.roots.values()]
+        for path, rows in exchange.roots[0].items():
+            rows.copy_(root.get(as_key(path)))
+
+    def slots(self) -> Iterator[tuple[int, int]]:
+        """Go through the steps and their slots, copying each window out when it is full."""
+        exchange, size = self._exchange, self._exchange.num_slots
+        for start in range(0, self.steps, size):
+            count = min(size, self.steps - start)
+            if start:
+                for path, rows in exchange.roots[0].items():
+                    rows.copy_(exchange.roots[size][path])
+            for slot in range(count):
+                yield start + slot, slot
+            for path, stack in self._nexts.items():
+                stack[start : start + count].copy_(exchange.next_ring[path][:count])
+
+    def root_of(self, step: int, slot: int) -> dict[Path, torch.Tensor]:
+        """Copy the root of a step out of its slot, so that whoever sees it may keep it."""
+        current = {}
+        for (path, rows), moments in zip(
+            self._exchange.roots[slot].items(), self._moments, strict=True
+        ):
+            current[path] = moments[step].copy_(rows)
+        return current
+
+    def result(self, roots: Leaves) -> TensorDict:
+        """Show everything with time as the last batch axis."""
+        batch = self._exchange.batch_size
+        tree = {path: stack.movedim(0, len(batch)) for path, stack in roots.items()}
+        for path, stack in self._nexts.items():
+            tree["next", *path] = stack.movedim(0, len(batch))
+        return tensordict_of(tree, torch.Size((*batch, self.steps)), self._device)
 
 
-def _timeline(rows: torch.Tensor, steps: int, device: Any) -> _Timeline:
-    return _Timeline(torch.empty(steps, *rows.shape, dtype=rows.dtype, device=device))
-
-
-def _record(
+def _keep_others(
     td: TensorDictBase,
-    roots: dict[Path, _Timeline],
+    current: Leaves,
     recorded: dict[Path, list[torch.Tensor]],
     action_paths: frozenset[Path],
-) -> Leaves:
+) -> dict[Path, torch.Tensor]:
     """Keep what the policy wrote, and give the part of it that the next root carries."""
     others = {}
     for path, value in leaves(td):
-        if path in roots or path[-1] in (rules.STEP, rules.RESET):
-            continue
-        recorded.setdefault(path, []).append(value)
-        if path not in action_paths:
-            others[path] = value
+        known = current.get(path)
+        if known is not None:
+            if value is not known:
+                known.copy_(value)
+        elif path[-1] not in (rules.STEP, rules.RESET):
+            recorded.setdefault(path, []).append(value)
+            if path not in action_paths:
+                others[path] = value
     return others
-
-
-def _carry(
-    exchange: BufferExchange,
-    nexts: dict[Path, _Timeline],
-    roots: dict[Path, _Timeline],
-    step: int,
-    done_path: Path,
-) -> None:
-    """Write the next root: what the step made, and a fresh episode where one has ended."""
-    done = nexts[done_path][step]
-    if not bool(done.any()):
-        for path, timeline in roots.items():
-            timeline[step + 1].copy_(nexts[path][step])
-        return
-    rows = done.reshape(len(done), -1).any(-1)
-    exchange.were_reset(rows.cpu())
-    for path, timeline in roots.items():
-        fresh, target = exchange.root[path], timeline[step + 1]
-        if fresh.device != target.device:
-            fresh = fresh.to(target.device)
-        mask = rows.reshape(-1, *(1,) * (target.ndim - 1))
-        torch.where(mask, fresh, nexts[path][step], out=target)  # `rules.choose`, in place
-
-
-def _stacked(
-    roots: dict[Path, _Timeline], recorded: dict[Path, list[torch.Tensor]]
-) -> dict[Path, torch.Tensor]:
-    stacks = {path: timeline.stack for path, timeline in roots.items()}
-    stacks.update({path: torch.stack(values) for path, values in recorded.items()})
-    return stacks
-
-
-def _time_last(stack: torch.Tensor, batch: torch.Size) -> torch.Tensor:
-    return stack.movedim(0, len(batch))

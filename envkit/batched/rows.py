@@ -5,7 +5,8 @@ Row envs read their inputs from rows and write what they make into rows. `Tensor
 
 Conventions
     rows     global row numbers; a group owns a consecutive range of them.
-    regions  arrays over all rows of the pool by region and path, see `buffers`.
+    regions  arrays over all slots and rows of the pool by region and path, see `buffers`.
+    slot     number of the moment that the parent has written into the shared slot array.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
@@ -32,24 +34,30 @@ class RowEnvs(Protocol):
     """What a host asks of its sub-envs. Errors are raised as `envkit.transport.Host.run` says."""
 
     def reset(self, row: int, **kwargs: Any) -> None:
-        """Start an episode where the row's masks ask for it, and write its root row."""
+        """Start an episode where the row's masks ask for it, and write the following root row."""
         ...
 
     def step(self, rows: Sequence[int], *, advance: bool) -> None:
-        """Step some rows and write their next rows; with ``advance`` reset what is done then."""
+        """Step some rows and write their next rows.
+
+        With ``advance`` reset what is done then, and write the following root rows as well.
+        """
         ...
 
 
-def bind_rows(envs: list[EnvBase], rows: range, regions: Regions) -> RowEnvs:
-    """Bind envs to their rows: by their own core where all have one of a kind."""
+def bind_rows(envs: list[EnvBase], rows: range, regions: Regions, slot: np.ndarray) -> RowEnvs:
+    """Bind envs to their rows: by their own core where all have one of a kind.
+
+    ``slot`` is the shared array that says which slot comes next, the same number in all rows.
+    """
     cores = [row_core(env) for env in envs]
     if all(core is not None and core.is_like(cores[0]) for core in cores):
         arrays = {
             region: {path: tensor.numpy() for path, tensor in regions[region].items()}
             for region in ("in", "root", "next")
         }
-        return cores[0].bind(cores, rows, arrays)
-    return TensorDictRows(envs, rows, regions)
+        return cores[0].bind(cores, rows, arrays, slot)
+    return TensorDictRows(envs, rows, regions, slot)
 
 
 def row_core(env: EnvBase) -> Any:
@@ -61,19 +69,26 @@ def row_core(env: EnvBase) -> Any:
 class TensorDictRows:
     """Any envs behind their rows."""
 
-    def __init__(self, envs: list[EnvBase], rows: range, regions: Regions):
+    def __init__(self, envs: list[EnvBase], rows: range, regions: Regions, slot: np.ndarray):
         self._envs = {
             row: TensorDictRow(env, row, regions) for row, env in zip(rows, envs, strict=True)
         }
+        self._slot, self._first = slot, rows.start
 
     def reset(self, row: int, **kwargs: Any) -> None:
-        self._envs[row].reset(**kwargs)
+        self._envs[row].reset(int(self._slot[row]) + 1, **kwargs)
 
     def step(self, rows: Sequence[int], *, advance: bool) -> None:
+        slot = int(self._slot[self._first])
         for row in rows:
             env = self._envs[row]
-            if env.step() and advance:
-                env.reset()
+            ended = env.step(slot)
+            if not advance:
+                continue
+            if ended:
+                env.reset(slot + 1)
+            else:
+                env.write_root(slot + 1)
 
 
 class TensorDictRow:
@@ -86,15 +101,16 @@ class TensorDictRow:
     def __init__(self, env: EnvBase, row: int, regions: Regions):
         self.env = env
         self.root: TensorDictBase | None = None
-        self._inputs, self._root, self._next, masks = (
-            {path: tensor[row] for path, tensor in regions[region].items()}
-            for region in ("in", "root", "next", "mask")
+        self._inputs, self._roots, self._nexts = (
+            {path: tensor[:, row].unbind(0) for path, tensor in regions[region].items()}
+            for region in ("in", "root", "next")
         )
+        masks = {path: tensor[row] for path, tensor in regions["mask"].items()}
         self._step_mask = masks.pop((STEP,))
         self._reset_masks = masks
 
-    def reset(self, **kwargs: Any) -> None:
-        """Start an episode where the masks ask for it, and write the root row."""
+    def reset(self, slot: int, **kwargs: Any) -> None:
+        """Start an episode where the masks ask for it, and write the root row of ``slot``."""
         root = self.root
         masks = {path: mask for path, mask in self._reset_masks.items() if not bool(mask.all())}
         if masks and root is not None:
@@ -103,20 +119,25 @@ class TensorDictRow:
         else:
             root = None if root is None else empty_like(root)
         self.root = self.env.reset(root, **kwargs)
-        self._write(self._root, self.root)
+        self.write_root(slot)
 
-    def step(self) -> bool:
-        """Step, write the next row, and say whether anything in it is done."""
+    def write_root(self, slot: int) -> None:
+        """Write the current root into its row of ``slot``."""
+        assert self.root is not None
+        self._write(self._roots, slot, self.root)
+
+    def step(self, slot: int) -> bool:
+        """Step from and into the rows of ``slot``, and say whether anything is done."""
         root = self.root
         if root is None:
             root = TensorDict({}, batch_size=self.env.batch_size, device=self.env.device)
-        for path, tensor in self._inputs.items():
-            root.set(as_key(path), tensor.clone())
+        for path, tensors in self._inputs.items():
+            root.set(as_key(path), tensors[slot].clone())
         if not bool(self._step_mask.all()):
             root.set(STEP, self._step_mask.clone())
         td = self.env.step(root)
         following = td.get("next")
-        self._write(self._next, following)
+        self._write(self._nexts, slot, following)
         self.root = self.env.step_mdp(td)
         ended = self.env.any_done(self.root)
         if ended:
@@ -132,8 +153,11 @@ class TensorDictRow:
                 root.del_(as_key(path))
 
     @staticmethod
-    def _write(rows: Mapping[Path, torch.Tensor], values: TensorDictBase) -> None:
-        for path, row in rows.items():
+    def _write(
+        rows: Mapping[Path, Sequence[torch.Tensor]], slot: int, values: TensorDictBase
+    ) -> None:
+        for path, slots in rows.items():
+            row = slots[slot]
             value = values.get(as_key(path), None)
             if value is None:
                 raise WorkerError(

@@ -9,7 +9,6 @@ Conventions
     All of it is reserved at creation: too little memory is an error there, not a SIGBUS later.
 """
 
-import math
 import mmap
 import os
 import tempfile
@@ -83,15 +82,11 @@ def _reserve(fd: int, size_bytes: int) -> None:
 
 
 def _too_little(layout: Layout, error: Exception) -> str:
-    largest = max(layout.fields, key=lambda field: _row_bytes(field.shape, field.dtype))
+    largest = max(layout.fields, key=lambda field: field.size_bytes(1))
     return (
         f"cannot reserve {layout.size_bytes / 2**20:,.1f} MiB of shared memory for "
         f"{layout.rows} rows of {len(layout.fields)} fields ({error}). The largest field is "
-        f"{largest.name!r}, {_row_bytes(largest.shape, largest.dtype):,} bytes a row. Use fewer "
+        f"{largest.name!r}, {largest.size_bytes(1):,} bytes a row. Use fewer "
         "environments or smaller observations, or give the machine (container: its memory limit, "
         "--shm-size where /dev/shm is used) more memory."
     )
-
-
-def _row_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    return math.prod(shape) * np.dtype(dtype).itemsize

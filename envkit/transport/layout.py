@@ -4,7 +4,8 @@ This module alone decides offsets. It knows names, shapes and dtypes; it does no
 memory comes from, what the arrays mean, or who writes them.
 
 Conventions
-    rows    the leading axis of every array; row i belongs to sub-environment i.
+    rows    axis of every array; row i belongs to sub-environment i.
+    slots   axis in front of the rows, for arrays that hold several moments at once.
     offset  bytes from the start of the block, a multiple of 64 (one cache line), so that arrays
             convert to torch and to XLA without a copy.
 """
@@ -25,11 +26,23 @@ ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True)
 class Field:
-    """One array of shape ``(rows, *shape)``; ``dtype`` is a NumPy dtype name such as "float32"."""
+    """One array of shape ``(rows, *shape)``, or ``(slots, rows, *shape)`` where slots are given.
+
+    ``dtype`` is a NumPy dtype name such as "float32".
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    slots: int | None = None
+
+    def full_shape(self, rows: int) -> tuple[int, ...]:
+        """Give the shape of the array over ``rows`` rows."""
+        return (*(() if self.slots is None else (self.slots,)), rows, *self.shape)
+
+    def size_bytes(self, rows: int) -> int:
+        """Give the bytes of the array over ``rows`` rows."""
+        return math.prod(self.full_shape(rows)) * np.dtype(self.dtype).itemsize
 
     def __post_init__(self) -> None:
         if np.dtype(self.dtype).hasobject:
@@ -37,7 +50,7 @@ class Field:
                 f"field {self.name!r} has dtype {self.dtype!r}, but Python objects cannot lie in "
                 "shared memory. Send them over the control channel (`call`) instead."
             )
-        if any(size < 0 for size in self.shape):
+        if any(size < 0 for size in self.full_shape(0)):
             raise ArgumentError(
                 f"field {self.name!r} has shape {self.shape}, but every size must be fixed and at "
                 "least 0. Values of varying size travel over the control channel (`call`)."
@@ -79,7 +92,7 @@ class Layout:
     def arrays(self, buffer: Any) -> dict[str, np.ndarray]:
         """View ``buffer`` (``size_bytes`` or more, writable) as one array per field; no copies."""
         return {
-            field.name: np.ndarray((self.rows, *field.shape), field.dtype, buffer, offset)
+            field.name: np.ndarray(field.full_shape(self.rows), field.dtype, buffer, offset)
             for field, offset in zip(self.fields, self.offsets, strict=True)
         }
 
@@ -88,6 +101,5 @@ class Layout:
         offsets, end = [], 0
         for field in self.fields:
             offsets.append(end)
-            size = self.rows * math.prod(field.shape) * np.dtype(field.dtype).itemsize
-            end += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            end += -(-field.size_bytes(self.rows) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         return tuple(offsets), max(end, ALIGNMENT_BYTES)
