@@ -1,27 +1,39 @@
-"""Gymnasium spaces as envkit specs, and values as rows of NumPy arrays.
+"""Gymnasium spaces as envkit specs, and values as what a TensorDict or a row of an array holds.
 
-A `Codec` decides once, from a space, which leaves it has, how a value is written into
-preallocated rows, and how rows become values the simulator takes. Wrappers and worker processes
-use the same codec, so no value is converted in two ways.
+A `Codec` decides once, from a space, which leaves it has and how values of the space cross in both
+directions. Wrappers and worker processes use the same codec, so no value is converted in two ways.
 
 Conventions
-    leaf    one array of a (possibly nested) space, named by its path.
-    row     what one environment owns of a leaf: array of the leaf's shape; a 0-d leaf has shape ().
-    encoding of discrete spaces: one-hot int64, or 0-based integers when ``categorical``.
+    leaf      one entry of a (possibly nested) space, named by its path.
+    row       what one environment owns of a leaf that has the form of an array: an array of the
+              leaf's shape; a 0-d leaf has shape ().
+    encoding  of discrete spaces: one-hot int64, or 0-based integers when ``categorical``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from bridges.libraries import require
-from envkit.errors import SpecError
+from bridges.gym_backend import gym_backend, library_of
+from bridges.space_leaves import (
+    Leaf,
+    ObjectLeaf,
+    RowLeaf,
+    copy_in,
+    leaf_of,
+    ragged_leaf,
+    stacked_leaf,
+    text_leaf,
+)
+from envkit.env_specs import as_key
+from envkit.errors import SpecError, SpecStackError
 from envkit.specs import (
     Binary,
     Bounded,
@@ -36,28 +48,30 @@ from envkit.specs import (
 )
 from envkit.specs.stacked import stack
 
-__all__ = ["Codec", "Leaf", "codec_of", "space_of"]
+__all__ = ["Codec", "codec_of", "nested", "space_of"]
 
 Path = tuple[str, ...]
 Rows = Mapping[Path, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """One array of a space: its spec, how a value enters a row and how rows leave as values."""
-
-    spec: TensorSpec
-    write: Callable[[np.ndarray, Any], None]
-    read: Callable[[np.ndarray], list[Any]]
-
-
-@dataclass(frozen=True)
 class Codec:
-    """Leaves of a space, and the way from their values to a value of the space."""
+    """Leaves of a space, and the way from their values to a value of the space.
+
+    Args:
+        space: the gymnasium space.
+        leaves: by path, each leaf and the function that picks its value out of one of the space.
+        assemble: from lists of leaf values, all of one length, to that many values of the space.
+    """
 
     space: Any
     leaves: dict[Path, tuple[Leaf, Callable[[Any], Any]]]
-    assemble: Callable[[dict[Path, list[Any]]], list[Any]]
+    assemble: Callable[[Mapping[Path, list[Any]]], list[Any]]
+
+    @cached_property
+    def has_rows(self) -> bool:
+        """Whether every leaf has the form of an array of fixed shape."""
+        return all(isinstance(leaf, RowLeaf) for leaf, _ in self.leaves.values())
 
     def spec(self, device: Any = None) -> Composite:
         """Give the leaves' specs as one Composite."""
@@ -66,12 +80,25 @@ class Codec:
             tree[path] = leaf.spec.to(device) if device is not None else leaf.spec
         return tree
 
+    # ---------------------------------------------------------------- one value, for a TensorDict
+
+    def encode(self, value: Any) -> dict[Path, Any]:
+        """Turn a value of the space into tensors and non-tensor data by path."""
+        return {path: leaf.encode(pick(value)) for path, (leaf, pick) in self.leaves.items()}
+
+    def decode(self, data: Mapping[Path, Any]) -> Any:
+        """Turn tensors and non-tensor data by path into a value of the space."""
+        values = {path: [leaf.decode(data[path])] for path, (leaf, _) in self.leaves.items()}
+        return self.assemble(values)[0]
+
+    # --------------------------------------------------------------------------- rows of many envs
+
     def writer(self, rows: Rows) -> Callable[[Any], None]:
         """Give the function that writes a value of the space into one environment's rows."""
         if len(self.leaves) == 1:
             (path, (leaf, pick)), *_ = self.leaves.items()
             if pick is _itself:
-                if leaf.write is _copy_in:
+                if leaf.write is copy_in:
                     return partial(rows[path].__setitem__, Ellipsis)  # the fastest way to say it
                 return partial(leaf.write, rows[path])
         puts = [(leaf.write, rows[path], pick) for path, (leaf, pick) in self.leaves.items()]
@@ -89,6 +116,17 @@ class Codec:
         )
 
 
+def nested(entries: Mapping[Path, Any]) -> dict[str, Any]:
+    """Turn entries by path into a tree of dicts."""
+    tree: dict[str, Any] = {}
+    for path, value in entries.items():
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = value
+    return tree
+
+
 # ------------------------------------------------------------------------------- space -> codec
 
 
@@ -98,44 +136,59 @@ def codec_of(space: Any, *, categorical: bool, key: str) -> Codec:
     Args:
         space: any gymnasium space.
         categorical: encode discrete spaces as integers instead of one-hot.
-        key: name of the leaf when the space is not a Dict.
+        key: name of the leaf when the space is not a Dict (nor a Sequence of them).
 
     Raises:
-        SpecError: the space has no array form (Graph, OneOf, ragged Sequence).
+        SpecError: the space has no counterpart (Graph, OneOf, a Sequence that is not stacked, a
+            Tuple of unlike kinds).
     """
-    spaces = require("gymnasium").spaces
-    if isinstance(space, spaces.Dict):
-        return _dict_codec(space, categorical)
-    leaf = _leaf(space, categorical)
-    path = (key,)
+    return _build(space, () if _is_tree(space) else (key,), categorical)
+
+
+def _is_tree(space: Any) -> bool:
+    if _is_a(space, "Sequence"):
+        return _is_tree(space.feature_space)
+    return _is_a(space, "Dict")
+
+
+def _is_a(space: Any, kind: str) -> bool:
+    return isinstance(space, getattr(library_of(space).spaces, kind, ()))
+
+
+def _build(space: Any, path: Path, categorical: bool) -> Codec:
+    """Build the codec of a space that lies at ``path``; the entries of a Dict lie below it."""
+    if _is_a(space, "Dict"):
+        return _dict_codec(space, path, categorical)
+    if _is_a(space, "Sequence"):
+        return _sequence_codec(space, path, categorical)
+    if _is_a(space, "Tuple"):
+        leaf = _tuple_leaf(space, categorical)
+    elif _is_a(space, "Text"):
+        leaf = text_leaf(space)
+    else:
+        leaf = leaf_of(space, categorical)
     return Codec(space, {path: (leaf, _itself)}, lambda values: values[path])
 
 
-def _dict_codec(space: Any, categorical: bool) -> Codec:
+def _dict_codec(space: Any, path: Path, categorical: bool) -> Codec:
     renames = "observation" not in space.spaces
 
     def shown(name: str) -> str:
         return "observation" if renames and name == "state" else name
 
     members = {
-        name: codec_of(member, categorical=categorical, key=shown(name))
+        name: _build(member, (*path, shown(name)), categorical)
         for name, member in space.spaces.items()
     }
-    leaves: dict[Path, tuple[Leaf, Callable]] = {}
-    for name, codec in members.items():
-        nested = isinstance(space.spaces[name], require("gymnasium").spaces.Dict)
-        for path, (leaf, pick) in codec.leaves.items():
-            full = (shown(name), *path) if nested else path
-            leaves[full] = (leaf, _then(name, pick))
+    leaves = {
+        at: (leaf, _then(name, pick))
+        for name, codec in members.items()
+        for at, (leaf, pick) in codec.leaves.items()
+    }
 
-    def assemble(values: dict[Path, list[Any]]) -> list[Any]:
-        parts = {}
-        for name, codec in members.items():
-            nested = isinstance(space.spaces[name], require("gymnasium").spaces.Dict)
-            parts[name] = codec.assemble(
-                {path: values[(shown(name), *path) if nested else path] for path in codec.leaves}
-            )
-        return [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
+    def assemble(values: Mapping[Path, list[Any]]) -> list[Any]:
+        parts = [codec.assemble(values) for codec in members.values()]
+        return [dict(zip(members, row, strict=True)) for row in zip(*parts, strict=True)]
 
     return Codec(space, leaves, assemble)
 
@@ -148,150 +201,96 @@ def _then(name: str, pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return (lambda value: value[name]) if pick is _itself else (lambda value: pick(value[name]))
 
 
-def _leaf(space: Any, categorical: bool) -> Leaf:
-    spaces = require("gymnasium").spaces
-    if isinstance(space, spaces.Box):
-        return _box(space)
-    if isinstance(space, spaces.Discrete):
-        return _discrete(space, categorical)
-    if isinstance(space, spaces.MultiDiscrete):
-        return _multi_discrete(space, categorical)
-    if isinstance(space, spaces.MultiBinary):
-        shape = tuple(space.shape)
-        return Leaf(Binary(shape[-1], shape=shape, dtype=torch.int8), _copy_in, _rows)
-    if isinstance(space, spaces.Text):
-        return Leaf(NonTensor(shape=()), _refuse, _rows)
-    if isinstance(space, spaces.Tuple):
-        return _tuple(space, categorical)
-    raise SpecError(
-        f"the gymnasium space {space} has no array form. Flatten it first with a gymnasium "
-        "observation or action wrapper."
-    )
+# --------------------------------------------------------------------------- tuples and sequences
 
 
-def _box(space: Any) -> Leaf:
-    dtype = _torch_dtype(space.dtype)
-    scalar = space.shape == ()
-    shape = (1,) if scalar else tuple(space.shape)
-    if dtype == torch.bool:
-        spec: TensorSpec = Categorical(2, shape=shape, dtype=dtype)
-    elif _is_unbounded(space):
-        spec = Unbounded(shape, dtype=dtype)
-    else:
-        low, high = (np.asarray(bound).reshape(shape) for bound in (space.low, space.high))
-        spec = Bounded(
-            torch.from_numpy(low.copy()), torch.from_numpy(high.copy()), shape, dtype=dtype
-        )
-    return Leaf(spec, _copy_in, _scalars if scalar else _rows)
-
-
-def _is_unbounded(space: Any) -> bool:
-    if np.issubdtype(space.dtype, np.floating):
-        lowest, highest = -np.inf, np.inf
-    else:
-        info = np.iinfo(space.dtype)
-        lowest, highest = info.min, info.max
-    return bool(np.all(space.low == lowest) and np.all(space.high == highest))
-
-
-def _discrete(space: Any, categorical: bool) -> Leaf:
-    start, count = int(space.start), int(space.n)
-    if categorical:
-        spec: TensorSpec = Categorical(count, shape=(), dtype=_torch_dtype(space.dtype))
-
-        def write_index(row: np.ndarray, value: Any) -> None:
-            row[...] = value - start
-
-        return Leaf(spec, write_index, lambda rows: (rows + start).tolist())
-
-    def write_one_hot(row: np.ndarray, value: Any) -> None:
-        row[:] = 0
-        row[value - start] = 1
-
-    spec = OneHot(count, dtype=torch.int64)
-    return Leaf(spec, write_one_hot, lambda rows: (rows.argmax(-1) + start).tolist())
-
-
-def _multi_discrete(space: Any, categorical: bool) -> Leaf:
-    sizes = np.asarray(space.nvec)
-    if sizes.ndim != 1:
+def _tuple_leaf(space: Any, categorical: bool) -> Leaf:
+    members = [codec_of(member, categorical=categorical, key="_") for member in space.spaces]
+    trees = [_is_tree(member) for member in space.spaces]
+    try:
+        if trees and all(trees):
+            return _tree_tuple(members)
+        leaves = [leaf for codec in members for leaf, _ in codec.leaves.values()]
+        rows = [leaf for leaf in leaves if isinstance(leaf, RowLeaf)]
+        if any(trees) or not rows or len(rows) < len(leaves):
+            raise SpecStackError("only arrays, or only Dicts, can be stacked")
+        spec = stack([leaf.spec for leaf in rows], 0)
+    except SpecStackError as error:
         raise SpecError(
-            f"MultiDiscrete of shape {sizes.shape} is not supported. "
-            "Flatten it to one axis with a gymnasium wrapper."
-        )
-    start = np.asarray(space.start)
-    equal = bool((sizes == sizes[0]).all())
-    width, dtype = len(sizes), _torch_dtype(space.dtype)
-    if categorical:
-        if equal:
-            spec: TensorSpec = Categorical(int(sizes[0]), shape=(width,), dtype=dtype)
-        else:
-            spec = MultiCategorical(sizes.tolist(), dtype=dtype)
-
-        def write_indices(row: np.ndarray, value: Any) -> None:
-            row[...] = value - start
-
-        return Leaf(spec, write_indices, lambda rows: list(rows + start))
-    offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    if equal:
-        spec = OneHot(int(sizes[0]), shape=(width, int(sizes[0])), dtype=torch.int64)
-    else:
-        spec = MultiOneHot(sizes.tolist(), dtype=torch.int64)
-
-    def write_hot(row: np.ndarray, value: Any) -> None:
-        flat = row.reshape(-1)  # a view: rows are contiguous
-        flat[:] = 0
-        flat[offsets + (value - start)] = 1
-
-    def read_hot(rows: np.ndarray) -> list[Any]:
-        flat = rows.reshape(len(rows), -1)
-        parts = [
-            flat[:, low : low + size].argmax(-1) for low, size in zip(offsets, sizes, strict=True)
-        ]
-        return list(np.stack(parts, -1).astype(space.dtype) + start)
-
-    return Leaf(spec, write_hot, read_hot)
-
-
-def _tuple(space: Any, categorical: bool) -> Leaf:
-    members = [_leaf(member, categorical) for member in space.spaces]
-    likeness = {(member.spec.shape, member.spec.dtype) for member in members}
-    if len(likeness) > 1:
-        raise SpecError(
-            f"the members of {space} have different shapes or dtypes and cannot share one array. "
+            f"the members of {space} cannot be stacked into one entry: {error}. "
             "Turn the Tuple space into a Dict with a gymnasium wrapper."
+        ) from error
+    if len({leaf.spec.shape for leaf in rows}) == 1:
+        return stacked_leaf(spec, rows)
+    return ragged_leaf(spec, rows)
+
+
+def _tree_tuple(members: list[Codec]) -> ObjectLeaf:
+    """A Tuple of Dicts: a TensorDict that stacks one for each member."""
+
+    def encode(value: Any) -> TensorDictBase:
+        parts = [
+            TensorDict(nested(codec.encode(part)))
+            for codec, part in zip(members, value, strict=True)
+        ]
+        return LazyStackedTensorDict.maybe_dense_stack(parts, 0)
+
+    def decode(data: TensorDictBase) -> tuple[Any, ...]:
+        return tuple(
+            codec.decode({path: part.get(as_key(path)) for path in codec.leaves})
+            for codec, part in zip(members, data.unbind(0), strict=True)
         )
-    spec = stack([member.spec for member in members], 0)
 
-    def write_members(row: np.ndarray, value: Any) -> None:
-        for index, (member, part) in enumerate(zip(members, value, strict=True)):
-            member.write(row[index, ...], part)  # the dots keep a 0-d slot an array
-
-    def read_members(rows: np.ndarray) -> list[Any]:
-        parts = [member.read(rows[:, index]) for index, member in enumerate(members)]
-        return list(zip(*parts, strict=True))
-
-    return Leaf(spec, write_members, read_members)
+    return ObjectLeaf(stack([codec.spec() for codec in members], 0), encode, decode)
 
 
-def _copy_in(row: np.ndarray, value: Any) -> None:
-    row[...] = value
+def _sequence_codec(space: Any, path: Path, categorical: bool) -> Codec:
+    """A stacked Sequence: every leaf of its elements gets a leading axis of unknown size."""
+    if not space.stack:
+        raise SpecError(
+            f"{space} does not stack its elements and has no array form. Make it with stack=True."
+        )
+    utils = library_of(space).vector.utils
+    element = _build(space.feature_space, path, categorical)
+    if not element.has_rows:
+        raise SpecError(
+            f"the elements of {space} have no array form of fixed shape. "
+            "Flatten them with a gymnasium wrapper."
+        )
+
+    def elements(value: Any) -> list[Any]:
+        return list(utils.iterate(space.stacked_feature_space, value))
+
+    def assemble(values: Mapping[Path, list[Any]]) -> list[Any]:
+        return [
+            joined({path: lists[index] for path, lists in values.items() if path in element.leaves})
+            for index in range(len(values[next(iter(element.leaves))]))
+        ]
+
+    def joined(lists: dict[Path, list[Any]]) -> Any:
+        made = element.assemble(lists)
+        blank = utils.create_empty_array(space.feature_space, len(made))
+        return utils.concatenate(space.feature_space, made, blank)
+
+    def each(pick: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+        return lambda value: [pick(one) for one in elements(value)]
+
+    leaves = {at: (_series(leaf), each(pick)) for at, (leaf, pick) in element.leaves.items()}
+    return Codec(space, leaves, assemble)
 
 
-def _rows(rows: np.ndarray) -> list[Any]:
-    return list(rows.copy())  # the simulator may keep its action; the rows will be refilled
+def _series(leaf: Leaf) -> ObjectLeaf:
+    """Any number of values of a leaf that has rows, along a leading axis."""
 
+    def encode(values: list[Any]) -> torch.Tensor:
+        return torch.stack([leaf.encode(value) for value in values]) if values else empty
 
-def _scalars(rows: np.ndarray) -> list[Any]:
-    return [row.reshape(()) for row in rows.copy()]
+    def decode(data: torch.Tensor) -> list[Any]:
+        return leaf.read(data.detach().cpu().numpy())
 
-
-def _refuse(row: np.ndarray, value: Any) -> None:
-    raise SpecError("text has no array form and cannot be written into a row.")
-
-
-def _torch_dtype(dtype: Any) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
+    spec = leaf.spec.unsqueeze(0).make_neg_dim(0)
+    empty = leaf.spec.zero((0,))
+    return ObjectLeaf(spec, encode, decode)
 
 
 # -------------------------------------------------------------------------------- spec -> space
@@ -303,7 +302,7 @@ def space_of(spec: TensorSpec) -> Any:
     Raises:
         SpecError: the spec has no gymnasium counterpart.
     """
-    spaces = require("gymnasium").spaces
+    spaces = gym_backend("spaces")
     if isinstance(spec, Composite):
         return spaces.Dict({name: space_of(member) for name, member in spec.items()})
     shape = tuple(spec.shape)

@@ -47,10 +47,26 @@ __all__ = ["EnvBase"]
 class _EnvMeta(ABCMeta):
     """Take out the keywords every env accepts, and finish the specs after ``__init__``."""
 
-    def __call__(cls, *args: Any, spec_locked: bool = True, **kwargs: Any) -> Any:
+    def __call__(
+        cls,
+        *args: Any,
+        spec_locked: bool = True,
+        auto_reset: bool = False,
+        policy: Any = None,
+        **kwargs: Any,
+    ) -> Any:
         env = super().__call__(*args, **kwargs)
-        if isinstance(env, EnvBase):  # __new__ may return something else
-            env._after_init(spec_locked)
+        if not isinstance(env, EnvBase):  # __new__ may return something else
+            return env
+        env._after_init(spec_locked)
+        if auto_reset:
+            from envkit.transforms.autoreset import AutoResetEnv
+
+            env = AutoResetEnv(env)
+        if policy is not None:
+            from envkit.transforms.recurrent import with_policy_transforms
+
+            env = with_policy_transforms(env, policy)
         return env
 
 
@@ -63,7 +79,13 @@ class EnvBase(SpecHolder, metaclass=_EnvMeta):
         run_type_checks: compare the dtypes of every step with the specs (TypeError).
         allow_done_after_reset: accept done flags that are set right after a reset.
 
-    Every subclass also accepts ``spec_locked=True``: lock the specs after construction.
+    Every subclass also accepts
+
+    - ``spec_locked=True``: lock the specs after construction;
+    - ``auto_reset=False``: the simulator begins a new episode in the step that ends one; the result is
+      an `AutoResetEnv`;
+    - ``policy=None``: a module; what its recurrent parts need is appended, and the result then is a
+      `TransformedEnv`.
     """
 
     keeps_last_output = False
@@ -246,7 +268,8 @@ class EnvBase(SpecHolder, metaclass=_EnvMeta):
         following = empty_like(td)
         for path, kind, spec in self._output_leaves:
             shape = (*td.batch_size, *spec.shape[len(self.batch_size) :])
-            previous = None if kind == "reward" else td.get(as_key(path), None)
+            known = kind != "reward" or as_key(path) in self.state_keys
+            previous = td.get(as_key(path), None) if known else None
             if not hasattr(previous, "shape") or not rules.kept_shape(previous, shape):
                 previous = self._zeros(spec, td)
             following.set(as_key(path), previous)
@@ -303,12 +326,11 @@ class EnvBase(SpecHolder, metaclass=_EnvMeta):
     def _complete(self, out: TensorDictBase, *, rewards: bool) -> None:
         """Bring rewards and done flags to their shapes and fill what is missing, in place."""
         batch = out.batch_size
-        for path, kind, spec in self._output_leaves:
-            if kind == "observation" or (kind == "reward" and not rewards):
+        for key, kind, spec, event in self._cached("scalars", self._scalar_leaves):
+            if kind == "reward" and not rewards:
                 continue
-            key = as_key(path)
             value = out.get(key, None)
-            shape = (*batch, *spec.shape[len(self.batch_size) :])
+            shape = (*batch, *event)
             if value is None:
                 if kind == "reward":
                     out.set(key, self._zeros(spec, out))
@@ -316,6 +338,14 @@ class EnvBase(SpecHolder, metaclass=_EnvMeta):
                 out.set(key, _reshaped(value, shape, key))
         for level, names in self.done_levels.items():
             self._complete_done(out, level, names)
+
+    def _scalar_leaves(self) -> list[tuple[Key, str, Any, torch.Size]]:
+        """List rewards and done flags, with their shape beyond the batch."""
+        return [
+            (as_key(path), kind, spec, spec.shape[len(self.batch_size) :])
+            for path, kind, spec in self._output_leaves
+            if kind != "observation"
+        ]
 
     def _complete_done(self, out: TensorDictBase, level: tuple[str, ...], names: list[str]) -> None:
         given = {}
@@ -515,6 +545,32 @@ class EnvBase(SpecHolder, metaclass=_EnvMeta):
         of transitions is stacked like those of any rollout.
         """
         return None
+
+    def _fast_episode(
+        self, root: TensorDictBase, steps: int, policy: Any, act: Callable
+    ) -> TensorDictBase | list[TensorDictBase] | None:
+        """Do at once a rollout that stops after the first step in which any env is done, or None.
+
+        Arguments and result are those of `_fast_rollout`.
+        """
+        return None
+
+    # --------------------------------------------------------------------------------- transforms
+
+    def append_transform(self, transform: Any) -> EnvBase:
+        """Wrap this env in a transform.
+
+        Args:
+            transform: a `Transform`, or a function ``td -> td``, which is run on what each reset
+                and each step produces.
+
+        Returns:
+            A `TransformedEnv` of this env. One that is a `TransformedEnv` already is extended in
+            place and returned.
+        """
+        from envkit.transforms.env import TransformedEnv
+
+        return TransformedEnv(self, transform)
 
     # ------------------------------------------------------------------------------ seed and life
 

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from envkit.base import EnvBase
 from envkit.env_specs import as_key
 from envkit.errors import OutOfSpecError
-from envkit.specs import Composite
+from envkit.specs import Composite, contains_lazy_spec
 from envkit.transition import leaves
 
 __all__ = ["check_env_specs"]
@@ -49,21 +49,40 @@ def check_env_specs(
         return_contiguous=return_contiguous,
         break_when_any_done=break_when_any_done,
     )
-    fake = env.fake_tensordict()
-    problems = _key_problems(fake, real)
-    batch_ndim = len(env.batch_size)
-    got, wanted = dict(leaves(real)), dict(leaves(fake))
-    for path in (path for path in wanted if path in got):
-        problems += _leaf_problems(
-            path, wanted[path], got[path], env, real, check_dtype, batch_ndim
-        )
-    problems += _value_problems(env, real)
+    problems = _problems(
+        env.specs, env.fake_tensordict(), real, device=env.device, check_dtype=check_dtype
+    )
     if problems:
         raise OutOfSpecError(
             f"{env} does not do what its specs say:\n"
             + "\n".join(f"  - {problem}" for problem in problems)
             + "\nCorrect the specs, or what _reset and _step return."
         )
+
+
+def _problems(
+    specs: Composite,
+    fake: TensorDictBase,
+    real: TensorDictBase,
+    *,
+    device: torch.device | None,
+    check_dtype: bool,
+) -> list[str]:
+    """Compare a rollout with specs of batch size ``specs.shape``; unlike envs one by one."""
+    if contains_lazy_spec(specs):
+        return [
+            f"{problem} (env {index})"
+            for index in range(specs.shape[0])
+            for problem in _problems(
+                specs[index], fake[index], real[index], device=device, check_dtype=check_dtype
+            )
+        ]
+    problems = _key_problems(fake, real)
+    got, wanted = dict(leaves(real)), dict(leaves(fake))
+    for path in (path for path in wanted if path in got):
+        event = wanted[path].shape[specs.ndim :]
+        problems += _leaf_problems(path, wanted[path], got[path], event, real, device, check_dtype)
+    return problems + _value_problems(specs, real)
 
 
 def _key_problems(fake: TensorDictBase, real: TensorDictBase) -> list[str]:
@@ -74,30 +93,43 @@ def _key_problems(fake: TensorDictBase, real: TensorDictBase) -> list[str]:
     ]
 
 
-def _leaf_problems(path, wanted, got, env, real, check_dtype, batch_ndim) -> list[str]:
+def _leaf_problems(path, wanted, got, event, real, device, check_dtype) -> list[str]:
     if not isinstance(got, torch.Tensor) or not isinstance(wanted, torch.Tensor):
         return []
     key, problems = as_key(path), []
-    event, got_event = wanted.shape[batch_ndim:], got.shape[len(real.batch_size) :]
+    got_event = got.shape[len(real.batch_size) :]
     if event != got_event:
         problems.append(f"{key!r} has shape {tuple(got_event)}, its spec says {tuple(event)}")
     if check_dtype and wanted.dtype != got.dtype:
         problems.append(f"{key!r} has dtype {got.dtype}, its spec says {wanted.dtype}")
-    if env.device is not None and wanted.device != got.device:
+    if device is not None and wanted.device != got.device:
         problems.append(f"{key!r} is on {got.device}, its spec says {wanted.device}")
     return problems
 
 
-def _value_problems(env: EnvBase, real: TensorDictBase) -> list[str]:
+def _value_problems(specs: Composite, real: TensorDictBase) -> list[str]:
+    inputs, outputs = specs["input_spec"], specs["output_spec"]
     places = {
-        "root": (real, ("observation", "state", "action", "done")),
-        "next": (real.get("next"), ("observation", "reward", "done")),
+        "root": (
+            real,
+            (outputs, "observation"),
+            (inputs, "state"),
+            (inputs, "action"),
+            (outputs, "done"),
+        ),
+        "next": (
+            real.get("next"),
+            (outputs, "observation"),
+            (outputs, "reward"),
+            (outputs, "done"),
+        ),
     }
     problems = []
-    for place, (td, kinds) in places.items():
-        for kind in kinds:
-            spec = getattr(env, f"single_full_{kind}_spec")
-            problems += [f"{line} at {place}" for line in _outside(spec, td)]
+    for place, (td, *kinds) in places.items():
+        for owner, kind in kinds:
+            spec = owner[f"full_{kind}_spec"]
+            single = spec[(0,) * specs.ndim] if specs.ndim else spec
+            problems += [f"{line} at {place}" for line in _outside(single, td)]
     return problems
 
 

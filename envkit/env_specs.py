@@ -455,11 +455,12 @@ class SpecHolder(nn.Module):
 
     def add_truncated_keys(self) -> SpecHolder:
         """Declare ``truncated`` beside every ``done``; returns self."""
-        spec = self.full_done_spec.clone()
-        for level in self.done_levels:
-            done = spec[(*level, "done")]
-            if (*level, "truncated") not in {as_path(key) for key in spec.keys(True, True)}:
-                spec[(*level, "truncated")] = done.clone()
+        spec, _ = _complete_done_spec(self.full_done_spec)  # in a constructor it may be empty
+        paths = leaf_paths(spec)
+        for level in {path[:-1] for path in paths} - {
+            path[:-1] for path in paths if path[-1] == "truncated"
+        }:
+            spec[(*level, "truncated")] = spec[(*level, "done")].clone()
         self.full_done_spec = spec
         return self
 

@@ -8,6 +8,8 @@ Conventions
     Each class is an `EnvkitError` and the built-in exception that the reference API raises there.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 __all__ = [
@@ -16,24 +18,30 @@ __all__ = [
     "BatchSizeError",
     "ClosedEnvError",
     "DoneError",
+    "EmptySpecError",
     "EncodingError",
     "EnvkitError",
     "HandoffError",
     "KeyCollisionError",
     "MissingKeyError",
     "MissingLibraryError",
+    "NoParentError",
     "NotEnumerableError",
     "NotStartedError",
     "OutOfSpecError",
+    "PrimerError",
     "ResetMaskError",
     "ResetOutputError",
     "SharedMemoryError",
+    "SpecAxisError",
     "SpecError",
     "SpecLockedError",
+    "SpecMaskError",
     "SpecStackError",
     "SpecTypeError",
     "StateStructureError",
     "StepMaskError",
+    "TransformOwnerError",
     "WorkerError",
     "WorkerTimeoutError",
 ]
@@ -57,6 +65,18 @@ class NotStartedError(EnvkitError, RuntimeError, AttributeError):
 
 class SpecError(EnvkitError, ValueError):
     """A spec is declared, shaped or combined in a way that describes no tensor."""
+
+
+class EmptySpecError(EnvkitError, RuntimeError):
+    """A spec holds a Composite without leaves where every node must have data."""
+
+
+class SpecAxisError(SpecError, IndexError):
+    """An axis of a spec does not exist, or spells a value and cannot be touched."""
+
+
+class SpecMaskError(SpecError, RuntimeError):
+    """A mask does not fit the options of a spec, or allows none of them."""
 
 
 class SpecStackError(EnvkitError, RuntimeError):
@@ -114,6 +134,18 @@ class DoneError(EnvkitError, RuntimeError):
     """Done flags are contradictory, missing, or set right after a reset."""
 
 
+class TransformOwnerError(EnvkitError, AttributeError):
+    """A transform that belongs to one environment was given to another."""
+
+
+class NoParentError(EnvkitError, RuntimeError):
+    """A transform that needs an environment is in none."""
+
+
+class PrimerError(EnvkitError, RuntimeError):
+    """A primer does not fit its environment, or its values do not fit their specs."""
+
+
 class ClosedEnvError(EnvkitError, RuntimeError):
     """An env was used after `close`, or closed twice."""
 
@@ -137,10 +169,12 @@ class SharedMemoryError(EnvkitError, MemoryError):
 class WorkerError(EnvkitError, RuntimeError):
     """A worker process raised, died or answered out of turn.
 
-    ``failures`` holds one `envkit.transport.Failure` for each thing that went wrong.
+    ``failures`` holds one `envkit.transport.Failure` for each thing that went wrong, ``answers``
+    what the rest of a call gave, by worker.
     """
 
     failures: tuple[Any, ...] = ()
+    answers: Mapping[int, Any] = MappingProxyType({})
 
 
 class WorkerTimeoutError(WorkerError, TimeoutError):

@@ -2,7 +2,7 @@
 
 This module decides when a rollout stops and what its last step looks like. How a step is made, and
 what follows it, is asked of the env. An env that can do a whole run at once offers it through
-`EnvBase._fast_rollout`.
+`EnvBase._fast_rollout`, or `EnvBase._fast_episode` where the first end stops it.
 
 Conventions
     result  TensorDict of batch size (*batch, T); time is the last batch axis, named "time".
@@ -24,7 +24,7 @@ from envkit.policy import Policy, as_policy, policy_device
 if TYPE_CHECKING:
     from envkit.base import EnvBase
 
-__all__ = ["nonstop", "rollout"]
+__all__ = ["nonstop", "rollout", "until_any_done"]
 
 Callback = Callable[["EnvBase", TensorDictBase], Any]
 
@@ -56,8 +56,11 @@ def rollout(
         act = _on_device(act, policy_device(policy), env.device)
     root = _first_root(env, tensordict, auto_reset)
     steps = None
-    if callback is None and stop is nonstop and return_contiguous:
-        steps = env._fast_rollout(root, max_steps, policy, act)
+    if callback is None and return_contiguous:
+        if stop is nonstop:
+            steps = env._fast_rollout(root, max_steps, policy, act)
+        elif stop is until_any_done:
+            steps = env._fast_episode(root, max_steps, policy, act)
     if steps is None:
         steps = list(stop(env, root, act, max_steps, callback))
     result = _stack(steps, contiguous=return_contiguous) if isinstance(steps, list) else steps
@@ -79,7 +82,7 @@ def _stop_rule(any_done: bool | None, all_done: bool | None):
         )
     if all_done:
         return _until_all_done
-    return nonstop if any_done is False else _until_any_done
+    return nonstop if any_done is False else until_any_done
 
 
 def _first_root(env: EnvBase, td: TensorDictBase | None, auto_reset: bool) -> TensorDictBase:
@@ -120,11 +123,21 @@ def nonstop(
             callback(env, done)
 
 
-def _until_any_done(
-    env: EnvBase, td: TensorDictBase, act: Policy, steps: int, callback: Callback | None
+def until_any_done(
+    env: EnvBase,
+    td: TensorDictBase,
+    act: Policy,
+    steps: int,
+    callback: Callback | None = None,
+    *,
+    acted: bool = False,
 ):
+    """Stop after the first step in which any env is done.
+
+    ``acted`` says that ``td`` already holds its action.
+    """
     for index in range(steps):
-        td = env.step(act(td))
+        td = env.step(td if acted and index == 0 else act(td))
         yield td
         if index == steps - 1 or env._rows_done(td.get("next")).any():
             return
@@ -158,6 +171,10 @@ def _repeat_frozen(
     running: torch.Tensor, td: TensorDictBase, last: TensorDictBase
 ) -> TensorDictBase:
     """Rows of finished envs repeat their last transition as it was."""
+    if isinstance(td, LazyStackedTensorDict) and isinstance(last, LazyStackedTensorDict):
+        dim = td.stack_dim
+        parts = zip(running.unbind(dim), td.unbind(dim), last.unbind(dim), strict=True)
+        return LazyStackedTensorDict(*(_repeat_frozen(*part) for part in parts), stack_dim=dim)
     return td.apply(
         lambda new, old: new if old is None else rules.choose(running, new, old), last, default=None
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["next_seed", "seed_chain"]
+__all__ = ["next_seed", "restart_seed", "seed_chain"]
 
 
 def next_seed(seed: int | None) -> int:
@@ -33,3 +33,11 @@ def seed_chain(seed: int | None, count: int, *, static: bool = False) -> tuple[l
     while len(seeds) <= count:
         seeds.append(next_seed(seeds[-1]))
     return seeds[:-1], seeds[-1]
+
+
+def restart_seed(seed: int, row: int, count: int) -> int:
+    """Give the seed of row ``row`` of a batch seeded with ``seed`` after its ``count``-th restart.
+
+    The first word of ``numpy.random.SeedSequence([seed, row, count])``.
+    """
+    return int(np.random.SeedSequence([seed, row, count]).generate_state(1)[0]) % (2**32 - 1)

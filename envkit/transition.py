@@ -15,7 +15,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_non_tensor,
+)
 
 from envkit import rules
 from envkit.env_specs import Key, as_key, as_path
@@ -24,6 +30,7 @@ from envkit.specs import Composite
 __all__ = [
     "any_done",
     "carry",
+    "choose",
     "collect_reset_masks",
     "drop_private",
     "leaves",
@@ -38,7 +45,9 @@ Path = tuple[str, ...]
 def leaves(td: TensorDictBase, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Visit the leaves of a TensorDict, non-tensor ones included, depth first in key order."""
     for name, value in td.items():
-        if isinstance(value, TensorDictBase):
+        if isinstance(value, torch.Tensor) or is_non_tensor(value):
+            yield (*prefix, name), value
+        elif isinstance(value, TensorDictBase):
             yield from leaves(value, (*prefix, name))
         else:
             yield (*prefix, name), value
@@ -85,7 +94,7 @@ def carry(
             here = (*path, name)
             if not from_next and here == ("next",):
                 continue
-            if isinstance(value, TensorDictBase):
+            if isinstance(value, TensorDictBase) and not is_non_tensor(value):
                 below = into.get(name)
                 below = dict(below) if isinstance(below, dict) else {}
                 walk(value, here, from_next, below)
@@ -218,7 +227,7 @@ def merge_reset(
         if path[-1] == rules.RESET:
             continue
         level = rules.governing_level(path[:-1], masks)
-        if level is not None and not isinstance(value, NonTensorData):
+        if level is not None:
             value = _selected(td.get(as_key(path), None), value, masks[level], td, keeps_last)
         td.set(as_key(path), value)
     return drop_private(td, rules.RESET)
@@ -226,13 +235,22 @@ def merge_reset(
 
 def _selected(
     kept: Any, fresh: Any, mask: torch.Tensor, td: TensorDictBase, keeps_last: bool
-) -> torch.Tensor:
+) -> Any:
     if kept is None:
-        if keeps_last:
+        if keeps_last or is_non_tensor(fresh):
             return fresh
         kept = torch.zeros_like(fresh)
-    mask = rules.reduce_mask(mask, fresh.shape, len(td.batch_size))
-    return rules.choose(mask, fresh, kept)
+    return choose(rules.reduce_mask(mask, fresh.shape, len(td.batch_size)), fresh, kept)
+
+
+def choose(mask: torch.Tensor, fresh: Any, kept: Any) -> Any:
+    """Do what `rules.choose` does, for leaves that are no tensors as well."""
+    if isinstance(fresh, torch.Tensor) and isinstance(kept, torch.Tensor):
+        return rules.choose(mask, fresh, kept)
+    if mask.ndim == 0:
+        return fresh if bool(mask) else kept
+    rows = zip(mask.unbind(0), fresh.unbind(0), kept.unbind(0), strict=True)
+    return NonTensorStack(*(choose(*row) for row in rows))
 
 
 def drop_private(td: TensorDictBase, name: str) -> TensorDictBase:

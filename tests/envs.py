@@ -6,6 +6,8 @@ Conventions
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import torch
@@ -99,3 +101,40 @@ class StatelessCount(EnvBase):
 
     def _set_seed(self, seed):
         pass
+
+
+class Chaos(Count):
+    """Counts and draws numbers; its action says how the step goes wrong, see `FAULTS`.
+
+    ``draw`` float32 (1,) comes from a generator that only `set_seed` touches.
+    """
+
+    FAULTS = ("none", "raise", "exit", "kill", "hang")
+
+    def __init__(self, n: int = 7):
+        super().__init__(n)
+        self.generator = torch.Generator().manual_seed(0)
+        self.observation_spec = Composite(
+            count=Unbounded((1,), dtype=torch.int64), draw=Unbounded((1,))
+        )
+        self.action_spec = Categorical(len(self.FAULTS), shape=(1,))
+        self.add_truncated_keys()
+
+    def _out(self) -> TensorDict:
+        return super()._out().set("draw", torch.rand(1, generator=self.generator))
+
+    def _step(self, td):
+        fault = self.FAULTS[int(td["action"])]
+        if fault == "raise":
+            raise ValueError(f"cannot go on from {self.c}")
+        if fault == "exit":
+            os._exit(3)
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "hang":
+            time.sleep(1000)
+        return super()._step(td)
+
+    def _set_seed(self, seed):
+        super()._set_seed(seed)
+        self.generator.manual_seed(seed)

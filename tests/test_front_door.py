@@ -54,7 +54,8 @@ def test_every_public_name_resolves_to_the_object_of_that_name(name):
     assert getattr(value, "__name__", name) in (name, *ALIASES.get(name, ()))
 
 
-ALIASES = {  # names the field knows for things tensordict provides
+ALIASES = {  # names the field knows for things that tensordict or envkit call otherwise
+    "DiscreteBox": ("CategoricalBox",),
     "ExplorationType": ("InteractionType",),
     "exploration_type": ("interaction_type",),
     "set_exploration_type": ("set_interaction_type",),

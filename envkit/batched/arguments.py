@@ -47,7 +47,7 @@ def as_makers(count: int, create_env_fn: Any) -> list[Make]:
             "Pass one callable for all of them, or one for each."
         )
     copies = {id(env): Copies(env) for env in given if isinstance(env, EnvBase)}
-    return [copies.get(id(maker), maker) for maker in given]
+    return [copies[id(made)] if id(made) in copies else made for made in given]
 
 
 def as_kwargs(count: int, kwargs: Any) -> list[dict[str, Any]]:
@@ -76,11 +76,13 @@ def tasks_of(makers: Sequence[Make], kwargs: Sequence[dict[str, Any]]) -> list[i
     firsts: list[tuple[Make, dict[str, Any]]] = []
     tasks = []
     for maker, own in zip(makers, kwargs, strict=True):
-        for task, (known, other) in enumerate(firsts):
-            if maker is known and _equal(own, other):
-                break
-        else:
-            task = len(firsts)
+        known = (
+            task
+            for task, (first, other) in enumerate(firsts)
+            if maker is first and _equal(own, other)
+        )
+        task = next(known, len(firsts))
+        if task == len(firsts):
             firsts.append((maker, own))
         tasks.append(task)
     return tasks

@@ -16,13 +16,16 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from envkit.batched.metadata import EnvMetaData
+from envkit.batched.metadata import HasLeaves
+from envkit.env_specs import as_key
+from envkit.errors import SpecError
 from envkit.rules import RESET, STEP
+from envkit.specs import TensorSpec
 from envkit.transport import Field
 
 __all__ = ["SLOT", "BufferPlan"]
@@ -41,14 +44,24 @@ class BufferPlan:
     num_slots: int
 
     @classmethod
-    def of(cls, metadata: EnvMetaData, num_rows: int) -> BufferPlan:
-        """Plan the rows of ``num_rows`` sub-envs that look like ``metadata``."""
+    def of(
+        cls,
+        metadata: HasLeaves,
+        num_rows: int,
+        more_inputs: Mapping[Path, TensorSpec] | None = None,
+    ) -> BufferPlan:
+        """Plan the rows of ``num_rows`` sub-envs that look like ``metadata``.
+
+        ``more_inputs`` are sent to the sub-envs too, though their specs do not know them; no part
+        of such a path holds a slash.
+        """
         kinds = {
             "in": ("action", "state"),
             "root": ("observation", "done"),
             "next": ("observation", "reward", "done"),
         }
         leaves = {region: metadata.paths(*names) for region, names in kinds.items()}
+        leaves["in"].update(more_inputs or {})
         moment_bytes = num_rows * sum(
             leaf.shape.numel() * leaf.dtype.itemsize
             for region in leaves.values()
@@ -79,6 +92,41 @@ class BufferPlan:
             for path, field in self.regions[region].items()
         }
 
+    def fitted(self, arrays: Mapping[str, np.ndarray]) -> BufferPlan:
+        """Check that ``arrays`` were laid out for sub-envs of this plan.
+
+        Returns:
+            This plan, and with it those inputs in ``arrays`` that it does not know.
+
+        Raises:
+            SpecError: an entry is missing, is there in vain, or has another shape or dtype.
+        """
+        wanted = {field.name: field for field in self.fields()}
+        for name, field in wanted.items():
+            array = arrays.get(name)
+            if array is None:
+                raise _misfit(name, "is not among its entries")
+            event = array.shape[array.ndim - len(field.shape) :]
+            if event != field.shape or array.dtype != np.dtype(field.dtype):
+                raise _misfit(name, f"has shape {event} and dtype {array.dtype} there")
+        more = {name: array for name, array in arrays.items() if name not in wanted}
+        for name in more:
+            if not name.startswith("in/"):
+                raise _misfit(name, "is there, but this env does not have it")
+        inputs = {
+            tuple(name.split("/")[1:]): _field_of(array, name) for name, array in more.items()
+        }
+        return replace(self, regions={**self.regions, "in": {**self.regions["in"], **inputs}})
+
+
+def _misfit(name: str, what: str) -> SpecError:
+    key = as_key(name.split("/")[1:])
+    return SpecError(
+        f"this env does not look like the first of its kind, whose data the rows hold: {key!r} "
+        f"{what}. One create function with equal keywords must always make envs of the same keys, "
+        "shapes and dtypes. Pass a list of different functions for different envs."
+    )
+
 
 _BITS = {torch.bfloat16: torch.int16}  # dtypes NumPy lacks travel as the same number of bits
 
@@ -87,6 +135,12 @@ def _field(region: str, path: Path, leaf: object, slots: int) -> Field:
     shape, dtype = tuple(leaf.shape), leaf.dtype  # type: ignore[attr-defined]
     stored = torch.empty(0, dtype=_BITS.get(dtype, dtype)).numpy().dtype
     return _SpecField("/".join((region, *path)), shape, stored.str, slots, torch_dtype=dtype)
+
+
+def _field_of(array: np.ndarray, name: str) -> Field:
+    slots, _, *shape = array.shape
+    dtype = torch.from_numpy(array).dtype
+    return _SpecField(name, tuple(shape), array.dtype.str, slots, torch_dtype=dtype)
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.batched.buffers import SLOT, BufferPlan
 from envkit.batched.host import ADVANCE, RESET, STEP
 from envkit.batched.metadata import EnvMetaData
+from envkit.batched.recovery import Recovery
+from envkit.batched.stacking import keep_unstepped, stack_rows
 from envkit.env_specs import as_key
-from envkit.errors import MissingKeyError, SpecError
+from envkit.errors import MissingKeyError, SpecError, WorkerError
+from envkit.specs import TensorSpec
 from envkit.transport import Layout, Pool
 
 __all__ = ["BufferExchange", "TensorDictExchange", "call_by_row"]
@@ -33,15 +37,31 @@ Path = tuple[str, ...]
 class BufferExchange:
     """Steps and resets through rows in memory that parent and hosts share.
 
+    ``lost`` are the rows whose env was rebuilt during the last step, see `recovery`.
+
     ``slot`` is the moment that the next step reads and writes, see `buffers`. Stepping one by one
-    leaves it at 0; `recording` moves it.
+    leaves it at 0; `recording` moves it. ``more_inputs`` are sent beside what the specs ask for.
     """
 
-    def __init__(self, pool: Pool, metadata: EnvMetaData, num_rows: int, device: Any):
-        plan = BufferPlan.of(metadata, num_rows)
+    keeps_unstepped = False
+    """`recv` gives the root values of rows that were not stepped."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        metadata: EnvMetaData,
+        num_rows: int,
+        device: Any,
+        *,
+        more_inputs: Mapping[Path, TensorSpec],
+        recovery: Recovery,
+    ):
+        plan = BufferPlan.of(metadata, num_rows, more_inputs)
         arrays = pool.bind(Layout(plan.fields(), num_rows))
         self._pool = pool
-        self._device = device
+        self._recovery = recovery
+        self._metadata = metadata
+        self._device, self._non_blocking = device, False
         self._slot = arrays[SLOT.name]
         self.batch_size = torch.Size((num_rows, *metadata.batch_size))
         self.num_slots = plan.num_slots
@@ -56,7 +76,9 @@ class BufferExchange:
         self._rows_have_parts = (
             sum(mask[0].numel() for path, mask in self.masks.items() if path[-1] == rules.RESET) > 1
         )
-        self._newest_is_next = torch.zeros(num_rows, dtype=torch.bool)
+        self._newest_is_next = np.zeros(num_rows, bool)
+        self._lost_before: set[int] = set()
+        self.lost: set[int] = set()
 
     @property
     def slot(self) -> int:
@@ -73,12 +95,14 @@ class BufferExchange:
         """Hand out the inputs and wake whoever has a row to step."""
         for path, tensor in self.inputs[self.slot].items():
             _fill(tensor, td.get(as_key(path), None), path)
-        self.wake(mask, advance=advance)
+        self.wake(td, mask, advance=advance)
 
-    def wake(self, mask: torch.Tensor | None = None, *, advance: bool) -> None:
-        """Step with the inputs as they lie in the rows."""
+    def wake(
+        self, root: TensorDictBase, mask: torch.Tensor | None = None, *, advance: bool
+    ) -> None:
+        """Step with the inputs as they lie in the rows; ``root`` is what is known before."""
         rows = self._select({(rules.STEP,): mask} if mask is not None else {})
-        self._sent_rows = rows
+        self._sent_rows, self._sent_root = rows, root
         self._advanced = advance
         self._pool.send(ADVANCE if advance else STEP, rows)
         if advance and self._rows_have_parts:
@@ -86,9 +110,33 @@ class BufferExchange:
 
     def wait(self) -> None:
         """Wait for the step; rows that were not stepped hold anything."""
-        self._pool.recv()
+        lost, self._lost_before = self._lost_before, set()
+        try:
+            self._pool.recv()
+        except WorkerError as error:
+            lost |= self._recovery.repair(error)
         rows = slice(None) if self._sent_rows is None else self._sent_rows
         self._newest_is_next[rows] = not self._advanced
+        self.lost = lost and self._begin_anew(lost)
+        for row in self.lost:
+            outcome = self._metadata.lost_next(cast(TensorDictBase, self._sent_root[row]))
+            for path, tensor in self.nexts[self.slot].items():
+                tensor[row].copy_(outcome.get(as_key(path)))
+            self._newest_is_next[row] = not self._advanced
+
+    def _begin_anew(self, lost: set[int], kwargs: list[dict[str, Any]] | None = None) -> set[int]:
+        """Start episodes in rows that were rebuilt, and give all rows lost in the end."""
+        rows = sorted(lost)
+        while rows:
+            for mask in self.masks.values():
+                mask[rows] = True
+            try:
+                self._reset_rows(rows, kwargs)
+                break
+            except WorkerError as error:
+                again = self._recovery.repair(error)
+                lost, rows = lost | again, sorted(again)
+        return lost
 
     def recv(self) -> TensorDict:
         """Wait for the step and give `next`; rows that were not stepped hold anything."""
@@ -109,20 +157,30 @@ class BufferExchange:
     ) -> TensorDict:
         """Reset what the masks select and give the newest known values of everything."""
         rows = self._select({(*level, rules.RESET): mask for level, mask in masks.items()})
+        chosen = set(range(len(self._newest_is_next)) if rows is None else rows)
+        try:
+            self._reset_rows(rows, kwargs)
+        except WorkerError as error:
+            lost = self._begin_anew(self._recovery.repair(error), kwargs)
+            self._lost_before |= lost - chosen
+        self._lost_before -= chosen
+        self._newest_is_next[slice(None) if rows is None else rows] = False
+        return self._newest()
+
+    def _reset_rows(self, rows: list[int] | None, kwargs: list[dict[str, Any]] | None) -> None:
         if kwargs is not None:
             given = range(len(kwargs)) if rows is None else rows
             call_by_row(self._pool, "reset_rows", {row: kwargs[row] for row in given})
         elif rows is None or rows:
             self._pool.send(RESET, rows)
             self._pool.recv()
-        self._newest_is_next[slice(None) if rows is None else rows] = False
-        return self._newest()
 
     def _newest(self) -> TensorDict:
-        slot, stale = self.slot, self._newest_is_next
+        slot = self.slot
         root, made = self.roots[slot + 1], self.nexts[slot]
-        if not bool(stale.any()):
+        if not self._newest_is_next.any():
             return self._clone(root)
+        stale = torch.from_numpy(self._newest_is_next)
         return self._clone(
             {path: rules.choose(stale, made[path], kept) for path, kept in root.items()}
         )
@@ -146,21 +204,46 @@ class BufferExchange:
         return touched.nonzero().squeeze(-1).tolist()
 
     def _clone(self, region: dict[Path, torch.Tensor]) -> TensorDict:
-        device = self._device
-        owned = {path: tensor.to(device, copy=True) for path, tensor in region.items()}
+        device, later = self._device, self._non_blocking
+        owned = {
+            path: tensor.to(device, copy=True, non_blocking=later)
+            for path, tensor in region.items()
+        }
         return tensordict_of(owned, self.batch_size, device)
+
+    def deliver_to(self, device: torch.device | None, *, non_blocking: bool) -> None:
+        """Copy what comes out to ``device`` from now on."""
+        self._device, self._non_blocking = device, _can_wait(device, non_blocking)
 
 
 class TensorDictExchange:
     """Steps and resets by handing each sub-env its part of the TensorDict.
 
-    Within one process nothing is copied, and the autograd graph is kept.
+    Within one process nothing is copied, and the autograd graph is kept. With ``individual`` what
+    comes out is a lazy stack, one TensorDict per row.
     """
 
-    def __init__(self, pool: Pool, metadata: list[EnvMetaData], device: Any):
+    keeps_unstepped = True
+
+    def __init__(
+        self,
+        pool: Pool,
+        metadata: list[EnvMetaData],
+        device: Any,
+        *,
+        individual: bool,
+        recovery: Recovery,
+    ):
         self._pool = pool
+        self._recovery = recovery
+        self._lost_before: set[int] = set()
+        self.lost: set[int] = set()
         self._num_rows = len(metadata)
+        self._metadata = metadata
+        self._input_devices = [found.device for found in metadata]
         self._device = device
+        self._non_blocking = False
+        self._individual = individual
         self._root_keys = [
             [as_key(path) for path in found.paths("observation", "done")] for found in metadata
         ]
@@ -169,6 +252,12 @@ class TensorDictExchange:
     def _remember(self, row: int, td: TensorDictBase) -> None:
         """Keep a row's newest root: what the env says of itself, not what the caller put there."""
         self._last[row] = td.select(*self._root_keys[row], strict=False)
+
+    def _input(self, td: TensorDictBase, row: int, *without: Any) -> TensorDictBase:
+        """Give one row's part of ``td`` on the device of its sub-env, the CPU if it names none."""
+        part = cast(TensorDictBase, td[row]).exclude(*without)
+        device = self._input_devices[row] or torch.device("cpu")
+        return part if part.device in (None, device) else part.to(device)
 
     def send(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
         """Remember the step; all of it happens in `recv`."""
@@ -180,20 +269,43 @@ class TensorDictExchange:
         rows = _rows_of(mask, self._num_rows)
         inputs = {}
         for row in rows:
-            part = cast(TensorDictBase, td[row]).exclude(rules.STEP, "next")
+            part = self._input(td, row, rules.STEP, "next")
             if mask is not None and mask.ndim > 1:
                 part.set(rules.STEP, mask[row])
             inputs[row] = (part, {})
-        results = self._call("step_and_maybe_reset" if advance else "step", inputs)
-        nexts: list[TensorDictBase | None] = [None] * self._num_rows
+        lost, self._lost_before = self._lost_before, set()
+        results, failed = self._call("step_and_maybe_reset" if advance else "step", inputs)
+        nexts: dict[int, TensorDictBase] = {}
         for row, result in results.items():
             data, following = result if advance else (result, None)
             nexts[row] = data.get("next")
-            self._remember(row, data.get("next") if following is None else following)
-        model = next((part for part in nexts if part is not None), None)
-        if model is None:  # nothing was selected, so there is nothing to tell
-            return TensorDict({}, batch_size=td.batch_size, device=self._device)
-        return self._stack([_zeros_like(model) if part is None else part for part in nexts])
+            self._remember(row, nexts[row] if following is None else following)
+        self.lost = self._begin_anew(lost | failed)
+        for row in self.lost:
+            nexts[row] = self._metadata[row].lost_next(self._input(td, row))
+            if not advance:
+                self._remember(row, nexts[row])
+        if mask is not None:
+            nexts = self._keep_unstepped(td, mask, nexts)
+        return self._stack([nexts[row] for row in range(self._num_rows)])
+
+    def _keep_unstepped(
+        self, td: TensorDictBase, mask: torch.Tensor, nexts: dict[int, TensorDictBase]
+    ) -> dict[int, TensorDictBase]:
+        """Give `next` of all rows: where ``mask`` is False their root values, or else zeros."""
+        model = next(iter(nexts.values()), None)
+        complete = {}
+        for row, found in enumerate(self._metadata):
+            skipped: TensorDictBase = found.skipped_next(self._input(td, row))
+            if row in self.lost:
+                complete[row] = nexts[row]
+            elif row in nexts:
+                complete[row] = keep_unstepped(nexts[row], skipped, mask[row])
+            elif model is None or self._individual:
+                complete[row] = skipped
+            else:  # what no spec knows of is zero
+                complete[row] = model.apply(torch.zeros_like).update(skipped)  # type: ignore[union-attr]
+        return complete
 
     def fresh_rows(self) -> TensorDictBase:
         """Give the newest root of every sub-env."""
@@ -211,15 +323,16 @@ class TensorDictExchange:
             own = {level: mask[row] for level, mask in masks.items()}
             if own and not any(bool(mask.any()) for mask in own.values()):
                 continue
-            part = (
-                None if td is None else cast(TensorDictBase, td[row]).exclude("next", *masks_at(td))
-            )
+            part = None if td is None else self._input(td, row, "next", *masks_at(td))
             for level, mask in own.items():
                 if not bool(mask.all()) and part is not None:
                     part.set(as_key((*level, rules.RESET)), mask)
             inputs[row] = (part, {} if kwargs is None else kwargs[row])
-        for row, result in self._call("reset", inputs).items():
+        results, failed = self._call("reset", inputs)
+        for row, result in results.items():
             self._remember(row, result)
+        self._lost_before |= self._begin_anew(failed, kwargs)
+        self._lost_before -= inputs.keys()
         if any(part is None for part in self._last):
             raise SpecError(
                 "a partial reset came before the first full one, so there is no data of the other "
@@ -227,13 +340,47 @@ class TensorDictExchange:
             )
         return self._stack(list(self._last))  # type: ignore[arg-type]
 
-    def _call(self, method: str, inputs: dict[int, Any]) -> dict[int, Any]:
-        replies = call_by_row(self._pool, "tensordicts", inputs, method)
-        return {row: result for reply in replies for row, result in reply.items()}
+    def _begin_anew(self, lost: set[int], kwargs: list[dict[str, Any]] | None = None) -> set[int]:
+        """Start episodes in rows that were rebuilt, and give all rows lost in the end."""
+        rows = lost
+        while rows:
+            given = {row: (None, {} if kwargs is None else kwargs[row]) for row in sorted(rows)}
+            results, rows = self._call("reset", given)
+            for row, result in results.items():
+                self._remember(row, result)
+            lost = lost | rows
+        return lost
+
+    def _call(self, method: str, inputs: dict[int, Any]) -> tuple[dict[int, Any], set[int]]:
+        """Call a method of the sub-envs; gives the results, and the rows that were lost."""
+        lost: set[int] = set()
+        try:
+            replies = call_by_row(self._pool, "tensordicts", inputs, method)
+        except WorkerError as error:
+            lost = self._recovery.repair(error)
+            replies = error.answers.values()
+        results = {row: result for reply in replies for row, result in reply.items()}
+        return {row: result for row, result in results.items() if row not in lost}, lost
 
     def _stack(self, parts: list[TensorDictBase]) -> TensorDictBase:
-        stacked = LazyStackedTensorDict.maybe_dense_stack(parts, 0)
-        return stacked if self._device is None else stacked.to(self._device)
+        stacked = stack_rows(parts, individual=self._individual)
+        if self._device is None:
+            return stacked
+        return stacked.to(self._device, non_blocking=self._non_blocking)
+
+    def deliver_to(self, device: torch.device | None, *, non_blocking: bool) -> None:
+        """Move what comes out to ``device`` from now on."""
+        self._device, self._non_blocking = device, _can_wait(device, non_blocking)
+
+    def sub_envs_are_on(self, device: torch.device) -> None:
+        """Cast inputs to ``device`` from now on."""
+        self._input_devices = [device] * self._num_rows
+        self._metadata = [found.to(device) for found in self._metadata]
+
+
+def _can_wait(device: torch.device | None, non_blocking: bool) -> bool:
+    """Say whether a copy to ``device`` may end after the call: what reads it there is queued too."""
+    return non_blocking and device is not None and device.type == "cuda"
 
 
 def _by_slot(region: dict[Path, torch.Tensor], slots: int) -> list[dict[Path, torch.Tensor]]:
@@ -258,14 +405,19 @@ def tensordict_of(
     """Build a (possibly nested) TensorDict of leaves by path that are on ``device`` already."""
     tree: dict[str, Any] = {}
     for path, tensor in leaves.items():
+        if len(path) == 1:
+            tree[path[0]] = tensor
+            continue
         node = tree
         for name in path[:-1]:
             node = node.setdefault(name, {})
         node[path[-1]] = tensor
 
     def build(node: dict[str, Any]) -> TensorDict:
-        made = {k: build(v) if isinstance(v, dict) else v for k, v in node.items()}
-        return TensorDict._new_unsafe(made, batch_size=batch_size, device=device)
+        for name, value in node.items():
+            if isinstance(value, dict):
+                node[name] = build(value)
+        return TensorDict._new_unsafe(node, batch_size=batch_size, device=device)
 
     return build(tree)
 
@@ -285,10 +437,6 @@ def _rows_of(mask: torch.Tensor | None, count: int) -> list[int]:
     return mask.reshape(count, -1).any(-1).nonzero().squeeze(-1).tolist()
 
 
-def _zeros_like(td: TensorDictBase) -> TensorDictBase:
-    return td.apply(torch.zeros_like)  # type: ignore[return-value]
-
-
 def _fill(rows: torch.Tensor, value: torch.Tensor | None, path: Path) -> None:
     key = as_key(path)
     if value is None:
@@ -305,4 +453,4 @@ def _fill(rows: torch.Tensor, value: torch.Tensor | None, path: Path) -> None:
             f"{key!r} has dtype {value.dtype}, but the env takes {rows.dtype}. "
             f"Convert it: value.to({rows.dtype})."
         )
-    rows.copy_(value.detach())
+    rows.copy_(value.detach() if value.requires_grad else value)

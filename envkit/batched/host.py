@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,10 @@ from tensordict import TensorDictBase
 
 from envkit.base import EnvBase
 from envkit.batched.buffers import SLOT, BufferPlan
-from envkit.batched.metadata import EnvMetaData
-from envkit.batched.rows import bind_rows, row_core
+from envkit.batched.metadata import EnvLeaves, EnvMetaData
+from envkit.batched.rows import TensorDictRows, bind_rows, row_core
 from envkit.errors import WorkerError
+from envkit.transport import RowsFailedError
 
 __all__ = ["ADVANCE", "COMMAND_NAMES", "RESET", "STEP", "EnvHost", "HostFactory", "Maker"]
 
@@ -40,14 +42,21 @@ class HostFactory:
 
     Args:
         makers: create function and keywords of each row.
+        described: rows whose metadata is wanted after the start.
         num_threads: torch threads in the process that hosts; None leaves them alone.
         hide_warnings: ignore Python warnings in that process from now on.
     """
 
     def __init__(
-        self, makers: list[Maker], *, num_threads: int | None = None, hide_warnings: bool = False
+        self,
+        makers: list[Maker],
+        described: frozenset[int],
+        *,
+        num_threads: int | None = None,
+        hide_warnings: bool = False,
     ):
         self.makers = makers
+        self.described = described
         self.num_threads = num_threads
         self.hide_warnings = hide_warnings
 
@@ -56,35 +65,46 @@ class HostFactory:
             torch.set_num_threads(self.num_threads)
         if self.hide_warnings:
             warnings.simplefilter("ignore")
-        return EnvHost([self.makers[row] for row in rows], rows)
+        return EnvHost([self.makers[row] for row in rows], rows, self.described)
 
 
 class EnvHost:
     """The envs of some rows; see `envkit.transport.Host`."""
 
-    def __init__(self, makers: list[Maker], rows: range):
+    def __init__(self, makers: list[Maker], rows: range, described: frozenset[int]):
         self.first = rows.start
-        self.envs: list[EnvBase] = []
-        for row, (make, kwargs) in zip(rows, makers, strict=True):
-            with _named(row):
-                env = make(**kwargs)
-                if not isinstance(env, EnvBase):
-                    raise WorkerError(
-                        f"the create function of env {row} returned {type(env).__name__}, but must "
-                        "return an envkit environment. Wrap a gymnasium env: GymWrapper(env)."
-                    )
-                self.envs.append(env)
+        self.described = described
+        self._makers = makers
+        self._rows: Any = None
+        self.envs = [self._make(row) for row in rows]
 
-    def describe(self) -> list[EnvMetaData]:
-        """Give the metadata of every env."""
-        return [EnvMetaData.metadata_from_env(env) for env in self.envs]
+    def _make(self, row: int) -> EnvBase:
+        make, kwargs = self._makers[row - self.first]
+        with _named(row):
+            env = make(**kwargs)
+            if not isinstance(env, EnvBase):
+                raise WorkerError(
+                    f"the create function of env {row} returned {type(env).__name__}, but must "
+                    "return an envkit environment. Wrap a gymnasium env: GymWrapper(env)."
+                )
+        return env
+
+    def describe(self) -> dict[int, EnvMetaData]:
+        """Give the metadata of the envs that are to be described, by row."""
+        return {
+            row: EnvMetaData.metadata_from_env(env)
+            for row, env in enumerate(self.envs, self.first)
+            if row in self.described
+        }
 
     # ---------------------------------------------------------------------------------- hot path
 
     def bind(self, arrays: dict[str, np.ndarray], rows: range) -> None:
-        """Take the shared rows; every env must look like the first."""
+        """Take the shared rows, which every env must fit."""
         slot = arrays[SLOT.name]
-        plan = BufferPlan.of(EnvMetaData.metadata_from_env(self.envs[0]), len(slot))
+        for row, env in enumerate(self.envs, self.first):
+            with _named(row):
+                plan = BufferPlan.of(EnvLeaves(env), len(slot)).fitted(arrays)
         regions = {region: plan.tensors(arrays, region) for region in plan.regions}
         self._rows = bind_rows(self.envs, rows, regions, slot)
 
@@ -104,37 +124,77 @@ class EnvHost:
 
     def call_reset_rows(self, kwargs: dict[int, dict[str, Any]]) -> None:
         """Reset bound rows with keywords of their own."""
-        for row, given in kwargs.items():
-            with _named(row):
-                self._rows.reset(row, **given)
+        self._for_each(kwargs, lambda row, given: self._rows.reset(row, **given))
 
     def call_tensordicts(
         self, method: str, inputs: dict[int, tuple[TensorDictBase | None, dict[str, Any]]]
     ) -> dict[int, Any]:
         """Call ``reset``, ``step`` or ``step_and_maybe_reset`` of some envs with whole TensorDicts."""
-        outputs = {}
-        for row, (td, kwargs) in inputs.items():
-            with _named(row):
-                outputs[row] = getattr(self.envs[row - self.first], method)(td, **kwargs)
-        return outputs
+
+
+        def call(row: int, given: tuple[TensorDictBase | None, dict[str, Any]]) -> Any:
+            td, kwargs = given
+            return getattr(self.envs[row - self.first], method)(td, **kwargs)
+
+        return self._for_each(inputs, call)
 
     def call_set_seed(self, seeds: dict[int, int]) -> None:
         """Seed envs by row."""
-        for row, seed in seeds.items():
-            with _named(row):
-                self.envs[row - self.first].set_seed(seed)
+        self._for_each(seeds, lambda row, seed: self.envs[row - self.first].set_seed(seed))
 
-    def call_has_attribute(self, name: str) -> bool:
+    def call_rebuild(self, seeds: dict[int, int | None]) -> None:
+        """Replace envs that have failed by new ones, seeded unless the seed is None."""
+        self._for_each(seeds, self._rebuild)
+
+    def _rebuild(self, row: int, seed: int | None) -> None:
+        with suppress(Exception):  # it has failed already, and nobody needs it any more
+            self.envs[row - self.first].close(raise_if_closed=False)
+        env = self.envs[row - self.first] = self._make(row)
+        if seed is not None:
+            env.set_seed(seed)
+        if self._rows is not None:
+            self._rows.replace(row, env)
+
+    def _for_each(self, values: dict[int, Any], work: Callable[[int, Any], Any]) -> dict[int, Any]:
+        """Work on rows one by one, all of them, and give the results by row.
+
+        Raises:
+            RowsFailedError: some rows raised.
+        """
+        results, errors = {}, {}
+        for row, value in values.items():
+            try:
+                results[row] = work(row, value)
+            except Exception as error:
+                errors[row] = error
+        if errors:
+            raise RowsFailedError(errors, results)
+        return results
+
+    def call_has_attribute(self, path: tuple[str, ...]) -> bool:
         """Say whether every env has an attribute, looked up through its simulator."""
-        return all(hasattr(env, name) for env in self.envs)
+        try:
+            self.call_get_attribute(path)
+        except AttributeError:
+            return False
+        return True
 
-    def call_get_attribute(self, name: str) -> list[Any]:
-        """Read an attribute of every env."""
-        return [getattr(env, name) for env in self.envs]
+    def call_get_attribute(self, path: tuple[str, ...]) -> list[Any]:
+        """Read an attribute (of an attribute, and so on) of every env."""
+        return [attrgetter(".".join(path))(env) for env in self.envs]
 
-    def call_call_method(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+    def call_call_method(
+        self, path: tuple[str, ...], args: tuple, kwargs: dict[str, Any]
+    ) -> list[Any]:
         """Call a method of every env."""
-        return [getattr(env, name)(*args, **kwargs) for env in self.envs]
+        return [method(*args, **kwargs) for method in self.call_get_attribute(path)]
+
+    def call_move(self, device: torch.device) -> None:
+        """Move every env to a device."""
+        for env in self.envs:
+            env.to(device)
+        if isinstance(self._rows, TensorDictRows):
+            self._rows.to(device)
 
     def call_state_dicts(self) -> list[dict[str, Any]]:
         """Read the state dict of every env."""

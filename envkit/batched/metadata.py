@@ -141,12 +141,16 @@ class EnvMetaData:
         )
 
     @property
+    def has_varying_sizes(self) -> bool:
+        """Whether a leaf has a size that only data can tell."""
+        return any(size < 0 for _, leaf in self.specs.items(True, True) for size in leaf.shape)
+
+    @property
     def is_dynamic(self) -> bool:
         """Whether a leaf has a size that only data can tell, or is no tensor at all."""
-        for _, leaf in self.specs.items(True, True):
-            if leaf.dtype is None or any(size < 0 for size in leaf.shape):
-                return True
-        return False
+        return self.has_varying_sizes or any(
+            leaf.dtype is None for _, leaf in self.specs.items(True, True)
+        )
 
     def full_spec(self, kind: str) -> Composite:
         """Give one of the five full specs."""
@@ -205,4 +209,16 @@ class EnvMetaData:
                 if not hasattr(previous, "shape") or not rules.kept_shape(previous, spec.shape):
                     previous = spec.zero()
                 following.set(as_key(path), previous)
+        return following
+
+    def lost_next(self, td: TensorDictBase) -> TensorDict:
+        """Build ``next`` of an env that was lost: its root values, its episode truncated.
+
+        Args:
+            td: root of this env alone, batch size ``batch_size``.
+        """
+        following = self.skipped_next(td)
+        for path in self.paths("done"):
+            ended = path[-1] in ("done", "truncated")
+            following.set(as_key(path), torch.full_like(following.get(as_key(path)), ended))
         return following

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
+from envkit.base import EnvBase
+from envkit.batched.attributes import WorkerAttribute
 from envkit.batched.common import BatchedEnv
 from envkit.batched.host import COMMAND_NAMES, HostFactory, Maker
-from envkit.batched.metadata import EnvMetaData
+from envkit.batched.serial import SerialEnv
+from envkit.errors import ArgumentError
 from envkit.transport import Pool, ProcessPool
 
-__all__ = ["ParallelEnv", "WorkerAttribute"]
+__all__ = ["ParallelEnv"]
 
 _PRELOAD = ("torch", "tensordict", "gymnasium", "envkit.batched.host", "bridges.gymnasium")
 
@@ -28,74 +31,79 @@ _PRELOAD = ("torch", "tensordict", "gymnasium", "envkit.batched.host", "bridges.
 class ParallelEnv(BatchedEnv):
     """Step ``num_workers`` sub-envs in worker processes.
 
+    The create functions travel by value: lambdas, classes of a notebook cell and scripts without a
+    main guard work.
+
     Args:
         num_workers: number of sub-envs (not of processes).
-        create_env_fn: callable that makes one, or a list of one per sub-env. It travels by value:
-            lambdas, classes of a notebook cell and scripts without a main guard work.
-        num_processes: processes that share the sub-envs evenly; None takes one per core, at most
-            one per sub-env. Shows in no result.
-        num_threads: torch threads of this process while the workers run; None leaves them alone.
-        num_sub_threads: torch threads of each worker.
-        timeout: seconds a start, step or reset may take; None sets no limit.
+        create_env_fn: callable that makes one, or a list of one per sub-env.
         mp_start_method: "forkserver" (the default where it exists) or "spawn". "fork" is refused
             once JAX has started.
-        **kwargs: see `BatchedEnv`.
+        **kwargs: see `HostedEnv`.
+
+    Raises:
+        ArgumentError: ``use_buffers=True`` without memory that processes share.
     """
 
     works_elsewhere = True
+    _attribute_type = WorkerAttribute
+
+    def __new__(cls, *args: Any, serial_for_single: bool = False, **kwargs: Any) -> Any:
+        num_workers = args[0] if args else kwargs.get("num_workers")
+        if serial_for_single and num_workers == 1:
+            kwargs.pop("mp_start_method", None)
+            return SerialEnv(*args, **kwargs)
+        return super().__new__(cls)
 
     def __init__(
         self,
         num_workers: int,
         create_env_fn: Any,
         *,
-        num_processes: int | None = None,
-        num_threads: int | None = None,
-        num_sub_threads: int = 1,
-        timeout: float | None = 60.0,
         mp_start_method: str | None = None,
         **kwargs: Any,
     ):
         super().__init__(num_workers, create_env_fn, **kwargs)
-        if num_processes is not None and not 1 <= num_processes <= num_workers:
-            raise ValueError(
-                f"num_processes is {num_processes}, but must be between 1 and num_workers "
-                f"({num_workers})."
-            )
-        self.num_processes = num_processes
-        self.num_threads = num_threads
-        self.num_sub_threads = num_sub_threads
-        self.timeout = timeout
         self.mp_start_method = mp_start_method
+        if self.use_buffers and not self._can_share:
+            raise ArgumentError(
+                "use_buffers=True needs rows that all processes map, but shared_memory and memmap "
+                "are both False. Set one of them, or leave use_buffers out to send TensorDicts."
+            )
 
-    def _make_pool(self, makers: list[Maker]) -> Pool:
-        if self.num_threads is not None:
-            torch.set_num_threads(self.num_threads)
+    @property
+    def _can_share(self) -> bool:
+        return self.shared_memory or self.memmap
+
+    def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
         if os.environ.get("LAZY_LEGACY_OP") == "None":
             # tensordict leaves this behind when it has stacked unlike data, and fails at the next
             # import of itself that sees it: a worker's.
             del os.environ["LAZY_LEGACY_OP"]
         hide = getattr(sys.modules["envkit"], "filter_warnings_subprocess", True)
+        factory = HostFactory(
+            makers, described, num_threads=self.num_sub_threads, hide_warnings=hide
+        )
         return ProcessPool(
-            HostFactory(makers, num_threads=self.num_sub_threads, hide_warnings=hide),
+            factory,
             self.num_workers,
             self.num_processes or min(self.num_workers, os.cpu_count() or 1),
             start_method=self.mp_start_method,
             timeout_s=self.timeout,
             preload=_PRELOAD,
             commands=COMMAND_NAMES,
+            map_files_in=tempfile.gettempdir() if self.memmap else None,
         )
 
-    def _wants_buffers(self, metadata: list[EnvMetaData]) -> bool:
-        if any(found.is_dynamic for found in metadata):
-            if self._use_buffers:
-                warnings.warn(
-                    "use_buffers=True, but a spec has no fixed size or is no tensor; "
-                    "TensorDicts are sent instead.",
-                    stacklevel=2,
-                )
-            return False
-        return self._use_buffers is None or self._use_buffers
+    def _prefers_buffers(self, pool: Pool) -> bool:
+        return self._can_share
+
+    def _limit_threads(self) -> int | None:
+        if self.num_threads is None:
+            return None
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.num_threads)
+        return before
 
     @torch.no_grad()
     def reset(self, tensordict: TensorDictBase | None = None, *args: Any, **kwargs: Any):
@@ -109,38 +117,24 @@ class ParallelEnv(BatchedEnv):
     def step_and_maybe_reset(self, tensordict: TensorDictBase):
         return super().step_and_maybe_reset(tensordict)
 
-    def _attribute(self, pool: Pool, name: str) -> WorkerAttribute:
-        return WorkerAttribute(pool, name)
+    def to(self, *args: Any, **kwargs: Any) -> EnvBase:
+        """Deliver data to another device from now on; returns self.
+
+        An env that was seeded is seeded again, with a warning: its random actions are drawn where
+        its data is.
+        """
+        before = self._device
+        super().to(*args, **kwargs)
+        if self._seed is not None and self._device != before:
+            warnings.warn(
+                f"this {type(self).__name__} was seeded before it moved to {self._device}; it is "
+                f"seeded again with {self._seed}, and its episodes begin anew at the next reset.",
+                stacklevel=2,
+            )
+            self.set_seed(self._seed, self._seed_is_static)
+        return self
 
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers."""
         return self._started().call("process_id")
-
-
-class WorkerAttribute:
-    """An attribute of every sub-env, fetched when it is looked at and called when it is called."""
-
-    def __init__(self, pool: Pool, name: str):
-        self._pool = pool
-        self._name = name
-
-    def _values(self) -> list[Any]:
-        parts = self._pool.call("get_attribute", self._name)
-        return [value for part in parts for value in part]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._values())
-
-    def __len__(self) -> int:
-        return len(self._values())
-
-    def __getitem__(self, index: int) -> Any:
-        return self._values()[index]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
-        parts = self._pool.call("call_method", self._name, args, kwargs)
-        return [value for part in parts for value in part]
-
-    def __repr__(self) -> str:
-        return f"WorkerAttribute({self._name!r} of {self._pool})"

@@ -53,10 +53,14 @@ def policy_entries(env: EnvBase, policy: Any) -> dict[Path, TensorSpec]:
 
 
 class PolicyEntries:
-    """The newest value of each entry for all rows; zeros at first."""
+    """The newest value of each entry for all rows; zeros at first.
 
-    def __init__(self, entries: Mapping[Path, TensorSpec], num_rows: int):
-        self._newest = {path: spec.zero((num_rows,)) for path, spec in entries.items()}
+    ``specs`` are those that `policy_entries` found.
+    """
+
+    def __init__(self, specs: Mapping[Path, TensorSpec], num_rows: int):
+        self.specs = specs
+        self._newest = {path: spec.zero((num_rows,)) for path, spec in specs.items()}
 
     def complete(self, td: TensorDictBase) -> None:
         """Put the newest values where ``td``, the input of a step, has none."""
@@ -82,3 +86,7 @@ class PolicyEntries:
                 zeros = rules.choose(mask.to(value.device), zeros, value)
             self._newest[path] = zeros
             fresh.set(as_key(path), zeros.clone())
+
+    def to(self, device: torch.device) -> None:
+        """Move all values."""
+        self._newest = {path: value.to(device) for path, value in self._newest.items()}

@@ -58,27 +58,30 @@ def record_rollout(
         over computed ones, which this way of recording cannot do.
     """
     record = _Record(exchange, root, steps, device)
-    recorded: dict[Path, list[torch.Tensor]] = {}
+    written: dict[Path, list[torch.Tensor]] = {}
     others = {path: value for path, value in leaves(root) if path not in record.roots}
     for step, slot in record.slots():
-        current = record.root_of(step, slot)
-        td = act(tensordict_of({**current, **others}, exchange.batch_size, device))
+        seen = record.take_root(step, slot)
+        td = act(tensordict_of({**seen, **others}, exchange.batch_size, device))
         if step == 0 and td.get("next", None) is not None:
             return td
+        others = {}
+        for path, value in leaves(td):
+            known = seen.get(path)
+            if known is None and path[-1] not in (rules.STEP, rules.RESET):
+                written.setdefault(path, []).append(value)
+                if path not in action_paths:
+                    others[path] = value
+            elif known is not None and value is not known:
+                known.copy_(value)  # the policy has put another value in its place
         exchange.slot = slot
         exchange.send(td, None, advance=step < steps - 1)
-        others = _keep_others(td, current, recorded, action_paths)
         exchange.wait()
-    stacks = {path: torch.stack(values) for path, values in recorded.items()}
-    return record.result({**record.roots, **stacks})
+    return record.result({path: torch.stack(values) for path, values in written.items()})
 
 
 def record_random(
-    exchange: BufferExchange,
-    root: TensorDictBase,
-    actions: TensorDictBase,
-    *,
-    device: Any,
+    exchange: BufferExchange, root: TensorDictBase, actions: TensorDictBase, *, device: Any
 ) -> TensorDict:
     """Step with actions drawn beforehand; see `record_rollout`.
 
@@ -91,16 +94,16 @@ def record_random(
     for step, slot in record.slots():
         for path, row in exchange.inputs[slot].items():
             row.copy_(drawn[path][step])
-        record.root_of(step, slot)
+        seen = record.take_root(step, slot)
         exchange.slot = slot
-        exchange.wake(advance=step < steps - 1)
+        exchange.wake(tensordict_of(seen, exchange.batch_size, device), advance=step < steps - 1)
         exchange.wait()
     others = {
         path: value.expand(steps, *value.shape).clone()
         for path, value in leaves(root)
         if path not in record.roots
     }
-    return record.result({**others, **record.roots, **drawn})
+    return record.result({**others, **drawn})
 
 
 class _Record:
@@ -134,39 +137,18 @@ class _Record:
             for path, stack in self._nexts.items():
                 stack[start : start + count].copy_(exchange.next_ring[path][:count])
 
-    def root_of(self, step: int, slot: int) -> dict[Path, torch.Tensor]:
+    def take_root(self, step: int, slot: int) -> dict[Path, torch.Tensor]:
         """Copy the root of a step out of its slot, so that whoever sees it may keep it."""
-        current = {}
-        for (path, rows), moments in zip(
-            self._exchange.roots[slot].items(), self._moments, strict=True
-        ):
-            current[path] = moments[step].copy_(rows)
-        return current
+        rows = self._exchange.roots[slot]
+        return {
+            path: moments[step].copy_(row)
+            for (path, row), moments in zip(rows.items(), self._moments, strict=True)
+        }
 
-    def result(self, roots: Leaves) -> TensorDict:
+    def result(self, others: Leaves) -> TensorDict:
         """Show everything with time as the last batch axis."""
         batch = self._exchange.batch_size
-        tree = {path: stack.movedim(0, len(batch)) for path, stack in roots.items()}
-        for path, stack in self._nexts.items():
-            tree["next", *path] = stack.movedim(0, len(batch))
-        return tensordict_of(tree, torch.Size((*batch, self.steps)), self._device)
-
-
-def _keep_others(
-    td: TensorDictBase,
-    current: Leaves,
-    recorded: dict[Path, list[torch.Tensor]],
-    action_paths: frozenset[Path],
-) -> dict[Path, torch.Tensor]:
-    """Keep what the policy wrote, and give the part of it that the next root carries."""
-    others = {}
-    for path, value in leaves(td):
-        known = current.get(path)
-        if known is not None:
-            if value is not known:
-                known.copy_(value)
-        elif path[-1] not in (rules.STEP, rules.RESET):
-            recorded.setdefault(path, []).append(value)
-            if path not in action_paths:
-                others[path] = value
-    return others
+        following = {("next", *path): stack for path, stack in self._nexts.items()}
+        stacks = {**self.roots, **others, **following}
+        last = {path: stack.movedim(0, len(batch)) for path, stack in stacks.items()}
+        return tensordict_of(last, torch.Size((*batch, self.steps)), self._device)

@@ -44,6 +44,10 @@ class RowEnvs(Protocol):
         """
         ...
 
+    def replace(self, row: int, env: EnvBase) -> None:
+        """Put another env, made by the same function, in the place of a row's env."""
+        ...
+
 
 def bind_rows(envs: list[EnvBase], rows: range, regions: Regions, slot: np.ndarray) -> RowEnvs:
     """Bind envs to their rows: by their own core where all have one of a kind.
@@ -70,10 +74,13 @@ class TensorDictRows:
     """Any envs behind their rows."""
 
     def __init__(self, envs: list[EnvBase], rows: range, regions: Regions, slot: np.ndarray):
-        self._envs = {
-            row: TensorDictRow(env, row, regions) for row, env in zip(rows, envs, strict=True)
-        }
-        self._slot, self._first = slot, rows.start
+        self._regions, self._slot, self._first = regions, slot, rows.start
+        self._envs: dict[int, TensorDictRow] = {}
+        for row, env in zip(rows, envs, strict=True):
+            self.replace(row, env)
+
+    def replace(self, row: int, env: EnvBase) -> None:
+        self._envs[row] = TensorDictRow(env, row, self._regions)
 
     def reset(self, row: int, **kwargs: Any) -> None:
         self._envs[row].reset(int(self._slot[row]) + 1, **kwargs)
@@ -89,6 +96,11 @@ class TensorDictRows:
                 env.reset(slot + 1)
             else:
                 env.write_root(slot + 1)
+
+    def to(self, device: torch.device) -> None:
+        """Follow the envs, which were moved to another device."""
+        for env in self._envs.values():
+            env.root = None if env.root is None else env.root.to(device)
 
 
 class TensorDictRow:

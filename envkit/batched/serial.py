@@ -8,34 +8,37 @@ from __future__ import annotations
 
 from typing import Any
 
+from envkit.base import EnvBase
+from envkit.batched.attributes import LocalAttribute
 from envkit.batched.common import BatchedEnv
+from envkit.batched.exchange import TensorDictExchange
 from envkit.batched.host import COMMAND_NAMES, HostFactory, Maker
-from envkit.batched.metadata import EnvMetaData
 from envkit.transport import LocalPool, Pool
 
 __all__ = ["SerialEnv"]
 
 
 class SerialEnv(BatchedEnv):
-    """Step ``num_workers`` sub-envs in this process; see `BatchedEnv` for the arguments.
+    """Step ``num_workers`` sub-envs in this process; see `HostedEnv` for the arguments.
 
     A loss on its outputs back-propagates to the stacked action where the sub-envs are
     differentiable.
     """
 
-    def _make_pool(self, makers: list[Maker]) -> Pool:
-        self._local = LocalPool(HostFactory(makers), self.num_workers, commands=COMMAND_NAMES)
-        return self._local
+    _attribute_type = LocalAttribute
 
-    def _wants_buffers(self, metadata: list[EnvMetaData]) -> bool:
-        if any(found.is_dynamic for found in metadata):
-            return False
-        if self._use_buffers is not None:
-            return self._use_buffers
-        return all(self._local.call("has_row_core"))
+    def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
+        factory = HostFactory(makers, described)
+        return LocalPool(factory, self.num_workers, commands=COMMAND_NAMES)
 
-    def _attribute(self, pool: Pool, name: str) -> Any:
-        values = [value for part in pool.call("get_attribute", name) for value in part]
-        if not callable(values[0]):
-            return values
-        return lambda *args, **kwargs: [value(*args, **kwargs) for value in values]
+    def _prefers_buffers(self, pool: Pool) -> bool:
+        return all(pool.call("has_row_core"))
+
+    def to(self, *args: Any, **kwargs: Any) -> EnvBase:
+        """Move the sub-envs and what is delivered to another device; returns self."""
+        super().to(*args, **kwargs)
+        if self._pool is not None and self._device is not None:
+            self._pool.call("move", self._device)
+            if isinstance(self._exchange, TensorDictExchange):
+                self._exchange.sub_envs_are_on(self._device)
+        return self

@@ -17,10 +17,9 @@ from typing import Any, cast
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from envkit import rules
 from envkit.batched.metadata import EnvMetaData
 from envkit.env_specs import as_key
-from envkit.transition import leaves
+from envkit.transition import choose, leaves
 
 __all__ = ["by_row", "empty_rows", "has_own_rows", "keep_unstepped", "stack_rows"]
 
@@ -30,7 +29,8 @@ def has_own_rows(metadata: Sequence[EnvMetaData], share_individual_td: bool | No
 
     Args:
         metadata: of each task.
-        share_individual_td: what the user asked for; None leaves it to the layouts.
+        share_individual_td: what the user asked for; None leaves it to the layouts. Sizes that only
+            data can tell may differ at any step, so such rows are their own then, too.
 
     Raises:
         ValueError: dense results were asked for and the layouts differ.
@@ -43,7 +43,9 @@ def has_own_rows(metadata: Sequence[EnvMetaData], share_individual_td: bool | No
             f"shapes or dtypes: {_difference(layouts)}. Pass share_individual_td=None (or True) to "
             "get lazy stacks."
         )
-    return not alike if share_individual_td is None else share_individual_td
+    if share_individual_td is not None:
+        return share_individual_td
+    return not alike or any(found.has_varying_sizes for found in metadata)
 
 
 def _difference(layouts: Sequence[dict[str, dict[Any, Any]]]) -> str:
@@ -53,7 +55,9 @@ def _difference(layouts: Sequence[dict[str, dict[Any, Any]]]) -> str:
         for path in {**entries, **other[kind]}:
             left, right = entries.get(path), other[kind].get(path)
             if left != right:
-                return f"{kind} {as_key(path)!r} is {_shown(left)} in one, {_shown(right)} in another"
+                return (
+                    f"{kind} {as_key(path)!r} is {_shown(left)} in one, {_shown(right)} in another"
+                )
     raise AssertionError("the layouts are equal")
 
 
@@ -87,9 +91,7 @@ def keep_unstepped(
     """
     for path, value in leaves(made):
         kept = skipped.get(as_key(path), None)
-        if isinstance(value, torch.Tensor) and isinstance(kept, torch.Tensor):
-            value = rules.choose(mask, value, kept)
-        skipped.set(as_key(path), value)
+        skipped.set(as_key(path), value if kept is None else choose(mask, value, kept))
     return skipped
 
 

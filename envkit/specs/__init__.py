@@ -21,9 +21,10 @@ from envkit.specs.helpers import (
     contains_lazy_spec,
     make_composite_from_td,
 )
-from envkit.specs.objects import Choice, NonTensor
-from envkit.specs.spaces import BinaryBox, BoxList, CategoricalBox, ContinuousBox
+from envkit.specs.objects import NonTensor
+from envkit.specs.spaces import BinaryBox, BoxList, CategoricalBox, ContinuousBox, DiscreteBox
 from envkit.specs.stacked import Stacked, StackedComposite
+from envkit.specs.unions import Choice
 
 __all__ = [
     "Binary",
@@ -37,6 +38,7 @@ __all__ = [
     "Choice",
     "Composite",
     "ContinuousBox",
+    "DiscreteBox",
     "MultiCategorical",
     "MultiOneHot",
     "NonTensor",

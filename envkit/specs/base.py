@@ -12,7 +12,7 @@ Conventions
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -21,17 +21,20 @@ from torch import Generator, Tensor
 from envkit.errors import (
     NotEnumerableError,
     OutOfSpecError,
-    SpecError,
+    SpecAxisError,
     SpecTypeError,
 )
-from envkit.specs import shapes
+from envkit.specs import display, shapes
 from envkit.specs.shapes import Index, ShapeOp, as_shape, known
 
-__all__ = ["TensorSpec", "as_device", "digits"]
+__all__ = ["TensorSpec", "as_device", "checks_values"]
 
 Shape = Sequence[int]
 
-CHECK_ENCODE = os.environ.get("CHECK_SPEC_ENCODE", "0").lower() not in ("", "0", "false", "no")
+
+def checks_values() -> bool:
+    """Tell whether ``CHECK_SPEC_ENCODE`` asks `encode` and `to_numpy` to check their values."""
+    return os.environ.get("CHECK_SPEC_ENCODE", "0").lower() not in ("", "0", "false", "no")
 
 
 def as_device(device: Any) -> torch.device:
@@ -40,16 +43,6 @@ def as_device(device: Any) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
-
-
-def digits(counts: Tensor) -> Tensor:
-    """List all integer tensors ``v`` with ``0 <= v < counts``, shape ``(prod(counts), *shape)``."""
-    radix = counts.reshape(-1).to(torch.int64)
-    weights = radix.flip(0).cumprod(0).flip(0)  # weights[i] = product of radix[i:]
-    total = int(weights[0]) if radix.numel() else 1
-    steps = torch.cat([weights[1:], weights.new_ones(min(1, radix.numel()))])
-    numbers = torch.arange(total, device=counts.device)[:, None] // steps % radix
-    return numbers.reshape(total, *counts.shape)
 
 
 class TensorSpec:
@@ -131,6 +124,18 @@ class TensorSpec:
         """
         raise NotImplementedError
 
+    def cast(self, dtype: torch.dtype) -> TensorSpec:
+        """Make the same spec with another dtype.
+
+        Raises:
+            SpecError: the domain has no form in that dtype.
+        """
+        raise NotImplementedError
+
+    def clear_device_(self) -> Self:
+        """Drop the constraint on devices of a tree; a leaf keeps its device."""
+        return self
+
     def cpu(self) -> TensorSpec:
         """Make the same spec on the CPU."""
         return self.to("cpu")
@@ -149,19 +154,23 @@ class TensorSpec:
         """Index the shape as a tensor would be.
 
         Raises:
-            SpecError: the index reaches into an encoding axis.
+            SpecAxisError: the index reaches into an encoding axis.
+            SpecTypeError: the index is nothing that indexes axes.
             IndexError: the index is out of range.
         """
         items = shapes.split_index(index, self.ndim)
         if self._encoding_ndim:
             if not (isinstance(items[-1], slice) and items[-1] == slice(None)):
-                raise SpecError(
+                raise SpecAxisError(
                     f"index {index!r} selects within the last axis of {type(self).__name__} of "
-                    f"shape {tuple(self.shape)}, which encodes one value. Index the first "
-                    f"{len(self._free_shape)} axes only."
+                    f"shape {tuple(self.shape)}, which encodes one value. {self._free_advice()}"
                 )
             items = items[:-1]
         return self._map_shape(Index(items))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Walk along the first axis, as over a tensor."""
+        return iter(self.unbind(0))
 
     def expand(self, *shape: Any) -> Self:
         """Add leading axes and grow axes of size 1; a size of -1 keeps the axis.
@@ -194,7 +203,9 @@ class TensorSpec:
         return self._map_shape(shapes.unsqueeze_op(self._free_axis(dim, new=1)))
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
-        """Merge the axes from ``start_dim`` to ``end_dim``, both included."""
+        """Merge the axes from ``start_dim`` to ``end_dim``, both included; at least one remains."""
+        if not self.ndim:
+            return self.reshape(1)
         start, end = self._free_axis(start_dim), self._free_axis(end_dim)
         return self._map_shape(shapes.flatten_op(self._free_shape, start, end))
 
@@ -226,11 +237,15 @@ class TensorSpec:
         """Normalise an axis and check that it is no encoding axis."""
         axis = shapes.axis_of(dim, self.ndim + new)
         if axis >= len(self._free_shape) + new:
-            raise SpecError(
+            raise SpecAxisError(
                 f"dim {dim} is the encoding axis of {type(self).__name__} of shape "
-                f"{tuple(self.shape)}. Use one of the first {len(self._free_shape) + new} axes."
+                f"{tuple(self.shape)}. {self._free_advice(new)}"
             )
         return axis
+
+    def _free_advice(self, new: int = 0) -> str:
+        count = len(self._free_shape) + new
+        return f"Use the first {count} axes only." if count else "It has no other axis."
 
     def _without_encoding(self, sizes: Any) -> torch.Size:
         """Check that the sizes asked for end in the encoding axes, and drop these."""
@@ -238,7 +253,7 @@ class TensorSpec:
         encoding = self.shape[len(self._free_shape) :]
         cut = len(sizes) - len(encoding)
         if cut < 0 or any(n not in (o, -1) for n, o in zip(sizes[cut:], encoding, strict=True)):
-            raise SpecError(
+            raise SpecAxisError(
                 f"{type(self).__name__} of shape {tuple(self.shape)} cannot take the shape "
                 f"{tuple(sizes)}: the last axis encodes a value. End the sizes in "
                 f"{tuple(encoding)}."
@@ -314,6 +329,10 @@ class TensorSpec:
     def __contains__(self, value: Any) -> bool:
         return self.is_in(value)
 
+    def contains(self, value: Any) -> bool:
+        """Tell whether a value belongs to the spec; the same as `is_in`."""
+        return self.is_in(value)
+
     def assert_is_in(self, value: Any) -> None:
         """Check that a value belongs to the spec.
 
@@ -361,7 +380,10 @@ class TensorSpec:
             ignore_device: leave the result where the raw data is (CPU for non-tensors).
 
         Raises:
-            EncodingError: the number of elements does not fit the shape.
+            EncodingError: the number of elements does not fit the shape, or an option that is to
+                be spelled does not exist.
+            OutOfSpecError: the value is outside the domain, and the environment variable
+                ``CHECK_SPEC_ENCODE`` asks for the check.
         """
         raise NotImplementedError
 
@@ -386,8 +408,12 @@ class TensorSpec:
         raise NotImplementedError
 
     def _check_if_safe(self, value: Any, safe: bool | None) -> None:
-        if CHECK_ENCODE if safe is None else safe:
+        if checks_values() if safe is None else safe:
             self.assert_is_in(value)
+
+    def index(self, index: Any, tensor: Tensor) -> Tensor:
+        """Pick from ``tensor`` what a value of this spec, a choice among options, points at."""
+        raise self._no_choices()
 
     def to_one_hot(self, value: Any, safe: bool | None = None) -> Any:
         """Turn a categorical value into its one-hot form."""
@@ -408,5 +434,22 @@ class TensorSpec:
     def _no_choices(self) -> SpecTypeError:
         return SpecTypeError(
             f"{type(self).__name__} is no choice among n options. "
-            "Only Categorical, OneHot, MultiCategorical and MultiOneHot convert to each other."
+            "Only Categorical, OneHot, MultiCategorical and MultiOneHot convert to each other and "
+            "index tensors."
         )
+
+    # -- display -----------------------------------------------------------------------
+
+    def _facts(self) -> dict[str, Any]:
+        """What the spec says of its values beside shape, device and dtype, for `repr`."""
+        return {}
+
+    def _shown(self) -> list[tuple[str, Any]]:
+        """The specs that this one is made of, under the labels to show; empty for a leaf."""
+        return []
+
+    def __repr__(self) -> str:
+        return display.text(self)
+
+    def _repr_html_(self) -> str:
+        return display.html(self)

@@ -1,12 +1,14 @@
 """Leaves whose domain is a box: bounded, unbounded and binary tensors.
 
 This module decides which class a dtype selects, how a box is sampled and what lies in it.
-Bounds are stored expanded to the spec's shape, so that every shape operation applies to them.
+Bounds are stored as coordinates (see `order`), expanded to the spec's shape, so that every shape
+operation applies to them. A complex box bounds real and imaginary parts, each on its own.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,15 @@ import torch
 from torch import Generator, Tensor
 
 from envkit.errors import SpecError
-from envkit.specs.base import Shape, TensorSpec, as_device, digits
+from envkit.specs.base import Shape, TensorSpec, as_device
 from envkit.specs.leaf import LeafSpec
+from envkit.specs.order import (
+    coordinates,
+    digits,
+    from_coordinates,
+    range_of,
+    uniform_integers,
+)
 from envkit.specs.shapes import as_shape, known
 from envkit.specs.spaces import BinaryBox, ContinuousBox
 
@@ -28,10 +37,6 @@ __all__ = [
     "UnboundedContinuous",
     "UnboundedDiscrete",
 ]
-
-
-# torch can make these but neither compare nor pickle them: their bounds are kept as int64.
-_UNCOMPARED = (torch.uint16, torch.uint32)
 
 
 class _Box(LeafSpec):
@@ -47,26 +52,22 @@ class _Box(LeafSpec):
     @property
     def low(self) -> Tensor:
         """Lower bounds, of the spec's shape."""
-        return self._low.to(self._dtype)
+        return from_coordinates(self._low, self._dtype)
 
     @property
     def high(self) -> Tensor:
         """Upper bounds, of the spec's shape."""
-        return self._high.to(self._dtype)
+        return from_coordinates(self._high, self._dtype)
 
     @property
     def space(self) -> Any:
         return ContinuousBox(self.low, self.high)
 
     def _facts(self) -> dict[str, Any]:
-        return {"low": _summary(self._low), "high": _summary(self._high)}
+        return {"low": _summary(self.low), "high": _summary(self.high)}
 
     def _nearest(self, value: Tensor) -> Tensor:
-        if self._dtype in _UNCOMPARED:
-            return _comparable(value).clamp(self._low, self._high).to(self._dtype)
-        if self._dtype == torch.bool:
-            return value.logical_and(self._high).logical_or(self._low)
-        return value.clamp(self._low, self._high)
+        return from_coordinates(coordinates(value).clamp(self._low, self._high), self._dtype)
 
 
 class _IntegerBox(_Box):
@@ -76,46 +77,37 @@ class _IntegerBox(_Box):
 
     def rand(self, shape: Shape = (), generator: Generator | None = None) -> Tensor:
         if self._sampler is None:
-            self._sampler = _integer_sampler(self._low, self._high)
-        low, high, spread = self._sampler
-        size = (*shape, *self._size)
-        if spread is not None:
-            draw = torch.empty(size, dtype=torch.int64, device=self._device).random_(
-                generator=generator
+            self._sampler = self._make_sampler()
+        return self._sampler((*shape, *self._size), generator)
+
+    def _make_sampler(self) -> Callable[[tuple[int, ...], Generator | None], Tensor]:
+        """Prepare uniform integers: from two numbers if the box is a cube, else from counts."""
+        if _is_constant(self._low) and _is_constant(self._high):
+            [low], [high] = (end.flatten()[:1].tolist() or [0] for end in (self.low, self.high))
+            return lambda size, generator: uniform_integers(
+                low, high, size, dtype=self._dtype, device=self._device, generator=generator
             )
-            return (draw % spread + low).to(self._dtype)
-        if high < torch.iinfo(torch.int64).max:
-            return torch.randint(
-                low, high + 1, size, generator=generator, dtype=self._dtype, device=self._device
-            )
-        return torch.empty(size, dtype=self._dtype, device=self._device).random_(
-            low, None, generator=generator
-        )
+        least = self._low.to(torch.int64)
+        counts = self._counts()
+
+        def draw(size: tuple[int, ...], generator: Generator | None) -> Tensor:
+            number = torch.empty(size, dtype=torch.int64, device=self._device)
+            offset = number.random_(generator=generator) % counts
+            return from_coordinates(least + offset, self._dtype)
+
+        return draw
+
+    def _counts(self) -> Tensor:
+        """Count the integers of each entry; 2**63 and more count as one less than that."""
+        counts = self._high.to(torch.int64) - self._low.to(torch.int64) + 1
+        return torch.where(counts > 0, counts, torch.iinfo(torch.int64).max)
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
-        low = self._low.to(torch.int64)
-        return (digits(self._high.to(torch.int64) - low + 1) + low).to(self._dtype)
+        return from_coordinates(digits(self._counts()) + self._low.to(torch.int64), self._dtype)
 
     def cardinality(self) -> int:
-        return math.prod(
-            high - low + 1
-            for low, high in zip(
-                self._low.flatten().tolist(), self._high.flatten().tolist(), strict=True
-            )
-        )
-
-
-def _integer_sampler(low: Tensor, high: Tensor) -> tuple[Any, Any, Tensor | None]:
-    """Prepare uniform integers: two numbers if the box is a cube, else bounds and counts."""
-    if low.numel() == 0:
-        return 0, 0, None
-    lows, highs = low.flatten().tolist(), high.flatten().tolist()
-    if len(set(lows)) == len(set(highs)) == 1:
-        return int(lows[0]), int(highs[0]), None
-    low, high = low.to(torch.int64), high.to(torch.int64)
-    spread = high - low + 1
-    # A count of 2**63 or more wraps around: such an entry keeps the lower half of its range.
-    return low, high, torch.where(spread > 0, spread, torch.iinfo(torch.int64).max)
+        pairs = zip(self.low.flatten().tolist(), self.high.flatten().tolist(), strict=True)
+        return math.prod(int(high) - int(low) + 1 for low, high in pairs)
 
 
 class Bounded(_Box):
@@ -124,7 +116,8 @@ class Bounded(_Box):
     The result is a `BoundedContinuous` for floating dtypes and a `BoundedDiscrete` otherwise.
 
     Args:
-        low: lower bound, a number or array that broadcasts to ``shape``.
+        low: lower bound, a number or array that broadcasts to ``shape``; complex numbers bound
+            real and imaginary part, each on its own.
         high: upper bound, likewise; not below ``low``.
         shape: sizes of the tensor; the broadcast shape of the bounds by default.
         device: where values are made, ``cpu`` by default.
@@ -132,8 +125,8 @@ class Bounded(_Box):
         domain: ``"continuous"`` or ``"discrete"``; follows from the dtype.
 
     Raises:
-        SpecError: bounds that do not broadcast to ``shape`` or are reversed, a domain that
-            contradicts the dtype, or a complex or uint64 dtype.
+        SpecError: bounds that do not broadcast to ``shape`` or are reversed or do not exist in
+            the dtype, or a domain that contradicts the dtype.
     """
 
     def __new__(cls, low=None, high=None, shape=None, device=None, dtype=None, *, domain=None):
@@ -153,32 +146,27 @@ class Bounded(_Box):
         domain: str | None = None,
     ):
         dtype = _checked_dtype(self, dtype, domain)
-        if dtype.is_complex or dtype == torch.uint64:
-            raise SpecError(
-                f"torch cannot compare values of dtype {dtype}, so they have no bounds. "
-                "Use another dtype, or Unbounded."
-            )
         device = as_device(device)
-        low, high = (_comparable(_bound(bound, dtype, device)) for bound in (low, high))
+        low, high = _bound(low, dtype, device), _bound(high, dtype, device)
         try:
             if shape is None:
                 shape = torch.broadcast_shapes(low.shape, high.shape)
             size = known(as_shape(shape))
-            self._low, self._high = low.expand(size), high.expand(size)
+            self._low, self._high = (coordinates(bound.expand(size)) for bound in (low, high))
         except RuntimeError as error:
             raise SpecError(
                 f"bounds of shapes {tuple(low.shape)} and {tuple(high.shape)} do not broadcast to "
                 f"shape {shape}. Pass numbers, or arrays of the spec's shape."
             ) from error
-        if not bool((low <= high).all()):
+        if not bool((self._low <= self._high).all()):
             raise SpecError(
                 f"low={_summary(low)} is not below high={_summary(high)} everywhere. "
                 "Exchange the bounds, and let none be NaN."
             )
         super().__init__(shape, device, dtype)
 
-    def _cast(self, dtype: torch.dtype) -> TensorSpec:
-        return Bounded(self._low, self._high, self._shape, self._device, dtype)
+    def cast(self, dtype: torch.dtype) -> TensorSpec:
+        return Bounded(self.low, self.high, self._shape, self._device, dtype)
 
 
 class BoundedContinuous(Bounded):
@@ -191,10 +179,10 @@ class BoundedContinuous(Bounded):
             self._sampler = _float_sampler(self._low, self._high)
         low, scale, factor = self._sampler
         unit = torch.rand(
-            (*shape, *self._size), generator=generator, dtype=self._dtype, device=self._device
+            (*shape, *low.shape), generator=generator, dtype=low.dtype, device=self._device
         )
         value = torch.addcmul(low, unit, scale)
-        return value if factor is None else value.mul_(factor)
+        return from_coordinates(value if factor is None else value.mul_(factor), self._dtype)
 
 
 def _float_sampler(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -250,13 +238,13 @@ class Unbounded(LeafSpec):
 
     @property
     def space(self) -> ContinuousBox:
-        low, high = _range_of(self._dtype)
+        low, high = range_of(self._dtype)
         make = {"size": tuple(self._size), "dtype": self._dtype, "device": self._device}
         return ContinuousBox(
             torch.full(fill_value=low, **make), torch.full(fill_value=high, **make)
         )
 
-    def _cast(self, dtype: torch.dtype) -> TensorSpec:
+    def cast(self, dtype: torch.dtype) -> TensorSpec:
         return Unbounded(self._shape, self._device, dtype)
 
     def is_in(self, value: Any) -> bool:
@@ -283,14 +271,12 @@ class UnboundedDiscrete(Unbounded):
     domain = "discrete"
 
     def rand(self, shape: Shape = (), generator: Generator | None = None) -> Tensor:
-        size = (*shape, *self._size)
-        low, high = _range_of(self._dtype)
-        if high < torch.iinfo(torch.int64).max:
-            return torch.randint(
-                low, high + 1, size, generator=generator, dtype=self._dtype, device=self._device
-            )
-        return torch.empty(size, dtype=self._dtype, device=self._device).random_(
-            low, None, generator=generator
+        return uniform_integers(
+            *range_of(self._dtype),
+            (*shape, *self._size),
+            dtype=self._dtype,
+            device=self._device,
+            generator=generator,
         )
 
 
@@ -304,7 +290,8 @@ class Binary(_IntegerBox):
         dtype: int8 by default.
 
     Raises:
-        SpecError: neither ``n`` nor ``shape`` is given, or they contradict each other.
+        SpecError: neither ``n`` nor ``shape`` is given, they contradict each other, or the dtype
+            is complex.
     """
 
     def __init__(
@@ -322,9 +309,10 @@ class Binary(_IntegerBox):
                 f"Binary got n={n} and shape {tuple(shape)}. The last size must equal n: pass "
                 f"shape {(*shape[:-1], n)}, or leave n out."
             )
+        if dtype.is_complex:
+            raise SpecError(f"Binary got dtype {dtype}. Pass a real one, for example torch.int8.")
         super().__init__(shape, device, dtype)
-        zero_one = torch.tensor([0, 1], dtype=dtype, device=self._device)
-        low, high = _comparable(zero_one)
+        low, high = coordinates(torch.tensor([0, 1], device=self._device).to(dtype))
         self._low, self._high = low.expand(self._size), high.expand(self._size)
 
     @property
@@ -339,7 +327,7 @@ class Binary(_IntegerBox):
     def _facts(self) -> dict[str, Any]:
         return {}
 
-    def _cast(self, dtype: torch.dtype) -> TensorSpec:
+    def cast(self, dtype: torch.dtype) -> TensorSpec:
         return Binary(shape=self._shape, device=self._device, dtype=dtype)
 
     def _nearest(self, value: Tensor) -> Tensor:
@@ -371,35 +359,43 @@ def _checked_dtype(spec: LeafSpec, dtype: torch.dtype | None, domain: str | None
 
 
 def _bound(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make a bound of the dtype; infinite bounds of integers become the ends of their range."""
+    """Make a bound of the dtype."""
+    if isinstance(value, Tensor) and value.dtype == dtype:
+        return value.detach().to(device)
+    if not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool):
+        return _integer_bound(value, dtype, device)
     if not isinstance(value, Tensor):
-        value = torch.from_numpy(np.array(value))  # float64 for Python floats: no digit is lost
+        array = np.array(value)  # float64 for Python floats: no digit is lost
+        value = torch.from_numpy(array.astype(np.float64) if array.dtype.kind in "uiO" else array)
     value = value.detach().to(device)
-    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
-        return value.to(dtype)
-    low, high = _range_of(dtype)
+    if value.is_complex() and not dtype.is_complex:
+        if bool((value.imag != 0).any()):
+            raise SpecError(
+                f"a bound is {_summary(value)}, which no {dtype} is. Pass real bounds, or a "
+                "complex dtype."
+            )
+        value = value.real
+    return value.to(dtype)
+
+
+def _integer_bound(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Make a bound from numbers of any size; infinite ones become the ends of the range."""
+    value = value if isinstance(value, Tensor) else np.array(value, dtype=object)
+    low, high = range_of(dtype)
     numbers = value.flatten().tolist()
     ends = {math.inf: high, -math.inf: low}
-    bad = [number for number in numbers if not (low <= number <= high or number in ends)]
-    if bad:
-        raise SpecError(
-            f"a bound is {bad[0]}, outside the range of {dtype} ({low} to {high}). "
-            "Pass a bound within it, or an infinite one for no bound."
-        )
+    for number in numbers:
+        if isinstance(number, complex) or not (low <= number <= high or number in ends):
+            raise SpecError(
+                f"a bound is {number}, outside the range of {dtype} ({low} to {high}). "
+                "Pass a bound within it, or an infinite one for no bound."
+            )
     integers = [int(ends.get(number, number)) for number in numbers]
     return torch.tensor(integers, dtype=dtype, device=device).reshape(value.shape)
 
 
-def _comparable(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.int64) if tensor.dtype in _UNCOMPARED else tensor
-
-
-def _range_of(dtype: torch.dtype) -> tuple[Any, Any]:
-    if dtype == torch.bool:
-        return 0, 1
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.finfo(dtype).min, torch.finfo(dtype).max
-    return torch.iinfo(dtype).min, torch.iinfo(dtype).max
+def _is_constant(bound: Tensor) -> bool:
+    return bound.numel() == 0 or bool((bound == bound.flatten()[0]).all())
 
 
 def _summary(bound: Tensor) -> str:
@@ -407,4 +403,6 @@ def _summary(bound: Tensor) -> str:
     values = bound.flatten().tolist()
     if values and all(value == values[0] for value in values):
         return f"{values[0]}"
-    return f"{bound.tolist()}" if len(values) <= 8 else f"tensor in [{min(values)}, {max(values)}]"
+    if len(values) <= 8 or bound.is_complex():
+        return f"{bound.tolist()}" if len(values) <= 8 else f"tensor of {len(values)} numbers"
+    return f"tensor in [{min(values)}, {max(values)}]"

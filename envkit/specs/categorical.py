@@ -17,8 +17,9 @@ from envkit.errors import SpecError
 from envkit.specs.base import Shape, TensorSpec, as_device
 from envkit.specs.choices import HotChoice, MultipleChoice, SingleChoice
 from envkit.specs.leaf import LeafSpec
+from envkit.specs.order import clamp
 from envkit.specs.shapes import as_shape
-from envkit.specs.spaces import BoxList, CategoricalBox
+from envkit.specs.spaces import BoxList
 
 __all__ = ["Categorical", "MultiCategorical", "MultiOneHot", "OneHot"]
 
@@ -46,13 +47,13 @@ class Categorical(SingleChoice):
         mask: Any = None,
     ):
         self._n = _checked_n(n)
-        super().__init__(shape, device, dtype)
         self._check_flag(dtype)
+        super().__init__(shape, device, dtype)
         self.update_mask(mask)
 
-    def _cast(self, dtype: torch.dtype) -> TensorSpec:
+    def cast(self, dtype: torch.dtype) -> TensorSpec:
         self._check_flag(dtype)
-        return super()._cast(dtype)
+        return super().cast(dtype)
 
     def _check_flag(self, dtype: torch.dtype) -> None:
         if dtype == torch.bool and self._n > 2:
@@ -81,13 +82,16 @@ class Categorical(SingleChoice):
             return super()._nearest(value)
         if self._dtype == torch.bool:
             return value if self._n == 2 else torch.zeros_like(value)
-        return value.clamp(0, self._n - 1)
+        return clamp(value, 0, self._n - 1)
 
     def _from_index(self, index: Tensor) -> Tensor:
         return index.squeeze(-1).to(self._dtype)
 
     def _to_index(self, value: Tensor) -> Tensor:
         return value.unsqueeze(-1).long()
+
+    def index(self, index: Tensor, tensor: Tensor) -> Tensor:
+        return super().index(index, tensor).squeeze(-1)
 
     def to_one_hot_spec(self) -> OneHot:
         return OneHot(self._n, (*self._shape, self._n), self._device, mask=self._mask)
@@ -194,14 +198,15 @@ class MultiCategorical(MultipleChoice):
         return self._nvec
 
     @property
-    def space(self) -> BoxList:
-        return _boxes(self._nvec.tolist())
+    def space(self) -> Any:
+        return BoxList.from_nvec(self._nvec)
 
     def cardinality(self) -> int:
         return math.prod(self._nvec.flatten().tolist())
 
     def _facts(self) -> dict[str, Any]:
-        return {**super()._facts(), "nvec": self._nvec.tolist()}
+        masked = {} if self._mask is None else {"masked": True}
+        return {"nvec": self._nvec.tolist(), **masked}
 
     def _from_index(self, index: Tensor) -> Tensor:
         return index.to(self._dtype)
@@ -272,10 +277,10 @@ class MultiOneHot(MultipleChoice, HotChoice):
         return MultiCategorical(self._nvec, shape, self._device, mask=self._mask)
 
 
-def _checked_n(n: int) -> int:
-    if n < 1:
-        raise SpecError(f"a choice has {n} options. Give it at least one.")
-    return n
+def _checked_n(n: Any) -> int:
+    if n < 1 or int(n) != n:
+        raise SpecError(f"a choice has {n} options. Give it a whole number, at least one.")
+    return int(n)
 
 
 def _ending_in(spec: LeafSpec, size: int, shape: Any, meaning: str) -> torch.Size:
@@ -287,9 +292,3 @@ def _ending_in(spec: LeafSpec, size: int, shape: Any, meaning: str) -> torch.Siz
             f"{meaning}={size}. Pass shape {(*shape[:-1], size)}."
         )
     return shape
-
-
-def _boxes(nvec: Any) -> Any:
-    if isinstance(nvec, int):
-        return CategoricalBox(nvec)
-    return BoxList(tuple(_boxes(item) for item in nvec))

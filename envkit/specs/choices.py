@@ -21,12 +21,16 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from envkit.errors import ArgumentError, EncodingError, SpecError
-from envkit.specs.base import Shape, digits
+from envkit.errors import ArgumentError, EncodingError, SpecError, SpecMaskError
+from envkit.specs.base import Shape
 from envkit.specs.leaf import LeafSpec
+from envkit.specs.order import coordinates, digits
 from envkit.specs.spaces import BoxList, CategoricalBox
 
 __all__ = ["Choices", "HotChoice", "MultipleChoice", "SingleChoice"]
+
+
+_UNSCATTERED = frozenset((torch.uint16, torch.uint32, torch.uint64))  # torch cannot scatter these
 
 
 class Choices(LeafSpec):
@@ -39,6 +43,14 @@ class Choices(LeafSpec):
 
     _mask: Tensor | None = None
     _mask_is_checked: bool = False
+
+    def __init__(self, shape: Any, device: Any, dtype: torch.dtype):
+        if dtype.is_complex:
+            raise SpecError(
+                f"{type(self).__name__} got dtype {dtype}, but options are counted. Pass an "
+                "integer dtype or torch.bool."
+            )
+        super().__init__(shape, device, dtype)
 
     # -- what a spelling defines -------------------------------------------------------
 
@@ -77,7 +89,7 @@ class Choices(LeafSpec):
             mask: bool, broadcasts to ``(*lead, n)``. It is copied.
 
         Raises:
-            SpecError: another dtype, or a shape that does not broadcast.
+            SpecMaskError: another dtype, or a shape that does not broadcast.
         """
         self._mask_is_checked = False
         if mask is None:
@@ -90,7 +102,7 @@ class Choices(LeafSpec):
         except RuntimeError:
             expanded = None
         if expanded is None or mask.dtype != torch.bool:
-            raise SpecError(
+            raise SpecMaskError(
                 f"mask has dtype {mask.dtype} and shape {tuple(mask.shape)}, but must be "
                 f"torch.bool and broadcast to {shape}. Pass one flag for each option."
             )
@@ -103,7 +115,7 @@ class Choices(LeafSpec):
     def _check_mask(self, mask: Tensor) -> None:
         for block in self._blocks(mask):
             if not bool(block.any(-1).all()):
-                raise SpecError(
+                raise SpecMaskError(
                     f"the mask of {type(self).__name__} of shape {tuple(self.shape)} allows no "
                     "option in some row. Allow at least one there with `update_mask`."
                 )
@@ -172,16 +184,22 @@ class Choices(LeafSpec):
             tensor: shape ``(*lead, sum of options)``, for example one number per action.
 
         Returns:
-            The picked entries, shape ``(*lead, choices)``; a single choice keeps an axis of 1.
+            The picked entries, shape ``(*lead, choices)``: a single choice keeps an axis of 1,
+            which `Categorical` alone, having no such axis itself, drops.
 
         Raises:
             ArgumentError: ``index`` is no tensor, or ``tensor`` has another last size.
         """
         total = sum(self._sizes)
-        if not isinstance(index, Tensor) or tensor.shape[-1:] != (total,):
+        if not (isinstance(index, Tensor) and isinstance(tensor, Tensor)):
             raise ArgumentError(
-                f"index got {type(index).__name__} and a tensor of shape {tuple(tensor.shape)}. "
-                f"Pass a value of the spec and a tensor whose last size is {total}."
+                f"index got {type(index).__name__} and {type(tensor).__name__}. Pass a value of "
+                "the spec and a tensor."
+            )
+        if tensor.shape[-1:] != (total,):
+            raise ArgumentError(
+                f"index got a tensor of shape {tuple(tensor.shape)} for {total} options. Pass one "
+                f"whose last size is {total}."
             )
         picked = self._to_index(index) + self._offsets()
         lead = torch.broadcast_shapes(picked.shape[:-1], tensor.shape[:-1])
@@ -246,8 +264,8 @@ class MultipleChoice(Choices):
     """Several choices side by side."""
 
     @property
-    def space(self) -> BoxList:
-        return BoxList(tuple(CategoricalBox(n) for n in self._sizes))
+    def space(self) -> Any:
+        return BoxList.from_nvec(self._sizes)
 
     def _facts(self) -> dict[str, Any]:
         masked = {} if self._mask is None else {"masked": True}
@@ -260,14 +278,13 @@ class HotChoice(Choices):
     _encoding_ndim = 1
 
     def _from_index(self, index: Tensor) -> Tensor:
-        value = torch.zeros(
-            (*index.shape[:-1], self._size[-1]), dtype=self._dtype, device=index.device
-        )
-        return value.scatter_(-1, index if len(self._sizes) == 1 else index + self._offsets(), 1)
+        made = torch.bool if self._dtype in _UNSCATTERED else self._dtype
+        value = torch.zeros((*index.shape[:-1], self._size[-1]), dtype=made, device=index.device)
+        value.scatter_(-1, index if len(self._sizes) == 1 else index + self._offsets(), 1)
+        return value.to(self._dtype)
 
     def _to_index(self, value: Tensor) -> Tensor:
-        if value.dtype == torch.bool:
-            value = value.byte()  # torch has no argmax of bools
+        value = coordinates(value)  # torch has no argmax of some dtypes
         if len(self._sizes) == 1:
             return value.argmax(-1, keepdim=True)
         return torch.stack([block.argmax(-1) for block in self._blocks(value)], -1)
@@ -280,25 +297,39 @@ class HotChoice(Choices):
         return raw if ignore_device else raw.to(self._device)
 
     def _to_shape(self, value: Tensor) -> Tensor:
-        """Spell raw numbers; what ends in the spec's shape already is taken as spelled."""
-        if self._fits(value.shape):
+        """Spell raw numbers; what has the spec's shape already is taken as spelled."""
+        if self._is_shape(value.shape):
             return value.to(self._dtype)
-        shape = torch.Size((*self._lead, len(self._sizes)))
-        if value.numel() == shape.numel():
-            return self._from_index(value.reshape(shape).long())
-        if len(self._sizes) == 1:
-            value = value.unsqueeze(-1)
-        if value.shape[max(0, value.ndim - len(shape)) :] == shape:
-            return self._from_index(value.long())
-        raise EncodingError(
-            f"a value of shape {tuple(value.shape)} does not fit {type(self).__name__} of shape "
-            f"{tuple(self.shape)}. Pass option numbers of shape {tuple(shape)}, or one-hot rows."
-        )
+        shape = self._index_shape
+        if value.numel() != shape.numel():
+            expected = tuple(shape[:-1]) if len(self._sizes) == 1 else tuple(shape)
+            raise EncodingError(
+                f"a value of shape {tuple(value.shape)} does not fit {type(self).__name__} of "
+                f"shape {tuple(self.shape)}. Pass option numbers of shape {expected}, or one-hot "
+                "rows of the spec's shape."
+            )
+        index = value.reshape(shape).long()
+        if bool(((index < 0) | (index >= self._options)).any()):
+            raise EncodingError(
+                f"option {index.flatten().tolist()} does not exist in {type(self).__name__} with "
+                f"{list(self._sizes)} options. Pass numbers from 0 to one less than that."
+            )
+        return self._from_index(index)
 
     def _recording(
         self, reshaped: bool, shape: torch.Size, ignore_device: bool
     ) -> Callable[[Any], Tensor]:
-        return lambda raw: self._to_shape(self._to_tensor(raw, ignore_device))
+        if not reshaped:
+            return lambda raw: self._to_tensor(raw, ignore_device).to(self._dtype)
+        lead = self._index_shape
+        return lambda raw: self._from_index(
+            self._to_tensor(raw, ignore_device).reshape(lead).long()
+        )
+
+    @property
+    def _index_shape(self) -> torch.Size:
+        """Shape of the option numbers that spell one value."""
+        return torch.Size((*self._lead, len(self._sizes)))
 
     def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
         self._check_if_safe(value, safe)

@@ -22,7 +22,8 @@ from envkit.specs.base import TensorSpec
 from envkit.specs.boxes import Unbounded
 from envkit.specs.composite import Composite
 from envkit.specs.objects import NonTensor
-from envkit.specs.shapes import Index
+from envkit.specs.shapes import Index, expand_op
+from envkit.specs.stack_base import Stack
 from envkit.specs.stacked import Stacked, StackedComposite, stack
 
 __all__ = [
@@ -69,16 +70,22 @@ def _describe(td: TensorDictBase, value: Any, options: dict[str, bool]) -> Tenso
     return Unbounded(torch.Size(shape), device=value.device, dtype=value.dtype)
 
 
-def check_no_exclusive_keys(spec: TensorSpec) -> bool:
-    """Tell whether in every stack within a spec all members have the same keys."""
+def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
+    """Tell whether in every stack within a spec all members have the same keys.
+
+    Args:
+        spec: any spec.
+        recurse: look into nested composites too.
+    """
     if isinstance(spec, StackedComposite):
         first, *others = (set(member.keys()) for member in spec.members)
         if any(first != other for other in others):
             return False
-        return all(check_no_exclusive_keys(m) for m in spec.members) and all(
-            check_no_exclusive_keys(spec.get(name)) for name in first if spec._is_tree(name)
+        return not recurse or (
+            all(check_no_exclusive_keys(member) for member in spec.members)
+            and all(check_no_exclusive_keys(spec[name]) for name in first if spec._is_tree(name))
         )
-    if isinstance(spec, Composite):
+    if isinstance(spec, Composite) and recurse:
         return all(check_no_exclusive_keys(s) for s in spec.values() if s is not None)
     return True
 
@@ -95,8 +102,9 @@ def contains_lazy_spec(spec: TensorSpec) -> bool:
 def consolidate_spec(spec: Any) -> Any:
     """Give the unlike members of all stacks in a spec one set of keys.
 
-    A member that lacks an entry gets a placeholder: the spec another member has for it, with its
-    first feature axis cut to size 0. An entry without a feature axis is repeated as it is.
+    A member that lacks an entry gets a placeholder: the spec another member has for it, each of its
+    feature axes cut to size 0, or kept at -1 where it is dynamic. An entry without a feature axis
+    is repeated as it is.
 
     Args:
         spec: any spec; it is not changed.
@@ -116,10 +124,10 @@ def _consolidated(members: Sequence[Composite]) -> list[Composite]:
     copies = [consolidate_spec(member) for member in members]
     names = dict.fromkeys(name for member in copies for name in member.keys())
     for name in names:
-        donor = next(child for m in copies if (child := m.get(name, None)) is not None)
-        found = [m.get(name, None) for m in copies]
+        found = [member.get(name, None) for member in copies]
+        donor = next((child for child in found if child is not None), None)
         children = [
-            _placeholder(donor, member.ndim) if child is None else child
+            _placeholder(donor, member.shape) if child is None else child
             for member, child in zip(copies, found, strict=True)
         ]
         if isinstance(donor, Composite):
@@ -129,9 +137,23 @@ def _consolidated(members: Sequence[Composite]) -> list[Composite]:
     return copies
 
 
-def _placeholder(spec: Any, batch_ndim: int) -> Any:
-    if isinstance(spec, Composite):
-        return spec._map(lambda child: _placeholder(child, batch_ndim))
-    if len(spec._free_shape) <= batch_ndim:
-        return spec.clone()
-    return spec._map_shape(Index((slice(None),) * batch_ndim + (slice(0, 0),)))
+def _placeholder(donor: TensorSpec | None, shape: torch.Size) -> Any:
+    """Describe nothing in the manner of ``donor``, for a member of this batch size."""
+    if donor is None:
+        return None
+    first = donor._map_shape(Index((0,) * len(shape)))
+    cut = _without_features(first, 0)
+    return cut._map_shape(expand_op(cut._free_shape, torch.Size((*shape, *cut._free_shape))))
+
+
+def _without_features(spec: Any, kept: int) -> Any:
+    """Cut all axes but the first ``kept`` to size 0; dynamic ones stay."""
+    if isinstance(spec, Stack):
+        kept -= spec.stack_dim < kept
+        return spec._each(lambda member: _without_features(member, kept))
+    features = spec._free_shape[kept:]
+    cuts = [slice(None) if size == -1 else slice(0, 0) for size in features]
+    cut = spec._map_shape(Index((*(slice(None),) * kept, *cuts)))
+    if not isinstance(cut, Composite):
+        return cut
+    return cut._map(lambda child: _without_features(child, cut.ndim))

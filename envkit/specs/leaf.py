@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from envkit.errors import EncodingError, SpecError
-from envkit.specs import base, shapes
-from envkit.specs.base import Shape, TensorSpec, as_device
+from envkit.errors import EncodingError, SpecError, SpecTypeError
+from envkit.specs import shapes
+from envkit.specs.base import Shape, TensorSpec, as_device, checks_values
 from envkit.specs.shapes import ShapeOp, as_shape, known
 
 __all__ = ["LeafSpec"]
@@ -75,13 +75,13 @@ class LeafSpec(TensorSpec):
 
     def to(self, dest: Any) -> TensorSpec:
         if isinstance(dest, torch.dtype):
-            return self._cast(dest)
+            return self.cast(dest)
         device = as_device(dest)
         new = self._map_contents(lambda content: content.to(device))
         new._device = device
         return new
 
-    def _cast(self, dtype: torch.dtype) -> TensorSpec:
+    def cast(self, dtype: torch.dtype) -> TensorSpec:
         new = self._copy()
         new._dtype = dtype
         return new
@@ -98,16 +98,6 @@ class LeafSpec(TensorSpec):
     def _signature(self) -> tuple[Any, ...]:
         """All that must agree for two specs to be equal, tensors apart."""
         return type(self), self._shape, self._dtype, self._device
-
-    def __repr__(self) -> str:
-        facts = {"shape": tuple(self.shape), **self._facts(), "device": self.device}
-        text = ", ".join(f"{name}={fact}" for name, fact in facts.items())
-        dtype = "" if self.dtype is None else f", dtype={str(self.dtype).removeprefix('torch.')}"
-        return f"{type(self).__name__}({text}{dtype})"
-
-    def _facts(self) -> dict[str, Any]:
-        """The domain in words, for `repr`."""
-        return {}
 
     # -- values ------------------------------------------------------------------------
 
@@ -130,6 +120,10 @@ class LeafSpec(TensorSpec):
             return self.to(value.device).is_in(value)
         return torch.equal(value, self._nearest(value))
 
+    def _is_shape(self, shape: Shape) -> bool:
+        """Tell whether a shape is the spec's, with no further leading axes."""
+        return len(shape) == len(self._shape) and self._fits(shape)
+
     def _fits(self, shape: Shape) -> bool:
         """Tell whether a shape ends in the spec's shape."""
         extra = len(shape) - len(self._shape)
@@ -151,6 +145,7 @@ class LeafSpec(TensorSpec):
     def project(self, value: Tensor) -> Tensor:
         if self.is_in(value):
             return value
+        _check_is_tensor(value)
         if not self._fits(value.shape):
             raise SpecError(
                 f"a value of shape {tuple(value.shape)} cannot be projected: the spec has shape "
@@ -166,7 +161,7 @@ class LeafSpec(TensorSpec):
             return self._memo(raw)
         value = self._to_tensor(raw, ignore_device)
         shaped = self._to_shape(value)
-        if base.CHECK_ENCODE:
+        if checks_values():
             self.assert_is_in(shaped)
         if self._memo:
             self._memo = self._recording(value.shape != shaped.shape, shaped.shape, ignore_device)
@@ -188,14 +183,14 @@ class LeafSpec(TensorSpec):
         return raw.to(device=device, dtype=self._dtype)
 
     def _to_shape(self, value: Tensor) -> Tensor:
-        if self._fits(value.shape):
+        if self._is_shape(value.shape):
             return value
         if value.numel() == self._size.numel():
             return value.reshape(self._size)
         raise EncodingError(
             f"a value of shape {tuple(value.shape)} has {value.numel()} elements and does not fit "
             f"{type(self).__name__} of shape {tuple(self.shape)}. Pass {self._size.numel()} "
-            "elements, or leading batch axes followed by this shape."
+            "elements, or expand the spec to the batch first."
         )
 
     def memoize_encode(self, mode: bool = True) -> None:
@@ -206,16 +201,31 @@ class LeafSpec(TensorSpec):
 
     def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
         self._check_if_safe(value, safe)
+        _check_is_tensor(value)
         if value.dtype == torch.bfloat16:  # NumPy has no such dtype
             value = value.float()
         return value.detach().cpu().numpy()
+
+
+def _check_is_tensor(value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise SpecTypeError(
+            f"got {value!r} of type {type(value).__name__}, which is no tensor. "
+            "Turn raw data into a value with `spec.encode` first."
+        )
 
 
 def _owned(raw: Any, dtype: torch.dtype) -> Tensor:
     """Copy numbers, arrays and lists of either (or of tensors) into a new CPU tensor."""
     if isinstance(raw, (list, tuple)) and any(isinstance(item, Tensor) for item in raw):
         return torch.stack([torch.as_tensor(item) for item in raw])
-    return torch.from_numpy(np.array(raw, dtype=_NUMPY_DTYPES.get(dtype)))
+    try:
+        return torch.from_numpy(np.array(raw, dtype=_NUMPY_DTYPES.get(dtype)))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EncodingError(
+            f"{raw!r} of type {type(raw).__name__} cannot become a tensor of {dtype}: {error}. "
+            "Pass numbers, arrays, or lists of one shape."
+        ) from error
 
 
 _NUMPY_DTYPES: dict[torch.dtype, Any] = {

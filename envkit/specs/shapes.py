@@ -1,8 +1,8 @@
 """Shape operations as values: what indexing, `expand` and `reshape` do to any tensor of a spec.
 
 This module decides how a user's arguments become one of three operations, each of which acts on
-the *leading* axes of any tensor. A leaf applies it to its bounds and mask, a composite to all its
-leaves, whatever follows those axes. It knows no spec.
+the *leading* axes of any tensor, and what becomes of the names of axes. A leaf applies it to its
+bounds and mask, a composite to all its leaves, whatever follows those axes. It knows no spec.
 
 Conventions
     ndim   number of leading axes the operation was written for.
@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from envkit.errors import SpecError
+from envkit.errors import SpecAxisError, SpecError, SpecTypeError
 
 __all__ = [
     "Expand",
@@ -32,6 +33,7 @@ __all__ = [
     "expand_op",
     "flatten_op",
     "known",
+    "names_after",
     "reshape_op",
     "shape_after",
     "split_index",
@@ -43,6 +45,7 @@ __all__ = [
 _UNKNOWN = 1_000_003  # stands for -1 while a shape is traced through torch; no real axis is as long
 
 ShapeOp = Callable[[Tensor], Tensor]
+Names = tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Expand:
     sizes: tuple[int, ...]
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        return tensor.expand(*self.sizes, *tensor.shape[self.ndim :])
+        return tensor.expand((*self.sizes, *tensor.shape[self.ndim :]))
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Reshape:
     sizes: tuple[int, ...]
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        return tensor.reshape(*self.sizes, *tensor.shape[self.ndim :])
+        return tensor.reshape((*self.sizes, *tensor.shape[self.ndim :]))
 
 
 def as_shape(shape: Any) -> torch.Size:
@@ -103,17 +106,71 @@ def shape_after(op: ShapeOp, shape: torch.Size) -> torch.Size:
     return torch.Size(-1 if size > _UNKNOWN // 2 else size for size in result)
 
 
+def names_after(op: ShapeOp, names: Names, shape: torch.Size) -> Names:
+    """Tell the names of the axes of ``op(tensor)``, ``None`` for axes that the operation makes.
+
+    Args:
+        op: one of the three operations.
+        names: names of the axes it acts on.
+        shape: sizes of these axes.
+    """
+    if isinstance(op, Expand):
+        return (None,) * (len(op.sizes) - len(names)) + names
+    if isinstance(op, Index):
+        return _names_indexed(op.items, names)
+    if isinstance(op, Reshape):
+        first = _equal_run(shape, op.sizes)
+        last = _equal_run(shape[first:][::-1], op.sizes[first:][::-1])
+        made = (None,) * (len(op.sizes) - first - last)
+        return names[:first] + made + names[len(names) - last :]
+    return names
+
+
+def _equal_run(sizes: Sequence[int], others: Sequence[int]) -> int:
+    """Count the equal sizes at the beginning."""
+    pairs = zip(sizes, others, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(sizes), len(others)))
+
+
+def _names_indexed(items: Sequence[Any], names: Names) -> Names:
+    """Name the axes of an indexed tensor; lists and masks are placed as torch places them."""
+    axes: list[Any] = []  # a name or None per axis, and each array where it stands
+    left = list(names)
+    for item in items:
+        taken, left = left[: _axes_taken(item)], left[_axes_taken(item) :]
+        if item is None:
+            axes.append(None)
+        elif isinstance(item, slice):
+            axes += taken
+        elif isinstance(item, Tensor):
+            axes.append((item, taken))
+    arrays = [i for i, axis in enumerate(axes) if isinstance(axis, tuple)]
+    if not arrays:
+        return tuple(axes + left)
+    item, taken = axes[arrays[0]]
+    if len(arrays) == 1 and item.ndim == 1:
+        made = list(taken)
+    else:
+        made = [None] * max(_axes_made(axes[i][0]) for i in arrays)
+    side_by_side = arrays[-1] - arrays[0] + 1 == len(arrays)
+    at = arrays[0] if side_by_side else 0
+    rest = [axis for i, axis in enumerate(axes) if i not in arrays]
+    return tuple(rest[:at] + made + rest[at:] + left)
+
+
+def _axes_made(item: Tensor) -> int:
+    return 1 if item.dtype == torch.bool else item.ndim
+
+
 def axis_of(dim: int, ndim: int, *, what: str = "dim") -> int:
     """Normalise a possibly negative axis.
 
     Raises:
-        SpecError: there is no such axis.
+        SpecAxisError: there is no such axis.
     """
     if not -ndim <= dim < ndim:
-        raise SpecError(
-            f"{what} {dim} does not exist among {ndim} axes. "
-            f"Pass a number from {-ndim} to {ndim - 1}."
-        )
+        expected = f"Pass a number from {-ndim} to {ndim - 1}." if ndim else "Add axes first."
+        raise SpecAxisError(f"{what} {dim} does not exist among {ndim} axes. {expected}")
     return dim % ndim
 
 
@@ -122,6 +179,9 @@ def split_index(index: Any, ndim: int) -> tuple[Any, ...]:
 
     Lists, ranges and arrays become tensors. Too long an index is returned as it is: torch
     itself refuses it.
+
+    Raises:
+        SpecTypeError: an item is nothing that indexes axes.
     """
     items = tuple(_index_item(item) for item in (index if isinstance(index, tuple) else (index,)))
     spans = [_axes_taken(item) for item in items]
@@ -133,9 +193,16 @@ def split_index(index: Any, ndim: int) -> tuple[Any, ...]:
 
 
 def _index_item(item: Any) -> Any:
-    if isinstance(item, (list, range, np.ndarray)):
+    if isinstance(item, bool):
+        return torch.tensor(item)
+    if isinstance(item, (list, tuple, range, np.ndarray)):
         return torch.as_tensor(np.asarray(item))
-    return item
+    if item is None or isinstance(item, (int, np.integer, slice, EllipsisType, Tensor)):
+        return item
+    raise SpecTypeError(
+        f"{item!r} of type {type(item).__name__} does not index axes. Pass numbers, slices, lists "
+        "or masks; only a Composite has keys."
+    )
 
 
 def _axes_taken(item: Any) -> int:

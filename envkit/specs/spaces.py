@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-__all__ = ["BinaryBox", "BoxList", "CategoricalBox", "ContinuousBox"]
+__all__ = ["BinaryBox", "BoxList", "CategoricalBox", "ContinuousBox", "DiscreteBox"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,16 +37,35 @@ class ContinuousBox:
         """Move or cast both bounds."""
         return ContinuousBox(self.low.to(destination), self.high.to(destination))
 
+    def clone(self) -> ContinuousBox:
+        """Copy both bounds."""
+        return ContinuousBox(self.low.clone(), self.high.clone())
+
+
+class _Counted:
+    """A box that holds numbers only: it is nowhere, and its copy is itself."""
+
+    def to(self, destination: Any) -> Self:
+        """Give the box itself; there is nothing to move."""
+        return self
+
+    def clone(self) -> Self:
+        """Give the box itself; it cannot be changed."""
+        return self
+
 
 @dataclass(frozen=True)
-class CategoricalBox:
+class CategoricalBox(_Counted):
     """Hold the number of options of one choice."""
 
     n: int
 
 
+DiscreteBox = CategoricalBox
+
+
 @dataclass(frozen=True)
-class BinaryBox:
+class BinaryBox(_Counted):
     """Hold the number of 0/1 entries."""
 
     n: int
@@ -66,3 +85,23 @@ class BoxList:
 
     def __getitem__(self, index: int) -> Any:
         return self.boxes[index]
+
+    @staticmethod
+    def from_nvec(nvec: Any) -> BoxList | CategoricalBox:
+        """Make a box of each number of options, nested as the numbers are.
+
+        Args:
+            nvec: a number, or a tensor or (nested) list of numbers.
+        """
+        numbers = nvec.tolist() if isinstance(nvec, Tensor) else nvec
+        if isinstance(numbers, int):
+            return CategoricalBox(numbers)
+        return BoxList(tuple(BoxList.from_nvec(number) for number in numbers))
+
+    def to(self, destination: Any) -> BoxList:
+        """Move or cast all boxes."""
+        return BoxList(tuple(box.to(destination) for box in self.boxes))
+
+    def clone(self) -> BoxList:
+        """Copy all boxes."""
+        return BoxList(tuple(box.clone() for box in self.boxes))

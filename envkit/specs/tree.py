@@ -1,7 +1,8 @@
 """How a tree of specs is named and walked.
 
-This module decides what is a key and in which order keys come. It knows only that a tree has
-`_children()`, by name, and tells which of them are trees.
+This module decides what is a key, in which order keys come, and how an error says where in the
+tree it arose. It knows only that a tree has `_children()`, by name, and tells which of them are
+trees.
 
 Conventions
     Nested keys are flat tuples of strings; a key of one part is a plain string.
@@ -13,9 +14,18 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from typing import Any
 
-from envkit.errors import ArgumentError
+from envkit.errors import ArgumentError, EnvkitError
 
-__all__ = ["MISSING", "TreeItems", "TreeKeys", "TreeValues", "as_key", "is_key"]
+__all__ = [
+    "MISSING",
+    "TreeItems",
+    "TreeKeys",
+    "TreeValues",
+    "as_key",
+    "at_entry",
+    "at_member",
+    "is_key",
+]
 
 MISSING: Any = object()  # neither found nor given
 
@@ -38,6 +48,30 @@ def as_key(key: Any) -> tuple[str, ...]:
     if not is_key(key):
         raise ArgumentError(f"{key!r} is no key. Use a string, or a tuple of strings.")
     return tuple(name for part in key for name in as_key(part))
+
+
+class at_entry:
+    """Within this context an envkit error says at which entry of a tree it arose."""
+
+    def __init__(self, name: Any):
+        self._name = name
+
+    def _where(self) -> str:
+        return f"at entry {self._name!r}"
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, EnvkitError):
+            raise type(error)(f"{self._where()}: {error}") from None
+
+
+class at_member(at_entry):
+    """Within this context an envkit error says in which member of a stack it arose."""
+
+    def _where(self) -> str:
+        return f"in member {self._name}"
 
 
 class _TreeView:

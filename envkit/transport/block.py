@@ -34,15 +34,19 @@ class Block:
         self.arrays: dict[str, np.ndarray] = layout.arrays(mmap.mmap(fd, layout.size_bytes))
 
     @classmethod
-    def create(cls, layout: Layout) -> "Block":
+    def create(cls, layout: Layout, directory: str | None = None) -> "Block":
         """Reserve a block for ``layout``.
+
+        Args:
+            layout: the arrays it holds.
+            directory: where to keep it in a file (without a name) instead of in memory.
 
         Raises:
             SharedMemoryError: the machine cannot give that much memory.
         """
-        fd = _open_anonymous_file()
+        fd = _open_anonymous_file(directory)
         try:
-            _reserve(fd, layout.size_bytes)
+            _reserve(fd, layout.size_bytes, in_memory=directory is None)
             return cls(fd, layout)
         except (OSError, OverflowError, ValueError) as error:
             os.close(fd)
@@ -64,17 +68,18 @@ class Block:
         self.arrays = {}
 
 
-def _open_anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
+def _open_anonymous_file(directory: str | None) -> int:
+    if directory is None and hasattr(os, "memfd_create"):
         return os.memfd_create("envkit")
-    directory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    if directory is None and os.path.isdir("/dev/shm"):
+        directory = "/dev/shm"
     with tempfile.TemporaryFile(dir=directory) as file:
         return os.dup(file.fileno())
 
 
-def _reserve(fd: int, size_bytes: int) -> None:
+def _reserve(fd: int, size_bytes: int, *, in_memory: bool) -> None:
     # Asking the kernel for more than the machine has could wake its out-of-memory killer.
-    if size_bytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+    if in_memory and size_bytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise OSError("more than the memory of this machine")
     os.ftruncate(fd, size_bytes)
     if hasattr(os, "posix_fallocate"):

@@ -10,15 +10,16 @@ Conventions
 import pickle
 import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import cloudpickle
 
 from envkit.errors import WorkerError, WorkerTimeoutError
+from envkit.transport.host import RowsFailedError
 
-__all__ = ["Failure", "failure_of", "worker_error"]
+__all__ = ["Failure", "failure_of", "failures_of", "worker_error"]
 
 _ADVICE = {
     -signal.SIGKILL: "It was killed from outside, most often for memory: use fewer workers "
@@ -70,10 +71,10 @@ class Failure:
         except Exception:
             return self
 
-    def headline(self, num_workers: int) -> str:
+    def headline(self, num_workers: int, seeds: Mapping[int, int]) -> str:
         """Say in one or two sentences what happened and what to do about it."""
         who = f"worker {self.worker} of {num_workers}"
-        rows = _rows_text(self.rows)
+        rows = _rows_text(self.rows, seeds)
         if self.kind == "raised":
             return f"{who} raised {self.error_type} in {rows} during {self.command!r}: " + (
                 self.message or "(no message)"
@@ -106,18 +107,41 @@ def failure_of(
     )
 
 
-def worker_error(failures: Sequence[Failure], num_workers: int) -> WorkerError:
-    """Make one error of all failures of a round; its cause is the first original exception."""
+def failures_of(
+    error: BaseException, *, worker: int, rows: tuple[int, ...], command: str
+) -> list[Failure]:
+    """Describe what a call raised: row by row where that is known, else all ``rows`` are blamed."""
+    by_row = {rows: error}
+    if isinstance(error, RowsFailedError):
+        by_row = {(row,): raised for row, raised in error.errors.items()}
+    return [
+        failure_of(raised, worker=worker, rows=blamed, command=command)
+        for blamed, raised in by_row.items()
+    ]
+
+
+def worker_error(
+    failures: Sequence[Failure],
+    num_workers: int,
+    seeds: Mapping[int, int],
+    answers: Mapping[int, object] | None = None,
+) -> WorkerError:
+    """Make one error of all failures of a round; its cause is the first original exception.
+
+    ``seeds`` are those the rows were last given, ``answers`` what the others gave, by worker.
+    """
     timed_out = any(failure.kind == "timeout" for failure in failures)
     error_class = WorkerTimeoutError if timed_out else WorkerError
-    error = error_class("\n\n".join(_story(failure, num_workers) for failure in failures))
+    stories = [_story(failure, num_workers, seeds) for failure in failures]
+    error = error_class("\n\n".join(stories))
     error.failures = tuple(failures)
+    error.answers = dict(answers or {})
     error.__cause__ = next((failure.exception for failure in failures if failure.exception), None)
     return error
 
 
-def _story(failure: Failure, num_workers: int) -> str:
-    headline = failure.headline(num_workers)
+def _story(failure: Failure, num_workers: int, seeds: Mapping[int, int]) -> str:
+    headline = failure.headline(num_workers, seeds)
     if not failure.traceback:
         return headline
     title = "Traceback in the worker" if failure.kind == "raised" else "Stack of the worker"
@@ -132,12 +156,14 @@ def _message_of(error: BaseException) -> str:
         return f"(its message cannot be shown: {type(broken).__name__} in __str__)"
 
 
-def _rows_text(rows: tuple[int, ...]) -> str:
+def _rows_text(rows: tuple[int, ...], seeds: Mapping[int, int]) -> str:
+    given = [str(seeds[row]) for row in rows if row in seeds]
     if len(rows) == 1:
-        return f"row {rows[0]}"
+        return f"row {rows[0]}" + (f" (seed {given[0]})" if given else "")
+    text = "rows " + ", ".join(map(str, rows))
     if rows and rows == tuple(range(rows[0], rows[-1] + 1)):
-        return f"rows {rows[0]}-{rows[-1]}"
-    return "rows " + ", ".join(map(str, rows))
+        text = f"rows {rows[0]}-{rows[-1]}"
+    return text + (f" (seeds {', '.join(given)})" if given else "")
 
 
 def _ending(exitcode: int | None) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Host", "MakeHost", "Rows", "run_rows"]
+__all__ = ["Host", "MakeHost", "Rows", "RowsFailedError", "run_rows"]
 
 
 class Host(Protocol):
@@ -34,7 +34,10 @@ class Host(Protocol):
         """
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> object:
-        """Answer a request of the control channel; the result must be picklable."""
+        """Answer a request of the control channel; the result must be picklable.
+
+        Raise `RowsFailedError` where some rows failed and others have an answer.
+        """
 
     def close(self) -> None:
         """Release what the host holds. Called once, also after errors."""
@@ -42,6 +45,15 @@ class Host(Protocol):
 
 MakeHost = Callable[[range], Host]
 """Build a host for the rows given. Travels by cloudpickle."""
+
+
+class RowsFailedError(Exception):
+    """Some rows of a `Host.call` failed; ``result`` is what the others gave."""
+
+    def __init__(self, errors: dict[int, Exception], result: object) -> None:
+        super().__init__(f"rows {sorted(errors)} failed")
+        self.errors = errors
+        self.result = result
 
 
 class Rows(list[int]):

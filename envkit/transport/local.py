@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from envkit.errors import ClosedEnvError
-from envkit.transport.failure import Failure, failure_of, worker_error
-from envkit.transport.host import Host, MakeHost, Rows, run_rows
+from envkit.transport.failure import Failure, failure_of, failures_of, worker_error
+from envkit.transport.host import Host, MakeHost, Rows, RowsFailedError, run_rows
 from envkit.transport.layout import ALIGNMENT_BYTES, Layout
 from envkit.transport.pool import Selection, mask_of
 
@@ -33,10 +33,12 @@ class LocalPool:
     ) -> None:
         self.rows_of = (range(num_rows),)
         self.closed = False
+        self.seeds: dict[int, int] = {}
         self._make_host = make_host
         self._commands = dict(commands or {})
         self._rows = Rows(range(num_rows))
         self._host: Host | None = None
+        self._arrays: dict[str, np.ndarray] | None = None
         self._failures: list[Failure] = []
 
     @property
@@ -65,7 +67,16 @@ class LocalPool:
             host.bind(dict(arrays), self.rows_of[0])
         except Exception as error:
             raise self._error(error, "bind") from error
+        self._arrays = arrays
         return arrays
+
+    def restart_worker(self, index: int) -> object:
+        """Build the host anew, bound to the same memory."""
+        self._require_host().close()
+        host = self._host = self._make_host(self.rows_of[index])
+        if self._arrays is not None:
+            host.bind(dict(self._arrays), self.rows_of[index])
+        return host.describe()
 
     def send(self, command: int, rows: Selection = None) -> None:
         """Run ``command`` for ``rows`` right away; `recv` tells what raised."""
@@ -85,7 +96,7 @@ class LocalPool:
         """Raise what the last `send` met."""
         failures, self._failures = self._failures, []
         if failures:
-            raise worker_error(failures, 1)
+            raise worker_error(failures, 1, self.seeds)
 
     def call(
         self, method: str, *args: Any, workers: Sequence[int] | None = None, **kwargs: Any
@@ -104,12 +115,14 @@ class LocalPool:
         host = self._require_host()
         try:
             return [host.call(method, *args, **kwargs) for args, kwargs in arguments]
+        except RowsFailedError as error:
+            raise self._error(error, method, {0: error.result}) from error
         except Exception as error:
             raise self._error(error, method) from error
 
     def close(self) -> None:
         """Close the host; closing twice does nothing."""
-        host, self._host, self.closed = self._host, None, True
+        host, self._host, self._arrays, self.closed = self._host, None, None, True
         if host is not None:
             host.close()
 
@@ -118,6 +131,8 @@ class LocalPool:
             raise ClosedEnvError("this pool is closed or was never started; start a new one.")
         return self._host
 
-    def _error(self, error: Exception, command: str) -> Exception:
-        rows = tuple(self._rows)
-        return worker_error([failure_of(error, worker=0, rows=rows, command=command)], 1)
+    def _error(
+        self, error: Exception, command: str, answers: Mapping[int, object] | None = None
+    ) -> Exception:
+        failures = failures_of(error, worker=0, rows=tuple(self._rows), command=command)
+        return worker_error(failures, 1, self.seeds, answers)

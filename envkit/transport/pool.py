@@ -74,6 +74,16 @@ class Pool(Protocol):
         """End all workers and free the memory, in bounded time; closing twice does nothing."""
         ...
 
+    seeds: dict[int, int]
+    """The seeds that rows were last given, by row; they stand in the messages of errors."""
+
+    def restart_worker(self, index: int) -> object:
+        """Replace worker ``index`` by a fresh one for the same rows, bound to the same arrays.
+
+        Returns what its host says of itself. The old one, if it lives, is ended first.
+        """
+        ...
+
     @property
     def rows_of(self) -> tuple[range, ...]:
         """The rows of each worker."""

@@ -49,6 +49,7 @@ class ProcessPool:
         start_method: "forkserver" (default where it exists), "spawn" or "fork".
         timeout_s: seconds that a round, `start` or a call may take; None for no limit.
         preload: modules that workers will need, imported once by the fork server.
+        map_files_in: directory of the file that backs the shared arrays; None for memory.
     """
 
     def __init__(
@@ -61,12 +62,15 @@ class ProcessPool:
         start_method: str | None = None,
         timeout_s: float | None = 60.0,
         preload: Iterable[str] = (),
+        map_files_in: str | None = None,
     ) -> None:
         self.rows_of = spread_rows(num_rows, num_processes)
         self.timeout_s = timeout_s
+        self.seeds: dict[int, int] = {}
         self._num_rows = num_rows
         self._commands = dict(commands or {})
         self._maker = pickle_maker(make_host)
+        self._map_files_in = map_files_in
         self._start_method = choose_start_method(start_method)
         self._resources: Resources | None = None
         self._closed = False
@@ -108,7 +112,8 @@ class ProcessPool:
         """Allocate a shared block for ``layout`` and have every worker map it."""
         resources = self._require_open()
         selected = Field(SELECTED, (), "uint8")
-        block = Block.create(Layout((*layout.fields, selected), self._num_rows))
+        layout = Layout((*layout.fields, selected), self._num_rows)
+        block = Block.create(layout, self._map_files_in)
         arrays = dict(block.arrays)
         self._selected = arrays.pop(SELECTED)
         previous, resources.block = resources.block, block
@@ -162,7 +167,12 @@ class ProcessPool:
                     self._settle(resources, handle, byte)
         if self._failures:
             failures, self._failures = self._failures, []
-            raise worker_error(sorted(failures, key=lambda f: f.worker), len(self.rows_of))
+            raise worker_error(
+                sorted(failures, key=lambda f: f.worker),
+                len(self.rows_of),
+                self.seeds,
+                self._answers,
+            )
 
     def call(
         self, method: str, *args: Any, workers: Sequence[int] | None = None, **kwargs: Any
@@ -244,6 +254,7 @@ class ProcessPool:
     def _begin(self, name: str) -> None:
         self._round = name
         self._failures = []
+        self._answers = {}
         timeout_s = self.timeout_s
         self._deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
 
@@ -255,7 +266,6 @@ class ProcessPool:
         if resources.pending:
             self.recv()
         self._begin(name)
-        self._answers = {}
         for handle in handles:
             if handle.lost is not None:
                 self._failures.append(handle.lost)
@@ -280,16 +290,15 @@ class ProcessPool:
             return
         del resources.pending[handle.reply]
         try:
-            succeeded, result = pickle.loads(message)
+            result, failures = pickle.loads(message)
         except Exception as error:  # of a class that only the worker can import, for example
             rows, command = tuple(handle.rows), self._round
             failed = failure_of(error, worker=handle.index, rows=rows, command=command)
             self._failures.append(failed)
             return
-        if succeeded:
+        self._failures += [failure.unpacked(pickled) for failure, pickled in failures]
+        if not failures or result is not None:
             self._answers[handle.index] = result
-        else:
-            self._failures += [failure.unpacked(pickled) for failure, pickled in result]
 
     def _examine(self, resources: Resources, fd: int) -> None:
         """Look after a worker whose sentinel, or unexpected reply, became readable."""

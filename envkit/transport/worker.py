@@ -35,8 +35,8 @@ import numpy as np
 from envkit.errors import WorkerError
 from envkit.transport.block import Block
 from envkit.transport.channel import Channel
-from envkit.transport.failure import Failure, failure_of
-from envkit.transport.host import Host, Rows, run_rows
+from envkit.transport.failure import Failure, failures_of
+from envkit.transport.host import Host, Rows, RowsFailedError, run_rows
 from envkit.transport.layout import Layout
 
 __all__ = ["ALL_ROWS", "CONTROL", "DONE", "MESSAGE", "SELECTED", "STACK_SIGNAL", "STOP", "Setup"]
@@ -156,12 +156,12 @@ class _Worker:
         failures: list[Failure] = []
 
         def failed(blamed: tuple[int, ...], error: BaseException) -> None:
-            failures.append(self._failure(error, name, blamed))
+            failures.extend(self._failures(error, name, blamed))
 
         blamed, rest = rows.split()
         failed(tuple(blamed), error)
         run_rows(host, command, rest, catch=BaseException, failed=failed)
-        self._send_failures(failures)
+        self._send(_dumps((None, [failure.packed() for failure in failures])))
 
     def _start(self) -> tuple[Host, object]:
         self._setup.apply()
@@ -195,21 +195,27 @@ class _Worker:
         self._block = block
 
     def _answer(self, command: str, work: Callable[[], tuple[Any, object]]) -> Any:
-        """Do ``work``, send its result or what it raised, and return what is to be kept of it."""
+        """Do ``work``, send its result and what it raised, and return what is to be kept of it."""
+        kept, result, failures = None, None, []
         try:
             kept, result = work()
-            message = _dumps((True, result))
         except BaseException as error:
-            self._send_failures([self._failure(error, command, tuple(self._rows))])
-            return None
+            result = error.result if isinstance(error, RowsFailedError) else None
+            failures = self._failures(error, command, tuple(self._rows))
+        packed = [failure.packed() for failure in failures]
+        try:
+            message = _dumps((result, packed))
+        except WorkerError as error:
+            kept = None
+            packed += [f.packed() for f in self._failures(error, command, tuple(self._rows))]
+            message = _dumps((None, packed))
         self._send(message)
         return kept
 
-    def _failure(self, error: BaseException, command: str, rows: tuple[int, ...]) -> Failure:
-        return failure_of(error, worker=self._setup.index, rows=rows, command=command)
-
-    def _send_failures(self, failures: list[Failure]) -> None:
-        self._send(_dumps((False, [failure.packed() for failure in failures])))
+    def _failures(
+        self, error: BaseException, command: str, rows: tuple[int, ...]
+    ) -> list[Failure]:
+        return failures_of(error, worker=self._setup.index, rows=rows, command=command)
 
     def _send(self, message: bytes) -> None:
         os.write(self._reply, MESSAGE)  # first, so that the parent reads while we send
@@ -221,7 +227,7 @@ def _call(host: Host, method: str, pickled: bytes) -> object:
     return host.call(method, *args, **kwargs)
 
 
-def _dumps(message: tuple[bool, object]) -> bytes:
+def _dumps(message: tuple[object, list[Any]]) -> bytes:
     """Pickle a reply; classes that only this process can import travel by value."""
     try:
         return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
@@ -230,7 +236,7 @@ def _dumps(message: tuple[bool, object]) -> bytes:
             return cloudpickle.dumps(message)
         except Exception as error:
             raise WorkerError(
-                f"the result, of type {type(message[1]).__qualname__}, cannot be pickled and so "
+                f"the result, of type {type(message[0]).__qualname__}, cannot be pickled and so "
                 f"cannot leave the worker ({error}). Return arrays, numbers, strings or containers "
                 "of them."
             ) from error

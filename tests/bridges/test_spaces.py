@@ -18,6 +18,7 @@ from envkit.specs import (
     Composite,
     MultiCategorical,
     MultiOneHot,
+    NonTensor,
     OneHot,
     Unbounded,
 )
@@ -72,10 +73,15 @@ multi_discretes = st.builds(
     counts,
     st.integers(-2, 2),
 )
+grids = st.builds(
+    lambda nvec, start: spaces.MultiDiscrete(np.array(nvec), start=np.full((2, 2), start)),
+    st.sampled_from([[[3, 3], [3, 3]], [[2, 3], [4, 1]]]),
+    st.integers(-2, 2),
+)
 multi_binaries = st.builds(spaces.MultiBinary, st.sampled_from([1, 3, [2, 3], [1, 1]]))
 bool_boxes = st.builds(lambda shape: spaces.Box(0, 1, shape, bool), shapes)
 boxes = st.one_of(float_boxes, integer_boxes, bool_boxes)
-leaf_spaces = st.one_of(boxes, discretes, multi_discretes, multi_binaries)
+leaf_spaces = st.one_of(boxes, discretes, multi_discretes, grids, multi_binaries)
 tuples = st.builds(
     lambda member, count: spaces.Tuple([member] * count), leaf_spaces, st.integers(1, 3)
 )
@@ -85,6 +91,20 @@ nested = st.dictionaries(
     names, st.one_of(leaf_spaces, dicts.map(spaces.Dict)), min_size=1, max_size=3
 )
 any_space = st.one_of(leaf_spaces, tuples, dicts.map(spaces.Dict), nested.map(spaces.Dict))
+
+texts = st.builds(spaces.Text, st.integers(1, 5))
+ragged = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(
+    lambda sizes: spaces.Tuple([spaces.Box(-1, 1, (size,)) for size in sizes])
+)
+tuples_of_dicts = st.lists(dicts.map(spaces.Dict), min_size=1, max_size=2).map(spaces.Tuple)
+sequences = st.builds(
+    lambda element: spaces.Sequence(element, stack=True),
+    st.one_of(leaf_spaces, dicts.map(spaces.Dict)),
+)
+loose = st.one_of(texts, ragged, tuples_of_dicts, sequences)
+any_loose_space = st.one_of(
+    loose, st.dictionaries(names, st.one_of(loose, leaf_spaces), min_size=1).map(spaces.Dict)
+)
 
 
 @settings(max_examples=200, deadline=None)
@@ -99,6 +119,25 @@ def test_values_come_back_from_their_rows(space, categorical, seed):
 
     assert all(map(same, values, back))
     assert all(space.contains(value) for value in back)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    space=st.one_of(any_space, any_loose_space),
+    categorical=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_values_come_back_from_the_data_of_a_tensordict(space, categorical, seed):
+    space.seed(seed)
+    value = space.sample()
+    codec = codec_of(space, categorical=categorical, key="value")
+
+    data = codec.encode(value)
+    back = codec.decode(data)
+
+    assert same(value, back)
+    assert space.contains(back)
+    assert all(codec.spec()[path].is_in(entry) for path, entry in data.items())
 
 
 @settings(max_examples=200, deadline=None)
@@ -242,19 +281,79 @@ def test_a_hot_row_is_overwritten_as_a_whole():
 
 
 @pytest.mark.parametrize(
+    ("space", "spec"),
+    [
+        (
+            spaces.MultiDiscrete(np.array([[3, 3], [3, 3]])),
+            OneHot(3, shape=(2, 2, 3), dtype=torch.int64),
+        ),
+        (
+            spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
+            MultiOneHot([2, 3, 4, 5], dtype=torch.int64),
+        ),
+        (spaces.Text(5), NonTensor(shape=(), example_data="0")),
+        (spaces.Sequence(spaces.Box(-1, 1, (2,)), stack=True), Bounded(-1, 1, (-1, 2))),
+        (
+            spaces.Sequence(spaces.Discrete(3), stack=True),
+            OneHot(3, shape=(-1, 3), dtype=torch.int64),
+        ),
+        (
+            spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (3,))]),
+            torch.stack([Bounded(-1, 1, (2,)), Bounded(-1, 1, (3,))]),
+        ),
+        (
+            spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]),
+            torch.stack([OneHot(2, dtype=torch.int64), OneHot(3, dtype=torch.int64)]),
+        ),
+        (
+            spaces.Tuple([spaces.Dict(a=spaces.Box(-1, 1, (2,)))] * 2),
+            torch.stack([Composite(a=Bounded(-1, 1, (2,)))] * 2),
+        ),
+        (
+            spaces.Tuple([spaces.Tuple([spaces.Discrete(2)] * 3)] * 2),
+            OneHot(2, shape=(2, 3, 2), dtype=torch.int64),
+        ),
+    ],
+    ids=lambda value: str(value)[:40].split("\n")[0],
+)
+def test_spaces_of_several_values_are_stacked(space, spec):
+    assert codec_of(space, categorical=False, key="k").spec()["k"] == spec
+
+
+def test_a_sequence_of_dicts_gives_each_entry_a_leading_axis():
+    element = spaces.Dict(a=spaces.Box(-1, 1, (2,)), state=spaces.Discrete(3))
+
+    spec = codec_of(spaces.Sequence(element, stack=True), categorical=True, key="k").spec()
+
+    assert {key: spec[key].shape for key in spec.keys()} == {"a": (-1, 2), "observation": (-1,)}
+
+
+@pytest.mark.parametrize(
     "space",
     [
         spaces.Graph(spaces.Discrete(2), spaces.Discrete(2)),
-        spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (3,))]),
+        spaces.OneOf([spaces.Discrete(2), spaces.Box(-1, 1, (2,))]),
+        spaces.Sequence(spaces.Discrete(2)),
+        spaces.Sequence(spaces.Text(2), stack=True),
         spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (2,), np.float64)]),
-        spaces.Tuple([spaces.Dict(a=spaces.Discrete(2))]),
-        spaces.MultiDiscrete(np.array([[2, 2], [2, 2]])),
+        spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(2)]),
+        spaces.Tuple([spaces.Dict(a=spaces.Discrete(2)), spaces.Discrete(2)]),
+        spaces.Tuple([spaces.Text(2), spaces.Text(2)]),
+        spaces.Tuple([]),
     ],
-    ids=["graph", "unlike shapes", "unlike dtypes", "dict in tuple", "2-d multi-discrete"],
+    ids=lambda value: str(value)[:40],
 )
-def test_spaces_without_an_array_form_are_refused_with_advice(space):
-    with pytest.raises(SpecError, match="gymnasium"):
+def test_spaces_without_a_counterpart_are_refused_with_advice(space):
+    with pytest.raises(SpecError, match=r"gymnasium|stack=True"):
         codec_of(space, categorical=False, key="k")
+
+
+def test_values_without_rows_are_not_written_into_any():
+    codec = codec_of(spaces.Text(5), categorical=False, key="k")
+
+    assert not codec.has_rows
+    with pytest.raises(SpecError, match="no array form"):
+        codec.writer({("k",): np.zeros(1)})("abc")
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensordict import NonTensorData
 
 from envkit.specs import (
     Binary,
     Bounded,
     BoundedContinuous,
     BoundedDiscrete,
+    BoxList,
     Categorical,
+    CategoricalBox,
     Choice,
+    Composite,
     ContinuousBox,
+    DiscreteBox,
     MultiCategorical,
     MultiOneHot,
     NonTensor,
@@ -34,6 +39,8 @@ ONE_OF_EACH = {
     "bounded per entry": Bounded([-1.0, 0.0], [1.0, 5.0]),
     "bounded integers": Bounded(0, 255, (4, 2), dtype=torch.uint8),
     "bounded depths": Bounded(100, 60_000, (4, 2), dtype=torch.uint16),
+    "bounded hashes": Bounded(5, 2**64 - 2, (4, 2), dtype=torch.uint64),
+    "bounded amplitudes": Bounded(-1 - 1j, 1 + 2j, (4, 2), dtype=torch.complex64),
     "unbounded": Unbounded((4, 3)),
     "unbounded integers": Unbounded((4, 3), dtype=torch.int64),
     "categorical": Categorical(3, (4,)),
@@ -87,6 +94,11 @@ def test_the_space_describes_the_domain():
     assert Binary(4).space.n == 4
     assert NonTensor().space is None
     assert Unbounded((2,), dtype=torch.uint8).space.high.tolist() == [255, 255]
+    assert DiscreteBox is CategoricalBox
+    assert MultiCategorical([2, 3]).space == BoxList.from_nvec([2, 3])
+    assert BoxList.from_nvec(torch.tensor([[2], [3]]))[1][0] == CategoricalBox(3)
+    for space in (BoxList.from_nvec([2, 3]), Bounded(-1, 1, (2,)).space, Binary(4).space):
+        assert space.clone() == space.to("cpu") == space
 
 
 @pytest.mark.parametrize(
@@ -100,7 +112,10 @@ def test_the_space_describes_the_domain():
         (lambda: Bounded(0, 1, domain="discrete", dtype=torch.float32), "contradicts"),
         (lambda: BoundedDiscrete(0, 1, dtype=torch.float32), "contradicts"),
         (lambda: Unbounded(domain="smooth"), "'continuous', 'discrete'"),
-        (lambda: Bounded(0, 1, dtype=torch.uint64), "cannot compare"),
+        (lambda: Bounded(0, 1j, dtype=torch.float32), "complex dtype"),
+        (lambda: Binary(2, dtype=torch.complex64), "a real one"),
+        (lambda: OneHot(2, dtype=torch.complex64), "integer dtype"),
+        (lambda: Categorical(2.5), "whole number"),
         (lambda: Categorical(0), "at least one"),
         (lambda: Categorical(3, dtype=torch.bool), "integer dtype"),
         (lambda: Binary(), "Binary"),
@@ -225,6 +240,16 @@ def test_enumerate_lists_all_values_on_a_new_first_axis():
     assert Binary(3).enumerate().shape == (8, 3)
     assert Bounded(1, 3, dtype=torch.int32).enumerate().tolist() == [1, 2, 3]
     assert Choice([Categorical(2), Categorical(3)]).enumerate().tolist() == [0, 1, 0, 1, 2]
+    assert torch.stack([Categorical(2), Categorical(3)]).enumerate().tolist() == [
+        [i, j] for i in range(2) for j in range(3)
+    ]
+
+
+def test_enumerate_refuses_what_no_memory_holds():
+    with pytest.raises(NotImplementedError, match=r"18446744073709551616 values.*spec\[0\]"):
+        Bounded(0, 255, (8,), dtype=torch.uint8).enumerate()
+    with pytest.raises(NotImplementedError, match="too many"):
+        Bounded(-(2**63), 2**63 - 1, (1,), dtype=torch.int64).enumerate()
 
 
 @each_leaf
@@ -301,13 +326,81 @@ def test_project_gives_the_nearest_value():
     assert Binary(2).project(torch.tensor([-4, 9], dtype=torch.int8)).tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
 def test_unsigned_integers_can_be_bounded(dtype):
     spec = Bounded(10, [20, 200], dtype=dtype)
 
     assert spec.is_in(spec.rand((50,)))
     assert not spec.is_in(spec.zero())
     assert spec.project(spec.zero()).tolist() == [10, 10]
+
+
+def test_unsigned_64_bit_bounds_keep_every_digit():
+    spec = Bounded([1, 2**63 + 1], [3, 2**64 - 1], dtype=torch.uint64)
+
+    assert spec.low.tolist() == [1, 2**63 + 1]
+    assert spec.cardinality() == 3 * (2**63 - 1)
+    assert spec.is_in(torch.tensor([2, 2**63 + 1], dtype=torch.uint64))
+    assert not spec.is_in(torch.tensor([2, 2**63], dtype=torch.uint64))
+    assert spec.project(torch.tensor([9, 9], dtype=torch.uint64)).tolist() == [3, 2**63 + 1]
+    assert Unbounded((2000,), dtype=torch.uint64).rand().double().median() > 2**62
+
+
+def test_a_complex_box_bounds_real_and_imaginary_part():
+    spec = Bounded(-1, 1 + 2j, (2,), dtype=torch.complex128)
+
+    assert type(spec) is BoundedContinuous
+    assert spec.is_in(torch.tensor([1j, 1 + 2j], dtype=torch.complex128))
+    assert not spec.is_in(torch.tensor([1j, -1j], dtype=torch.complex128))
+    assert spec.project(torch.tensor([5 - 5j, 3j], dtype=torch.complex128)).tolist() == [1, 2j]
+    assert spec.unsqueeze(0).low.tolist() == [[-1, -1]]
+    assert spec.cardinality() == float("inf")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint16, torch.uint64, torch.int8])
+def test_a_categorical_holds_whole_numbers_of_any_dtype(dtype):
+    spec = Categorical(3, (2,), dtype=dtype)
+
+    assert spec.is_in(torch.tensor([0, 2]).to(dtype))
+    assert not spec.is_in(torch.tensor([0, 3]).to(dtype))
+    if dtype.is_floating_point:
+        assert not spec.is_in(torch.tensor([0.5, 1.0]))
+        assert spec.project(torch.tensor([0.6, 7.0])).tolist() == [1, 2]
+
+
+def test_each_row_of_a_choice_is_drawn_and_repaired_on_its_own():
+    torch.manual_seed(0)
+    spec = Choice([Bounded(0, 1), Bounded(2, 3)])
+
+    sample = spec.rand((100,))
+
+    assert 20 < (sample > 1.5).sum() < 80
+    assert spec.is_in(sample)
+    assert spec.project(torch.tensor([1.4, 1.6, 9.0, 0.5])).tolist() == [1, 2, 3, 0.5]
+    pair = Choice([Bounded([0, 0], [1, 1]), Bounded([2, 2], [3, 3])])
+    assert not pair.is_in(torch.tensor([0.5, 2.5]))
+    assert pair.is_in(torch.tensor([[0.5, 0.5], [2.5, 2.5]]))
+
+
+def test_a_choice_of_choices_converts_with_the_member_that_has_the_value():
+    low = torch.tensor([True, True, False])
+    spec = Choice([Categorical(3, mask=low), Categorical(3, mask=~low)])
+
+    assert spec.is_choice and spec.num_choices == 2 and spec.domain == "discrete"
+    assert spec.to_one_hot(torch.tensor(2)).tolist() == [False, False, True]
+    assert spec.to_one_hot_spec().to_categorical_spec() == spec
+    assert [box.n for box in spec.space] == [3, 3]
+    assert spec.index(torch.tensor(2), torch.arange(3.0)) == 2
+
+
+def test_a_choice_of_objects_draws_their_examples():
+    torch.manual_seed(0)
+    spec = Choice([NonTensor(example_data="a"), NonTensorData("b")])
+
+    assert set(spec.rand((50,)).tolist()) == {"a", "b"}
+    assert spec.is_in(spec.rand()) and spec.is_in("c") and not spec.is_in(torch.zeros(()))
+    with pytest.raises(TypeError, match="inside a Composite"):
+        Choice([Composite()])
 
 
 def test_project_refuses_a_wrong_shape():
@@ -450,6 +543,14 @@ def test_encode_adds_the_axis_of_a_scalar():
 
 
 def test_encode_refuses_another_number_of_elements():
+    with pytest.raises(RuntimeError, match="expand the spec"):
+        Unbounded((2,)).encode([[1, 2], [3, 4]])
+    with pytest.raises(RuntimeError, match=r"option \[3, 0\] does not exist.*\[2, 3\]"):
+        MultiOneHot([2, 3]).encode([3, 0])
+    with pytest.raises(RuntimeError, match="lists of one shape"):
+        Unbounded((2,)).encode([[1], [2, 3]])
+    with pytest.raises(RuntimeError, match="'a': 1"):
+        Unbounded((2,)).encode({"a": 1})
     with pytest.raises(RuntimeError, match=r"has 3 elements.*Pass 2"):
         Unbounded((2,)).encode([1, 2, 3])
     with pytest.raises(RuntimeError, match="option numbers"):
@@ -470,9 +571,14 @@ def test_encode_checks_the_range_only_when_asked_to(monkeypatch):
 
     assert spec.encode(5.0) == 5.0
 
-    monkeypatch.setattr("envkit.specs.base.CHECK_ENCODE", True)
+    monkeypatch.setenv("CHECK_SPEC_ENCODE", "1")
     with pytest.raises(AssertionError, match="5"):
         spec.encode(5.0)
+    with pytest.raises(AssertionError, match="5"):
+        spec.to_numpy(torch.tensor([5.0]))
+    assert spec.to_numpy(torch.tensor([5.0]), safe=False) == 5
+    monkeypatch.setenv("CHECK_SPEC_ENCODE", "0")
+    assert spec.encode(5.0) == 5.0
 
 
 @each_leaf
@@ -540,6 +646,15 @@ def test_memoized_encoding_repeats_the_same_conversions(spec):
         assert type(value) is type(plain)
 
 
+def test_memoized_encoding_checks_nothing_any_more():
+    spec = Unbounded((2, 1))
+    spec.memoize_encode()
+    spec.encode([1, 2])
+
+    with pytest.raises(RuntimeError, match="invalid for input of size 3"):  # torch's own words
+        spec.encode([1, 2, 3])
+
+
 def test_a_memoizing_spec_can_be_pickled():
     spec = Unbounded((1,))
     spec.memoize_encode()
@@ -551,10 +666,27 @@ def test_a_memoizing_spec_can_be_pickled():
 def test_index_picks_what_a_choice_points_at():
     scores = torch.tensor([[10.0, 11.0, 12.0], [20.0, 21.0, 22.0]])
 
-    assert OneHot(3).index(OneHot(3).encode([2, 0, 1][:2]), scores).tolist() == [[12.0], [20.0]]
-    assert Categorical(3, (2,)).index(torch.tensor([1, 2]), scores).tolist() == [[11.0], [22.0]]
+    assert OneHot(3, (2, 3)).index(OneHot(3, (2, 3)).encode([2, 0]), scores).tolist() == [
+        [12],
+        [20],
+    ]
+    assert Categorical(3, (2,)).index(torch.tensor([1, 2]), scores).tolist() == [11, 22]
+    assert Categorical(3).index(torch.tensor(1), scores[0]) == 11
+    assert MultiOneHot([1, 2]).index(MultiOneHot([1, 2]).encode([0, 1]), scores[1]).tolist() == [
+        20,
+        22,
+    ]
+    stack = torch.stack([Categorical(3), Categorical(3, mask=torch.tensor([True, True, False]))])
+    assert stack.index(torch.tensor([2, 0]), scores).tolist() == [12, 20]
+    unlike = torch.stack([OneHot(2), OneHot(3)])
+    picked = unlike.index(unlike.encode([1, 2]), [scores[0, :2], scores[1]])
+    assert picked.tolist() == [[11], [22]]
     with pytest.raises(ValueError, match="last size is 4"):
         OneHot(4).index(OneHot(4).rand(), scores)
+    with pytest.raises(ValueError, match="a value of the spec and a tensor"):
+        OneHot(4).index(2, scores)
+    with pytest.raises(TypeError, match="no choice"):
+        Unbounded(3).index(torch.tensor(2), scores)
 
 
 # -- non-tensors -----------------------------------------------------------------------

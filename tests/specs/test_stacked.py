@@ -123,8 +123,7 @@ def test_a_stack_follows_shape_operations(bounds, ragged):
     assert bounds[None, 1].shape == (1, 3)
     assert torch.stack([bounds, bounds]).shape == (2, 2, 3)
     assert bounds.make_neg_dim(1).shape == (2, -1)
-    with pytest.raises(RuntimeError, match="Reshape the members"):
-        bounds.flatten()
+    assert bounds.cast(torch.float64).to(torch.float32) == bounds
 
 
 def test_a_stack_of_choices_converts_and_masks():

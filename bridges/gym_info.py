@@ -1,0 +1,162 @@
+"""What is kept of the info dictionaries of gym-style simulators.
+
+A reader is any callable ``reader(info, td)`` that writes into ``td``, called after each reset and
+step. This module holds the standard one; it does not know simulators.
+
+Conventions
+    info       dict of a simulator's own making; nothing about it is promised.
+    info_spec  Composite of what a reader writes, shape of the env's batch size.
+    private    names that begin with an underscore. Vector envs keep masks under such names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from envkit.errors import ArgumentError, EncodingError, MissingKeyError
+from envkit.specs import Composite, TensorSpec, Unbounded
+
+__all__ = ["default_info_dict_reader"]
+
+
+class default_info_dict_reader:
+    """Copy entries of the info dictionary into the TensorDict.
+
+    Args:
+        keys: names to copy; None takes all that the info of a first step holds.
+        spec: what describes them: a Composite, a dict, or one spec for each of ``keys``. Without
+            it, given keys are described by ``Unbounded(())`` and found ones by what was found.
+        ignore_private: leave out names that begin with an underscore, given ones included.
+
+    Entries that an info lacks, most often that of a reset, are written as zeros. Of the infos that
+    are found, nested dicts become nested entries; what is neither number nor array is left out.
+
+    Raises:
+        ArgumentError: the specs do not belong to the keys.
+    """
+
+    def __init__(
+        self,
+        keys: Iterable[str] | None = None,
+        spec: Composite | Mapping[str, TensorSpec] | Sequence[TensorSpec] | None = None,
+        ignore_private: bool = True,
+    ):
+        self.ignore_private = ignore_private
+        names = None if keys is None else [name for name in keys if self._is_public(name)]
+        self._spec = _as_composite(names, spec)
+
+    def _is_public(self, name: str) -> bool:
+        return not (self.ignore_private and name.startswith("_"))
+
+    @property
+    def info_spec(self) -> Composite:
+        """What describes the entries; empty until they are known."""
+        return Composite() if self._spec is None else self._spec
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it is known what will be copied."""
+        return self._spec is not None
+
+    def complete(self, info: Mapping[str, Any], batch_size: Sequence[int] = ()) -> None:
+        """Find out from the info of one step, if need be, what to copy.
+
+        Args:
+            info: of a step of the env that is read.
+            batch_size: of that env; specs that were given for one env are expanded to it.
+        """
+        batch = torch.Size(batch_size)
+        if self._spec is None:
+            self._spec = self._described(info, batch)
+        elif self._spec.shape != batch:
+            self._spec = self._spec.expand(batch)
+
+    def _described(self, info: Mapping[str, Any], batch: torch.Size) -> Composite:
+        found = Composite(shape=batch)
+        for name, value in info.items():
+            if not isinstance(name, str) or not self._is_public(name):
+                continue
+            if isinstance(value, Mapping):
+                below = self._described(value, batch)
+                if len(below):
+                    found[name] = below
+            elif (array := _as_array(value)) is not None and array.shape[: len(batch)] == batch:
+                found[name] = Unbounded(array.shape, dtype=torch.from_numpy(array).dtype)
+        return found
+
+    def __call__(self, info: Mapping[str, Any], tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the entries of ``info`` into ``tensordict``, which is returned.
+
+        Raises:
+            EncodingError: a value does not fit its spec.
+        """
+        if self._spec is None:
+            raise MissingKeyError(
+                "this reader does not know yet what to copy. Add it with env.set_info_dict_reader, "
+                "which looks at one step, or say which keys: default_info_dict_reader(keys=[...])."
+            )
+        return tensordict.update(_read(info, self._spec, ()))
+
+
+def _read(info: Mapping[str, Any], spec: Composite, path: tuple[str, ...]) -> dict[str, Any]:
+    entries = {}
+    for name, leaf in spec.items():
+        value = info.get(name)
+        if isinstance(leaf, Composite):
+            below = value if isinstance(value, Mapping) else {}
+            entries[name] = _read(below, leaf, (*path, name))
+        elif value is None:
+            entries[name] = leaf.zero()
+        else:
+            entries[name] = _encoded(value, leaf, (*path, name))
+    return entries
+
+
+def _encoded(value: Any, leaf: TensorSpec, path: tuple[str, ...]) -> Any:
+    try:
+        return leaf.encode(value)
+    except (EncodingError, TypeError, ValueError) as error:
+        raise EncodingError(
+            f"the info {'.'.join(path)!r} is {value!r}, which does not fit its spec {leaf}: {error} "
+            "Name only keys whose values keep their shape, or declare another spec."
+        ) from error
+
+
+def _as_array(value: Any) -> np.ndarray | None:
+    """Give numbers, arrays and tensors as an array that torch can hold; None for the rest."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().numpy()
+    if isinstance(value, bool | int | float | np.generic) or hasattr(value, "__array__"):
+        array = np.asarray(value)
+        return array.copy() if array.dtype.kind in "biufc" else None
+    return None
+
+
+def _as_composite(names: list[str] | None, spec: Any) -> Composite | None:
+    if spec is None:
+        return None if names is None else Composite({name: Unbounded(()) for name in names})
+    if isinstance(spec, Composite):
+        composite = spec
+    elif isinstance(spec, Mapping):
+        composite = Composite(dict(spec))
+    else:
+        specs = list(spec)
+        if names is None or len(names) != len(specs):
+            raise ArgumentError(
+                f"{len(specs)} info specs were given for the keys {names}. Pass one for each key, "
+                "or a dict of specs by key."
+            )
+        return Composite(dict(zip(names, specs, strict=True)))
+    if names is None:
+        return composite
+    if missing := [name for name in names if name not in composite.keys()]:
+        raise ArgumentError(
+            f"the info keys {missing} have no spec; there are specs for {sorted(composite.keys())}. "
+            "Add theirs, or leave the specs out."
+        )
+    return Composite({name: composite[name] for name in names}, shape=composite.shape)

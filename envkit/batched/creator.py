@@ -1,0 +1,137 @@
+"""Create functions that carry what is known of their envs, and state that all copies share.
+
+An `EnvCreator` builds one env when it is made, to learn its metadata. What that env holds in
+parameters and buffers is kept; every env it builds later has those very tensors, in whatever process.
+
+Conventions
+    state    parameters and buffers of an env by name, as `torch.nn.Module` names them.
+    shared   several envs, in several processes, hold the same bytes: an update in place
+             (``buffer.add_(1)``) shows everywhere, an assignment of a new tensor nowhere. Only
+             state on the CPU is shared; what lives on another device begins as a copy.
+    lock     a module with an attribute ``shared_lock`` gets one lock for all copies; it holds that
+             where it reads a buffer and writes it back.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import Tensor, nn
+
+from envkit.base import EnvBase
+from envkit.batched.metadata import EnvMetaData
+from envkit.batched.shared_state import OwnState, SharedState
+from envkit.errors import MissingKeyError
+
+__all__ = ["EnvCreator", "env_creator"]
+
+
+class EnvCreator:
+    """Make envs that look alike and share their running statistics; picklable.
+
+    Args:
+        create_env_fn: callable that makes an env. It travels by value.
+        create_env_kwargs: keywords for it.
+        share_memory: all envs it makes share one state. False: each begins with a copy of it.
+        **kwargs: more keywords for ``create_env_fn``.
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Callable[..., EnvBase],
+        create_env_kwargs: dict[str, Any] | None = None,
+        share_memory: bool = True,
+        **kwargs: Any,
+    ):
+        self.create_env_fn = create_env_fn
+        self.create_env_kwargs = {**(create_env_kwargs or {}), **kwargs}
+        self.share_memory = share_memory
+        env = create_env_fn(**self.create_env_kwargs)
+        try:
+            before = {name: tensor.detach().clone() for name, tensor in _state_of(env).items()}
+            env.rand_step(env.reset())
+            self._meta_data = EnvMetaData.metadata_from_env(env)
+            # The step has made what is made at the first use; it counts for no statistic.
+            state = {**_state_of(env), **before}
+            self._state = SharedState(state) if share_memory else OwnState(state)
+        finally:
+            env.close(raise_if_closed=False)
+
+    @property
+    def meta_data(self) -> EnvMetaData:
+        """Metadata of the env that was built when this creator was."""
+        return self._meta_data
+
+    def __call__(self, **kwargs: Any) -> EnvBase:
+        """Build an env with ``kwargs`` and the stored keywords, which win, and give it the state."""
+        env = self.create_env_fn(**{**kwargs, **self.create_env_kwargs})
+        own = _state_of(env)
+        for name, tensor in self._state.tensors.items():
+            device = own[name].device if name in own else tensor.device
+            _give(env, name, tensor.to(device, copy=not self.share_memory))
+        if isinstance(self._state, SharedState):
+            for module in env.modules():
+                if "shared_lock" in vars(module):
+                    module.shared_lock = self._state.lock
+        return env
+
+    def make_variant(self, **kwargs: Any) -> EnvCreator:
+        """Give a creator with other keywords, over those stored; metadata and state are the same."""
+        variant = object.__new__(type(self))
+        vars(variant).update(vars(self))
+        variant.create_env_kwargs = {**self.create_env_kwargs, **kwargs}
+        return variant
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Give a copy of the state."""
+        return {name: tensor.clone() for name, tensor in self._state.tensors.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Tensor]) -> None:
+        """Overwrite the state in place, also that of envs which share it.
+
+        Raises:
+            MissingKeyError: an entry is missing, or is not one of the state.
+        """
+        tensors = self._state.tensors
+        if tensors.keys() != state_dict.keys():
+            raise MissingKeyError(
+                f"the state dict has entries {sorted(state_dict)}, but the state has "
+                f"{sorted(tensors)}. Pass what state_dict() of an equal creator gave."
+            )
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                tensor.copy_(state_dict[name])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "create_env_fn": cloudpickle.dumps(self.create_env_fn)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.create_env_fn = pickle.loads(state["create_env_fn"])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._meta_data.env_str})"
+
+
+def env_creator(create_env_fn: Callable[..., EnvBase]) -> EnvCreator:
+    """Make an `EnvCreator` of a create function without keywords; also serves as a decorator."""
+    return EnvCreator(create_env_fn)
+
+
+def _state_of(env: EnvBase) -> dict[str, Tensor]:
+    return {**dict(env.named_parameters()), **dict(env.named_buffers())}
+
+
+def _give(env: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put a tensor in the place of a parameter's data, or of a buffer."""
+    owner, _, leaf = name.rpartition(".")
+    module = env.get_submodule(owner)
+    parameter = module._parameters.get(leaf)
+    if parameter is not None:
+        parameter.data = tensor
+    else:
+        module._buffers[leaf] = tensor

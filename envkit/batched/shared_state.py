@@ -1,0 +1,139 @@
+"""Tensors that several processes hold at once.
+
+Whoever unpickles a `SharedState` maps the memory of the process that made it; no value is copied.
+On Linux that memory has no name: it is reached through the maker's open descriptor, and a crash leaves
+nothing behind. Elsewhere it is a file that the maker removes at its end.
+
+Conventions
+    maker  the process that built the object; pickles of it are of use while that process lives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from envkit.errors import SharedMemoryError
+from envkit.transport import Block, Field, Layout
+
+__all__ = ["FileLock", "OwnState", "SharedState"]
+
+_OPEN_FILES = "/proc/{pid}/fd/{fd}"
+
+
+class OwnState:
+    """Named tensors that a pickle copies.
+
+    Args:
+        tensors: what to begin with; copied.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        self.tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+class SharedState:
+    """Named tensors in memory that every process which unpickles this object maps.
+
+    ``tensors`` holds them by name, on the CPU. While ``lock`` is held, nobody else holds it.
+
+    Args:
+        tensors: what to begin with; copied. Dtypes that NumPy knows, or bfloat16.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        layout = Layout(tuple(_field(name, tensor) for name, tensor in tensors.items()), 1)
+        if os.path.exists(_OPEN_FILES.format(pid="self", fd=0)):
+            block = Block.create(layout)
+            path = _OPEN_FILES.format(pid=os.getpid(), fd=block.fd)
+        else:
+            block, path = _named_block(layout)
+            weakref.finalize(self, _remove, path, os.getpid())
+        self._map(block, path, {name: tensor.dtype for name, tensor in tensors.items()})
+        for name, tensor in tensors.items():
+            self.tensors[name].copy_(tensor.detach())
+
+    def _map(self, block: Block, path: str, dtypes: dict[str, torch.dtype]) -> None:
+        self._attachment = path, block.layout, dtypes
+        self.lock = FileLock(path)
+        self.tensors = {
+            name: torch.from_numpy(block.arrays[name][0, ...]).view(dtype)
+            for name, dtype in dtypes.items()
+        }
+        weakref.finalize(self, block.close)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attached, self._attachment
+
+
+class FileLock:
+    """Excludes threads and processes from each other, with an open file as the token; reentrant.
+
+    The kernel gives up the lock of a process that dies.
+    """
+
+    def __init__(self, path: str):
+        self._path = path
+        self._fd = _open(path)
+        self._threads = threading.RLock()
+        self._depth = 0
+        weakref.finalize(self, os.close, self._fd)
+
+    def __enter__(self) -> FileLock:
+        self._threads.acquire()
+        if self._depth == 0:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+        self._depth += 1
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self._threads.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileLock, (self._path,)
+
+
+def _attached(path: str, layout: Layout, dtypes: dict[str, torch.dtype]) -> SharedState:
+    state = object.__new__(SharedState)
+    state._map(Block.attach(_open(path), layout), path, dtypes)
+    return state
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise SharedMemoryError(
+            f"the shared state of an EnvCreator cannot be opened at {path} ({error}). The process "
+            "that made the creator must still run, on this machine and as the same user. Make the "
+            "creator anew, or pass share_memory=False."
+        ) from error
+
+
+def _named_block(layout: Layout) -> tuple[Block, str]:
+    fd, path = tempfile.mkstemp(prefix="envkit-")
+    os.truncate(fd, layout.size_bytes)
+    return Block.attach(fd, layout), path
+
+
+def _remove(path: str, maker_pid: int) -> None:
+    if os.getpid() == maker_pid:  # a fork of the maker runs this as well
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _field(name: str, tensor: Tensor) -> Field:
+    dtype = torch.int16 if tensor.dtype == torch.bfloat16 else tensor.dtype
+    return Field(name, tuple(tensor.shape), torch.empty(0, dtype=dtype).numpy().dtype.str)

@@ -1,0 +1,251 @@
+"""Simulators that begin the next episode in the step that ends one.
+
+Such a step returns the first observation of the new episode together with the done flag. Here it is
+taken apart: ``next`` belongs to the old episode, and what the simulator said of the new one is kept
+for the reset that follows, which then does not touch the simulator.
+
+Conventions
+    rows   elements of the batch, bool of shape (*batch,).
+    begun  rows whose new episode the simulator has started and nobody has asked for yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit import rules
+from envkit.base import EnvBase
+from envkit.env_specs import Key, as_key, as_path
+from envkit.errors import ArgumentError, NoParentError, ResetMaskError
+from envkit.specs import Composite, TensorSpec, Unbounded
+from envkit.transforms.base import Transform
+from envkit.transforms.env import TransformedEnv
+from envkit.transition import collect_reset_masks, empty_like, leaves
+
+__all__ = ["AutoResetEnv", "AutoResetTransform", "VecGymEnvTransform"]
+
+
+class _AutoReset(Transform):
+    """Keep what a simulator says of episodes it has begun, until a reset asks for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows: torch.Tensor | None = None
+        self._first: TensorDictBase | None = None
+
+    def _base(self) -> EnvBase:
+        """The base env, which must stand right before this transform."""
+        container, parent = self.container, self.parent
+        if container is None or parent is None:
+            raise NoParentError(
+                f"{type(self).__name__} undoes what a simulator does, and works only in an "
+                f"environment: TransformedEnv(env, {type(self).__name__}())."
+            )
+        if parent is not container.base_env:
+            raise ArgumentError(
+                f"{type(self).__name__} must be the first transform of its env, since it undoes what "
+                "the simulator does: use env.insert_transform(0, ...)."
+            )
+        return parent
+
+    def _ended(self, td: TensorDictBase, next_td: TensorDictBase) -> torch.Tensor:
+        """Say which rows have ended in this step."""
+        rows = self._base()._rows_done(next_td)
+        stepped = td.get(rules.STEP, None)
+        return rows if stepped is None else rows & stepped
+
+    def _keep(self, rows: torch.Tensor, next_td: TensorDictBase, keys: Iterable[Key]) -> None:
+        """Remember what ``next_td`` says of the new episodes of some rows."""
+        first = empty_like(next_td)
+        for key in keys:
+            first.set(key, next_td.get(key))
+        for key in self._base().done_keys:
+            first.set(key, torch.zeros_like(next_td.get(key)))
+        if self._first is not None and self._rows is not None:
+            for path, value in leaves(self._first):
+                key = as_key(path)
+                first.set(key, rules.choose(rows, first.get(key), value))
+            rows = rows | self._rows
+        self._rows, self._first = rows, first
+
+    def _already_begun(
+        self, td: TensorDictBase | None
+    ) -> tuple[torch.Tensor, TensorDictBase] | None:
+        rows, first = self._rows, self._first
+        asked = None if td is None else self._asked(td)
+        if asked is None or rows is None or first is None:
+            self._rows = self._first = None
+            return None
+        left = rows & ~asked
+        self._rows, self._first = (left, first) if bool(left.any()) else (None, None)
+        return rows & asked, first
+
+    def _asked(self, td: TensorDictBase) -> torch.Tensor | None:
+        """Say which rows a reset is asked for; None when it is for all, without a mask."""
+        env = self._base()
+        masks = collect_reset_masks(td, env.done_levels, env.full_done_spec)
+        rows = None
+        for mask in masks.values():
+            own = rules.reduce_mask(mask, td.batch_size, len(td.batch_size))
+            rows = own if rows is None else rows | own
+        return rows
+
+    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+        raise NotImplementedError(
+            f"{type(self).__name__} works on the steps of an env and cannot be called on data."
+        )
+
+
+class AutoResetTransform(_AutoReset):
+    """Take apart the steps of a simulator that resets itself; see `AutoResetEnv`.
+
+    Args:
+        replace: put fill values in the place of the observations of a step that ended an episode, since
+            the simulator does not tell the true ones. False leaves those of the new episode there.
+        fill_float: fill value of floating-point observations; "nan" or a number.
+        fill_int: fill value of integer observations; unsigned ones wrap around.
+        fill_bool: fill value of bool observations.
+
+    Observations whose spec does not allow the fill value are declared unbounded.
+    """
+
+    def __init__(
+        self,
+        *,
+        replace: bool = True,
+        fill_float: float | str = "nan",
+        fill_int: int = -1,
+        fill_bool: bool = False,
+    ):
+        super().__init__()
+        self.replace = replace
+        self.fill_float = float(fill_float)
+        self.fill_int = fill_int
+        self.fill_bool = fill_bool
+
+    def _fill(self, dtype: torch.dtype) -> torch.Tensor:
+        if dtype.is_floating_point or dtype.is_complex:
+            return torch.tensor(self.fill_float).to(dtype)
+        if dtype == torch.bool:
+            return torch.tensor(self.fill_bool)
+        return torch.tensor(self.fill_int).to(dtype)
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        rows = self._ended(td, next_td)
+        if not bool(rows.any()):
+            return next_td
+        keys = self._base().observation_keys
+        self._keep(rows, next_td, keys)
+        for key in keys if self.replace else ():
+            value = next_td.get(key)
+            if isinstance(value, torch.Tensor):
+                fill = self._fill(value.dtype).to(value.device).expand(value.shape)
+                next_td.set(key, rules.choose(rows, fill, value))
+        return next_td
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        self._base()
+        if self.replace:
+            for key, leaf in list(observation_spec.items(True, True)):
+                if leaf.dtype is not None:
+                    observation_spec[key] = _allowing(leaf, self._fill(leaf.dtype))
+        return observation_spec
+
+    def extra_repr(self) -> str:
+        return f"replace={self.replace}"
+
+
+def _allowing(leaf: TensorSpec, value: torch.Tensor) -> TensorSpec:
+    filled = value.to(leaf.device).expand(leaf.shape)
+    return (
+        leaf if leaf.is_in(filled) else Unbounded(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+    )
+
+
+class VecGymEnvTransform(_AutoReset):
+    """Put the true last observations of a self-resetting vector env in their place.
+
+    The base env gives the first observation of the new episode in ``next``, and the true last one under
+    ``(final_name, *key)``, both declared in its observation spec. Here the latter becomes ``next``,
+    and the former what the following reset gives. The node ``final_name`` disappears.
+
+    Args:
+        final_name: node of the true last observations.
+        missing_obs_value: what stands for a last observation the base env did not give.
+
+    Raises:
+        ResetMaskError: (a RuntimeError) a partial reset is not that of the rows that are done: such
+            a simulator resets no other ones.
+    """
+
+    def __init__(self, final_name: str = "final", missing_obs_value: Any = torch.nan):
+        super().__init__()
+        self.final_name = final_name
+        self.missing_obs_value = missing_obs_value
+
+    def _shown_keys(self) -> list[Key]:
+        keys = self._base().observation_keys
+        return [key for key in keys if as_path(key)[0] != self.final_name]
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        rows = self._ended(td, next_td)
+        if bool(rows.any()):
+            keys = self._shown_keys()
+            self._keep(rows, next_td, keys)
+            for key in keys:
+                last = next_td.get((self.final_name, *as_path(key)), None)
+                next_td.set(
+                    key, rules.choose(rows, self._last(last, next_td.get(key)), next_td.get(key))
+                )
+        return self._without_final(next_td)
+
+    def _last(self, last: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(like, self.missing_obs_value) if last is None else last
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        return self._without_final(td_reset)
+
+    def _without_final(self, td: TensorDictBase) -> TensorDictBase:
+        return td.exclude(self.final_name, inplace=True)
+
+    def _already_begun(
+        self, td: TensorDictBase | None
+    ) -> tuple[torch.Tensor, TensorDictBase] | None:
+        asked = None if td is None else self._asked(td)
+        if asked is None or bool(asked.all()):
+            return super()._already_begun(td)
+        begun = torch.zeros_like(asked) if self._rows is None else self._rows
+        if not asked.equal(begun):
+            raise ResetMaskError(
+                f"rows {asked.nonzero().squeeze(-1).tolist()} are to be reset, but a vector env that "
+                "resets by itself can begin anew only the rows that are done, here "
+                f"{begun.nonzero().squeeze(-1).tolist()}. Pass that mask, or none to reset all."
+            )
+        return super()._already_begun(td)
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        self._base()
+        if self.final_name in observation_spec.keys():
+            del observation_spec[self.final_name]
+        return observation_spec
+
+
+class AutoResetEnv(TransformedEnv):
+    """An env whose simulator resets itself, with its steps taken apart.
+
+    ``EnvClass(..., auto_reset=True)`` makes one.
+
+    Args:
+        base_env: env whose step gives, with a done flag, the first observation of the new episode.
+        transform: more transforms, after the `AutoResetTransform`; or one of these of your own.
+    """
+
+    def __init__(self, base_env: EnvBase, transform: Any = None):
+        first = transform if isinstance(transform, _AutoReset) else AutoResetTransform()
+        super().__init__(base_env, first)
+        if transform is not None and transform is not first:
+            self.append_transform(transform)

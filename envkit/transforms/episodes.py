@@ -1,0 +1,313 @@
+"""Values that begin anew with every episode: step counts, first-step flags, trajectory numbers.
+
+They travel in the data, beside the done flags they belong to, so a row can be stored and continued
+anywhere. `EpisodeTransform` decides which level each value obeys; the merge of a reset
+keeps the old values where nothing was reset; the arithmetic stands in `tally`.
+
+Conventions
+    governing level  a level of done flags with none above it: one reset mask decides for all below.
+    flags            the done leaf of a level, shape (*batch, *event), most often (*batch, 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit import rules, tally
+from envkit.base import EnvBase
+from envkit.env_specs import Key, as_key
+from envkit.errors import ArgumentError, NoParentError
+from envkit.specs import Categorical, Composite, TensorSpec, Unbounded
+from envkit.transforms.base import Transform
+from envkit.transition import collect_reset_masks
+
+__all__ = [
+    "EpisodeTransform",
+    "InitTracker",
+    "StepCounter",
+    "TrajCounter",
+]
+
+Path = tuple[str, ...]
+
+
+class EpisodeTransform(Transform):
+    """Base of transforms whose values begin anew with an episode."""
+
+    only_adds_done = True
+
+    def _env(self) -> EnvBase:
+        """The env as seen just before this transform."""
+        parent = self.parent
+        if parent is None:
+            raise NoParentError(
+                f"{type(self).__name__} follows the episodes of an environment, and works only in "
+                "one: TransformedEnv(env, transform)."
+            )
+        return parent
+
+    def _levels(self) -> list[Path]:
+        """Paths of the governing levels."""
+        env = self._env()
+        levels = env.done_levels
+        return env._cached(
+            "governing_levels",
+            lambda: [level for level in levels if rules.governing_level(level, levels) == level],
+        )
+
+    def _flags(self, td: TensorDictBase, level: Path) -> torch.Tensor:
+        return td.get(as_key((*level, self._env().done_levels[level][0])))
+
+    def _at_levels(self, name: str) -> list[Key]:
+        return [as_key((*level, name)) for level in self._levels()]
+
+    def _declare(
+        self, spec: Composite, name: str, make: Callable[[TensorSpec], TensorSpec]
+    ) -> None:
+        """Declare ``name`` at every governing level, like the done leaf there."""
+        env = self._env()
+        for level in self._levels():
+            flags = env.full_done_spec[as_key((*level, env.done_levels[level][0]))]
+            spec[as_key((*level, name))] = make(flags)
+
+    def _reset_mask(self, td: TensorDictBase, level: Path) -> torch.Tensor | None:
+        """Give the mask that decides for ``level`` in a reset; None resets all of it."""
+        env = self.container
+        assert env is not None
+        masks = collect_reset_masks(td, env.done_levels, env.full_done_spec)
+        governing = rules.governing_level(level, masks)
+        return None if governing is None else masks[governing]
+
+    def _kept_elsewhere(
+        self, td: TensorDictBase, level: Path, key: Key, fresh: torch.Tensor
+    ) -> torch.Tensor:
+        """Take ``fresh`` where ``level`` is reset and what ``td`` has at ``key`` elsewhere.
+
+        Needed for entries that do not stand at the level that governs them.
+        """
+        mask, kept = self._reset_mask(td, level), td.get(key, None)
+        if mask is None or kept is None:
+            return fresh
+        mask = rules.reduce_mask(mask, fresh.shape, len(td.batch_size))
+        return rules.choose(mask, fresh, kept)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        raise NotImplementedError(
+            f"{type(self).__name__} follows the steps of an environment and cannot be called on "
+            "data. Put it into a TransformedEnv."
+        )
+
+
+def _name(given: Any, argument: str) -> str:
+    if not isinstance(given, str):
+        raise ArgumentError(
+            f"{argument} is {given!r}, but must be a string: the entry is put beside the done flags "
+            "of each level."
+        )
+    return given
+
+
+def _counter_like(flags: TensorSpec) -> TensorSpec:
+    return Unbounded(flags.shape, dtype=torch.int64, device=flags.device)
+
+
+def _flag_like(flags: TensorSpec) -> TensorSpec:
+    return Categorical(2, shape=flags.shape, dtype=torch.bool, device=flags.device)
+
+
+# ------------------------------------------------------------------------------------------- counts
+
+
+class StepCounter(EpisodeTransform):
+    """Count the steps of each episode, and cut episodes short at a limit.
+
+    Adds ``step_count``, int64, in the shape of ``done``: 0 at a reset, one more at each step. With
+    ``max_steps`` also ``truncated``, which is set from step ``max_steps`` on; ``terminated`` is never
+    touched. Truncation of a level reaches the done levels below it.
+
+    Args:
+        max_steps: length of an episode in steps; None never truncates.
+        truncated_key: name of the truncation flag beside each ``done``.
+        step_count_key: name of the count beside each governing ``done``.
+        update_done: set ``done`` where an episode is truncated.
+
+    Raises:
+        ArgumentError: (a ValueError) ``max_steps`` is below 1, or a name is not a string.
+    """
+
+    def __init__(
+        self,
+        max_steps: int | None = None,
+        truncated_key: str = "truncated",
+        step_count_key: str = "step_count",
+        update_done: bool = True,
+    ):
+        super().__init__()
+        if max_steps is not None and max_steps < 1:
+            raise ArgumentError(
+                f"max_steps is {max_steps}, but an episode has at least 1 step. None sets no limit."
+            )
+        self.max_steps = max_steps
+        self.truncated_key = _name(truncated_key, "truncated_key")
+        self.step_count_key = _name(step_count_key, "step_count_key")
+        self.update_done = update_done
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        for level in self._levels():
+            key = as_key((*level, self.step_count_key))
+            before = td.get(key, None)
+            if before is None:
+                before = torch.zeros_like(self._flags(next_td, level), dtype=torch.int64)
+            count = tally.counted(before)
+            next_td.set(key, count)
+            if self.max_steps is not None:
+                self._truncate(next_td, level, tally.over_limit(count, self.max_steps))
+        return next_td
+
+    def _truncate(self, next_td: TensorDictBase, level: Path, cut: torch.Tensor) -> None:
+        for below in self._levels_below(level):
+            key = as_key((*below, self.truncated_key))
+            own, before = _spread(cut, self._flags(next_td, below)), next_td.get(key, None)
+            next_td.set(key, own if before is None else own | before)
+            done = as_key((*below, "done"))
+            if self.update_done and next_td.get(done, None) is not None:
+                next_td.set(done, rules.done_from(next_td.get(done), next_td.get(key)))
+
+    def _levels_below(self, level: Path) -> list[Path]:
+        return [below for below in self._env().done_levels if below[: len(level)] == level]
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        for level in self._levels():
+            flags = self._flags(td_reset, level)
+            count = torch.zeros_like(flags, dtype=torch.int64)
+            td_reset.set(as_key((*level, self.step_count_key)), count)
+            for below in self._levels_below(level) if self.max_steps is not None else ():
+                key = as_key((*below, self.truncated_key))
+                if td_reset.get(key, None) is None:
+                    td_reset.set(key, torch.zeros_like(self._flags(td_reset, below)))
+        return td_reset
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        self._declare(observation_spec, self.step_count_key, _counter_like)
+        return observation_spec
+
+    def transform_state_spec(self, state_spec: Composite) -> Composite:
+        self._declare(state_spec, self.step_count_key, _counter_like)
+        return state_spec
+
+    def transform_done_spec(self, done_spec: Composite) -> Composite:
+        if self.max_steps is None:
+            return done_spec
+        levels = self._env().done_levels
+        for level, names in levels.items():
+            done_spec[as_key((*level, self.truncated_key))] = _flag_like(
+                done_spec[as_key((*level, names[0]))]
+            )
+        return done_spec
+
+    def extra_repr(self) -> str:
+        return f"max_steps={self.max_steps}"
+
+
+def _spread(cut: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
+    """Give the flags of a level to a level below it, whose flags may have more axes."""
+    if cut.shape == flags.shape:
+        return cut
+    if cut.shape[-1:] == (1,):
+        cut = cut.squeeze(-1)
+    return cut.reshape(*cut.shape, *(1,) * (flags.ndim - cut.ndim)).expand(flags.shape)
+
+
+class InitTracker(EpisodeTransform):
+    """Mark the first root of every episode.
+
+    Adds a bool entry in the shape of ``done`` beside each governing ``done``: True in what a reset
+    produced, where it reset; False in every ``next``.
+
+    Args:
+        init_key: name of the entry.
+    """
+
+    def __init__(self, init_key: str = "is_init"):
+        super().__init__()
+        self.init_key = _name(init_key, "init_key")
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        for level in self._levels():
+            flags = self._flags(next_td, level)
+            next_td.set(as_key((*level, self.init_key)), torch.zeros_like(flags))
+        return next_td
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        for level in self._levels():
+            key, flags = as_key((*level, self.init_key)), self._flags(td_reset, level)
+            if self._reset_mask(td, level) is not None:
+                td.set(key, torch.zeros_like(flags))  # what was not reset now is not at its start
+            td_reset.set(key, torch.ones_like(flags))
+        return td_reset
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        self._declare(observation_spec, self.init_key, _flag_like)
+        return observation_spec
+
+    def extra_repr(self) -> str:
+        return f"init_key={self.init_key!r}"
+
+
+class TrajCounter(EpisodeTransform):
+    """Number the trajectories: 0, 1, 2, ... in the order in which they begin.
+
+    Adds an int64 entry in the shape of ``done`` beside each governing ``done``, constant within a
+    trajectory. Clones, and copies made by one `EnvCreator`, draw from the same numbers.
+
+    Args:
+        out_key: name of the entry.
+    """
+
+    next_number: torch.Tensor
+
+    def __init__(self, out_key: str = "traj_count"):
+        super().__init__()
+        self.out_key = _name(out_key, "out_key")
+        self.register_buffer("next_number", torch.zeros((), dtype=torch.int64))
+        self.shared_lock: AbstractContextManager = nullcontext()  # see envkit.batched.creator
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        for level in self._levels():
+            key = as_key((*level, self.out_key))
+            number = td.get(key, None)
+            if number is None:
+                number = torch.zeros_like(self._flags(next_td, level), dtype=torch.int64)
+            next_td.set(key, number)
+        return next_td
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        for level in self._levels():
+            flags = self._flags(td_reset, level)
+            begins = torch.ones_like(flags)
+            mask = self._reset_mask(td, level)
+            if mask is not None:
+                begins &= mask.reshape(*mask.shape, *(1,) * (flags.ndim - mask.ndim))
+            td_reset.set(as_key((*level, self.out_key)), self._draw(begins))
+        return td_reset
+
+    def _draw(self, begins: torch.Tensor) -> torch.Tensor:
+        """Give each set element of ``begins`` a number of its own; the others get any."""
+        place = begins.flatten().cumsum(0).reshape(begins.shape)
+        with self.shared_lock:
+            first = int(self.next_number)
+            self.next_number += int(begins.sum())
+        return first + place - 1
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        self._declare(observation_spec, self.out_key, _counter_like)
+        return observation_spec
+
+    def transform_state_spec(self, state_spec: Composite) -> Composite:
+        self._declare(state_spec, self.out_key, _counter_like)
+        return state_spec

@@ -1,0 +1,225 @@
+"""What is stepped, how often, and what is done before an episode begins.
+
+`ConditionalSkip` leaves elements out of a step, `FrameSkipTransform` repeats actions,
+`NoopResetEnv` begins episodes at other places, `RemoveEmptySpecs` hides nodes without leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit import rules, tally
+from envkit.env_specs import Key, as_key, as_path
+from envkit.errors import ArgumentError
+from envkit.specs import Composite
+from envkit.transforms.base import Transform
+from envkit.transforms.episodes import EpisodeTransform
+from envkit.transition import empty_like
+
+__all__ = ["ConditionalSkip", "FrameSkipTransform", "NoopResetEnv", "RemoveEmptySpecs"]
+
+
+class ConditionalSkip(Transform):
+    """Do not step the elements for which a condition holds.
+
+    They repeat their root values, with reward 0.
+
+    Args:
+        cond: function of the step's input that returns a bool, or a bool tensor of the batch size
+            (a trailing singleton is accepted); True skips. A mask that is in the input already is
+            only narrowed.
+    """
+
+    only_adds_done = True
+
+    def __init__(self, cond: Callable[[TensorDictBase], bool | torch.Tensor]):
+        super().__init__()
+        self.cond = cond
+
+    def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
+        skips = torch.as_tensor(self.cond(td), dtype=torch.bool, device=td.device)
+        moves = ~skips.expand(td.batch_size) if not skips.ndim else ~skips.reshape(td.batch_size)
+        given = td.get(rules.STEP, None)
+        if given is not None:
+            moves = moves & rules.step_mask(given, td.batch_size)
+        return td.set(rules.STEP, moves)
+
+    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+        return next_td
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        raise NotImplementedError(
+            "ConditionalSkip decides what an environment steps and cannot be called on data. Put it "
+            "into a TransformedEnv."
+        )
+
+
+class _Stepping(EpisodeTransform):
+    """Base of transforms that step the env before them by themselves."""
+
+    only_adds_done = False
+
+    def _step_again(self, root: TensorDictBase) -> TensorDictBase:
+        """Step the env before this transform with an input the inverse pass has gone through."""
+        container, env = self.container, self._env()
+        assert container is not None
+        return env.step(root) if env is container.base_env else env._step_inverted(root)  # type: ignore[attr-defined]
+
+
+class FrameSkipTransform(_Stepping):
+    """Take every action several times, and add up the rewards.
+
+    Each element stops at its first done; the rest goes on.
+
+    Args:
+        frame_skip: number of steps of the env for each step of the user.
+
+    Raises:
+        ArgumentError: (a ValueError) it is below 1.
+    """
+
+    def __init__(self, frame_skip: int = 1):
+        super().__init__()
+        if frame_skip < 1:
+            raise ArgumentError(f"frame_skip is {frame_skip}, but must be at least 1.")
+        self.frame_skip = frame_skip
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        env, given = self._env(), td.get(rules.STEP, None)
+        running = torch.ones(td.batch_size, dtype=torch.bool, device=td.device)
+        if given is not None:
+            running = given
+        for _ in range(self.frame_skip - 1):
+            running = running & ~env._rows_done(next_td)
+            if not bool(running.any()):
+                break
+            root = env.step_mdp(td.copy().set("next", next_td))
+            root.update(td.select(*self._actions()))
+            following = self._step_again(root.set(rules.STEP, running)).get("next")
+            for key in env.reward_keys:
+                following.set(key, tally.added(next_td.get(key), following.get(key)))
+            next_td = following
+        return next_td
+
+    def _actions(self) -> list[Key]:
+        assert self.container is not None
+        return self.container.base_env.action_keys
+
+    def extra_repr(self) -> str:
+        return f"frame_skip={self.frame_skip}"
+
+
+class NoopResetEnv(_Stepping):
+    """Begin every episode with a few random actions.
+
+    What these steps earn is lost. An episode that ends meanwhile begins anew.
+
+    Args:
+        noops: most actions taken.
+        random: take between 1 and ``noops`` of them, drawn for each element, from the env's seed.
+            False: always ``noops``.
+
+    Raises:
+        ArgumentError: (a ValueError) ``noops`` is below 1.
+    """
+
+    def __init__(self, noops: int = 30, random: bool = True):
+        super().__init__()
+        if noops < 1:
+            raise ArgumentError(f"noops is {noops}, but must be at least 1.")
+        self.noops = noops
+        self.random = random
+        self._generator: torch.Generator | None = None
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        assert self.container is not None
+        env, base = self._env(), self.container.base_env
+        begun = self._begun(td, td_reset.batch_size)
+        wanted = self._lengths(td_reset.batch_size)
+        root = td_reset
+        for number in range(int(wanted.max())):
+            moving = begun & (wanted > number)
+            for key in env.done_keys:  # what is not reset may be done, and must stay as it is
+                root.set(key, torch.zeros_like(root.get(key)))
+            root = base.rand_action(root.copy())
+            done = self._step_again(root.set(rules.STEP, moving))
+            root = env.maybe_reset(env.step_mdp(done))
+        return root.select(*td_reset.keys(True, True))
+
+    def _begun(self, td: TensorDictBase, batch: torch.Size) -> torch.Tensor:
+        rows = torch.zeros(batch, dtype=torch.bool, device=td.device)
+        for level in self._levels():
+            mask = self._reset_mask(td, level)
+            if mask is None:
+                return torch.ones_like(rows)
+            rows |= rules.reduce_mask(mask, batch, len(batch))
+        return rows
+
+    def _lengths(self, batch: torch.Size) -> torch.Tensor:
+        if not self.random:
+            return torch.full(batch, self.noops)
+        return torch.randint(1, self.noops + 1, batch, generator=self._generator)
+
+    def extra_repr(self) -> str:
+        return f"noops={self.noops}, random={self.random}"
+
+
+class RemoveEmptySpecs(Transform):
+    """Hide nodes without leaves, in specs and in data, and put them back for the base env."""
+
+    only_adds_done = True
+
+    def transform_input_spec(self, input_spec: Composite) -> Composite:
+        return _without_empty(input_spec)
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        return _without_empty(output_spec)
+
+    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+        return next_td.filter_empty_()
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        return self._call(td_reset)
+
+    def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
+        for key in self._empty_inputs():
+            if td.get(key, None) is None:
+                td.set(key, empty_like(td))
+        return td
+
+    def _reset_env_preprocess(self, td: TensorDictBase) -> TensorDictBase:
+        return self._inv_call(td)
+
+    def _empty_inputs(self) -> list[Key]:
+        env = self.parent
+        if env is None:
+            return []
+        return env._cached(
+            "empty_inputs",
+            lambda: [as_key(path[1:]) for path in _empty_nodes(env.input_spec) if len(path) > 1],
+        )
+
+
+def _empty_nodes(spec: Composite) -> list[tuple[str, ...]]:
+    """Paths of the highest nodes that hold no leaf, the kinds of specs themselves included."""
+    found: list[tuple[str, ...]] = []
+    for key in spec.keys(True):
+        path = as_path(key)
+        node = spec[key]
+        covered = any(path[: len(above)] == above for above in found if len(above) > 1)
+        if isinstance(node, Composite) and not covered and node.is_empty(recurse=True):
+            found.append(path)
+    return found
+
+
+def _without_empty(spec: Composite) -> Composite:
+    for path in _empty_nodes(spec):
+        if len(path) > 1:  # the composites of the kinds themselves may be empty
+            del spec[path]
+    return spec

@@ -1,0 +1,134 @@
+"""Returns over several steps, from recorded data.
+
+`MultiStep` decides which steps a multi-step return covers: up to n, never across the end of an episode,
+the end of the data, or padding.
+
+Conventions
+    data    TensorDict of batch size (*batch, T) with ``next``; time is the last batch axis.
+    window  the steps t, t+1, ..., t+k-1 of a return; k is its length.
+"""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from envkit.env_specs import Key, as_key, as_path
+from envkit.errors import ArgumentError
+from envkit.rules import DONE_LEAVES
+from envkit.transforms.base import Keys, as_keys
+from envkit.transition import leaves
+
+__all__ = ["MultiStep"]
+
+_MASKS: tuple[Key, ...] = ("mask", ("collector", "mask"))
+
+
+class MultiStep(nn.Module):
+    """Turn single-step transitions into n-step ones.
+
+    For each step t, with k the number of steps until ``n_steps``, the end of the episode or the end of
+    the data, whichever comes first: ``next.reward`` is ``sum_{i<k} gamma**i * r[t+i]``, and the
+    observations in ``next`` are those of step t+k-1. Done flags stay those of t.
+
+    Adds ``steps_to_next_obs`` (k, int64), ``gamma`` (``gamma**k``), ``nonterminal`` (k > 1) of shape
+    ``(*batch, T)``, and ``("next", "original_reward")``.
+
+    Args:
+        gamma: discount, in (0, 1].
+        n_steps: longest window.
+        reward_keys: rewards in ``next``.
+        done_key: the flag in ``next`` that ends an episode, shape ``(*batch, T, 1)``.
+        mask_key: mask of the steps that are no padding, shape ``(*batch, T)``; None looks for
+            ``mask`` and ``("collector", "mask")``.
+
+    Raises:
+        ArgumentError: (a ValueError) ``n_steps`` is below 1, or ``gamma`` outside (0, 1].
+    """
+
+    def __init__(
+        self,
+        gamma: float,
+        n_steps: int,
+        *,
+        reward_keys: Keys = "reward",
+        done_key: Key = "done",
+        mask_key: Key | None = None,
+    ):
+        super().__init__()
+        if n_steps < 1:
+            raise ArgumentError(f"n_steps is {n_steps}, but must be at least 1.")
+        if not 0 < gamma <= 1:
+            raise ArgumentError(f"gamma is {gamma}, but must lie in (0, 1].")
+        self.gamma = gamma
+        self.n_steps = n_steps
+        self.reward_keys = as_keys(reward_keys)
+        self.done_key = done_key
+        self.mask_key = mask_key
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Give data with n-step returns, batch size ``(*batch, T)``; the input is not written to."""
+        td = tensordict.copy()
+        following = td.get("next")
+        valid = self._valid(td)
+        reaches = self._reaches(following, valid)
+        length = torch.stack(reaches).sum(0)
+        original = {key: following.get(key) for key in self.reward_keys}
+        shown = self._from_last(following, length)
+        for key, reward in original.items():
+            shown.set(key, self._return(reward, reaches))
+            path = as_path(key)
+            shown.set(as_key((*path[:-1], f"original_{path[-1]}")), reward)
+        td.set("next", shown)
+        td.set("steps_to_next_obs", length)
+        td.set("gamma", self.gamma ** length.to(torch.get_default_dtype()))
+        td.set("nonterminal", (length > 1) & valid)
+        return td
+
+    def _valid(self, td: TensorDictBase) -> torch.Tensor:
+        for key in _MASKS if self.mask_key is None else (self.mask_key,):
+            mask = td.get(key, None)
+            if mask is not None:
+                return mask.reshape(td.batch_size)
+        return torch.ones(td.batch_size, dtype=torch.bool, device=td.device)
+
+    def _reaches(self, following: TensorDictBase, valid: torch.Tensor) -> list[torch.Tensor]:
+        """Say for i = 0, 1, ... whether the window of each step holds the i-th step after it."""
+        time = following.ndim - 1
+        goes_on = ~following.get(self.done_key).flatten(time + 1).any(-1)
+        goes_on[..., :-1] &= valid[..., 1:]
+        goes_on[..., -1] = False
+        reaches = [torch.ones_like(valid)]
+        for number in range(1, min(self.n_steps, valid.shape[-1])):
+            reaches.append(reaches[-1] & _later(goes_on, number - 1))
+        return reaches
+
+    def _return(self, reward: torch.Tensor, reaches: list[torch.Tensor]) -> torch.Tensor:
+        axis = reaches[0].ndim - 1
+        total = torch.zeros_like(reward)
+        for number, reach in enumerate(reaches):
+            held = reach.reshape(*reach.shape, *(1,) * (reward.ndim - reach.ndim))
+            total = total + self.gamma**number * held * _later(reward, number, axis)
+        return total
+
+    def _from_last(self, following: TensorDictBase, length: torch.Tensor) -> TensorDictBase:
+        """Take every entry but rewards and done flags from the last step of the window."""
+        axis = length.ndim - 1
+        last = torch.arange(length.shape[-1], device=length.device) + length - 1
+        shown = following.copy()
+        kept = {as_path(key) for key in (*self.reward_keys, self.done_key)}
+        for path, value in leaves(following):
+            if path in kept or path[-1] in DONE_LEAVES or not isinstance(value, torch.Tensor):
+                continue
+            index = last.reshape(*last.shape, *(1,) * (value.ndim - last.ndim)).expand(value.shape)
+            shown.set(as_key(path), value.gather(axis, index))
+        return shown
+
+
+def _later(value: torch.Tensor, steps: int, axis: int = -1) -> torch.Tensor:
+    """Give at each time the value of ``steps`` steps later; zero (False) beyond the end."""
+    if steps == 0:
+        return value
+    rest = value.narrow(axis, steps, value.shape[axis] - steps)
+    return torch.cat([rest, torch.zeros_like(value.narrow(axis, 0, steps))], axis)

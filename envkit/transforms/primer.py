@@ -1,0 +1,263 @@
+"""Entries that exist from a reset on, before anybody has computed them.
+
+A recurrent policy needs a hidden state at the first step; an info value needs a root entry. This
+module decides what such entries begin with and who may change them: the env or the policy, by
+writing ``next``. Otherwise the root value goes on.
+
+Conventions
+    element  one environment of the batch; an element spec has no batch axes.
+    default  value of an entry at the start of an episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from tensordict import NonTensorData, TensorDictBase
+
+from envkit.env_specs import Key, as_key, as_path
+from envkit.errors import ArgumentError, MissingKeyError, PrimerError
+from envkit.specs import Composite, NonTensor, TensorSpec
+from envkit.transforms.episodes import EpisodeTransform
+from envkit.transition import empty_like, leaves
+
+__all__ = ["TensorDictPrimer"]
+
+Path = tuple[str, ...]
+Default = float | Callable[[], Any] | Mapping[Key, Any]
+
+
+class TensorDictPrimer(EpisodeTransform):
+    """Add entries to what a reset gives, and carry them from step to step.
+
+    ``TensorDictPrimer(mem=Unbounded((2,)))`` adds ``mem``, which begins as zeros. A value that the
+    base env's reset has written itself stays.
+
+    Args:
+        primers: specs of the entries, a Composite or a dict; or name them as keywords.
+        random: draw the values from their specs.
+        default_value: a number; a function that returns a tensor; or a dict of these by key, in which
+            keys may be left out. The default is 0. A tensor has the shape of one element or of the
+            whole batch.
+        reset_key: the `_reset` entry the values obey; needed when the env has several.
+        expand_specs: what to do with specs whose Composite has another shape than the env's batch:
+            True puts the batch axes in front of every leaf; False says that the leaves have them
+            already; None is an error.
+        single_default_value: ``default_value`` is one function that returns a TensorDict of all.
+        call_before_env_reset: write the values into the input of the base env's reset as well.
+        **specs: specs of the entries by name.
+
+    Raises:
+        ArgumentError: (a ValueError) both ``random`` and ``default_value``, or both ``primers`` and
+            keywords, are given.
+        PrimerError: (a RuntimeError) the specs do not fit the batch size, a value does not fit its
+            spec (checked once), or ``reset_key`` is missing.
+    """
+
+    def __init__(
+        self,
+        primers: Composite | Mapping[Key, TensorSpec] | None = None,
+        random: bool | None = None,
+        default_value: Default | None = None,
+        reset_key: Key | None = None,
+        expand_specs: bool | None = None,
+        single_default_value: bool = False,
+        call_before_env_reset: bool = False,
+        **specs: TensorSpec,
+    ):
+        super().__init__()
+        if random and default_value is not None:
+            raise ArgumentError("random=True and default_value were given: choose one of them.")
+        if primers is not None and specs:
+            raise ArgumentError(
+                f"primers and the keywords {sorted(specs)} were given: put all specs into one."
+            )
+        given = specs if primers is None else primers
+        self.primers = given.clone() if isinstance(given, Composite) else Composite(dict(given))
+        self.random = bool(random)
+        self.default_value = 0.0 if default_value is None else default_value
+        self.reset_key = reset_key
+        self.expand_specs = expand_specs
+        self.single_default_value = single_default_value
+        self.call_before_env_reset = call_before_env_reset
+        self._defaults = self._by_path(self.default_value)
+        self._generator: torch.Generator | None = None
+        self._was_checked = False
+        self._written: TensorDictBase | None = None
+
+    def _by_path(self, default: Any) -> dict[Path, Any]:
+        paths = [as_path(key) for key in self.primers.keys(True, True)]
+        if not isinstance(default, Mapping):
+            return dict.fromkeys(paths, default)
+        found = {as_path(key): value for key, value in default.items()}
+        unknown = [as_key(path) for path in found if path not in paths]
+        if unknown:
+            raise MissingKeyError(
+                f"default_value names {unknown}, but the primers are {list(map(as_key, paths))}."
+            )
+        return {path: found.get(path, 0.0) for path in paths}
+
+    # --------------------------------------------------------------------------------------- specs
+
+    def _sized(self, batch: torch.Size) -> dict[Path, TensorSpec]:
+        """Give the spec of each entry for an env of batch size ``batch``."""
+        specs = self.primers
+        found = {as_path(key): leaf for key, leaf in specs.items(True, True)}
+        if tuple(specs.shape) == tuple(batch):
+            return found
+        if self.expand_specs:
+            return {path: leaf.expand(*batch, *leaf.shape) for path, leaf in found.items()}
+        shapes = {as_key(path): tuple(leaf.shape) for path, leaf in found.items()}
+        if self.expand_specs is None:
+            raise PrimerError(
+                f"the specs of a TensorDictPrimer have batch shape {tuple(specs.shape)}, but the env "
+                f"has batch size {tuple(batch)}. Pass expand_specs=True if {shapes} are the shapes of "
+                "one element, False if they begin with the batch size already."
+            )
+        if any(shape[: len(batch)] != tuple(batch) for shape in shapes.values()):
+            raise PrimerError(
+                f"the specs {shapes} of a TensorDictPrimer do not begin with the batch size "
+                f"{tuple(batch)} of the env. Pass expand_specs=True to put it in front."
+            )
+        return found
+
+    def _declared(self, like: Composite) -> dict[Path, TensorSpec]:
+        sized = self._sized(like.shape)
+        device = None if self.container is None else self.container.device
+        if device is None:
+            return sized
+        return {path: leaf.to(device) for path, leaf in sized.items()}
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        for path, leaf in self._declared(observation_spec).items():
+            observation_spec[as_key(path)] = leaf
+        return observation_spec
+
+    def transform_input_spec(self, input_spec: Composite) -> Composite:
+        actions, states = input_spec["full_action_spec"], input_spec["full_state_spec"]
+        known = {as_path(key) for key in actions.keys(True, True)}
+        for path, leaf in self._declared(states).items():
+            side = actions if path in known else states
+            side[as_key(path)] = leaf.clone()
+        input_spec["full_action_spec"], input_spec["full_state_spec"] = actions, states
+        return input_spec
+
+    # -------------------------------------------------------------------------------------- values
+
+    def _element_specs(self) -> dict[Path, TensorSpec]:
+        batch = torch.Size(()) if self.container is None else self.container.batch_size
+        sized = self._sized(batch)
+        return {path: leaf[(0,) * len(batch)] if batch else leaf for path, leaf in sized.items()}
+
+    def _fresh(self, like: TensorDictBase) -> TensorDictBase:
+        """Make the values of new episodes, for the batch of ``like``."""
+        together = None
+        if self.single_default_value and callable(self.default_value):
+            together = self.default_value()
+        values = empty_like(like)
+        for path, spec in self._element_specs().items():
+            if self.random:
+                value = spec.rand(like.batch_size, self._generator)
+            else:
+                value = self._defaults[path] if together is None else together.get(as_key(path))
+                value = _batched(value() if callable(value) else value, spec, like, as_key(path))
+            if isinstance(value, torch.Tensor) and like.device is not None:
+                value = value.to(like.device)
+            if not self._was_checked and isinstance(value, torch.Tensor):
+                _require_in(value, spec, as_key(path))
+            values.set(as_key(path), value)
+        self._was_checked = True
+        return values
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._generator = None
+        if self.random and seed is not None:
+            device = None if self.container is None else self.container.device
+            self._generator = torch.Generator(device or "cpu").manual_seed(seed)
+
+    # --------------------------------------------------------------------------------------- calls
+
+    def _reset_env_preprocess(self, td: TensorDictBase) -> TensorDictBase:
+        if self.call_before_env_reset:
+            self._written = self._for_reset(td, td)
+            td.update(self._written)
+        return td
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        values, self._written = self._written, None
+        if values is None:
+            values = self._for_reset(td, td_reset)
+        return _filled(td_reset, values)
+
+    def _for_reset(self, td: TensorDictBase, like: TensorDictBase) -> TensorDictBase:
+        """Make new values where ``td`` asks for a reset, and keep the ones it has elsewhere."""
+        level, values = self._reset_level(), self._fresh(like)
+        for path, value in leaves(values):
+            if isinstance(value, torch.Tensor):
+                values.set(as_key(path), self._kept_elsewhere(td, level, as_key(path), value))
+        return values
+
+    def _reset_level(self) -> Path:
+        if self.reset_key is not None:
+            return as_path(self.reset_key)[:-1]
+        keys = self._env().reset_keys
+        if len(keys) > 1:
+            raise PrimerError(
+                f"the env has several reset keys, {keys}: say which one the primed entries obey with "
+                "reset_key=."
+            )
+        return as_path(keys[0])[:-1]
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        fresh = None
+        for path in self._defaults:
+            key = as_key(path)
+            if next_td.get(key, None) is not None:
+                continue
+            value = td.get(key, None)
+            if value is None:
+                fresh = self._fresh(next_td) if fresh is None else fresh
+                value = fresh.get(key)
+            next_td.set(key, value)
+        return next_td
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Add the entries that data does not have."""
+        return _filled(tensordict, self._fresh(tensordict))
+
+    def extra_repr(self) -> str:
+        return f"keys={[as_key(path) for path in self._defaults]}"
+
+
+def _filled(td: TensorDictBase, values: TensorDictBase) -> TensorDictBase:
+    """Write the values of entries that ``td`` does not have."""
+    for path, value in leaves(values):
+        if td.get(as_key(path), None) is None:
+            td.set(as_key(path), value)
+    return td
+
+
+def _batched(value: Any, spec: TensorSpec, like: TensorDictBase, key: Key) -> Any:
+    """Bring a default to the batch of ``like``."""
+    if isinstance(spec, NonTensor):
+        return spec.zero(like.batch_size) if value == 0 else NonTensorData(value, like.batch_size)
+    shape = torch.Size((*like.batch_size, *spec.shape))
+    if not isinstance(value, torch.Tensor):
+        value = torch.as_tensor(value, dtype=spec.dtype)
+    try:
+        return value.expand(shape).clone()
+    except RuntimeError as error:
+        raise PrimerError(
+            f"the default of {key!r} has shape {tuple(value.shape)}, but one element has shape "
+            f"{tuple(spec.shape)} and the batch {tuple(like.batch_size)}. Return one of these."
+        ) from error
+
+
+def _require_in(value: torch.Tensor, spec: TensorSpec, key: Key) -> None:
+    if not spec.expand(value.shape).is_in(value.to(spec.device)):
+        raise PrimerError(
+            f"the value of {key!r}, of dtype {value.dtype} and shape {tuple(value.shape)}, is not in "
+            f"its spec {spec}. Give another default_value, or another spec."
+        )

@@ -1,0 +1,213 @@
+"""Running values of the rewards of an episode: their sum, and what is left of a target.
+
+Each stands beside its reward and begins anew with the episode; `episodes` says which reset it obeys,
+`tally` does the arithmetic.
+"""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit import rules, tally
+from envkit.env_specs import Key, as_key, as_path
+from envkit.errors import ArgumentError, ResetMaskError
+from envkit.specs import Composite, Unbounded
+from envkit.transforms.base import Keys, as_keys
+from envkit.transforms.episodes import EpisodeTransform
+
+__all__ = ["RewardSum", "TargetReturn"]
+
+Path = tuple[str, ...]
+
+
+class _RewardTransform(EpisodeTransform):
+    """Base of transforms that keep one running value for each reward.
+
+    Args:
+        in_keys: rewards; None takes all of the env.
+        out_keys: the running values; None derives their names.
+        reset_keys: the `_reset` entry each value obeys; None takes that of the level it stands at,
+            or the only one there is.
+    """
+
+    def __init__(self, in_keys: Keys, out_keys: Keys, reset_keys: Keys):
+        super().__init__(in_keys, out_keys)
+        self._takes_all = in_keys is None
+        self._names_given = out_keys is not None
+        self.reset_keys = None if reset_keys is None else as_keys(reset_keys)
+
+    def _out_name(self, name: str) -> str:
+        """Derive the name of the running value of reward ``name``."""
+        raise NotImplementedError
+
+    def _begin(self, reward_like: torch.Tensor) -> torch.Tensor:
+        """Give the value at the start of an episode."""
+        raise NotImplementedError
+
+    def _pairs(self) -> list[tuple[Key, Key]]:
+        """Pairs of a reward and its running value."""
+        sources = list(self._env().reward_keys) if self._takes_all else self.in_keys
+        targets = self.out_keys
+        if not self._names_given:
+            paths = [as_path(key) for key in sources]
+            targets = [as_key((*path[:-1], self._out_name(path[-1]))) for path in paths]
+        if len(sources) != len(targets):
+            raise ArgumentError(
+                f"{type(self).__name__} has {len(targets)} out_keys for the rewards {sources}. "
+                "Pass one for each."
+            )
+        return list(zip(sources, targets, strict=True))
+
+    def _level_of(self, number: int, key: Key) -> Path:
+        if self.reset_keys is not None:
+            return as_path(self.reset_keys[number])[:-1]
+        levels = self._levels()
+        governing = rules.governing_level(as_path(key)[:-1], levels)
+        if governing is not None:
+            return governing
+        if len(levels) == 1:
+            return levels[0]
+        raise ResetMaskError(
+            f"{type(self).__name__} cannot tell which reset {key!r} obeys: the env has "
+            f"{self._env().reset_keys}. Pass reset_keys=, one for each reward."
+        )
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        rewards = self._env().full_reward_spec
+        ndim = self._env().batch_dims
+        for number, (source, target) in enumerate(self._pairs()):
+            spec = rewards[source]
+            shape = (*td_reset.batch_size, *spec.shape[ndim:])
+            blank = torch.zeros(shape, dtype=spec.dtype, device=td_reset.device)
+            fresh = self._begin(blank)
+            level = self._level_of(number, target)
+            td_reset.set(target, self._kept_elsewhere(td, level, target, fresh))
+        return td_reset
+
+    def _add_to(self, spec: Composite) -> Composite:
+        rewards = self._env().full_reward_spec
+        for source, target in self._pairs():
+            leaf = rewards[source]
+            spec[target] = Unbounded(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+        return spec
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        return self._add_to(observation_spec)
+
+    def transform_state_spec(self, state_spec: Composite) -> Composite:
+        return self._add_to(state_spec)
+
+
+class RewardSum(_RewardTransform):
+    """Add up the rewards of each episode.
+
+    ``episode_reward`` is 0 at a reset; each step adds its reward.
+
+    Args:
+        in_keys: rewards to add up; None takes all.
+        out_keys: where the sums go; None puts ``episode_<name>`` beside each reward.
+        reset_keys: the `_reset` entry each sum obeys; None finds it by place.
+        reward_spec: list the sums among the rewards instead of the observations.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        reset_keys: Keys = None,
+        *,
+        reward_spec: bool = False,
+    ):
+        super().__init__(in_keys, out_keys, reset_keys)
+        self.reward_spec = reward_spec
+
+    def _out_name(self, name: str) -> str:
+        return f"episode_{name}"
+
+    def _begin(self, reward_like: torch.Tensor) -> torch.Tensor:
+        return reward_like
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        for source, target in self._pairs():
+            reward, before = next_td.get(source), td.get(target, None)
+            next_td.set(target, reward if before is None else tally.added(before, reward))
+        return next_td
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Add up rewards of recorded data along its axis named "time".
+
+        Rewards are read at the root, or under ``next`` where they are not at the root; the sums go
+        beside them. Episodes are not told apart.
+
+        Raises:
+            ArgumentError: no axis is named "time".
+        """
+        if "time" not in tensordict.names:
+            raise ArgumentError(
+                f"RewardSum needs data with an axis named 'time', but the axes are named "
+                f"{tensordict.names}. Name it: td.refine_names(..., 'time')."
+            )
+        axis = tensordict.names.index("time")
+        sources = ["reward"] if self._takes_all else self.in_keys
+        targets = self.out_keys if self._names_given else None
+        for number, source in enumerate(sources):
+            path = as_path(source)
+            target = targets[number] if targets else (*path[:-1], self._out_name(path[-1]))
+            prefix: Path = () if tensordict.get(source, None) is not None else ("next",)
+            reward = tensordict.get(as_key((*prefix, *path)))
+            tensordict.set(as_key((*prefix, *as_path(target))), reward.cumsum(axis))
+        return tensordict
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        return observation_spec if self.reward_spec else self._add_to(observation_spec)
+
+    def transform_reward_spec(self, reward_spec: Composite) -> Composite:
+        return self._add_to(reward_spec) if self.reward_spec else reward_spec
+
+
+class TargetReturn(_RewardTransform):
+    """Say which return is still to be reached in each episode.
+
+    ``target_return`` is the target at a reset. Each step takes its reward from it, or leaves it.
+
+    Args:
+        target_return: what an episode shall return in total.
+        mode: "reduce" takes each reward from the target; "constant" leaves it.
+        in_keys: rewards; the default is ``"reward"``.
+        out_keys: the targets; the default puts ``target_return`` (``target_return_<name>`` for a
+            reward of another name) beside each reward.
+        reset_key: the `_reset` entry the targets obey; None finds it by place.
+    """
+
+    def __init__(
+        self,
+        target_return: float,
+        mode: str = "reduce",
+        in_keys: Keys = "reward",
+        out_keys: Keys = None,
+        reset_key: Key | None = None,
+    ):
+        if mode not in ("reduce", "constant"):
+            raise ArgumentError(f"mode is {mode!r}, but must be 'reduce' or 'constant'.")
+        keys = as_keys(in_keys)
+        super().__init__(keys, out_keys, None if reset_key is None else [reset_key] * len(keys))
+        self.target_return = target_return
+        self.mode = mode
+
+    def _out_name(self, name: str) -> str:
+        return "target_return" if name == "reward" else f"target_return_{name}"
+
+    def _begin(self, reward_like: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(reward_like, self.target_return)
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        for source, target in self._pairs():
+            reward, before = next_td.get(source), td.get(target, None)
+            if before is None:
+                before = self._begin(reward)
+            next_td.set(target, before if self.mode == "constant" else tally.left(before, reward))
+        return next_td
+
+    def extra_repr(self) -> str:
+        return f"target_return={self.target_return}, mode={self.mode!r}"

@@ -1,0 +1,59 @@
+"""Small gymnasium envs with spaces and infos of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Sampler(gymnasium.Env):
+    """Observes samples of a space, takes actions of another, and ends after 4 steps."""
+
+    def __init__(self, observation_space: Any = None, action_space: Any = None):
+        self.observation_space = observation_space or spaces.Box(-1, 1, (2,))
+        self.action_space = action_space or spaces.Discrete(2)
+        self.taken: list[Any] = []
+        self.seen: list[Any] = []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        self.place = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.taken.append(action)
+        self.place += 1
+        return self._observe(), float(self.place), self.place >= 4, False, {}
+
+    def _observe(self):
+        self.seen.append(self.observation_space.sample())
+        return self.seen[-1]
+
+
+class Informed(gymnasium.Env):
+    """Counts to ``length`` and tells its count in the info of each step."""
+
+    observation_space = spaces.Box(0, 99, (1,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, info: Callable[[int], dict] | None = None, length: int = 5):
+        self.info = info or (
+            lambda count: {"x": float(count), "y": np.array([count, -count]), "_p": count}
+        )
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        observation = np.full(1, self.count, np.float32)
+        return observation, 1.0, self.count >= self.length, False, self.info(self.count)

@@ -1,0 +1,102 @@
+"""Which gym library names refer to."""
+
+from __future__ import annotations
+
+import types
+
+import gymnasium
+import pytest
+
+from bridges.gym_backend import gym_backend, library_of, set_gym_backend
+from bridges.gymnasium import GymEnv
+from envkit.errors import ArgumentError
+
+
+@pytest.fixture
+def made():
+    """A module with gymnasium's interface that notes what it makes."""
+    module = types.ModuleType("made")
+    module.__dict__.update(vars(gymnasium))
+    module.names = []
+
+    def make(name, **kwargs):
+        module.names.append(name)
+        return gymnasium.make(name, **kwargs)
+
+    module.make = make
+    return module
+
+
+def test_gymnasium_is_the_library_unless_said_otherwise():  # W13
+    assert gym_backend() is gymnasium
+    assert gym_backend("spaces") is gymnasium.spaces
+    with set_gym_backend("gymnasium"):
+        assert gym_backend().__name__ == "gymnasium"
+
+
+def test_a_module_may_be_chosen_for_a_while(made):
+    with set_gym_backend(made):
+        assert gym_backend() is made
+        with set_gym_backend("gymnasium"):
+            assert gym_backend() is gymnasium
+        GymEnv("CartPole-v1")
+
+    assert gym_backend() is gymnasium
+    assert made.names == ["CartPole-v1"]
+
+
+def test_a_function_may_be_given_a_backend(made):
+    @set_gym_backend(made)
+    def make(name, *, backend=None):
+        """Make it."""
+        return gym_backend(), GymEnv(name, backend=backend)
+
+    library, _ = make("CartPole-v1")
+    make("CartPole-v1", backend="gymnasium")
+
+    assert library is made
+    assert gym_backend() is gymnasium
+    assert made.names == ["CartPole-v1"]
+    assert make.__doc__ == "Make it."
+
+
+def test_a_backend_may_be_set_for_good(made):
+    try:
+        set_gym_backend(made).set()
+        GymEnv("CartPole-v1")
+        names = GymEnv.available_envs
+    finally:
+        set_gym_backend("gymnasium").set()
+
+    assert made.names == ["CartPole-v1"]
+    assert "CartPole-v1" in names
+
+
+def test_one_env_may_have_a_backend_of_its_own(made):
+    env = GymEnv("Pendulum-v1", backend=made)
+
+    assert made.names == ["Pendulum-v1"]
+    assert env.env_name == "Pendulum-v1"
+    assert env.libname == "gymnasium"  # the library its simulator is made of
+    assert gym_backend() is gymnasium
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(ArgumentError, match="gymnasium, gym"):
+        set_gym_backend("jim")
+
+
+def test_objects_know_their_library(made):
+    class Space(gymnasium.spaces.Discrete):
+        pass
+
+    with set_gym_backend(made):
+        assert library_of(Space(2)) is gymnasium
+        assert library_of(object()) is made
+
+
+def test_registered_names_are_listed():  # W22
+    names = GymEnv.available_envs
+
+    assert "CartPole-v1" in names
+    assert GymEnv("CartPole-v1").available_envs == names
