@@ -1,7 +1,7 @@
 """Pools of gymnasium envs: envkit against the bare loop, gymnasium's vector envs and TorchRL.
 
 A small torch policy acts on the whole batch at each step, except where "random" is said: there the
-same random actions are drawn once for the batch.
+env draws its actions. Discrete actions are indices everywhere.
 
 Run: ``python -m bench.gym_pool [--quick]``
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import multiprocessing
 import subprocess
 import sys
 import textwrap
@@ -20,6 +21,7 @@ from contextlib import ExitStack
 
 import gymnasium
 import numpy as np
+import psutil
 import torch
 from tensordict import TensorDict
 
@@ -46,10 +48,7 @@ class Policy(torch.nn.Module):
 
     def forward(self, tensordict: TensorDict) -> TensorDict:
         """Act on a TensorDict."""
-        action = self.act(tensordict.get("observation"))
-        if self.discrete:
-            action = torch.nn.functional.one_hot(action, 2)
-        return tensordict.set("action", action)
+        return tensordict.set("action", self.act(tensordict.get("observation")))
 
 
 def bare_loop(name: str, count: int, steps: int, policy: Policy) -> Callable[[], None]:
@@ -69,6 +68,41 @@ def bare_loop(name: str, count: int, steps: int, policy: Policy) -> Callable[[],
                 observations[row] = observation
 
     return run
+
+
+class BareLoops:
+    """Bare loops in processes of their own that run at the same time, each over its share."""
+
+    def __init__(self, name: str, count: int, steps: int, policy: Policy, processes: int):
+        context = multiprocessing.get_context("spawn")
+        self._ends, self._processes = [], []
+        for _ in range(processes):
+            here, there = context.Pipe()
+            arguments = (there, name, count // processes, steps, policy)
+            self._processes.append(context.Process(target=_serve_bare_loop, args=arguments))
+            self._ends.append(here)
+        for process in self._processes:
+            process.start()
+
+    def __call__(self) -> None:
+        for end in self._ends:
+            end.send("run")
+        for end in self._ends:
+            end.recv()
+
+    def close(self) -> None:
+        """End the processes."""
+        for end in self._ends:
+            end.send(None)
+        for process in self._processes:
+            process.join()
+
+
+def _serve_bare_loop(end, name: str, count: int, steps: int, policy: Policy) -> None:
+    torch.set_num_threads(1)
+    run = bare_loop(name, count, steps, policy)
+    while end.recv():
+        end.send(run())
 
 
 def gymnasium_vector(
@@ -101,7 +135,7 @@ def envkit_pool(env, steps: int, policy) -> Callable[[], None]:
         data = env.rollout(
             steps, policy, auto_reset=False, tensordict=state["td"], break_when_any_done=False
         )
-        state["td"] = env.step_mdp(data[:, -1])
+        state["td"] = env.step_mdp(data[..., -1])
 
     return run
 
@@ -113,7 +147,7 @@ def torchrl_pool(
     import torchrl.envs as peer
 
     make = {"serial": peer.SerialEnv, "parallel": peer.ParallelEnv}[kind]
-    env = make(count, lambda: peer.GymEnv(name))
+    env = make(count, lambda: peer.GymEnv(name, categorical_action_encoding=True))
     opened.callback(env.close)
     env.reset()
 
@@ -124,21 +158,42 @@ def torchrl_pool(
     return run
 
 
-def measure(name: str, count: int, steps: int, *, processes: int | None, quick: bool) -> None:
-    """Compare all pools on one env."""
+def measure(
+    name: str,
+    count: int,
+    steps: int,
+    *,
+    processes: int | None,
+    quick: bool,
+    together: bool = False,
+) -> None:
+    """Compare all pools on one env.
+
+    With ``together`` the reference is as many bare loops as there are processes, at the same time.
+    """
     discrete = isinstance(gymnasium.make(name).action_space, gymnasium.spaces.Discrete)
     space = gymnasium.make(name).observation_space
     width = 2 if discrete else gymnasium.make(name).action_space.shape[0]
     torch.manual_seed(0)
     policy = Policy(space.shape[0], width, discrete, torch.from_numpy(space.sample()).dtype)
-    serial = SerialEnv(count, lambda: GymEnv(name))
-    parallel = ParallelEnv(count, lambda: GymEnv(name), num_processes=processes)
+
+    def make_env() -> GymEnv:
+        return GymEnv(name, categorical_action_encoding=True)
+
+    serial = SerialEnv(count, make_env)
+    parallel = ParallelEnv(count, make_env, num_processes=processes)
     opened = ExitStack()
     for env in (serial, parallel):
         env.set_seed(0)
         opened.callback(env.close)
-    works = {
-        "bare loop, one process": bare_loop(name, count, steps, policy),
+    reference = "bare loop, one process"
+    works: dict[str, Callable[[], object]] = {reference: bare_loop(name, count, steps, policy)}
+    if together:
+        assert processes is not None
+        reference = f"{processes} bare loops at the same time"
+        works[reference] = loops = BareLoops(name, count, steps, policy, processes)
+        opened.callback(loops.close)
+    works |= {
         "envkit ParallelEnv": envkit_pool(parallel, steps, policy),
         "envkit ParallelEnv, random actions": envkit_pool(parallel, steps, None),
         "envkit SerialEnv": envkit_pool(serial, steps, policy),
@@ -152,13 +207,76 @@ def measure(name: str, count: int, steps: int, *, processes: int | None, quick: 
         f"{name} x {count}, {steps} steps a round",
         works,
         steps=steps * count,
-        reference="bare loop, one process",
+        reference=reference,
         rounds=5 if quick else 7,
     )
     speed = {row.work: row.steps_per_s for row in rows}
     ratio = speed["envkit ParallelEnv"] / speed["gymnasium AsyncVectorEnv"]
     print(f"  envkit ParallelEnv is {ratio:.1f} x gymnasium AsyncVectorEnv")
     opened.close()
+
+
+def bare_single(name: str, steps: int, policy: Policy | None) -> Callable[[], None]:
+    """One env without a batch: a policy, or the action space, gives each action."""
+    env = gymnasium.make(name)
+    env.action_space.seed(0)
+    state = {"observation": env.reset(seed=0)[0]}
+
+    @torch.no_grad()
+    def run() -> None:
+        observation = state["observation"]
+        for _ in range(steps):
+            if policy is None:
+                action = env.action_space.sample()
+            else:
+                action = policy.act(torch.from_numpy(observation)).numpy()
+            observation, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                observation, _ = env.reset()
+        state["observation"] = observation
+
+    return run
+
+
+def measure_one(name: str, steps: int, *, quick: bool) -> None:
+    """Compare one env by itself, acted upon by a policy and at random."""
+    torch.manual_seed(0)
+    policy = Policy(gymnasium.make(name).observation_space.shape[0], 2, True, torch.float32)
+    for title, acting in (("a policy acts", policy), ("random actions", None)):
+        env = GymEnv(name, categorical_action_encoding=True)
+        env.set_seed(0)
+        works = {
+            "bare loop": bare_single(name, steps, acting),
+            "envkit GymEnv": envkit_pool(env, steps, acting),
+        }
+        opened = ExitStack()
+        if importlib.util.find_spec("torchrl") and not quick:
+            works["TorchRL GymEnv"] = torchrl_single(name, steps, acting, opened)
+        compare(
+            f"one {name}, {title}, {steps} steps a round",
+            works,
+            steps=steps,
+            reference="bare loop",
+            rounds=5 if quick else 7,
+        )
+        opened.close()
+        env.close()
+
+
+def torchrl_single(
+    name: str, steps: int, policy: Policy | None, opened: ExitStack
+) -> Callable[[], None]:
+    """One env of the reference API."""
+    import torchrl.envs as peer
+
+    env = peer.GymEnv(name, categorical_action_encoding=True)
+    opened.callback(env.close)
+
+    @torch.no_grad()
+    def run() -> None:
+        env.rollout(steps, policy, break_when_any_done=False)
+
+    return run
 
 
 _START_SCRIPT = """
@@ -199,6 +317,30 @@ def measure_start(rounds: int = 5) -> None:
     record("start of 32 CartPole envs", {"rounds": rounds, **result})
 
 
+def measure_growth(steps: int = 10_000) -> None:
+    """Watch memory, processes and descriptors of the parent over a long run."""
+    env = ParallelEnv(32, lambda: GymEnv("CartPole-v1"))
+    env.set_seed(0)
+    run = envkit_pool(env, 100, None)
+    process, seen = psutil.Process(), []
+    for step in range(0, steps + 1, 100):
+        run()
+        if step % (steps // 5) == 0:
+            seen.append(
+                {
+                    "steps": step,
+                    "rss_mib": round(process.memory_info().rss / 2**20, 1),
+                    "processes": len(process.children(recursive=True)),
+                    "descriptors": process.num_fds(),
+                }
+            )
+    env.close()
+    print("\nParallelEnv CartPole x 32, what the parent holds")
+    for row in seen:
+        print("  " + "  ".join(f"{name} {value}" for name, value in row.items()))
+    record("growth of the parent", {"seen": seen})
+
+
 def _dtype(name: str) -> np.dtype:
     return gymnasium.make(name).observation_space.dtype
 
@@ -210,9 +352,11 @@ def main() -> None:
     quick = parser.parse_args().quick
     torch.set_num_threads(1)  # a small policy; the cores are for the envs
     begin = time.perf_counter()
+    measure_one("CartPole-v1", 500, quick=quick)
     for count in (2, 8, 32):
         measure("CartPole-v1", count, 200 if count < 32 else 100, processes=None, quick=quick)
-    measure("HalfCheetah-v5", 8, 100, processes=2, quick=quick)
+    measure("HalfCheetah-v5", 8, 100, processes=2, quick=quick, together=True)
+    measure_growth()
     measure_start()
     print(f"\ndone in {time.perf_counter() - begin:.0f} s")
 

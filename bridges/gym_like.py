@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
-from tensordict import NonTensorDataBase, NonTensorStack, TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_non_tensor
 
 from bridges.gym_info import default_info_dict_reader
 from envkit import rules
@@ -55,6 +55,7 @@ class GymLikeEnv(EnvBase):
     available_envs: ClassVar[Any] = ()
     libname: str | None = None
     env_name: str | None = None
+    _env: Any
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class GymLikeEnv(EnvBase):
                 f"frame_skip is {frame_skip!r}, but must be an int of at least 1: the number of "
                 "simulator steps per step."
             )
-        self._env = env
+        object.__setattr__(self, "_env", env)  # no submodule, even if the simulator is a module
         self.frame_skip = frame_skip
         self.convert_actions_to_numpy = convert_actions_to_numpy
         self.info_dict_reader: list[Reader] = []
@@ -237,12 +238,12 @@ class GymLikeEnv(EnvBase):
         """Build a TensorDict, encoding by their specs the values that are not data yet."""
         made: dict[str, Any] = {}
         for name, value in entries.items():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor | TensorDictBase):
                 made[name] = value if self.device is None else value.to(self.device)
+            elif is_non_tensor(value):
+                made[name] = value
             elif isinstance(value, Mapping):
                 made[name] = self._packed(value, (*path, name))
-            elif isinstance(value, TensorDictBase | NonTensorDataBase | NonTensorStack):
-                made[name] = value
             else:
                 made[name] = self._spec_at((*path, name)).encode(value)
         return TensorDict._new_unsafe(made, batch_size=self.batch_size, device=self.device)

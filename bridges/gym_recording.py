@@ -24,6 +24,7 @@ from bridges.gym_rows import DONE
 from bridges.space_leaves import numpy_dtype
 from bridges.spaces import nested
 from envkit import rules
+from envkit.base import EnvBase
 from envkit.env_specs import as_key, as_path
 from envkit.policy import Policy
 from envkit.rollout import nonstop, until_any_done
@@ -72,7 +73,8 @@ def _record(
     record = _Record(env, root, steps, stops)
     if not record.fits(root):
         return None
-    if policy is None and isinstance(env.action_spec, _DRAWN_IN_ORDER):
+    draws = policy is None and type(env).rand_action is EnvBase.rand_action
+    if draws and isinstance(env.action_spec, _DRAWN_IN_ORDER):
         return _record_random(env, record, root)
     return _record_policy(env, record, root, act)
 

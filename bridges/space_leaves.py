@@ -248,10 +248,17 @@ def ragged_leaf(spec: TensorSpec, members: Sequence[RowLeaf]) -> ObjectLeaf:
             [member.encode(part) for member, part in zip(members, value, strict=True)]
         )
 
+    shapes = [member.spec.shape for member in members]
+
     def decode(data: Any) -> tuple[Any, ...]:
-        return tuple(
-            member.decode(part) for member, part in zip(members, data.unbind(0), strict=True)
-        )
+        parts = data.unbind(0)
+        if [part.shape for part in parts] != shapes:
+            raise SpecError(
+                f"got parts of shapes {[tuple(part.shape) for part in parts]}, but the members of "
+                f"the Tuple have {[tuple(shape) for shape in shapes]}. Tuples of unlike shapes "
+                "cannot be batched: turn the space into a Dict with a gymnasium wrapper."
+            )
+        return tuple(member.decode(part) for member, part in zip(members, parts, strict=True))
 
     return ObjectLeaf(spec, encode, decode)
 

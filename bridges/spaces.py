@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from bridges.gym_backend import gym_backend, library_of
 from bridges.space_leaves import (
@@ -227,13 +227,19 @@ def _tuple_leaf(space: Any, categorical: bool) -> Leaf:
 
 def _tree_tuple(members: list[Codec]) -> ObjectLeaf:
     """A Tuple of Dicts: a TensorDict that stacks one for each member."""
+    forms = [
+        {path: (leaf.spec.shape, leaf.spec.dtype) for path, (leaf, _) in codec.leaves.items()}
+        for codec in members
+    ]
+    if any(form != forms[0] for form in forms[1:]):
+        raise SpecStackError("Dicts must have the same keys, shapes and dtypes")
 
     def encode(value: Any) -> TensorDictBase:
         parts = [
             TensorDict(nested(codec.encode(part)))
             for codec, part in zip(members, value, strict=True)
         ]
-        return LazyStackedTensorDict.maybe_dense_stack(parts, 0)
+        return cast(TensorDictBase, torch.stack(cast(list, parts), 0))
 
     def decode(data: TensorDictBase) -> tuple[Any, ...]:
         return tuple(

@@ -8,6 +8,9 @@ from importlib import import_module as _import_module
 
 _HOMES = {
     "bridges.brax": ("BraxEnv", "BraxWrapper"),
+    "bridges.gym_backend": ("gym_backend", "set_gym_backend"),
+    "bridges.gym_info": ("default_info_dict_reader",),
+    "bridges.gym_like": ("GymLikeEnv",),
     "bridges.gymnasium": ("GymEnv", "GymWrapper"),
     "bridges.jax_env": ("JaxEnv",),
     "bridges.libraries": ("get_available_libraries",),

@@ -2,6 +2,10 @@
 
 from bridges.brax import BraxEnv as BraxEnv
 from bridges.brax import BraxWrapper as BraxWrapper
+from bridges.gym_backend import gym_backend as gym_backend
+from bridges.gym_backend import set_gym_backend as set_gym_backend
+from bridges.gym_info import default_info_dict_reader as default_info_dict_reader
+from bridges.gym_like import GymLikeEnv as GymLikeEnv
 from bridges.gymnasium import GymEnv as GymEnv
 from bridges.gymnasium import GymWrapper as GymWrapper
 from bridges.jax_env import JaxEnv as JaxEnv

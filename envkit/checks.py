@@ -6,11 +6,13 @@ reported at once. It fixes nothing.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from envkit.base import EnvBase
-from envkit.env_specs import as_key
+from envkit.env_specs import as_key, as_path
 from envkit.errors import OutOfSpecError
 from envkit.specs import Composite, contains_lazy_spec
 from envkit.transition import leaves
@@ -42,16 +44,24 @@ def check_env_specs(
     """
     if seed is not None:
         env.set_seed(seed)
-    real = env.rollout(
+    run = partial(
+        env.rollout,
         3,
         tensordict=tensordict,
         auto_reset=True,
-        return_contiguous=return_contiguous,
         break_when_any_done=break_when_any_done,
     )
-    problems = _problems(
-        env.specs, env.fake_tensordict(), real, device=env.device, check_dtype=check_dtype
+    find = partial(
+        _problems, env.specs, env.fake_tensordict(), device=env.device, check_dtype=check_dtype
     )
+    try:
+        problems = find(run(return_contiguous=return_contiguous))
+    except (
+        RuntimeError
+    ):  # perhaps its steps cannot be stacked because one of them is not as it says
+        problems = find(run(return_contiguous=False))
+        if not problems:
+            raise
     if problems:
         raise OutOfSpecError(
             f"{env} does not do what its specs say:\n"
@@ -68,21 +78,39 @@ def _problems(
     device: torch.device | None,
     check_dtype: bool,
 ) -> list[str]:
-    """Compare a rollout with specs of batch size ``specs.shape``; unlike envs one by one."""
-    if contains_lazy_spec(specs):
+    """Compare data with specs of batch size ``specs.shape``; lazy stacks part by part."""
+    same = partial(_problems, device=device, check_dtype=check_dtype)
+    if isinstance(real, LazyStackedTensorDict) and real.stack_dim >= specs.ndim:
+        steps = (same(specs, fake, step) for step in real.unbind(real.stack_dim))
+        return list(dict.fromkeys(problem for problems in steps for problem in problems))
+    if specs.ndim and (contains_lazy_spec(specs) or isinstance(real, LazyStackedTensorDict)):
         return [
             f"{problem} (env {index})"
             for index in range(specs.shape[0])
-            for problem in _problems(
-                specs[index], fake[index], real[index], device=device, check_dtype=check_dtype
-            )
+            for problem in same(specs[index], fake[index], real[index])
         ]
     problems = _key_problems(fake, real)
     got, wanted = dict(leaves(real)), dict(leaves(fake))
+    dynamic = _dynamic_shapes(specs)
     for path in (path for path in wanted if path in got):
-        event = wanted[path].shape[specs.ndim :]
-        problems += _leaf_problems(path, wanted[path], got[path], event, real, device, check_dtype)
+        problems += _leaf_problems(
+            path, wanted[path], got[path], dynamic.get(path), specs.ndim, real, device, check_dtype
+        )
     return problems + _value_problems(specs, real)
+
+
+def _dynamic_shapes(specs: Composite) -> dict[tuple[str, ...], torch.Size]:
+    """Give the shapes that have sizes only data can tell, by path in a transition."""
+    shapes = {}
+    for side, kinds in (("input_spec", ("state", "action")), ("output_spec", _OUTPUTS)):
+        for kind in kinds:
+            for key, leaf in specs[side, f"full_{kind}_spec"].items(True, True):
+                if -1 in leaf.shape:
+                    shapes[as_path(key)] = shapes[("next", *as_path(key))] = leaf.shape
+    return shapes
+
+
+_OUTPUTS = ("observation", "reward", "done")
 
 
 def _key_problems(fake: TensorDictBase, real: TensorDictBase) -> list[str]:
@@ -93,13 +121,16 @@ def _key_problems(fake: TensorDictBase, real: TensorDictBase) -> list[str]:
     ]
 
 
-def _leaf_problems(path, wanted, got, event, real, device, check_dtype) -> list[str]:
+def _leaf_problems(path, wanted, got, dynamic, ndim, real, device, check_dtype) -> list[str]:
     if not isinstance(got, torch.Tensor) or not isinstance(wanted, torch.Tensor):
         return []
     key, problems = as_key(path), []
-    got_event = got.shape[len(real.batch_size) :]
-    if event != got_event:
-        problems.append(f"{key!r} has shape {tuple(got_event)}, its spec says {tuple(event)}")
+    if not got.is_nested:  # the shape of a nested tensor is that of its parts, which `is_in` asks
+        event = (wanted.shape if dynamic is None else dynamic)[ndim:]
+        got_event = got.shape[len(real.batch_size) :]
+        sizes = zip(event, got_event, strict=False)
+        if len(event) != len(got_event) or any(said not in (-1, size) for said, size in sizes):
+            problems.append(f"{key!r} has shape {tuple(got_event)}, its spec says {tuple(event)}")
     if check_dtype and wanted.dtype != got.dtype:
         problems.append(f"{key!r} has dtype {got.dtype}, its spec says {wanted.dtype}")
     if device is not None and wanted.device != got.device:

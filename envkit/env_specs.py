@@ -330,7 +330,7 @@ class SpecHolder(nn.Module):
             "simulator. Choose a stateless env to step batches of any size."
         )
 
-    # ----------------------------------------------------------------------------------- key lists
+    # -------------------------------------------------------------------------------------- caches
 
     def empty_cache(self) -> None:
         """Drop the key lists read from the specs; they are read again at the next use."""
@@ -347,84 +347,6 @@ class SpecHolder(nn.Module):
         if name not in cache:
             cache[name] = build()
         return cache[name]
-
-    def _keys_of(self, kind: str) -> list[Key]:
-        spec_name = f"full_{kind}_spec"
-        return self._cached(
-            f"{kind}_keys", lambda: [as_key(path) for path in leaf_paths(getattr(self, spec_name))]
-        )
-
-    @property
-    def action_keys(self) -> list[Key]:
-        """Leaf keys of the action spec."""
-        return self._keys_of("action")
-
-    @property
-    def reward_keys(self) -> list[Key]:
-        """Leaf keys of the reward spec."""
-        return self._keys_of("reward")
-
-    @property
-    def observation_keys(self) -> list[Key]:
-        """Leaf keys of the observation spec."""
-        return self._keys_of("observation")
-
-    @property
-    def state_keys(self) -> list[Key]:
-        """Leaf keys of the state spec."""
-        return self._keys_of("state")
-
-    @property
-    def done_keys(self) -> list[Key]:
-        """Leaf keys of the done spec."""
-        return self._keys_of("done")
-
-    @property
-    def action_key(self) -> Key:
-        """The only action key; KeyError when there are several."""
-        return self._only("action", self.action_keys)
-
-    @property
-    def reward_key(self) -> Key:
-        """The only reward key; KeyError when there are several."""
-        return self._only("reward", self.reward_keys)
-
-    @property
-    def done_key(self) -> Key:
-        """The only key whose last part is ``"done"``; KeyError when several levels have one."""
-        return self._only("done", [key for key in self.done_keys if as_path(key)[-1] == "done"])
-
-    def _only(self, kind: str, keys: list[Key]) -> Key:
-        if len(keys) != 1:
-            raise MissingKeyError(
-                f"env.{kind}_key needs exactly one {kind} entry, but the env has {keys}. "
-                f"Use env.{kind}_keys, or name the key you mean."
-            )
-        return keys[0]
-
-    @property
-    def done_levels(self) -> dict[tuple[str, ...], list[str]]:
-        """Names of the done leaves of each level, by the level's path, by depth."""
-
-        def build() -> dict[tuple[str, ...], list[str]]:
-            levels: dict[tuple[str, ...], list[str]] = {}
-            for path in leaf_paths(self.full_done_spec):
-                levels.setdefault(path[:-1], []).append(path[-1])
-            return dict(sorted(levels.items(), key=lambda item: (len(item[0]), ".".join(item[0]))))
-
-        return self._cached("done_levels", build)
-
-    @property
-    def reset_keys(self) -> list[Key]:
-        """One ``(*level, "_reset")`` for each level that has done leaves."""
-        return [as_key((*level, rules.RESET)) for level in self.done_levels]
-
-    @property
-    def done_keys_groups(self) -> list[list[Key]]:
-        """The done leaves of each level, parallel to `reset_keys`."""
-        return [
-            [as_key((*level, name)) for name in names] for level, names in self.done_levels.items()
-        ]
 
     # ------------------------------------------------------------------------------- finishing up
 
@@ -463,34 +385,3 @@ class SpecHolder(nn.Module):
             spec[(*level, "truncated")] = spec[(*level, "done")].clone()
         self.full_done_spec = spec
         return self
-
-
-def _only_leaf(spec: Composite, ignore: tuple[tuple[str, ...], ...] = ()) -> TensorSpec:
-    leaves = [path for path in leaf_paths(spec) if path not in ignore]
-    return spec[as_key(leaves[0])] if len(leaves) == 1 else spec
-
-
-def _complete_done_spec(spec: Composite) -> tuple[Composite, tuple[tuple[str, ...], ...]]:
-    """Add the missing twins at every level; returns the spec and the paths that were added."""
-    levels: dict[tuple[str, ...], dict[str, TensorSpec]] = {}
-    for path in leaf_paths(spec):
-        levels.setdefault(path[:-1], {})[path[-1]] = spec[as_key(path)]
-    completed = Composite(shape=spec.shape, device=spec.device)
-    added: list[tuple[str, ...]] = []
-    if not levels:
-        levels[()] = {
-            "done": Categorical(2, shape=(*spec.shape, 1), dtype=torch.bool, device=spec.device)
-        }
-    for level, leaves in levels.items():
-        shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
-        if len(set(shapes.values())) > 1:
-            raise SpecError(
-                f"the done leaves of level {level or 'root'} have different shapes: {shapes}. "
-                "Give all of them one shape."
-            )
-        model = next(iter(leaves.values()))
-        for name in rules.twins(leaves):
-            if name not in leaves:
-                added.append((*level, name))
-            completed[as_key((*level, name))] = leaves.get(name, model).clone()
-    return completed, tuple(added)

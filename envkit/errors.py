@@ -22,6 +22,7 @@ __all__ = [
     "EncodingError",
     "EnvkitError",
     "HandoffError",
+    "InputError",
     "KeyCollisionError",
     "MissingKeyError",
     "MissingLibraryError",
@@ -29,7 +30,9 @@ __all__ = [
     "NotEnumerableError",
     "NotStartedError",
     "OutOfSpecError",
+    "OutputShapeError",
     "PrimerError",
+    "ReadOnlyError",
     "ResetMaskError",
     "ResetOutputError",
     "SharedMemoryError",
@@ -103,6 +106,10 @@ class OutOfSpecError(EnvkitError, AssertionError):
     """A value lies outside its spec."""
 
 
+class InputError(SpecError):
+    """An entry given to an env has another shape, dtype, device or value than its spec says."""
+
+
 class MissingKeyError(EnvkitError, KeyError):
     """A key is absent, or does not name exactly one entry."""
 
@@ -128,6 +135,14 @@ class ResetMaskError(EnvkitError, RuntimeError):
 
 class ResetOutputError(EnvkitError, RuntimeError):
     """`_reset` or `_step` of an env returned something that is not a new TensorDict."""
+
+
+class OutputShapeError(EnvkitError, RuntimeError):
+    """A reward or done flag that an env returned has not one value for each element of its spec."""
+
+
+class ReadOnlyError(EnvkitError, RuntimeError, AttributeError):
+    """An attribute was assigned that follows from something else."""
 
 
 class DoneError(EnvkitError, RuntimeError):

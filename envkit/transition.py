@@ -240,7 +240,18 @@ def _selected(
         if keeps_last or is_non_tensor(fresh):
             return fresh
         kept = torch.zeros_like(fresh)
-    return choose(rules.reduce_mask(mask, fresh.shape, len(td.batch_size)), fresh, kept)
+    if len(td.batch_size) or not isinstance(fresh, torch.Tensor):
+        return choose(rules.reduce_mask(mask, fresh.shape, len(td.batch_size)), fresh, kept)
+    if _is_alike(fresh, kept):
+        return rules.choose(rules.reduce_mask(mask, fresh.shape, 0), fresh, kept)
+    return fresh if bool(mask.any()) else kept  # one env, and an entry that changes its shape
+
+
+def _is_alike(fresh: torch.Tensor, kept: Any) -> bool:
+    """Say whether two tensors have one shape; nested ones tell none."""
+    if not isinstance(kept, torch.Tensor) or fresh.is_nested or kept.is_nested:
+        return False
+    return fresh.shape == kept.shape
 
 
 def choose(mask: torch.Tensor, fresh: Any, kept: Any) -> Any:
@@ -250,7 +261,7 @@ def choose(mask: torch.Tensor, fresh: Any, kept: Any) -> Any:
     if mask.ndim == 0:
         return fresh if bool(mask) else kept
     rows = zip(mask.unbind(0), fresh.unbind(0), kept.unbind(0), strict=True)
-    return NonTensorStack(*(choose(*row) for row in rows))
+    return NonTensorStack(*(choose(*row) for row in rows))  # type: ignore[abstract]
 
 
 def drop_private(td: TensorDictBase, name: str) -> TensorDictBase:

@@ -1,4 +1,4 @@
-"""What the README and the guide to custom envs print runs as printed.
+"""What the README and the guides print runs as printed.
 
 Every python block stands alone, but for those marked as going on from the first example.
 """
@@ -15,7 +15,7 @@ from envkit import EnvBase
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-GUIDE = ROOT / "docs" / "custom_envs.md"
+GUIDES = [ROOT / "docs" / name for name in ("custom_envs.md", "batched_envs.md")]
 CONTINUES = "<!-- after the first example -->\n"
 
 
@@ -54,9 +54,11 @@ def test_a_block_of_the_readme_runs_as_printed(heading):
     execute(BLOCKS[heading])
 
 
-@pytest.mark.parametrize("heading", blocks(GUIDE))
-def test_a_block_of_the_guide_to_custom_envs_runs_as_printed(heading):
-    execute(blocks(GUIDE)[heading])
+@pytest.mark.parametrize(
+    ("guide", "heading"), [(guide, heading) for guide in GUIDES for heading in blocks(guide)]
+)
+def test_a_block_of_a_guide_runs_as_printed(guide, heading):
+    execute(blocks(guide)[heading])
 
 
 @pytest.mark.timeout(300)  # compiles inverted_pendulum unless the compile cache has it

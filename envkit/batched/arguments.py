@@ -47,7 +47,7 @@ def as_makers(count: int, create_env_fn: Any) -> list[Make]:
             "Pass one callable for all of them, or one for each."
         )
     copies = {id(env): Copies(env) for env in given if isinstance(env, EnvBase)}
-    return [copies[id(made)] if id(made) in copies else made for made in given]
+    return [copies[id(one)] if isinstance(one, EnvBase) else one for one in given]
 
 
 def as_kwargs(count: int, kwargs: Any) -> list[dict[str, Any]]:
@@ -99,13 +99,19 @@ class Copies:
     """Make copies of an env instance.
 
     Raises:
-        ArgumentError: it is sent to a worker and the env cannot be pickled.
+        ArgumentError: keywords are given, which an env that was built already cannot take; or it is
+            sent to a worker and the env cannot be pickled.
     """
 
     def __init__(self, env: EnvBase):
         self.env = env
 
     def __call__(self, **kwargs: Any) -> EnvBase:
+        if kwargs:
+            raise ArgumentError(
+                f"create_env_kwargs {sorted(kwargs)} were given with an env instance, a "
+                f"{type(self.env).__name__}, which is built already. Pass its class or a function."
+            )
         return copy.deepcopy(self.env)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ from envkit.batched.lifecycle import HostedEnv
 from envkit.batched.recording import record_random, record_rollout
 from envkit.batched.stacking import by_row, empty_rows, keep_unstepped, stack_rows
 from envkit.env_specs import as_key, as_path
-from envkit.errors import ArgumentCountError, BatchSizeError, ClosedEnvError
+from envkit.errors import ArgumentCountError, BatchSizeError, ClosedEnvError, WorkerError
 from envkit.policy import Policy
 from envkit.rollout import nonstop
 from envkit.seeding import seed_chain
@@ -208,8 +208,8 @@ class BatchedEnv(AttributeLookup, HostedEnv):
 
         Where results are lazy stacks, so is what this returns.
         """
-        self._started()
-        if self.share_individual_td:
+        self._started_specs()
+        if self._share_individual_td:
             if tensordict is None:
                 tensordict = empty_rows(self.num_workers, self.batch_size[1:], self.device)
             tensordict = by_row(tensordict)
@@ -218,7 +218,7 @@ class BatchedEnv(AttributeLookup, HostedEnv):
     def fake_tensordict(self) -> TensorDict | TensorDictBase:  # type: ignore[override]
         """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``."""
         self._started_specs()
-        if not self.share_individual_td:
+        if not self._share_individual_td:
             return super().fake_tensordict()
         parts = [found.tensordict.clone() for found in self._metadata]
         fake = stack_rows(parts, individual=True)
@@ -238,10 +238,17 @@ class BatchedEnv(AttributeLookup, HostedEnv):
 
     def _set_seeds(self, seed: int | None, *, static: bool) -> int:
         seeds, following = seed_chain(seed, self.num_workers, static=static)
-        pool = self._started()
-        pool.seeds.update(enumerate(seeds))
-        call_by_row(pool, "set_seed", dict(enumerate(seeds)))
-        self._recovery.seed = seeds[0]
+        pool, of_row = self._started(), dict(enumerate(seeds))
+        pool.seeds.update(of_row)
+        self._recovery.begin_seeds(seeds[0])
+        try:
+            call_by_row(pool, "set_seed", of_row)
+        except WorkerError as error:
+            if any(failure.kind == "raised" for failure in error.failures):
+                raise
+            self._recovery.repair(error)
+            pool.seeds.update(of_row)
+            call_by_row(pool, "set_seed", of_row)
         return following
 
     def _set_seed(self, seed: int | None) -> None:

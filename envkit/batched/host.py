@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from operator import attrgetter
 from typing import Any
 
@@ -45,6 +45,7 @@ class HostFactory:
         described: rows whose metadata is wanted after the start.
         num_threads: torch threads in the process that hosts; None leaves them alone.
         hide_warnings: ignore Python warnings in that process from now on.
+        without_gradients: compute none in that process from now on.
     """
 
     def __init__(
@@ -54,15 +55,19 @@ class HostFactory:
         *,
         num_threads: int | None = None,
         hide_warnings: bool = False,
+        without_gradients: bool = False,
     ):
         self.makers = makers
         self.described = described
         self.num_threads = num_threads
         self.hide_warnings = hide_warnings
+        self.without_gradients = without_gradients
 
     def __call__(self, rows: range) -> EnvHost:
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
+        if self.without_gradients:
+            torch.set_grad_enabled(False)
         if self.hide_warnings:
             warnings.simplefilter("ignore")
         return EnvHost([self.makers[row] for row in rows], rows, self.described)
@@ -76,17 +81,24 @@ class EnvHost:
         self.described = described
         self._makers = makers
         self._rows: Any = None
-        self.envs = [self._make(row) for row in rows]
+        self.envs: list[EnvBase] = []
+        try:
+            for row in rows:
+                with _blaming(row):
+                    self.envs.append(self._make(row))
+        except BaseException:
+            with suppress(Exception):  # what is to be told is the first error
+                self.close()
+            raise
 
     def _make(self, row: int) -> EnvBase:
         make, kwargs = self._makers[row - self.first]
-        with _named(row):
-            env = make(**kwargs)
-            if not isinstance(env, EnvBase):
-                raise WorkerError(
-                    f"the create function of env {row} returned {type(env).__name__}, but must "
-                    "return an envkit environment. Wrap a gymnasium env: GymWrapper(env)."
-                )
+        env = make(**kwargs)
+        if not isinstance(env, EnvBase):
+            raise WorkerError(
+                f"the create function of env {row} returned {type(env).__name__}, but must "
+                "return an envkit environment. Wrap a gymnasium env: GymWrapper(env)."
+            )
         return env
 
     def describe(self) -> dict[int, EnvMetaData]:
@@ -103,7 +115,7 @@ class EnvHost:
         """Take the shared rows, which every env must fit."""
         slot = arrays[SLOT.name]
         for row, env in enumerate(self.envs, self.first):
-            with _named(row):
+            with _blaming(row):
                 plan = BufferPlan.of(EnvLeaves(env), len(slot)).fitted(arrays)
         regions = {region: plan.tensors(arrays, region) for region in plan.regions}
         self._rows = bind_rows(self.envs, rows, regions, slot)
@@ -130,7 +142,6 @@ class EnvHost:
         self, method: str, inputs: dict[int, tuple[TensorDictBase | None, dict[str, Any]]]
     ) -> dict[int, Any]:
         """Call ``reset``, ``step`` or ``step_and_maybe_reset`` of some envs with whole TensorDicts."""
-
 
         def call(row: int, given: tuple[TensorDictBase | None, dict[str, Any]]) -> Any:
             td, kwargs = given
@@ -214,17 +225,16 @@ class EnvHost:
         return os.getpid()
 
     def close(self) -> None:
-        """Close every env."""
-        for env in self.envs:
-            if not env.is_closed:
-                env.close()
+        """Close every env, also those behind one that raises."""
+        with ExitStack() as stack:
+            for env in reversed(self.envs):
+                stack.callback(env.close, raise_if_closed=False)
 
 
 @contextmanager
-def _named(row: int) -> Iterator[None]:
-    """Say which env it was, in the traceback of what is raised meanwhile."""
+def _blaming(row: int) -> Iterator[None]:
+    """Name the row in which something was raised meanwhile."""
     try:
         yield
     except Exception as error:
-        error.add_note(f"This was raised in row {row}.")
-        raise
+        raise RowsFailedError({row: error}, None) from error

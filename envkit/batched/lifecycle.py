@@ -255,6 +255,7 @@ class HostedEnv(EnvBase):
             found.refuse_empty_nodes()
             if self.on_worker_failure == "restart":
                 require_truncated(found)
+        _require_common_level(metadata)
         self._device = self._delivery_device(metadata)
         self._share_individual_td = has_own_rows(metadata, self._given_share_individual_td)
         self._auto_done_twins = metadata[0].auto_done_twins
@@ -399,6 +400,16 @@ class HostedEnv(EnvBase):
     def __repr__(self) -> str:
         state = "not started" if self._pool is None else f"batch_size={tuple(self._batch_size)}"
         return f"{type(self).__name__}(num_workers={self.num_workers}, {state})"
+
+
+def _require_common_level(metadata: Sequence[EnvMetaData]) -> None:
+    """Check that one level of done flags speaks for every sub-env: equal levels, or the root."""
+    levels = [{path[:-1] for path in found.paths("done")} for found in metadata]
+    if any(own != levels[0] for own in levels) and not all(() in own for own in levels):
+        raise SpecError(
+            "the sub-envs have done flags in different places and not all at the root: "
+            f"{[sorted(own) for own in levels]}. Add a done flag at the root to each of them."
+        )
 
 
 def _batch_size(metadata: Sequence[EnvMetaData]) -> torch.Size:

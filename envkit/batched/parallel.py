@@ -82,7 +82,11 @@ class ParallelEnv(BatchedEnv):
             del os.environ["LAZY_LEGACY_OP"]
         hide = getattr(sys.modules["envkit"], "filter_warnings_subprocess", True)
         factory = HostFactory(
-            makers, described, num_threads=self.num_sub_threads, hide_warnings=hide
+            makers,
+            described,
+            num_threads=self.num_sub_threads,
+            hide_warnings=hide,
+            without_gradients=True,
         )
         return ProcessPool(
             factory,

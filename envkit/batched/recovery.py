@@ -1,75 +1,159 @@
 """What becomes of rows whose env raised, or whose worker died or hung.
 
-`Recovery` builds them anew, within a budget, and says which were lost. What a lost row looks like
-in the data is the exchange's to write.
+`Recovery` builds them anew, within a budget, and keeps track of what is still to be done about
+them: tell that they were lost, and begin an episode. What a lost row looks like in the data, and
+how a reset travels, is the exchange's business.
 
 Conventions
-    lost     the env of the row is another one than before: its episode cannot go on.
-    restart  one env, or one worker with all its envs, built anew.
+    lost       the env of the row is another one than before, and no step has said so yet.
+    unstarted  the env of the row was built anew and has begun no episode; lost rows are among them.
+    restart    one env, or one worker with all its envs, built anew.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 from envkit.batched.metadata import EnvMetaData
 from envkit.env_specs import as_path
-from envkit.errors import ArgumentError, DoneError, WorkerError
+from envkit.errors import ArgumentError, DoneError, InputError, MissingKeyError, WorkerError
 from envkit.seeding import restart_seed
 from envkit.transport import Failure, Pool
 
 __all__ = ["Recovery", "allowed_restarts", "require_truncated"]
 
+_BEFORE_USE = ("start", "bind")  # commands after whose failure a worker serves nobody
+
+Reset = Callable[[set[int]], None]
+
 
 class Recovery:
-    """Rebuilds what fails, up to ``max_restarts`` times; never if that is 0.
-
-    ``seed`` is what the batched env was last seeded with, None if it was not.
-    """
+    """Rebuilds what fails, up to ``max_restarts`` times; never if that is 0."""
 
     def __init__(self, pool: Pool, max_restarts: int):
-        self.seed: int | None = None
+        self.lost: set[int] = set()
+        self.unstarted: set[int] = set()
         self.restarts = 0
         self._pool = pool
         self._max_restarts = max_restarts
-        self._restarts_of_row = [0] * sum(map(len, pool.rows_of))
+        self.begin_seeds(None)
+
+    def begin_seeds(self, seed: int | None) -> None:
+        """Derive the seeds of rows that are rebuilt from ``seed`` and the restarts from now on."""
+        self._seed = seed
+        self._restarts_of_row = [0] * sum(map(len, self._pool.rows_of))
+
+    # ------------------------------------------------------------------------------- building anew
 
     def repair(self, error: WorkerError) -> set[int]:
-        """Rebuild all that ``error`` speaks of, and give the rows lost.
+        """Rebuild all that ``error`` speaks of, and give the rows rebuilt.
 
         Raises:
-            WorkerError: ``error`` itself, if the budget does not allow it.
+            WorkerError: ``error`` itself, if the budget does not allow it, or if an env refused
+                what the caller passed: that is no failure of the env.
         """
-        lost: set[int] = set()
-        failures = list(error.failures)
+        refused = [failure for failure in error.failures if _is_refusal(failure)]
+        failures = [failure for failure in error.failures if failure not in refused]
+        rebuilt: set[int] = set()
+        reason: WorkerError | None = None
         while failures:
-            self.restarts += len(failures)
-            if self.restarts > self._max_restarts:
-                if self._max_restarts:
-                    error.add_note(f"All {self._max_restarts} restarts (max_restarts) are used up.")
-                raise error
+            self._spend(len(failures), error, reason)
             failed_again: list[Failure] = []
             for failure in failures:
-                lost.update(failure.rows)
+                rows = self._rows_of(failure)
+                rebuilt |= rows
+                self.lost |= rows
+                self.unstarted |= rows
                 try:
-                    self._rebuild(failure)
+                    self._rebuild(failure, sorted(rows))
                 except WorkerError as second:
+                    reason = second
                     failed_again += second.failures
             failures = failed_again
-        return lost
+        if refused:
+            raise error
+        return rebuilt
 
-    def _rebuild(self, failure: Failure) -> None:
-        seeds = {}
-        for row in failure.rows:
+    def _spend(self, count: int, error: WorkerError, reason: WorkerError | None) -> None:
+        """Take restarts out of the budget."""
+        self.restarts += count
+        if self.restarts <= self._max_restarts:
+            return
+        if self._max_restarts:
+            error.add_note(f"All {self._max_restarts} restarts (max_restarts) are used up.")
+        if reason is not None:
+            error.add_note(f"The last attempt to build it anew failed:\n{reason}")
+        raise error
+
+    def _rows_of(self, failure: Failure) -> set[int]:
+        return set(self._pool.rows_of[failure.worker] if _is_fatal(failure) else failure.rows)
+
+    def _rebuild(self, failure: Failure, rows: list[int]) -> None:
+        seeds: dict[int, int] = {}
+        for row in rows:
             self._restarts_of_row[row] += 1
-            if self.seed is not None:
-                seeds[row] = restart_seed(self.seed, row, self._restarts_of_row[row])
+            if self._seed is not None:
+                seeds[row] = restart_seed(self._seed, row, self._restarts_of_row[row])
         self._pool.seeds.update(seeds)
-        if failure.kind == "raised":
-            arguments = ({row: seeds.get(row) for row in failure.rows},)
+        if not _is_fatal(failure):
+            arguments = ({row: seeds.get(row) for row in rows},)
             self._pool.call_each("rebuild", [(arguments, {})], [failure.worker])
-        else:
-            self._pool.restart_worker(failure.worker)
-            if seeds:
-                self._pool.call_each("set_seed", [((seeds,), {})], [failure.worker])
+            return
+        self._pool.restart_worker(failure.worker)
+        if seeds:
+            self._pool.call_each("set_seed", [((seeds,), {})], [failure.worker])
+
+    # -------------------------------------------------------------------------- telling, beginning
+
+    def tell(self, rows: Collection[int] | None) -> set[int]:
+        """Give those of some rows (None for all) that are lost; from now on that is known."""
+        told = self.lost if rows is None else self.lost.intersection(rows)
+        self.lost = self.lost - told
+        return told
+
+    def begin(self, rows: set[int], reset: Reset) -> None:
+        """Reset rows that were built anew, and build those anew that fail at that.
+
+        Args:
+            rows: none of them is lost.
+            reset: resets rows with all their parts, or raises `WorkerError` after it has reset
+                those that did not fail.
+        """
+        left = rows
+        while left:
+            left = left & self.attempt(reset, left)
+        self.has_begun(rows)
+
+    def attempt(self, reset: Reset, rows: set[int]) -> set[int]:
+        """Reset rows once, and give the rows that were rebuilt because something failed."""
+        try:
+            reset(rows)
+        except WorkerError as error:
+            return self.repair(error)
+        return set()
+
+    def has_begun(self, rows: set[int]) -> None:
+        """Note that rows have begun an episode with all their parts: there is nothing to tell."""
+        self.lost -= rows
+        self.unstarted -= rows
+
+    def ready(self, rows: Collection[int], reset: Reset) -> list[int]:
+        """Give those of some rows that can be stepped, which lost ones cannot.
+
+        The caller has been told of the others that were rebuilt, and has not reset them: they begin
+        an episode now.
+        """
+        self.begin((self.unstarted - self.lost).intersection(rows), reset)
+        return [row for row in rows if row not in self.lost]
+
+
+def _is_fatal(failure: Failure) -> bool:
+    """Say whether the worker can no longer be used."""
+    return failure.kind != "raised" or failure.command in _BEFORE_USE
+
+
+def _is_refusal(failure: Failure) -> bool:
+    return isinstance(failure.exception, InputError | MissingKeyError)
 
 
 def allowed_restarts(on_worker_failure: str, max_restarts: int) -> int:

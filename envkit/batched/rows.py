@@ -107,7 +107,7 @@ class TensorDictRow:
     """One env behind its row: builds the TensorDict of each call and copies what comes out.
 
     It remembers the env's current root, so that entries nobody sends (observations, a transform's
-    counters) are there at the next step.
+    counters) are there at the next step. No gradients: rows are written in place.
     """
 
     def __init__(self, env: EnvBase, row: int, regions: Regions):
@@ -121,6 +121,7 @@ class TensorDictRow:
         self._step_mask = masks.pop((STEP,))
         self._reset_masks = masks
 
+    @torch.no_grad()
     def reset(self, slot: int, **kwargs: Any) -> None:
         """Start an episode where the masks ask for it, and write the root row of ``slot``."""
         root = self.root
@@ -138,6 +139,7 @@ class TensorDictRow:
         assert self.root is not None
         self._write(self._roots, slot, self.root)
 
+    @torch.no_grad()
     def step(self, slot: int) -> bool:
         """Step from and into the rows of ``slot``, and say whether anything is done."""
         root = self.root

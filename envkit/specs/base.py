@@ -222,16 +222,10 @@ class TensorSpec:
 
     def make_neg_dim(self, dim: int) -> Self:
         """Mark axis ``dim`` as of unknown size (-1). Data made from the spec has size 1 there."""
-        axis = self._free_axis(dim)
-        new = self._map_shape(Index((slice(None),) * axis + (slice(0, 1),)))
-        new._set_dynamic(axis)
-        return new
+        return self._with_dynamic(self._free_axis(dim))
 
-    def _set_dynamic(self, axis: int) -> None:
-        self._set_shape(torch.Size((*self._shape[:axis], -1, *self._shape[axis + 1 :])))
-
-    def _set_shape(self, shape: torch.Size) -> None:
-        self._shape = shape
+    def _with_dynamic(self, axis: int) -> Self:
+        raise NotImplementedError
 
     def _free_axis(self, dim: int, *, new: int = 0) -> int:
         """Normalise an axis and check that it is no encoding axis."""

@@ -361,7 +361,7 @@ def _checked_dtype(spec: LeafSpec, dtype: torch.dtype | None, domain: str | None
 def _bound(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Make a bound of the dtype."""
     if isinstance(value, Tensor) and value.dtype == dtype:
-        return value.detach().to(device)
+        return value.detach().to(device).clone()
     if not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool):
         return _integer_bound(value, dtype, device)
     if not isinstance(value, Tensor):

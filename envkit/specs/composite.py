@@ -185,11 +185,9 @@ class Composite(Branch):
             _names=names if names and any(names) else None,
         )
 
-    def _set_dynamic(self, axis: int) -> None:
-        self._shape = torch.Size((*self._shape[:axis], -1, *self._shape[axis + 1 :]))
-        for child in self._specs.values():
-            if child is not None:
-                child._set_dynamic(axis)
+    def _with_dynamic(self, axis: int) -> Self:
+        shape = shapes.with_dynamic(self._shape, axis)
+        return self._map(lambda child: child._with_dynamic(axis), _shape=shape)
 
     # -- values ------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from envkit.errors import EncodingError, SpecError, SpecTypeError
 from envkit.specs import shapes
 from envkit.specs.base import Shape, TensorSpec, as_device, checks_values
-from envkit.specs.shapes import ShapeOp, as_shape, known
+from envkit.specs.shapes import Index, ShapeOp, as_shape, known
 
 __all__ = ["LeafSpec"]
 
@@ -68,6 +68,11 @@ class LeafSpec(TensorSpec):
         shape = shapes.shape_after(op, self._shape)
         new = self._map_contents(op)
         new._set_shape(shape)
+        return new
+
+    def _with_dynamic(self, axis: int) -> Self:
+        new = self._map_shape(Index((*(slice(None),) * axis, slice(0, 1))))
+        new._set_shape(shapes.with_dynamic(self._shape, axis))
         return new
 
     def clone(self) -> Self:

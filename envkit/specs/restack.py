@@ -5,7 +5,7 @@ that specs have shapes and can be indexed, reshaped and stacked with ``torch.sta
 
 Conventions
     members  specs whose shapes are that of the stack without axis ``dim``.
-    shape    leading axes of the stack that the operation acts on; -1 where the members disagree.
+    shape    sizes of the stack; -1 where the members disagree.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def mapped(members: Members, dim: int, shape: torch.Size, op: ShapeOp) -> Any:
     Args:
         members: what is stacked.
         dim: axis along which they lie, not negative.
-        shape: sizes of the axes the operation acts on.
+        shape: sizes of the stack, of which the operation acts on the first axes.
         op: one of the operations of `shapes`.
 
     Returns:
@@ -52,7 +52,7 @@ def mapped(members: Members, dim: int, shape: torch.Size, op: ShapeOp) -> Any:
             return _stacked(
                 [spec._map_shape(op) for spec in members], dim + len(op.sizes) - op.ndim
             )
-        return _reshaped(members, dim, shape, torch.Size(op.sizes))
+        return _reshaped(members, dim, shape[: op.ndim], torch.Size(op.sizes))
     raise TypeError(f"{op!r} is no operation on shapes.")
 
 

@@ -40,6 +40,7 @@ __all__ = [
     "squeeze_op",
     "unflatten_op",
     "unsqueeze_op",
+    "with_dynamic",
 ]
 
 _UNKNOWN = 1_000_003  # stands for -1 while a shape is traced through torch; no real axis is as long
@@ -95,6 +96,11 @@ def as_shape(shape: Any) -> torch.Size:
 def known(shape: Iterable[int]) -> torch.Size:
     """Give the shape that data gets: a dynamic axis has size 1."""
     return torch.Size(1 if size == -1 else size for size in shape)
+
+
+def with_dynamic(shape: torch.Size, axis: int) -> torch.Size:
+    """Give the shape with a dynamic axis."""
+    return torch.Size((*shape[:axis], -1, *shape[axis + 1 :]))
 
 
 def shape_after(op: ShapeOp, shape: torch.Size) -> torch.Size:

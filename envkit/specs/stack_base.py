@@ -120,15 +120,13 @@ class Stack(TensorSpec):
     def _map_shape(self, op: ShapeOp) -> Any:
         return restack.mapped(self._members, self._stack_dim, self._free_shape, op)
 
-    def _set_dynamic(self, axis: int) -> None:
+    def _with_dynamic(self, axis: int) -> Any:
         if axis == self._stack_dim:
             raise SpecStackError(
                 f"axis {axis} is the stack axis and has {len(self._members)} members. "
                 "Mark another axis as dynamic."
             )
-        for spec in self._members:
-            spec._set_dynamic(axis - (axis > self._stack_dim))
-        self._set_members(self._members, self._stack_dim)
+        return self._each(lambda spec: spec._with_dynamic(axis - (axis > self._stack_dim)))
 
     # -- values ------------------------------------------------------------------------
 

@@ -4,12 +4,14 @@ This module decides which member a value belongs to. How a member samples, tests
 its own business.
 
 Conventions
-    A value is what has the shape of the spec: in a sample with leading axes each row is drawn from
-    a member of its own, and each row may belong to another member.
+    value axes  the axes of the members as they were given: a value along them belongs to one member.
+    row axes    what is in front of them, or was put between them by `expand`, `unsqueeze` or
+                ``torch.stack``: each row belongs to a member of its own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -21,7 +23,8 @@ from envkit.errors import SpecError, SpecTypeError
 from envkit.specs.base import Shape
 from envkit.specs.leaf import LeafSpec
 from envkit.specs.objects import NonTensor
-from envkit.specs.shapes import ShapeOp
+from envkit.specs.order import digits
+from envkit.specs.shapes import Index, Reshape, ShapeOp, names_after
 from envkit.specs.spaces import BoxList
 
 __all__ = ["Choice"]
@@ -30,7 +33,8 @@ __all__ = ["Choice"]
 class Choice(LeafSpec):
     """Describe the values of any of several leaves.
 
-    Each value of a sample comes from one member, drawn uniformly.
+    Each value of a sample comes from one member, drawn uniformly. When the spec is expanded or
+    stacked, each of its rows remains a value of its own.
 
     Args:
         choices: the members, leaf specs of one shape, dtype and device; a `NonTensorData` stands
@@ -42,6 +46,7 @@ class Choice(LeafSpec):
     """
 
     _choices: tuple[Any, ...]
+    _axes: tuple[str | None, ...]  # "value", or None for a row axis
 
     def __init__(self, choices: Sequence[Any]):
         self._choices = tuple(_as_leaf(choice) for choice in choices)
@@ -53,6 +58,7 @@ class Choice(LeafSpec):
             )
         first = self._choices[0]
         super().__init__(first.shape, first.device, first.dtype)
+        self._axes = ("value",) * self.ndim
 
     @property
     def choices(self) -> tuple[Any, ...]:
@@ -75,7 +81,9 @@ class Choice(LeafSpec):
 
     @property
     def is_choice(self) -> bool:  # type: ignore[override]
-        return all(spec.is_choice for spec in self._choices)
+        if not all(spec.is_choice for spec in self._choices):
+            return False
+        return len({spec.n for spec in self._choices}) == 1  # else one-hot rows have no one width
 
     @property
     def _encoding_ndim(self) -> int:  # type: ignore[override]
@@ -85,15 +93,34 @@ class Choice(LeafSpec):
 
     def _each(self, change: Callable[[Any], Any]) -> Self:
         """Make the choice among changed members."""
-        return type(self)([change(spec) for spec in self._choices])
+        new = type(self)([change(spec) for spec in self._choices])
+        new._axes = (*self._axes, "value")[: new.ndim]  # an encoding axis may come or go
+        return new
 
     def _map_shape(self, op: ShapeOp) -> Self:
-        return self._each(lambda spec: spec._map_shape(op))
+        new = self._each(lambda spec: spec._map_shape(op))
+        new._axes = self._axes_after(op)
+        return new
 
-    def _set_dynamic(self, axis: int) -> None:
-        super()._set_dynamic(axis)
-        for spec in self._choices:
-            spec._set_dynamic(axis)
+    def _axes_after(self, op: ShapeOp) -> tuple[str | None, ...]:
+        if isinstance(op, Index):
+            return names_after(op, self._axes, self._shape)
+        count = op.ndim  # type: ignore[attr-defined]
+        touched, rest = self._axes[:count], self._axes[count:]
+        axes = names_after(op, touched, self._shape[:count])
+        if isinstance(op, Reshape) and "value" in touched:
+            if None in touched and axes.count("value") != touched.count("value"):
+                raise SpecError(
+                    f"a Choice of shape {tuple(self._shape)} cannot take the shape "
+                    f"{tuple(op.sizes)}: that merges rows with the values in them. Reshape the "
+                    "members instead."
+                )
+            if None not in touched:
+                axes = ("value",) * len(axes)
+        return axes + rest
+
+    def _with_dynamic(self, axis: int) -> Self:
+        return self._each(lambda spec: spec._with_dynamic(axis))
 
     def clone(self) -> Self:
         return self._each(lambda spec: spec.clone())
@@ -105,7 +132,7 @@ class Choice(LeafSpec):
         return self._each(lambda spec: spec.cast(dtype))
 
     def _signature(self) -> tuple[Any, ...]:
-        return type(self), self._choices
+        return type(self), self._axes, self._choices
 
     def _shown(self) -> list[tuple[str, Any]]:
         return [(str(i), spec) for i, spec in enumerate(self._choices)]
@@ -114,14 +141,23 @@ class Choice(LeafSpec):
 
     def rand(self, shape: Shape = (), generator: Generator | None = None) -> Any:
         draws = [spec.rand(shape, generator) for spec in self._choices]
+        rows = self._rows if self._dtype is not None else ()
         device = None if generator is None else generator.device
-        member = torch.randint(len(draws), tuple(shape), generator=generator, device=device)
-        return self._pick(member, draws)
+        size = (*shape, *rows)
+        return self._pick(
+            torch.randint(len(draws), size, generator=generator, device=device), draws
+        )
+
+    @property
+    def _rows(self) -> tuple[int, ...]:
+        """Sizes of the row axes, and 1 for each value axis."""
+        pairs = zip(self._axes, self._size, strict=True)
+        return tuple(1 if axis == "value" else size for axis, size in pairs)
 
     def _pick(self, member: Tensor, values: Sequence[Any]) -> Any:
         """Take each value from the member whose number stands there."""
         if isinstance(values[0], Tensor):
-            member = member.to(values[0].device).reshape(*member.shape, *(1,) * self.ndim)
+            member = member.to(values[0].device)
             picked = values[0]
             for i, value in enumerate(values[1:], 1):
                 picked = torch.where(member == i, value, picked)
@@ -148,13 +184,14 @@ class Choice(LeafSpec):
         return self._pick(distances.argmin(0), nearest)
 
     def _distance(self, value: Tensor, other: Tensor) -> Tensor:
-        """Add up the differences of each value; -1 where there is none at all."""
+        """Add up the differences within each value; -1 where there is none at all."""
         wide = torch.complex128 if value.is_complex() else torch.float64
-        gaps = torch.where(value == other, 0, (value.to(wide) - other.to(wide)).abs())
-        axes = tuple(range(-self.ndim, 0))
-        if not axes:
-            return torch.where(value == other, -1, gaps)
-        return torch.where((value == other).all(axes), -1, gaps.sum(axes))
+        equal = value == other
+        gaps = torch.where(equal, 0, (value.to(wide) - other.to(wide)).abs())
+        axes = [i - self.ndim for i, axis in enumerate(self._axes) if axis == "value"]
+        if axes:
+            equal, gaps = equal.all(axes, keepdim=True), gaps.sum(axes, keepdim=True)
+        return torch.where(equal, -1, gaps)
 
     def project(self, value: Any) -> Any:
         return self._choices[0].project(value) if self._dtype is None else super().project(value)
@@ -163,10 +200,24 @@ class Choice(LeafSpec):
         self._choices[0].type_check(value, key)
 
     def enumerate(self, use_mask: bool = False) -> Any:
-        return torch.cat([spec.enumerate(use_mask) for spec in self._choices])
+        values = torch.cat([spec.enumerate(use_mask) for spec in self._one_row()])
+        rows = [i for i, axis in enumerate(self._axes) if axis is None]
+        if not rows:
+            return values
+        sizes = [self._size[i] for i in rows]
+        listed = values[digits(torch.full(sizes, len(values), device=self._device))]
+        order = sorted(range(self.ndim), key=lambda i: self._axes[i] is not None)
+        return listed.permute(0, *(1 + order.index(i) for i in range(self.ndim)))
 
     def cardinality(self) -> float | int:
-        return sum(spec.cardinality() for spec in self._choices)
+        count = sum(spec.cardinality() for spec in self._one_row())
+        return count ** math.prod(self._rows)
+
+    def _one_row(self) -> list[Any]:
+        """The members without their row axes, along which they are all the same."""
+        items = tuple(0 if axis is None else slice(None) for axis in self._axes)
+        index = Index(items[: len(self._free_shape)])
+        return [spec._map_shape(index) for spec in self._choices]
 
     # -- conversion --------------------------------------------------------------------
 
@@ -195,6 +246,8 @@ class Choice(LeafSpec):
         return self._member_of(value).to_one_hot(value, safe=False)
 
     def to_one_hot_spec(self) -> Self:
+        if not self.is_choice:
+            raise self._no_choices()
         return self._each(lambda spec: spec.to_one_hot_spec())
 
     def to_categorical(self, value: Any, safe: bool | None = None) -> Any:
@@ -202,6 +255,8 @@ class Choice(LeafSpec):
         return self._member_of(value).to_categorical(value, safe=False)
 
     def to_categorical_spec(self) -> Self:
+        if not self.is_choice:
+            raise self._no_choices()
         return self._each(lambda spec: spec.to_categorical_spec())
 
 

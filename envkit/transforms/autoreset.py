@@ -216,9 +216,11 @@ class VecGymEnvTransform(_AutoReset):
         self, td: TensorDictBase | None
     ) -> tuple[torch.Tensor, TensorDictBase] | None:
         asked = None if td is None else self._asked(td)
-        if asked is None or bool(asked.all()):
+        if asked is None:
             return super()._already_begun(td)
         begun = torch.zeros_like(asked) if self._rows is None else self._rows
+        if bool(asked.all()) and not bool(begun.all()):
+            return super()._already_begun(None)  # all rows begin anew, by a real reset
         if not asked.equal(begun):
             raise ResetMaskError(
                 f"rows {asked.nonzero().squeeze(-1).tolist()} are to be reset, but a vector env that "

@@ -214,10 +214,7 @@ class Transform(nn.Module):
 
     def _redeclare(self, specs: Composite, kind: str) -> None:
         name = f"full_{kind}_spec"
-        given = specs[name]
-        declared = getattr(self, f"transform_{kind}_spec")(given)
-        if declared is not given:
-            specs[name] = declared
+        specs[name] = getattr(self, f"transform_{kind}_spec")(specs[name].clone())
 
     def transform_env_device(self, device: torch.device | None) -> torch.device | None:
         """Say which device the env delivers to, given that of the env before."""

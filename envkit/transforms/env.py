@@ -16,21 +16,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
-from torch import nn
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.base import EnvBase
-from envkit.env_specs import Key, as_key, as_path
+from envkit.base import EnvBase, OutputLeaf, fake_step
+from envkit.env_specs import Key, as_key, as_path, leaf_paths
 from envkit.errors import MissingKeyError
-from envkit.specs import Composite
+from envkit.specs import Composite, StackedComposite
 from envkit.transforms.base import Transform
 from envkit.transforms.compose import Compose, as_transform
+from envkit.transforms.wrapper import Wrapper
 from envkit.transition import collect_reset_masks, leaves, merge_reset
 
 __all__ = ["TransformedEnv"]
 
-_KINDS = ("observation", "reward", "done", "state", "action")
+_OUTPUTS = ("observation", "reward", "done")
 _BASE = "base_env."
 
 
@@ -44,7 +44,7 @@ class _Step:
     resets_too: bool = False
 
 
-class TransformedEnv(EnvBase):
+class TransformedEnv(Wrapper):
     """Wrap an environment in transforms.
 
     Args:
@@ -60,13 +60,11 @@ class TransformedEnv(EnvBase):
         TransformOwnerError: (an AttributeError) the transform belongs to another env already.
     """
 
-    base_env: EnvBase
     _transform: Transform
     _sent: _Step
 
     def __init__(self, base_env: EnvBase, transform: Any = None):
-        nn.Module.__init__(self)  # what EnvBase would set is asked of the base env
-        self.base_env = base_env
+        super().__init__(base_env)
         self._set_transform(Compose() if transform is None else transform)
 
     def _after_init(self, spec_locked: bool) -> None:
@@ -178,6 +176,15 @@ class TransformedEnv(EnvBase):
             inputs.lock_()
             outputs.lock_()
 
+    def fake_tensordict(self) -> TensorDict | TensorDictBase:  # type: ignore[override]
+        """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``."""
+        inputs, outputs = self.input_spec, self.output_spec
+        if not any(isinstance(spec, StackedComposite) for spec in (inputs, outputs)):
+            return super().fake_tensordict()
+        rows = range(self.batch_size[0])
+        parts = [fake_step(inputs[row], outputs[row]) for row in rows]
+        return LazyStackedTensorDict(*parts, stack_dim=0)
+
     def add_truncated_keys(self) -> TransformedEnv:
         """Declare ``truncated`` beside every ``done`` of the base env; returns self."""
         self.base_env.add_truncated_keys()
@@ -212,62 +219,7 @@ class TransformedEnv(EnvBase):
             "Use env.to(device), which moves specs, parameters and future outputs."
         )
 
-    # ----------------------------------------------------------------------- asked of the base env
-
-    @property
-    def batch_locked(self) -> bool:
-        """True when the base env accepts its own batch size only."""
-        return self.base_env.batch_locked
-
-    @batch_locked.setter
-    def batch_locked(self, value: bool) -> None:
-        raise RuntimeError(
-            f"batch_locked is read-only (it is {self.batch_locked}): it is a property of the "
-            "simulator."
-        )
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the base env is closed."""
-        return self.base_env.is_closed
-
-    @property
-    def run_type_checks(self) -> bool:
-        """Whether the base env compares dtypes with its specs."""
-        return self.base_env.run_type_checks
-
-    @run_type_checks.setter
-    def run_type_checks(self, value: bool) -> None:
-        self.base_env.run_type_checks = value
-
-    @property
-    def allow_done_after_reset(self) -> bool:
-        """Whether the base env accepts done flags that are set right after a reset."""
-        return self.base_env.allow_done_after_reset
-
-    @allow_done_after_reset.setter
-    def allow_done_after_reset(self, value: bool) -> None:
-        self.base_env.allow_done_after_reset = value
-
-    @property
-    def keeps_last_output(self) -> bool:
-        """Whether the base env gives the last known values of what was not reset."""
-        return self.base_env.keeps_last_output
-
-    @property
-    def works_elsewhere(self) -> bool:
-        """Whether the base env steps outside this process."""
-        return self.base_env.works_elsewhere
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if hasattr(type(self), name):  # a property failed: say why, do not ask another env
-                return object.__getattribute__(self, name)
-            if name.startswith("_") or "base_env" not in self.__dict__.get("_modules", {}):
-                raise
-        return getattr(self.base_env, name)
+    # -------------------------------------------------------------------------------- seed and place
 
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
         """Seed the base env, the transforms and the random actions; see `EnvBase.set_seed`."""
@@ -277,10 +229,6 @@ class TransformedEnv(EnvBase):
 
     def _set_seed(self, seed: int | None) -> None:
         self.set_seed(seed)
-
-    def close(self, *, raise_if_closed: bool = True) -> None:
-        """Close the base env."""
-        self.base_env.close(raise_if_closed=raise_if_closed)
 
     def to(self, *args: Any, **kwargs: Any) -> TransformedEnv:
         """Move the base env and the transforms; returns self."""
@@ -392,11 +340,34 @@ class TransformedEnv(EnvBase):
             stepped = self._shown_next(step.inner[rows], done[rows])  # type: ignore[arg-type]
             return self._scatter(rows, stepped, skipped)
         stepped = self._shown_next(step.inner.set(rules.STEP, step.mask), done)
-        for path, value in leaves(stepped):
-            kept = skipped.get(as_key(path), None)
-            if isinstance(value, torch.Tensor) and kept is not None:
-                stepped.set(as_key(path), rules.choose(step.mask, value, kept))
-        return stepped
+        return _kept_where_skipped(step.mask, stepped, skipped)
+
+    def _skipped_next(self, td: TensorDictBase) -> TensorDictBase:
+        if not isinstance(td, LazyStackedTensorDict) or td.stack_dim:
+            return super()._skipped_next(td)
+        rows = [
+            self._skipped(part, own, self.batch_dims - 1)
+            for part, own in zip(td.unbind(0), self._leaves_by_row(td.shape[0]), strict=True)
+        ]
+        return LazyStackedTensorDict(*rows, stack_dim=0)
+
+    def _leaves_by_row(self, rows: int) -> list[list[OutputLeaf]]:
+        """List the output leaves of each row of a batch, which may differ."""
+        if not self.batch_locked:
+            return [self._output_leaves] * rows
+
+        def build() -> list[list[OutputLeaf]]:
+            specs = {kind: getattr(self, f"full_{kind}_spec") for kind in _OUTPUTS}
+            return [
+                [
+                    (path, kind, spec[row][as_key(path)])
+                    for kind, spec in specs.items()
+                    for path in leaf_paths(spec[row])
+                ]
+                for row in range(rows)
+            ]
+
+        return self._cached("leaves_by_row", build)
 
     def _shown_next(self, inner: TensorDictBase, done: TensorDictBase) -> TensorDictBase:
         """Show the ``next`` of a step the base env has done, which was given ``inner``."""
@@ -477,6 +448,20 @@ class TransformedEnv(EnvBase):
 
     def __repr__(self) -> str:
         return f"TransformedEnv(\n    env={self.base_env!r},\n    transform={self._transform!r})"
+
+
+def _kept_where_skipped(
+    mask: torch.Tensor, stepped: TensorDictBase, skipped: TensorDictBase
+) -> TensorDictBase:
+    """Take ``stepped`` where ``mask`` is set and ``skipped`` elsewhere; writes to ``stepped``."""
+    if isinstance(stepped, LazyStackedTensorDict):
+        parts = zip(mask, stepped.unbind(0), skipped.unbind(0), strict=True)
+        return LazyStackedTensorDict(*(_kept_where_skipped(*part) for part in parts), stack_dim=0)
+    for path, value in leaves(stepped):
+        kept = skipped.get(as_key(path), None)
+        if isinstance(value, torch.Tensor) and kept is not None:
+            stepped.set(as_key(path), rules.choose(mask, value, kept))
+    return stepped
 
 
 def _holds_anything(state: Any) -> bool:

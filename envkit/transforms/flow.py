@@ -41,7 +41,8 @@ class ConditionalSkip(Transform):
 
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
         skips = torch.as_tensor(self.cond(td), dtype=torch.bool, device=td.device)
-        moves = ~skips.expand(td.batch_size) if not skips.ndim else ~skips.reshape(td.batch_size)
+        skips = skips.expand(td.batch_size) if not skips.ndim else skips
+        moves = ~rules.step_mask(skips, td.batch_size)
         given = td.get(rules.STEP, None)
         if given is not None:
             moves = moves & rules.step_mask(given, td.batch_size)
@@ -141,7 +142,7 @@ class NoopResetEnv(_Stepping):
         assert self.container is not None
         env, base = self._env(), self.container.base_env
         begun = self._begun(td, td_reset.batch_size)
-        wanted = self._lengths(td_reset.batch_size)
+        wanted = self._lengths(td_reset.batch_size).to(begun.device)
         root = td_reset
         for number in range(int(wanted.max())):
             moving = begun & (wanted > number)

@@ -136,12 +136,14 @@ class TensorDictPrimer(EpisodeTransform):
         return observation_spec
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
-        actions, states = input_spec["full_action_spec"], input_spec["full_state_spec"]
+        names = ("full_action_spec", "full_state_spec")
+        actions, states = (input_spec[name].clone() for name in names)
         known = {as_path(key) for key in actions.keys(True, True)}
         for path, leaf in self._declared(states).items():
             side = actions if path in known else states
             side[as_key(path)] = leaf.clone()
-        input_spec["full_action_spec"], input_spec["full_state_spec"] = actions, states
+        for name, spec in zip(names, (actions, states), strict=True):
+            input_spec[name] = spec
         return input_spec
 
     # -------------------------------------------------------------------------------------- values
@@ -174,8 +176,8 @@ class TensorDictPrimer(EpisodeTransform):
     def _set_seed(self, seed: int | None) -> None:
         self._generator = None
         if self.random and seed is not None:
-            device = None if self.container is None else self.container.device
-            self._generator = torch.Generator(device or "cpu").manual_seed(seed)
+            devices = [leaf.device for leaf in self.primers.values(True, True)]
+            self._generator = torch.Generator(devices[0] or "cpu").manual_seed(seed)
 
     # --------------------------------------------------------------------------------------- calls
 

@@ -113,7 +113,7 @@ class WorkerHandle:
         start = _STACK_START.search(text)
         return text[start.start() :] if start else ""
 
-    def lose(
+    def end(
         self,
         kind: Literal["died", "timeout"],
         command: str,
@@ -121,11 +121,11 @@ class WorkerHandle:
         message: str = "",
         stack: str = "",
     ) -> Failure:
-        """Make sure the process is gone, and note why."""
+        """Make sure the process is gone, and tell why."""
         if not wait_for(self.process, 1.0 if kind == "died" else 0.0):
-            send_signal(self.process, signal.SIGKILL)
+            self.kill()
             wait_for(self.process, _KILL_S)
-        self.lost = Failure(
+        return Failure(
             worker=self.index,
             rows=tuple(self.rows),
             command=command,
@@ -134,7 +134,10 @@ class WorkerHandle:
             traceback=stack or self.last_words(limit_s=0.05),
             exitcode=self.process.exitcode,
         )
-        return self.lost
+
+    def kill(self) -> None:
+        """Kill the process without waiting for its end."""
+        send_signal(self.process, signal.SIGKILL)
 
     def close(self) -> None:
         """Close all descriptors; the process must be gone."""
@@ -155,13 +158,8 @@ class WorkerHandle:
 
     def _deliver(self, send: Callable[[], None]) -> None:
         """Send; a worker that cannot be reached is found out by whoever waits for its reply."""
-        try:
+        with suppress(OSError):  # it died, or takes nothing: either way, it will not reply
             send()
-        except OSError:  # it died, or takes nothing: either way, it will not reply
-            return
-        except BaseException:  # Ctrl-C in the middle of a message: its end will never be sent
-            send_signal(self.process, signal.SIGKILL)
-            raise
 
 
 def pickle_maker(make_host: MakeHost) -> bytes:

@@ -36,7 +36,8 @@ class Host(Protocol):
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> object:
         """Answer a request of the control channel; the result must be picklable.
 
-        Raise `RowsFailedError` where some rows failed and others have an answer.
+        Raise `RowsFailedError` where some rows failed and others have an answer. In a dict by row,
+        as in what `describe` gives, a value that cannot be pickled is blamed on its row alone.
         """
 
     def close(self) -> None:

@@ -34,6 +34,7 @@ class LocalPool:
         self.rows_of = (range(num_rows),)
         self.closed = False
         self.seeds: dict[int, int] = {}
+        self.timeout_s: float | None = None  # nobody is there to notice
         self._make_host = make_host
         self._commands = dict(commands or {})
         self._rows = Rows(range(num_rows))

@@ -77,6 +77,9 @@ class Pool(Protocol):
     seeds: dict[int, int]
     """The seeds that rows were last given, by row; they stand in the messages of errors."""
 
+    timeout_s: float | None
+    """Seconds that a round, `start` or a call may take from now on, where that can be enforced."""
+
     def restart_worker(self, index: int) -> object:
         """Replace worker ``index`` by a fresh one for the same rows, bound to the same arrays.
 

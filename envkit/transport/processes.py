@@ -6,6 +6,8 @@ selector, with a deadline. It does not know what a command means.
 Conventions
     pending   workers that were woken and have not replied, by the descriptor of their reply pipe.
     deadline  counts from the `send` (or other request) of the round.
+    abandoned round  one that Ctrl-C interrupted. The next one finishes it first, and tells what
+              failed in it beside its own failures.
 """
 
 import math
@@ -14,11 +16,12 @@ import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from envkit.errors import ClosedEnvError
+from envkit.errors import ClosedEnvError, WorkerError
 from envkit.transport.block import Block
 from envkit.transport.failure import Failure, failure_of, worker_error
 from envkit.transport.forkserver import shared_fork_server
@@ -33,6 +36,7 @@ from envkit.transport.worker import ALL_ROWS, DONE, MESSAGE, SELECTED
 __all__ = ["ProcessPool"]
 
 _BYTE = [bytes([code]) for code in range(256)]
+_NOTHING, _DONE, _MESSAGE = 0xFF, DONE[0], MESSAGE[0]
 
 
 class ProcessPool:
@@ -77,9 +81,11 @@ class ProcessPool:
         self._first_rows = np.array([rows.start for rows in self.rows_of])
         self._selected: np.ndarray = np.zeros(num_rows, np.uint8)
         self._round = ""  # name of the command under way
-        self._deadline = math.inf
+        self._limit_s = self._deadline = math.inf
         self._failures: list[Failure] = []
         self._answers: dict[int, Any] = {}
+        self._inbox = bytearray(1)  # the last reply: what is in memory survives Ctrl-C
+        self._interrupted: WorkerHandle | None = None
         if self._start_method == "forkserver":
             shared_fork_server().warm_up(preload)
 
@@ -128,7 +134,7 @@ class ProcessPool:
         if resources is None or self._closed:
             resources = self._require_open()
         if resources.pending:
-            self.recv()
+            self._finish_round(resources)
         if rows is None:
             handles, byte = resources.handles, _BYTE[command | ALL_ROWS]
         else:
@@ -137,7 +143,7 @@ class ProcessPool:
         pending, write = resources.pending, os.write
         for handle in handles:
             if handle.lost is not None:
-                self._failures.append(handle.lost)
+                self._note(handle.lost)
                 continue
             pending[handle.reply] = handle
             try:
@@ -150,21 +156,7 @@ class ProcessPool:
         resources = self._resources
         if resources is None or self._closed:
             resources = self._require_open()
-        pending, read = resources.pending, os.read
-        while pending:
-            events = resources.wait(self._deadline - time.monotonic())
-            if not events and time.monotonic() >= self._deadline:
-                self._expire(resources)
-            for fd, _ in events:
-                handle = pending.get(fd)
-                if handle is None:
-                    self._examine(resources, fd)
-                    continue
-                byte = read(fd, 1)
-                if byte == DONE:
-                    del pending[fd]
-                else:
-                    self._settle(resources, handle, byte)
+        self._finish_round(resources)
         if self._failures:
             failures, self._failures = self._failures, []
             raise worker_error(
@@ -173,6 +165,37 @@ class ProcessPool:
                 self.seeds,
                 self._answers,
             )
+
+    def _finish_round(self, resources: Resources) -> None:
+        """Wait for every worker that was woken, and note what failed."""
+        pending, read_into = resources.pending, os.readv
+        reply, buffers = self._inbox, [self._inbox]
+        handle, self._interrupted = self._interrupted, None
+        try:
+            if handle is not None:
+                self._settle(resources, handle, _MESSAGE)
+            while pending:
+                events = resources.wait(self._deadline - time.monotonic())
+                if not events and time.monotonic() >= self._deadline:
+                    self._expire(resources)
+                for fd, _ in events:
+                    handle = pending.get(fd)
+                    if handle is None:
+                        self._examine(resources, fd)
+                        continue
+                    reply[0] = _NOTHING
+                    read_into(fd, buffers)
+                    if reply[0] == _DONE:
+                        del pending[fd]
+                    else:
+                        self._settle(resources, handle, reply[0])
+        except BaseException:  # Ctrl-C, which may have come right after a byte was read
+            if handle is not None and handle.reply in pending:
+                if reply[0] == _DONE:
+                    del pending[handle.reply]
+                elif reply[0] == _MESSAGE:
+                    self._interrupted = handle
+            raise
 
     def call(
         self, method: str, *args: Any, workers: Sequence[int] | None = None, **kwargs: Any
@@ -205,12 +228,17 @@ class ProcessPool:
         """
         resources = self._require_open()
         successor = self._launch(resources, index)
-        resources.drop(index)
-        resources.add(successor)
-        handle = resources.handles[index]
-        description = self._exchange("start", [handle], self._send_setup)[0]
-        if resources.block is not None:
-            self._exchange("bind", [handle], self._send_bind)
+        try:
+            resources.replace(successor)
+            description = self._exchange("start", [successor], self._send_setup)[0]
+            if resources.block is not None:
+                self._exchange("bind", [successor], self._send_bind)
+        except BaseException as error:
+            successor.kill()
+            self._lose(resources, successor)
+            if isinstance(error, WorkerError):
+                successor.lost = replace(error.failures[0], rows=tuple(successor.rows))
+            raise
         return description
 
     def close(self) -> None:
@@ -253,10 +281,9 @@ class ProcessPool:
 
     def _begin(self, name: str) -> None:
         self._round = name
-        self._failures = []
         self._answers = {}
-        timeout_s = self.timeout_s
-        self._deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        self._limit_s = math.inf if self.timeout_s is None else self.timeout_s
+        self._deadline = time.monotonic() + self._limit_s
 
     def _exchange(
         self, name: str, handles: Sequence[WorkerHandle], send: Callable[[WorkerHandle], None]
@@ -264,20 +291,29 @@ class ProcessPool:
         """Send a message to each of ``handles``, and return their answers in that order."""
         resources = self._require_open()
         if resources.pending:
-            self.recv()
+            self._finish_round(resources)
         self._begin(name)
         for handle in handles:
             if handle.lost is not None:
-                self._failures.append(handle.lost)
+                self._note(handle.lost)
                 continue
             resources.pending[handle.reply] = handle
-            send(handle)
+            try:
+                send(handle)
+            except BaseException:  # Ctrl-C in the middle of a message: its end will never be sent
+                handle.kill()
+                raise
         self.recv()
         return [self._answers[handle.index] for handle in handles]
 
-    def _settle(self, resources: Resources, handle: WorkerHandle, byte: bytes) -> None:
+    def _note(self, failure: Failure) -> None:
+        """Make a failure one of this round, unless an abandoned round has done so already."""
+        if failure not in self._failures:
+            self._failures.append(failure)
+
+    def _settle(self, resources: Resources, handle: WorkerHandle, reply: int) -> None:
         """Take a reply that is not plain success."""
-        if byte != MESSAGE:  # end of file
+        if reply != _MESSAGE:  # end of file
             self._lose(resources, handle)
             return
         left_s = None if self._deadline == math.inf else self._deadline - time.monotonic()
@@ -310,16 +346,16 @@ class ProcessPool:
             if byte == DONE:
                 del resources.pending[handle.reply]
             elif byte:
-                self._settle(resources, handle, byte)
-        if handle.lost is None:
-            self._lose(resources, handle)
+                self._settle(resources, handle, byte[0])
+        self._lose(resources, handle)
 
     def _lose(self, resources: Resources, handle: WorkerHandle) -> None:
         """Note a death; it is an error of this round if the round still needed the worker."""
-        resources.unwatch(handle)
-        failure = handle.lose("died", self._round)
+        if handle.lost is None:
+            handle.lost = handle.end("died", self._round)
         if resources.pending.pop(handle.reply, None) is not None:
-            self._failures.append(failure)
+            self._note(handle.lost)
+        resources.unwatch(handle)
 
     def _expire(self, resources: Resources) -> None:
         """Kill every worker that did not answer in time, and note where it was stuck."""
@@ -328,7 +364,6 @@ class ProcessPool:
             handle.ask_for_stack()
         stacks = [handle.last_words(limit_s=0.5) for handle in stuck]
         for handle, stack in zip(stuck, stacks, strict=True):
-            resources.unwatch(handle)
-            within = f"within {self.timeout_s:g} s"
-            self._failures.append(handle.lose("timeout", self._round, message=within, stack=stack))
-            del resources.pending[handle.reply]
+            within = f"within {self._limit_s:g} s"
+            handle.lost = handle.end("timeout", self._round, message=within, stack=stack)
+            self._lose(resources, handle)

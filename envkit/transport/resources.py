@@ -43,8 +43,11 @@ class Resources:
         return self._selector.poll(timeout_s * 1000)
 
     def add(self, handle: WorkerHandle) -> None:
-        """Watch a new worker, in the place of an earlier one of the same index."""
-        self.handles[handle.index : handle.index + 1] = [handle]
+        """Watch a new worker."""
+        self.handles.append(handle)
+        self._watch(handle)
+
+    def _watch(self, handle: WorkerHandle) -> None:
         for fd in (handle.reply, handle.process.sentinel):
             self.watched[fd] = handle
             self._selector.register(fd, select.POLLIN)
@@ -55,12 +58,14 @@ class Resources:
             if self.watched.pop(fd, None) is not None:
                 self._selector.unregister(fd)
 
-    def drop(self, index: int) -> None:
-        """End a worker and close what we hold of it; `add` puts another in its place."""
-        handle = self.handles[index]
+    def replace(self, successor: WorkerHandle) -> None:
+        """Put a new worker in the place of that of the same index, which is ended."""
+        handle = self.handles[successor.index]
+        self.handles[successor.index] = successor
         self.unwatch(handle)
         self.pending.pop(handle.reply, None)
         stop_all([handle])
+        self._watch(successor)
 
     def release(self) -> None:
         """End all workers and close everything."""

@@ -207,14 +207,13 @@ class _Worker:
             message = _dumps((result, packed))
         except WorkerError as error:
             kept = None
-            packed += [f.packed() for f in self._failures(error, command, tuple(self._rows))]
-            message = _dumps((None, packed))
+            result, stuck = _without_stuck(result, error)
+            failures = self._failures(stuck, command, tuple(self._rows))
+            message = _dumps((result, [*packed, *(failure.packed() for failure in failures)]))
         self._send(message)
         return kept
 
-    def _failures(
-        self, error: BaseException, command: str, rows: tuple[int, ...]
-    ) -> list[Failure]:
+    def _failures(self, error: BaseException, command: str, rows: tuple[int, ...]) -> list[Failure]:
         return failures_of(error, worker=self._setup.index, rows=rows, command=command)
 
     def _send(self, message: bytes) -> None:
@@ -240,3 +239,21 @@ def _dumps(message: tuple[object, list[Any]]) -> bytes:
                 f"cannot leave the worker ({error}). Return arrays, numbers, strings or containers "
                 "of them."
             ) from error
+
+
+def _without_stuck(result: object, error: Exception) -> tuple[object, Exception]:
+    """Part a result that cannot be pickled: what can be after all, and an error for the rest.
+
+    Of a dict by row the rows are looked at one by one, see `Host.call`.
+    """
+    if not isinstance(result, dict):
+        return None, error
+    stuck: dict[int, Exception] = {}
+    for row, value in result.items():
+        try:
+            _dumps((value, []))
+        except WorkerError as own:
+            stuck[row] = own
+    return {row: value for row, value in result.items() if row not in stuck}, RowsFailedError(
+        stuck, None
+    )

@@ -143,7 +143,7 @@ def test_showing_an_attribute_fetches_nothing():
 def test_nothing_can_be_asked_before_the_start_nor_after_the_end(make):  # V30
     env = make(2, partial(Rich, 3))
 
-    with pytest.raises(NotStartedError, match="'maxs'.*reset"):
+    with pytest.raises(NotStartedError, match=r"'maxs'.*reset"):
         _ = env.maxs
     assert not hasattr(env, "maxs")
     env.start()

@@ -25,7 +25,7 @@ class Tally(Count):
         super().__init__(n)
         self.shared_lock = contextlib.nullcontext()
         self.register_buffer("total", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("half", torch.zeros(2, dtype=torch.bfloat16))
+        self.register_buffer("part", torch.zeros(2, dtype=torch.bfloat16))
         self.weight = torch.nn.Parameter(torch.ones(3))
         self.numbers: list[int] = []
         self.built = False
@@ -36,8 +36,8 @@ class Tally(Count):
             self.total += 1
         return super()._step(td)
 
-    def add_half(self):
-        self.half += 0.5
+    def add_part(self):
+        self.part += 0.5
 
 
 class Born(Count):
@@ -176,13 +176,13 @@ def test_what_one_copy_updates_the_others_see(make):  # V40
 
     env.rollout(25, break_when_any_done=False)
     numbers = [number for own in env.numbers for number in own]
-    env.add_half()
-    halves = [half.tolist() for half in env.half]
+    env.add_part()
+    parts = [part.tolist() for part in env.part]
     env.close()
 
     assert sorted(numbers) == list(range(100))
     assert creator.state_dict()["total"] == 100
-    assert halves == [[2.0, 2.0]] * 4
+    assert parts == [[2.0, 2.0]] * 4
     assert creator().total == 100
 
 
@@ -205,7 +205,7 @@ def test_loading_a_state_shows_in_all_copies():
 def test_a_state_of_other_entries_is_refused():
     creator = EnvCreator(Tally)
 
-    with pytest.raises(MissingKeyError, match=r"'half', 'total', 'weight'"):
+    with pytest.raises(MissingKeyError, match=r"'part', 'total', 'weight'"):
         creator.load_state_dict({"total": torch.zeros(())})
 
 

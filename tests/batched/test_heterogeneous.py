@@ -10,8 +10,8 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 from envkit import ParallelEnv, SerialEnv, check_env_specs
 from envkit.base import EnvBase
-from envkit.errors import OutOfSpecError, WorkerError
-from envkit.specs import Bounded, Composite, Stacked, StackedComposite, Unbounded
+from envkit.errors import OutOfSpecError, SpecError, WorkerError
+from envkit.specs import Bounded, Categorical, Composite, Stacked, StackedComposite, Unbounded
 from tests.envs import Count, StatelessCount
 
 F, T = False, True
@@ -355,19 +355,16 @@ def test_unlike_sub_envs_may_have_a_batch_of_their_own(make):
     assert following[1]["next", "x"][0, :, 2].tolist() == [1, 2, 3, 1]
 
 
-@pytest.mark.parametrize("make", ON_BOTH.values(), ids=ON_BOTH)
-def test_gradients_flow_through_unlike_sub_envs_in_this_process_only(make):  # V34, V35
-    class Push(Features):
-        def _step(self, td):
-            return super()._step(td)
-
-    env = make(2, [partial(Push, 2, "a"), partial(Push, 3, "b")])
+@pytest.mark.parametrize("where", ON_BOTH)
+def test_gradients_flow_through_unlike_sub_envs_in_this_process_only(where):  # V34, V35
+    env = ON_BOTH[where](2, OTHER_KEYS)
     action = torch.full((2, 1), 0.5, requires_grad=True)
 
-    reward = env.step(env.reset().set("action", action))["next", "reward"]
+    data, following = env.step_and_maybe_reset(env.reset().set("action", action))
     env.close()
 
-    assert reward.requires_grad is (make is SerialEnv)
+    assert data["next", "reward"].requires_grad is (where == "serial")
+    assert not any(row["obs"].requires_grad for row in following.unbind(0))
 
 
 @pytest.mark.parametrize("make", ON_BOTH.values(), ids=ON_BOTH)
@@ -381,6 +378,19 @@ def test_an_unlike_sub_env_that_raises_is_named(make):
     with pytest.raises(WorkerError, match=r"row 1\b.*broke"):
         env.rollout(2)
     env.close(raise_if_closed=False)
+
+
+class Apart(Count):
+    """Its done flags stand in a node of their own."""
+
+    def __init__(self, node: str):
+        super().__init__()
+        self.done_spec = Composite({node: {"done": Categorical(2, shape=(1,), dtype=torch.bool)}})
+
+
+def test_done_flags_in_different_places_need_one_at_the_root():
+    with pytest.raises(SpecError, match=r"\('left',\).*\('right',\).*at the root to each"):
+        SerialEnv(2, [partial(Apart, "left"), partial(Apart, "right")]).start()
 
 
 def test_sub_envs_of_one_task_among_others_share_its_metadata():

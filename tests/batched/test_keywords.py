@@ -476,12 +476,11 @@ def test_moving_a_seeded_parallel_env_warns_and_seeds_again(opened):
     env = opened(ParallelEnv(2, make_count, num_processes=1))
     env.set_seed(5)
     env.reset()
-    env.call_count = None
 
     with pytest.warns(UserWarning, match="seeded again with 5"):
         env.to("cpu")
 
-    assert list(env.seed_seen)[0] == 5
+    assert next(iter(env.seed_seen)) == 5
 
 
 def test_threads_of_the_parent_are_limited_while_workers_run(opened):  # V17
@@ -558,7 +557,7 @@ def test_unknown_keywords_and_counts_that_make_no_sense_are_refused(batched):
 def test_num_processes_is_between_one_and_all(batched):
     for count in (0, 3):
         with pytest.raises(ValueError, match="between 1 and num_workers"):
-            batched(2, make_count, **{"num_processes": count})
+            batched(2, make_count, num_processes=count)
 
 
 # ----------------------------------------------------------------------------- starting and makers
@@ -607,6 +606,14 @@ def test_an_instance_in_a_list_is_copied_too(opened, batched):  # V38
     env.step(env.rand_action(env.reset()).set("_step", torch.tensor([True, False])))
 
     assert list(env.c) == [1, 0]
+
+
+@both
+def test_keywords_for_an_instance_are_refused(batched):  # V38
+    with pytest.raises(
+        (ArgumentError, WorkerError), match=r"\['n'\] were given with an env instance"
+    ):
+        batched(2, Count(5), create_env_kwargs={"n": 3}).reset()
 
 
 @both

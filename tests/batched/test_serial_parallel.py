@@ -395,8 +395,24 @@ def test_gradients_flow_through_serial_env(opened):
     assert action.grad.tolist() == [[2.0], [2.0]]
 
 
-def test_parallel_env_gives_no_gradients(opened):
-    env = opened(ParallelEnv(2, Mover, num_processes=1))
+class Learned(Mover):
+    """A Mover with a parameter of its own in the reward."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def _step(self, td):
+        out = super()._step(td)
+        return out.set("reward", out["x"] * self.scale)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"use_buffers": False}, {"share_individual_td": True}], ids=str
+)
+@pytest.mark.parametrize("make", [Mover, Learned])
+def test_parallel_env_gives_no_gradients(opened, make, options):  # V34
+    env = opened(ParallelEnv(2, make, num_processes=1, **options))
     action = torch.ones(2, 1, requires_grad=True)
 
     stepped = env.step(env.reset().set("action", action))
@@ -404,6 +420,14 @@ def test_parallel_env_gives_no_gradients(opened):
 
     for td in (stepped["next"], data["next"], following):
         assert not any(leaf.requires_grad for leaf in td.values(True, True))
+
+
+def test_rows_in_this_process_carry_no_gradients(opened):
+    env = opened(SerialEnv(2, Learned, use_buffers=True))
+
+    data = env.rollout(3)
+
+    assert not any(leaf.requires_grad for leaf in data.values(True, True))
 
 
 def test_workers_use_one_torch_thread_and_the_parent_keeps_its_own(opened):

@@ -14,8 +14,12 @@ class Sampler(gymnasium.Env):
     """Observes samples of a space, takes actions of another, and ends after 4 steps."""
 
     def __init__(self, observation_space: Any = None, action_space: Any = None):
-        self.observation_space = observation_space or spaces.Box(-1, 1, (2,))
-        self.action_space = action_space or spaces.Discrete(2)
+        chosen = observation_space, action_space
+        default = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+        self.observation_space, self.action_space = (
+            standard if space is None else space
+            for space, standard in zip(chosen, default, strict=True)
+        )
         self.taken: list[Any] = []
         self.seen: list[Any] = []
 
@@ -57,3 +61,12 @@ class Informed(gymnasium.Env):
         self.count += 1
         observation = np.full(1, self.count, np.float32)
         return observation, 1.0, self.count >= self.length, False, self.info(self.count)
+
+
+def same(left, right) -> bool:
+    """Say whether two values of a space are equal, whatever number types they are made of."""
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[name], right[name]) for name in left)
+    if isinstance(left, tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    return np.array_equal(left, right)

@@ -182,7 +182,7 @@ def test_specs_that_do_not_belong_to_the_keys_are_refused(keys, spec):
 
 
 def test_a_reader_that_is_silent_at_resets_fails_the_check():  # W09
-    env = informed(with_spec(partial(writes_steps_only), x=Unbounded((), dtype=torch.float64)))
+    env = informed(with_spec(partial(writes_steps_only), x=Unbounded(())))
 
     with pytest.raises(OutOfSpecError, match="'x' is present in fake but not in real"):
         check_env_specs(env, break_when_any_done=False)
@@ -194,7 +194,7 @@ def test_a_reader_that_is_silent_at_resets_fails_the_check():  # W09
         None,
         default_info_dict_reader(["x"]),
         writes_steps_only,
-        with_spec(partial(writes_steps_only), x=Unbounded((), dtype=torch.float64)),
+        with_spec(partial(writes_steps_only), x=Unbounded(())),
     ],
     ids=["default", "keys", "function", "function with spec"],
 )

@@ -275,6 +275,14 @@ def test_a_subclass_that_changes_a_step_is_heard():
     assert Doubles("CartPole-v1").rollout(3)["next", "reward"].eq(2).all()
 
 
+def test_a_subclass_that_draws_its_own_actions_is_heard():
+    class Pushes(GymEnv):
+        def rand_action(self, tensordict=None):
+            return tensordict.set("action", torch.tensor([0, 1]))
+
+    assert Pushes("CartPole-v1").rollout(3)["action"].tolist() == [[0, 1]] * 3
+
+
 def test_errors_of_the_simulator_come_through():
     class Broken(gymnasium.Wrapper):
         def step(self, action):

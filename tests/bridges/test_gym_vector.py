@@ -117,13 +117,44 @@ def test_all_done_freezes_rows_as_it_does_for_single_envs(mode):
 @modes
 def test_a_frozen_row_begins_anew_at_its_reset(mode):
     env = counting([2, 8], mode)
-    td = env.rollout(6, break_when_all_done=True)[:, -1]
+    td = env.rollout(5, break_when_all_done=True)[:, -1]
 
     root = env.reset(env.step_mdp(td).set("_reset", torch.tensor([True, False])))
     data = env.rollout(2, auto_reset=False, tensordict=root, break_when_any_done=False)
 
-    assert root["observation"].flatten().tolist() == [0, 6]
-    assert data["next", "observation"].squeeze(-1).tolist() == [[1, 2], [7, 8]]
+    assert root["observation"].flatten().tolist() == [0, 5]
+    assert data["next", "observation"].squeeze(-1).tolist() == [[1, 2], [6, 7]]
+
+
+@modes
+def test_an_async_vector_env_gives_the_bits_of_single_envs(mode):
+    kwargs = {"autoreset_mode": mode, "context": "spawn"}  # forking is unsafe beside JAX
+    ours = GymEnv("CartPole-v1", num_envs=2, vectorization_mode="async", vector_kwargs=kwargs)
+    serial = SerialEnv(2, lambda: GymEnv("CartPole-v1"))
+
+    runs = []
+    for env in (ours, serial):
+        env.set_seed(7)
+        first = env.rollout(60, break_when_any_done=False)
+        runs.append((first, env.rollout(40)))
+        env.close()
+
+    for left, right in zip(*runs, strict=True):
+        assert_same(left, right)
+
+
+def test_vector_envs_can_be_batched():
+    env = SerialEnv(2, lambda: vector("CartPole-v1", 3, AutoresetMode.DISABLED))
+    twin = SerialEnv(2, lambda: SerialEnv(3, lambda: GymEnv("CartPole-v1")))
+
+    runs = []
+    for batched in (env, twin):
+        batched.set_seed(2)
+        runs.append(batched.rollout(40, break_when_any_done=False))
+        batched.close()
+
+    assert runs[0].shape == (2, 3, 40)
+    assert_same(*runs)
 
 
 # ------------------------------------------------------------------------------------------- layout
@@ -145,20 +176,18 @@ def test_specs_have_the_row_axis_in_front(mode, categorical):
     assert env.env_name == "CartPole-v1"
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_dict_spaces_and_starts_travel_by_row(kind):
+def test_dict_spaces_and_starts_travel_by_row():
     spaces = gymnasium.spaces
     observation = spaces.Dict(
         state=spaces.Box(-1, 1, (2,), np.float64), level=spaces.Discrete(4, start=-2)
     )
     action = spaces.Dict(wheel=spaces.Box(-1, 1, (1,)), gear=spaces.MultiDiscrete([2, 3]))
-    makers = [lambda: Sampler(observation, action)] * 2
-    library = {"sync": SyncVectorEnv, "async": gymnasium.vector.AsyncVectorEnv}
-    env = GymWrapper(library[kind](makers), categorical_action_encoding=True)
+    env = GymWrapper(
+        SyncVectorEnv([lambda: Sampler(observation, action)] * 2), categorical_action_encoding=True
+    )
 
     check_env_specs(env, seed=0)
     data = env.rollout(6, break_when_any_done=False)
-    env.close()
 
     assert data["observation"].shape == (2, 6, 2)
     assert data["observation"].dtype == torch.float64

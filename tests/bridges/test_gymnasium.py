@@ -13,9 +13,12 @@ from gymnasium import spaces, wrappers
 from tensordict import TensorDict
 
 from bridges.gymnasium import GymEnv, GymWrapper
-from envkit import ParallelEnv, SerialEnv, check_env_specs
-from envkit.errors import ClosedEnvError, ResetMaskError
+from envkit import JaxEnv, ParallelEnv, SerialEnv, check_env_specs
+from envkit.errors import ClosedEnvError, ResetMaskError, WorkerError
 from envkit.seeding import next_seed, seed_chain
+from envkit.specs import Bounded, Unbounded
+from tests.bridges.gym_envs import Sampler, same
+from tests.bridges.jax_envs import Pendulum
 from tests.policies import Replay
 
 SEED = 7
@@ -301,6 +304,159 @@ def test_pixels_of_an_env_that_renders_nothing_are_refused():
         GymWrapper(Corridor(), from_pixels=True)
 
 
+EVERY_KIND = {
+    "text": spaces.Text(5),
+    "sequence": spaces.Sequence(spaces.Box(-1, 1, (2,)), stack=True),
+    "sequence of choices": spaces.Sequence(spaces.Discrete(3), stack=True),
+    "sequence of dicts": spaces.Sequence(
+        spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Discrete(3)), stack=True
+    ),
+    "tuple": spaces.Tuple([spaces.Box(-1, 1, (2,))] * 2),
+    "tuple of unlike bounds": spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Box(0, 2, (2,))]),
+    "tuple of unlike shapes": spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Box(0, 2, (3,))]),
+    "tuple of dicts": spaces.Tuple([spaces.Dict(a=spaces.Box(-1, 1, (2,)))] * 2),
+    "tuple of tuples": spaces.Tuple([spaces.Tuple([spaces.Discrete(3)] * 2)] * 2),
+    "dict with text": spaces.Dict(word=spaces.Text(5), state=spaces.Box(-1, 1, (2,))),
+    "dict of tuples": spaces.Dict(a=spaces.Tuple([spaces.Dict(b=spaces.Discrete(2))] * 2)),
+    "grid": spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]), start=np.ones((2, 2), int)),
+    "scalar": spaces.Box(-1, 1, ()),
+    "flags": spaces.MultiBinary([2, 3]),
+}
+
+
+RAGGED = "tuple of unlike shapes"
+
+
+def decoded(env: GymWrapper, td: TensorDict):
+    codec = env.core.observation
+    return codec.decode({path: td.get(path) for path in codec.leaves})
+
+
+@pytest.mark.parametrize("categorical", [False, True], ids=["one-hot", "categorical"])
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_observations_of_every_kind_of_space_are_those_of_the_simulator(kind, categorical):
+    env = GymWrapper(Sampler(EVERY_KIND[kind]), categorical)
+    check_env_specs(env, return_contiguous=False)
+    env.seen.clear()
+
+    data = env.rollout(6, break_when_any_done=False, return_contiguous=False)
+
+    shown = [step if index in (0, 4) else None for index, step in enumerate(data.unbind(0))]
+    seen = iter(env.seen)
+    for step, root in zip(data.unbind(0), shown, strict=True):
+        for td in filter(lambda td: td is not None, (root, step["next"])):
+            assert same(decoded(env, td), next(seen))
+    assert next(seen, None) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "batched"),
+    [
+        (kind, batched)
+        for kind in EVERY_KIND
+        for batched in (None, SerialEnv)
+        if (kind, batched) != (RAGGED, SerialEnv)
+    ],
+)
+@pytest.mark.parametrize("categorical", [False, True], ids=["one-hot", "categorical"])
+def test_actions_of_every_kind_of_space_are_understood(kind, categorical, batched):
+    def make():
+        return GymWrapper(Sampler(action_space=EVERY_KIND[kind]), categorical)
+
+    env = make() if batched is None else batched(2, make)
+    data = env.rollout(6, break_when_any_done=False, return_contiguous=False)
+    taken = env.taken if batched is None else env.taken[0]
+
+    assert data.batch_size == (*env.batch_size, 6)
+    assert len(taken) == 6
+    assert all(EVERY_KIND[kind].contains(action) for action in taken)
+
+
+def test_tuples_of_unlike_shapes_cannot_be_batched():
+    env = SerialEnv(2, lambda: GymWrapper(Sampler(action_space=EVERY_KIND[RAGGED])))
+
+    with pytest.raises(WorkerError, match="cannot be batched: turn the space into a Dict"):
+        env.rollout(3, return_contiguous=False)
+
+
+@pytest.mark.parametrize("kind", ["text", "sequence", "tuple of dicts", "dict with text"])
+def test_entries_that_are_no_rows_go_through_processes(kind):
+    env = ParallelEnv(2, lambda: GymWrapper(Sampler(EVERY_KIND[kind])), num_processes=1)
+    data = env.rollout(5, break_when_any_done=False, return_contiguous=False)
+    check_env_specs(env, return_contiguous=False)
+    env.close()
+
+    assert data.batch_size == (2, 5)
+
+
+def test_steps_that_cannot_be_stacked_say_how_to_get_them():
+    env = GymWrapper(Sampler(EVERY_KIND[RAGGED]))
+
+    with pytest.raises(RuntimeError, match="return_contiguous=False"):
+        env.rollout(3)
+
+
+@pytest.mark.parametrize(
+    ("space", "spec", "reward"),
+    [
+        (spaces.Box(0, 9, (3,), np.float64), Bounded(0, 9, (3,), dtype=torch.float64), [1.0, 2, 3]),
+        (spaces.Box(-np.inf, np.inf, ()), Unbounded((1,)), 2.0),
+    ],
+)
+@pytest.mark.parametrize("batched", [None, SerialEnv])
+def test_a_published_reward_space_gives_the_reward_spec(space, spec, reward, batched):
+    class Paid(Corridor):
+        reward_space = space
+
+        def step(self, action):
+            observation, _, *flags, info = super().step(action)
+            return observation, np.array(reward, space.dtype), *flags, info
+
+    def make():
+        return GymWrapper(wrappers.TimeLimit(Paid(), 5))
+
+    env = make() if batched is None else batched(1, make)
+    data = env.rollout(2).reshape(-1)
+
+    check_env_specs(env)
+    assert make().reward_spec == spec
+    assert data["next", "reward"][-1].tolist() == np.ravel(reward).tolist()
+
+
+def test_gymnasium_seeds_the_simulator_below():  # M47
+    class Seeded(Corridor):
+        def seed(self, seed):
+            self.generator = np.random.default_rng(seed)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return self.generator.uniform(), {}
+
+    env = GymWrapper(wrappers.TimeLimit(Seeded(), 5))
+
+    firsts = []
+    for _ in range(2):
+        env.unwrapped.seed(0)
+        firsts.append(env.reset()["observation"])
+
+    assert firsts[0].equal(firsts[1])
+
+
+@pytest.mark.parametrize("batched", [SerialEnv, partial(ParallelEnv, num_processes=1)])
+def test_pixels_come_out_of_batches_of_envs(batched):  # V54, W05
+    env = batched(2, lambda: GymEnv("CartPole-v1", from_pixels=True, pixels_only=False))
+
+    root = env.reset()
+    data = env.rollout(2)
+    env.close()
+
+    assert root["pixels"].dtype == torch.uint8
+    assert root["pixels"].shape == (2, 400, 600, 3)
+    assert data["next", "pixels"].shape == (2, 2, 400, 600, 3)
+    assert data["next", "pixels"].float().std() > 0
+    assert "observation" in data
+
+
 # -------------------------------------------------------------------------------- masks and life
 
 
@@ -396,3 +552,24 @@ def test_sub_envs_of_equal_specs_decode_actions_each_for_their_own_space(batched
     env.close()
 
     assert actions == [[0, 1], [5, 6]]
+
+
+@pytest.mark.parametrize("kind", ["gym", "vector", "brax", "jax"])
+def test_one_training_step_is_written_once_for_every_kind_of_env(kind, fast):  # W21
+    env = {
+        "gym": lambda: GymEnv("Pendulum-v1"),
+        "vector": lambda: GymEnv("Pendulum-v1", num_envs=2),
+        "brax": lambda: fast,
+        "jax": lambda: JaxEnv(Pendulum(), device="cpu"),
+    }[kind]()
+    env.set_seed(0)
+    torch.manual_seed(0)
+    sizes = env.single_observation_spec["observation"].shape + env.single_action_spec.shape
+    policy = torch.nn.Sequential(torch.nn.Linear(*sizes), torch.nn.Tanh())
+
+    data = env.rollout(8, policy, break_when_any_done=False)
+    actions = policy(data["observation"])
+    (actions * (data["next", "reward"] + 1)).sum().backward()
+
+    assert data.shape == (*env.batch_size, 8)
+    assert policy[0].bias.grad.abs().sum() > 0

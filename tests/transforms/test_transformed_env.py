@@ -16,15 +16,17 @@ from tensordict import TensorDict
 from envkit import (
     Bounded,
     Compose,
+    Composite,
     GymEnv,
     MixedEnv,
     SerialEnv,
+    StepCounter,
     Transform,
     TransformedEnv,
     Unbounded,
     check_env_specs,
 )
-from envkit.errors import ArgumentError, BatchSizeError, ClosedEnvError
+from envkit.errors import ArgumentError, BatchSizeError, ClosedEnvError, SpecLockedError
 from tests.envs import Count, StatelessCount
 
 make_count = partial(Count, 5)
@@ -529,3 +531,95 @@ def test_members_of_a_mixed_env_may_be_transformed():
 
     bare = SerialEnv(4, make_count).rollout(12, break_when_any_done=False)
     assert data["next", "count"].equal(bare["next", "count"])
+
+
+# ------------------------------------------------------------------------------- unlike envs, overlap
+
+
+class Shown(Count):
+    """Counts, and shows a vector of its own width."""
+
+    def __init__(self, n, width):
+        super().__init__(n)
+        self.width = width
+        self.observation_spec = Composite(
+            count=Unbounded((1,), dtype=torch.int64), vector=Unbounded((width,))
+        )
+
+    def _out(self):
+        return super()._out().set("vector", torch.full((self.width,), float(self.c)))
+
+
+def make_unlike() -> SerialEnv:
+    return SerialEnv(2, [partial(Shown, 3, 2), partial(Shown, 5, 3)])
+
+
+@pytest.mark.parametrize("transform", [add_100, Scaled, StepCounter])
+def test_unlike_envs_may_be_transformed(transform):
+    made = transform if transform is add_100 else transform()
+    env = TransformedEnv(make_unlike(), made)
+
+    check_env_specs(env, return_contiguous=False)
+    data = env.rollout(9, break_when_any_done=False, return_contiguous=False)
+
+    bare = make_unlike().rollout(9, break_when_any_done=False, return_contiguous=False)
+    assert data["next", "done"].equal(bare["next", "done"])
+    assert data[0]["vector"].shape == (9, 2) and data[1]["vector"].shape == (9, 3)
+
+
+def test_skipped_rows_of_unlike_envs_repeat_their_outer_values():
+    env = make_unlike().append_transform(add_100)
+
+    data = env.rollout(9, break_when_all_done=True, return_contiguous=False)
+
+    assert data["next", "count"].squeeze(-1).tolist() == [
+        [101, 102, 103, 103, 103],
+        [101, 102, 103, 104, 105],
+    ]
+    assert data[0]["next", "vector"][:, 0].tolist() == [1, 2, 3, 3, 3]
+
+
+def test_the_base_env_is_set_going_before_anybody_waits():
+    """What makes worker processes and JAX step at the same time under transforms."""
+    notes = []
+
+    class Noting(Count):
+        def _step_send(self, td):
+            notes.append("send")
+            super()._step_send(td)
+
+        def _step_recv(self):
+            notes.append("receive")
+            return super()._step_recv()
+
+    env = TransformedEnv(Noting(9), Recorder("t", notes))
+    td = env.rand_action(env.reset())
+    notes.clear()
+
+    env._advance_send(td)
+    notes.append("meanwhile")
+    env._advance_recv()
+
+    assert notes == [("inv", "t"), "send", "meanwhile", "receive", ("call", "t")]
+
+
+def test_specs_may_stay_unlocked():
+    env = TransformedEnv(make_count(), Compose(Scaled(), StepCounter()), spec_locked=False)
+
+    env.observation_spec["more"] = Unbounded((1,))
+
+    assert "more" in env.observation_keys
+    locked = TransformedEnv(make_count(), Scaled())
+    with pytest.raises(SpecLockedError):
+        locked.observation_spec["more"] = Unbounded((1,))
+
+
+def test_a_mixed_env_may_be_transformed_as_a_whole():
+    env = TransformedEnv(
+        MixedEnv([SerialEnv(2, make_count), SerialEnv(1, make_count)]), StepCounter(3)
+    )
+
+    data = env.rollout(5, break_when_any_done=False)
+
+    assert data["next", "step_count"].squeeze(-1).tolist() == [[1, 2, 3, 1, 2]] * 3
+    check_env_specs(env)

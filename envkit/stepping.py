@@ -1,0 +1,250 @@
+"""One reset and one step: what is checked, called, completed and merged, in which order.
+
+`Stepping` owns the public calls that take one TensorDict and give one. What an output must be is
+decided in `outputs`, what masks select in `rules`. It does not know how specs are declared, how
+steps become a rollout, nor who drives it.
+
+Conventions
+    td      TensorDict whose root is what was known before the action; ``td["next"]`` is what the
+            step produced.
+    masks   `_step` and `_reset`, see `rules`. They never survive in an output.
+    send    `_step_send` begins a step and `_step_recv` ends it; other work fits in between.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit import rules
+from envkit.env_specs import as_key, as_path
+from envkit.errors import BatchSizeError, ClosedEnvError, DoneError
+from envkit.outputs import OutputHolder
+from envkit.transition import any_done, carry, collect_reset_masks, merge_reset
+
+__all__ = ["Stepping"]
+
+
+class Stepping(OutputHolder, ABC):
+    """The part of an environment that resets and steps.
+
+    Attributes:
+        run_type_checks: compare the dtypes of every step with the specs.
+        allow_done_after_reset: accept done flags that are set right after a reset.
+        is_closed: the simulator has been released.
+    """
+
+    run_type_checks: bool
+    allow_done_after_reset: bool
+    is_closed: bool
+    _sent: Any
+
+    keeps_last_output = False
+    """`_reset` returns the last known values of the parts that were not selected."""
+
+    works_elsewhere = False
+    """Steps are made outside this process: sending them out first lets both sides work."""
+
+    # -------------------------------------------------------------------------- for concrete envs
+
+    @abstractmethod
+    def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        """Start new episodes where ``td``'s `_reset` masks ask for it.
+
+        Returns:
+            A new TensorDict with observations, states and done flags. What it holds of parts that
+            were not selected is ignored.
+        """
+
+    @abstractmethod
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        """Advance by one step.
+
+        Returns:
+            A new TensorDict with observations, states, rewards and done flags of the new moment.
+        """
+
+    # ------------------------------------------------------------------------------------- reset
+
+    def reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        """Start new episodes, in all of the env or where `_reset` masks say so.
+
+        Args:
+            tensordict: current data; gives the batch size (of an unlocked env), the masks, and the
+                values kept where nothing is reset. It is written to and returned.
+            **kwargs: passed on to the simulator.
+
+        Returns:
+            Observations, states and done flags, batch size ``(*batch,)``.
+
+        Raises:
+            BatchSizeError: the env is batch-locked and ``tensordict`` has another batch size.
+            ResetMaskError: a mask does not fit.
+            DoneError: a done flag is set where a reset was requested.
+        """
+        if tensordict is None:
+            fresh = self._checked(self._reset(None, **kwargs), None, "_reset")
+            self._complete(fresh, rewards=False)
+            self._refuse_done(fresh, None, {})
+            return fresh
+        self._check_batch(tensordict)
+        masks = collect_reset_masks(tensordict, self.done_levels, self.full_done_spec)
+        fresh = self._checked(self._reset(tensordict, **kwargs), tensordict, "_reset")
+        self._complete(fresh, rewards=False)
+        self._refuse_done(fresh, tensordict, masks)
+        return merge_reset(tensordict, fresh, masks, keeps_last=self.keeps_last_output)
+
+    def _refuse_done(
+        self,
+        fresh: TensorDictBase,
+        td: TensorDictBase | None,
+        masks: dict[tuple[str, ...], torch.Tensor],
+    ) -> None:
+        if self.allow_done_after_reset:
+            return
+        for level, names in self.done_levels.items():
+            governing = rules.governing_level(level, masks)
+            for name in names:
+                key = as_key((*level, name))
+                flags = fresh.get(key)
+                if not bool(flags.any()):
+                    continue
+                if governing is None:
+                    selected = torch.ones_like(flags)
+                else:
+                    mask = rules.reduce_mask(masks[governing], flags.shape, len(fresh.batch_size))
+                    selected = mask.reshape(*mask.shape, *(1,) * (flags.ndim - mask.ndim))
+                if bool((flags & selected).any()):
+                    raise DoneError(
+                        f"{key!r} is set right after a reset of {self}. An episode must have at "
+                        "least one step: fix _reset, or pass allow_done_after_reset=True."
+                    )
+                if td is not None and td.get(key, None) is None:
+                    warnings.warn(
+                        f"{key!r} is set after a partial reset where nothing was reset and the "
+                        "input does not hold it; the flag is kept. Pass the current data.",
+                        stacklevel=3,
+                    )
+
+    # -------------------------------------------------------------------------------------- step
+
+    def step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Advance by one step and write the outcome under ``"next"``.
+
+        Args:
+            tensordict: root with the action (and state of a stateless env), batch size
+                ``(*batch,)``. A `_step` mask limits the step to its rows. Entries already under
+                ``"next"`` win over computed ones.
+
+        Returns:
+            ``tensordict`` itself.
+
+        Raises:
+            BatchSizeError: the env is batch-locked and ``tensordict`` has another batch size.
+            StepMaskError: the mask does not fit.
+            TypeError: ``run_type_checks`` is set and a dtype differs from its spec.
+        """
+        self._step_send(tensordict)
+        return self._step_recv()
+
+    def _step_send(self, td: TensorDictBase) -> None:
+        """Begin a step; between this and `_step_recv` other work may be done."""
+        self._check_batch(td)
+        self._sent = td
+
+    def _step_recv(self) -> TensorDictBase:
+        td = self._sent
+        mask = td.get(rules.STEP, None)
+        if mask is not None:
+            mask = rules.step_mask(mask, td.batch_size)
+        if mask is None:
+            following = self._computed_next(td)
+        else:
+            following = self._masked_next(td, mask)
+            td = td.exclude(rules.STEP, inplace=True)
+        return self._attach_next(td, following)
+
+    def _attach_next(self, td: TensorDictBase, following: TensorDictBase) -> TensorDictBase:
+        preset = td.get("next", None)
+        if preset is not None:
+            following.update(preset)
+        td.set("next", following)
+        return td
+
+    def _computed_next(self, td: TensorDictBase) -> TensorDictBase:
+        following = self._checked(self._step(td), td, "_step")
+        self._complete(following, rewards=True)
+        if self.run_type_checks:
+            self._check_dtypes(following)
+        return following
+
+    def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
+        """Compute ``next`` when a `_step` mask is given; batched envs have ways of their own."""
+        if bool(mask.all()):
+            return self._computed_next(td.exclude(rules.STEP))
+        if self.batch_locked and len(self.batch_size):
+            return self._computed_next(td)  # trusted to honour the mask: see docs/custom_envs.md
+        skipped = self._skipped_next(td)
+        if not bool(mask.any()):
+            return skipped
+        stepped = self._computed_next(td.exclude(rules.STEP)[mask])
+        return self._scatter(mask, stepped, skipped)
+
+    def _check_batch(self, td: TensorDictBase) -> None:
+        if self.is_closed:
+            raise ClosedEnvError(f"{self} is closed. Build a new one.")
+        if self.batch_locked and td.batch_size != self.batch_size:
+            raise BatchSizeError(
+                f"the TensorDict has batch size {tuple(td.batch_size)}, but {type(self).__name__} "
+                f"is batch-locked to {tuple(self.batch_size)}. Pass data of that batch size."
+            )
+
+    # ---------------------------------------------------------------------------- the next input
+
+    def step_mdp(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Give the root of the next step: ``next`` over root, rewards and actions dropped."""
+        paths = self._cached(
+            "carry_paths",
+            lambda: {
+                kind: {as_path(key) for key in getattr(self, f"{kind}_keys")}
+                for kind in ("reward", "action", "state")
+            },
+        )
+        return carry(
+            tensordict,
+            reward_keys=paths["reward"],
+            action_keys=paths["action"],
+            state_keys=paths["state"],
+        )
+
+    def any_done(self, tensordict: TensorDictBase) -> bool:
+        """Say whether any done leaf is set, and if so write the `_reset` masks into ``tensordict``."""
+        return any_done(tensordict, self.done_levels)
+
+    def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Reset what is done in a root (the output of `step_mdp`); the rest is returned unchanged."""
+        return self.reset(tensordict) if self.any_done(tensordict) else tensordict
+
+    def step_and_maybe_reset(
+        self, tensordict: TensorDictBase
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """Step, and reset what is done.
+
+        Returns:
+            ``(data, data_)``: the transition, whose ``next`` keeps the true last observation, and
+            the root of the following transition, fresh where an episode ended.
+        """
+        self._advance_send(tensordict)
+        return self._advance_recv()
+
+    def _advance_send(self, td: TensorDictBase) -> None:
+        """Begin a step that is followed by a reset of what is done; see `_step_send`."""
+        self._step_send(td)
+
+    def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
+        data = self._step_recv()
+        return data, self.maybe_reset(self.step_mdp(data))

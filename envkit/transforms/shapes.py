@@ -1,0 +1,207 @@
+"""Entries in another shape, with the same elements: flattened, squeezed, unsqueezed, permuted.
+
+Axes count from the end, or, where that is allowed, from the first axis after the batch. Data of any
+batch size is treated alike.
+
+Conventions
+    event  the axes of a value after those of its batch.
+    dim    axis of the value; not negative: an axis of the event, counted from its first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit.env_specs import Key
+from envkit.errors import ArgumentError, SpecAxisError
+from envkit.specs import Composite, TensorSpec
+from envkit.transforms.base import Keys
+from envkit.transforms.leafwise import LeafTransform, require_negative
+
+__all__ = ["FlattenObservation", "PermuteTransform", "SqueezeTransform", "UnsqueezeTransform"]
+
+
+class _ShapeTransform(LeafTransform):
+    """Base of transforms that view a value in another shape; the way in is the opposite view."""
+
+    _batch_dims = 0
+
+    def _view(self, value: torch.Tensor, batch_dims: int) -> torch.Tensor:
+        """Give ``value``, with ``batch_dims`` batch axes, in the other shape."""
+        raise NotImplementedError
+
+    def _view_back(self, value: torch.Tensor, batch_dims: int) -> torch.Tensor:
+        """Undo `_view`."""
+        raise NotImplementedError
+
+    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        return self._view(value, self._batch_dims)
+
+    def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        return self._view_back(value, self._batch_dims)
+
+    def _convert(
+        self, td: TensorDictBase, sources: list[Key], targets: list[Key], change: Callable
+    ) -> TensorDictBase:
+        self._batch_dims = td.batch_dims
+        return super()._convert(td, sources, targets, change)
+
+    def _written(self, spec: Composite) -> Composite:
+        self._batch_dims = spec.ndim
+        return super()._written(spec)
+
+    def _asked_for(self, spec: Composite) -> Composite:
+        self._batch_dims = spec.ndim
+        return super()._asked_for(spec)
+
+    def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
+        return self._viewed(leaf)
+
+    def _leaf_before(self, leaf: TensorSpec) -> TensorSpec:
+        return self._viewed(leaf)
+
+    def _viewed(self, leaf: TensorSpec) -> TensorSpec:
+        if leaf.is_choice and (leaf._encoding_ndim or leaf.mask is not None):
+            raise SpecAxisError(
+                f"{type(self).__name__} cannot change the axes of {leaf}: the last one spells a "
+                "choice, or it has a mask. Convert the entry to a plain categorical one first."
+            )
+        try:
+            return leaf._map_shape(partial(self._view, batch_dims=self._batch_dims))
+        except (IndexError, RuntimeError) as error:
+            raise SpecAxisError(
+                f"{type(self).__name__}({self.extra_repr()}) does not fit an entry of shape "
+                f"{tuple(leaf.shape)}, of which {self._batch_dims} axes are the batch: {error}."
+            ) from error
+
+
+def _axis(dim: int, batch_dims: int) -> int:
+    """Give the axis of a value that an axis of its event is; a negative one is one already."""
+    return dim if dim < 0 else dim + batch_dims
+
+
+class FlattenObservation(_ShapeTransform):
+    """Flatten the axes from ``first_dim`` to ``last_dim`` into one.
+
+    Args:
+        first_dim: first axis, negative.
+        last_dim: last axis, negative.
+        in_keys: entries; ``"pixels"`` by default.
+        out_keys: where they go; in place by default.
+        allow_positive_dim: accept axes that count from the first one after the batch.
+
+    Raises:
+        ArgumentError: (a ValueError) an axis is not negative and that is not allowed.
+    """
+
+    def __init__(
+        self,
+        first_dim: int,
+        last_dim: int,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        allow_positive_dim: bool = False,
+    ):
+        super().__init__("pixels" if in_keys is None else in_keys, out_keys)
+        allowed = {"allow_positive": allow_positive_dim}
+        self.first_dim = require_negative("first_dim", first_dim, **allowed)
+        self.last_dim = require_negative("last_dim", last_dim, **allowed)
+
+    def _view(self, value: torch.Tensor, batch_dims: int) -> torch.Tensor:
+        return value.flatten(_axis(self.first_dim, batch_dims), _axis(self.last_dim, batch_dims))
+
+    def extra_repr(self) -> str:
+        return f"first_dim={self.first_dim}, last_dim={self.last_dim}, {super().extra_repr()}"
+
+
+class UnsqueezeTransform(_ShapeTransform):
+    """Insert an axis of size one; on the way in, remove it.
+
+    Args:
+        dim: where it stands in the result, negative.
+        allow_positive_dim: accept a place that counts from the first axis after the batch.
+        in_keys, out_keys: entries of the env.
+        in_keys_inv, out_keys_inv: actions and states; what the user gives has one axis more than what
+            the env takes.
+
+    Raises:
+        ArgumentError: (a ValueError) the axis is not negative and that is not allowed.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        allow_positive_dim: bool = False,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+    ):
+        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+        self.dim = require_negative("dim", dim, allow_positive=allow_positive_dim)
+
+    def _view(self, value: torch.Tensor, batch_dims: int) -> torch.Tensor:
+        return value.unsqueeze(_axis(self.dim, batch_dims))
+
+    def _view_back(self, value: torch.Tensor, batch_dims: int) -> torch.Tensor:
+        return value.squeeze(_axis(self.dim, batch_dims))
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, {super().extra_repr()}"
+
+
+class SqueezeTransform(UnsqueezeTransform):
+    """Remove an axis of size one; on the way in, insert it. An axis of another size stays.
+
+    Args:
+        dim: the axis, negative.
+        allow_positive_dim, in_keys, out_keys, in_keys_inv, out_keys_inv: see `UnsqueezeTransform`.
+    """
+
+    _view = UnsqueezeTransform._view_back
+    _view_back = UnsqueezeTransform._view
+
+
+class PermuteTransform(_ShapeTransform):
+    """Reorder the last axes; on the way in, restore their order.
+
+    Args:
+        dims: the last ``len(dims)`` axes, negative, in their new order.
+        in_keys, out_keys, in_keys_inv, out_keys_inv: see `Transform`.
+
+    Raises:
+        ArgumentError: (a ValueError) ``dims`` is no reordering of ``-len(dims), ..., -1``.
+    """
+
+    def __init__(
+        self,
+        dims: Sequence[int],
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+    ):
+        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+        self.dims = tuple(dims)
+        own = list(range(-len(self.dims), 0))
+        if sorted(self.dims) != own:
+            raise ArgumentError(f"dims is {self.dims}, but must be a reordering of {own}.")
+        self._back = tuple(self.dims.index(dim) - len(own) for dim in own)
+
+    def _view(self, value: torch.Tensor, batch_dims: int) -> torch.Tensor:
+        return _permuted(value, self.dims)
+
+    def _view_back(self, value: torch.Tensor, batch_dims: int) -> torch.Tensor:
+        return _permuted(value, self._back)
+
+    def extra_repr(self) -> str:
+        return f"dims={self.dims}, {super().extra_repr()}"
+
+
+def _permuted(value: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    return value.permute(*range(value.ndim - len(dims)), *dims)

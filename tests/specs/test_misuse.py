@@ -1,0 +1,271 @@
+"""What a user can do wrong with a spec: the class of the error, and what its message says.
+
+Each message names the entry if there is one, what was got, what was expected and a way out.
+"""
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from envkit.errors import EnvkitError
+from envkit.specs import (
+    Bounded,
+    Categorical,
+    Choice,
+    Composite,
+    MultiCategorical,
+    NonTensor,
+    OneHot,
+    Stacked,
+    Unbounded,
+    make_composite_from_td,
+)
+
+NO_OPTION = torch.zeros(3, dtype=torch.bool)
+
+
+def tree():
+    return Composite(
+        pos=Bounded(-1, 1, (4, 3)),
+        body=Composite(leg=Categorical(3, (4,)), shape=(4,)),
+        shape=(4,),
+    )
+
+
+def envs():
+    return torch.stack([Composite(obs=Unbounded(2), a=Unbounded(1)), Composite(obs=Unbounded(3))])
+
+
+def boxes():
+    return torch.stack([Bounded(-1, 0, (3,)), Bounded(4, 5, (3,))])
+
+
+MISUSES = {
+    # -- building
+    "one-hot of another width": (lambda: OneHot(4, shape=(3,)), ValueError, r"n=4.*\(4,\)"),
+    "reversed bounds": (lambda: Bounded(1, -1), ValueError, "low=1.*high=-1.*Exchange"),
+    "a child of another batch": (
+        lambda: tree().set(("body", "arm"), Unbounded(3)),
+        ValueError,
+        r"'body'.*'arm'.*\(3,\).*\(4,\).*expand\(4, 3\)",
+    ),
+    "a child that is no spec": (lambda: Composite(a=3), TypeError, "'a' is 3.*Pass a spec"),
+    "two batch sizes": (lambda: Composite(shape=2, batch_size=3), ValueError, "2.*3.*pass one"),
+    "a shape that is no prefix": (
+        lambda: setattr(tree(), "shape", (4, 3)),
+        ValueError,
+        r"\(4, 3\).*'body', 'leg'.*prefix",
+    ),
+    "too many names": (lambda: tree().refine_names("a", "b"), ValueError, "'a', 'b'.*Pass 1"),
+    "unlike members of a choice": (
+        lambda: Choice([Unbounded(2), Unbounded(3)]),
+        ValueError,
+        r"\(2,\).*\(3,\).*same kind",
+    ),
+    # -- keys
+    "a key that is missing": (lambda: tree()["body", "arm"], KeyError, "'arm'.*'leg'.*Use one"),
+    "a key through a leaf": (lambda: tree().set(("pos", "x"), None), KeyError, "'pos'.*Delete it"),
+    "a deletion of nothing": (lambda: tree().__delitem__("arm"), KeyError, "'arm'.*Use one"),
+    "a key that is no key": (lambda: tree().set(3, None), ValueError, "3 is no key.*a string"),
+    "a key on a leaf": (lambda: Unbounded(3)["pos"], TypeError, "'pos'.*only a Composite has keys"),
+    "a key that one member lacks": (lambda: envs()["a"], KeyError, "'a'.*'obs'.*Use one"),
+    # -- shapes
+    "an axis that is missing": (lambda: Unbounded((4, 3)).squeeze(2), IndexError, "2.*-2 to 1"),
+    "an axis of a scalar": (lambda: Categorical(3).squeeze(0), IndexError, "0 axes.*Add axes"),
+    "half a one-hot row": (lambda: OneHot(4, (2, 4))[:, 0], IndexError, "encodes.*first 1 axes"),
+    "half a code": (lambda: OneHot(4)[0], ValueError, "encodes one value.*no other axis"),
+    "a mix of codes": (lambda: OneHot(4, (2, 4)).reshape(8), ValueError, r"\(8,\).*\(4,\)"),
+    "an expansion of other axes": (
+        lambda: Unbounded((4, 3)).expand(4, 2),
+        ValueError,
+        r"\(4, 3\).*\(4, 2\).*expand\(2, 4, 3\)",
+    ),
+    "a reshape to other sizes": (
+        lambda: Unbounded((4, 3)).reshape(5),
+        ValueError,
+        "12 elements.*12",
+    ),
+    "a flatten backwards": (lambda: Unbounded((4, 3)).flatten(1, 0), ValueError, "1 after end 0"),
+    "an index of two arrays": (
+        lambda: boxes()[[0, 1], [0, 1]],
+        RuntimeError,
+        r"2 arrays of \[1, 1\].*one axis at a time",
+    ),
+    "a member that is missing": (lambda: boxes()[2], IndexError, r"\[2\].*from -2 to 1"),
+    "a mask of other length": (
+        lambda: boxes()[torch.tensor([True])],
+        IndexError,
+        "1 flags.*2 members.*one flag for each",
+    ),
+    "no member": (lambda: boxes()[2:], RuntimeError, "no member.*at least one"),
+    "a ragged axis merged": (
+        lambda: torch.stack([Unbounded((2,)), Unbounded((3,))]).flatten(),
+        RuntimeError,
+        r"\(2, -1\).*Reshape the members",
+    ),
+    "a dynamic stack axis": (
+        lambda: boxes().make_neg_dim(0),
+        RuntimeError,
+        "2 members.*Mark another",
+    ),
+    "a dynamic axis across members": (
+        lambda: Composite(a=boxes(), shape=2).make_neg_dim(0),
+        RuntimeError,
+        "'a'.*2 members.*Mark another",
+    ),
+    "rows of a choice merged": (
+        lambda: Choice([Bounded(0, 1, (2,)), Bounded(2, 3, (2,))]).expand(4, 2).flatten(),
+        ValueError,
+        r"\(4, 2\).*\(8,\).*Reshape the\s+members",
+    ),
+    # -- values
+    "a value outside": (
+        lambda: tree().assert_is_in(tree().one().mul_(7)),
+        AssertionError,
+        "'pos': got tensor.*project",
+    ),
+    "a value of another dtype": (
+        lambda: tree().type_check(TensorDict(body={"leg": torch.zeros(4)}, batch_size=[4])),
+        TypeError,
+        r"'body'.*'leg'.*float32.*int64.*value\.to",
+    ),
+    "a value of another shape": (
+        lambda: tree().project(TensorDict(pos=torch.zeros(4, 2), batch_size=[4])),
+        ValueError,
+        r"'pos'.*\(4, 2\).*\(4, 3\)",
+    ),
+    "a list for a tensor": (lambda: Unbounded(2).project([1, 2]), TypeError, r"list.*spec\.encode"),
+    "a dict for a TensorDict": (
+        lambda: tree().project({}),
+        TypeError,
+        r"dict.*'pos'.*spec\.encode",
+    ),
+    "one part for two members": (
+        lambda: boxes().project(torch.zeros(1, 3)),
+        ValueError,
+        "no stack of 2.*one value for each",
+    ),
+    "a tensor for an object": (
+        lambda: NonTensor().project(torch.zeros(())),
+        TypeError,
+        "got Tensor.*Pass an object",
+    ),
+    "a list of continuous values": (
+        lambda: Bounded(0, 1).enumerate(),
+        NotImplementedError,
+        "discrete",
+    ),
+    "a list of everything": (
+        lambda: Composite(a=Bounded(0, 255, (8,), dtype=torch.uint8)).enumerate(),
+        NotImplementedError,
+        "'a'.*too many.*fewer values",
+    ),
+    "a count of objects": (
+        lambda: NonTensor().cardinality(),
+        NotImplementedError,
+        "Leave this entry",
+    ),
+    # -- masks
+    "a mask that allows nothing": (
+        lambda: Composite(a=Categorical(3, mask=NO_OPTION)).rand(),
+        RuntimeError,
+        "'a'.*allows no option.*update_mask",
+    ),
+    "a mask of another width": (
+        lambda: Categorical(3).update_mask(NO_OPTION[:2]),
+        ValueError,
+        r"\(2,\).*\(3,\).*one flag for each",
+    ),
+    "a mask for unlike rows": (
+        lambda: MultiCategorical([[2, 3], [4, 5]]).update_mask(torch.ones(5, dtype=torch.bool)),
+        ValueError,
+        "rows of nvec.*one spec for each row",
+    ),
+    # -- conversion
+    "raw data of another size": (
+        lambda: Composite(a=Composite(b=Unbounded(2))).encode({"a": {"b": [1, 2, 3]}}),
+        RuntimeError,
+        r"'a'.*'b'.*3 elements.*\(2,\).*Pass 2",
+    ),
+    "raw data of an unknown key": (lambda: tree().encode({"vel": 3}), KeyError, "'vel'.*Use one"),
+    "raw data that is no dict": (lambda: tree().encode(3), TypeError, "3 of type int.*Pass a dict"),
+    "raw data that is no number": (
+        lambda: Unbounded(1).encode("a"),
+        RuntimeError,
+        "'a'.*Pass numbers",
+    ),
+    "an option that does not exist": (
+        lambda: OneHot(4).encode(7),
+        RuntimeError,
+        r"\[7\].*from 0 to",
+    ),
+    "one raw value for two members": (
+        lambda: boxes().encode([0]),
+        RuntimeError,
+        "1 raw.*one for each",
+    ),
+    "a number for a stack": (lambda: boxes().encode(3), RuntimeError, "3 of type int.*Pass a list"),
+    "bounds outside a dtype": (
+        lambda: Composite(a=Bounded(-1, 1)).to(torch.uint8),
+        ValueError,
+        "'a'.*-1.*0 to 255.*Pass a bound",
+    ),
+    "a one-hot form of a box": (
+        lambda: Bounded(0, 1).to_one_hot_spec(),
+        TypeError,
+        "no choice.*Only",
+    ),
+    # -- stacks
+    "unlike classes": (
+        lambda: torch.stack([Unbounded(2), Categorical(2, (2,))]),
+        RuntimeError,
+        "Categorical.*Unbounded.*one class",
+    ),
+    "nothing": (lambda: Stacked(), RuntimeError, "none.*Stack specs"),
+    "a leaf with a composite": (
+        lambda: torch.stack([Unbounded(2), Composite()]),
+        RuntimeError,
+        "kinds",
+    ),
+    "a new shape of a stack": (
+        lambda: setattr(envs(), "shape", ()),
+        RuntimeError,
+        "before stacking",
+    ),
+    # -- locks
+    "an edit while locked": (lambda: tree().lock_().set("x", None), RuntimeError, "'x'.*unlock_"),
+    "an edit below a lock": (
+        lambda: tree().lock_().set(("body", "x"), None),
+        RuntimeError,
+        "'body'.*'x'.*set_spec_lock_",
+    ),
+    "names while locked": (lambda: tree().lock_().refine_names("a"), RuntimeError, "name its axes"),
+    "a child unlocked alone": (
+        lambda: (t := tree().lock_())["body"].unlock_() and t,
+        RuntimeError,
+        "root of the tree",
+    ),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_a_misuse_raises_the_documented_class_with_advice(misuse):
+    call, kind, message = MISUSES[misuse]
+
+    with pytest.raises(kind, match=f"(?s){message}") as caught:
+        call()
+
+    assert isinstance(caught.value, EnvkitError)
+    assert str(caught.value).endswith(".")
+
+
+def test_an_index_out_of_the_range_of_an_axis_is_torchs_own_error():
+    with pytest.raises(IndexError, match="out of bounds"):
+        Unbounded((2, 3))[2]
+
+
+def test_a_spec_read_off_data_takes_only_that_data():
+    spec = make_composite_from_td(TensorDict(a=torch.zeros(3)))
+
+    with pytest.raises(AssertionError, match="entry 'a' is missing"):
+        spec.assert_is_in(TensorDict(b=torch.zeros(3)))

@@ -1,0 +1,148 @@
+"""Simulators that begin the next episode in the step that ends one."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from envkit import (
+    AutoResetEnv,
+    AutoResetTransform,
+    Compose,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    VecGymEnvTransform,
+    check_env_specs,
+)
+from tests.transforms.envs import SelfResetting, SelfResettingRows
+
+NONSTOP = {"break_when_any_done": False}
+
+
+def values(td, *key) -> list:
+    return td[key].squeeze(-1).tolist()
+
+
+def test_both_observations_of_a_last_step_survive():
+    env = SelfResetting(3, auto_reset=True)
+
+    data = env.rollout(7, **NONSTOP)
+
+    assert isinstance(env, AutoResetEnv)
+    assert values(data, "count") == [0, 1, 2, 0, 1, 2, 0]
+    assert values(data, "next", "count") == [1, 2, -1, 1, 2, -1, 1]
+    assert data["next", "level"].isnan().flatten().tolist() == [False, False, True] * 2 + [False]
+    assert values(data, "next", "lamp") == [True, True, False, True, True, False, True]
+    assert values(data, "next", "done") == [False, False, True] * 2 + [False]
+    assert env.base_env.resets == 1
+
+
+def test_the_fill_values_lie_in_the_specs():
+    env = SelfResetting(2, auto_reset=True)
+
+    check_env_specs(env, break_when_any_done=False)
+    assert env.base_env.observation_spec["face"].n == 6
+
+
+def test_fill_values_can_be_chosen_or_left_out():
+    chosen = AutoResetTransform(fill_float=9.0, fill_int=8, fill_bool=True)
+    last = AutoResetEnv(SelfResetting(2), chosen).rollout(5)[-1]["next"]
+    assert (last["level"], last["count"], last["lamp"]) == (9.0, 8, True)
+
+    left = AutoResetEnv(SelfResetting(2), AutoResetTransform(replace=False)).rollout(5)[-1]["next"]
+    assert left["count"] == 0
+
+
+def test_a_reset_of_everything_is_one_of_the_simulator():
+    env = SelfResetting(2, auto_reset=True)
+    env.rollout(2)
+
+    env.reset()
+
+    assert env.base_env.resets == 2
+    assert values(env.rollout(2), "count") == [0, 1]
+
+
+def test_an_episode_cut_short_by_a_transform_is_reset_by_the_simulator():
+    env = SelfResetting(3, auto_reset=True).append_transform(StepCounter(2))
+
+    data = env.rollout(4, **NONSTOP)
+
+    assert values(data, "count") == [0, 1, 0, 1]
+    assert env.base_env.resets == 2
+
+
+def test_rows_that_began_by_themselves_and_rows_that_did_not_are_told_apart():
+    env = TransformedEnv(
+        SelfResettingRows((2, 9), final=False), Compose(AutoResetTransform(), RewardSum())
+    )
+    env.reset()
+    env.base_env.resets.clear()
+    data = env.rollout(2, **NONSTOP)
+    root = env.step_mdp(data[:, -1])
+
+    root["_reset"] = torch.tensor([True, True])
+    fresh = env.reset(root)
+
+    assert values(fresh, "count") == [0, 0] and values(fresh, "episode_reward") == [0, 0]
+    assert env.base_env.resets == [[True, True], [False, True]]
+
+
+def test_sub_envs_may_reset_themselves():
+    env = SerialEnv(2, partial(SelfResetting, 3, auto_reset=True))
+
+    data = env.rollout(5, **NONSTOP)
+
+    assert values(data, "count") == [[0, 1, 2, 0, 1]] * 2
+    assert values(data, "next", "count") == [[1, 2, -1, 1, 2]] * 2
+
+
+@pytest.mark.parametrize("make", [AutoResetTransform, VecGymEnvTransform])
+def test_what_undoes_a_simulator_stands_next_to_it(make):
+    env = TransformedEnv(SelfResettingRows(), Compose(StepCounter(), make()))
+
+    with pytest.raises(ValueError, match="must be the first"):
+        _ = env.observation_spec
+
+
+# -------------------------------------------------------------------------------- VecGymEnvTransform
+
+
+def test_the_true_last_observation_takes_its_place():
+    env = TransformedEnv(SelfResettingRows((2, 3)), VecGymEnvTransform())
+
+    data = env.rollout(5, **NONSTOP)
+
+    assert values(data, "count") == [[0, 1, 0, 1, 0], [0, 1, 2, 0, 1]]
+    assert values(data, "next", "count") == [[1, 2, 1, 2, 1], [1, 2, 3, 1, 2]]
+    assert "final" not in data.keys() and "final" not in data["next"].keys()
+    assert env.base_env.resets == [[True, True]]
+    check_env_specs(env, break_when_any_done=False)
+
+
+def test_a_last_observation_that_is_missing_is_marked():
+    env = TransformedEnv(
+        SelfResettingRows((2, 3), final=False), VecGymEnvTransform(missing_obs_value=-7)
+    )
+
+    data = env.rollout(3, **NONSTOP)
+
+    assert values(data, "next", "count") == [[1, -7, 1], [1, 2, -7]]
+
+
+def test_only_the_rows_that_are_done_can_be_reset():
+    env = TransformedEnv(SelfResettingRows((2, 3)), VecGymEnvTransform())
+    td = env.rollout(2, **NONSTOP)
+    root = env.step_mdp(td[:, -1])
+
+    with pytest.raises(RuntimeError, match=r"rows \[1\].*here \[0\]"):
+        env.reset(root.clone().set("_reset", torch.tensor([False, True])))
+    assert values(env.reset(root.set("_reset", torch.tensor([True, False]))), "count") == [0, 2]
+    assert values(
+        env.reset(TensorDict({"_reset": torch.ones(2, dtype=torch.bool)}, [2])), "count"
+    ) == [0, 0]

@@ -1,0 +1,299 @@
+"""Values that begin anew with an episode.
+
+Checklist rows: T01, T03, T05, T13, M24, V40 (in one process).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from envkit import (
+    Compose,
+    GymEnv,
+    InitTracker,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TargetReturn,
+    TrajCounter,
+    TransformedEnv,
+    check_env_specs,
+    tally,
+)
+from envkit.errors import NoParentError, ResetMaskError
+from tests.envs import Count
+from tests.transforms.envs import Team, TwoTeams
+
+NONSTOP = {"break_when_any_done": False}
+
+
+def values(td, *key) -> list:
+    return td[key].flatten().tolist()
+
+
+# -------------------------------------------------------------------------------------- StepCounter
+
+
+def test_a_step_counter_counts_and_truncates():  # T01, T05
+    env = TransformedEnv(Count(1000), StepCounter(3))
+
+    data = env.rollout(10)
+
+    assert values(data, "step_count") == [0, 1, 2]
+    assert values(data, "next", "step_count") == [1, 2, 3]
+    assert values(data, "next", "truncated") == [False, False, True]
+    assert values(data, "next", "done") == [False, False, True]
+    assert values(data, "next", "terminated") == [False, False, False]
+    assert values(env.rollout(7, **NONSTOP), "next", "step_count") == [1, 2, 3, 1, 2, 3, 1]
+    check_env_specs(env)
+
+
+def test_a_step_counter_is_declared():
+    env = TransformedEnv(Count(5), StepCounter())
+
+    assert env.observation_spec["step_count"].dtype == torch.int64
+    assert env.state_spec["step_count"].shape == (1,)
+    assert "truncated" not in env.done_keys
+    assert "truncated" in TransformedEnv(Count(5), StepCounter(3)).done_keys
+
+
+def test_a_step_counter_keeps_what_the_env_says_of_the_end():
+    env = TransformedEnv(Count(2).add_truncated_keys(), StepCounter(2))
+
+    data = env.rollout(5)
+
+    assert values(data, "next", "terminated") == [False, True]
+    assert values(data, "next", "truncated") == [False, True]
+
+
+def test_a_step_counter_can_leave_done_alone():
+    env = TransformedEnv(Count(4), StepCounter(2, truncated_key="late", update_done=False))
+
+    data = env.rollout(9)
+
+    assert values(data, "next", "late") == [False, True, True, True]
+    assert values(data, "next", "done") == [False, False, False, True]
+
+
+@pytest.mark.parametrize("wrong", [{"max_steps": 0}, {"step_count_key": ("a", "b")}])
+def test_a_step_counter_names_what_is_wrong(wrong):
+    with pytest.raises(ValueError, match=r"at least 1 step|must be a string"):
+        StepCounter(**wrong)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_rollout_of_counted_pendulums(inside):  # M24
+    make = partial(GymEnv, "Pendulum-v1")
+    if inside:
+        env = SerialEnv(3, lambda: TransformedEnv(make(), StepCounter(20)))
+    else:
+        env = TransformedEnv(SerialEnv(3, make), StepCounter(20))
+
+    assert env.rollout(1000).shape == (3, 20)
+    assert TransformedEnv(make(), StepCounter(20)).rollout(1000).shape == (20,)
+
+
+def test_levels_without_one_above_have_counters_of_their_own():
+    env = TransformedEnv(TwoTeams((2, 3)), StepCounter())
+
+    data = env.rollout(6, **NONSTOP)
+
+    assert values(data, "a", "step_count") == [0, 1, 0, 1, 0, 1]
+    assert values(data, "b", "step_count") == [0, 1, 2, 0, 1, 2]
+    assert "step_count" not in data.keys()
+    check_env_specs(env)
+
+
+def test_truncation_reaches_the_levels_below():
+    env = TransformedEnv(Team(end=9), StepCounter(2))
+
+    data = env.rollout(5)
+
+    assert data.shape == (2,)
+    assert data["next", "agents", "truncated"].shape == (2, 3, 1)
+    assert data["next", "agents", "done"].flatten(1).tolist() == [[False] * 3, [True] * 3]
+    assert not data["next", "agents", "terminated"].any()
+    assert ("agents", "step_count") not in env.observation_keys
+    check_env_specs(env)
+
+
+def test_a_state_without_a_count_counts_from_zero():
+    env = TransformedEnv(Count(5), StepCounter())
+    env.reset()
+
+    assert env.step(TensorDict({"action": torch.tensor([0])}))["next", "step_count"] == 1
+
+
+# -------------------------------------------------------------------------------------- InitTracker
+
+
+def test_an_init_tracker_marks_first_roots():  # T03
+    env = TransformedEnv(Count(3), InitTracker())
+
+    data = env.rollout(7, **NONSTOP)
+
+    assert values(data, "is_init") == [True, False, False, True, False, False, True]
+    assert not data["next", "is_init"].any()
+    check_env_specs(env)
+
+
+def test_after_a_partial_reset_the_marks_equal_the_mask():
+    env = TransformedEnv(SerialEnv(3, partial(Count, 5)), InitTracker())
+    td = env.reset().set("_reset", torch.tensor([[True], [False], [True]]))
+
+    assert values(env.reset(td), "is_init") == [True, False, True]
+    only_mask = TensorDict({"_reset": torch.tensor([False, True, False])}, [3])
+    assert values(env.reset(only_mask), "is_init") == [False, True, False]
+
+
+def test_each_level_has_marks_of_its_own():
+    env = TransformedEnv(TwoTeams((2, 3)), InitTracker("first"))
+
+    data = env.rollout(4, **NONSTOP)
+
+    assert values(data, "a", "first") == [True, False, True, False]
+    assert values(data, "b", "first") == [True, False, False, True]
+
+
+# ---------------------------------------------------------------------------------------- RewardSum
+
+
+@pytest.mark.parametrize("reward_spec", [False, True])
+def test_a_reward_sum_begins_anew_with_each_episode(reward_spec):  # T13
+    env = TransformedEnv(Count(3), RewardSum(reward_spec=reward_spec))
+
+    data = env.rollout(6, **NONSTOP)
+
+    assert values(data, "episode_reward") == [0, 1, 2, 0, 1, 2]
+    assert values(data, "next", "episode_reward") == [1, 2, 3, 1, 2, 3]
+    assert ("episode_reward" in env.reward_keys) is reward_spec
+    assert ("episode_reward" in env.observation_keys) is not reward_spec
+    assert "episode_reward" in env.state_keys
+    check_env_specs(env)
+
+
+@pytest.mark.parametrize("reward_spec", [False, True])
+def test_a_skipped_row_keeps_its_sum(reward_spec):
+    env = TransformedEnv(SerialEnv(2, partial(Count, 9)), RewardSum(reward_spec=reward_spec))
+    root = env.rand_action(env.step_mdp(env.rand_step(env.reset())))
+
+    out = env.step(root.set("_step", torch.tensor([True, False])))
+
+    assert values(out, "next", "episode_reward") == [2, 1]
+
+
+def test_every_reward_has_a_sum_beside_it():
+    env = TransformedEnv(TwoTeams((2, 3)), RewardSum())
+
+    data = env.rollout(4, **NONSTOP)
+
+    assert values(data, "next", "a", "episode_reward") == [1, 2, 1, 2]
+    assert values(data, "next", "b", "episode_reward") == [1, 2, 3, 1]
+    check_env_specs(env)
+
+
+def test_a_sum_at_the_root_says_which_reset_it_obeys():
+    transform = partial(RewardSum, [("a", "reward")], ["total"])
+
+    with pytest.raises(ResetMaskError, match="reset_keys="):
+        TransformedEnv(TwoTeams(), transform()).reset()
+    env = TransformedEnv(TwoTeams((2, 3)), transform([("b", "_reset")]))
+    assert values(env.rollout(5, **NONSTOP), "total") == [0, 1, 2, 0, 1]
+
+
+def test_as_many_sums_as_rewards():
+    env = TransformedEnv(TwoTeams(), RewardSum(None, ["one"]))
+
+    with pytest.raises(ValueError, match="1 out_keys for the rewards"):
+        env.reset()
+
+
+def test_recorded_rewards_are_added_up_along_time():
+    data = Count(5).rollout(4)
+
+    summed = RewardSum()(data)
+
+    assert values(summed, "next", "episode_reward") == [1, 2, 3, 4]
+    only_rewards = RewardSum()(data["next"].select("reward"))
+    assert values(only_rewards, "episode_reward") == [1, 2, 3, 4]
+    with pytest.raises(ValueError, match="named 'time'"):
+        RewardSum()(TensorDict({"reward": torch.ones(3, 1)}, [3]))
+
+
+# ------------------------------------------------------------------------------------- TargetReturn
+
+
+@pytest.mark.parametrize(("mode", "shown"), [("reduce", [5, 4, 3, 5]), ("constant", [5] * 4)])
+def test_a_target_is_what_is_left_of_the_return(mode, shown):
+    env = TransformedEnv(Count(3), TargetReturn(5.0, mode))
+
+    assert values(env.rollout(4, **NONSTOP), "target_return") == shown
+    check_env_specs(env)
+    with pytest.raises(ValueError, match="'reduce' or 'constant'"):
+        TargetReturn(1.0, "half")
+
+
+# -------------------------------------------------------------------------------------- TrajCounter
+
+
+def test_trajectories_are_numbered_as_they_begin():
+    env = TransformedEnv(
+        SerialEnv(2, [partial(Count, 2), partial(Count, 3)]), TrajCounter("number")
+    )
+
+    data = env.rollout(6, **NONSTOP)
+
+    assert data["number"].squeeze(-1).tolist() == [[0, 0, 2, 2, 4, 4], [1, 1, 1, 3, 3, 3]]
+    assert data["next", "number"].equal(data["number"])
+    check_env_specs(env)
+
+
+def test_clones_draw_from_the_same_numbers():  # V40, in one process
+    counter = TrajCounter()
+    envs = [TransformedEnv(Count(2), c) for c in (counter, counter.clone())]
+
+    data = [env.rollout(4, **NONSTOP) for env in envs]
+
+    assert [values(part, "traj_count") for part in data] == [[0, 0, 1, 1], [2, 2, 3, 3]]
+
+
+# ---------------------------------------------------------------------------------------- in common
+
+
+@pytest.mark.parametrize(
+    "make", [StepCounter, InitTracker, TrajCounter, partial(TargetReturn, 1.0)]
+)
+def test_what_follows_episodes_needs_an_env(make):
+    transform = make()
+
+    with pytest.raises(NotImplementedError, match="TransformedEnv"):
+        transform(TensorDict())
+    with pytest.raises(NoParentError, match="TransformedEnv"):
+        transform._reset(TensorDict(), TensorDict())
+
+
+def test_several_of_them_keep_out_of_each_others_way():
+    env = TransformedEnv(
+        Count(5), Compose(StepCounter(3), InitTracker(), RewardSum(), StepCounter(9, "late", "all"))
+    )
+
+    data = env.rollout(7, **NONSTOP)
+
+    assert values(data, "all") == values(data, "step_count") == [0, 1, 2, 0, 1, 2, 0]
+    assert values(data, "episode_reward") == [0, 1, 2, 0, 1, 2, 0]
+    check_env_specs(env)
+
+
+def test_tallies_work_on_numpy_arrays():
+    count, rewards = np.array([0, 4]), np.array([0.5, 2.0])
+
+    assert tally.counted(count).tolist() == [1, 5]
+    assert tally.added(rewards, rewards).tolist() == [1.0, 4.0]
+    assert tally.left(rewards, rewards).tolist() == [0.0, 0.0]
+    assert tally.over_limit(count, 4).tolist() == [False, True]
+    assert tally.over_limit(count, 5, np.array([True, False])).tolist() == [True, False]

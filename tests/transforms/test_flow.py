@@ -1,0 +1,260 @@
+"""What is stepped, how often, and from where. Checklist rows P10, P15, T09, T10."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from envkit import (
+    Compose,
+    ConditionalSkip,
+    FrameSkipTransform,
+    GymEnv,
+    NoopResetEnv,
+    PixelRenderTransform,
+    RemoveEmptySpecs,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    check_env_specs,
+)
+from tests.envs import Count, StatelessCount
+from tests.transforms.envs import Drawn, Hollow, TwoTeams
+from tests.transforms.test_transformed_env import Halved, Mean
+
+NONSTOP = {"break_when_any_done": False}
+
+
+def values(td, *key) -> list:
+    return td[key].squeeze(-1).tolist()
+
+
+class EverySecond:
+    """True at every second call, or True for row 0 then."""
+
+    def __init__(self, rows=None):
+        self.calls, self.rows = 0, rows
+
+    def __call__(self, td):
+        self.calls += 1
+        skips = self.calls % 2 == 0
+        return skips if self.rows is None else torch.tensor([skips, *[False] * (self.rows - 1)])
+
+
+# ----------------------------------------------------------------------------------- ConditionalSkip
+
+
+def test_example_d_every_second_step_is_skipped():  # P15, T10
+    env = TransformedEnv(Count(50), ConditionalSkip(EverySecond()))
+
+    data = env.rollout(6)
+
+    assert values(data, "count") == [0, 1, 1, 2, 2, 3]
+    assert values(data, "next", "count") == [1, 1, 2, 2, 3, 3]
+    assert values(data, "next", "reward") == [1, 0, 1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: SerialEnv(2, partial(Count, 50)), lambda: StatelessCount(50, batch_size=[2])]
+)
+def test_rows_are_skipped_one_by_one(make):  # P15
+    env = TransformedEnv(make(), ConditionalSkip(EverySecond(2)))
+
+    data = env.rollout(6)
+
+    assert values(data, "next", "count") == [[1, 1, 2, 2, 3, 3], [1, 2, 3, 4, 5, 6]]
+
+
+def test_a_skip_calls_no_forward_transform():  # P10
+    mean = Mean()
+    env = TransformedEnv(Count(50), Compose(mean, ConditionalSkip(EverySecond())))
+
+    env.rollout(6)
+
+    assert mean.calls == 3
+
+
+def test_a_skip_narrows_the_mask_it_is_given():
+    env = TransformedEnv(
+        SerialEnv(3, partial(Count, 9)), ConditionalSkip(lambda td: td["count"] < 0)
+    )
+    td = env.rand_action(env.reset()).set("_step", torch.tensor([[True], [False], [True]]))
+
+    assert values(env.step(td), "next", "count") == [1, 0, 1]
+
+
+def test_a_condition_of_another_size_is_refused():
+    env = TransformedEnv(SerialEnv(3, partial(Count, 9)), ConditionalSkip(lambda td: torch.ones(2)))
+
+    with pytest.raises(RuntimeError, match=r"shape \(2,\)"):
+        env.rand_step(env.reset())
+
+
+def test_a_skip_cannot_be_called_on_data():
+    with pytest.raises(NotImplementedError, match="TransformedEnv"):
+        ConditionalSkip(lambda td: True)(TensorDict())
+
+
+# -------------------------------------------------------------------------------- FrameSkipTransform
+
+
+def test_an_action_is_repeated_and_the_rewards_are_added():
+    env = TransformedEnv(Count(5), FrameSkipTransform(2))
+
+    data = env.rollout(9)
+
+    assert values(data, "next", "count") == [2, 4, 5]
+    assert values(data, "next", "reward") == [2, 2, 1]
+    check_env_specs(env)
+
+
+@pytest.mark.parametrize("skipped_by", ["transform", "gymnasium"])
+def test_the_repeated_action_is_the_one_that_was_given(skipped_by):
+    transforms = [Halved(), FrameSkipTransform(3)] if skipped_by == "transform" else [Halved()]
+    frame_skip = 1 if skipped_by == "transform" else 3
+    env = TransformedEnv(GymEnv("Pendulum-v1", frame_skip=frame_skip), Compose(*transforms))
+    env.set_seed(0)
+    td = env.reset().set("action", torch.tensor([3.0]))
+
+    out = env.step(td)["next"]
+
+    bare = GymEnv("Pendulum-v1")
+    bare.set_seed(0)
+    root, total = bare.reset(), 0
+    for _ in range(3):
+        data = bare.step(root.set("action", torch.tensor([1.5])))
+        root, total = bare.step_mdp(data), total + data["next", "reward"]
+    assert out["observation"].allclose(root["observation"])
+    assert out["reward"].allclose(total)
+
+
+def test_each_row_stops_at_its_own_end():
+    env = TransformedEnv(
+        SerialEnv(2, [partial(Count, 5), partial(Count, 3)]), FrameSkipTransform(2)
+    )
+
+    data = env.rollout(4, **NONSTOP)
+
+    assert values(data, "next", "count") == [[2, 4, 5, 2], [2, 3, 2, 3]]
+    assert values(data, "next", "reward") == [[2, 2, 1, 2], [2, 1, 2, 1]]
+
+
+def test_transforms_before_it_see_every_frame():
+    env = TransformedEnv(
+        StatelessCount(50, batch_size=[2]), Compose(StepCounter(3), FrameSkipTransform(2))
+    )
+
+    data = env.rollout(4, **NONSTOP)
+
+    assert values(data, "next", "step_count") == [[2, 3, 2, 3]] * 2
+    check_env_specs(env)
+
+
+def test_skipped_rows_are_not_repeated():
+    env = TransformedEnv(SerialEnv(2, partial(Count, 50)), FrameSkipTransform(3))
+    td = env.rand_action(env.reset()).set("_step", torch.tensor([False, True]))
+
+    assert values(env.step(td), "next", "count") == [0, 3]
+
+
+@pytest.mark.parametrize("make", [FrameSkipTransform, NoopResetEnv])
+def test_at_least_one_step(make):
+    with pytest.raises(ValueError, match="at least 1"):
+        make(0)
+
+
+# -------------------------------------------------------------------------------------- NoopResetEnv
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(Count, 9),
+        partial(SerialEnv, 3, partial(Count, 9)),
+        partial(StatelessCount, 9, batch_size=[3]),
+    ],
+)
+def test_episodes_begin_after_a_few_random_actions(make):
+    env = TransformedEnv(make(), NoopResetEnv(4, random=False))
+
+    assert (env.reset()["count"] == 4).all()
+    check_env_specs(env)
+
+
+def test_the_number_of_actions_is_drawn_for_each_row_from_the_seed():
+    env = TransformedEnv(SerialEnv(20, partial(Count, 9)), NoopResetEnv(4))
+    env.set_seed(0)
+    first = env.reset()["count"]
+    env.set_seed(0)
+
+    assert first.equal(env.reset()["count"])
+    assert set(first.flatten().tolist()) == {1, 2, 3, 4}
+
+
+def test_rows_that_go_on_take_no_extra_action():
+    env = TransformedEnv(SerialEnv(2, partial(Count, 9)), NoopResetEnv(3, random=False))
+    root = env.step_mdp(env.rand_step(env.reset()))
+
+    out = env.reset(root.set("_reset", torch.tensor([True, False])))
+
+    assert values(out, "count") == [3, 4]
+    assert env.base_env.c == [3, 4]
+
+
+def test_an_episode_that_ends_meanwhile_begins_anew():
+    env = TransformedEnv(Count(3), NoopResetEnv(5, random=False))
+
+    assert env.reset()["count"].tolist() == [2]
+
+
+# ---------------------------------------------------------------------------------- RemoveEmptySpecs
+
+
+def test_nodes_without_leaves_leave_specs_and_data_and_return_for_the_env():  # T09
+    env = TransformedEnv(Hollow(), RemoveEmptySpecs())
+
+    data = env.rollout(3)
+
+    assert set(data.keys(True)) >= {"count", "next"}
+    assert not {"extra", "options"} & set(data.keys()) and "extra" not in data["next"].keys()
+    assert list(env.observation_spec.keys()) == ["count"] and env.state_spec.is_empty()
+    assert env.base_env.given is not None
+    check_env_specs(env)
+
+
+def test_without_empty_nodes_such_an_env_works_in_a_batch():  # T09
+    env = SerialEnv(2, lambda: TransformedEnv(Hollow(), RemoveEmptySpecs()))
+
+    assert env.rollout(3).shape == (2, 3)
+
+
+def test_nodes_with_leaves_stay():
+    env = TransformedEnv(TwoTeams(), RemoveEmptySpecs())
+
+    assert env.observation_keys == [("a", "count"), ("b", "count")]
+    check_env_specs(env)
+
+
+# ------------------------------------------------------------------------------ PixelRenderTransform
+
+
+def test_frames_are_drawn_after_resets_and_steps():
+    env = TransformedEnv(Drawn(), PixelRenderTransform(scale=2))
+
+    data = env.rollout(3)
+
+    assert data["pixels"].shape == (3, 2, 2, 3) and data["pixels"].dtype == torch.uint8
+    assert data["pixels"][:, 0, 0, 0].tolist() == [0, 2, 4]
+    assert data["next", "pixels"][:, 0, 0, 0].tolist() == [2, 4, 6]
+    check_env_specs(env)
+
+
+def test_frames_of_sub_envs_are_stacked():
+    env = TransformedEnv(
+        SerialEnv(2, Drawn), PixelRenderTransform(["frames"], preproc=lambda a: a[..., :1])
+    )
+
+    assert env.rollout(3)["frames"].shape == (2, 3, 2, 2, 1)

@@ -1,0 +1,138 @@
+"""Envs that adapt to a policy with memory. Checklist rows Y01-Y05, Y07-Y10 (Y06 is the collector's)."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from envkit import (
+    Compose,
+    InitTracker,
+    SerialEnv,
+    TensorDictPrimer,
+    TransformedEnv,
+    Unbounded,
+    check_env_specs,
+    get_env_transforms_from_module,
+)
+from tests.envs import Count
+from tests.transforms.envs import SelfResetting
+
+
+class Memory(nn.Module):
+    """A GRU policy: reads ``count``, ``is_init`` and its hidden state, writes the next one."""
+
+    def __init__(self, name="hidden", init_key="is_init"):
+        super().__init__()
+        self.cell = nn.GRUCell(1, 3).requires_grad_(False)
+        self.name, self.init_key = name, init_key
+
+    def make_tensordict_primer(self):
+        return TensorDictPrimer({self.name: Unbounded((3,))}, expand_specs=True)
+
+    def forward(self, tensordict):
+        batch = tensordict.batch_size
+        count, hidden = tensordict["count"].float(), tensordict[self.name]
+        hidden = torch.where(tensordict[self.init_key], 0.0, hidden)
+        new = self.cell(count.reshape(-1, 1), hidden.reshape(-1, 3)).reshape(*batch, 3)
+        tensordict["action"] = (new.sum(-1, keepdim=True) > 0).long()
+        return tensordict.set(("next", self.name), new)
+
+
+class Other(Memory):
+    """A module that makes something else than a primer of ours."""
+
+    def make_tensordict_primer(self):
+        return nn.Linear(1, 1)
+
+
+def kinds(env) -> list[str]:
+    return [type(transform).__name__ for transform in env.transform.flat()]
+
+
+def test_the_keyword_wraps_the_env():  # Y01, Y02
+    env = Count(5, policy=Memory())
+
+    assert type(env) is TransformedEnv and kinds(env) == ["InitTracker", "TensorDictPrimer"]
+    assert "policy" not in inspect.signature(Count.__init__).parameters
+    assert {"is_init", "hidden"} <= set(env.reset().keys())
+    check_env_specs(env)
+
+
+def test_every_recurrent_part_has_a_primer():  # Y03
+    policy = nn.ModuleList([Memory("first"), nn.Sequential(Memory("second"))])
+
+    env = Count(5, policy=policy)
+
+    assert kinds(env) == ["InitTracker", "TensorDictPrimer", "TensorDictPrimer"]
+    assert {"first", "second"} <= set(env.reset().keys())
+
+
+def test_a_second_pass_adds_nothing():  # Y04
+    env = Count(5, policy=Memory())
+
+    again = TransformedEnv(env.base_env, env.transform.clone(), policy=Memory())
+
+    assert kinds(again) == ["InitTracker", "TensorDictPrimer"]
+    assert kinds(TransformedEnv(env, policy=Memory())) == []
+
+
+def test_what_sub_envs_have_is_not_added_again():  # Y05
+    policy = Memory()
+
+    env = SerialEnv(2, lambda: Count(5, policy=policy), policy=policy)
+
+    assert type(env) is SerialEnv
+    assert env.reset()["is_init"].shape == (2, 1)
+    assert type(SerialEnv(2, partial(Count, 5), policy=policy)) is TransformedEnv
+
+
+def test_a_marker_of_another_name_is_not_recognised():  # Y07
+    env = TransformedEnv(Count(5), InitTracker("first"), policy=Memory())
+
+    assert {"first", "is_init"} <= set(env.reset().keys())
+
+
+@pytest.mark.parametrize("policy", [lambda: Memory(), nn.Linear(1, 1), None])
+def test_what_has_no_memory_changes_nothing(policy):  # Y08
+    assert type(Count(5, policy=policy)) is Count
+    assert len(get_env_transforms_from_module(policy)) == 0
+
+
+def test_the_transforms_can_be_had_for_wiring_by_hand():  # Y09
+    transforms = get_env_transforms_from_module(Memory(init_key="new"), init_key="new")
+
+    assert isinstance(transforms, Compose)
+    assert [type(t) for t in transforms] == [InitTracker, TensorDictPrimer]
+    assert "new" in TransformedEnv(Count(5), transforms).reset().keys()
+
+
+def test_a_recurrent_policy_remembers_within_an_episode_and_not_beyond():  # Y10
+    policy = Memory()
+    env = SerialEnv(2, [partial(Count, 2), partial(Count, 3)], policy=policy)
+
+    data = env.rollout(5, policy, break_when_any_done=False)
+
+    begins = data["is_init"].squeeze(-1)
+    assert begins.tolist() == [[True, False, True, False, True], [True, False, False, True, False]]
+    assert not data["hidden"][begins].any()
+    later = ~begins[:, 1:]
+    assert data["hidden"][:, 1:][later].equal(data["next", "hidden"][:, :-1][later])
+    assert data["next", "hidden"].any(-1).all()
+
+
+def test_both_keywords_go_together():
+    env = SelfResetting(2, auto_reset=True, policy=Memory())
+
+    data = env.rollout(5, Memory(), break_when_any_done=False)
+
+    assert data["is_init"].flatten().tolist() == [True, False, True, False, True]
+
+
+def test_primers_of_other_libraries_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"Linear, but must return an envkit.TensorDictPrimer"):
+        Count(5, policy=Other())
