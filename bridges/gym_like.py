@@ -24,7 +24,15 @@ from bridges.gym_info import default_info_dict_reader
 from envkit import rules
 from envkit.base import EnvBase
 from envkit.env_specs import Key, as_key, as_path
-from envkit.errors import ArgumentError, KeyCollisionError, ResetMaskError
+from envkit.errors import (
+    ArgumentError,
+    EncodingError,
+    InfoReaderError,
+    InputError,
+    KeyCollisionError,
+    MissingKeyError,
+    ResetMaskError,
+)
 from envkit.specs import Composite, make_composite_from_td
 from envkit.transition import leaves
 
@@ -209,12 +217,12 @@ class GymLikeEnv(EnvBase):
         for key, shape in forms.items():
             value = td.get(key, None)
             if value is None:
-                raise KeyError(
+                raise MissingKeyError(
                     f"the TensorDict has no {key!r}; it has {sorted(map(str, td.keys(True)))}. "
                     "Write the action first, e.g. with env.rand_action(td)."
                 )
             if shape is not None and value.shape != shape:
-                raise ValueError(
+                raise InputError(
                     f"{key!r} has shape {tuple(value.shape)}, but the env takes "
                     f"{tuple(shape)}: {self.full_action_spec[key]}."
                 )
@@ -252,7 +260,7 @@ class GymLikeEnv(EnvBase):
         for spec in (self.full_observation_spec, self.full_reward_spec, self.full_done_spec):
             if as_key(path) in spec.keys(True):
                 return spec[as_key(path)]
-        raise KeyError(
+        raise MissingKeyError(
             f"the simulator gave {as_key(path)!r}, which no spec declares; declared are "
             f"{self.observation_keys}. Declare it in the observation spec, or leave it out in read_obs."
         )
@@ -326,10 +334,10 @@ class GymLikeEnv(EnvBase):
             writes nothing. It passes `check_env_specs`.
 
         Raises:
-            RuntimeError: the env has a reader already.
+            InfoReaderError: the env has a reader already.
         """
         if self.info_dict_reader:
-            raise RuntimeError(
+            raise InfoReaderError(
                 f"{type(self).__name__} has an info reader already, {self.info_dict_reader[0]}. "
                 "Register infos on an env without one."
             )
@@ -365,14 +373,14 @@ class GymLikeEnv(EnvBase):
         """Remember how observations and rewards are encoded, instead of finding out at each step.
 
         Raises:
-            RuntimeError: `read_obs` or `read_reward` is overridden, and may encode in other ways.
+            EncodingError: `read_obs` or `read_reward` is overridden, and may encode in other ways.
         """
         self._memoize_encoding(mode, GymLikeEnv)
 
     def _memoize_encoding(self, mode: bool, standard: type[GymLikeEnv]) -> None:
         for name in ("read_obs", "read_reward"):
             if getattr(type(self), name) is not getattr(standard, name):
-                raise RuntimeError(
+                raise EncodingError(
                     f"{type(self).__name__} overrides {name}, so how its values are encoded cannot "
                     "be remembered. Leave fast_encoding out."
                 )

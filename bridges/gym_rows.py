@@ -83,7 +83,7 @@ class GymCore:
             if terminated or truncated:
                 break
             observation, extra, terminated, truncated, info = self.env.step(action)
-            reward += extra
+            reward = reward + extra
         return observation, reward, terminated, truncated, info
 
 

@@ -212,7 +212,7 @@ class GymWrapper(GymLikeEnv):
         """Accepted for the sake of `GymLikeEnv`: codecs have decided everything beforehand.
 
         Raises:
-            RuntimeError: `read_obs` or `read_reward` is overridden.
+            EncodingError: `read_obs` or `read_reward` is overridden.
         """
         self._memoize_encoding(mode, GymWrapper)
 

@@ -75,6 +75,13 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
       `TransformedEnv`.
     """
 
+    def __new__(cls, *args: Any, _batch_locked: bool | None = None, **kwargs: Any) -> Any:
+        """Accept what a subclass's own ``__new__`` hands on; ``_batch_locked`` is one env's own."""
+        env = super().__new__(cls)
+        if _batch_locked is not None:
+            env._batch_locked = _batch_locked
+        return env
+
     def __init__(
         self,
         *,
@@ -244,9 +251,10 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         """
         generator = None
         if seed is not None:
-            generator = torch.Generator(self.device or "cpu").manual_seed(seed)
-        self._action_generator = generator
+            generator = torch.Generator(self.device or "cpu").manual_seed(int(seed))
+        self._action_seed, self._action_generator = seed, generator
 
+    _action_seed: int | None = None
     _action_generator: torch.Generator | None = None
 
     def close(self, *, raise_if_closed: bool = True) -> None:
@@ -275,6 +283,7 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
             self._input_spec = self.input_spec.to(device)
             self._output_spec = self.output_spec.to(device)
             self.set_spec_lock_(locked)
+            self._seed_actions(self._action_seed)  # a generator cannot be moved
         return super().to(*args, **kwargs)  # type: ignore[return-value]
 
     def cpu(self) -> EnvBase:

@@ -1,7 +1,8 @@
-"""Which done leaves an env has: what was declared, and the twins that every level needs.
+"""Which done leaves an env has: those that were declared, and the twins that every level needs.
 
 Conventions
-    level  a node of the spec that owns done leaves, named by its path: () is the root.
+    level  a node that owns done leaves, named by its path: () is the root. A node without any entry is
+           a level too, which has only twins.
 """
 
 from __future__ import annotations
@@ -10,39 +11,53 @@ import torch
 
 from envkit import rules
 from envkit.errors import SpecError, SpecTypeError
+from envkit.keys import Path
 from envkit.specs import Categorical, Composite, TensorSpec
 
 __all__ = ["complete_done_spec"]
 
-Path = tuple[str, ...]
+
+def complete_done_spec(spec: Composite) -> tuple[Composite, tuple[Path, ...]]:
+    """Add the missing twins at every level.
+
+    Returns:
+        The completed spec, a copy, and the paths that were added.
+
+    Raises:
+        SpecError: the leaves of a level differ in shape.
+        SpecTypeError: a leaf is not boolean.
+    """
+    added: list[Path] = []
+    return _completed(spec, (), added), tuple(added)
 
 
-def _only_leaf(spec: Composite, ignore: tuple[tuple[str, ...], ...] = ()) -> TensorSpec:
-    leaves = [path for path in leaf_paths(spec) if path not in ignore]
-    return spec[as_key(leaves[0])] if len(leaves) == 1 else spec
-
-
-def _complete_done_spec(spec: Composite) -> tuple[Composite, tuple[tuple[str, ...], ...]]:
-    """Add the missing twins at every level; returns the spec and the paths that were added."""
-    levels: dict[tuple[str, ...], dict[str, TensorSpec]] = {}
-    for path in leaf_paths(spec):
-        levels.setdefault(path[:-1], {})[path[-1]] = spec[as_key(path)]
-    completed = Composite(shape=spec.shape, device=spec.device)
-    added: list[tuple[str, ...]] = []
-    if not levels:
-        levels[()] = {
-            "done": Categorical(2, shape=(*spec.shape, 1), dtype=torch.bool, device=spec.device)
-        }
-    for level, leaves in levels.items():
-        shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
-        if len(set(shapes.values())) > 1:
-            raise SpecError(
-                f"the done leaves of level {level or 'root'} have different shapes: {shapes}. "
-                "Give all of them one shape."
-            )
-        model = next(iter(leaves.values()))
+def _completed(node: Composite, path: Path, added: list[Path]) -> Composite:
+    completed = Composite(shape=node.shape, device=node.device)
+    leaves = {name: leaf for name, leaf in node.items() if not isinstance(leaf, Composite)}
+    if leaves or node.is_empty():
+        _check_flags(path, leaves)
+        blank = Categorical(2, shape=(*node.shape, 1), dtype=torch.bool, device=node.device)
+        model = next(iter(leaves.values()), blank)
         for name in rules.twins(leaves):
             if name not in leaves:
-                added.append((*level, name))
-            completed[as_key((*level, name))] = leaves.get(name, model).clone()
-    return completed, tuple(added)
+                added.append((*path, name))
+            completed[name] = leaves.get(name, model).clone()
+    for name, below in node.items():
+        if isinstance(below, Composite):
+            completed[name] = _completed(below, (*path, name), added)
+    return completed
+
+
+def _check_flags(level: Path, leaves: dict[str, TensorSpec]) -> None:
+    place = f"level {'.'.join(level)!r}" if level else "the root"
+    shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+    if len(set(shapes.values())) > 1:
+        raise SpecError(
+            f"the done leaves of {place} have different shapes: {shapes}. Give all of them one shape."
+        )
+    others = {name: leaf.dtype for name, leaf in leaves.items() if leaf.dtype != torch.bool}
+    if others:
+        raise SpecTypeError(
+            f"the done leaves of {place} must be boolean, but have dtypes {others}. "
+            "Declare them as Categorical(2, shape=..., dtype=torch.bool)."
+        )

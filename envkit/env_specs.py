@@ -1,4 +1,4 @@
-"""What an environment declares: its specs, the views of them, and the key lists read from them.
+"""What an environment declares: its specs, the views of them, batch size and device.
 
 `SpecHolder` stores two composites, inputs and outputs, and decides how they are completed, locked
 and read. It does not know stepping.
@@ -7,48 +7,32 @@ Conventions
     full_*_spec   always a Composite, shape (*batch,).
     single_*      the same spec with the env's batch axes removed.
     key           a string when it is not nested, else a tuple of strings.
-    key lists     leaf keys, sorted by depth, then by dot-joined name.
+    declared      by assignment to a property, or as older code does by a class or its ``__new__`` in
+                  ``_input_spec`` and ``_output_spec``, composites of ``full_*_spec`` entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-from envkit import rules
-from envkit.errors import KeyCollisionError, MissingKeyError, SpecError, SpecTypeError
-from envkit.specs import Categorical, Composite, TensorSpec, Unbounded
+from envkit.done_specs import complete_done_spec
+from envkit.errors import KeyCollisionError, ReadOnlyError, SpecError, SpecTypeError
+from envkit.keys import Key, Path, as_key, as_path, leaf_paths, nodes
+from envkit.specs import Composite, TensorSpec, Unbounded
 
-__all__ = ["Key", "SpecHolder", "as_key", "as_path"]
+__all__ = ["Key", "SpecHolder", "as_key", "as_path", "leaf_paths"]
 
-Key = str | tuple[str, ...]
-
-_INPUTS = ("full_state_spec", "full_action_spec")
-_OUTPUTS = ("full_reward_spec", "full_observation_spec", "full_done_spec")
-
-
-def as_path(key: Key) -> tuple[str, ...]:
-    """Write a key as a tuple of strings."""
-    return (key,) if isinstance(key, str) else tuple(key)
-
-
-def as_key(path: Iterable[str]) -> Key:
-    """Write a path as a plain string when it has one part."""
-    path = tuple(path)
-    return path[0] if len(path) == 1 else path
-
-
-def leaf_paths(spec: Composite) -> list[tuple[str, ...]]:
-    """List the leaves of a composite by depth, then name."""
-    paths = [as_path(key) for key in spec.keys(True, True)]
-    return sorted(paths, key=lambda path: (len(path), ".".join(path)))
+_SIDES = {
+    "_input_spec": ("state", "action"),
+    "_output_spec": ("reward", "observation", "done"),
+}
 
 
 class SpecHolder(nn.Module):
-    """The declared side of an environment: specs, locks, batch size, device and key lists."""
+    """The declared side of an environment: specs, locks, batch size and device."""
 
     _batch_size: torch.Size
     _device: torch.device | None
@@ -56,19 +40,32 @@ class SpecHolder(nn.Module):
     _input_spec: Composite | None = None
     _output_spec: Composite | None = None
     _spec_locked = False
-    _auto_done_twins: tuple[tuple[str, ...], ...] = ()
+    _auto_done_twins: tuple[Path, ...] = ()
 
     # ------------------------------------------------------------------------- composites and locks
 
     @property
     def input_spec(self) -> Composite:
         """State and action specs: ``Composite(full_state_spec, full_action_spec)``; read-only."""
-        return self._specs_of("_input_spec", _INPUTS)
+        return self._specs_of("_input_spec")
+
+    @input_spec.setter
+    def input_spec(self, value: Any) -> None:
+        raise ReadOnlyError(
+            "input_spec of an env cannot be assigned. Assign its parts: action_spec and state_spec."
+        )
 
     @property
     def output_spec(self) -> Composite:
         """Reward, observation and done specs in one Composite; read-only."""
-        return self._specs_of("_output_spec", _OUTPUTS)
+        return self._specs_of("_output_spec")
+
+    @output_spec.setter
+    def output_spec(self, value: Any) -> None:
+        raise ReadOnlyError(
+            "output_spec of an env cannot be assigned. Assign its parts: observation_spec, "
+            "reward_spec and done_spec."
+        )
 
     @property
     def specs(self) -> Composite:
@@ -76,37 +73,23 @@ class SpecHolder(nn.Module):
         output_spec, input_spec = self.output_spec.clone(), self.input_spec.clone()
         return Composite(output_spec=output_spec, input_spec=input_spec, shape=self.batch_size)
 
-    def _specs_of(self, side: str, names: tuple[str, ...]) -> Composite:
-        spec = getattr(self, side, None)
-        if spec is None:
-            spec = Composite(shape=self.batch_size, device=self.device)
-            setattr(self, side, spec)
-        if any(name not in spec.keys() for name in names):
-            locked = spec.is_locked
-            if locked:
-                spec.unlock_()
-            for name in names:
-                if name not in spec.keys():
-                    spec[name] = Composite(shape=self.batch_size, device=self.device)
-            if locked:
-                spec.lock_()
-        return spec
+    def _specs_of(self, side: str) -> Composite:
+        held = self.__dict__.get(side)
+        if held is None:
+            declared = getattr(type(self), side, None)
+            blank = Composite(shape=self.batch_size, device=self.device)
+            held = blank if declared is None else declared.clone()  # a class is shared, this is not
+            setattr(self, side, held)
+        for kind in _SIDES[side]:
+            name = f"full_{kind}_spec"
+            if name not in held.keys():
+                self._write(held, name, Composite(shape=self.batch_size, device=self.device))
+            elif not isinstance(held[name], Composite):
+                self._write(held, name, self._as_composite(held[name], kind))
+        return held
 
-    @property
-    def is_spec_locked(self) -> bool:
-        """True while in-place edits of the specs are refused."""
-        return self._spec_locked
-
-    def set_spec_lock_(self, mode: bool = True) -> SpecHolder:
-        """Lock the specs against in-place edits, or unlock them; returns self."""
-        for spec in (self.input_spec, self.output_spec):
-            spec.lock_() if mode else spec.unlock_()
-        self._spec_locked = mode
-        self.empty_cache()
-        return self
-
-    def _store(self, side: str, name: str, spec: Composite) -> None:
-        owner = self.input_spec if side == "_input_spec" else self.output_spec
+    @staticmethod
+    def _write(owner: Composite, name: str, spec: Composite) -> None:
         locked = owner.is_locked
         if locked:
             owner.unlock_()
@@ -115,27 +98,51 @@ class SpecHolder(nn.Module):
         finally:
             if locked:
                 owner.lock_()
+
+    @property
+    def is_spec_locked(self) -> bool:
+        """True while in-place edits of the specs are refused."""
+        return self._spec_locked
+
+    def set_spec_lock_(self, mode: bool = True) -> SpecHolder:
+        """Lock the specs against in-place edits, or unlock them, inner envs too; returns self."""
+        for child in self.children():
+            if isinstance(child, SpecHolder):
+                child.set_spec_lock_(mode)
+        for spec in (self.input_spec, self.output_spec):
+            spec.lock_() if mode else spec.unlock_()
+        self._spec_locked = mode
+        self.empty_cache()
+        return self
+
+    def _store(self, side: str, kind: str, spec: Composite) -> None:
+        self._write(self._specs_of(side), f"full_{kind}_spec", spec)
         self.empty_cache()
 
-    def _as_composite(self, spec: Any, name: str) -> Composite:
-        """Check a spec that is assigned, and wrap a plain leaf under ``name``."""
+    def _as_composite(self, spec: Any, kind: str) -> Composite:
+        """Check a spec that is declared, wrap a plain leaf under ``kind``, and bring it to the device.
+
+        Raises:
+            SpecTypeError: it is no spec.
+            SpecError: its leading dims are not the batch size.
+        """
         if not isinstance(spec, TensorSpec):
             raise SpecTypeError(
-                f"{name}_spec must be a spec, got {type(spec).__name__}. "
+                f"{kind}_spec must be a spec, got {type(spec).__name__}. "
                 f"Pass a leaf such as Unbounded((1,)) or a Composite."
             )
         batch = self.batch_size
         if tuple(spec.shape[: len(batch)]) != tuple(batch):
             raise SpecError(
-                f"{name}_spec has shape {tuple(spec.shape)}, but its leading dims must be the "
+                f"{kind}_spec has shape {tuple(spec.shape)}, but its leading dims must be the "
                 f"batch size {tuple(batch)} of the env. Expand it: spec.expand(*batch_size, ...)."
             )
-        if isinstance(spec, Composite):
-            spec = spec.clone()
-            if tuple(spec.shape) != tuple(batch):
-                spec.shape = batch
-            return spec
-        return Composite({name: spec.clone()}, shape=batch, device=self.device)
+        spec = spec.clone() if self.device is None else spec.clone().to(self.device)
+        if not isinstance(spec, Composite):
+            return Composite({kind: spec}, shape=batch, device=self.device)
+        if tuple(spec.shape) != tuple(batch):
+            spec.shape = batch
+        return spec
 
     # ---------------------------------------------------------------------------- the five kinds
 
@@ -146,7 +153,7 @@ class SpecHolder(nn.Module):
 
     @full_action_spec.setter
     def full_action_spec(self, spec: TensorSpec) -> None:
-        self._store("_input_spec", "full_action_spec", self._as_composite(spec, "action"))
+        self._store("_input_spec", "action", self._as_composite(spec, "action"))
 
     @property
     def full_state_spec(self) -> Composite:
@@ -162,7 +169,7 @@ class SpecHolder(nn.Module):
                 f"state_spec must be a Composite or None, got {type(spec).__name__}. "
                 "Wrap the leaf: Composite(name=leaf, shape=env.batch_size)."
             )
-        self._store("_input_spec", "full_state_spec", self._as_composite(spec, "state"))
+        self._store("_input_spec", "state", self._as_composite(spec, "state"))
 
     @property
     def full_observation_spec(self) -> Composite:
@@ -172,7 +179,7 @@ class SpecHolder(nn.Module):
     @full_observation_spec.setter
     def full_observation_spec(self, spec: TensorSpec) -> None:
         composite = self._as_composite(spec, "observation")
-        self._store("_output_spec", "full_observation_spec", composite)
+        self._store("_output_spec", "observation", composite)
 
     @property
     def full_reward_spec(self) -> Composite:
@@ -181,7 +188,7 @@ class SpecHolder(nn.Module):
 
     @full_reward_spec.setter
     def full_reward_spec(self, spec: TensorSpec) -> None:
-        self._store("_output_spec", "full_reward_spec", self._as_composite(spec, "reward"))
+        self._store("_output_spec", "reward", self._as_composite(spec, "reward"))
 
     @property
     def full_done_spec(self) -> Composite:
@@ -190,9 +197,9 @@ class SpecHolder(nn.Module):
 
     @full_done_spec.setter
     def full_done_spec(self, spec: TensorSpec) -> None:
-        composite, added = _complete_done_spec(self._as_composite(spec, "done"))
+        composite, added = complete_done_spec(self._as_composite(spec, "done"))
         self._auto_done_twins = added
-        self._store("_output_spec", "full_done_spec", composite)
+        self._store("_output_spec", "done", composite)
 
     observation_spec = full_observation_spec
     state_spec = full_state_spec
@@ -290,6 +297,13 @@ class SpecHolder(nn.Module):
         """Number of environments along each batch axis; ``[]`` for one environment."""
         return self._batch_size
 
+    @batch_size.setter
+    def batch_size(self, value: Any) -> None:
+        raise ReadOnlyError(
+            f"the batch size of an env cannot be assigned (it is {tuple(self.batch_size)}): its specs "
+            "follow from it. Pass batch_size= to the constructor: super().__init__(batch_size=...)."
+        )
+
     @property
     def shape(self) -> torch.Size:
         """Alias of `batch_size`."""
@@ -313,7 +327,7 @@ class SpecHolder(nn.Module):
 
     @device.setter
     def device(self, value: Any) -> None:
-        raise RuntimeError(
+        raise ReadOnlyError(
             f"the device of an env cannot be assigned (it is {self._device}). "
             "Use env.to(device), which moves specs, parameters and future outputs."
         )
@@ -325,7 +339,7 @@ class SpecHolder(nn.Module):
 
     @batch_locked.setter
     def batch_locked(self, value: bool) -> None:
-        raise RuntimeError(
+        raise ReadOnlyError(
             f"batch_locked is read-only (it is {self.batch_locked}): it is a property of the "
             "simulator. Choose a stateless env to step batches of any size."
         )
@@ -352,15 +366,37 @@ class SpecHolder(nn.Module):
 
     def _finish_specs(self, *, lock: bool) -> None:
         """Complete the declared specs, check names, and lock: the last act of construction."""
-        completed, added = _complete_done_spec(self.full_done_spec)
+        self._check_declared()
+        completed, added = complete_done_spec(self.full_done_spec)
         if added:
             self._auto_done_twins = added
-            self._store("_output_spec", "full_done_spec", completed)
+            self._store("_output_spec", "done", completed)
         if self.full_reward_spec.is_empty():
-            device = self.device
-            self.full_reward_spec = Unbounded((*self.batch_size, 1), device=device)
+            self.full_reward_spec = Unbounded((*self.batch_size, 1), device=self.device)
         self._check_names_differ()
+        self._check_nodes_agree()
         self.set_spec_lock_(lock)
+
+    def _check_declared(self) -> None:
+        """Check what a class or `__new__` declared as that which is assigned is checked."""
+        for side, kinds in _SIDES.items():
+            held = self._specs_of(side)
+            known = [f"full_{kind}_spec" for kind in kinds]
+            unknown = sorted(name for name in held.keys() if name not in known)
+            if unknown:
+                raise SpecError(
+                    f"{side} of {type(self).__name__} holds {unknown}, but its entries are {known}. "
+                    "Declare each spec under one of these."
+                )
+            if held.shape != self.batch_size or held.device != self.device:
+                parts = {f"full_{kind}_spec": self._declared(held, kind) for kind in kinds}
+                setattr(self, side, Composite(parts, shape=self.batch_size, device=self.device))
+
+    def _declared(self, held: Composite, kind: str) -> Composite:
+        spec = held[f"full_{kind}_spec"]
+        if spec.is_empty(recurse=True):
+            return Composite(shape=self.batch_size, device=self.device)
+        return self._as_composite(spec, kind)
 
     def _check_names_differ(self) -> None:
         groups = (("observation", "reward", "done"), ("state", "action"))
@@ -375,9 +411,30 @@ class SpecHolder(nn.Module):
                         )
                     seen[path] = kind
 
+    def _check_nodes_agree(self) -> None:
+        """Check that entries which lie in one node of the data fit the batch size of that node."""
+        kinds = [kind for side in _SIDES.values() for kind in side]
+        specs = {kind: getattr(self, f"full_{kind}_spec") for kind in kinds}
+        shapes: dict[Path, tuple[tuple[int, ...], str]] = {}
+        for kind, spec in specs.items():
+            for path, node in nodes(spec):
+                known, _ = shapes.get(path, ((), ""))
+                if len(node.shape) > len(known):
+                    shapes[path] = tuple(node.shape), kind
+        for kind, spec in specs.items():
+            for path in leaf_paths(spec):
+                shape, owner = shapes.get(path[:-1], ((), ""))
+                own = tuple(spec[as_key(path)].shape)
+                if own[: len(shape)] != shape:
+                    raise SpecError(
+                        f"{as_key(path)!r} of the {kind} spec has shape {own}, but its node "
+                        f"{as_key(path[:-1])!r} has batch size {shape} in the {owner} spec. Give the "
+                        f"leaf these leading dims, or the node a smaller batch size."
+                    )
+
     def add_truncated_keys(self) -> SpecHolder:
         """Declare ``truncated`` beside every ``done``; returns self."""
-        spec, _ = _complete_done_spec(self.full_done_spec)  # in a constructor it may be empty
+        spec, _ = complete_done_spec(self.full_done_spec)  # in a constructor it may be empty
         paths = leaf_paths(spec)
         for level in {path[:-1] for path in paths} - {
             path[:-1] for path in paths if path[-1] == "truncated"
@@ -385,3 +442,8 @@ class SpecHolder(nn.Module):
             spec[(*level, "truncated")] = spec[(*level, "done")].clone()
         self.full_done_spec = spec
         return self
+
+
+def _only_leaf(spec: Composite, ignore: tuple[Path, ...] = ()) -> TensorSpec:
+    leaves = [path for path in leaf_paths(spec) if path not in ignore]
+    return spec[as_key(leaves[0])] if len(leaves) == 1 else spec

@@ -22,6 +22,7 @@ __all__ = [
     "EncodingError",
     "EnvkitError",
     "HandoffError",
+    "InfoReaderError",
     "InputError",
     "KeyCollisionError",
     "MissingKeyError",
@@ -43,6 +44,7 @@ __all__ = [
     "SpecStackError",
     "SpecTypeError",
     "StateStructureError",
+    "StatisticsError",
     "StepMaskError",
     "TransformOwnerError",
     "WorkerError",
@@ -117,6 +119,10 @@ class MissingKeyError(EnvkitError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class InfoReaderError(EnvkitError, RuntimeError):
+    """Infos are to be registered on an env that reads some already."""
+
+
 class KeyCollisionError(EnvkitError, RuntimeError):
     """Two entries of an env that must differ carry the same name."""
 
@@ -159,6 +165,10 @@ class NoParentError(EnvkitError, RuntimeError):
 
 class PrimerError(EnvkitError, RuntimeError):
     """A primer does not fit its environment, or its values do not fit their specs."""
+
+
+class StatisticsError(EnvkitError, RuntimeError):
+    """Numbers a normaliser needs have not been measured, or have been already."""
 
 
 class ClosedEnvError(EnvkitError, RuntimeError):

@@ -9,8 +9,9 @@ Conventions
 from __future__ import annotations
 
 from envkit import rules
-from envkit.env_specs import Key, SpecHolder, as_key, as_path, leaf_paths
+from envkit.env_specs import SpecHolder
 from envkit.errors import MissingKeyError
+from envkit.keys import Key, as_key, as_path, leaf_paths
 
 __all__ = ["KeyLists"]
 

@@ -18,7 +18,6 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.env_specs import Key, SpecHolder, as_key, leaf_paths
 from envkit.errors import (
     BatchSizeError,
     DoneError,
@@ -26,6 +25,8 @@ from envkit.errors import (
     ResetOutputError,
     SpecTypeError,
 )
+from envkit.key_lists import KeyLists
+from envkit.keys import Key, as_key, leaf_paths
 from envkit.transition import empty_like, leaves
 
 __all__ = ["OutputHolder", "OutputLeaf"]
@@ -33,7 +34,7 @@ __all__ = ["OutputHolder", "OutputLeaf"]
 OutputLeaf = tuple[tuple[str, ...], str, Any]  # path, kind, spec
 
 
-class OutputHolder(SpecHolder):
+class OutputHolder(KeyLists):
     """The part of an environment that looks at what the simulator gave."""
 
     @property

@@ -21,10 +21,10 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.env_specs import as_key, as_path
 from envkit.errors import BatchSizeError, ClosedEnvError, DoneError
+from envkit.keys import as_key, as_path
 from envkit.outputs import OutputHolder
-from envkit.transition import any_done, carry, collect_reset_masks, merge_reset
+from envkit.transition import any_done, carry, collect_reset_masks, drop_private, merge_reset
 
 __all__ = ["Stepping"]
 
@@ -226,8 +226,16 @@ class Stepping(OutputHolder, ABC):
         return any_done(tensordict, self.done_levels)
 
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Reset what is done in a root (the output of `step_mdp`); the rest is returned unchanged."""
-        return self.reset(tensordict) if self.any_done(tensordict) else tensordict
+        """Reset what is done in a root (the output of `step_mdp`); the rest is returned unchanged.
+
+        Where the mask of a level decides for levels below it, what is done there alone waits.
+        """
+        if not self.any_done(tensordict):
+            return tensordict
+        masks = collect_reset_masks(tensordict, self.done_levels, self.full_done_spec)
+        if not any(bool(mask.any()) for mask in masks.values()):
+            return drop_private(tensordict, rules.RESET)
+        return self.reset(tensordict)
 
     def step_and_maybe_reset(
         self, tensordict: TensorDictBase

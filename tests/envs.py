@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from pathlib import Path
 
 import torch
 from tensordict import TensorDict
@@ -104,14 +106,17 @@ class StatelessCount(EnvBase):
 
 
 class Chaos(Count):
-    """Counts and draws numbers; its action says how the step goes wrong, see `FAULTS`.
+    """Counts and draws numbers, and goes wrong as `FAULTS` says.
 
+    In a step its action says how. Anywhere else an order does, see `order_fault`.
     ``draw`` float32 (1,) comes from a generator that only `set_seed` touches.
     """
 
-    FAULTS = ("none", "raise", "exit", "kill", "hang")
+    FAULTS = ("none", "raise", "exit", "kill", "hang", "misfit")
 
-    def __init__(self, n: int = 7):
+    def __init__(self, n: int = 7, orders: Path | None = None):
+        self.orders = orders
+        self._obey("constructor")
         super().__init__(n)
         self.generator = torch.Generator().manual_seed(0)
         self.observation_spec = Composite(
@@ -123,18 +128,58 @@ class Chaos(Count):
     def _out(self) -> TensorDict:
         return super()._out().set("draw", torch.rand(1, generator=self.generator))
 
+    def _reset(self, td, **kwargs):
+        self._obey("reset")
+        return super()._reset(td)
+
     def _step(self, td):
         fault = self.FAULTS[int(td["action"])]
-        if fault == "raise":
-            raise ValueError(f"cannot go on from {self.c}")
-        if fault == "exit":
-            os._exit(3)
-        if fault == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if fault == "hang":
-            time.sleep(1000)
-        return super()._step(td)
+        _fail(fault, f"cannot go on from {self.c}")
+        out = super()._step(td)
+        return out.set("count", torch.zeros(3)) if fault == "misfit" else out
 
     def _set_seed(self, seed):
+        self._obey("set_seed")
         super()._set_seed(seed)
         self.generator.manual_seed(seed)
+
+    def visit(self) -> int:
+        """Give the count, unless ordered otherwise."""
+        self._obey("visit")
+        return self.c
+
+    def lock(self):
+        """Give what no process can send to another."""
+        return threading.Lock()
+
+    def _obey(self, place: str) -> None:
+        order = None if self.orders is None else self.orders / place
+        if order is None or not order.exists():
+            return
+        fault, times = order.read_text().split()
+        if times == "1":
+            order.unlink()
+        else:
+            order.write_text(f"{fault} {int(times) - 1}")
+        _fail(fault, f"was told to fail in {place}")
+
+
+def order_fault(orders: Path, place: str, fault: str, times: int = 1) -> None:
+    """Have the next ``times`` visits of a `Chaos` to a place go wrong, in whatever process it is.
+
+    Args:
+        orders: folder that the env was given.
+        place: constructor, reset, set_seed or visit.
+    """
+    (orders / place).write_text(f"{fault} {times}")
+
+
+def _fail(fault: str, message: str) -> None:
+    if fault == "raise":
+        raise ValueError(message)
+    if fault == "exit":
+        os._exit(3)
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "hang":
+        time.sleep(1000)

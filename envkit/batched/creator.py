@@ -52,6 +52,7 @@ class EnvCreator:
         self.share_memory = share_memory
         env = create_env_fn(**self.create_env_kwargs)
         try:
+            _ = env.output_spec  # what follows the shapes of entries is made when specs are read
             before = {name: tensor.detach().clone() for name, tensor in _state_of(env).items()}
             env.rand_step(env.reset())
             self._meta_data = EnvMetaData.metadata_from_env(env)

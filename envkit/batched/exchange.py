@@ -11,7 +11,8 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -25,7 +26,7 @@ from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
 from envkit.batched.stacking import keep_unstepped, stack_rows
 from envkit.env_specs import as_key
-from envkit.errors import MissingKeyError, SpecError, WorkerError
+from envkit.errors import InputError, MissingKeyError, ResetMaskError, WorkerError
 from envkit.specs import TensorSpec
 from envkit.transport import Layout, Pool
 
@@ -37,7 +38,7 @@ Path = tuple[str, ...]
 class BufferExchange:
     """Steps and resets through rows in memory that parent and hosts share.
 
-    ``lost`` are the rows whose env was rebuilt during the last step, see `recovery`.
+    ``lost`` are the rows of which the last step told that they were lost, see `recovery`.
 
     ``slot`` is the moment that the next step reads and writes, see `buffers`. Stepping one by one
     leaves it at 0; `recording` moves it. ``more_inputs`` are sent beside what the specs ask for.
@@ -77,7 +78,7 @@ class BufferExchange:
             sum(mask[0].numel() for path, mask in self.masks.items() if path[-1] == rules.RESET) > 1
         )
         self._newest_is_next = np.zeros(num_rows, bool)
-        self._lost_before: set[int] = set()
+        self._has_roots = np.zeros(num_rows, bool)
         self.lost: set[int] = set()
 
     @property
@@ -104,38 +105,32 @@ class BufferExchange:
         rows = self._select({(rules.STEP,): mask} if mask is not None else {})
         self._sent_rows, self._sent_root = rows, root
         self._advanced = advance
+        if self._recovery.unstarted:
+            chosen = range(len(self._newest_is_next)) if rows is None else rows
+            rows = self._recovery.ready(chosen, self._reset_wholly)
         self._pool.send(ADVANCE if advance else STEP, rows)
         if advance and self._rows_have_parts:
             self._masks_are_full = False  # sub-envs note there which of their parts they reset
 
     def wait(self) -> None:
         """Wait for the step; rows that were not stepped hold anything."""
-        lost, self._lost_before = self._lost_before, set()
         try:
             self._pool.recv()
         except WorkerError as error:
-            lost |= self._recovery.repair(error)
+            self._recovery.repair(error)
         rows = slice(None) if self._sent_rows is None else self._sent_rows
         self._newest_is_next[rows] = not self._advanced
-        self.lost = lost and self._begin_anew(lost)
-        for row in self.lost:
+        self.lost = self._tell_lost() if self._recovery.lost else set()
+
+    def _tell_lost(self) -> set[int]:
+        """Write `next` of the rows that were lost, and their root where the others have one."""
+        lost = self._recovery.tell(self._sent_rows)
+        for row in lost:
             outcome = self._metadata.lost_next(cast(TensorDictBase, self._sent_root[row]))
             for path, tensor in self.nexts[self.slot].items():
                 tensor[row].copy_(outcome.get(as_key(path)))
-            self._newest_is_next[row] = not self._advanced
-
-    def _begin_anew(self, lost: set[int], kwargs: list[dict[str, Any]] | None = None) -> set[int]:
-        """Start episodes in rows that were rebuilt, and give all rows lost in the end."""
-        rows = sorted(lost)
-        while rows:
-            for mask in self.masks.values():
-                mask[rows] = True
-            try:
-                self._reset_rows(rows, kwargs)
-                break
-            except WorkerError as error:
-                again = self._recovery.repair(error)
-                lost, rows = lost | again, sorted(again)
+        if self._advanced:
+            self._recovery.begin(lost, self._reset_wholly)
         return lost
 
     def recv(self) -> TensorDict:
@@ -157,23 +152,37 @@ class BufferExchange:
     ) -> TensorDict:
         """Reset what the masks select and give the newest known values of everything."""
         rows = self._select({(*level, rules.RESET): mask for level, mask in masks.items()})
-        chosen = set(range(len(self._newest_is_next)) if rows is None else rows)
-        try:
-            self._reset_rows(rows, kwargs)
-        except WorkerError as error:
-            lost = self._begin_anew(self._recovery.repair(error), kwargs)
-            self._lost_before |= lost - chosen
-        self._lost_before -= chosen
-        self._newest_is_next[slice(None) if rows is None else rows] = False
+        chosen = set(range(len(self._has_roots)) if rows is None else rows)
+        refuse_early_part(chosen, self._has_roots)
+        if self._recovery.unstarted:
+            self._ask_for_all(self._recovery.unstarted)
+        self._recovery.reset(
+            chosen,
+            masks,
+            partial(self._reset_rows, kwargs=kwargs),
+            partial(self._reset_wholly, kwargs=kwargs),
+        )
+        touched = slice(None) if rows is None else rows
+        self._newest_is_next[touched] = False
+        self._has_roots[touched] = True
         return self._newest()
 
-    def _reset_rows(self, rows: list[int] | None, kwargs: list[dict[str, Any]] | None) -> None:
+    def _reset_rows(self, rows: set[int], kwargs: list[dict[str, Any]] | None) -> None:
         if kwargs is not None:
-            given = range(len(kwargs)) if rows is None else rows
-            call_by_row(self._pool, "reset_rows", {row: kwargs[row] for row in given})
-        elif rows is None or rows:
-            self._pool.send(RESET, rows)
+            call_by_row(self._pool, "reset_rows", {row: kwargs[row] for row in sorted(rows)})
+        elif rows:
+            self._pool.send(RESET, None if len(rows) == len(self._has_roots) else sorted(rows))
             self._pool.recv()
+
+    def _reset_wholly(self, rows: set[int], kwargs: list[dict[str, Any]] | None = None) -> None:
+        """Reset rows with all their parts, whatever the masks say."""
+        self._ask_for_all(rows)
+        self._reset_rows(rows, kwargs)
+
+    def _ask_for_all(self, rows: set[int]) -> None:
+        for path, mask in self.masks.items():
+            if path[-1] == rules.RESET:
+                mask[sorted(rows)] = True
 
     def _newest(self) -> TensorDict:
         slot = self.slot
@@ -236,7 +245,6 @@ class TensorDictExchange:
     ):
         self._pool = pool
         self._recovery = recovery
-        self._lost_before: set[int] = set()
         self.lost: set[int] = set()
         self._num_rows = len(metadata)
         self._metadata = metadata
@@ -266,34 +274,56 @@ class TensorDictExchange:
     def recv(self) -> TensorDictBase:
         """Step the selected sub-envs and give their stacked `next`."""
         td, mask, advance = self._sent
-        rows = _rows_of(mask, self._num_rows)
+        chosen = rows = _rows_of(mask, self._num_rows)
+        if self._recovery.unstarted:
+            rows = self._recovery.ready(chosen, self._reset_wholly)
         inputs = {}
         for row in rows:
             part = self._input(td, row, rules.STEP, "next")
             if mask is not None and mask.ndim > 1:
                 part.set(rules.STEP, mask[row])
             inputs[row] = (part, {})
-        lost, self._lost_before = self._lost_before, set()
-        results, failed = self._call("step_and_maybe_reset" if advance else "step", inputs)
         nexts: dict[int, TensorDictBase] = {}
-        for row, result in results.items():
+
+        def take(row: int, result: Any) -> None:
             data, following = result if advance else (result, None)
             nexts[row] = data.get("next")
             self._remember(row, nexts[row] if following is None else following)
-        self.lost = self._begin_anew(lost | failed)
-        for row in self.lost:
-            nexts[row] = self._metadata[row].lost_next(self._input(td, row))
-            if not advance:
-                self._remember(row, nexts[row])
+
+        try:
+            self._call("step_and_maybe_reset" if advance else "step", inputs, take)
+        except WorkerError as error:
+            self._recovery.repair(error)
+        self.lost = self._tell_lost(td, chosen, nexts, advance) if self._recovery.lost else set()
         if mask is not None:
             nexts = self._keep_unstepped(td, mask, nexts)
         return self._stack([nexts[row] for row in range(self._num_rows)])
+
+    def _tell_lost(
+        self,
+        td: TensorDictBase,
+        stepped: list[int],
+        nexts: dict[int, TensorDictBase],
+        advanced: bool,
+    ) -> set[int]:
+        """Write `next` of the rows that were lost, and their root where the others have one."""
+        lost = self._recovery.tell(stepped)
+        for row in lost:
+            nexts.pop(row, None)
+        model = self._model(nexts)
+        for row in lost:
+            outcome = self._metadata[row].lost_next(self._input(td, row))
+            nexts[row] = _like(model, outcome)
+            self._remember(row, outcome)
+        if advanced:
+            self._recovery.begin(lost, self._reset_wholly)
+        return lost
 
     def _keep_unstepped(
         self, td: TensorDictBase, mask: torch.Tensor, nexts: dict[int, TensorDictBase]
     ) -> dict[int, TensorDictBase]:
         """Give `next` of all rows: where ``mask`` is False their root values, or else zeros."""
-        model = next(iter(nexts.values()), None)
+        model = self._model(nexts)
         complete = {}
         for row, found in enumerate(self._metadata):
             skipped: TensorDictBase = found.skipped_next(self._input(td, row))
@@ -301,11 +331,13 @@ class TensorDictExchange:
                 complete[row] = nexts[row]
             elif row in nexts:
                 complete[row] = keep_unstepped(nexts[row], skipped, mask[row])
-            elif model is None or self._individual:
-                complete[row] = skipped
-            else:  # what no spec knows of is zero
-                complete[row] = model.apply(torch.zeros_like).update(skipped)  # type: ignore[union-attr]
+            else:
+                complete[row] = _like(model, skipped)
         return complete
+
+    def _model(self, nexts: dict[int, TensorDictBase]) -> TensorDictBase | None:
+        """Give an example of what sub-envs return, which may be more than their specs say."""
+        return None if self._individual else next(iter(nexts.values()), None)
 
     def fresh_rows(self) -> TensorDictBase:
         """Give the newest root of every sub-env."""
@@ -318,49 +350,49 @@ class TensorDictExchange:
         kwargs: list[dict[str, Any]] | None,
     ) -> TensorDictBase:
         """Reset what the masks select and give the newest known values of everything."""
-        inputs: dict[int, tuple[TensorDictBase | None, dict[str, Any]]] = {}
+        inputs: dict[int, TensorDictBase | None] = {}
         for row in range(self._num_rows):
             own = {level: mask[row] for level, mask in masks.items()}
             if own and not any(bool(mask.any()) for mask in own.values()):
                 continue
-            part = None if td is None else self._input(td, row, "next", *masks_at(td))
+            inputs[row] = None
+            if td is None or row in self._recovery.unstarted:
+                continue
+            part = inputs[row] = self._input(td, row, "next", *masks_at(td))
             for level, mask in own.items():
-                if not bool(mask.all()) and part is not None:
+                if not bool(mask.all()):
                     part.set(as_key((*level, rules.RESET)), mask)
-            inputs[row] = (part, {} if kwargs is None else kwargs[row])
-        results, failed = self._call("reset", inputs)
-        for row, result in results.items():
-            self._remember(row, result)
-        self._lost_before |= self._begin_anew(failed, kwargs)
-        self._lost_before -= inputs.keys()
-        if any(part is None for part in self._last):
-            raise SpecError(
-                "a partial reset came before the first full one, so there is no data of the other "
-                "sub-envs. Call reset() once without a mask."
-            )
+        refuse_early_part(inputs.keys(), [part is not None for part in self._last])
+
+        def reset(rows: set[int]) -> None:
+            self._reset_rows({row: inputs[row] for row in sorted(rows)}, kwargs)
+
+        wholly = partial(self._reset_wholly, kwargs=kwargs)
+        self._recovery.reset(set(inputs), masks, reset, wholly)
         return self._stack(list(self._last))  # type: ignore[arg-type]
 
-    def _begin_anew(self, lost: set[int], kwargs: list[dict[str, Any]] | None = None) -> set[int]:
-        """Start episodes in rows that were rebuilt, and give all rows lost in the end."""
-        rows = lost
-        while rows:
-            given = {row: (None, {} if kwargs is None else kwargs[row]) for row in sorted(rows)}
-            results, rows = self._call("reset", given)
-            for row, result in results.items():
-                self._remember(row, result)
-            lost = lost | rows
-        return lost
+    def _reset_wholly(self, rows: set[int], kwargs: list[dict[str, Any]] | None = None) -> None:
+        """Reset rows with all their parts, from nothing."""
+        self._reset_rows(dict.fromkeys(sorted(rows)), kwargs)
 
-    def _call(self, method: str, inputs: dict[int, Any]) -> tuple[dict[int, Any], set[int]]:
-        """Call a method of the sub-envs; gives the results, and the rows that were lost."""
-        lost: set[int] = set()
+    def _reset_rows(
+        self, inputs: dict[int, TensorDictBase | None], kwargs: list[dict[str, Any]] | None
+    ) -> None:
+        given = {row: (part, {} if kwargs is None else kwargs[row]) for row, part in inputs.items()}
+        self._call("reset", given, self._remember)
+
+    def _call(self, method: str, inputs: dict[int, Any], take: Callable[[int, Any], None]) -> None:
+        """Call a method of the sub-envs, and hand each result to ``take``, also if others fail."""
+        failed: WorkerError | None = None
         try:
             replies = call_by_row(self._pool, "tensordicts", inputs, method)
         except WorkerError as error:
-            lost = self._recovery.repair(error)
-            replies = error.answers.values()
-        results = {row: result for reply in replies for row, result in reply.items()}
-        return {row: result for row, result in results.items() if row not in lost}, lost
+            failed, replies = error, error.answers.values()
+        for reply in replies:
+            for row, result in reply.items():
+                take(row, result)
+        if failed is not None:
+            raise failed
 
     def _stack(self, parts: list[TensorDictBase]) -> TensorDictBase:
         stacked = stack_rows(parts, individual=self._individual)
@@ -431,6 +463,28 @@ def masks_at(td: TensorDictBase) -> list:
     ]
 
 
+def refuse_early_part(rows: Collection[int], has_root: Sequence[bool] | np.ndarray) -> None:
+    """Check that a reset leaves no row without data.
+
+    Raises:
+        ResetMaskError: a row that is not reset has never been before.
+    """
+    if len(rows) < len(has_root) and not all(
+        known or row in rows for row, known in enumerate(has_root)
+    ):
+        raise ResetMaskError(
+            "a partial reset came before the first full one, so there is no data of the other "
+            "sub-envs. Call reset() once without a mask."
+        )
+
+
+def _like(model: TensorDictBase | None, outcome: TensorDictBase) -> TensorDictBase:
+    """Add the entries that a model has more, as zeros."""
+    if model is None:
+        return outcome
+    return model.apply(torch.zeros_like).update(outcome)  # type: ignore[union-attr]
+
+
 def _rows_of(mask: torch.Tensor | None, count: int) -> list[int]:
     if mask is None:
         return list(range(count))
@@ -445,12 +499,19 @@ def _fill(rows: torch.Tensor, value: torch.Tensor | None, path: Path) -> None:
             "Write it first, e.g. with env.rand_action(td)."
         )
     if value.shape != rows.shape:
-        raise SpecError(
-            f"{key!r} has shape {tuple(value.shape)}, but the env takes {tuple(rows.shape)}."
+        raise InputError(
+            f"{key!r} has shape {tuple(value.shape)}, but the env takes {tuple(rows.shape)}. "
+            "env.rand_action() shows the form it takes."
         )
     if value.dtype != rows.dtype:
-        raise SpecError(
+        raise InputError(
             f"{key!r} has dtype {value.dtype}, but the env takes {rows.dtype}. "
             f"Convert it: value.to({rows.dtype})."
         )
-    rows.copy_(value.detach() if value.requires_grad else value)
+    try:
+        rows.copy_(value.detach() if value.requires_grad else value)
+    except NotImplementedError as error:
+        raise InputError(
+            f"{key!r} is on the {value.device.type} device, which holds no data, but the env takes "
+            "values. Build it on the CPU or on an accelerator."
+        ) from error

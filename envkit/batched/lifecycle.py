@@ -59,7 +59,8 @@ class HostedEnv(EnvBase):
         non_blocking: copies to the device of delivery do not wait for it.
         num_processes: processes that share the sub-envs evenly; None takes one per core, at most
             one per sub-env. Shows in no result.
-        timeout: seconds a start, step or reset may take; None sets no limit.
+        timeout: seconds a start, step, reset or any other call may take; None sets no limit. It may
+            be assigned while the env runs.
         on_worker_failure: "raise", or "restart": an env that raises loses its row, a process that
             dies or hangs those it held. Lost rows end their episode with ``truncated``, at their
             last root values and no reward, and go on with new envs; see `recovery`.
@@ -114,7 +115,8 @@ class HostedEnv(EnvBase):
         self.num_workers = num_workers
         self.shared_memory, self.memmap = shared_memory, memmap
         self.num_threads, self.num_sub_threads = num_threads, num_sub_threads
-        self.num_processes, self.timeout = num_processes, timeout
+        self.num_processes = num_processes
+        self.timeout = timeout
         self.on_worker_failure, self.max_restarts = on_worker_failure, max_restarts
         self._allowed_restarts = allowed_restarts(on_worker_failure, max_restarts)
         self.serial_for_single = serial_for_single
@@ -190,7 +192,9 @@ class HostedEnv(EnvBase):
         return self._pool
 
     def _start(self) -> None:
-        makers: list[Maker] = list(zip(self._makers, self._kwargs, strict=True))
+        makers: list[Maker] = [
+            (maker, dict(own)) for maker, own in zip(self._makers, self._kwargs, strict=True)
+        ]
         tasks = tasks_of(self._makers, self._kwargs)
         first_rows = [tasks.index(task) for task in range(max(tasks) + 1)]
         trusted = {
@@ -289,6 +293,22 @@ class HostedEnv(EnvBase):
         self._metadata = [metadata[task] for task in tasks]
         self._input_spec, self._output_spec = specs["input_spec"], specs["output_spec"]
         self.set_spec_lock_(self._lock_when_started)
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds a start, step or reset may take; None sets no limit."""
+        return self._timeout_s
+
+    @timeout.setter
+    def timeout(self, timeout_s: float | None) -> None:
+        if timeout_s is not None and not timeout_s > 0:
+            raise ArgumentError(
+                f"timeout is {timeout_s}, but must be a positive number of seconds, or None for no "
+                "limit."
+            )
+        self._timeout_s = timeout_s
+        if self.__dict__.get("_pool") is not None:
+            self._pool.timeout_s = timeout_s  # type: ignore[union-attr]
 
     @property
     def policy_proof(self) -> Any:

@@ -12,7 +12,9 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+
+import torch
 
 from envkit.batched.metadata import EnvMetaData
 from envkit.env_specs import as_path
@@ -25,6 +27,7 @@ __all__ = ["Recovery", "allowed_restarts", "require_truncated"]
 _BEFORE_USE = ("start", "bind")  # commands after whose failure a worker serves nobody
 
 Reset = Callable[[set[int]], None]
+Masks = Mapping[tuple[str, ...], torch.Tensor]
 
 
 class Recovery:
@@ -115,25 +118,44 @@ class Recovery:
         """Reset rows that were built anew, and build those anew that fail at that.
 
         Args:
-            rows: none of them is lost.
+            rows: whoever asks has been told of their loss.
             reset: resets rows with all their parts, or raises `WorkerError` after it has reset
                 those that did not fail.
         """
         left = rows
         while left:
-            left = left & self.attempt(reset, left)
-        self.has_begun(rows)
+            left = left & self._attempt(reset, left)
+        self._has_begun(rows)
 
-    def attempt(self, reset: Reset, rows: set[int]) -> set[int]:
-        """Reset rows once, and give the rows that were rebuilt because something failed."""
+    def reset(self, rows: set[int], masks: Masks, reset: Reset, reset_wholly: Reset) -> None:
+        """Reset rows as the user asked, and build those anew that fail at that.
+
+        A row that is lost and reset as a whole has nothing left to tell.
+
+        Args:
+            rows: what to reset.
+            masks: which parts of every row to reset, by level; none for all of them.
+            reset: see `begin`; resets the parts asked for, and all of `unstarted` rows.
+            reset_wholly: the same for all parts.
+        """
+        rebuilt = self._attempt(reset, rows)
+        if not self.unstarted:
+            return
+        untold = self.lost & (rows - _wholly(masks, rows))
+        self.begin(rebuilt & rows, reset_wholly)
+        self._has_begun(rows)
+        self.lost |= untold
+        self.unstarted |= untold
+
+    def _attempt(self, reset: Reset, rows: set[int]) -> set[int]:
+        """Reset rows, and give the rows that were rebuilt because something failed."""
         try:
             reset(rows)
         except WorkerError as error:
             return self.repair(error)
         return set()
 
-    def has_begun(self, rows: set[int]) -> None:
-        """Note that rows have begun an episode with all their parts: there is nothing to tell."""
+    def _has_begun(self, rows: set[int]) -> None:
         self.lost -= rows
         self.unstarted -= rows
 
@@ -145,6 +167,11 @@ class Recovery:
         """
         self.begin((self.unstarted - self.lost).intersection(rows), reset)
         return [row for row in rows if row not in self.lost]
+
+
+def _wholly(masks: Masks, rows: set[int]) -> set[int]:
+    """Give those of some rows that masks select with all their parts."""
+    return {row for row in rows if all(bool(mask[row].all()) for mask in masks.values())}
 
 
 def _is_fatal(failure: Failure) -> bool:

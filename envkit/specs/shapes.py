@@ -117,18 +117,18 @@ def names_after(op: ShapeOp, names: Names, shape: torch.Size) -> Names:
 
     Args:
         op: one of the three operations.
-        names: names of the axes it acts on.
+        names: names of the axes of the tensor; the operation may act on the first of them only.
         shape: sizes of these axes.
     """
-    if isinstance(op, Expand):
-        return (None,) * (len(op.sizes) - len(names)) + names
     if isinstance(op, Index):
         return _names_indexed(op.items, names)
+    if isinstance(op, Expand):
+        return (None,) * (len(op.sizes) - op.ndim) + names
     if isinstance(op, Reshape):
-        first = _equal_run(shape, op.sizes)
-        last = _equal_run(shape[first:][::-1], op.sizes[first:][::-1])
+        first = _equal_run(shape[: op.ndim], op.sizes)
+        last = _equal_run(shape[first : op.ndim][::-1], op.sizes[first:][::-1])
         made = (None,) * (len(op.sizes) - first - last)
-        return names[:first] + made + names[len(names) - last :]
+        return names[:first] + made + names[op.ndim - last :]
     return names
 
 

@@ -174,6 +174,11 @@ class _SharedChildren(Mapping):
         children = [spec._children()[name] for spec in self._members]
         if all(child is None for child in children):
             return None
+        if None in children:
+            raise SpecStackError(
+                f"entry {name!r} has no spec in member {children.index(None)}. Take the member "
+                "first: stack[i][key]."
+            )
         child = stack(children, self._dim)
         if isinstance(child, Composite) and not isinstance(child, StackedComposite):
             child.lock_()  # a copy: an edit of it would be lost

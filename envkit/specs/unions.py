@@ -103,21 +103,18 @@ class Choice(LeafSpec):
         return new
 
     def _axes_after(self, op: ShapeOp) -> tuple[str | None, ...]:
-        if isinstance(op, Index):
-            return names_after(op, self._axes, self._shape)
-        count = op.ndim  # type: ignore[attr-defined]
-        touched, rest = self._axes[:count], self._axes[count:]
-        axes = names_after(op, touched, self._shape[:count])
-        if isinstance(op, Reshape) and "value" in touched:
-            if None in touched and axes.count("value") != touched.count("value"):
-                raise SpecError(
-                    f"a Choice of shape {tuple(self._shape)} cannot take the shape "
-                    f"{tuple(op.sizes)}: that merges rows with the values in them. Reshape the "
-                    "members instead."
-                )
-            if None not in touched:
-                axes = ("value",) * len(axes)
-        return axes + rest
+        axes = names_after(op, self._axes, self._shape)
+        if not isinstance(op, Reshape):
+            return axes
+        touched, rest = self._axes[: op.ndim], self._axes[op.ndim :]
+        if None not in touched:
+            return (*("value",) * len(op.sizes), *rest)
+        if axes.count("value") != self._axes.count("value"):
+            raise SpecError(
+                f"a Choice of shape {tuple(self._shape)} cannot take the shape {tuple(op.sizes)}: "
+                "that merges rows with the values in them. Reshape the members instead."
+            )
+        return axes
 
     def _with_dynamic(self, axis: int) -> Self:
         return self._each(lambda spec: spec._with_dynamic(axis))

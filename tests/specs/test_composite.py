@@ -118,6 +118,15 @@ def test_separates_removes_keys_into_a_new_composite(tree):
     assert list(tree.keys(True, True)) == ["pos"]
 
 
+def test_separates_takes_keys_without_a_spec_and_defaults(tree):
+    tree["none"] = None
+
+    separated = tree.separates("none", "unknown", default=Unbounded((4, 1)))
+
+    assert dict(separated.items()) == {"none": None, "unknown": Unbounded((4, 1))}
+    assert "none" not in tree
+
+
 def test_an_empty_composite_keeps_shape_and_device(tree):
     empty = tree.to("cpu").empty()
 
@@ -219,6 +228,17 @@ def test_data_class_and_names_mark_produced_data():
         named.names = ["a", "b"]
 
 
+def test_names_of_a_nested_composite_follow_operations_on_its_parent():
+    inner = Composite(x=Unbounded((4, 2, 3)), shape=(4, 2), names=["env", "agent"])
+    tree = Composite(inner=inner, shape=(4,), names=["env"])
+
+    assert tree.expand(5, 4)["inner"].names == [None, "env", "agent"]
+    assert tree.reshape(2, 2)["inner"].names == [None, None, "agent"]
+    assert tree[0]["inner"].names == ["agent"]
+    assert tree.unsqueeze(0)["inner"].rand().names == [None, "env", "agent"]
+    assert tree.to("cpu").clone().empty().names == ["env"]
+
+
 # -- testing, repairing, converting ----------------------------------------------------
 
 
@@ -228,6 +248,7 @@ def test_every_leaf_must_be_present_and_inside(tree):
     assert tree.is_in(value)
     assert tree.is_in(value.set("extra", torch.zeros(4)))
     assert value in tree
+    assert "pos" in tree and ("body", "leg") in tree and "leg" not in tree
     assert not tree.is_in(value.exclude("pos"))
     assert not tree.is_in(value.exclude(("body", "leg")))
     assert not tree.is_in({"pos": value["pos"]})

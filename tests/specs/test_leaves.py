@@ -1,14 +1,10 @@
 """Leaf specs: what they make, accept and repair."""
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import NonTensorData
 
 from envkit.specs import (
     Binary,
@@ -19,7 +15,6 @@ from envkit.specs import (
     Categorical,
     CategoricalBox,
     Choice,
-    Composite,
     ContinuousBox,
     DiscreteBox,
     MultiCategorical,
@@ -368,41 +363,6 @@ def test_a_categorical_holds_whole_numbers_of_any_dtype(dtype):
         assert spec.project(torch.tensor([0.6, 7.0])).tolist() == [1, 2]
 
 
-def test_each_row_of_a_choice_is_drawn_and_repaired_on_its_own():
-    torch.manual_seed(0)
-    spec = Choice([Bounded(0, 1), Bounded(2, 3)])
-
-    sample = spec.rand((100,))
-
-    assert 20 < (sample > 1.5).sum() < 80
-    assert spec.is_in(sample)
-    assert spec.project(torch.tensor([1.4, 1.6, 9.0, 0.5])).tolist() == [1, 2, 3, 0.5]
-    pair = Choice([Bounded([0, 0], [1, 1]), Bounded([2, 2], [3, 3])])
-    assert not pair.is_in(torch.tensor([0.5, 2.5]))
-    assert pair.is_in(torch.tensor([[0.5, 0.5], [2.5, 2.5]]))
-
-
-def test_a_choice_of_choices_converts_with_the_member_that_has_the_value():
-    low = torch.tensor([True, True, False])
-    spec = Choice([Categorical(3, mask=low), Categorical(3, mask=~low)])
-
-    assert spec.is_choice and spec.num_choices == 2 and spec.domain == "discrete"
-    assert spec.to_one_hot(torch.tensor(2)).tolist() == [False, False, True]
-    assert spec.to_one_hot_spec().to_categorical_spec() == spec
-    assert [box.n for box in spec.space] == [3, 3]
-    assert spec.index(torch.tensor(2), torch.arange(3.0)) == 2
-
-
-def test_a_choice_of_objects_draws_their_examples():
-    torch.manual_seed(0)
-    spec = Choice([NonTensor(example_data="a"), NonTensorData("b")])
-
-    assert set(spec.rand((50,)).tolist()) == {"a", "b"}
-    assert spec.is_in(spec.rand()) and spec.is_in("c") and not spec.is_in(torch.zeros(()))
-    with pytest.raises(TypeError, match="inside a Composite"):
-        Choice([Composite()])
-
-
 def test_project_refuses_a_wrong_shape():
     with pytest.raises(ValueError, match="trailing axes"):
         Bounded(-1, 1, (3,)).project(torch.zeros(2))
@@ -478,217 +438,6 @@ def test_a_mask_can_be_lifted():
     assert spec == Categorical(3)
 
 
-# -- conversion ------------------------------------------------------------------------
-
-
-@each_leaf
-def test_copies_and_pickles_are_equal_and_independent(spec):
-    spec.rand()  # fills caches
-
-    for twin in (spec.clone(), copy.deepcopy(spec), pickle.loads(pickle.dumps(spec))):
-        assert twin == spec
-        assert twin is not spec
-        assert twin.is_in(twin.rand())
-
-
-def test_a_clone_does_not_share_its_mask():
-    spec = Categorical(3)
-    twin = spec.clone()
-
-    twin.update_mask(torch.tensor([True, False, False]))
-
-    assert spec.mask is None
-
-
-def test_to_changes_device_and_dtype():
-    spec = Bounded(-1, 1, (2,))
-
-    assert spec.to(torch.float64) == Bounded(-1, 1, (2,), dtype=torch.float64)
-    assert type(spec.to(torch.int32)) is BoundedDiscrete
-    moved = Categorical(3, mask=torch.tensor([True, True, False])).to("meta")
-    assert moved.device.type == moved.mask.device.type == "meta"
-    assert spec.cpu() == spec
-    assert spec.device.type == "cpu"
-
-
-@pytest.mark.parametrize(
-    "raw", [[1, 2, 3], (1, 2, 3), np.arange(1, 4), np.arange(1.0, 4.0), torch.arange(1, 4)]
-)
-def test_encode_gives_dtype_device_and_shape(raw):
-    value = Unbounded((3,)).encode(raw)
-
-    assert value.dtype == torch.float32
-    assert value.tolist() == [1, 2, 3]
-
-
-def test_encode_copies_numpy_data():
-    raw = np.zeros(3, np.float32)
-
-    value = Unbounded((3,)).encode(raw)
-    raw += 1
-
-    assert value.tolist() == [0, 0, 0]
-
-
-def test_encode_takes_read_only_and_reversed_arrays():
-    raw = np.arange(3)[::-1]
-    raw.flags.writeable = False
-
-    assert Unbounded((3,)).encode(raw).tolist() == [2, 1, 0]
-
-
-def test_encode_adds_the_axis_of_a_scalar():
-    assert Unbounded((1,)).encode(2.5).tolist() == [2.5]
-    assert Unbounded((4, 1)).encode(np.zeros(4)).shape == (4, 1)
-
-
-def test_encode_refuses_another_number_of_elements():
-    with pytest.raises(RuntimeError, match="expand the spec"):
-        Unbounded((2,)).encode([[1, 2], [3, 4]])
-    with pytest.raises(RuntimeError, match=r"option \[3, 0\] does not exist.*\[2, 3\]"):
-        MultiOneHot([2, 3]).encode([3, 0])
-    with pytest.raises(RuntimeError, match="lists of one shape"):
-        Unbounded((2,)).encode([[1], [2, 3]])
-    with pytest.raises(RuntimeError, match="'a': 1"):
-        Unbounded((2,)).encode({"a": 1})
-    with pytest.raises(RuntimeError, match=r"has 3 elements.*Pass 2"):
-        Unbounded((2,)).encode([1, 2, 3])
-    with pytest.raises(RuntimeError, match="option numbers"):
-        OneHot(4, (2, 4)).encode([1, 2, 3])
-
-
-def test_encode_spells_choices():
-    assert OneHot(4).encode(2).tolist() == [False, False, True, False]
-    assert OneHot(4).encode(np.array([2])).shape == (4,)
-    assert OneHot(3, (2, 3)).encode([2, 0]).int().tolist() == [[0, 0, 1], [1, 0, 0]]
-    assert OneHot(3).encode([False, True, False]).tolist() == [False, True, False]
-    assert MultiOneHot([2, 3]).encode([1, 2]).int().tolist() == [0, 1, 0, 0, 1]
-    assert Categorical(4).encode(2) == 2
-
-
-def test_encode_checks_the_range_only_when_asked_to(monkeypatch):
-    spec = Bounded(-1, 1, (1,))
-
-    assert spec.encode(5.0) == 5.0
-
-    monkeypatch.setenv("CHECK_SPEC_ENCODE", "1")
-    with pytest.raises(AssertionError, match="5"):
-        spec.encode(5.0)
-    with pytest.raises(AssertionError, match="5"):
-        spec.to_numpy(torch.tensor([5.0]))
-    assert spec.to_numpy(torch.tensor([5.0]), safe=False) == 5
-    monkeypatch.setenv("CHECK_SPEC_ENCODE", "0")
-    assert spec.encode(5.0) == 5.0
-
-
-@each_leaf
-def test_to_numpy_inverts_encode(spec):
-    if isinstance(spec, Choice):
-        return
-    value = spec.rand()
-
-    assert torch.equal(spec.encode(spec.to_numpy(value, safe=True)), value)
-
-
-def test_to_numpy_reads_one_hot_values_as_numbers():
-    assert OneHot(4).to_numpy(torch.tensor([False, False, True, False])) == 2
-    with pytest.raises(AssertionError):
-        OneHot(4).to_numpy(torch.zeros(4, dtype=torch.bool), safe=True)
-
-
-@pytest.mark.parametrize(
-    ("categorical", "one_hot"),
-    [
-        (Categorical(4), OneHot(4)),
-        (Categorical(4, (3,)), OneHot(4, (3, 4))),
-        (MultiCategorical([2, 3]), MultiOneHot([2, 3])),
-        (MultiCategorical([2, 3], (4, 2)), MultiOneHot([2, 3], (4, 5))),
-    ],
-)
-def test_categorical_and_one_hot_specs_are_twins(categorical, one_hot):
-    value = categorical.rand((5,))
-
-    spelled = categorical.to_one_hot(value, safe=True)
-
-    assert one_hot.is_in(spelled)
-    assert torch.equal(one_hot.to_categorical(spelled), value)
-    assert categorical.to_one_hot_spec() == one_hot
-    assert one_hot.to_categorical_spec() == categorical
-    assert torch.equal(one_hot.to_one_hot(spelled), spelled)
-    assert categorical.to_categorical_spec() == categorical
-
-
-def test_twins_share_the_mask():
-    mask = torch.tensor([True, False, True])
-
-    assert Categorical(3, mask=mask).to_one_hot_spec() == OneHot(3, mask=mask)
-
-
-def test_what_is_no_choice_has_no_one_hot_form():
-    with pytest.raises(TypeError, match="no choice"):
-        Unbounded(3).to_one_hot_spec()
-
-
-@pytest.mark.parametrize("spec", [Unbounded((3,)), OneHot(4), Categorical(3), NonTensor()])
-def test_memoized_encoding_repeats_the_same_conversions(spec):
-    raw = spec.to_numpy(spec.rand())
-    plain = spec.encode(raw)
-    spec.memoize_encode()
-
-    values = [spec.encode(raw) for _ in range(3)]
-
-    spec.erase_memoize_cache()
-    values.append(spec.encode(raw))
-    spec.memoize_encode(False)
-    values.append(spec.encode(raw))
-    for value in values:
-        assert spec.to_numpy(value) is raw or np.array_equal(spec.to_numpy(value), raw)
-        assert type(value) is type(plain)
-
-
-def test_memoized_encoding_checks_nothing_any_more():
-    spec = Unbounded((2, 1))
-    spec.memoize_encode()
-    spec.encode([1, 2])
-
-    with pytest.raises(RuntimeError, match="invalid for input of size 3"):  # torch's own words
-        spec.encode([1, 2, 3])
-
-
-def test_a_memoizing_spec_can_be_pickled():
-    spec = Unbounded((1,))
-    spec.memoize_encode()
-    spec.encode(1.0)
-
-    assert pickle.loads(pickle.dumps(spec)).encode(2.0).tolist() == [2.0]
-
-
-def test_index_picks_what_a_choice_points_at():
-    scores = torch.tensor([[10.0, 11.0, 12.0], [20.0, 21.0, 22.0]])
-
-    assert OneHot(3, (2, 3)).index(OneHot(3, (2, 3)).encode([2, 0]), scores).tolist() == [
-        [12],
-        [20],
-    ]
-    assert Categorical(3, (2,)).index(torch.tensor([1, 2]), scores).tolist() == [11, 22]
-    assert Categorical(3).index(torch.tensor(1), scores[0]) == 11
-    assert MultiOneHot([1, 2]).index(MultiOneHot([1, 2]).encode([0, 1]), scores[1]).tolist() == [
-        20,
-        22,
-    ]
-    stack = torch.stack([Categorical(3), Categorical(3, mask=torch.tensor([True, True, False]))])
-    assert stack.index(torch.tensor([2, 0]), scores).tolist() == [12, 20]
-    unlike = torch.stack([OneHot(2), OneHot(3)])
-    picked = unlike.index(unlike.encode([1, 2]), [scores[0, :2], scores[1]])
-    assert picked.tolist() == [[11], [22]]
-    with pytest.raises(ValueError, match="last size is 4"):
-        OneHot(4).index(OneHot(4).rand(), scores)
-    with pytest.raises(ValueError, match="a value of the spec and a tensor"):
-        OneHot(4).index(2, scores)
-    with pytest.raises(TypeError, match="no choice"):
-        Unbounded(3).index(torch.tensor(2), scores)
-
-
 # -- non-tensors -----------------------------------------------------------------------
 
 
@@ -710,12 +459,3 @@ def test_non_tensor_specs_make_the_example_and_accept_any_object():
         spec.enumerate()
     with pytest.raises(TypeError):
         spec.project(torch.zeros(4))
-
-
-@each_leaf
-def test_repr_names_class_shape_and_dtype(spec):
-    text = repr(spec)
-
-    assert text.startswith(type(spec).__name__)
-    assert f"shape={tuple(spec.shape)}" in text
-    assert str(spec.dtype).removeprefix("torch.") in text

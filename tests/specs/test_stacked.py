@@ -254,6 +254,39 @@ def test_keys_of_unlike_leaf_kinds_can_be_listed():
         stack["action"]
 
 
+def test_a_key_with_a_spec_in_some_members_only_is_not_stacked():
+    stack = torch.stack([Composite(a=None, b=Unbounded()), Composite(a=Unbounded(), b=Unbounded())])
+
+    assert stack["b"].shape == (2, 1)
+    with pytest.raises(RuntimeError, match="'a' has no spec in member 0"):
+        stack["a"]
+
+
+def test_a_stack_with_exclusive_leaves_is_not_empty():
+    stack = torch.stack([Composite(a=Unbounded()), Composite(b=Unbounded())])
+
+    assert list(stack.keys()) == []
+    assert not stack.is_empty()
+    assert torch.stack([Composite(a=Composite()), Composite(b=Composite())]).is_empty(recurse=True)
+
+
+def test_stacks_of_stacks_and_ordinary_specs_stack():
+    unlike = torch.stack([Bounded(0, 1, (2,)), Bounded(0, 2, (2,))])
+
+    stack = torch.stack([unlike, Bounded(0, 1, (2, 2))])
+
+    assert stack.shape == (2, 2, 2)
+    assert stack.is_in(stack.rand((3,)))
+    assert stack[0] == unlike
+
+
+def test_objects_of_unlike_batches_make_a_stack_of_objects():
+    stack = torch.stack([NonTensor((2,), example_data="a"), NonTensor((3,), example_data="b")])
+
+    assert stack.is_in(stack.rand())
+    assert stack.to_numpy(stack.encode(["x", "y"])) == ["x", "y"]
+
+
 # -- helpers ---------------------------------------------------------------------------
 
 
@@ -266,6 +299,30 @@ def test_consolidation_gives_all_members_the_same_keys(envs):
     assert whole["a"].shape == (2, -1)
     assert whole.is_in(whole.rand())
     assert list(envs[1].keys()) == ["obs", "n"]
+
+
+def test_a_placeholder_is_empty_where_the_size_is_known_and_dynamic_where_it_is_not():
+    first = Composite(fixed=Unbounded((3, 2)), dynamic=Unbounded((-1, 2)), number=Categorical(2))
+    whole = consolidate_spec(torch.stack([first, Composite(none=None)]))
+
+    assert whole[1]["fixed"].shape == (0, 0)
+    assert whole[1]["dynamic"].shape == (-1, 0)
+    assert whole[1]["number"] == Categorical(2)
+    assert whole[0]["none"] is None
+    assert whole.is_in(whole.rand())
+
+
+def test_placeholders_follow_the_batch_of_their_member_and_the_shape_of_nested_composites():
+    agents = Composite(x=Unbounded((2, 5, 4)), shape=(2, 5))
+    ragged = torch.stack([Unbounded((2, 3)), Unbounded((2, 4))], 1)
+    first = Composite(agents=agents, ragged=ragged, shape=(2,))
+
+    whole = consolidate_spec(torch.stack([first, Composite(shape=(2,))], 1))
+
+    assert whole[:, 1]["agents"].shape == (2, 0)
+    assert whole[:, 1]["agents", "x"].shape == (2, 0, 0)
+    assert whole[:, 1]["ragged"].shape == (2, 2, 0)
+    assert whole.is_in(whole.rand())
 
 
 def test_consolidation_goes_into_nested_composites():
@@ -282,6 +339,7 @@ def test_consolidation_goes_into_nested_composites():
     assert not check_no_exclusive_keys(tree)
     assert check_no_exclusive_keys(whole)
     assert whole["deep"][1]["n", "x"].shape == (2, 0)
+    assert check_no_exclusive_keys(tree, recurse=False)
     assert whole["deep"][0]["n", "y"].shape == (2, 0, 5)
 
 

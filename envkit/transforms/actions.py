@@ -1,0 +1,286 @@
+"""Actions the user gives in another form than the env takes, and actions that are not allowed now.
+
+Conventions
+    inner  action as the env takes it; outer: as the user gives it.
+    bin    one of the equal intervals a continuous action is cut into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit import rules
+from envkit.env_specs import Key, as_key, as_path
+from envkit.errors import ArgumentError, BatchSizeError, MissingKeyError, NoParentError, SpecError
+from envkit.specs import (
+    BoundedContinuous,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+)
+from envkit.transforms.base import Transform
+from envkit.transforms.episodes import EpisodeTransform
+
+__all__ = ["ActionDiscretizer", "ActionMask", "DiscreteActionProjection"]
+
+
+class ActionMask(EpisodeTransform):
+    """Keep the mask of a discrete action spec at what the env allows now.
+
+    After each reset and step, the options that are set in ``td[mask_key]`` are those random actions are
+    drawn from, and those that are in the action spec of the env. Rows that are not stepped or reset
+    keep theirs. The action spec of an env around this env does not follow.
+
+    Args:
+        action_key: the action.
+        mask_key: the allowed options, bool, one flag for each option.
+
+    Raises:
+        MissingKeyError: the action or the mask is absent.
+        SpecError: when specs are read: the action is not discrete.
+        BatchSizeError: the data has another batch size than the env, so that its rows have no place in
+            the spec.
+    """
+
+    ACCEPTED_SPECS = (OneHot, Categorical, MultiOneHot, MultiCategorical)
+
+    def __init__(self, action_key: Key = "action", mask_key: Key = "action_mask"):
+        super().__init__([action_key, mask_key], [])
+        self.action_key, self.mask_key = self.in_keys
+
+    def transform_input_spec(self, input_spec: Composite) -> Composite:
+        leaf = input_spec["full_action_spec"].get(self.action_key, None)
+        if leaf is None:
+            raise MissingKeyError(
+                f"ActionMask masks {self.action_key!r}, but the env has the actions "
+                f"{list(input_spec['full_action_spec'].keys(True, True))}. Pass action_key=."
+            )
+        if not isinstance(leaf, self.ACCEPTED_SPECS):
+            raise SpecError(
+                f"ActionMask masks {self.action_key!r}, whose spec is {leaf}, but can only mask a choice "
+                "among options: Categorical, OneHot, MultiCategorical or MultiOneHot."
+            )
+        return input_spec
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        self._allow(td, next_td, td.get(rules.STEP, None))
+        return next_td
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        self._allow(td, td_reset, self._reset_mask(td, as_path(self.mask_key)[:-1]))
+        return td_reset
+
+    def _allow(
+        self, td: TensorDictBase, new: TensorDictBase, rows: torch.Tensor | None
+    ) -> None:
+        env, mask, kept = self.container, new.get(self.mask_key, None), td.get(self.mask_key, None)
+        if env is None:
+            raise NoParentError("ActionMask changes the action spec of an env: put it into one.")
+        if mask is None:
+            raise MissingKeyError(
+                f"ActionMask reads {self.mask_key!r}, but the env gives "
+                f"{sorted(map(str, new.keys(True, True)))}. Pass mask_key=."
+            )
+        if new.batch_size != env.batch_size:
+            raise BatchSizeError(
+                f"ActionMask masks the action spec of an env of batch size {tuple(env.batch_size)}, and "
+                f"cannot do so for data of batch size {tuple(new.batch_size)}. Give the env that batch "
+                "size, and step all its rows."
+            )
+        if rows is not None and kept is not None:
+            rows = rules.reduce_mask(rows, mask.shape, new.batch_dims)
+            mask = rules.choose(rows, mask, kept)
+        env.full_action_spec[self.action_key].update_mask(mask)
+
+
+class DiscreteActionProjection(Transform):
+    """Accept more options than the env has; those it does not have become random ones it has.
+
+    For one policy over envs of several numbers of actions. One-hot or categorical, as the env.
+
+    Args:
+        num_actions_effective: number of options of the env.
+        max_actions: number of options the user may give.
+        action_key: the action.
+        include_forward: do the same when the transform is called on data.
+
+    Raises:
+        ArgumentError: (a ValueError) ``max_actions`` is smaller.
+        SpecError: when specs are read: the env has another number of options.
+    """
+
+    only_adds_done = True
+
+    def __init__(
+        self,
+        num_actions_effective: int,
+        max_actions: int,
+        action_key: Key = "action",
+        include_forward: bool = True,
+    ):
+        super().__init__(in_keys_inv=[action_key])
+        if max_actions < num_actions_effective:
+            raise ArgumentError(
+                f"max_actions is {max_actions}, but must be at least num_actions_effective, "
+                f"{num_actions_effective}."
+            )
+        self.num_actions_effective = num_actions_effective
+        self.max_actions = max_actions
+        self.include_forward = include_forward
+        self._is_one_hot = True
+        self._generator: torch.Generator | None = None
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+
+    def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        option = value.long().argmax(-1) if self._is_one_hot else value
+        drawn = torch.randint(
+            self.num_actions_effective, option.shape, generator=self._generator, dtype=option.dtype
+        ).to(option.device)
+        option = torch.where(option < self.num_actions_effective, option, drawn)
+        if not self._is_one_hot:
+            return option
+        return torch.nn.functional.one_hot(option, self.num_actions_effective).to(value.dtype)
+
+    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+        return next_td
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return self._inv_call(tensordict) if self.include_forward else tensordict
+
+    def transform_action_spec(self, action_spec: Composite) -> Composite:
+        (key,) = self.in_keys_inv
+        leaf = action_spec.get(key, None)
+        if not isinstance(leaf, OneHot | Categorical) or leaf.n != self.num_actions_effective:
+            raise SpecError(
+                f"DiscreteActionProjection gives a choice among {self.num_actions_effective} options to "
+                f"{key!r}, whose spec is {leaf}. Pass num_actions_effective as the env has it, and "
+                "action_key=."
+            )
+        self._is_one_hot = isinstance(leaf, OneHot)
+        lead = leaf.shape[:-1] if self._is_one_hot else leaf.shape
+        shape = (*lead, self.max_actions) if self._is_one_hot else lead
+        action_spec[key] = type(leaf)(self.max_actions, shape, leaf.device, leaf.dtype)
+        return action_spec
+
+    def extra_repr(self) -> str:
+        return (
+            f"num_actions_effective={self.num_actions_effective}, max_actions={self.max_actions}, "
+            f"action_key={self.in_keys_inv[0]!r}"
+        )
+
+
+class SamplingStrategy(IntEnum):
+    """Where in its bin a discrete action lies."""
+
+    MEDIAN = 0
+    LOW = 1
+    HIGH = 2
+    RANDOM = 3
+
+
+class ActionDiscretizer(Transform):
+    """Cut a bounded continuous action into bins; the user gives the number of a bin.
+
+    Args:
+        num_intervals: number of bins, for all elements of the action or for each element of its last
+            axis.
+        action_key: the action of the env.
+        out_action_key: name of the action the user gives; the same by default. The continuous action
+            is not recorded: it exists only on the way in.
+        sampling: which value of the bin is taken; the middle by default. RANDOM draws from the env's
+            seed.
+        categorical: False: the user gives one-hot bins, those of all elements side by side.
+
+    Raises:
+        SpecError: when specs are read: the action is not a bounded continuous one, or has another
+            number of elements.
+    """
+
+    SamplingStrategy = SamplingStrategy
+    only_adds_done = True
+
+    low: torch.Tensor
+    high: torch.Tensor
+
+    def __init__(
+        self,
+        num_intervals: int | Sequence[int] | torch.Tensor,
+        action_key: Key = "action",
+        out_action_key: Key | None = None,
+        sampling: SamplingStrategy | None = None,
+        categorical: bool = True,
+    ):
+        super().__init__(
+            in_keys_inv=[action_key],
+            out_keys_inv=[action_key if out_action_key is None else out_action_key],
+        )
+        whole = isinstance(num_intervals, int)
+        self.num_intervals = num_intervals if whole else torch.as_tensor(num_intervals).tolist()
+        self.sampling = SamplingStrategy.MEDIAN if sampling is None else SamplingStrategy(sampling)
+        self.categorical = categorical
+        self._generator: torch.Generator | None = None
+        self.register_buffer("low", torch.zeros(()), persistent=False)
+        self.register_buffer("high", torch.zeros(()), persistent=False)
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+
+    def _bins(self, size: int) -> list[int]:
+        """Numbers of bins of the ``size`` elements of an action."""
+        counts = self.num_intervals
+        return [counts] * size if isinstance(counts, int) else counts
+
+    def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        bins = self._bins(self.low.shape[-1])
+        if not self.categorical:
+            parts = value.long().split(bins, -1)
+            value = torch.stack([part.argmax(-1) for part in parts], -1)
+        width = (self.high - self.low) / torch.tensor(bins, device=self.low.device)
+        return self.low + width * (value + self._place(value)).to(self.low.dtype)
+
+    def _place(self, value: torch.Tensor) -> torch.Tensor | float:
+        """Give the place within each bin, from 0 to 1."""
+        if self.sampling == SamplingStrategy.RANDOM:
+            return torch.rand(value.shape, generator=self._generator).to(value.device)
+        places = {SamplingStrategy.LOW: 0.0, SamplingStrategy.MEDIAN: 0.5, SamplingStrategy.HIGH: 1.0}
+        return places[self.sampling]
+
+    def transform_action_spec(self, action_spec: Composite) -> Composite:
+        (inner,), (outer,) = self.in_keys_inv, self.out_keys_inv
+        leaf = action_spec.get(inner, None)
+        if not isinstance(leaf, BoundedContinuous) or leaf.ndim <= action_spec.ndim:
+            raise SpecError(
+                f"ActionDiscretizer cuts {inner!r} into bins, but its spec is {leaf}. It must be bounded "
+                "and continuous, with at least one axis. Pass action_key=."
+            )
+        bins = self._bins(leaf.shape[-1])
+        if len(bins) != leaf.shape[-1]:
+            raise SpecError(
+                f"num_intervals is {bins}, but {inner!r} has shape {tuple(leaf.shape)}. Pass one number "
+                "for each element of its last axis, or one for all."
+            )
+        row = (0,) * action_spec.ndim
+        self.low, self.high = leaf.low[row], leaf.high[row]
+        del action_spec[inner]
+        action_spec[outer] = self._cut(leaf, bins)
+        return action_spec
+
+    def _cut(self, leaf: TensorSpec, bins: list[int]) -> TensorSpec:
+        if self.categorical:
+            return MultiCategorical(bins, leaf.shape, leaf.device)
+        return MultiOneHot(bins, (*leaf.shape[:-1], sum(bins)), leaf.device)
+
+    def extra_repr(self) -> str:
+        return (
+            f"num_intervals={self.num_intervals}, action_key={as_key(as_path(self.in_keys_inv[0]))!r}, "
+            f"sampling={self.sampling.name}, categorical={self.categorical}"
+        )

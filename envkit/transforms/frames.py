@@ -1,0 +1,376 @@
+"""The last few frames of an episode in one entry: side by side, or their maximum.
+
+The frames before the newest one travel in the data, under a private name beside the entry they serve,
+so that rows may be stored, skipped and continued anywhere, and later transforms may change the
+entry itself. `elementwise` joins frames; `episodes` says which reset an entry obeys.
+
+Conventions
+    frame    value of an in_key at one moment.
+    memory   the ``count - 1`` frames before the newest, joined along ``dim``, oldest first.
+    padding  what stands for frames before the first one of an episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit import elementwise
+from envkit.env_specs import Key, as_key, as_path
+from envkit.errors import ArgumentError, KeyCollisionError
+from envkit.specs import Bounded, BoundedContinuous, BoundedDiscrete, Composite, TensorSpec
+from envkit.transforms.base import Keys
+from envkit.transforms.episodes import EpisodeTransform
+from envkit.transforms.leafwise import LeafTransform, require_negative
+
+__all__ = ["CatFrames", "TimeMaxPool"]
+
+Path = tuple[str, ...]
+
+
+class _Windowed(EpisodeTransform, LeafTransform):
+    """Base of transforms that need the last ``count`` frames."""
+
+    _memory_name: str
+
+    def __init__(self, in_keys: Keys, out_keys: Keys, count: int, dim: int, reset_key: Key | None):
+        super().__init__(in_keys, out_keys)
+        self.count = count
+        self.dim = require_negative("dim", dim)
+        self.reset_key = reset_key
+
+    # ---------------------------------------------------------------------- for concrete transforms
+
+    def _shown(self, window: torch.Tensor) -> torch.Tensor:
+        """Make the outcome of a window of ``count`` frames."""
+        raise NotImplementedError
+
+    def _padding(self, frame: torch.Tensor) -> torch.Tensor:
+        """Make the memory of an episode whose first frame this is."""
+        return elementwise.tiled(frame, self.count - 1, self.dim)
+
+    # ------------------------------------------------------------------------------------- one step
+
+    def _memory_key(self, target: Key) -> Key:
+        path = as_path(target)
+        return as_key((*path[:-1], f"_{self._memory_name}_{path[-1]}"))
+
+    def _show(self, td: TensorDictBase, target: Key, memory: torch.Tensor | None, frame) -> None:
+        """Write the outcome for the newest frame, and the memory for the next one."""
+        if self.count == 1:
+            td.set(target, self._shown(frame))
+            return
+        memory = self._padding(frame) if memory is None else memory
+        window = elementwise.pushed(memory, frame, self.dim)
+        td.set(target, self._shown(window))
+        td.set(
+            self._memory_key(target),
+            elementwise.recent(window, memory.shape[self.dim], self.dim),
+        )
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        def show(source: Key, target: Key) -> None:
+            memory = td.get(self._memory_key(target), None)
+            self._show(next_td, target, memory, next_td.get(source))
+
+        return self._for_each(next_td, show)
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        def show(source: Key, target: Key) -> None:
+            self._show(td_reset, target, None, td_reset.get(source))
+            for key in (target, self._memory_key(target)):
+                fresh = td_reset.get(key, None)
+                if fresh is not None:
+                    level = self._level_of(target, self.reset_key)
+                    td_reset.set(key, self._kept_elsewhere(td, level, key, fresh))
+
+        tolerated, self.missing_tolerance = self.missing_tolerance, True  # rewards, for instance
+        try:
+            return self._for_each(td_reset, show)
+        finally:
+            self.missing_tolerance = tolerated
+
+    def _for_each(
+        self, td: TensorDictBase, show: Callable[[Key, Key], None]
+    ) -> TensorDictBase:
+        for source, target in zip(self.in_keys, self.out_keys, strict=True):
+            if td.get(source, None) is not None:
+                show(source, target)
+            elif not self.missing_tolerance:
+                self._convert(td, [source], [target], self._shown)  # says what is missing
+        return td
+
+    # --------------------------------------------------------------------------------------- specs
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        taken = output_spec["full_observation_spec"]
+        for target in self.out_keys if self.count > 1 else ():
+            if taken.get(self._memory_key(target), None) is not None:
+                raise KeyCollisionError(
+                    f"two {type(self).__name__} transforms write {target!r}, and would share their "
+                    "memory. Give one of them another out_key."
+                )
+        return super().transform_output_spec(output_spec)
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        return self._with_memory(observation_spec.clone(), super()._written(observation_spec))
+
+    def transform_state_spec(self, state_spec: Composite) -> Composite:
+        return self._with_memory(self._env().full_observation_spec, state_spec)
+
+    def _with_memory(self, frames: Composite, spec: Composite) -> Composite:
+        """Declare the memory of the frames that are observations."""
+        for source, target in zip(self.in_keys, self.out_keys, strict=True):
+            leaf = frames.get(source, None)
+            if leaf is not None and self.count > 1:
+                spec[self._memory_key(target)] = self._joined_leaf(leaf, self.count - 1)
+        return spec
+
+    def _joined_leaf(self, leaf: TensorSpec, count: int) -> TensorSpec:
+        return leaf._map_shape(lambda tensor: torch.cat([tensor] * count, self.dim))
+
+    # ------------------------------------------------------------------------------- recorded data
+
+    def _over_time(self, td: TensorDictBase, done_key: Key, *, ahead: bool = False) -> _Episodes:
+        return _Episodes(td, done_key, self.count, ahead=ahead)
+
+
+class _Episodes:
+    """Where the windows of recorded data begin and end.
+
+    Attributes:
+        axis: the time axis.
+        steps: for each step and each frame of its window, the step it is taken from, int64
+            ``(*batch, T, count)``; padded frames are taken from the end of the episode that is nearest.
+        padded: which of these are padding, bool.
+    """
+
+    def __init__(self, td: TensorDictBase, done_key: Key, count: int, *, ahead: bool):
+        if not td.batch_dims:
+            raise ArgumentError(
+                "recorded data needs a time axis, but the TensorDict has batch size (). Pass a rollout, "
+                "or put the transform into an environment."
+            )
+        named = "time" in td.names
+        self.axis = td.names.index("time") if named else td.batch_dims - 1
+        steps = torch.arange(td.shape[self.axis], device=td.device)
+        first = self._first(td, done_key, steps)
+        reach = torch.arange(count, device=td.device)
+        wanted = steps[:, None] + (reach if ahead else reach - (count - 1))
+        if ahead:
+            last = len(steps) - 1 - self._first(td, done_key, steps, backwards=True).flip(-1)
+            nearest = wanted.minimum(last[..., None])
+        else:
+            nearest = wanted.maximum(first[..., None])
+        self.steps, self.padded = nearest, nearest != wanted
+
+    def _first(
+        self, td: TensorDictBase, done_key: Key, steps: torch.Tensor, *, backwards: bool = False
+    ) -> torch.Tensor:
+        """For each step the first one of its episode in the data, time last."""
+        done = td.get(("next", *as_path(done_key)), None)
+        if done is None:
+            shape = [size for axis, size in enumerate(td.batch_size) if axis != self.axis]
+            return steps.new_zeros(*shape, len(steps))
+        ended = done.flatten(td.batch_dims).any(-1) if done.ndim > td.batch_dims else done
+        ended = ended.movedim(self.axis, -1)
+        begins = torch.ones_like(ended)
+        begins[..., 1:] = ended.flip(-1)[..., 1:] if backwards else ended[..., :-1]
+        return torch.where(begins, steps, 0).cummax(-1).values
+
+    def windows(self, frames: torch.Tensor, dim: int, fill: float | None) -> torch.Tensor:
+        """Join the frames of each window along ``dim``; padding is ``fill``, or the nearest frame."""
+        frames = frames.movedim(self.axis, 0)
+        lead = self.steps.ndim - 2
+        index = self.steps.movedim(-2, 0)  # T first, like the frames
+        padded = self.padded.movedim(-2, 0)
+        event = frames.shape[1 + lead :]
+        parts = []
+        for number in range(index.shape[-1]):
+            place = index[..., number].reshape(*index.shape[:-1], *(1,) * len(event))
+            part = frames.gather(0, place.expand(frames.shape))
+            if fill is not None:
+                blank = padded[..., number].reshape(place.shape)
+                part = part.masked_fill(blank, fill)
+            parts.append(part)
+        return torch.cat(parts, dim).movedim(0, self.axis)
+
+
+def _roots_first(keys: list[Key]) -> list[int]:
+    """Order numbers of keys so that those under ``next`` come before their roots are changed."""
+    return sorted(range(len(keys)), key=lambda number: as_path(keys[number])[0] != "next")
+
+
+class CatFrames(_Windowed):
+    """Join the last ``N`` frames of an episode along an axis, oldest first.
+
+    In an env, the first frames of an episode are preceded by padding. Called on recorded data
+    ``(*batch, T)``, it joins frames along time (the axis named "time", or the last one of the batch),
+    never across the end of an episode; there the first frame of the data counts as the first one.
+
+    Args:
+        N: number of frames.
+        dim: axis along which they are joined, negative.
+        in_keys: frames; ``"pixels"`` by default.
+        out_keys: where the windows go; in place by default.
+        padding: "same" repeats the first frame of the episode; "constant" takes ``padding_value``.
+        padding_value: see ``padding``.
+        as_inverse: work on recorded data in the inverse pass, on the way into a replay buffer, instead
+            of when called.
+        reset_key: the `_reset` entry the frames obey; None finds it by place.
+        done_key: the end of episodes in recorded data, under ``next``; ``"done"`` by default.
+        future: on recorded data, join each frame with the ``N - 1`` after it.
+        mask_key: on recorded data, write there which frames are padding, bool ``(*batch, T, N)``.
+
+    Raises:
+        ArgumentError: (a ValueError) ``N`` below 1, ``dim`` not negative, another padding, or an env
+            around what works on recorded data only.
+    """
+
+    _memory_name = "cat_frames"
+
+    def __init__(
+        self,
+        N: int,
+        dim: int,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        padding: str = "same",
+        padding_value: float = 0,
+        as_inverse: bool = False,
+        reset_key: Key | None = None,
+        done_key: Key | None = None,
+        future: bool = False,
+        mask_key: Key | None = None,
+    ):
+        keys = "pixels" if in_keys is None else in_keys
+        super().__init__(keys, out_keys, N, dim, reset_key)
+        if N < 1:
+            raise ArgumentError(f"N is {N}, but must be at least 1.")
+        if padding not in ("same", "constant"):
+            raise ArgumentError(f"padding is {padding!r}, but must be 'same' or 'constant'.")
+        self.N = N
+        self.padding = padding
+        self.padding_value = padding_value
+        self.as_inverse = as_inverse
+        self.done_key: Key = "done" if done_key is None else done_key
+        self.future = future
+        self.mask_key = mask_key
+
+    def _shown(self, window: torch.Tensor) -> torch.Tensor:
+        return window
+
+    def _padding(self, frame: torch.Tensor) -> torch.Tensor:
+        if self.padding == "same":
+            return super()._padding(frame)
+        return elementwise.padded(frame, self.N - 1, self.dim, self.padding_value)
+
+    def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
+        return self._joined_leaf(leaf, self.N)
+
+    def _joined_leaf(self, leaf: TensorSpec, count: int) -> TensorSpec:
+        if self.padding == "constant" and isinstance(leaf, BoundedContinuous | BoundedDiscrete):
+            low, high = leaf.low, leaf.high
+            fill = torch.full_like(low, self.padding_value)
+            leaf = Bounded(
+                low.minimum(fill), high.maximum(fill), leaf.shape, leaf.device, leaf.dtype
+            )
+        return super()._joined_leaf(leaf, count)
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        if self.future or self.as_inverse:
+            name = "future" if self.future else "as_inverse"
+            raise ArgumentError(
+                f"CatFrames({name}=True) works on recorded data and cannot stand in an environment. "
+                "Call it on a rollout, or give it to a replay buffer."
+            )
+        return super().transform_output_spec(output_spec)
+
+    # ------------------------------------------------------------------------------- recorded data
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict if self.as_inverse else self._unfold(tensordict)
+
+    def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
+        return self._unfold(td) if self.as_inverse else super()._inv_call(td)
+
+    def _unfold(self, td: TensorDictBase) -> TensorDictBase:
+        episodes = self._over_time(td, self.done_key, ahead=self.future)
+        fill = None if self.padding == "same" else self.padding_value
+        for number in _roots_first(self.in_keys):
+            source, target = self.in_keys[number], self.out_keys[number]
+            path = as_path(source)
+            if path[0] == "next" and self.future:
+                raise ArgumentError(
+                    f"CatFrames(future=True) cannot join {source!r}: what follows a step is at the root. "
+                    "Name the root entry only."
+                )
+            roots = td.get(as_key(path[1:]), None) if path[0] == "next" else td.get(source, None)
+            frames = td.get(source, None)
+            if frames is None:
+                self._convert(td, [source], [target], self._shown)  # says what is missing
+                continue
+            windows = episodes.windows(frames if roots is None else roots, self.dim, fill)
+            if path[0] == "next" and roots is not None:
+                size = (self.N - 1) * frames.shape[self.dim]
+                windows = elementwise.pushed(
+                    elementwise.recent(windows, size, self.dim), frames, self.dim
+                )
+            td.set(target, windows)
+        if self.mask_key is not None:
+            td.set(self.mask_key, episodes.padded.movedim(-2, episodes.axis))
+        return td
+
+    def extra_repr(self) -> str:
+        return f"N={self.N}, dim={self.dim}, padding={self.padding!r}, {super().extra_repr()}"
+
+
+class TimeMaxPool(_Windowed):
+    """Take the element-wise maximum of the last ``T`` frames of an episode.
+
+    At the start of an episode, of those there are. Called on recorded data, see `CatFrames`.
+
+    Args:
+        in_keys: frames; ``"observation"`` by default.
+        out_keys: where the maxima go; in place by default.
+        T: number of frames.
+        reset_key: the `_reset` entry the frames obey; None finds it by place.
+
+    Raises:
+        ArgumentError: (a ValueError) ``T`` is below 1.
+    """
+
+    _memory_name = "time_max_pool"
+
+    def __init__(
+        self,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        T: int = 1,
+        reset_key: Key | None = None,
+    ):
+        super().__init__(
+            "observation" if in_keys is None else in_keys, out_keys, T, -1, reset_key
+        )
+        if T < 1:
+            raise ArgumentError(f"T is {T}, but must be at least 1.")
+        self.T = T
+
+    def _shown(self, window: torch.Tensor) -> torch.Tensor:
+        return elementwise.peak(window, self.T, self.dim)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        episodes = self._over_time(tensordict, "done")
+        for source, target in zip(self.in_keys, self.out_keys, strict=True):
+            self._convert(
+                tensordict,
+                [source],
+                [target],
+                lambda frames: self._shown(episodes.windows(frames, self.dim, None)),
+            )
+        return tensordict
+
+    def extra_repr(self) -> str:
+        return f"T={self.T}, {super().extra_repr()}"

@@ -1,0 +1,245 @@
+"""Values shifted and scaled by fixed numbers, given or measured once.
+
+What keeps measuring is in `running`.
+
+Conventions
+    scaled        ``value * scale + loc``.
+    standardised  ``(value - loc) / scale``, asked for by ``standard_normal=True``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from envkit import elementwise
+from envkit.env_specs import Key, as_key, as_path
+from envkit.errors import ArgumentError, MissingKeyError, NoParentError, StatisticsError
+from envkit.specs import TensorSpec
+from envkit.transforms.base import Keys
+from envkit.transforms.leafwise import LeafTransform, image_of
+
+__all__ = ["ObservationNorm", "RewardScaling"]
+
+Number = float | torch.Tensor
+
+
+class _Affine(LeafTransform):
+    """Base of transforms by a fixed ``loc`` and ``scale``, buffers that broadcast to the values."""
+
+    loc: torch.Tensor | None
+    scale: torch.Tensor | None
+    standard_normal: bool
+
+    def _numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.loc is not None and self.scale is not None
+        return self.loc, self.scale
+
+    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        change = elementwise.standardised if self.standard_normal else elementwise.scaled
+        return change(value, *self._numbers())
+
+    def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        change = elementwise.scaled if self.standard_normal else elementwise.standardised
+        return change(value, *self._numbers())
+
+    def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
+        return image_of(leaf, self._apply_transform)
+
+    _leaf_before = _leaf_after
+
+
+def _buffer(number: Number) -> torch.Tensor:
+    if isinstance(number, torch.Tensor):
+        return number.detach().clone()
+    return torch.tensor(number, dtype=torch.get_default_dtype())
+
+
+class RewardScaling(_Affine):
+    """Compute ``reward * scale + loc``, or ``(reward - loc) / scale``.
+
+    Args:
+        loc, scale: numbers, or tensors that broadcast to the reward.
+        in_keys: rewards; ``"reward"`` by default.
+        out_keys: where they go; in place by default.
+        standard_normal: compute the second form.
+    """
+
+    def __init__(
+        self,
+        loc: Number,
+        scale: Number,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        standard_normal: bool = False,
+    ):
+        super().__init__("reward" if in_keys is None else in_keys, out_keys)
+        self.register_buffer("loc", _buffer(loc))
+        self.register_buffer("scale", _buffer(scale))
+        self.standard_normal = standard_normal
+
+    def extra_repr(self) -> str:
+        return f"loc={self.loc}, scale={self.scale}, standard_normal={self.standard_normal}"
+
+
+class ObservationNorm(_Affine):
+    """Compute ``observation * scale + loc``, or ``(observation - loc) / scale``.
+
+    Without numbers, `init_stats` measures them once, before the env is used.
+
+    Args:
+        loc, scale: numbers, or tensors that broadcast to the values; both or none.
+        in_keys, out_keys: entries the env gives, all by the same numbers.
+        in_keys_inv, out_keys_inv: entries the env takes: the user gives normalised ones.
+        standard_normal: compute the second form.
+        eps: least scale of the second form; 1e-6 by default.
+
+    Raises:
+        ArgumentError: (a ValueError) only one of ``loc`` and ``scale``, or no keys at all.
+        StatisticsError: (a RuntimeError) values or specs are asked for before there are numbers.
+    """
+
+    def __init__(
+        self,
+        loc: Number | None = None,
+        scale: Number | None = None,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+        standard_normal: bool = False,
+        eps: float | None = None,
+    ):
+        if in_keys is None and in_keys_inv is None:
+            raise ArgumentError("ObservationNorm has no keys. Name the entries with in_keys=.")
+        if (loc is None) != (scale is None):
+            raise ArgumentError(
+                f"ObservationNorm has loc={loc} and scale={scale}. Pass both, or none and call "
+                "init_stats."
+            )
+        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+        self.standard_normal = standard_normal
+        self.eps = 1e-6 if eps is None else eps
+        self.register_buffer("loc", None)
+        self.register_buffer("scale", None)
+        if loc is not None and scale is not None:
+            self._fix(_buffer(loc), _buffer(scale))
+
+    def _fix(self, loc: torch.Tensor, scale: torch.Tensor) -> None:
+        self.loc = loc
+        self.scale = scale.clamp_min(self.eps) if self.standard_normal else scale
+
+    @property
+    def initialized(self) -> bool:
+        """Whether there are numbers."""
+        return self.loc is not None
+
+    def _numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.loc is None or self.scale is None:
+            raise StatisticsError(
+                f"ObservationNorm of {self.in_keys or self.in_keys_inv} has no loc and scale yet. Pass "
+                "them, load a state dict, or call init_stats(num_iter) on the transform."
+            )
+        return self.loc, self.scale
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name in ("loc", "scale"):  # torch loads into buffers that are there, of one shape
+            loaded, own = state_dict.get(prefix + name), getattr(self, name)
+            if loaded is not None and (own is None or own.shape != loaded.shape):
+                setattr(self, name, torch.empty_like(loaded))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        self._respecify()
+
+    def _respecify(self) -> None:
+        """Have the specs of the env read again: bounds depend on the numbers."""
+        if self.container is not None:
+            self.container._changed()
+
+    # --------------------------------------------------------------------------------- measurement
+
+    def init_stats(
+        self,
+        num_iter: int,
+        reduce_dim: int | Sequence[int] = 0,
+        cat_dim: int | None = None,
+        key: Key | None = None,
+        keep_dims: Sequence[int] | None = None,
+    ) -> None:
+        """Measure mean and standard deviation in episodes of random actions, before this transform.
+
+        Args:
+            num_iter: least number of steps, over all envs of the batch.
+            reduce_dim: axes of the recorded data ``(*batch, T, *event)`` that are averaged.
+            cat_dim: axis along which episodes are joined, one of ``reduce_dim``; that itself by
+                default, if it is one.
+            key: entry that is measured; needed when there are several in_keys.
+            keep_dims: averaged axes that stay, of size one.
+
+        Raises:
+            NoParentError: the transform is in no env.
+            StatisticsError: there are numbers already.
+            MissingKeyError, ArgumentError: ``key`` or ``cat_dim`` is missing or wrong.
+        """
+        source = self._measured(key)
+        axes = (reduce_dim,) if isinstance(reduce_dim, int) else tuple(reduce_dim)
+        joins = axes[0] if cat_dim is None and len(axes) == 1 else cat_dim
+        if joins not in axes:
+            raise ArgumentError(
+                f"cat_dim is {cat_dim}, but must be one of reduce_dim={axes}: episodes are joined along "
+                "an axis that is averaged."
+            )
+        data = torch.cat(self._episodes(source, num_iter), joins)
+        loc, scale = (
+            _squeezed(number, axes, keep_dims, data.ndim)
+            for number in (data.mean(axes, keepdim=True), data.std(axes, keepdim=True))
+        )
+        scale = scale.clamp_min(self.eps)
+        if self.standard_normal:
+            self._fix(loc, scale)
+        else:
+            self._fix(-loc / scale, 1 / scale)
+        self._respecify()
+
+    def _measured(self, key: Key | None) -> Key:
+        if self.initialized:
+            raise StatisticsError(
+                f"ObservationNorm has loc={self.loc} and scale={self.scale} already. Build a new one to "
+                "measure again."
+            )
+        keys = self.in_keys or self.in_keys_inv
+        if key is None and len(keys) > 1:
+            raise ArgumentError(
+                f"ObservationNorm normalises {keys}. Say which one is measured with key=."
+            )
+        source = keys[0] if key is None else as_key(as_path(key))
+        if source not in keys:
+            raise MissingKeyError(f"key is {source!r}, but ObservationNorm normalises {keys}.")
+        return source
+
+    def _episodes(self, key: Key, num_iter: int) -> list[torch.Tensor]:
+        env = self.parent
+        if env is None:
+            raise NoParentError(
+                "init_stats plays in the environment, but this ObservationNorm is in none. Put it into "
+                "a TransformedEnv first."
+            )
+        episodes, steps = [], 0
+        while steps < num_iter:
+            data = env.rollout(max_steps=num_iter)
+            episodes.append(data.get(key))
+            steps += data.numel()
+        return episodes
+
+    def extra_repr(self) -> str:
+        keys = super().extra_repr()
+        return f"loc={self.loc}, scale={self.scale}, standard_normal={self.standard_normal}, {keys}"
+
+
+def _squeezed(
+    value: torch.Tensor, axes: Sequence[int], kept: Sequence[int] | None, ndim: int
+) -> torch.Tensor:
+    """Drop averaged axes, but for the kept ones."""
+    stay = {axis % ndim for axis in kept or ()}
+    return value.squeeze(tuple({axis % ndim for axis in axes} - stay))

@@ -1,0 +1,303 @@
+"""Values standardised by statistics that keep following the data.
+
+Every row counts for the statistics of all rows, and of all copies that share them. This is the one
+thing here that cannot be computed row by row: `VecNorm` decides which rows are measured, once
+each, and measures them together; what follows is element-wise.
+
+Conventions
+    moments  weight, mean and sum of squared deviations of what was seen, older values decayed.
+    event    axes of a value that have statistics of their own; all axes before are rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+
+from envkit import elementwise, rules
+from envkit.env_specs import Key, as_path
+from envkit.errors import ArgumentError
+from envkit.specs import Composite, TensorSpec, Unbounded
+from envkit.transforms.base import Keys, Transform
+from envkit.transforms.compose import Compose
+from envkit.transforms.episodes import EpisodeTransform
+from envkit.transforms.leafwise import LeafTransform
+from envkit.transforms.normalise import ObservationNorm
+
+__all__ = ["VecNorm"]
+
+_MOMENTS = ("weight", "mean", "squares")
+
+
+class _Moments(nn.Module):
+    """Decayed moments of one entry; buffers that exist once its shape is known.
+
+    Source: T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating Formulae and a Pairwise Algorithm for
+    Computing Sample Variances", 1979.
+    """
+
+    weight: torch.Tensor
+    mean: torch.Tensor
+    squares: torch.Tensor
+
+    @property
+    def exist(self) -> bool:
+        return "mean" in self._buffers
+
+    def begin(self, shape: Sequence[int], dtype: torch.dtype, device: Any) -> None:
+        """Make moments of nothing, unless there are some."""
+        if self.exist:
+            return
+        self.register_buffer("weight", torch.zeros((), dtype=torch.float64, device=device))
+        self.register_buffer("mean", torch.zeros(*shape, dtype=dtype, device=device))
+        self.register_buffer("squares", torch.zeros(*shape, dtype=dtype, device=device))
+
+    @torch.no_grad()
+    def add(self, rows: torch.Tensor, decay: float) -> None:
+        """Count rows of shape ``(n, *event)``, in place, so that copies that share them follow."""
+        count = len(rows)
+        if not count:
+            return
+        weight = self.weight * decay
+        total = weight + count
+        mean = rows.mean(0)
+        change = mean - self.mean
+        squares = (rows - mean).square().sum(0) + change.square() * (weight * count / total)
+        self.squares.mul_(decay).add_(squares)
+        self.mean.add_(change * (count / total))
+        self.weight.copy_(total)
+
+    def loc_and_scale(self, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give mean and standard deviation; 0 and 1 before anything was seen."""
+        seen = self.weight > 0
+        variance = (self.squares / self.weight.clamp_min(torch.finfo(torch.float64).tiny)).to(
+            self.mean.dtype
+        )
+        return self.mean, torch.where(seen, variance.clamp_min(eps), 1.0).sqrt()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        mean = state_dict.get(prefix + "mean")
+        if mean is not None:
+            self.begin(mean.shape, mean.dtype, mean.device)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class VecNorm(EpisodeTransform, LeafTransform):
+    """Standardise values by their running mean and standard deviation.
+
+    Every step counts the rows that were stepped, every reset those that were reset, and then all values
+    are standardised. Statistics are buffers: clones share them, and so do the envs of one `EnvCreator`
+    and modules whose memory is shared. Nothing is counted in eval mode or after `freeze`.
+
+    Args:
+        in_keys: entries to standardise, each by its own statistics; ``"observation"`` and ``"reward"``
+            by default.
+        out_keys: where they go; in place by default.
+        shared_td: ``statistics`` of another VecNorm, which are shared with it.
+        lock: held while statistics are read and written back.
+        decay: weight of what was seen before, at each update.
+        eps: least variance.
+        shapes: event of each entry, its last axes; by default all axes after the batch.
+
+    Integers are cast to the default float dtype.
+
+    Raises:
+        ArgumentError: (a ValueError) ``decay`` is outside (0, 1], or there are not as many ``shapes``
+            as in_keys.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        shared_td: TensorDictBase | None = None,
+        lock: Any = None,
+        decay: float = 0.9999,
+        eps: float = 1e-4,
+        shapes: Sequence[Sequence[int]] | None = None,
+    ):
+        super().__init__(["observation", "reward"] if in_keys is None else in_keys, out_keys)
+        if not 0 < decay <= 1:
+            raise ArgumentError(f"decay is {decay}, but must lie in (0, 1]; 1 forgets nothing.")
+        if shapes is not None and len(shapes) != len(self.in_keys):
+            raise ArgumentError(
+                f"shapes has {len(shapes)} entries for in_keys {self.in_keys}. Pass one for each."
+            )
+        self.decay = decay
+        self.eps = eps
+        self.shapes = None if shapes is None else [tuple(shape) for shape in shapes]
+        self.frozen = False
+        self.shared_lock: AbstractContextManager = nullcontext() if lock is None else lock
+        self.moments = nn.ModuleDict({_name(key): _Moments() for key in self.in_keys})
+        if shared_td is not None:
+            self._share(shared_td)
+
+    def _share(self, statistics: TensorDictBase) -> None:
+        for key in self.in_keys:
+            for name in _MOMENTS:
+                tensor = statistics.get((*as_path(key), name))
+                self._moments_of(key).register_buffer(name, tensor)
+
+    def _moments_of(self, key: Key) -> _Moments:
+        return self.moments[_name(key)]  # type: ignore[return-value]
+
+    # ------------------------------------------------------------------------ what couples the rows
+
+    def _observe(self, td: TensorDictBase, masks: dict[Key, torch.Tensor | None]) -> None:
+        """Count values of ``td``: for each key the rows its mask selects, all where that is None."""
+        if self.frozen or not self.training:
+            return
+        with self.shared_lock:
+            for number, key in enumerate(self.in_keys):
+                value = td.get(key, None)
+                if value is None:
+                    continue
+                value = _as_float(value)
+                event = self._event(number, value.shape[td.batch_dims :])
+                lead = value.shape[: value.ndim - len(event)]
+                moments, mask = self._moments_of(key), masks.get(key)
+                moments.begin(event, value.dtype, value.device)
+                rows = value.reshape(-1, *event)
+                if mask is not None:
+                    mask = rules.reduce_mask(mask, lead, td.batch_dims)
+                    mask = mask.reshape(*mask.shape, *(1,) * (len(lead) - mask.ndim)).expand(lead)
+                    rows = rows[mask.reshape(-1)]
+                moments.add(rows, self.decay)
+
+    def _event(self, number: int, shape: torch.Size) -> tuple[int, ...]:
+        return tuple(shape) if self.shapes is None else self.shapes[number]
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        self._observe(next_td, dict.fromkeys(self.in_keys, td.get(rules.STEP, None)))
+        return self._call(next_td)
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        masks = {key: self._reset_mask(td, as_path(key)[:-1]) for key in self.in_keys}
+        self._observe(td_reset, masks)
+        return super()._reset(td, td_reset)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Count the values of data, and standardise them."""
+        self._observe(tensordict, {})
+        return self._call(tensordict)
+
+    # ----------------------------------------------------------------------------------- row by row
+
+    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+        for source, target in zip(self.in_keys, self.out_keys, strict=True):
+            self._convert(
+                next_td, [source], [target], lambda value, key=source: self._standardised(value, key)
+            )
+        return next_td
+
+    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError(
+            "VecNorm has statistics for each key and works on TensorDicts. Call it on one."
+        )
+
+    def _standardised(self, value: torch.Tensor, key: Key) -> torch.Tensor:
+        moments, value = self._moments_of(key), _as_float(value)
+        if not moments.exist:
+            return value
+        return elementwise.standardised(value, *moments.loc_and_scale(self.eps))
+
+    def denorm(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Compute the values before, in a copy of the data, at its root and under ``next``."""
+        data = tensordict.copy()
+        following = data.get("next", None)
+        for td in [data] if following is None else [data, following]:
+            for source, target in zip(self.in_keys, self.out_keys, strict=True):
+                value, moments = td.get(target, None), self._moments_of(source)
+                if value is not None and moments.exist:
+                    td.set(source, elementwise.scaled(value, *moments.loc_and_scale(self.eps)))
+        return data
+
+    # --------------------------------------------------------------------------------------- specs
+
+    def _written(self, spec: Composite) -> Composite:
+        for number, key in enumerate(self.in_keys):
+            leaf = spec.get(key, None)
+            if leaf is not None:
+                after = self._leaf_after(leaf)
+                event = self._event(number, leaf.shape[spec.ndim :])
+                self._moments_of(key).begin(event, after.dtype, after.device)  # type: ignore[arg-type]
+        return super()._written(spec)
+
+    def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
+        dtype = _as_float(leaf.zero()).dtype
+        return Unbounded(leaf.shape, leaf.device, dtype)
+
+    # ---------------------------------------------------------------------------- the statistics
+
+    @property
+    def statistics(self) -> TensorDict:
+        """Weight, mean and squares below each in_key: the buffers themselves, to be shared."""
+        return TensorDict(
+            {
+                key: dict(self._moments_of(key).named_buffers())
+                for key in self.in_keys
+                if self._moments_of(key).exist
+            }
+        )
+
+    @property
+    def loc(self) -> TensorDict:
+        """Running means by in_key."""
+        return self._loc_and_scale(0)
+
+    @property
+    def scale(self) -> TensorDict:
+        """Running standard deviations by in_key."""
+        return self._loc_and_scale(1)
+
+    def _loc_and_scale(self, which: int) -> TensorDict:
+        found = {key: self._moments_of(key) for key in self.in_keys}
+        return TensorDict(
+            {key: m.loc_and_scale(self.eps)[which].clone() for key, m in found.items() if m.exist}
+        )
+
+    def freeze(self) -> VecNorm:
+        """Count nothing from now on; returns self."""
+        self.frozen = True
+        return self
+
+    def unfreeze(self) -> VecNorm:
+        """Count again; returns self."""
+        self.frozen = False
+        return self
+
+    def frozen_copy(self) -> VecNorm:
+        """Give a clone that follows these statistics and counts nothing itself."""
+        twin = self.clone()
+        assert isinstance(twin, VecNorm)
+        return twin.freeze()
+
+    def to_observation_norm(self) -> Transform:
+        """Give a transform by the statistics of this moment, which does not follow them."""
+        fixed = [
+            ObservationNorm(
+                self.loc[source],
+                self.scale[source],
+                in_keys=[source],
+                out_keys=[target],
+                standard_normal=True,
+            )
+            for source, target in zip(self.in_keys, self.out_keys, strict=True)
+        ]
+        return fixed[0] if len(fixed) == 1 else Compose(*fixed)
+
+    def extra_repr(self) -> str:
+        return f"decay={self.decay}, eps={self.eps}, {super().extra_repr()}"
+
+
+def _name(key: Key) -> str:
+    return "/".join(as_path(key))
+
+
+def _as_float(value: torch.Tensor) -> torch.Tensor:
+    return value if value.is_floating_point() else value.to(torch.get_default_dtype())

@@ -1,0 +1,309 @@
+"""Values in another dtype, range or meaning: cast, clipped, reduced to signs, summed.
+
+Each of these transforms works on the elements of one entry, needs no other row, and remembers nothing;
+`elementwise` does the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit import elementwise
+from envkit.env_specs import Key, as_key
+from envkit.errors import ArgumentError, SpecError
+from envkit.specs import (
+    Binary,
+    Bounded,
+    BoundedContinuous,
+    BoundedDiscrete,
+    Composite,
+    TensorSpec,
+    Unbounded,
+)
+from envkit.transforms.base import Keys
+from envkit.transforms.leafwise import LeafTransform, image_of
+from envkit.transition import leaves
+
+__all__ = [
+    "BinarizeReward",
+    "ClipTransform",
+    "DTypeCastTransform",
+    "DoubleToFloat",
+    "LineariseRewards",
+    "RewardClipping",
+    "SignTransform",
+]
+
+
+# --------------------------------------------------------------------------------------------- cast
+
+
+class DTypeCastTransform(LeafTransform):
+    """Cast entries to another dtype, and what the user gives back to that of the env.
+
+    Without any keys, in an env: all observations and rewards of ``dtype_in`` are cast, and all actions
+    and states of ``dtype_in`` are asked for in ``dtype_out``. A state that makes the round trip is
+    rounded by it: name the keys to leave it alone. Without keys and without an env: all entries of the
+    data that have the dtype are cast.
+
+    Args:
+        dtype_in: dtype on the side of the env.
+        dtype_out: dtype on the side of the user.
+        in_keys, out_keys: entries the env gives; these are cast whatever dtype they have.
+        in_keys_inv, out_keys_inv: entries the env takes.
+
+    Raises:
+        ArgumentError: (a ValueError) out_keys without in_keys.
+    """
+
+    def __init__(
+        self,
+        dtype_in: torch.dtype,
+        dtype_out: torch.dtype,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+    ):
+        self._takes_all = in_keys is None and in_keys_inv is None
+        if self._takes_all and (out_keys is not None or out_keys_inv is not None):
+            raise ArgumentError(
+                f"{type(self).__name__} has out_keys, but no in_keys, and cannot tell which entry goes "
+                "where. Pass in_keys too."
+            )
+        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+        self.dtype_in = dtype_in
+        self.dtype_out = dtype_out
+
+    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        return elementwise.cast(value, self.dtype_out)
+
+    def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        return elementwise.cast(value, self.dtype_in)
+
+    def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
+        return leaf.cast(self.dtype_out)
+
+    _leaf_before = _leaf_after
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        if self._takes_all:
+            self.in_keys = self.out_keys = self._found(output_spec, "observation", "reward")
+        return super().transform_output_spec(output_spec)
+
+    def transform_input_spec(self, input_spec: Composite) -> Composite:
+        if self._takes_all:
+            self.in_keys_inv = self.out_keys_inv = self._found(input_spec, "action", "state")
+        return super().transform_input_spec(input_spec)
+
+    def _found(self, specs: Composite, *kinds: str) -> list[Key]:
+        return [
+            key
+            for kind in kinds
+            for key, leaf in specs[f"full_{kind}_spec"].items(True, True)
+            if leaf.dtype == self.dtype_in
+        ]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        if self._takes_all and self.parent is None:
+            return _cast_all(tensordict, self.dtype_in, self.dtype_out)
+        return super().forward(tensordict)
+
+    def inv(self, tensordict: TensorDictBase) -> TensorDictBase:
+        if self._takes_all and self.parent is None:
+            return _cast_all(tensordict.copy(), self.dtype_out, self.dtype_in)
+        return super().inv(tensordict)
+
+    def extra_repr(self) -> str:
+        return f"dtype_in={self.dtype_in}, dtype_out={self.dtype_out}, {super().extra_repr()}"
+
+
+def _cast_all(td: TensorDictBase, old: torch.dtype, new: torch.dtype) -> TensorDictBase:
+    for path, value in list(leaves(td)):
+        if getattr(value, "dtype", None) == old:
+            td.set(as_key(path), elementwise.cast(value, new))
+    return td
+
+
+class DoubleToFloat(DTypeCastTransform):
+    """Cast float64 to float32, and what the user gives back; see `DTypeCastTransform`.
+
+    Args:
+        in_keys, out_keys: entries the env gives; None: all of float64.
+        in_keys_inv, out_keys_inv: entries the env takes.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+    ):
+        super().__init__(
+            torch.float64, torch.float32, in_keys, out_keys, in_keys_inv, out_keys_inv
+        )
+
+
+# --------------------------------------------------------------------------------------------- clip
+
+
+class ClipTransform(LeafTransform):
+    """Clip values to ``[low, high]``, those the env gives and those it takes.
+
+    What the user gives may lie anywhere in the env's own spec; it is clipped on the way in.
+
+    Args:
+        in_keys, out_keys: entries the env gives.
+        in_keys_inv, out_keys_inv: entries the env takes.
+        low, high: the bounds; None sets none.
+
+    Raises:
+        ArgumentError: (a ValueError) no bound is given, or ``low`` is not below ``high``.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+        *,
+        low: float | None = None,
+        high: float | None = None,
+    ):
+        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+        if low is None and high is None:
+            raise ArgumentError(f"{type(self).__name__} has no bound. Pass a low or a high one.")
+        if low is not None and high is not None and not low < high:
+            raise ArgumentError(
+                f"{type(self).__name__} has the lower bound {low}, which is not below the higher one, "
+                f"{high}. Exchange them."
+            )
+        self.low = low
+        self.high = high
+
+    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        return elementwise.clipped(value, self.low, self.high)
+
+    _inv_apply_transform = _apply_transform
+
+    def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
+        return image_of(_as_box(leaf), self._apply_transform)
+
+    def extra_repr(self) -> str:
+        return f"low={self.low}, high={self.high}, {super().extra_repr()}"
+
+
+class RewardClipping(ClipTransform):
+    """Clip rewards to ``[clamp_min, clamp_max]``.
+
+    Args:
+        clamp_min, clamp_max: the bounds; None sets none.
+        in_keys: rewards; ``"reward"`` by default.
+        out_keys: where they go; in place by default.
+
+    Raises:
+        ArgumentError: (a ValueError) see `ClipTransform`.
+    """
+
+    def __init__(
+        self,
+        clamp_min: float | None = None,
+        clamp_max: float | None = None,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+    ):
+        keys = "reward" if in_keys is None else in_keys
+        super().__init__(keys, out_keys, low=clamp_min, high=clamp_max)
+
+
+def _as_box(leaf: TensorSpec) -> TensorSpec:
+    """Write an unbounded leaf as a box without ends."""
+    if isinstance(leaf, Unbounded) and leaf.dtype != torch.bool:
+        return Bounded(-torch.inf, torch.inf, leaf.shape, leaf.device, leaf.dtype)
+    return leaf
+
+
+# -------------------------------------------------------------------------------------------- signs
+
+
+class SignTransform(LeafTransform):
+    """Replace values by their signs: -1, 0 or 1, in the same dtype.
+
+    Args:
+        in_keys, out_keys: entries the env gives.
+        in_keys_inv, out_keys_inv: entries the env takes.
+    """
+
+    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        return elementwise.sign(value)
+
+    _inv_apply_transform = _apply_transform
+
+    def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
+        return image_of(_as_box(leaf), self._apply_transform)
+
+
+class BinarizeReward(LeafTransform):
+    """Replace rewards by 1 where they are positive and 0 elsewhere, int8.
+
+    Args:
+        in_keys: rewards; ``"reward"`` by default.
+        out_keys: where they go; in place by default.
+    """
+
+    def __init__(self, in_keys: Keys = None, out_keys: Keys = None):
+        super().__init__("reward" if in_keys is None else in_keys, out_keys)
+
+    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        return elementwise.cast(elementwise.is_positive(value), torch.int8)
+
+    def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
+        return Binary(shape=leaf.shape, device=leaf.device, dtype=torch.int8)
+
+
+class LineariseRewards(LeafTransform):
+    """Turn rewards of several objectives into one: a weighted sum over their last axis.
+
+    Args:
+        in_keys: rewards of shape ``(*batch, *event, objectives)``.
+        out_keys: where the sums go, shape ``(*batch, *event, 1)``; in place by default.
+        weights: one number for each objective; None weighs all alike, with 1.
+
+    Raises:
+        SpecError: when specs are read: a reward has another number of objectives.
+    """
+
+    weights: torch.Tensor | None
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys = None,
+        *,
+        weights: Sequence[float] | torch.Tensor | None = None,
+    ):
+        super().__init__(in_keys, out_keys)
+        given = weights is None or isinstance(weights, torch.Tensor)
+        self.register_buffer("weights", weights if given else torch.tensor(weights))
+
+    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        return elementwise.weighted_sum(value, 1 if self.weights is None else self.weights)
+
+    def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
+        weights = self.weights
+        if weights is not None and tuple(weights.shape) != tuple(leaf.shape[-1:]):
+            raise SpecError(
+                f"LineariseRewards has weights of shape {tuple(weights.shape)}, but the reward has "
+                f"shape {tuple(leaf.shape)}. Pass one weight for each element of its last axis."
+            )
+        if isinstance(leaf, BoundedContinuous | BoundedDiscrete) and weights is not None:
+            falls = (weights < 0).to(leaf.device)  # where the sum is lowest at the upper bound
+            ends = torch.where(falls, leaf.high, leaf.low), torch.where(falls, leaf.low, leaf.high)
+            leaf = Bounded(ends[0] * weights, ends[1] * weights)
+            return image_of(leaf, lambda value: elementwise.weighted_sum(value, 1))
+        return image_of(leaf, self._apply_transform)
