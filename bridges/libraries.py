@@ -17,6 +17,8 @@ __all__ = ["LIBRARIES", "explained", "get_available_libraries", "require"]
 LIBRARIES = {
     "brax": "brax",
     "gymnasium": "gym",
+    "imageio": "video",
+    "imageio_ffmpeg": "video",
     "jax": "jax",
     "matplotlib": "viz",
     "tqdm": "viz",

@@ -10,6 +10,7 @@ from bridges.gymnasium import GymEnv as GymEnv
 from bridges.gymnasium import GymWrapper as GymWrapper
 from bridges.jax_env import JaxEnv as JaxEnv
 from bridges.libraries import get_available_libraries as get_available_libraries
+from bridges.video import VideoFolder as VideoFolder
 from envkit.base import EnvBase as EnvBase
 from envkit.batched.creator import EnvCreator as EnvCreator
 from envkit.batched.creator import env_creator as env_creator
@@ -52,6 +53,9 @@ from envkit.specs import check_no_exclusive_keys as check_no_exclusive_keys
 from envkit.specs import consolidate_spec as consolidate_spec
 from envkit.specs import contains_lazy_spec as contains_lazy_spec
 from envkit.specs import make_composite_from_td as make_composite_from_td
+from envkit.transforms.actions import ActionDiscretizer as ActionDiscretizer
+from envkit.transforms.actions import ActionMask as ActionMask
+from envkit.transforms.actions import DiscreteActionProjection as DiscreteActionProjection
 from envkit.transforms.autoreset import AutoResetEnv as AutoResetEnv
 from envkit.transforms.autoreset import AutoResetTransform as AutoResetTransform
 from envkit.transforms.autoreset import VecGymEnvTransform as VecGymEnvTransform
@@ -65,14 +69,40 @@ from envkit.transforms.flow import ConditionalSkip as ConditionalSkip
 from envkit.transforms.flow import FrameSkipTransform as FrameSkipTransform
 from envkit.transforms.flow import NoopResetEnv as NoopResetEnv
 from envkit.transforms.flow import RemoveEmptySpecs as RemoveEmptySpecs
+from envkit.transforms.frames import CatFrames as CatFrames
+from envkit.transforms.frames import TimeMaxPool as TimeMaxPool
+from envkit.transforms.images import CenterCrop as CenterCrop
+from envkit.transforms.images import Crop as Crop
+from envkit.transforms.images import GrayScale as GrayScale
+from envkit.transforms.images import Resize as Resize
+from envkit.transforms.images import ToTensorImage as ToTensorImage
+from envkit.transforms.keys import CatTensors as CatTensors
+from envkit.transforms.keys import ExcludeTransform as ExcludeTransform
+from envkit.transforms.keys import RenameTransform as RenameTransform
+from envkit.transforms.keys import SelectTransform as SelectTransform
+from envkit.transforms.normalise import ObservationNorm as ObservationNorm
+from envkit.transforms.normalise import RewardScaling as RewardScaling
 from envkit.transforms.postprocess import MultiStep as MultiStep
 from envkit.transforms.primer import TensorDictPrimer as TensorDictPrimer
+from envkit.transforms.recorder import VideoRecorder as VideoRecorder
 from envkit.transforms.recurrent import (
     get_env_transforms_from_module as get_env_transforms_from_module,
 )
 from envkit.transforms.render import PixelRenderTransform as PixelRenderTransform
 from envkit.transforms.returns import RewardSum as RewardSum
 from envkit.transforms.returns import TargetReturn as TargetReturn
+from envkit.transforms.running import VecNorm as VecNorm
+from envkit.transforms.shapes import FlattenObservation as FlattenObservation
+from envkit.transforms.shapes import PermuteTransform as PermuteTransform
+from envkit.transforms.shapes import SqueezeTransform as SqueezeTransform
+from envkit.transforms.shapes import UnsqueezeTransform as UnsqueezeTransform
+from envkit.transforms.values import BinarizeReward as BinarizeReward
+from envkit.transforms.values import ClipTransform as ClipTransform
+from envkit.transforms.values import DoubleToFloat as DoubleToFloat
+from envkit.transforms.values import DTypeCastTransform as DTypeCastTransform
+from envkit.transforms.values import LineariseRewards as LineariseRewards
+from envkit.transforms.values import RewardClipping as RewardClipping
+from envkit.transforms.values import SignTransform as SignTransform
 from envkit.transition import step_mdp as step_mdp
 from envkit.transition import terminated_or_truncated as terminated_or_truncated
 

@@ -84,6 +84,11 @@ class Recovery:
             return
         if self._max_restarts:
             error.add_note(f"All {self._max_restarts} restarts (max_restarts) are used up.")
+        elif any(map(_is_fatal, error.failures)):
+            error.add_note(
+                "Its rows are gone: close() the env, and the next reset() builds all of them anew. "
+                "With on_worker_failure='restart' such rows are truncated, and the env goes on."
+            )
         if reason is not None:
             error.add_note(f"The last attempt to build it anew failed:\n{reason}")
         raise error

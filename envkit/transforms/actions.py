@@ -77,9 +77,7 @@ class ActionMask(EpisodeTransform):
         self._allow(td, td_reset, self._reset_mask(td, as_path(self.mask_key)[:-1]))
         return td_reset
 
-    def _allow(
-        self, td: TensorDictBase, new: TensorDictBase, rows: torch.Tensor | None
-    ) -> None:
+    def _allow(self, td: TensorDictBase, new: TensorDictBase, rows: torch.Tensor | None) -> None:
         env, mask, kept = self.container, new.get(self.mask_key, None), td.get(self.mask_key, None)
         if env is None:
             raise NoParentError("ActionMask changes the action spec of an env: put it into one.")
@@ -251,7 +249,11 @@ class ActionDiscretizer(Transform):
         """Give the place within each bin, from 0 to 1."""
         if self.sampling == SamplingStrategy.RANDOM:
             return torch.rand(value.shape, generator=self._generator).to(value.device)
-        places = {SamplingStrategy.LOW: 0.0, SamplingStrategy.MEDIAN: 0.5, SamplingStrategy.HIGH: 1.0}
+        places = {
+            SamplingStrategy.LOW: 0.0,
+            SamplingStrategy.MEDIAN: 0.5,
+            SamplingStrategy.HIGH: 1.0,
+        }
         return places[self.sampling]
 
     def transform_action_spec(self, action_spec: Composite) -> Composite:

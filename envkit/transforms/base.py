@@ -178,6 +178,10 @@ class Transform(nn.Module):
     def _set_seed(self, seed: int | None) -> None:
         """Seed what this transform draws; most draw nothing."""
 
+    def dump(self, **kwargs: Any) -> Any:
+        """Hand over what was recorded; most record nothing. Keywords are those of the recorder."""
+        return None
+
     # --------------------------------------------------------------------------------------- specs
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:

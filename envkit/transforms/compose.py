@@ -181,6 +181,10 @@ class Compose(Transform):
         for transform in self:
             transform._set_seed(seed)
 
+    def dump(self, **kwargs: Any) -> None:
+        for transform in self:
+            transform.dump(**kwargs)
+
     def transform_input_spec(self, input_spec: Composite) -> Composite:
         for transform in self:
             input_spec = transform.transform_input_spec(input_spec)

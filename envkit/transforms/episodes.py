@@ -20,8 +20,8 @@ from tensordict import TensorDictBase
 
 from envkit import rules, tally
 from envkit.base import EnvBase
-from envkit.env_specs import Key, as_key
-from envkit.errors import ArgumentError, NoParentError
+from envkit.env_specs import Key, as_key, as_path
+from envkit.errors import ArgumentError, NoParentError, ResetMaskError
 from envkit.specs import Categorical, Composite, TensorSpec, Unbounded
 from envkit.transforms.base import Transform
 from envkit.transition import collect_reset_masks
@@ -82,6 +82,26 @@ class EpisodeTransform(Transform):
         masks = collect_reset_masks(td, env.done_levels, env.full_done_spec)
         governing = rules.governing_level(level, masks)
         return None if governing is None else masks[governing]
+
+    def _level_of(self, key: Key, reset_key: Key | None = None) -> Path:
+        """Give the level whose reset an entry obeys: that of ``reset_key``, or found by place.
+
+        Raises:
+            ResetMaskError: the entry stands at no level, and there are several.
+        """
+        if reset_key is not None:
+            return as_path(reset_key)[:-1]
+        levels = self._levels()
+        governing = rules.governing_level(as_path(key)[:-1], levels)
+        if governing is not None:
+            return governing
+        if len(levels) == 1:
+            return levels[0]
+        raise ResetMaskError(
+            f"{type(self).__name__} cannot tell which reset {key!r} obeys: the env has "
+            f"{self._env().reset_keys}. Say so: pass reset_key=, or reset_keys= where there are several "
+            "entries."
+        )
 
     def _kept_elsewhere(
         self, td: TensorDictBase, level: Path, key: Key, fresh: torch.Tensor

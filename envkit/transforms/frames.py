@@ -19,7 +19,7 @@ from tensordict import TensorDictBase
 
 from envkit import elementwise
 from envkit.env_specs import Key, as_key, as_path
-from envkit.errors import ArgumentError, KeyCollisionError
+from envkit.errors import ArgumentError, KeyCollisionError, SpecError
 from envkit.specs import Bounded, BoundedContinuous, BoundedDiscrete, Composite, TensorSpec
 from envkit.transforms.base import Keys
 from envkit.transforms.episodes import EpisodeTransform
@@ -80,21 +80,15 @@ class _Windowed(EpisodeTransform, LeafTransform):
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
         def show(source: Key, target: Key) -> None:
             self._show(td_reset, target, None, td_reset.get(source))
+            level = self._level_of(target, self.reset_key)
             for key in (target, self._memory_key(target)):
                 fresh = td_reset.get(key, None)
                 if fresh is not None:
-                    level = self._level_of(target, self.reset_key)
                     td_reset.set(key, self._kept_elsewhere(td, level, key, fresh))
 
-        tolerated, self.missing_tolerance = self.missing_tolerance, True  # rewards, for instance
-        try:
-            return self._for_each(td_reset, show)
-        finally:
-            self.missing_tolerance = tolerated
+        return self._for_each(td_reset, show)
 
-    def _for_each(
-        self, td: TensorDictBase, show: Callable[[Key, Key], None]
-    ) -> TensorDictBase:
+    def _for_each(self, td: TensorDictBase, show: Callable[[Key, Key], None]) -> TensorDictBase:
         for source, target in zip(self.in_keys, self.out_keys, strict=True):
             if td.get(source, None) is not None:
                 show(source, target)
@@ -105,17 +99,27 @@ class _Windowed(EpisodeTransform, LeafTransform):
     # --------------------------------------------------------------------------------------- specs
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        taken = output_spec["full_observation_spec"]
-        for target in self.out_keys if self.count > 1 else ():
-            if taken.get(self._memory_key(target), None) is not None:
-                raise KeyCollisionError(
-                    f"two {type(self).__name__} transforms write {target!r}, and would share their "
-                    "memory. Give one of them another out_key."
-                )
+        self._require_known(self.in_keys, output_spec, ("observation",), "in_keys")
         return super().transform_output_spec(output_spec)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        return self._with_memory(observation_spec.clone(), super()._written(observation_spec))
+        for source, target in zip(self.in_keys, self.out_keys, strict=True):
+            self._require_room(observation_spec, source, target)
+        return self._with_memory(observation_spec.clone(), self._written(observation_spec))
+
+    def _require_room(self, spec: Composite, source: Key, target: Key) -> None:
+        leaf = spec.get(source, None)
+        if leaf is not None and -self.dim > leaf.ndim - spec.ndim:
+            raise SpecError(
+                f"{type(self).__name__} joins frames along axis {self.dim}, but {source!r} has shape "
+                f"{tuple(leaf.shape)}, of which {spec.ndim} axes are the batch. Pass another dim, or "
+                "use UnsqueezeTransform before it."
+            )
+        if self.count > 1 and spec.get(self._memory_key(target), None) is not None:
+            raise KeyCollisionError(
+                f"two {type(self).__name__} transforms write {target!r}, and would share their memory. "
+                "Give one of them another out_key."
+            )
 
     def transform_state_spec(self, state_spec: Composite) -> Composite:
         return self._with_memory(self._env().full_observation_spec, state_spec)
@@ -198,8 +202,8 @@ class _Episodes:
         return torch.cat(parts, dim).movedim(0, self.axis)
 
 
-def _roots_first(keys: list[Key]) -> list[int]:
-    """Order numbers of keys so that those under ``next`` come before their roots are changed."""
+def _next_first(keys: list[Key]) -> list[int]:
+    """Order keys, by their numbers, so that those under ``next`` come before their roots change."""
     return sorted(range(len(keys)), key=lambda number: as_path(keys[number])[0] != "next")
 
 
@@ -299,7 +303,7 @@ class CatFrames(_Windowed):
     def _unfold(self, td: TensorDictBase) -> TensorDictBase:
         episodes = self._over_time(td, self.done_key, ahead=self.future)
         fill = None if self.padding == "same" else self.padding_value
-        for number in _roots_first(self.in_keys):
+        for number in _next_first(self.in_keys):
             source, target = self.in_keys[number], self.out_keys[number]
             path = as_path(source)
             if path[0] == "next" and self.future:
@@ -351,9 +355,7 @@ class TimeMaxPool(_Windowed):
         T: int = 1,
         reset_key: Key | None = None,
     ):
-        super().__init__(
-            "observation" if in_keys is None else in_keys, out_keys, T, -1, reset_key
-        )
+        super().__init__("observation" if in_keys is None else in_keys, out_keys, T, -1, reset_key)
         if T < 1:
             raise ArgumentError(f"T is {T}, but must be at least 1.")
         self.T = T

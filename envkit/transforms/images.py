@@ -228,9 +228,7 @@ class CenterCrop(Crop):
         ArgumentError, SpecError: see `Crop`.
     """
 
-    def __init__(
-        self, w: int, h: int | None = None, in_keys: Keys = None, out_keys: Keys = None
-    ):
+    def __init__(self, w: int, h: int | None = None, in_keys: Keys = None, out_keys: Keys = None):
         super().__init__(w, h, in_keys=in_keys, out_keys=out_keys)
 
     def _corner(self, rows: int, columns: int) -> tuple[int, int]:

@@ -480,7 +480,9 @@ class CatTensors(Transform):
             [
                 key
                 for key, leaf in spec.items(True, True)
-                if leaf.dtype is not None and leaf.ndim == spec.ndim + 1 and as_path(key) not in read
+                if leaf.dtype is not None
+                and leaf.ndim == spec.ndim + 1
+                and as_path(key) not in read
             ]
         )
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDictBase
 
-from envkit import rules, tally
+from envkit import tally
 from envkit.env_specs import Key, as_key, as_path
-from envkit.errors import ArgumentError, ResetMaskError
+from envkit.errors import ArgumentError
 from envkit.specs import Composite, Unbounded
 from envkit.transforms.base import Keys, as_keys
 from envkit.transforms.episodes import EpisodeTransform
@@ -59,20 +59,6 @@ class _RewardTransform(EpisodeTransform):
             )
         return list(zip(sources, targets, strict=True))
 
-    def _level_of(self, number: int, key: Key) -> Path:
-        if self.reset_keys is not None:
-            return as_path(self.reset_keys[number])[:-1]
-        levels = self._levels()
-        governing = rules.governing_level(as_path(key)[:-1], levels)
-        if governing is not None:
-            return governing
-        if len(levels) == 1:
-            return levels[0]
-        raise ResetMaskError(
-            f"{type(self).__name__} cannot tell which reset {key!r} obeys: the env has "
-            f"{self._env().reset_keys}. Pass reset_keys=, one for each reward."
-        )
-
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
         rewards = self._env().full_reward_spec
         ndim = self._env().batch_dims
@@ -81,7 +67,7 @@ class _RewardTransform(EpisodeTransform):
             shape = (*td_reset.batch_size, *spec.shape[ndim:])
             blank = torch.zeros(shape, dtype=spec.dtype, device=td_reset.device)
             fresh = self._begin(blank)
-            level = self._level_of(number, target)
+            level = self._level_of(target, self.reset_keys and self.reset_keys[number])
             td_reset.set(target, self._kept_elsewhere(td, level, target, fresh))
         return td_reset
 

@@ -191,7 +191,10 @@ class VecNorm(EpisodeTransform, LeafTransform):
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
         for source, target in zip(self.in_keys, self.out_keys, strict=True):
             self._convert(
-                next_td, [source], [target], lambda value, key=source: self._standardised(value, key)
+                next_td,
+                [source],
+                [target],
+                lambda value, key=source: self._standardised(value, key),
             )
         return next_td
 

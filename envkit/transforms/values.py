@@ -143,9 +143,7 @@ class DoubleToFloat(DTypeCastTransform):
         in_keys_inv: Keys = None,
         out_keys_inv: Keys = None,
     ):
-        super().__init__(
-            torch.float64, torch.float32, in_keys, out_keys, in_keys_inv, out_keys_inv
-        )
+        super().__init__(torch.float64, torch.float32, in_keys, out_keys, in_keys_inv, out_keys_inv)
 
 
 # --------------------------------------------------------------------------------------------- clip

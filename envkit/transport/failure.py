@@ -41,7 +41,7 @@ _EXIT_ADVICE = (
 class Failure:
     """One thing that went wrong in one worker.
 
-    ``rows`` are the rows to blame: the one that raised, or all that a dead or stuck worker held.
+    ``rows`` are the rows to blame: the one that raised, or all that a worker held that is gone.
     ``traceback`` is text: of the exception, or the stack of a stuck or crashed worker ("" if
     there is none). ``exception`` is the original one where it survived pickling.
     """
@@ -49,7 +49,7 @@ class Failure:
     worker: int
     rows: tuple[int, ...]
     command: str
-    kind: Literal["raised", "died", "timeout"]
+    kind: Literal["raised", "died", "timeout", "interrupted"]
     message: str = ""
     error_type: str = ""
     traceback: str = ""
@@ -84,6 +84,11 @@ class Failure:
                 f"{who}, which held {rows}, did not answer {self.command!r} {self.message} and was "
                 "killed. Raise the timeout if the work is this slow; otherwise its stack "
                 + ("below says where it hangs." if self.traceback else "could not be had.")
+            )
+        if self.kind == "interrupted":
+            return (
+                f"{who}, which held {rows}, was ended, because an interrupt (Ctrl-C) came while "
+                f"{self.command!r} was sent to it."
             )
         advice = _ADVICE.get(self.exitcode, _EXIT_ADVICE)
         return (

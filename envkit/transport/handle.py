@@ -93,9 +93,9 @@ class WorkerHandle:
         self._request(("bind", pickle.dumps(block.layout)), timeout_s)
         self._deliver(lambda: self.channel.send_fd(block.fd))
 
-    def send_call(self, method: str, args: tuple, kwargs: dict, *, timeout_s: float | None) -> None:
-        """Ask the worker for ``host.call(method, *args, **kwargs)``."""
-        self._request(("call", method, cloudpickle.dumps((args, kwargs))), timeout_s)
+    def send_call(self, method: str, arguments: bytes, *, timeout_s: float | None) -> None:
+        """Ask the worker for ``host.call(method, *args, **kwargs)``; ``arguments`` are pickled."""
+        self._request(("call", method, arguments), timeout_s)
 
     def has_reply(self) -> bool:
         """Look, without waiting, whether something can be read from the reply pipe."""
@@ -115,7 +115,7 @@ class WorkerHandle:
 
     def end(
         self,
-        kind: Literal["died", "timeout"],
+        kind: Literal["died", "timeout", "interrupted"],
         command: str,
         *,
         message: str = "",

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 from envkit.errors import ClosedEnvError, WorkerError
@@ -213,11 +214,13 @@ class ProcessPool:
         """Call ``method`` with arguments of its own for each of ``workers`` (all)."""
         handles = self._require_open().handles
         chosen = handles if workers is None else [handles[index] for index in workers]
-        of_worker = {handle.index: pair for handle, pair in zip(chosen, arguments, strict=True)}
+        of_worker = {
+            handle.index: cloudpickle.dumps(pair)
+            for handle, pair in zip(chosen, arguments, strict=True)
+        }
 
         def send(handle: WorkerHandle) -> None:
-            args, kwargs = of_worker[handle.index]
-            handle.send_call(method, args, kwargs, timeout_s=self.timeout_s)
+            handle.send_call(method, of_worker[handle.index], timeout_s=self.timeout_s)
 
         return self._exchange(method, chosen, send)
 
@@ -234,10 +237,11 @@ class ProcessPool:
             if resources.block is not None:
                 self._exchange("bind", [successor], self._send_bind)
         except BaseException as error:
-            successor.kill()
-            self._lose(resources, successor)
+            lost = successor.end("interrupted", "start")
             if isinstance(error, WorkerError):
-                successor.lost = replace(error.failures[0], rows=tuple(successor.rows))
+                lost = replace(error.failures[0], rows=tuple(successor.rows))
+            successor.lost = lost
+            self._lose(resources, successor)
             raise
         return description
 
@@ -301,7 +305,8 @@ class ProcessPool:
             try:
                 send(handle)
             except BaseException:  # Ctrl-C in the middle of a message: its end will never be sent
-                handle.kill()
+                handle.lost = handle.end("interrupted", name)
+                self._lose(resources, handle)
                 raise
         self.recv()
         return [self._answers[handle.index] for handle in handles]
