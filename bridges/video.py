@@ -17,6 +17,9 @@ from envkit.errors import ArgumentError
 __all__ = ["VideoFolder"]
 
 
+_WRITERS = {"gif": ("imageio",), "mp4": ("imageio", "imageio_ffmpeg")}
+
+
 class VideoFolder:
     """A folder of videos, written as ``<name>_<step>.<format>``.
 
@@ -30,14 +33,10 @@ class VideoFolder:
         MissingLibraryError: a library that writes the format is not installed.
     """
 
-    _LIBRARIES = {"gif": ("imageio",), "mp4": ("imageio", "imageio_ffmpeg")}
-
     def __init__(self, folder: str | Path, *, format: str = "gif", fps: int = 30):
-        if format not in self._LIBRARIES:
-            raise ArgumentError(
-                f"format is {format!r}, but must be one of {sorted(self._LIBRARIES)}."
-            )
-        for library in self._LIBRARIES[format]:
+        if format not in _WRITERS:
+            raise ArgumentError(f"format is {format!r}, but must be one of {sorted(_WRITERS)}.")
+        for library in _WRITERS[format]:
             require(library)
         self.folder = Path(folder)
         self.format = format

@@ -73,7 +73,7 @@ _HOMES = {
         "SelectTransform",
     ),
     "envkit.transforms.normalise": ("ObservationNorm", "RewardScaling"),
-    "envkit.transforms.postprocess": ("MultiStep",),
+    "envkit.transforms.postprocess": ("MultiStep", "Reward2GoTransform"),
     "envkit.transforms.primer": ("TensorDictPrimer",),
     "envkit.transforms.recorder": ("VideoRecorder",),
     "envkit.transforms.recurrent": ("get_env_transforms_from_module",),

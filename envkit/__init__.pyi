@@ -83,6 +83,7 @@ from envkit.transforms.keys import SelectTransform as SelectTransform
 from envkit.transforms.normalise import ObservationNorm as ObservationNorm
 from envkit.transforms.normalise import RewardScaling as RewardScaling
 from envkit.transforms.postprocess import MultiStep as MultiStep
+from envkit.transforms.postprocess import Reward2GoTransform as Reward2GoTransform
 from envkit.transforms.primer import TensorDictPrimer as TensorDictPrimer
 from envkit.transforms.recorder import VideoRecorder as VideoRecorder
 from envkit.transforms.recurrent import (

@@ -1,20 +1,22 @@
 """Does an environment do what its specs say?
 
-`check_env_specs` runs a short rollout and compares it with `fake_tensordict`; all differences are
-reported at once. It fixes nothing.
+`check_env_specs` runs a short rollout and compares it with `fake_tensordict`; all deviations are
+reported at once. Where the env is refused before there is data (by `outputs`, say), what it returned
+by hand is compared as far as it goes. It fixes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 
-import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from envkit.base import EnvBase
-from envkit.env_specs import as_key, as_path
-from envkit.errors import OutOfSpecError
-from envkit.specs import Composite, contains_lazy_spec
+from envkit.deviations import changed, deviations
+from envkit.errors import EnvkitError, OutOfSpecError
+from envkit.keys import as_key, as_path
 from envkit.transition import leaves
 
 __all__ = ["check_env_specs"]
@@ -40,7 +42,8 @@ def check_env_specs(
 
     Raises:
         OutOfSpecError: an AssertionError that lists every key that is missing or too many, every
-            shape, dtype and device that differs, and every value outside its spec.
+            shape, dtype and device that differs, every value outside its spec, what the env was
+            refused for, and every entry that was written to after it had been returned.
     """
     if seed is not None:
         env.set_seed(seed)
@@ -51,123 +54,77 @@ def check_env_specs(
         auto_reset=True,
         break_when_any_done=break_when_any_done,
     )
-    find = partial(
-        _problems, env.specs, env.fake_tensordict(), device=env.device, check_dtype=check_dtype
-    )
+    find = partial(deviations, env.specs, device=env.device, check_dtype=check_dtype)
     try:
-        problems = find(run(return_contiguous=return_contiguous))
-    except (
-        RuntimeError
-    ):  # perhaps its steps cannot be stacked because one of them is not as it says
-        problems = find(run(return_contiguous=False))
+        problems = find(env.fake_tensordict(), run(return_contiguous=return_contiguous))
+    except EnvkitError as error:
+        problems = _by_hand(env, tensordict, find) or [str(error)]
+    except RuntimeError:  # perhaps steps cannot be stacked because one of them is not as it says
+        problems = find(env.fake_tensordict(), run(return_contiguous=False))
         if not problems:
             raise
+    problems = problems or list(_overwritten(env, tensordict))
     if problems:
         raise OutOfSpecError(
             f"{env} does not do what its specs say:\n"
-            + "\n".join(f"  - {problem}" for problem in problems)
+            + "\n".join(f"  - {problem}" for problem in dict.fromkeys(problems))
             + "\nCorrect the specs, or what _reset and _step return."
         )
 
 
-def _problems(
-    specs: Composite,
-    fake: TensorDictBase,
-    real: TensorDictBase,
-    *,
-    device: torch.device | None,
-    check_dtype: bool,
-) -> list[str]:
-    """Compare data with specs of batch size ``specs.shape``; lazy stacks part by part."""
-    same = partial(_problems, device=device, check_dtype=check_dtype)
-    if isinstance(real, LazyStackedTensorDict) and real.stack_dim >= specs.ndim:
-        steps = (same(specs, fake, step) for step in real.unbind(real.stack_dim))
-        return list(dict.fromkeys(problem for problems in steps for problem in problems))
-    if specs.ndim and (contains_lazy_spec(specs) or isinstance(real, LazyStackedTensorDict)):
-        return [
-            f"{problem} (env {index})"
-            for index in range(specs.shape[0])
-            for problem in same(specs[index], fake[index], real[index])
-        ]
-    problems = _key_problems(fake, real)
-    got, wanted = dict(leaves(real)), dict(leaves(fake))
-    dynamic = _dynamic_shapes(specs)
-    for path in (path for path in wanted if path in got):
-        problems += _leaf_problems(
-            path, wanted[path], got[path], dynamic.get(path), specs.ndim, real, device, check_dtype
-        )
-    return problems + _value_problems(specs, real)
-
-
-def _dynamic_shapes(specs: Composite) -> dict[tuple[str, ...], torch.Size]:
-    """Give the shapes that have sizes only data can tell, by path in a transition."""
-    shapes = {}
-    for side, kinds in (("input_spec", ("state", "action")), ("output_spec", _OUTPUTS)):
-        for kind in kinds:
-            for key, leaf in specs[side, f"full_{kind}_spec"].items(True, True):
-                if -1 in leaf.shape:
-                    shapes[as_path(key)] = shapes[("next", *as_path(key))] = leaf.shape
-    return shapes
-
-
-_OUTPUTS = ("observation", "reward", "done")
-
-
-def _key_problems(fake: TensorDictBase, real: TensorDictBase) -> list[str]:
-    wanted, got = ({path for path, _ in leaves(td)} for td in (fake, real))
-    return [
-        *(f"{as_key(path)!r} is present in real but not in fake" for path in sorted(got - wanted)),
-        *(f"{as_key(path)!r} is present in fake but not in real" for path in sorted(wanted - got)),
-    ]
-
-
-def _leaf_problems(path, wanted, got, dynamic, ndim, real, device, check_dtype) -> list[str]:
-    if not isinstance(got, torch.Tensor) or not isinstance(wanted, torch.Tensor):
-        return []
-    key, problems = as_key(path), []
-    if not got.is_nested:  # the shape of a nested tensor is that of its parts, which `is_in` asks
-        event = (wanted.shape if dynamic is None else dynamic)[ndim:]
-        got_event = got.shape[len(real.batch_size) :]
-        sizes = zip(event, got_event, strict=False)
-        if len(event) != len(got_event) or any(said not in (-1, size) for said, size in sizes):
-            problems.append(f"{key!r} has shape {tuple(got_event)}, its spec says {tuple(event)}")
-    if check_dtype and wanted.dtype != got.dtype:
-        problems.append(f"{key!r} has dtype {got.dtype}, its spec says {wanted.dtype}")
-    if device is not None and wanted.device != got.device:
-        problems.append(f"{key!r} is on {got.device}, its spec says {wanted.device}")
-    return problems
-
-
-def _value_problems(specs: Composite, real: TensorDictBase) -> list[str]:
-    inputs, outputs = specs["input_spec"], specs["output_spec"]
-    places = {
-        "root": (
-            real,
-            (outputs, "observation"),
-            (inputs, "state"),
-            (inputs, "action"),
-            (outputs, "done"),
-        ),
-        "next": (
-            real.get("next"),
-            (outputs, "observation"),
-            (outputs, "reward"),
-            (outputs, "done"),
-        ),
-    }
-    problems = []
-    for place, (td, *kinds) in places.items():
-        for owner, kind in kinds:
-            spec = owner[f"full_{kind}_spec"]
-            single = spec[(0,) * specs.ndim] if specs.ndim else spec
-            problems += [f"{line} at {place}" for line in _outside(single, td)]
-    return problems
-
-
-def _outside(spec: Composite, td: TensorDictBase) -> list[str]:
-    lines = []
-    for key, leaf in spec.items(True, True):
-        value = td.get(key, None)
-        if isinstance(value, torch.Tensor) and leaf.dtype is not None and not leaf.is_in(value):
-            lines.append(f"{key!r} has values outside its spec {leaf}")
+def _by_hand(env: EnvBase, tensordict: TensorDictBase | None, find: partial) -> list[str]:
+    """Reset and step until the env is refused, and list what deviates up to there."""
+    fake = env.fake_tensordict()
+    bare = fake.exclude("next", *env.action_keys)
+    given = None if tensordict is None else tensordict.copy()
+    try:
+        root = env.reset(given)
+    except EnvkitError as error:
+        return [f"reset: {error}", *_unrefused(env, "_reset", given, bare, find)]
+    lines = find(bare, root)
+    for _ in range(3):
+        td = env.rand_action(root)
+        try:
+            root = env.step_mdp(env.step(td))
+        except EnvkitError as error:
+            following = fake.get("next").exclude(*env.reward_keys)
+            return [*lines, f"step: {error}", *_unrefused(env, "_step", td, following, find)]
     return lines
+
+
+def _unrefused(
+    env: EnvBase,
+    method: str,
+    given: TensorDictBase | None,
+    wanted: TensorDictBase,
+    find: partial,
+) -> list[str]:
+    """Look at what a hook returns without the checks of the env; done flags may still be missing."""
+    with suppress(NotImplementedError):  # envs of several parts step and reset in other ways
+        out = getattr(env, method)(given)
+        expected = env.batch_size if given is None else given.batch_size
+        if isinstance(out, TensorDictBase) and out is not given and out.batch_size == expected:
+            scalars = {as_path(key) for key in (*env.done_keys, *env.reward_keys)}
+            found = {path for path, _ in leaves(out)} & scalars
+            return find(
+                wanted.exclude(*env.done_keys), out.exclude(*(as_key(path) for path in found))
+            )
+    return []
+
+
+def _overwritten(env: EnvBase, tensordict: TensorDictBase | None) -> Iterator[str]:
+    """Take steps that keep what each returned, and name what a later step has written to."""
+    root = env.reset(None if tensordict is None else tensordict.copy())
+    taken = []
+    for name in ("reset", "first step", "second step"):
+        taken.append((name, root, root.clone()))
+        data = env.step(env.rand_action(root.copy()))
+        if env._rows_done(data.get("next")).any():
+            break
+        root = env.step_mdp(data)
+    for name, kept, copy in taken:
+        for path in changed(copy, kept):
+            yield (
+                f"{as_key(path)!r} of the {name} was written to by a later step: return a copy, "
+                "value.clone()"
+            )

@@ -56,9 +56,27 @@ def as_policy(env: EnvBase, policy: Any, *, trust: bool = False) -> Policy:
             f"policy must be callable, got {type(policy).__name__}. "
             "Pass a module, a function, or None for random actions."
         )
-    if trust or _takes_tensordict(policy):
+    if isinstance(policy, TensorDictModuleBase):
         return cast(Policy, policy)
+    if trust or _takes_tensordict(policy):
+        return _CallOnRoot(policy)
     return _CallOnLeaves(policy, observation_inputs(env), env.action_keys)
+
+
+class _CallOnRoot:
+    """Call a function on the TensorDict, and see to it that it gives one back."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+
+    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        acted = self.function(tensordict)
+        if not isinstance(acted, TensorDictBase):
+            raise TypeError(
+                f"the policy returned {type(acted).__name__}, but was called with a TensorDict and "
+                "must return the TensorDict with the action in it."
+            )
+        return acted
 
 
 class _CallOnLeaves:

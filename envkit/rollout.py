@@ -18,7 +18,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.env_specs import as_key
-from envkit.errors import DoneError
+from envkit.errors import BatchSizeError, DoneError
 from envkit.policy import Policy, as_policy, policy_device
 
 if TYPE_CHECKING:
@@ -67,9 +67,7 @@ def rollout(
     if set_truncated:
         _truncate_last(env, result)
     if out is not None:
-        destination = cast(TensorDictBase, out[..., : result.batch_size[-1]])
-        destination.update_(result)
-        result = destination
+        result = _written(result, out)
     result.refine_names(..., "time")
     return result
 
@@ -87,7 +85,7 @@ def _stop_rule(any_done: bool | None, all_done: bool | None):
 
 def _first_root(env: EnvBase, td: TensorDictBase | None, auto_reset: bool) -> TensorDictBase:
     if auto_reset:
-        return env.reset(td)
+        return env.reset(None if td is None else td.copy())  # what the caller has is not written to
     if td is None:
         raise RuntimeError(
             "rollout(auto_reset=False) needs the data to start from. Pass tensordict=, e.g. "
@@ -156,7 +154,7 @@ def _until_all_done(
         if running is not None:
             td.set(rules.STEP, running)
         td = env.step(td)
-        if running is not None:
+        if running is not None and not bool(running.all()):
             td = _repeat_frozen(running, td, last)
         yield td
         running = ~env._rows_done(td.get("next"))
@@ -171,6 +169,8 @@ def _repeat_frozen(
     running: torch.Tensor, td: TensorDictBase, last: TensorDictBase
 ) -> TensorDictBase:
     """Rows of finished envs repeat their last transition as it was."""
+    if running.ndim == 0:
+        return td if bool(running) else last
     if isinstance(td, LazyStackedTensorDict) and isinstance(last, LazyStackedTensorDict):
         dim = td.stack_dim
         parts = zip(running.unbind(dim), td.unbind(dim), last.unbind(dim), strict=True)
@@ -196,6 +196,19 @@ def _stack(steps: list[TensorDictBase], *, contiguous: bool) -> TensorDictBase:
         ) from error
 
 
+def _written(result: TensorDictBase, out: TensorDictBase) -> TensorDictBase:
+    """Write a result into the front of ``out``, and give that part; ``out`` itself when all is used."""
+    *batch, steps = result.batch_size
+    room = out.batch_size
+    if len(room) != len(batch) + 1 or list(room[:-1]) != batch or room[-1] < steps:
+        raise BatchSizeError(
+            f"out has batch size {tuple(room)}, but the rollout has {tuple(result.batch_size)}. "
+            "Allocate at least as many steps, time last: env.fake_tensordict() expanded and cloned."
+        )
+    destination = out if room[-1] == steps else cast(TensorDictBase, out[..., :steps])
+    return destination.update_(result)
+
+
 def _require_truncated(env: EnvBase) -> None:
     if not any("truncated" in names for names in env.done_levels.values()):
         raise DoneError(
@@ -207,7 +220,7 @@ def _require_truncated(env: EnvBase) -> None:
 def _truncate_last(env: EnvBase, result: TensorDictBase) -> None:
     following = result.get("next")
     for level, names in env.done_levels.items():
-        for name in {"truncated", "done"} & set(names):
+        for name in ("truncated", "done") if "truncated" in names else ():
             key = as_key((*level, name))
             flags = following.get(key).clone()
             flags.select(len(result.batch_size) - 1, -1).fill_(True)

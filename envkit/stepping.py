@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.errors import BatchSizeError, ClosedEnvError, DoneError
@@ -86,16 +86,14 @@ class Stepping(OutputHolder, ABC):
             ResetMaskError: a mask does not fit.
             DoneError: a done flag is set where a reset was requested.
         """
-        if tensordict is None:
-            fresh = self._checked(self._reset(None, **kwargs), None, "_reset")
-            self._complete(fresh, rewards=False)
-            self._refuse_done(fresh, None, {})
-            return fresh
-        self._check_batch(tensordict)
-        masks = collect_reset_masks(tensordict, self.done_levels, self.full_done_spec)
+        given = TensorDict(batch_size=self.batch_size) if tensordict is None else tensordict
+        self._check_batch(given)
+        masks = collect_reset_masks(given, self.done_levels, self.full_done_spec)
         fresh = self._checked(self._reset(tensordict, **kwargs), tensordict, "_reset")
         self._complete(fresh, rewards=False)
         self._refuse_done(fresh, tensordict, masks)
+        if tensordict is None:
+            return fresh
         return merge_reset(tensordict, fresh, masks, keeps_last=self.keeps_last_output)
 
     def _refuse_done(
@@ -129,6 +127,7 @@ class Stepping(OutputHolder, ABC):
                         "input does not hold it; the flag is kept. Pass the current data.",
                         stacklevel=3,
                     )
+                    td.set(key, flags)
 
     # -------------------------------------------------------------------------------------- step
 
@@ -228,14 +227,19 @@ class Stepping(OutputHolder, ABC):
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Reset what is done in a root (the output of `step_mdp`); the rest is returned unchanged.
 
-        Where the mask of a level decides for levels below it, what is done there alone waits.
+        Where the flags of a level decide for levels below it, what is done there alone waits.
         """
-        if not self.any_done(tensordict):
-            return tensordict
-        masks = collect_reset_masks(tensordict, self.done_levels, self.full_done_spec)
-        if not any(bool(mask.any()) for mask in masks.values()):
-            return drop_private(tensordict, rules.RESET)
-        return self.reset(tensordict)
+        return self.reset(tensordict) if self._reset_is_due(tensordict) else tensordict
+
+    def _reset_is_due(self, root: TensorDictBase) -> bool:
+        """Write the `_reset` masks of what is done, if a mask that decides selects anything."""
+        if not self.any_done(root):
+            return False
+        masks = collect_reset_masks(root, self.done_levels, self.full_done_spec)
+        due = any(bool(mask.any()) for mask in masks.values())
+        if not due:
+            drop_private(root, rules.RESET)
+        return due
 
     def step_and_maybe_reset(
         self, tensordict: TensorDictBase

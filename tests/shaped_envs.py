@@ -6,6 +6,8 @@ Conventions
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from tensordict import NonTensorData, TensorDict
 
@@ -43,7 +45,7 @@ class Groups(Quiet):
     Every agent has flags of its own; those of group ``agent0`` end a step before the rest.
     """
 
-    SIZES = {"agent0": 2, "agent1": 3}
+    SIZES: ClassVar = {"agent0": 2, "agent1": 3}
 
     def __init__(self, n: int = 5, **kwargs):
         super().__init__(n, **kwargs)

@@ -153,7 +153,7 @@ class TensorDictRow:
         following = td.get("next")
         self._write(self._nexts, slot, following)
         self.root = self.env.step_mdp(td)
-        ended = self.env.any_done(self.root)
+        ended = self.env._reset_is_due(self.root)
         if ended:
             self._keep_masks(self.root)
         return ended

@@ -115,6 +115,10 @@ class BatchedEnv:
         """Start new episodes in the rows of ``mask``; the others keep every bit."""
         return _RESTARTS[self.reset_mode](self.reset, jnp.asarray(mask), state, timestep)
 
+    def pack(self, state: EpisodeState) -> dict[str, jax.Array]:
+        """Lay the state of every row out in two buffers; see `packing`."""
+        return self.packing.pack(state)
+
     def sample_action(self, keys: jax.Array) -> Any:
         """Draw one action a row from the action space, each from the row's key."""
         return jax.vmap(lambda key: sample_space(self.action_space, key))(keys)

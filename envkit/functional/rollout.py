@@ -18,21 +18,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from envkit.functional.autoreset import EpisodeState
-from envkit.functional.batch import BatchedEnv, row_keys
+from envkit.functional.batch import row_keys
 from envkit.functional.core import Timestep, done_of
 
-__all__ = ["Policy", "Transition", "random_policy", "transition", "unroll"]
+__all__ = ["Policy", "Rows", "Transition", "random_policy", "transition", "unroll"]
 
 Policy = Callable[[Any, Any, jax.Array], Any]
 """``(params, observation, key) -> action``: batched observation and action, one raw key a step."""
 
-Carry = tuple[EpisodeState, Timestep]
+Carry = tuple[Any, Timestep]
+
+
+class Rows(Protocol):
+    """What a rollout asks of many rows; `BatchedEnv` says what each function does."""
+
+    def step(self, state: Any, action: Any) -> Carry: ...
+
+    def restart_where(self, mask: jax.Array, state: Any, timestep: Timestep) -> Carry: ...
+
+    def sample_action(self, keys: jax.Array) -> Any: ...
+
+    def pack(self, state: Any) -> dict[str, jax.Array]: ...
 
 
 @jax.tree_util.register_dataclass
@@ -53,7 +64,7 @@ class Transition:
     next_state: dict[str, jax.Array] | None = None
 
 
-def random_policy(env: BatchedEnv) -> Policy:
+def random_policy(env: Rows) -> Policy:
     """Make a policy that draws from the action space; row i's draws do not depend on the batch."""
 
     def act(params: Any, observation: Any, key: jax.Array) -> Any:
@@ -64,7 +75,7 @@ def random_policy(env: BatchedEnv) -> Policy:
 
 
 def transition(
-    env: BatchedEnv,
+    env: Rows,
     carry: Carry,
     policy: Policy,
     params: Any,
@@ -84,14 +95,14 @@ def transition(
         action,
         timestep,
         info=root.info,
-        state=env.packing.pack(state) if record_state else None,
-        next_state=env.packing.pack(after) if record_state else None,
+        state=env.pack(state) if record_state else None,
+        next_state=env.pack(after) if record_state else None,
     )
     return (after, timestep), recorded
 
 
 def unroll(
-    env: BatchedEnv,
+    env: Rows,
     carry: Carry,
     policy: Policy,
     params: Any,

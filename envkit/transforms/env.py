@@ -405,7 +405,7 @@ class TransformedEnv(Wrapper):
         ended = done.get("next").select(*self.base_env.done_keys)
         data = self._attach_next(step.td, self._shown_next(step.inner, done))
         following = self.step_mdp(data)
-        if not self.any_done(following):
+        if not self._reset_is_due(following):
             return data, following
         root = self._also_reset(root, following, ended)
         masks = collect_reset_masks(following, self.done_levels, self.full_done_spec)

@@ -11,7 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,6 +24,7 @@ from envkit.env_specs import Key, as_key, as_path
 from envkit.errors import ArgumentError, NoParentError, ResetMaskError
 from envkit.specs import Categorical, Composite, TensorSpec, Unbounded
 from envkit.transforms.base import Transform
+from envkit.transforms.fusable import Changes, FusableTransform, Leaves
 from envkit.transition import collect_reset_masks
 
 __all__ = [
@@ -60,11 +61,8 @@ class EpisodeTransform(Transform):
             lambda: [level for level in levels if rules.governing_level(level, levels) == level],
         )
 
-    def _flags(self, td: TensorDictBase, level: Path) -> torch.Tensor:
-        return td.get(as_key((*level, self._env().done_levels[level][0])))
-
-    def _at_levels(self, name: str) -> list[Key]:
-        return [as_key((*level, name)) for level in self._levels()]
+    def _flag_path(self, level: Path) -> Path:
+        return (*level, self._env().done_levels[level][0])
 
     def _declare(
         self, spec: Composite, name: str, make: Callable[[TensorSpec], TensorSpec]
@@ -143,7 +141,7 @@ def _flag_like(flags: TensorSpec) -> TensorSpec:
 # ------------------------------------------------------------------------------------------- counts
 
 
-class StepCounter(EpisodeTransform):
+class StepCounter(FusableTransform, EpisodeTransform):
     """Count the steps of each episode, and cut episodes short at a limit.
 
     Adds ``step_count``, int64, in the shape of ``done``: 0 at a reset, one more at each step. With
@@ -177,40 +175,57 @@ class StepCounter(EpisodeTransform):
         self.step_count_key = _name(step_count_key, "step_count_key")
         self.update_done = update_done
 
-    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
-        for level in self._levels():
-            key = as_key((*level, self.step_count_key))
-            before = td.get(key, None)
-            if before is None:
-                before = torch.zeros_like(self._flags(next_td, level), dtype=torch.int64)
-            count = tally.counted(before)
-            next_td.set(key, count)
-            if self.max_steps is not None:
-                self._truncate(next_td, level, tally.over_limit(count, self.max_steps))
-        return next_td
+    @property
+    def fuses(self) -> bool:
+        """False where ``done`` is not to follow truncation: programs make it of the other two."""
+        ends_alike = self.max_steps is None or (
+            self.update_done and self.truncated_key == "truncated"
+        )
+        return ends_alike and super().fuses
 
-    def _truncate(self, next_td: TensorDictBase, level: Path, cut: torch.Tensor) -> None:
+    def memory(self) -> list[Path]:
+        return [self._count_path(level) for level in self._levels()]
+
+    def constants(self) -> dict[str, Any]:
+        return {} if self.max_steps is None else {"max_steps": self.max_steps}
+
+    def _count_path(self, level: Path) -> Path:
+        return (*level, self.step_count_key)
+
+    def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
+        changes: dict[Path, Any] = {}
+        for level in self._levels():
+            before = root.get(self._count_path(level))
+            if before is None:
+                before = tally.uncounted(following[self._flag_path(level)])
+            count = changes[self._count_path(level)] = tally.counted(before)
+            if self.max_steps is not None:
+                cut = tally.over_limit(count, constants["max_steps"])
+                changes |= self._truncated(following, level, cut)
+        return changes
+
+    def _truncated(self, following: Leaves, level: Path, cut: Any) -> dict[Path, Any]:
+        changes = {}
         for below in self._levels_below(level):
-            key = as_key((*below, self.truncated_key))
-            own, before = _spread(cut, self._flags(next_td, below)), next_td.get(key, None)
-            next_td.set(key, own if before is None else own | before)
-            done = as_key((*below, "done"))
-            if self.update_done and next_td.get(done, None) is not None:
-                next_td.set(done, rules.done_from(next_td.get(done), next_td.get(key)))
+            path, done = (*below, self.truncated_key), (*below, "done")
+            own, before = tally.spread(cut, following[self._flag_path(below)]), following.get(path)
+            truncated = changes[path] = own if before is None else own | before
+            if self.update_done and following.get(done) is not None:
+                changes[done] = rules.done_from(following[done], truncated)
+        return changes
 
     def _levels_below(self, level: Path) -> list[Path]:
         return [below for below in self._env().done_levels if below[: len(level)] == level]
 
-    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+    def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
+        changes: dict[Path, Any] = {}
         for level in self._levels():
-            flags = self._flags(td_reset, level)
-            count = torch.zeros_like(flags, dtype=torch.int64)
-            td_reset.set(as_key((*level, self.step_count_key)), count)
+            changes[self._count_path(level)] = tally.uncounted(fresh[self._flag_path(level)])
             for below in self._levels_below(level) if self.max_steps is not None else ():
-                key = as_key((*below, self.truncated_key))
-                if td_reset.get(key, None) is None:
-                    td_reset.set(key, torch.zeros_like(self._flags(td_reset, below)))
-        return td_reset
+                if fresh.get((*below, self.truncated_key)) is None:
+                    unset = tally.unset(fresh[self._flag_path(below)])
+                    changes[(*below, self.truncated_key)] = unset
+        return changes
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         self._declare(observation_spec, self.step_count_key, _counter_like)
@@ -234,16 +249,7 @@ class StepCounter(EpisodeTransform):
         return f"max_steps={self.max_steps}"
 
 
-def _spread(cut: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
-    """Give the flags of a level to a level below it, whose flags may have more axes."""
-    if cut.shape == flags.shape:
-        return cut
-    if cut.shape[-1:] == (1,):
-        cut = cut.squeeze(-1)
-    return cut.reshape(*cut.shape, *(1,) * (flags.ndim - cut.ndim)).expand(flags.shape)
-
-
-class InitTracker(EpisodeTransform):
+class InitTracker(FusableTransform, EpisodeTransform):
     """Mark the first root of every episode.
 
     Adds a bool entry in the shape of ``done`` beside each governing ``done``: True in what a reset
@@ -257,19 +263,20 @@ class InitTracker(EpisodeTransform):
         super().__init__()
         self.init_key = _name(init_key, "init_key")
 
-    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
-        for level in self._levels():
-            flags = self._flags(next_td, level)
-            next_td.set(as_key((*level, self.init_key)), torch.zeros_like(flags))
-        return next_td
+    def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
+        return self._marks(following, tally.unset)
 
-    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        for level in self._levels():
-            key, flags = as_key((*level, self.init_key)), self._flags(td_reset, level)
-            if self._reset_mask(td, level) is not None:
-                td.set(key, torch.zeros_like(flags))  # what was not reset now is not at its start
-            td_reset.set(key, torch.ones_like(flags))
-        return td_reset
+    def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
+        return self._marks(fresh, lambda flags: ~tally.unset(flags))
+
+    def kept_leaves(self, fresh: Leaves) -> Changes:
+        return self._marks(fresh, tally.unset)  # what was not reset now is not at its start
+
+    def _marks(self, leaves: Leaves, make: Callable[[Any], Any]) -> Changes:
+        return {
+            (*level, self.init_key): make(leaves[self._flag_path(level)])
+            for level in self._levels()
+        }
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         self._declare(observation_spec, self.init_key, _flag_like)
@@ -302,13 +309,13 @@ class TrajCounter(EpisodeTransform):
             key = as_key((*level, self.out_key))
             number = td.get(key, None)
             if number is None:
-                number = torch.zeros_like(self._flags(next_td, level), dtype=torch.int64)
+                number = tally.uncounted(next_td.get(as_key(self._flag_path(level))))
             next_td.set(key, number)
         return next_td
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
         for level in self._levels():
-            flags = self._flags(td_reset, level)
+            flags = td_reset.get(as_key(self._flag_path(level)))
             begins = torch.ones_like(flags)
             mask = self._reset_mask(td, level)
             if mask is not None:

@@ -24,6 +24,7 @@ from envkit.specs import Bounded, BoundedContinuous, BoundedDiscrete, Composite,
 from envkit.transforms.base import Keys
 from envkit.transforms.episodes import EpisodeTransform
 from envkit.transforms.leafwise import LeafTransform, require_negative
+from envkit.transforms.postprocess import time_axis
 
 __all__ = ["CatFrames", "TimeMaxPool"]
 
@@ -157,8 +158,7 @@ class _Episodes:
                 "recorded data needs a time axis, but the TensorDict has batch size (). Pass a rollout, "
                 "or put the transform into an environment."
             )
-        named = "time" in td.names
-        self.axis = td.names.index("time") if named else td.batch_dims - 1
+        self.axis = time_axis(td)
         steps = torch.arange(td.shape[self.axis], device=td.device)
         first = self._first(td, done_key, steps)
         reach = torch.arange(count, device=td.device)

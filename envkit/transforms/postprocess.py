@@ -1,7 +1,7 @@
 """Returns over several steps, from recorded data.
 
 `MultiStep` decides which steps a multi-step return covers: up to n, never across the end of an episode,
-the end of the data, or padding.
+the end of the data, or padding. `Reward2GoTransform` covers all that are left.
 
 Conventions
     data    TensorDict of batch size (*batch, T) with ``next``; time is the last batch axis.
@@ -15,12 +15,13 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from envkit.env_specs import Key, as_key, as_path
-from envkit.errors import ArgumentError
+from envkit.errors import ArgumentError, DoneError, MissingKeyError
 from envkit.rules import DONE_LEAVES
-from envkit.transforms.base import Keys, as_keys
+from envkit.specs import Composite
+from envkit.transforms.base import Keys, Transform, as_keys
 from envkit.transition import leaves
 
-__all__ = ["MultiStep"]
+__all__ = ["MultiStep", "Reward2GoTransform", "time_axis"]
 
 _MASKS: tuple[Key, ...] = ("mask", ("collector", "mask"))
 
@@ -132,3 +133,84 @@ def _later(value: torch.Tensor, steps: int, axis: int = -1) -> torch.Tensor:
         return value
     rest = value.narrow(axis, steps, value.shape[axis] - steps)
     return torch.cat([rest, torch.zeros_like(value.narrow(axis, 0, steps))], axis)
+
+
+class Reward2GoTransform(Transform):
+    """Add up, for each step, the rewards from there to the end of its episode, discounted.
+
+    Works in the inverse pass, on the way into a replay buffer, or as ``transform.inv(data)``: data
+    must hold whole episodes. What follows the last end of an episode is added up to the end of the data.
+
+    Args:
+        gamma: discount.
+        in_keys: rewards; ``("next", "reward")`` by default.
+        out_keys: where the sums go; in place by default.
+        done_key: the flag in ``next`` that ends an episode; ``truncated`` beside it ends one too.
+
+    Raises:
+        ArgumentError: (a ValueError) it is put into an environment.
+        DoneError: (a RuntimeError) no episode ends in the data.
+    """
+
+    def __init__(
+        self,
+        gamma: float | torch.Tensor = 1.0,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        done_key: Key = "done",
+    ):
+        keys = [("next", "reward")] if in_keys is None else as_keys(in_keys)
+        super().__init__(in_keys_inv=keys, out_keys_inv=keys if out_keys is None else out_keys)
+        self.gamma = gamma
+        self.done_key = done_key
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict
+
+    def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
+        ended, axis = self._ended(td), time_axis(td)
+        for source, target in zip(self.in_keys_inv, self.out_keys_inv, strict=True):
+            reward = td.get(source, None)
+            if reward is None:
+                raise MissingKeyError(
+                    f"Reward2GoTransform reads {source!r}, but the data has "
+                    f"{sorted(map(str, td.keys(True, True)))}. Pass in_keys=."
+                )
+            goes_on = (~ended).reshape(*ended.shape, *(1,) * (reward.ndim - ended.ndim))
+            td.set(target, self._to_go(reward, goes_on.expand(reward.shape), axis))
+        return td
+
+    def _ended(self, td: TensorDictBase) -> torch.Tensor:
+        """Say which steps ended an episode, shape ``(*batch, T)``."""
+        path = as_path(self.done_key)
+        ended = td.get(("next", *path), None)
+        if ended is None or not bool(ended.any()):
+            raise DoneError(
+                f"no episode ends in the data (by {('next', *path)}), so that no sum to an end is known. "
+                "Record whole episodes."
+            )
+        truncated = td.get(("next", *path[:-1], "truncated"), None)
+        ended = ended if truncated is None else ended | truncated
+        return ended.flatten(td.batch_dims).any(-1) if ended.ndim > td.batch_dims else ended
+
+    def _to_go(self, reward: torch.Tensor, goes_on: torch.Tensor, axis: int) -> torch.Tensor:
+        left, sums = torch.zeros_like(reward.select(axis, 0)), []
+        steps = zip(reward.unbind(axis), goes_on.unbind(axis), strict=True)
+        for now, more in reversed(list(steps)):
+            left = now + self.gamma * torch.where(more, left, 0)
+            sums.append(left)
+        return torch.stack(sums[::-1], axis)
+
+    def transform_input_spec(self, input_spec: Composite) -> Composite:
+        raise ArgumentError(
+            "Reward2GoTransform needs whole episodes and cannot stand in an environment. Call "
+            "transform.inv(data), or give it to a replay buffer."
+        )
+
+    def extra_repr(self) -> str:
+        return f"gamma={self.gamma}, {super().extra_repr()}"
+
+
+def time_axis(td: TensorDictBase) -> int:
+    """Say which batch axis of recorded data is time: the one of that name, or the last one."""
+    return td.names.index("time") if "time" in td.names else td.batch_dims - 1

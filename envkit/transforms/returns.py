@@ -6,7 +6,9 @@ Each stands beside its reward and begins anew with the episode; `episodes` says 
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
+from typing import Any
+
 from tensordict import TensorDictBase
 
 from envkit import tally
@@ -15,13 +17,14 @@ from envkit.errors import ArgumentError
 from envkit.specs import Composite, Unbounded
 from envkit.transforms.base import Keys, as_keys
 from envkit.transforms.episodes import EpisodeTransform
+from envkit.transforms.fusable import Changes, FusableTransform, Leaves
 
 __all__ = ["RewardSum", "TargetReturn"]
 
 Path = tuple[str, ...]
 
 
-class _RewardTransform(EpisodeTransform):
+class _RewardTransform(FusableTransform, EpisodeTransform):
     """Base of transforms that keep one running value for each reward.
 
     Args:
@@ -41,9 +44,9 @@ class _RewardTransform(EpisodeTransform):
         """Derive the name of the running value of reward ``name``."""
         raise NotImplementedError
 
-    def _begin(self, reward_like: torch.Tensor) -> torch.Tensor:
-        """Give the value at the start of an episode."""
-        raise NotImplementedError
+    def _first(self, constants: Mapping[str, Any]) -> Any:
+        """Give the number every value begins with; None: zero."""
+        return None
 
     def _pairs(self) -> list[tuple[Key, Key]]:
         """Pairs of a reward and its running value."""
@@ -59,17 +62,25 @@ class _RewardTransform(EpisodeTransform):
             )
         return list(zip(sources, targets, strict=True))
 
+    def memory(self) -> list[Path]:
+        return [as_path(target) for _, target in self._pairs()]
+
+    def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
+        env, flags = self._env(), fresh[self._flag_path(self._levels()[0])]
+        changes = {}
+        for source, target in self._pairs():
+            spec = env.full_reward_spec[source]
+            event, dtype = spec.shape[env.batch_dims :], str(spec.dtype).removeprefix("torch.")
+            value = tally.begun(flags, fresh.batch_dims, event, dtype, self._first(constants))
+            changes[as_path(target)] = value
+        return changes
+
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        rewards = self._env().full_reward_spec
-        ndim = self._env().batch_dims
-        for number, (source, target) in enumerate(self._pairs()):
-            spec = rewards[source]
-            shape = (*td_reset.batch_size, *spec.shape[ndim:])
-            blank = torch.zeros(shape, dtype=spec.dtype, device=td_reset.device)
-            fresh = self._begin(blank)
+        fresh = super()._reset(td, td_reset)
+        for number, (_, target) in enumerate(self._pairs()):
             level = self._level_of(target, self.reset_keys and self.reset_keys[number])
-            td_reset.set(target, self._kept_elsewhere(td, level, target, fresh))
-        return td_reset
+            fresh.set(target, self._kept_elsewhere(td, level, target, fresh.get(target)))
+        return fresh
 
     def _add_to(self, spec: Composite) -> Composite:
         rewards = self._env().full_reward_spec
@@ -111,14 +122,12 @@ class RewardSum(_RewardTransform):
     def _out_name(self, name: str) -> str:
         return f"episode_{name}"
 
-    def _begin(self, reward_like: torch.Tensor) -> torch.Tensor:
-        return reward_like
-
-    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+    def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
+        changes = {}
         for source, target in self._pairs():
-            reward, before = next_td.get(source), td.get(target, None)
-            next_td.set(target, reward if before is None else tally.added(before, reward))
-        return next_td
+            reward, before = following[as_path(source)], root.get(as_path(target))
+            changes[as_path(target)] = reward if before is None else tally.added(before, reward)
+        return changes
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Add up rewards of recorded data along its axis named "time".
@@ -184,16 +193,21 @@ class TargetReturn(_RewardTransform):
     def _out_name(self, name: str) -> str:
         return "target_return" if name == "reward" else f"target_return_{name}"
 
-    def _begin(self, reward_like: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(reward_like, self.target_return)
+    def constants(self) -> dict[str, Any]:
+        return {"target_return": self.target_return}
 
-    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+    def _first(self, constants: Mapping[str, Any]) -> Any:
+        return constants["target_return"]
+
+    def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
+        changes = {}
         for source, target in self._pairs():
-            reward, before = next_td.get(source), td.get(target, None)
+            reward, before = following[as_path(source)], root.get(as_path(target))
             if before is None:
-                before = self._begin(reward)
-            next_td.set(target, before if self.mode == "constant" else tally.left(before, reward))
-        return next_td
+                before = tally.filled(reward, self._first(constants))
+            is_fixed = self.mode == "constant"
+            changes[as_path(target)] = before if is_fixed else tally.left(before, reward)
+        return changes
 
     def extra_repr(self) -> str:
         return f"target_return={self.target_return}, mode={self.mode!r}"

@@ -165,7 +165,7 @@ class VecNorm(EpisodeTransform, LeafTransform):
                 rows = value.reshape(-1, *event)
                 if mask is not None:
                     mask = rules.reduce_mask(mask, lead, td.batch_dims)
-                    mask = mask.reshape(*mask.shape, *(1,) * (len(lead) - mask.ndim)).expand(lead)
+                    mask = mask.reshape((*mask.shape, *(1,) * (len(lead) - mask.ndim))).expand(lead)
                     rows = rows[mask.reshape(-1)]
                 moments.add(rows, self.decay)
 

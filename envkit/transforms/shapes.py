@@ -65,7 +65,7 @@ class _ShapeTransform(LeafTransform):
         return self._viewed(leaf)
 
     def _viewed(self, leaf: TensorSpec) -> TensorSpec:
-        if leaf.is_choice and (leaf._encoding_ndim or leaf.mask is not None):
+        if leaf.is_choice and (leaf._encoding_ndim or getattr(leaf, "mask", None) is not None):
             raise SpecAxisError(
                 f"{type(self).__name__} cannot change the axes of {leaf}: the last one spells a "
                 "choice, or it has a mask. Convert the entry to a plain categorical one first."

@@ -26,7 +26,7 @@ from envkit.transport.interpreter import absolute_sys_path, worker_environ
 from envkit.transport.launch import launch, send_signal, wait_for
 from envkit.transport.worker import CONTROL, STACK_SIGNAL, STOP, Setup
 
-__all__ = ["WorkerHandle", "pickle_maker", "stop_all"]
+__all__ = ["WorkerHandle", "pickle_arguments", "pickle_maker", "stop_all"]
 
 _STACK_START = re.compile(r"Fatal Python error|(Current t|T)hread 0x")
 _ASK_S, _ASK_BUSY_S, _TERMINATE_S, _KILL_S = 3.0, 0.5, 0.5, 1.0
@@ -175,6 +175,21 @@ def pickle_maker(make_host: MakeHost) -> bytes:
             f"the function that builds the environments cannot be sent to workers ({error}). "
             "Build everything inside it instead of capturing objects, for example pass "
             "`lambda: env_cls(...)` and not an instance."
+        ) from error
+
+
+def pickle_arguments(method: str, arguments: tuple[tuple, dict[str, Any]]) -> bytes:
+    """Pickle ``(args, kwargs)`` of a call.
+
+    Raises:
+        ArgumentError: something among them cannot be pickled.
+    """
+    try:
+        return cloudpickle.dumps(arguments)
+    except Exception as error:
+        raise ArgumentError(
+            f"what {method!r} is called with cannot be sent to workers ({error}). Pass tensors, "
+            "arrays, numbers, strings or containers of them."
         ) from error
 
 

@@ -19,14 +19,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from envkit.errors import ClosedEnvError, WorkerError
 from envkit.transport.block import Block
 from envkit.transport.failure import Failure, failure_of, worker_error
 from envkit.transport.forkserver import shared_fork_server
-from envkit.transport.handle import WorkerHandle, pickle_maker
+from envkit.transport.handle import WorkerHandle, pickle_arguments, pickle_maker
 from envkit.transport.host import MakeHost
 from envkit.transport.launch import choose_start_method
 from envkit.transport.layout import Field, Layout
@@ -215,7 +214,7 @@ class ProcessPool:
         handles = self._require_open().handles
         chosen = handles if workers is None else [handles[index] for index in workers]
         of_worker = {
-            handle.index: cloudpickle.dumps(pair)
+            handle.index: pickle_arguments(method, pair)
             for handle, pair in zip(chosen, arguments, strict=True)
         }
 

@@ -275,3 +275,18 @@ def test_nested_and_late_state_is_shared_too():
 
     assert other.net.running_mean.tolist() == [2.0, 2.0]
     assert creator.state_dict()["late"].tolist() == [4.0, 4.0]
+
+
+def test_where_open_files_have_no_path_a_file_serves_and_is_removed(monkeypatch, tmp_path):
+    monkeypatch.setattr("envkit.batched.shared_state._OPEN_FILES", "/nowhere/{pid}/{fd}")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    state = SharedState({"x": torch.zeros(3)})
+    other = pickle.loads(pickle.dumps(state))
+    other.tensors["x"] += 2
+    seen, files = state.tensors["x"].tolist(), list(tmp_path.iterdir())
+    del state
+
+    assert seen == [2, 2, 2]
+    assert len(files) == 1
+    assert not list(tmp_path.iterdir())

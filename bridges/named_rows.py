@@ -1,0 +1,189 @@
+"""Rows of a stateless env that show leaves by path, seen through transforms.
+
+`NamedRows` is what the programs run: a `BatchedEnv` whose timesteps are named and changed by the hooks
+of fused transforms. When something begins anew, and in which order, is decided elsewhere (`functional`);
+what a transform computes stands in the transform. No torch here.
+
+Conventions
+    path      tuple of names; a leaf has shape (rows, *event), done flags and rewards (rows, 1).
+    memory    leaves that transforms read at the root of a step, see `FusableTransform`.
+    timestep  a `Timestep` whose ``observation`` holds by path what roots show, and whose ``reward``
+              what only a step shows; done is ``terminated | truncated``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envkit import rules
+from envkit.errors import KeyCollisionError
+from envkit.functional import BatchedEnv, Timestep, done_of, name_of
+from envkit.transforms.fusable import FusableTransform, Leaves, changed
+
+__all__ = ["NamedRows", "RowState", "observation_leaves"]
+
+Path = tuple[str, ...]
+ByPath = dict[Path, Any]
+
+_DONE, _TERMINATED, _TRUNCATED = FLAGS = tuple((name,) for name in rules.DONE_LEAVES)
+_REWARD: Path = ("reward",)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RowState:
+    """The state of rows, and what transforms remember of them."""
+
+    inner: Any
+    memory: ByPath
+
+
+class NamedRows:
+    """A batched env behind transforms.
+
+    Args:
+        env: the env over rows.
+        transforms: what it is seen through, first to last.
+        constants: what the transforms' `constants` gave, one mapping each.
+    """
+
+    def __init__(
+        self,
+        env: BatchedEnv,
+        transforms: Sequence[FusableTransform] = (),
+        constants: Sequence[Mapping[str, Any]] = (),
+    ):
+        self.env = env
+        self._chain = list(zip(transforms, constants, strict=True))
+        self._memory = {path for transform in transforms for path in transform.memory()}
+
+    # ------------------------------------------------------------------------ what a rollout needs
+
+    def sample_action(self, keys: jax.Array) -> Any:
+        """Draw one action a row from the action space, each from the row's key."""
+        return self.env.sample_action(keys)
+
+    def pack(self, state: RowState) -> dict[str, jax.Array]:
+        """Lay the state of the env out in its buffers."""
+        return self.env.pack(state.inner)
+
+    def init(self, key: jax.Array, rows: int) -> tuple[RowState, Timestep]:
+        """Start ``rows`` episodes, all derived from one key."""
+        inner, timestep = self.env.init(key, rows)
+        return self._moment(inner, self._begun(_named(timestep)))
+
+    def step(self, state: RowState, action: Any) -> tuple[RowState, Timestep]:
+        """Advance every row by its action."""
+        inner, timestep = self.env.step(state.inner, action)
+        following = {**_named(timestep), _REWARD: timestep.reward[..., None]}
+        return self._moment(inner, self._stepped(state.memory, following))
+
+    def restart_where(
+        self, mask: jax.Array, state: RowState, timestep: Timestep
+    ) -> tuple[RowState, Timestep]:
+        """Start new episodes in the rows of ``mask``; the others keep what they show."""
+        inner, fresh = self._restarted(mask, state.inner)
+        kept = _leaves(timestep)
+        for transform, _ in self._chain:
+            kept = changed(kept, transform.kept_leaves(Leaves(fresh, 1)))
+        root = {path: rules.choose(mask, leaf, kept[path]) for path, leaf in fresh.items()}
+        return self._moment(inner, root)
+
+    # ------------------------------------------------------------------------- other ways to begin
+
+    def restart(self, mask: jax.Array, inner: Any) -> tuple[RowState, Timestep]:
+        """Start new episodes in the rows of ``mask``; what the others show means nothing."""
+        return self._moment(*self._restarted(mask, inner))
+
+    def resume(self, inner: Any, given: ByPath, flags: jax.Array) -> tuple[RowState, Timestep]:
+        """Go on from a root of which some leaves are given; the others begin as after a reset.
+
+        Args:
+            given: leaves of the root by path.
+            flags: bool (3, rows, 1): done, terminated, truncated.
+        """
+        blank = _named(self._blank(flags.shape[1]))
+        state, root = self._moment(inner, self._begun(blank) | given | dict(zip(FLAGS, flags)))
+        reward = {_REWARD: jnp.zeros(flags.shape[1:])}
+        following = self._stepped(state.memory, blank | reward)
+        _, shown = self._moment(inner, following)
+        return state, Timestep(root.observation, shown.reward, root.terminated, root.truncated)
+
+    # -------------------------------------------------------------------------------------- leaves
+
+    def _restarted(self, mask: jax.Array, inner: Any) -> tuple[Any, ByPath]:
+        inner, fresh = self.env.restart_where(mask, inner, self._blank(mask.shape[0]))
+        return inner, self._begun(_named(fresh))
+
+    def _begun(self, leaves: ByPath) -> ByPath:
+        for transform, constants in self._chain:
+            leaves = changed(leaves, transform.reset_leaves(Leaves(leaves, 1), constants))
+        return leaves
+
+    def _stepped(self, memory: ByPath, leaves: ByPath) -> ByPath:
+        root = Leaves(memory, 1)
+        for transform, constants in self._chain:
+            leaves = changed(leaves, transform.step_leaves(root, Leaves(leaves, 1), constants))
+        return leaves
+
+    def _blank(self, rows: int) -> Timestep:
+        like = self.env.template[1]
+        return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype), like)
+
+    @cached_property
+    def _at_root(self) -> set[Path]:
+        """Paths of the leaves that a reset shows."""
+        return set(jax.eval_shape(lambda: self._begun(_named(self._blank(1)))))
+
+    def _moment(self, inner: Any, leaves: ByPath) -> tuple[RowState, Timestep]:
+        memory = {path: leaf for path, leaf in leaves.items() if path in self._memory}
+        shown = {path: leaf for path, leaf in leaves.items() if path not in FLAGS}
+        root = {path: leaf for path, leaf in shown.items() if path in self._at_root}
+        return RowState(inner, memory), Timestep(
+            root,
+            {path: leaf for path, leaf in shown.items() if path not in root},
+            leaves[_TERMINATED][..., 0],
+            leaves[_TRUNCATED][..., 0],
+        )
+
+
+def _leaves(timestep: Timestep) -> ByPath:
+    """List what a timestep of named rows shows at a root."""
+    flags = done_of(timestep), timestep.terminated, timestep.truncated
+    return {**timestep.observation, **{path: flag[..., None] for path, flag in zip(FLAGS, flags)}}
+
+
+def _named(timestep: Timestep) -> ByPath:
+    """Name what a timestep of the env shows, but for its reward."""
+    flags = done_of(timestep), timestep.terminated, timestep.truncated
+    named = {path: flag[..., None] for path, flag in zip(FLAGS, flags)}
+    return {**observation_leaves(timestep), **named}
+
+
+def observation_leaves(timestep: Timestep) -> ByPath:
+    """Name the leaves of an observation; a bare array is called "observation".
+
+    So is an entry "state", since that name stands for the state of the env.
+
+    Raises:
+        KeyCollisionError: there is an entry "observation" as well.
+    """
+    shown = jax.tree_util.tree_flatten_with_path(timestep.observation)[0]
+    infos = jax.tree_util.tree_flatten_with_path(timestep.info)[0]
+    names = [name_of(path) or ("observation",) for path, _ in shown]
+    if {"state", "observation"} <= {name[0] for name in names}:
+        raise KeyCollisionError(
+            "the env observes both 'state' and 'observation', but 'state' is where a stateless env "
+            "keeps its own state. Give that observation another name."
+        )
+    names = [("observation", *name[1:]) if name[0] == "state" else name for name in names]
+    return {
+        **{name: leaf for name, (_, leaf) in zip(names, shown, strict=True)},
+        **{("info", *name_of(path)): leaf for path, leaf in infos},
+    }

@@ -1,0 +1,179 @@
+"""Transforms whose arithmetic runs in two places: on the tensors of a TensorDict, and inside a program.
+
+A stateless env compiles its step. `FusableTransform` is what a transform must offer to be compiled into
+it: hooks over arrays by path, pure and written in the array API. Here the hooks over TensorDicts are
+derived from them, so a transform is written once. Which programs there are, and what crosses their
+border, is the env's business (`EnvBase._fuse`).
+
+Conventions
+    leaves     the entries of one moment by path, batch axes in front; arrays of any namespace.
+    changes    what a hook returns: leaves by path, new or changed; None takes an entry away.
+    memory     entries at the root that the next step reads.
+    constants  numbers and tensors that the arithmetic uses. They are given to a program at every
+               call, so they may change; everything else is fixed when it is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from envkit import transition
+from envkit.keys import Path, as_key
+from envkit.transforms.base import Transform
+
+__all__ = ["Changes", "FusableTransform", "Leaves", "changed", "take_out"]
+
+Changes = Mapping[Path, Any]
+
+
+class Leaves(Mapping[Path, Any]):
+    """The entries of one moment by path, read-only.
+
+    Attributes:
+        batch_dims: number of batch axes.
+    """
+
+    def __init__(self, entries: Mapping[Path, Any], batch_dims: int):
+        self._entries = entries
+        self.batch_dims = batch_dims
+
+    def __getitem__(self, path: Path) -> Any:
+        return self._entries[path]
+
+    def __iter__(self) -> Iterator[Path]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+class _LeavesOf(Leaves):
+    """The leaves of a TensorDict, read when they are asked for."""
+
+    def __init__(self, td: TensorDictBase):
+        self._td = td
+        self.batch_dims = td.batch_dims
+
+    def __getitem__(self, path: Path) -> Any:
+        value = self._td.get(as_key(path), None)
+        if value is None:
+            raise KeyError(path)
+        return value
+
+    def get(self, path: Path, default: Any = None) -> Any:
+        return self._td.get(as_key(path), default)
+
+    def __iter__(self) -> Iterator[Path]:
+        return (path for path, _ in transition.leaves(self._td))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def changed(leaves: Mapping[Path, Any], changes: Changes) -> dict[Path, Any]:
+    """Give ``leaves`` with ``changes`` made."""
+    merged = {**leaves, **changes}
+    return {path: leaf for path, leaf in merged.items() if leaf is not None}
+
+
+def take_out(tree: Any, path: Path) -> None:
+    """Delete an entry of a TensorDict or Composite, and the nodes it leaves empty."""
+    del tree[path]
+    for end in range(len(path) - 1, 0, -1):
+        if len(list(tree.get(path[:end]).keys())):
+            return
+        del tree[path[:end]]
+
+
+def _written(td: TensorDictBase, changes: Changes) -> TensorDictBase:
+    for path, leaf in changes.items():
+        if leaf is None:
+            take_out(td, path)
+        else:
+            td.set(as_key(path), leaf)
+    return td
+
+
+class FusableTransform(Transform):
+    """Base of transforms that can run inside the programs of a stateless env.
+
+    A concrete one writes `step_leaves` and `reset_leaves`, and `memory` and `constants` where it has
+    any. The hooks are pure, element by element or row by row, and do not look at values to decide what
+    to do.
+    """
+
+    _pairs = (("_step", "step_leaves"), ("_call", "step_leaves"), ("_reset", "reset_leaves"))
+
+    # ---------------------------------------------------------------------- for concrete transforms
+
+    def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
+        """Transform what a step produced.
+
+        Args:
+            root: what the step was given; in a program, the `memory` that is there.
+            following: what it produced.
+            constants: what `constants` gave, perhaps as arrays of another namespace.
+
+        Returns:
+            Changes to ``following``.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} does not write step_leaves. Write it, or write _step and _reset "
+            "as in any Transform."
+        )
+
+    def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
+        """Transform what a reset produced, all rows; gives changes to ``fresh``."""
+        return {}
+
+    def kept_leaves(self, fresh: Leaves) -> Changes:
+        """Say what a reset changes in rows it does not reset; ``fresh`` is what it shows elsewhere."""
+        return {}
+
+    def memory(self) -> list[Path]:
+        """List the entries at the root that `step_leaves` reads; these are states."""
+        return []
+
+    def constants(self) -> dict[str, Any]:
+        """Give the numbers and tensors that the hooks use, by name."""
+        return {}
+
+    @property
+    def fuses(self) -> bool:
+        """Whether the hooks over leaves are all there is to this transform.
+
+        They are not if it has an inverse pass, or if a subclass writes a hook over TensorDicts anew.
+        """
+        kind = type(self)
+        is_forward = not self.in_keys_inv and all(
+            getattr(kind, name) is getattr(Transform, name)
+            for name in ("_inv_call", "_reset_env_preprocess", "_already_begun")
+        )
+        return is_forward and all(
+            _place(kind, ours) <= _place(kind, td) for td, ours in self._pairs
+        )
+
+    # --------------------------------------------------------------------------- over TensorDicts
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        changes = self.step_leaves(_LeavesOf(td), _LeavesOf(next_td), self.constants())
+        return _written(next_td, changes)
+
+    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+        return self._step(next_td.empty(), next_td)
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        self._keep(td, td_reset)
+        return _written(td_reset, self.reset_leaves(_LeavesOf(td_reset), self.constants()))
+
+    def _keep(self, td: TensorDictBase, fresh: TensorDictBase) -> None:
+        """Write to ``td``, which asked for a reset, what changes in rows that were not reset."""
+        _written(td, self.kept_leaves(_LeavesOf(fresh)))
+
+
+def _place(kind: type, name: str) -> int:
+    """Say how far up in the bases of a class the one stands that defines ``name``."""
+    return next(place for place, base in enumerate(kind.__mro__) if name in vars(base))

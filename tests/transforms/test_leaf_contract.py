@@ -1,0 +1,272 @@
+"""One contract for the transforms that change entries, over every kind of env."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from envkit import (
+    BraxEnv,
+    CatFrames,
+    CatTensors,
+    ClipTransform,
+    Compose,
+    DTypeCastTransform,
+    ExcludeTransform,
+    FlattenObservation,
+    GymEnv,
+    LineariseRewards,
+    ObservationNorm,
+    ParallelEnv,
+    PermuteTransform,
+    RenameTransform,
+    RewardClipping,
+    RewardScaling,
+    SelectTransform,
+    SerialEnv,
+    SignTransform,
+    SqueezeTransform,
+    TimeMaxPool,
+    TransformedEnv,
+    UnsqueezeTransform,
+    VecNorm,
+    check_env_specs,
+)
+from tests.envs import Count, StatelessCount
+from tests.transforms.test_transform_contract import actions_of, is_equal, play
+
+make_count = partial(Count, 5)
+
+ENVS = {  # create function, and an observation
+    "count": (make_count, "count"),
+    "stateless": (partial(StatelessCount, 5, batch_size=[3]), "count"),
+    "cartpole": (partial(GymEnv, "CartPole-v1"), "observation"),
+    "pendulum": (partial(GymEnv, "Pendulum-v1"), "observation"),
+    "serial": (partial(SerialEnv, 3, make_count), "count"),
+    "parallel": (partial(ParallelEnv, 3, make_count, num_processes=2), "count"),
+    "brax": (
+        partial(BraxEnv, "fast", device="cpu", batch_size=[3], episode_length=5),
+        "observation",
+    ),
+}
+
+ROW_BY_ROW: dict[str, Callable] = {
+    "CatTensors": lambda key: CatTensors([key], "out", del_keys=False),
+    "RenameTransform": lambda key: RenameTransform(
+        [key, "reward"], ["out", ("deep", "reward")], create_copy=True
+    ),
+    "SelectTransform": lambda key: SelectTransform(key),
+    "ExcludeTransform": lambda key: ExcludeTransform("reward"),
+    "shapes": lambda key: Compose(
+        UnsqueezeTransform(-1, in_keys=[key], out_keys=["out"]),
+        PermuteTransform((-1, -2), in_keys=["out"]),
+        FlattenObservation(-2, -1, in_keys=["out"]),
+        SqueezeTransform(-1, in_keys=["reward"]),
+    ),
+    "DTypeCastTransform": lambda key: Compose(
+        DTypeCastTransform(torch.float32, torch.float64),
+        DTypeCastTransform(torch.int64, torch.int32),
+    ),
+    "ClipTransform": lambda key: ClipTransform([key], ["out"], low=-0.5, high=0.5),
+    "RewardClipping": lambda key: RewardClipping(-0.5, 0.5),
+    "SignTransform": lambda key: SignTransform([key, "reward"], ["out", "r"]),
+    "LineariseRewards": lambda key: LineariseRewards(["reward"], weights=[-2.0]),
+    "ObservationNorm": lambda key: ObservationNorm(0.5, 2.0, [key], ["out"]),
+    "RewardScaling": lambda key: RewardScaling(1.0, -2.0),
+    "CatFrames": lambda key: CatFrames(3, -1, [key], ["out"], padding="constant"),
+    "TimeMaxPool": lambda key: TimeMaxPool([key], ["out"], 3),
+    "frames, normalised": lambda key: Compose(
+        CatFrames(2, -1, [key], ["out"]), ObservationNorm(0.5, 2.0, ["out"])
+    ),
+}
+TRANSFORMS = {
+    **ROW_BY_ROW,
+    "VecNorm": lambda key: VecNorm([key, "reward"], ["out", "r"]),
+}
+
+
+@pytest.fixture(scope="module", params=ENVS)
+def base(request):
+    make, key = ENVS[request.param]
+    env = make()
+    yield env, key
+    env.close(raise_if_closed=False)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_specs_follow_data(base, name):
+    env, key = base
+
+    check_env_specs(TransformedEnv(env, TRANSFORMS[name](key)), break_when_any_done=False)
+
+
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+def test_every_way_to_step_gives_the_same(base, name):
+    env, key = base
+    env = TransformedEnv(env, ROW_BY_ROW[name](key))
+    actions, runs = actions_of(env, 8), []
+
+    for together in (True, False):
+        env.set_seed(3)
+        td, seen = env.reset(), []
+        for step in range(8):
+            td = td.set("action", actions.select(env.batch_dims, step).clone())
+            data = env.step_and_maybe_reset(td) if together else (env.step(td), None)
+            td = data[1] if together else env.maybe_reset(env.step_mdp(data[0]))
+            shown = [key for key in env.observation_keys if "state" not in key]
+            seen += [data[0]["next"].select("done", *shown).clone(), td.select(*shown).clone()]
+        runs.append(seen)
+
+    assert all(map(is_equal, *runs))
+
+
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+def test_finished_rows_are_frozen(base, name):
+    env, key = base
+
+    data = TransformedEnv(env, ROW_BY_ROW[name](key)).rollout(30, break_when_all_done=True)
+
+    frozen = data["next", "done"][..., :-1, 0]
+    assert is_equal(data[..., 1:][frozen], data[..., :-1][frozen])
+
+
+# ------------------------------------------------------------------------------- inside and outside
+
+STOPS = ({"break_when_any_done": False}, {"break_when_all_done": True})
+
+
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+def test_inside_the_sub_envs_is_as_outside_around_them(name):
+    makers = [partial(Count, n) for n in (2, 4, 9)]
+    make = partial(ROW_BY_ROW[name], "count")
+    inside = SerialEnv(3, [lambda m=m: TransformedEnv(m(), make()) for m in makers])
+    outside = TransformedEnv(SerialEnv(3, makers), make())
+    actions = actions_of(outside, 9)
+
+    for stop in STOPS:
+        assert is_equal(*(play(env, actions, **stop) for env in (inside, outside)))
+
+
+def test_inside_worker_processes_is_as_outside_around_them():
+    names = ("CatFrames", "TimeMaxPool", "SignTransform")
+    counts = ["out", "max", "sign"]
+
+    def make():
+        return Compose(
+            CatFrames(3, -1, ["count"], [counts[0]]),
+            TimeMaxPool(["count"], [counts[1]], 2),
+            SignTransform(["count"], [counts[2]]),
+            RenameTransform(["reward"], [("deep", "reward")]),
+        )
+
+    assert set(names) <= set(ROW_BY_ROW)
+    inside = ParallelEnv(3, lambda: TransformedEnv(make_count(), make()), num_processes=2)
+    outside = TransformedEnv(SerialEnv(3, make_count), make())
+    actions = actions_of(outside, 9)
+
+    data = [play(env, actions, break_when_any_done=False) for env in (inside, outside)]
+
+    assert is_equal(*data)
+    inside.close()
+
+
+# ------------------------------------------------------------------------------------------- masks
+
+masks = st.lists(st.booleans(), min_size=4, max_size=4).map(torch.tensor)
+MASKED = {
+    "stateful": partial(SerialEnv, 4, partial(Count, 50)),
+    "stateless": partial(StatelessCount, 50, batch_size=[4]),
+}
+REMEMBERING = ("CatFrames", "TimeMaxPool", "frames, normalised")
+
+
+def advanced(env):
+    """A root in which every row has taken two steps."""
+    return env.step_mdp(env.rand_step(env.step_mdp(env.rand_step(env.reset()))))
+
+
+@pytest.mark.parametrize("kind", MASKED)
+@pytest.mark.parametrize("name", REMEMBERING)
+@settings(max_examples=10, deadline=None)
+@given(mask=masks)
+def test_a_partial_reset_begins_anew_exactly_the_masked_rows(kind, name, mask):
+    env = TransformedEnv(MASKED[kind](), ROW_BY_ROW[name]("count"))
+    first, root = env.reset().clone(), advanced(env)
+
+    fresh = env.reset(root.clone().set("_reset", mask[:, None]))
+
+    assert is_equal(fresh[~mask], root[~mask])
+    assert is_equal(fresh[mask], first[mask])
+
+
+@pytest.mark.parametrize("kind", MASKED)
+@pytest.mark.parametrize("name", REMEMBERING)
+@settings(max_examples=10, deadline=None)
+@given(mask=masks)
+def test_a_partial_step_touches_exactly_the_masked_rows(kind, name, mask):
+    env = TransformedEnv(MASKED[kind](), ROW_BY_ROW[name]("count"))
+    root = env.rand_action(advanced(env))
+    keys = [*env.observation_keys, "done"]
+
+    stepped = env.step(root.clone().set("_step", mask))
+
+    whole = TransformedEnv(StatelessCount(50, batch_size=[4]), ROW_BY_ROW[name]("count"))
+    expected = whole.step(root.clone())
+    assert is_equal(stepped["next"][~mask].select(*keys), root[~mask].select(*keys))
+    assert is_equal(stepped["next"][mask].select(*keys), expected["next"][mask].select(*keys))
+
+
+# ---------------------------------------------------------------------------- copies, states, devices
+
+
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+def test_a_clone_does_what_the_transform_does(name):
+    first = TransformedEnv(StatelessCount(5, batch_size=[2]), ROW_BY_ROW[name]("count"))
+    second = TransformedEnv(StatelessCount(5, batch_size=[2]), first.transform.clone())
+    actions = actions_of(first, 6)
+
+    data = [play(env, actions, break_when_any_done=False) for env in (first, second)]
+
+    assert is_equal(*data)
+    assert second.transform.container is second
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_state_dict_can_be_loaded(name):
+    trained, fresh = (TransformedEnv(make_count(), TRANSFORMS[name]("count")) for _ in range(2))
+    trained.rollout(7, break_when_any_done=False)
+
+    fresh.load_state_dict(trained.state_dict())
+
+    assert is_equal(TensorDict(trained.state_dict()), TensorDict(fresh.state_dict()))
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_data_is_on_the_device_of_the_env(name):
+    env = StatelessCount(5, batch_size=[2], device="cpu")
+    env = TransformedEnv(env, TRANSFORMS[name]("count"))
+
+    data = env.to("cpu").rollout(3)
+
+    assert {value.device for value in data.values(True, True)} == {torch.device("cpu")}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("kind", ["brax", "serial"])
+def test_transforms_run_on_the_device_of_the_env(name, kind):
+    make, key = ENVS[kind]
+    make = partial(make.func, *make.args, **{**make.keywords, "device": "cuda"})
+    env = TransformedEnv(make(), TRANSFORMS[name](key)).to("cuda")
+
+    check_env_specs(env, seed=0, break_when_any_done=False)
+    data = env.rollout(7, break_when_any_done=False)
+
+    assert {value.device.type for value in data.values(True, True)} == {"cuda"}

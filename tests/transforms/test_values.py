@@ -1,0 +1,369 @@
+"""Values cast, clipped, reduced; actions masked, projected, cut into bins; rewards to go."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from envkit import (
+    ActionDiscretizer,
+    ActionMask,
+    Binary,
+    BinarizeReward,
+    Bounded,
+    Categorical,
+    ClipTransform,
+    Compose,
+    Composite,
+    DiscreteActionProjection,
+    DoubleToFloat,
+    DTypeCastTransform,
+    EnvBase,
+    GymEnv,
+    LineariseRewards,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    RenameTransform,
+    Reward2GoTransform,
+    RewardClipping,
+    SerialEnv,
+    SignTransform,
+    TransformedEnv,
+    Unbounded,
+    check_env_specs,
+)
+from envkit.errors import (
+    ArgumentError,
+    BatchSizeError,
+    DoneError,
+    MissingKeyError,
+    SpecError,
+)
+from tests.envs import Count, StatelessCount
+
+
+class Doubles(EnvBase):
+    """Speaks float64 on every side, and is batch-unlocked."""
+
+    _batch_locked = False
+
+    def __init__(self, objectives=1):
+        super().__init__()
+        self.observation_spec = Composite(
+            x=Bounded(-1.0, 1.0, (2,), dtype=torch.float64), n=Unbounded((1,), dtype=torch.int64)
+        )
+        self.state_spec = Composite(x=Unbounded((2,), dtype=torch.float64))
+        self.action_spec = Bounded(-1.0, 1.0, (2,), dtype=torch.float64)
+        self.reward_spec = Bounded(-1.0, 2.0, (objectives,), dtype=torch.float64)
+
+    def _shown(self, x):
+        return TensorDict(
+            {"x": x, "n": torch.zeros((*x.shape[:-1], 1), dtype=torch.int64)}, x.shape[:-1]
+        )
+
+    def _reset(self, td, **kwargs):
+        return self._shown(torch.zeros((*(td.batch_size if td is not None else ()), 2)).double())
+
+    def _step(self, td):
+        assert td["x"].dtype == td["action"].dtype == torch.float64
+        reward = td["action"][..., :1].expand(*td.batch_size, *self.reward_spec.shape).clone()
+        out = self._shown(td["action"])
+        return out.set("reward", reward).set("done", torch.zeros(*td.batch_size, 1).bool())
+
+    def _set_seed(self, seed):
+        pass
+
+
+def rewards(*numbers) -> TensorDict:
+    return TensorDict({"reward": torch.tensor(numbers)[:, None]}, [len(numbers)])
+
+
+# --------------------------------------------------------------------------------------------- cast
+
+
+def test_all_entries_of_a_dtype_are_cast_on_both_sides():
+    env = TransformedEnv(Doubles(), DoubleToFloat())
+
+    data = env.rollout(3)
+
+    assert env.transform.in_keys == ["x", "reward"]
+    assert env.transform.in_keys_inv == ["action", "x"]
+    floats = {data[key].dtype for key in ["x", "action", ("next", "reward"), ("next", "x")]}
+    assert floats == {torch.float32}
+    assert data["n"].dtype == torch.int64
+    assert env.observation_spec["x"] == Bounded(-1.0, 1.0, (2,))
+    check_env_specs(env)
+
+
+def test_named_entries_are_cast_alone():
+    env = TransformedEnv(Doubles(), DoubleToFloat(in_keys=["reward"], out_keys=["r"]))
+
+    data = env.rollout(2)
+
+    assert data["next", "r"].dtype == torch.float32
+    assert data["next", "reward"].dtype == data["x"].dtype == torch.float64
+    check_env_specs(env)
+
+
+def test_data_without_an_env_is_searched_for_the_dtype():
+    data = TensorDict({"a": torch.ones(2).double(), "n": {"b": torch.ones(2)}})
+
+    cast = DTypeCastTransform(torch.float64, torch.float32)
+
+    assert cast(data.clone())["a"].dtype == torch.float32
+    assert cast.inv(data)["n", "b"].dtype == torch.float64
+    assert data["n", "b"].dtype == torch.float32
+    with pytest.raises(ArgumentError, match="out_keys, but no in_keys"):
+        DoubleToFloat(out_keys=["a"])
+
+
+# --------------------------------------------------------------------------------------------- clip
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    values=st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=4),
+    ends=st.tuples(st.floats(-5, 5, width=32), st.floats(-5, 5, width=32)),
+)
+def test_clipped_rewards_lie_between_the_bounds_and_are_else_unchanged(values, ends):
+    low, high = min(ends), max(ends)
+    if low == high:
+        return
+
+    clipped = RewardClipping(low, high)(rewards(*values))["reward"].flatten()
+
+    given_values = torch.tensor(values)
+    inside = (given_values >= low) & (given_values <= high)
+    assert clipped[inside].equal(given_values[inside])
+    assert bool(((clipped >= low) & (clipped <= high)).all())
+
+
+def test_bounds_of_clipped_entries_are_declared():
+    env = TransformedEnv(GymEnv("Pendulum-v1"), ClipTransform(["observation", "reward"], low=-0.5))
+
+    assert env.observation_spec["observation"].low.tolist() == [-0.5, -0.5, -0.5]
+    assert env.observation_spec["observation"].high.tolist() == [1, 1, 8]
+    assert env.reward_spec.low == -0.5 and env.reward_spec.high == torch.inf
+    check_env_specs(env)
+
+
+def test_actions_are_clipped_on_the_way_in():
+    env = TransformedEnv(Doubles(), ClipTransform(in_keys_inv=["action"], low=-0.25, high=0.25))
+    td = env.reset().set("action", torch.tensor([1.0, -0.125]).double())
+
+    assert env.step(td)["next", "x"].tolist() == [0.25, -0.125]
+    assert td["action"].tolist() == [1, -0.125]
+
+
+def test_clipping_needs_bounds_in_order():
+    with pytest.raises(ArgumentError, match="RewardClipping has no bound"):
+        RewardClipping()
+    with pytest.raises(ValueError, match="lower bound 1, which is not below the higher one, 0"):
+        ClipTransform(["a"], low=1, high=0)
+
+
+# -------------------------------------------------------------------------------------------- signs
+
+
+def test_signs_and_binary_rewards():
+    data = rewards(3.0, 0.0, -0.5)
+
+    assert SignTransform(["reward"])(data.clone())["reward"].flatten().tolist() == [1, 0, -1]
+    binary = BinarizeReward()(data.clone())["reward"]
+    assert binary.flatten().tolist() == [1, 0, 0] and binary.dtype == torch.int8
+    env = TransformedEnv(Count(3), BinarizeReward())
+    assert isinstance(env.reward_spec, Binary)
+    check_env_specs(env)
+    unsigned = SignTransform(["a"])._leaf_after(Unbounded((1,), dtype=torch.uint8))
+    assert unsigned.low == 0 and unsigned.high == 1
+
+
+def test_several_objectives_become_one():
+    env = TransformedEnv(Doubles(3), LineariseRewards(["reward"], weights=[1.0, -1.0, 0.5]))
+
+    assert env.reward_spec.shape == (1,)
+    assert (env.reward_spec.low.item(), env.reward_spec.high.item()) == (-3.5, 4.0)
+    check_env_specs(env)
+    data = TensorDict({"reward": torch.tensor([[1.0, 3.0]])}, [1])
+    assert LineariseRewards(["reward"])(data)["reward"].tolist() == [[4.0]]
+    with pytest.raises(SpecError, match=r"weights of shape \(2,\).*shape \(3,\)"):
+        _ = TransformedEnv(Doubles(3), LineariseRewards("reward", weights=[1.0, 2.0])).reward_spec
+
+
+def test_a_missing_entry_is_named():
+    with pytest.raises(MissingKeyError, match=r"reads \['rewrad'\], but the env has"):
+        _ = TransformedEnv(Count(3), RewardClipping(0, 1, in_keys=["rewrad"])).reward_spec
+    with pytest.raises(MissingKeyError, match="reads 'reward'"):
+        RewardClipping(0, 1)(TensorDict({"a": torch.ones(1)}))
+
+
+# ------------------------------------------------------------------------------------------ actions
+
+
+class Cards(EnvBase):
+    """Four cards, each of which can be played once; ends with the last one."""
+
+    def __init__(self, spec=None, **kwargs):
+        super().__init__(**kwargs)
+        self.observation_spec = Composite(action_mask=Binary(4, dtype=torch.bool))
+        self.action_spec = Categorical(4) if spec is None else spec
+
+    def _reset(self, td, **kwargs):
+        self.mask = torch.ones(4, dtype=torch.bool)
+        return TensorDict({"action_mask": self.mask})
+
+    def _step(self, td):
+        card = td["action"].argmax() if td["action"].ndim else td["action"]
+        assert self.mask[card], "played twice"
+        self.mask = self.mask & (torch.arange(4) != card)
+        return TensorDict(
+            {"action_mask": self.mask, "terminated": ~self.mask.any(), "reward": torch.ones(1)}
+        )
+
+    def _set_seed(self, seed):
+        pass
+
+
+@pytest.mark.parametrize("spec", [Categorical(4), OneHot(4)])
+def test_random_actions_are_allowed_ones(spec):
+    env = TransformedEnv(Cards(spec), ActionMask())
+
+    data = env.rollout(20)
+
+    assert data.shape == (4,)
+    assert data["action_mask"].sum(-1).tolist() == [4, 3, 2, 1]
+    env.reset()
+    assert env.action_spec.mask.all()
+
+
+def test_rows_keep_their_masks_where_nothing_happens():
+    env = TransformedEnv(SerialEnv(3, Cards), ActionMask())
+    td = env.step_mdp(env.rand_step(env.reset()))
+    before = td["action_mask"].clone()
+
+    td = env.rand_action(td).set("_step", torch.tensor([True, False, True]))
+    td = env.step_mdp(env.step(td))
+    assert env.action_spec.mask.sum(-1).tolist() == [2, 3, 2]
+    assert env.action_spec.mask[1].equal(before[1])
+    env.reset(td.set("_reset", torch.tensor([False, False, True])))
+    assert env.action_spec.mask.sum(-1).tolist() == [2, 3, 4]
+    data = env.rollout(6, break_when_any_done=False)
+    assert data["next", "done"].sum() == 3
+
+
+def test_masking_says_what_is_wrong():
+    with pytest.raises(SpecError, match="can only mask a choice"):
+        _ = TransformedEnv(GymEnv("Pendulum-v1"), ActionMask()).action_spec
+    with pytest.raises(MissingKeyError, match="'act'"):
+        _ = TransformedEnv(Cards(), ActionMask("act")).action_spec
+    with pytest.raises(MissingKeyError, match="'mask'.*'action_mask'"):
+        TransformedEnv(Cards(), ActionMask(mask_key="mask")).reset()
+    env = TransformedEnv(
+        StatelessCount(5), Compose(RenameTransform("done", "action_mask", create_copy=True))
+    )
+    env.append_transform(ActionMask())
+    with pytest.raises(BatchSizeError, match=r"batch size \(7,\)"):
+        env.reset(TensorDict(batch_size=[7]))
+
+
+@pytest.mark.parametrize("categorical", [True, False])
+def test_options_the_env_does_not_have_become_ones_it_has(categorical):
+    base = GymEnv("CartPole-v1", categorical_action_encoding=categorical)
+    env = TransformedEnv(base, DiscreteActionProjection(2, 5))
+
+    assert env.action_spec.n == 5
+    check_env_specs(env)
+    numbers = torch.arange(5)
+    given = numbers if categorical else torch.nn.functional.one_hot(numbers, 5)
+    taken = env.transform.inv(TensorDict({"action": given}, [5]))["action"]
+    taken = taken if categorical else taken.argmax(-1)
+    assert taken[:2].tolist() == [0, 1]
+    assert bool((taken < 2).all())
+
+
+def test_projected_actions_follow_the_seed():
+    data = TensorDict({"action": torch.eye(9, dtype=torch.int64)[torch.full((50,), 8)]}, [50])
+    drawn = []
+    for seed in (1, 1, 2):
+        env = TransformedEnv(GymEnv("CartPole-v1"), DiscreteActionProjection(2, 9))
+        env.set_seed(seed)
+        drawn.append(env.transform(data.clone())["action"])
+
+    assert drawn[0].equal(drawn[1]) and not drawn[0].equal(drawn[2])
+    assert (
+        DiscreteActionProjection(2, 9, include_forward=False)(data.clone())["action"].shape[-1] == 9
+    )
+    with pytest.raises(ArgumentError, match="max_actions is 1"):
+        DiscreteActionProjection(2, 1)
+    with pytest.raises(SpecError, match="among 3 options"):
+        _ = TransformedEnv(GymEnv("CartPole-v1"), DiscreteActionProjection(3, 9)).action_spec
+
+
+BINS = {"MEDIAN": [-1.5, -0.5, 0.5, 1.5], "LOW": [-2, -1, 0, 1], "HIGH": [-1, 0, 1, 2]}
+
+
+@pytest.mark.parametrize("place", BINS)
+@pytest.mark.parametrize("categorical", [True, False])
+def test_continuous_actions_are_cut_into_bins(place, categorical):
+    sampling = ActionDiscretizer.SamplingStrategy[place]
+    cut = ActionDiscretizer(4, sampling=sampling, categorical=categorical)
+    env = TransformedEnv(GymEnv("Pendulum-v1"), cut)
+
+    check_env_specs(env)
+    given = torch.arange(4)[:, None] if categorical else torch.eye(4, dtype=torch.bool)
+    taken = cut.inv(TensorDict({"action": given}, [4]))["action"]
+
+    assert taken.flatten().tolist() == BINS[place]
+    assert isinstance(env.action_spec, MultiCategorical if categorical else MultiOneHot)
+
+
+def test_bins_differ_by_element_and_may_have_another_name():
+    cut = ActionDiscretizer(torch.tensor([2, 4]), out_action_key=("n", "bin"), sampling=3)
+    env = TransformedEnv(Doubles(), cut)
+
+    assert env.action_keys == [("n", "bin")]
+    assert env.action_spec.nvec.tolist() == [2, 4]
+    check_env_specs(env)
+    env.set_seed(0)
+    taken = cut.inv(TensorDict({("n", "bin"): torch.tensor([[0, 3]]).expand(9, 2)}, [9]))["action"]
+    assert bool((taken[:, 0] < 0).all()) and bool((taken[:, 1] >= 0.5).all())
+    assert len(taken.unique()) == 18
+    with pytest.raises(SpecError, match=r"num_intervals is \[2, 3, 4\]"):
+        _ = TransformedEnv(Doubles(), ActionDiscretizer([2, 3, 4])).action_spec
+    with pytest.raises(SpecError, match="bounded and continuous"):
+        _ = TransformedEnv(Count(3), ActionDiscretizer(2)).action_spec
+
+
+def test_bins_of_a_batch():
+    env = TransformedEnv(SerialEnv(2, partial(GymEnv, "Pendulum-v1")), ActionDiscretizer(3))
+
+    assert env.action_spec.shape == (2, 1)
+    check_env_specs(env)
+
+
+# ------------------------------------------------------------------------------------ rewards to go
+
+
+def test_rewards_to_go_stop_at_the_ends_of_episodes():
+    done = torch.tensor([[0, 1, 0, 0], [0, 0, 0, 1]]).bool()[..., None]
+    data = TensorDict({"next": {"reward": torch.ones(2, 4, 1), "done": done}}, [2, 4])
+
+    out = Reward2GoTransform(0.5, out_keys="to_go").inv(data)
+
+    assert out["to_go"].squeeze(-1).tolist() == [[1.5, 1, 1.5, 1], [1.875, 1.75, 1.5, 1]]
+    assert out["next", "reward"].equal(data["next", "reward"])
+
+
+def test_rewards_to_go_need_whole_episodes():
+    open_end = TransformedEnv(Count(9), RewardClipping(0, 1)).rollout(3)
+
+    with pytest.raises(DoneError, match="no episode ends"):
+        Reward2GoTransform().inv(open_end)
+    with pytest.raises(ArgumentError, match="cannot stand in an environment"):
+        _ = TransformedEnv(Count(3), Reward2GoTransform()).action_spec
