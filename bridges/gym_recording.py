@@ -28,15 +28,7 @@ from envkit.base import EnvBase
 from envkit.env_specs import as_key, as_path
 from envkit.policy import Policy
 from envkit.rollout import nonstop, until_any_done
-from envkit.specs import (
-    Binary,
-    Bounded,
-    Categorical,
-    MultiCategorical,
-    MultiOneHot,
-    OneHot,
-    TensorSpec,
-)
+from envkit.specs import TensorSpec, draws_in_order
 from envkit.transition import leaves
 
 if TYPE_CHECKING:
@@ -49,7 +41,6 @@ Leaves = dict[Path, torch.Tensor]
 Recorded = TensorDictBase | list[TensorDictBase] | None
 
 _FIRST_STEPS = 64
-_DRAWN_IN_ORDER = (Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot)
 
 
 def record_nonstop(
@@ -74,7 +65,7 @@ def _record(
     if not record.fits(root):
         return None
     draws = policy is None and type(env).rand_action is EnvBase.rand_action
-    if draws and isinstance(env.action_spec, _DRAWN_IN_ORDER):
+    if draws and draws_in_order(env.action_spec):
         return _record_random(env, record, root)
     return _record_policy(env, record, root, act)
 

@@ -12,22 +12,25 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_dtype_of
-from bridges.jax_programs import PACKED, Programs, observation_leaves, padded_size
+from bridges.jax_programs import PACKED, Programs, padded_size
+from bridges.jax_specs import action_composite, array_leaf, done_composite
+from bridges.named_rows import observation_leaves
+from envkit import rules
 from envkit.base import EnvBase
 from envkit.env_specs import as_key
-from envkit.errors import ArgumentError, MissingKeyError, SpecTypeError
-from envkit.functional import BatchedEnv, Box, Discrete, StatelessEnv, TimeLimit
+from envkit.errors import ArgumentError, MissingKeyError
+from envkit.functional import BatchedEnv, Discrete, StatelessEnv, TimeLimit
 from envkit.rules import DONE_LEAVES, STEP
-from envkit.specs import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
+from envkit.specs import Composite, OneHot, TensorSpec, Unbounded
 from envkit.transition import collect_reset_masks, leaves
 
 __all__ = ["JaxEnv"]
@@ -58,6 +61,9 @@ class JaxEnv(EnvBase):
     _batch_locked = False
     _programs: Programs
     _state_paths: tuple[Path, ...]  # of the env's own layout
+    _root_paths: tuple[Path, ...]  # what a root shows besides the state and done flags
+    _memory_paths: tuple[Path, ...] = ()  # what fused transforms read of it
+    _wide: Mapping[Path, torch.dtype] = MappingProxyType({})  # declared in dtypes JAX lacks
 
     def __init__(
         self,
@@ -84,6 +90,7 @@ class JaxEnv(EnvBase):
         self._jax_device = jax_device_of(device)
         self._set_seed(0)
         self._declare()
+        self._root_paths = tuple(observation_leaves(rows.template[1]))
 
     @property
     def traces(self) -> dict[str, int]:
@@ -101,26 +108,23 @@ class JaxEnv(EnvBase):
     # ---------------------------------------------------------------------------------- declaration
 
     def _declare(self) -> None:
-        rows = self._programs.env
-        state, observation = (
-            Composite(shape=self.batch_size, device=self.device) for _ in range(2)
-        )
+        rows, batch, device = self._programs.env, self.batch_size, self.device
+        state, observation = (Composite(shape=batch, device=device) for _ in range(2))
         state_like = self._state_like()
         self._state_paths = tuple(state_like)
         for path, like in state_like.items():
-            state[("state", *path)] = self._unbounded(like.shape, like.dtype)
+            state[("state", *path)] = array_leaf(like.shape, like.dtype, batch, device)
         for path, like in observation_leaves(rows.template[1]).items():
-            observation[as_key(path)] = self._unbounded(like.shape, like.dtype)
+            observation[as_key(path)] = array_leaf(like.shape, like.dtype, batch, device)
         for key, leaf in state.items(True, True):
             observation[key] = leaf.clone()
         self.state_spec = state
         self.observation_spec = observation
-        self.full_action_spec = self._action_composite(rows.action_space)
-        self.reward_spec = Unbounded((*self.batch_size, 1), device=self.device)
-        flag = Categorical(2, shape=(*self.batch_size, 1), dtype=torch.bool, device=self.device)
-        self.done_spec = Composite(
-            {name: flag.clone() for name in DONE_LEAVES}, shape=self.batch_size, device=self.device
+        self.full_action_spec = action_composite(
+            rows.action_space, batch, device, categorical=self.categorical_action_encoding
         )
+        self.reward_spec = Unbounded((*batch, 1), device=device)
+        self.done_spec = done_composite(batch, device)
 
     def _state_like(self) -> dict[Path, Any]:
         packing = self._programs.env.packing
@@ -128,42 +132,6 @@ class JaxEnv(EnvBase):
             like = jax.eval_shape(packing.pack, packing.template)
             return {(name,): buffer for name, buffer in like.items()}
         return jax.eval_shape(self._programs.name_leaves, packing.template)
-
-    def _unbounded(self, shape: tuple[int, ...], dtype: Any) -> TensorSpec:
-        if dtype == bool:
-            return Categorical(
-                2, shape=(*self.batch_size, *shape), dtype=torch.bool, device=self.device
-            )
-        return Unbounded(
-            (*self.batch_size, *shape), dtype=torch_dtype_of(dtype), device=self.device
-        )
-
-    def _action_composite(self, space: Any, name: str = "action") -> Composite:
-        composite = Composite(shape=self.batch_size, device=self.device)
-        if isinstance(space, Mapping):
-            for key, member in space.items():
-                composite[(name, key)] = self._action_leaf(member)
-        else:
-            composite[name] = self._action_leaf(space)
-        return composite
-
-    def _action_leaf(self, space: Any) -> TensorSpec:
-        batch, device = self.batch_size, self.device
-        if isinstance(space, Box):
-            dtype = torch_dtype_of(space.dtype)
-            low, high = (
-                torch.as_tensor(np.array(bound), dtype=dtype) for bound in (space.low, space.high)
-            )
-            spec = Bounded(low, high, low.shape, device, dtype)
-            return spec.expand(*batch, *low.shape)
-        if isinstance(space, Discrete):
-            if self.categorical_action_encoding:
-                return Categorical(space.n, shape=batch, device=device)
-            return OneHot(space.n, shape=(*batch, space.n), device=device, dtype=torch.int64)
-        raise SpecTypeError(
-            f"the action space is {type(space).__name__}, but must be a Box, a Discrete, or a "
-            "dict of them (envkit.Box, envkit.Discrete)."
-        )
 
     # ------------------------------------------------------------------------------ torch -> JAX
 
@@ -248,28 +216,34 @@ class JaxEnv(EnvBase):
         rows = flags.flatten(1, -2) if td.batch_size else flags[:, None]
         return to_jit(self._padded(rows.transpose(0, 1)).transpose(0, 1), copy=False)
 
-    def _observation_in(self, td: TensorDictBase) -> dict[Path, jax.Array]:
-        named = observation_leaves(self._programs.env.template[1])
-        rows = {}
-        for path, like in named.items():
-            value = td.get(as_key(path), None)
-            if value is None:
-                dtype = torch_dtype_of(like.dtype)
-                value = torch.zeros(*td.batch_size, *like.shape, dtype=dtype, device=self.device)
-            rows[path] = self._rows_in(td, value, copy=True)
-        return rows
+    def _root_in(self, td: TensorDictBase) -> dict[Path, Any]:
+        """Read what a root shows; leaves that are absent are left to the program."""
+        return self._found_in(td, self._root_paths, copy=True)
+
+    def _memory_in(self, td: TensorDictBase) -> dict[Path, Any]:
+        return self._found_in(td, self._memory_paths, copy=False)
+
+    def _found_in(self, td: TensorDictBase, paths: Iterable[Path], copy: bool) -> dict[Path, Any]:
+        found = {path: td.get(as_key(path), None) for path in paths}
+        return {
+            path: self._rows_in(td, value, copy)
+            for path, value in found.items()
+            if value is not None
+        }
 
     # ------------------------------------------------------------------------------ JAX -> torch
 
-    def _out(self, td_shape: torch.Size, outputs: Any, *, reward: bool) -> TensorDict:
+    def _out(self, td_shape: torch.Size, outputs: Any) -> TensorDict:
         """Name what a program gave, batch ``td_shape``; padding rows are dropped."""
-        outputs = to_torch(outputs)
-        named = dict(outputs["observation"])
-        named.update({("state", *path): leaf for path, leaf in outputs["state"].items()})
-        if reward:
-            named[("reward",)] = outputs["reward"]
+        return self._named(td_shape, self._by_path(to_torch(outputs)))
+
+    def _by_path(self, outputs: dict[str, Any]) -> dict[Path, torch.Tensor]:
+        """List tensors of one moment, in the dtypes that are declared."""
+        named: dict[Path, torch.Tensor] = dict(outputs["leaves"])
+        named.update({path: named[path].to(dtype) for path, dtype in self._wide.items()})
+        named.update({("state", *path): leaf for path, leaf in outputs.get("state", {}).items()})
         named.update(zip(((n,) for n in DONE_LEAVES), outputs["flags"].unbind(0), strict=True))
-        return self._named(td_shape, named)
+        return named
 
     def _named(self, shape: torch.Size, named: Mapping[Path, torch.Tensor]) -> TensorDict:
         rows = shape.numel()
@@ -296,49 +270,55 @@ class JaxEnv(EnvBase):
             )
         self._key = jax.device_put(jax.random.PRNGKey(int(seed) % 2**32), self._jax_device)
 
+    def _constants(self) -> list[dict[str, Any]]:
+        """Give what fused transforms compute with, as arguments of a program."""
+        return []
+
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         shape = self.batch_size if td is None else td.batch_size
         if td is None or td.get("state", None) is None:
-            outputs = self._programs.init(self._next_key(), self._size(shape.numel()))
-            return self._out(shape, outputs, reward=False)
+            size = self._size(shape.numel())
+            return self._out(shape, self._programs.init(self._next_key(), size, self._constants()))
         masks = collect_reset_masks(td, self.done_levels, self.full_done_spec)
         mask = masks.get((), torch.ones(shape, dtype=torch.bool, device=self.device))
-        outputs = self._programs.restart(self._state_in(td), self._mask_in(mask))
-        return self._out(shape, outputs, reward=False)
+        outputs = self._programs.restart(self._state_in(td), self._mask_in(mask), self._constants())
+        return self._out(shape, outputs)
 
     def _mask_in(self, mask: torch.Tensor) -> Any:
         rows = mask.reshape(-1)
         missing = self._size(rows.shape[0]) - rows.shape[0]
         return to_jit(torch.cat([rows, rows.new_zeros(missing)]), copy=False)
 
+    def _inputs(self, td: TensorDictBase) -> tuple[Any, ...]:
+        return self._state_in(td), self._action_in(td), self._memory_in(td), self._constants()
+
     def _step_send(self, td: TensorDictBase) -> None:
         self._check_batch(td)
         mask = td.get(STEP, None)
         self._sent = td
-        self._running = (
-            self._programs.step(self._state_in(td), self._action_in(td)) if mask is None else None
-        )
+        self._running = None
+        if mask is None or bool(mask.any()):
+            self._running = self._programs.step(*self._inputs(td))
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         outputs, self._running = self._running, None
         if outputs is None:
-            outputs = self._programs.step(self._state_in(td), self._action_in(td))
-        return self._out(td.batch_size, outputs, reward=True)
+            outputs = self._programs.step(*self._inputs(td))
+        return self._out(td.batch_size, outputs)
 
     def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
+        """Step all rows and keep what was there in those ``mask`` leaves out; their reward is 0."""
         if bool(mask.all()):
-            return self._computed_next(td.exclude(STEP))
-        state = self._state_in(td)
+            return self._computed_next(td)
         if not bool(mask.any()):
+            self._state_in(td)  # which brings it into the env's own layout
             return self._skipped_next(td).clone()
-        outputs = self._programs.masked_step(
-            state,
-            self._action_in(td),
-            self._mask_in(mask),
-            self._observation_in(td),
-            self._flags_in(td),
-        )
-        return self._out(td.batch_size, outputs, reward=True)
+        skipped = self._skipped_next(td)
+        following = self._computed_next(td)
+        for path, value in leaves(following):
+            key = as_key(path)
+            following.set(key, rules.choose(mask, value, skipped.get(key)))
+        return following
 
     def _advance_send(self, td: TensorDictBase) -> None:
         if td.get(STEP, None) is not None or td.get("next", None) is not None:
@@ -347,16 +327,15 @@ class JaxEnv(EnvBase):
             return
         self._check_batch(td)
         self._sent = td
-        self._advancing = self._programs.advance(self._state_in(td), self._action_in(td))
+        self._advancing = self._programs.advance(*self._inputs(td))
 
     def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
         outputs, self._advancing = self._advancing, None
         if outputs is None:
             return super()._advance_recv()
         td = self._sent
-        following = self._out(td.batch_size, outputs[0], reward=True)
-        data = self._attach_next(td, following)
-        fresh = self._out(td.batch_size, outputs[1], reward=False)
+        data = self._attach_next(td, self._out(td.batch_size, outputs[0]))
+        fresh = self._out(td.batch_size, outputs[1])
         return data, self.step_mdp(data).update(fresh)
 
     # ------------------------------------------------------------------------------ many steps
@@ -388,16 +367,17 @@ class JaxEnv(EnvBase):
             )
         outputs = self._programs.unroll(
             self._state_in(td),
-            self._observation_in(td),
+            self._root_in(td),
             self._flags_in(td),
             self._next_key(),
+            self._constants(),
             steps,
             None,
             record_state,
         )
         recorded, last = outputs
         data = self._recorded(td.batch_size, steps, to_torch(recorded))
-        td_next = self._out(td.batch_size, last, reward=False)
+        td_next = self._out(td.batch_size, last)
         return data, td_next
 
     def _recorded(self, shape: torch.Size, steps: int, recorded: dict[str, Any]) -> TensorDict:
@@ -408,14 +388,10 @@ class JaxEnv(EnvBase):
             leaf = leaf.reshape(steps, *shape, *leaf.shape[2:])
             return leaf.movedim(0, len(shape))
 
-        def side(place: dict[str, Any]) -> dict[Path, torch.Tensor]:
-            named: dict[Path, torch.Tensor] = dict(place["observation"])
-            named.update({("state", *p): leaf for p, leaf in place.get("state", {}).items()})
-            named.update(zip(((n,) for n in DONE_LEAVES), place["flags"].unbind(0), strict=True))
-            return {path: placed(leaf) for path, leaf in named.items()}
-
-        root, following = side(recorded["root"]), side(recorded["next"])
-        following[("reward",)] = placed(recorded["next"]["reward"])
+        root, following = (
+            {path: placed(leaf) for path, leaf in self._by_path(recorded[side]).items()}
+            for side in ("root", "next")
+        )
         action = recorded["action"]
         actions = action if isinstance(action, dict) else {None: action}
         for name, leaf in actions.items():

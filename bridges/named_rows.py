@@ -109,7 +109,9 @@ class NamedRows:
             flags: bool (3, rows, 1): done, terminated, truncated.
         """
         blank = _named(self._blank(flags.shape[1]))
-        state, root = self._moment(inner, self._begun(blank) | given | dict(zip(FLAGS, flags)))
+        state, root = self._moment(
+            inner, self._begun(blank) | given | dict(zip(FLAGS, flags, strict=True))
+        )
         reward = {_REWARD: jnp.zeros(flags.shape[1:])}
         following = self._stepped(state.memory, blank | reward)
         _, shown = self._moment(inner, following)
@@ -156,13 +158,16 @@ class NamedRows:
 def _leaves(timestep: Timestep) -> ByPath:
     """List what a timestep of named rows shows at a root."""
     flags = done_of(timestep), timestep.terminated, timestep.truncated
-    return {**timestep.observation, **{path: flag[..., None] for path, flag in zip(FLAGS, flags)}}
+    return {
+        **timestep.observation,
+        **{path: flag[..., None] for path, flag in zip(FLAGS, flags, strict=True)},
+    }
 
 
 def _named(timestep: Timestep) -> ByPath:
     """Name what a timestep of the env shows, but for its reward."""
     flags = done_of(timestep), timestep.terminated, timestep.truncated
-    named = {path: flag[..., None] for path, flag in zip(FLAGS, flags)}
+    named = {path: flag[..., None] for path, flag in zip(FLAGS, flags, strict=True)}
     return {**observation_leaves(timestep), **named}
 
 

@@ -76,7 +76,7 @@ from envkit.transforms.images import Crop as Crop
 from envkit.transforms.images import GrayScale as GrayScale
 from envkit.transforms.images import Resize as Resize
 from envkit.transforms.images import ToTensorImage as ToTensorImage
-from envkit.transforms.keys import CatTensors as CatTensors
+from envkit.transforms.join import CatTensors as CatTensors
 from envkit.transforms.keys import ExcludeTransform as ExcludeTransform
 from envkit.transforms.keys import RenameTransform as RenameTransform
 from envkit.transforms.keys import SelectTransform as SelectTransform

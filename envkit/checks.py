@@ -16,8 +16,8 @@ from tensordict import TensorDictBase
 from envkit.base import EnvBase
 from envkit.deviations import changed, deviations
 from envkit.errors import EnvkitError, OutOfSpecError
-from envkit.keys import as_key, as_path
-from envkit.transition import leaves
+from envkit.keys import as_key
+from envkit.transition import empty_like
 
 __all__ = ["check_env_specs"]
 
@@ -87,8 +87,7 @@ def _by_hand(env: EnvBase, tensordict: TensorDictBase | None, find: partial) -> 
         try:
             root = env.step_mdp(env.step(td))
         except EnvkitError as error:
-            following = fake.get("next").exclude(*env.reward_keys)
-            return [*lines, f"step: {error}", *_unrefused(env, "_step", td, following, find)]
+            return [*lines, f"step: {error}", *_unrefused(env, "_step", td, fake.get("next"), find)]
     return lines
 
 
@@ -104,11 +103,11 @@ def _unrefused(
         out = getattr(env, method)(given)
         expected = env.batch_size if given is None else given.batch_size
         if isinstance(out, TensorDictBase) and out is not given and out.batch_size == expected:
-            scalars = {as_path(key) for key in (*env.done_keys, *env.reward_keys)}
-            found = {path for path, _ in leaves(out)} & scalars
-            return find(
-                wanted.exclude(*env.done_keys), out.exclude(*(as_key(path) for path in found))
-            )
+            scalars = (*env.done_keys, *env.reward_keys)
+            sides = wanted.exclude(*scalars), out.exclude(*scalars)
+            if method == "_step":
+                sides = (empty_like(side, {"next": side}) for side in sides)
+            return find(*sides)
     return []
 
 

@@ -19,19 +19,19 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from envkit.keys import Path, as_key, as_path
-from envkit.specs import Composite, contains_lazy_spec
+from envkit.specs import Composite, TensorSpec, contains_lazy_spec
 from envkit.transition import leaves
 
 __all__ = ["changed", "deviations"]
 
 _KINDS = {
-    "root": (
+    (): (
         ("output", "observation"),
         ("input", "state"),
         ("input", "action"),
         ("output", "done"),
     ),
-    "next": (("output", "observation"), ("output", "reward"), ("output", "done")),
+    ("next",): (("output", "observation"), ("output", "reward"), ("output", "done")),
 }
 
 
@@ -64,17 +64,23 @@ def deviations(
         ]
     lines = _key_lines(fake, real)
     got, wanted = dict(leaves(real)), dict(leaves(fake))
-    dynamic = _dynamic_shapes(specs)
-    for path in (path for path in wanted if path in got):
-        event = tuple(dynamic.get(path, getattr(wanted[path], "shape", ()))[specs.ndim :])
+    declared = _declared(specs)
+    for path in sorted((path for path in wanted if path in got), key=_root_first):
+        spec, value = declared[path], got[path]
+        dynamic = spec.shape if -1 in spec.shape else getattr(wanted[path], "shape", ())
+        event = tuple(dynamic[specs.ndim :])
         lines += _leaf_lines(
-            path, wanted[path], got[path], event, len(real.batch_size), device, check_dtype
-        )
-    return lines + _value_lines(specs, real)
+            path, wanted[path], value, event, len(real.batch_size), device, check_dtype
+        ) or _value_lines(path, value, spec[(0,) * specs.ndim], check_dtype)
+    return lines
 
 
 def changed(before: TensorDictBase, after: TensorDictBase) -> list[Path]:
     """List the tensors of ``before`` that ``after``, of the same layout, holds with other values."""
+    if isinstance(before, LazyStackedTensorDict):
+        dim = before.stack_dim
+        parts = zip(before.unbind(dim), after.unbind(dim), strict=True)
+        return list(dict.fromkeys(path for part in parts for path in changed(*part)))
     now = dict(leaves(after))
     return [
         path
@@ -85,18 +91,23 @@ def changed(before: TensorDictBase, after: TensorDictBase) -> list[Path]:
 
 def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.is_nested:
-        return all(map(torch.equal, one.unbind(), other.unbind()))
-    return bool(torch.isclose(one, other, rtol=0, atol=0, equal_nan=True).all())
+        return all(map(_is_equal, one.unbind(), other.unbind()))
+    both_nan = (one != one) & (other != other)
+    return bool(((one == other) | both_nan).all())
 
 
-def _dynamic_shapes(specs: Composite) -> dict[Path, torch.Size]:
-    """Give the shapes that have sizes only data can tell, by path in a transition."""
-    shapes = {}
-    for side, kind in {kind for kinds in _KINDS.values() for kind in kinds}:
-        for key, leaf in specs[f"{side}_spec", f"full_{kind}_spec"].items(True, True):
-            if -1 in leaf.shape:
-                shapes[as_path(key)] = shapes[("next", *as_path(key))] = leaf.shape
-    return shapes
+def _declared(specs: Composite) -> dict[Path, TensorSpec]:
+    """Give the spec of every entry of a transition, by path."""
+    return {
+        (*place, *as_path(key)): leaf
+        for place, kinds in _KINDS.items()
+        for side, kind in kinds
+        for key, leaf in specs[f"{side}_spec", f"full_{kind}_spec"].items(True, True)
+    }
+
+
+def _root_first(path: Path) -> tuple[bool, Path]:
+    return path[0] == "next", path
 
 
 def _key_lines(fake: TensorDictBase, real: TensorDictBase) -> list[str]:
@@ -106,12 +117,12 @@ def _key_lines(fake: TensorDictBase, real: TensorDictBase) -> list[str]:
         *(
             f"{as_key(path)!r} is present in real but not in fake: declare it in a spec, or do not "
             "return it"
-            for path in sorted(got - wanted)
+            for path in sorted(got - wanted, key=_root_first)
         ),
         *(
             f"{as_key(path)!r} is present in fake but not in real: return it from {cures[path]}, or "
             "do not declare it"
-            for path in sorted(wanted - got)
+            for path in sorted(wanted - got, key=_root_first)
         ),
     ]
 
@@ -146,21 +157,14 @@ def _leaf_lines(
     return lines
 
 
-def _value_lines(specs: Composite, real: TensorDictBase) -> list[str]:
-    lines = []
-    for place, kinds in _KINDS.items():
-        td = real if place == "root" else real.get("next", None)
-        for side, kind in kinds if td is not None else ():
-            spec = specs[f"{side}_spec", f"full_{kind}_spec"]
-            single = spec[(0,) * specs.ndim] if specs.ndim else spec
-            lines += [f"{line} at {place}" for line in _outside(single, td)]
-    return list(dict.fromkeys(lines))
-
-
-def _outside(spec: Composite, td: TensorDictBase) -> list[str]:
-    lines = []
-    for key, leaf in spec.items(True, True):
-        value = td.get(key, None)
-        if isinstance(value, torch.Tensor) and leaf.dtype is not None and not leaf.is_in(value):
-            lines.append(f"{key!r} has values outside its spec {leaf}")
-    return lines
+def _value_lines(path: Path, value: Any, spec: TensorSpec, check_dtype: bool) -> list[str]:
+    if not isinstance(value, torch.Tensor) or spec.dtype is None:
+        return []
+    if not check_dtype and not value.is_nested:
+        value = value.to(spec.dtype)
+    if spec.is_in(value):
+        return []
+    found = ""
+    if not value.is_nested and value.numel():
+        found = f": found {value.min().item():g} to {value.max().item():g}"
+    return [f"{as_key(path)!r} has values outside its spec {spec}{found}"]

@@ -28,6 +28,7 @@ from envkit.errors import ArgumentCountError, BatchSizeError, ClosedEnvError, Wo
 from envkit.policy import Policy
 from envkit.rollout import nonstop
 from envkit.seeding import seed_chain
+from envkit.specs import draws_in_order
 from envkit.transition import collect_reset_masks, merge_reset
 
 __all__ = ["BatchedEnv"]
@@ -193,7 +194,8 @@ class BatchedEnv(AttributeLookup, HostedEnv):
         if any(root.get(as_key(path), None) is None for path in exchange.roots[0]):
             return None
         actions = frozenset(as_path(key) for key in self.action_keys)
-        if policy is None and actions == exchange.inputs[0].keys():
+        random = policy is None and draws_in_order(self.action_spec)
+        if random and actions == exchange.inputs[0].keys():
             drawn = self.full_action_spec.rand((steps,), self._action_generator)
             return record_random(exchange, root, drawn, device=self._device)
         out = record_rollout(exchange, root, act, steps, action_paths=actions, device=self._device)

@@ -66,9 +66,11 @@ class BufferExchange:
         self._slot = arrays[SLOT.name]
         self.batch_size = torch.Size((num_rows, *metadata.batch_size))
         self.num_slots = plan.num_slots
-        self.inputs = _by_slot(plan.tensors(arrays, "in"), plan.num_slots)
-        self.roots = _by_slot(plan.tensors(arrays, "root"), plan.num_slots + 1)
-        self.next_ring = plan.tensors(arrays, "next")
+        self.input_ring, self.root_ring, self.next_ring = (
+            plan.tensors(arrays, region) for region in ("in", "root", "next")
+        )
+        self.inputs = _by_slot(self.input_ring, plan.num_slots)
+        self.roots = _by_slot(self.root_ring, plan.num_slots + 1)
         self.nexts = _by_slot(self.next_ring, plan.num_slots)
         self.masks = plan.tensors(arrays, "mask")
         for mask in self.masks.values():
@@ -99,9 +101,16 @@ class BufferExchange:
         self.wake(td, mask, advance=advance)
 
     def wake(
-        self, root: TensorDictBase, mask: torch.Tensor | None = None, *, advance: bool
+        self,
+        root: TensorDictBase | None = None,
+        mask: torch.Tensor | None = None,
+        *,
+        advance: bool,
     ) -> None:
-        """Step with the inputs as they lie in the rows; ``root`` is what is known before."""
+        """Step with the inputs as they lie in the rows.
+
+        ``root`` is what is known before; None where it lies in the rows too.
+        """
         rows = self._select({(rules.STEP,): mask} if mask is not None else {})
         self._sent_rows, self._sent_root = rows, root
         self._advanced = advance
@@ -125,8 +134,11 @@ class BufferExchange:
     def _tell_lost(self) -> set[int]:
         """Write `next` of the rows that were lost, and their root where the others have one."""
         lost = self._recovery.tell(self._sent_rows)
+        root = self._sent_root
+        if root is None:
+            root = tensordict_of(self.roots[self.slot], self.batch_size, None)
         for row in lost:
-            outcome = self._metadata.lost_next(cast(TensorDictBase, self._sent_root[row]))
+            outcome = self._metadata.lost_next(cast(TensorDictBase, root[row]))
             for path, tensor in self.nexts[self.slot].items():
                 tensor[row].copy_(outcome.get(as_key(path)))
         if self._advanced:

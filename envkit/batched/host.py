@@ -24,6 +24,7 @@ from tensordict import TensorDictBase
 
 from envkit.base import EnvBase
 from envkit.batched.buffers import SLOT, BufferPlan
+from envkit.batched.forms import OutputForms
 from envkit.batched.metadata import EnvLeaves, EnvMetaData
 from envkit.batched.rows import TensorDictRows, bind_rows, row_core
 from envkit.errors import WorkerError
@@ -81,6 +82,7 @@ class EnvHost:
         self.described = described
         self._makers = makers
         self._rows: Any = None
+        self._forms: dict[int, OutputForms] = {}
         self.envs: list[EnvBase] = []
         try:
             for row in rows:
@@ -145,9 +147,23 @@ class EnvHost:
 
         def call(row: int, given: tuple[TensorDictBase | None, dict[str, Any]]) -> Any:
             td, kwargs = given
-            return getattr(self.envs[row - self.first], method)(td, **kwargs)
+            made = getattr(self.envs[row - self.first], method)(td, **kwargs)
+            forms = self._forms_of(row)
+            if method == "reset":
+                forms.check_root(made)
+            else:
+                data, root = (made, None) if method == "step" else made
+                forms.check_outcome(data.get("next"))
+                if root is not None:
+                    forms.check_root(root)
+            return made
 
         return self._for_each(inputs, call)
+
+    def _forms_of(self, row: int) -> OutputForms:
+        if row not in self._forms:
+            self._forms[row] = OutputForms(self.envs[row - self.first])
+        return self._forms[row]
 
     def call_set_seed(self, seeds: dict[int, int]) -> None:
         """Seed envs by row."""

@@ -60,24 +60,26 @@ def record_rollout(
     record = _Record(exchange, root, steps, device)
     written: dict[Path, list[torch.Tensor]] = {}
     others = {path: value for path, value in leaves(root) if path not in record.roots}
-    for step, slot in record.slots():
-        seen = record.take_root(step, slot)
-        td = act(tensordict_of({**seen, **others}, exchange.batch_size, device))
-        if step == 0 and td.get("next", None) is not None:
-            return td
-        others = {}
-        for path, value in leaves(td):
-            known = seen.get(path)
-            if known is None and path[-1] not in (rules.STEP, rules.RESET):
-                written.setdefault(path, []).append(value)
-                if path not in action_paths:
-                    others[path] = value
-            elif known is not None and value is not known:
-                known.copy_(value)  # the policy has put another value in its place
-        exchange.slot = slot
-        exchange.send(td, None, advance=step < steps - 1)
-        exchange.wait()
-    return record.result({path: torch.stack(values) for path, values in written.items()})
+    for start, count in record.windows():
+        for slot in range(count):
+            seen = record.take_root(start + slot, slot)
+            td = act(tensordict_of({**seen, **others}, exchange.batch_size, device))
+            if start + slot == 0 and td.get("next", None) is not None:
+                return td
+            others = {}
+            for path, value in leaves(td):
+                known = seen.get(path)
+                if known is None and path[-1] not in (rules.STEP, rules.RESET):
+                    written.setdefault(path, []).append(value)
+                    if path not in action_paths:
+                        others[path] = value
+                elif known is not None and value is not known:
+                    known.copy_(value)  # the policy has put another value in its place
+            exchange.slot = slot
+            exchange.send(td, None, advance=start + slot < steps - 1)
+            exchange.wait()
+        record.take_nexts(start, count)
+    return record.result(_stacked(written, steps))
 
 
 def record_random(
@@ -91,13 +93,15 @@ def record_random(
     steps = len(actions)
     record = _Record(exchange, root, steps, device)
     drawn = dict(leaves(actions))
-    for step, slot in record.slots():
-        for path, row in exchange.inputs[slot].items():
-            row.copy_(drawn[path][step])
-        seen = record.take_root(step, slot)
-        exchange.slot = slot
-        exchange.wake(tensordict_of(seen, exchange.batch_size, device), advance=step < steps - 1)
-        exchange.wait()
+    for start, count in record.windows():
+        for path, ring in exchange.input_ring.items():
+            ring[:count].copy_(drawn[path][start : start + count])
+        for slot in range(count):
+            exchange.slot = slot
+            exchange.wake(advance=start + slot < steps - 1)
+            exchange.wait()
+        record.take_roots(start, count)
+        record.take_nexts(start, count)
     others = {
         path: value.expand(steps, *value.shape).clone()
         for path, value in leaves(root)
@@ -106,11 +110,20 @@ def record_random(
     return record.result({**others, **drawn})
 
 
+def _stacked(written: Mapping[Path, list[torch.Tensor]], steps: int) -> dict[Path, torch.Tensor]:
+    for path, values in written.items():
+        if len(values) != steps:
+            raise RuntimeError(
+                f"the policy wrote {as_key(path)!r} in {len(values)} of {steps} steps, so they "
+                "cannot be stacked. Write it in every step, or pass return_contiguous=False."
+            )
+    return {path: torch.stack(values) for path, values in written.items()}
+
+
 class _Record:
     """The roots and outcomes of a rollout, time-major, filled window by window."""
 
     def __init__(self, exchange: BufferExchange, root: TensorDictBase, steps: int, device: Any):
-        self.steps = steps
         self.roots, self._nexts = (
             {
                 path: torch.empty(steps, *rows.shape, dtype=rows.dtype, device=device)
@@ -118,24 +131,21 @@ class _Record:
             }
             for region in (exchange.roots[0], exchange.nexts[0])
         )
+        self._steps = steps
         self._exchange = exchange
         self._device = device
         self._moments = [stack.unbind(0) for stack in self.roots.values()]
         for path, rows in exchange.roots[0].items():
             rows.copy_(root.get(as_key(path)))
 
-    def slots(self) -> Iterator[tuple[int, int]]:
-        """Go through the steps and their slots, copying each window out when it is full."""
+    def windows(self) -> Iterator[tuple[int, int]]:
+        """Give first step and length of each window; the roots of its slot 0 are in place."""
         exchange, size = self._exchange, self._exchange.num_slots
-        for start in range(0, self.steps, size):
-            count = min(size, self.steps - start)
+        for start in range(0, self._steps, size):
             if start:
                 for path, rows in exchange.roots[0].items():
                     rows.copy_(exchange.roots[size][path])
-            for slot in range(count):
-                yield start + slot, slot
-            for path, stack in self._nexts.items():
-                stack[start : start + count].copy_(exchange.next_ring[path][:count])
+            yield start, min(size, self._steps - start)
 
     def take_root(self, step: int, slot: int) -> dict[Path, torch.Tensor]:
         """Copy the root of a step out of its slot, so that whoever sees it may keep it."""
@@ -145,10 +155,20 @@ class _Record:
             for (path, row), moments in zip(rows.items(), self._moments, strict=True)
         }
 
+    def take_roots(self, start: int, count: int) -> None:
+        """Copy the roots of a window that nobody has seen."""
+        for path, stack in self.roots.items():
+            stack[start : start + count].copy_(self._exchange.root_ring[path][:count])
+
+    def take_nexts(self, start: int, count: int) -> None:
+        """Copy the outcomes of a window."""
+        for path, stack in self._nexts.items():
+            stack[start : start + count].copy_(self._exchange.next_ring[path][:count])
+
     def result(self, others: Leaves) -> TensorDict:
         """Show everything with time as the last batch axis."""
         batch = self._exchange.batch_size
         following = {("next", *path): stack for path, stack in self._nexts.items()}
         stacks = {**self.roots, **others, **following}
         last = {path: stack.movedim(0, len(batch)) for path, stack in stacks.items()}
-        return tensordict_of(last, torch.Size((*batch, self.steps)), self._device)
+        return tensordict_of(last, torch.Size((*batch, self._steps)), self._device)

@@ -19,8 +19,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit.base import EnvBase
+from envkit.batched.forms import require_form
 from envkit.env_specs import as_key
-from envkit.errors import WorkerError
+
 from envkit.rules import STEP
 from envkit.transition import empty_like
 
@@ -171,17 +172,7 @@ class TensorDictRow:
         rows: Mapping[Path, Sequence[torch.Tensor]], slot: int, values: TensorDictBase
     ) -> None:
         for path, slots in rows.items():
-            row = slots[slot]
-            value = values.get(as_key(path), None)
-            if value is None:
-                raise WorkerError(
-                    f"the env returned no {as_key(path)!r}, but its specs declare it. "
-                    "Run check_env_specs on one env first."
-                )
-            if value.shape != row.shape or value.dtype != row.dtype:
-                raise WorkerError(
-                    f"{as_key(path)!r} has shape {tuple(value.shape)} and dtype {value.dtype}, but "
-                    f"its spec says {tuple(row.shape)} and {row.dtype}. "
-                    "Run check_env_specs on one env first."
-                )
+            row, key = slots[slot], as_key(path)
+            value = values.get(key, None)
+            require_form(key, value, row.shape, row.dtype)
             row.copy_(value)

@@ -19,6 +19,7 @@ from envkit.specs.helpers import (
     check_no_exclusive_keys,
     consolidate_spec,
     contains_lazy_spec,
+    draws_in_order,
     make_composite_from_td,
 )
 from envkit.specs.objects import NonTensor
@@ -52,5 +53,6 @@ __all__ = [
     "check_no_exclusive_keys",
     "consolidate_spec",
     "contains_lazy_spec",
+    "draws_in_order",
     "make_composite_from_td",
 ]

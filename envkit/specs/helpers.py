@@ -19,7 +19,8 @@ from tensordict import (
 )
 
 from envkit.specs.base import TensorSpec
-from envkit.specs.boxes import Unbounded
+from envkit.specs.boxes import Binary, Bounded, Unbounded
+from envkit.specs.categorical import Categorical, MultiCategorical, MultiOneHot, OneHot
 from envkit.specs.composite import Composite
 from envkit.specs.objects import NonTensor
 from envkit.specs.shapes import Index, expand_op
@@ -30,8 +31,21 @@ __all__ = [
     "check_no_exclusive_keys",
     "consolidate_spec",
     "contains_lazy_spec",
+    "draws_in_order",
     "make_composite_from_td",
 ]
+
+
+_DRAWN_IN_ORDER = (Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot)
+
+
+def draws_in_order(spec: TensorSpec) -> bool:
+    """Say whether ``rand((n,))`` gives the very numbers that ``rand()`` gives in n calls.
+
+    Not so for normal values, which torch draws in blocks, nor for several leaves, whose draws take
+    turns.
+    """
+    return isinstance(spec, _DRAWN_IN_ORDER)
 
 
 def make_composite_from_td(

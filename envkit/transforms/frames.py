@@ -104,18 +104,11 @@ class _Windowed(EpisodeTransform, LeafTransform):
         return super().transform_output_spec(output_spec)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        for source, target in zip(self.in_keys, self.out_keys, strict=True):
-            self._require_room(observation_spec, source, target)
+        for target in self.out_keys:
+            self._require_free(observation_spec, target)
         return self._with_memory(observation_spec.clone(), self._written(observation_spec))
 
-    def _require_room(self, spec: Composite, source: Key, target: Key) -> None:
-        leaf = spec.get(source, None)
-        if leaf is not None and -self.dim > leaf.ndim - spec.ndim:
-            raise SpecError(
-                f"{type(self).__name__} joins frames along axis {self.dim}, but {source!r} has shape "
-                f"{tuple(leaf.shape)}, of which {spec.ndim} axes are the batch. Pass another dim, or "
-                "use UnsqueezeTransform before it."
-            )
+    def _require_free(self, spec: Composite, target: Key) -> None:
         if self.count > 1 and spec.get(self._memory_key(target), None) is not None:
             raise KeyCollisionError(
                 f"two {type(self).__name__} transforms write {target!r}, and would share their memory. "
@@ -130,8 +123,17 @@ class _Windowed(EpisodeTransform, LeafTransform):
         for source, target in zip(self.in_keys, self.out_keys, strict=True):
             leaf = frames.get(source, None)
             if leaf is not None and self.count > 1:
+                self._require_axis(source, leaf, frames.ndim)
                 spec[self._memory_key(target)] = self._joined_leaf(leaf, self.count - 1)
         return spec
+
+    def _require_axis(self, source: Key, leaf: TensorSpec, batch_dims: int) -> None:
+        if -self.dim > leaf.ndim - batch_dims:
+            raise SpecError(
+                f"{type(self).__name__} joins frames along axis {self.dim}, but {source!r} has shape "
+                f"{tuple(leaf.shape)}, of which {batch_dims} axes are the batch. Pass another dim, or "
+                "use UnsqueezeTransform before it."
+            )
 
     def _joined_leaf(self, leaf: TensorSpec, count: int) -> TensorSpec:
         return leaf._map_shape(lambda tensor: torch.cat([tensor] * count, self.dim))

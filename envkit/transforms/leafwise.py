@@ -26,7 +26,7 @@ from envkit.specs import (
 )
 from envkit.transforms.base import Keys, Transform
 
-__all__ = ["LeafTransform", "image_of", "require_negative"]
+__all__ = ["LeafTransform", "box_between", "image_of", "require_negative"]
 
 
 class LeafTransform(Transform):
@@ -137,12 +137,17 @@ def image_of(leaf: TensorSpec, change: Callable[[torch.Tensor], torch.Tensor]) -
             to the ends of its image.
     """
     if isinstance(leaf, BoundedContinuous | BoundedDiscrete):
-        ends = change(leaf.low), change(leaf.high)
-        low, high = torch.minimum(*ends), torch.maximum(*ends)
-        if not bool((low.isnan() | high.isnan()).any()):
-            return Bounded(low, high, low.shape, low.device, low.dtype)
+        return box_between(change(leaf.low), change(leaf.high))
     value = change(leaf.zero())
     return Unbounded(value.shape, value.device, value.dtype)
+
+
+def box_between(end: torch.Tensor, other: torch.Tensor) -> TensorSpec:
+    """Describe values between two ends, in any order; unbounded if an end is no number."""
+    low, high = torch.minimum(end, other), torch.maximum(end, other)
+    if bool((low.isnan() | high.isnan()).any()):
+        return Unbounded(low.shape, low.device, low.dtype)
+    return Bounded(low, high, low.shape, low.device, low.dtype)
 
 
 def require_negative(name: str, dim: int, *, allow_positive: bool = False) -> int:

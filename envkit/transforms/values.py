@@ -24,7 +24,7 @@ from envkit.specs import (
     Unbounded,
 )
 from envkit.transforms.base import Keys
-from envkit.transforms.leafwise import LeafTransform, image_of
+from envkit.transforms.leafwise import LeafTransform, box_between, image_of
 from envkit.transition import leaves
 
 __all__ = [
@@ -300,8 +300,10 @@ class LineariseRewards(LeafTransform):
                 f"shape {tuple(leaf.shape)}. Pass one weight for each element of its last axis."
             )
         if isinstance(leaf, BoundedContinuous | BoundedDiscrete) and weights is not None:
-            falls = (weights < 0).to(leaf.device)  # where the sum is lowest at the upper bound
-            ends = torch.where(falls, leaf.high, leaf.low), torch.where(falls, leaf.low, leaf.high)
-            leaf = Bounded(ends[0] * weights, ends[1] * weights)
-            return image_of(leaf, lambda value: elementwise.weighted_sum(value, 1))
+            falls = weights < 0  # there the sum is lowest at the upper bound
+            low, high = leaf.low, leaf.high
+            return box_between(
+                self._apply_transform(torch.where(falls, high, low)),
+                self._apply_transform(torch.where(falls, low, high)),
+            )
         return image_of(leaf, self._apply_transform)

@@ -490,3 +490,34 @@ def test_sub_envs_of_unlike_batch_sizes_are_refused(opened, batched):
 
     with pytest.raises(SpecError, match="different batch sizes"):
         opened(batched(2, makers)).reset()
+
+
+@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
+def test_random_rollouts_draw_what_single_steps_draw(kind):
+    env = kind(2, partial(GymEnv, "CartPole-v1"), num_processes=2)
+    env.set_seed(5)
+    at_once = env.rollout(70, break_when_any_done=False)
+    env.set_seed(5)
+    td, steps = env.reset(), []
+    for _ in range(70):
+        step, td = env.step_and_maybe_reset(env.rand_action(td))
+        steps.append(step)
+    env.close()
+
+    one_by_one = torch.stack(steps, 1)
+    for key in at_once.keys(True, True):
+        assert torch.equal(at_once[key], one_by_one[key]), key
+
+
+def test_a_policy_that_writes_an_entry_late_is_told_so():
+    def act(td):
+        act.calls += 1
+        if act.calls > 1:
+            td.set("note", torch.zeros(2, 1))
+        return td.set("action", torch.zeros(2, 1, dtype=torch.int64))
+
+    act.calls = 0
+    env = ParallelEnv(2, make_count, num_processes=1)
+    with pytest.raises(RuntimeError, match="'note' in 3 of 4 steps"):
+        env.rollout(4, act, break_when_any_done=False)
+    env.close()

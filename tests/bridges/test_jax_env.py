@@ -64,7 +64,8 @@ def test_masks_never_make_a_new_program():
         env.step(act(root.copy(), NEAR).set("_step", mask))
         env.reset(root.copy().set("_reset", mask))
 
-    assert env.traces == {"init": 1, "masked_step": 1, "restart": 1}
+    env.step(act(root.copy(), NEAR))
+    assert env.traces == {"init": 1, "step": 1, "restart": 1}
 
 
 def test_sizes_one_to_nine_take_one_program_for_each_power_of_two():
@@ -89,12 +90,10 @@ def test_a_second_rollout_compiles_nothing(walker):
 
 def test_a_mask_that_is_all_true_is_no_mask(walker):
     root = act(seeded(walker).reset(), FAR)
-    before = walker.traces.get("masked_step", 0)
 
     masked = walker.step(root.copy().set("_step", torch.ones(4, dtype=torch.bool)))
 
     assert_same(masked, walker.step(root.copy()))
-    assert walker.traces.get("masked_step", 0) == before
 
 
 @pytest.mark.parametrize("batch", [[], [1], [2, 3], [0], [2, 0], [1, 1, 5]])

@@ -198,7 +198,7 @@ def test_renaming_checks_that_names_exist_and_are_free():
         _ = TransformedEnv(Count(3), RenameTransform(["cuont"], ["c"])).observation_spec
     with pytest.raises(MissingKeyError, match="'act'"):
         _ = TransformedEnv(Count(3), RenameTransform([], [], ["act"], ["a"])).action_spec
-    with pytest.raises(KeyCollisionError, match="'reward'.*reward spec"):
+    with pytest.raises(KeyCollisionError, match=r"'reward'.*reward spec"):
         _ = TransformedEnv(Count(3), RenameTransform(["count"], ["reward"])).observation_spec
 
 

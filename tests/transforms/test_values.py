@@ -13,8 +13,8 @@ from tensordict import TensorDict
 from envkit import (
     ActionDiscretizer,
     ActionMask,
-    Binary,
     BinarizeReward,
+    Binary,
     Bounded,
     Categorical,
     ClipTransform,
@@ -219,7 +219,7 @@ class Cards(EnvBase):
         return TensorDict({"action_mask": self.mask})
 
     def _step(self, td):
-        card = td["action"].argmax() if td["action"].ndim else td["action"]
+        card = td["action"].int().argmax() if td["action"].ndim else td["action"]
         assert self.mask[card], "played twice"
         self.mask = self.mask & (torch.arange(4) != card)
         return TensorDict(
@@ -262,7 +262,7 @@ def test_masking_says_what_is_wrong():
         _ = TransformedEnv(GymEnv("Pendulum-v1"), ActionMask()).action_spec
     with pytest.raises(MissingKeyError, match="'act'"):
         _ = TransformedEnv(Cards(), ActionMask("act")).action_spec
-    with pytest.raises(MissingKeyError, match="'mask'.*'action_mask'"):
+    with pytest.raises(MissingKeyError, match=r"'mask'.*'action_mask'"):
         TransformedEnv(Cards(), ActionMask(mask_key="mask")).reset()
     env = TransformedEnv(
         StatelessCount(5), Compose(RenameTransform("done", "action_mask", create_copy=True))

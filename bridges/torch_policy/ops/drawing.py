@@ -1,0 +1,90 @@
+"""Operators that draw random numbers: torch's generators replaced by a JAX key.
+
+The distribution is that of torch, the numbers are others. Each operator of a graph gets a key of its
+own; how the keys follow each other is decided in `graph`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bridges.torch_policy.ops.table import table
+
+__all__ = ["DRAWING"]
+
+Key = jax.Array
+
+
+def _sized(draw: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda key, size: draw(key, tuple(size))
+
+
+def _alike(draw: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda key, x: draw(key, x.shape)
+
+
+def _normal_in(key: Key, x: Any, mean: float = 0.0, std: float = 1.0) -> Any:
+    return mean + std * jax.random.normal(key, x.shape)
+
+
+def _normal(key: Key, mean: Any, std: Any = 1.0) -> Any:
+    shape = jnp.broadcast_shapes(jnp.shape(mean), jnp.shape(std))
+    return mean + std * jax.random.normal(key, shape)
+
+
+def _uniform(key: Key, x: Any, low: float = 0.0, high: float = 1.0) -> Any:
+    return jax.random.uniform(key, x.shape, minval=low, maxval=high)
+
+
+def _exponential(key: Key, x: Any, rate: float = 1.0) -> Any:
+    return jax.random.exponential(key, x.shape) / rate
+
+
+def _multinomial(key: Key, weights: Any, count: int, replacement: bool = False) -> Any:
+    """Draw ``count`` indices from each row; without replacement by the Gumbel-top-k trick."""
+    logits = jnp.log(weights)
+    if replacement or count == 1:
+        shape = (count, *weights.shape[:-1])
+        return jnp.moveaxis(jax.random.categorical(key, logits, shape=shape), 0, -1)
+    noisy = logits + jax.random.gumbel(key, logits.shape)
+    return jnp.argsort(-noisy, axis=-1)[..., :count]
+
+
+def _dropout(key: Key, x: Any, rate: float, training: bool | None = True) -> tuple[Any, Any]:
+    if not training:
+        return x, jnp.ones(x.shape, bool)
+    kept = jax.random.bernoulli(key, 1.0 - rate, x.shape)
+    scale = 0.0 if rate == 1.0 else 1.0 / (1.0 - rate)
+    return jnp.where(kept, x, 0) * scale, kept
+
+
+def _dirichlet(key: Key, concentration: Any) -> Any:
+    return jax.random.dirichlet(key, concentration, concentration.shape[:-1])
+
+
+DRAWING = table(
+    {
+        "rand": _sized(jax.random.uniform),
+        "randn": _sized(jax.random.normal),
+        "rand_like": _alike(jax.random.uniform),
+        "randn_like": _alike(jax.random.normal),
+        "randint.low": lambda key, low, high, size: jax.random.randint(
+            key, tuple(size), low, high
+        ),
+        "normal_functional": _normal_in,
+        "normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor": _normal,
+        "uniform": _uniform,
+        "exponential": _exponential,
+        "bernoulli": lambda key, rate: jax.random.bernoulli(key, rate),
+        "bernoulli.p": lambda key, x, rate=0.5: jax.random.bernoulli(key, rate, x.shape),
+        "multinomial": _multinomial,
+        "native_dropout": _dropout,
+        "_standard_gamma": lambda key, alpha: jax.random.gamma(key, alpha),
+        "_sample_dirichlet": _dirichlet,
+    },
+    draws=True,
+)

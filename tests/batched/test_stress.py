@@ -1,0 +1,207 @@
+"""Random sequences of calls and faults: a pool of processes against its serial twin.
+
+Both get the same calls. Where a row of the pool is to die, be killed or raise, the same row of the
+twin raises, so that all data must be equal, bit for bit. Every sequence begins with a seed and a
+reset, so it can be run alone: the seed of one that failed is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from tensordict import TensorDictBase
+
+from envkit import ParallelEnv, SerialEnv
+from tests.envs import Chaos, order_fault
+from tests.policies import Replay
+
+ROWS, LENGTH = 3, 6
+SEQUENCES = 500  # for each of two ways to exchange data
+
+pytestmark = pytest.mark.usefixtures("warm_fork_server")
+
+
+class Twins:
+    """A pool and its serial twin, driven side by side; every answer is compared."""
+
+    def __init__(self, folder: Path, use_buffers: bool):
+        self.orders = [folder / kind for kind in ("parallel", "serial")]
+        options = {
+            "use_buffers": use_buffers,
+            "on_worker_failure": "restart",
+            "max_restarts": 10**6,
+        }
+        kwargs = []
+        for kind in self.orders:
+            rows = [kind / str(row) for row in range(ROWS)]
+            for row in rows:
+                row.mkdir(parents=True)
+            kwargs.append([{"n": 4, "orders": row} for row in rows])
+        self.parallel = ParallelEnv(
+            ROWS, Chaos, create_env_kwargs=kwargs[0], num_processes=ROWS, **options
+        )
+        self.serial = SerialEnv(ROWS, Chaos, create_env_kwargs=kwargs[1], **options)
+
+    def close(self) -> None:
+        self.parallel.close(raise_if_closed=False)
+        self.serial.close(raise_if_closed=False)
+
+    # ------------------------------------------------------------------------------ one sequence
+
+    def play(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.both(lambda env: env.set_seed(seed))
+        self.roots = self.both(lambda env: env.reset())
+        kinds = [
+            *[self.step, self.step] * 2,
+            *[self.advance, self.advance, self.rollout],
+            *[self.reset, self.reset_some, self.look, self.seed_again],
+        ]
+        for _ in range(LENGTH):
+            self.rng.choice(kinds)()
+        assert not [order for kind in self.orders for order in kind.glob("*/*")]
+
+    def both(self, call: Callable, *own: list) -> list:
+        """Call something on both envs, with arguments of their own, and compare the answers."""
+        answers = [
+            call(env, *(given[number] for given in own))
+            for number, env in enumerate((self.parallel, self.serial))
+        ]
+        assert_equal(*answers)
+        return answers
+
+    def plan(self, steps: int, rows: list[int]) -> list[torch.Tensor]:
+        """Draw actions for both, shape (rows, steps, 1), with a fault in some of ``rows``."""
+        taken = [torch.zeros(ROWS, steps, 1, dtype=torch.int64) for _ in range(2)]
+        for row in rows:
+            if self.rng.random() < 0.15:
+                step = self.rng.randrange(steps)
+                fault = self.rng.choices(["raise", "misfit", "exit", "kill"], [12, 3, 1, 1])[0]
+                for actions, name in zip(taken, (fault, "raise"), strict=True):
+                    actions[row, step] = Chaos.FAULTS.index(name)
+        return taken
+
+    def mask(self) -> torch.Tensor:
+        return torch.tensor([self.rng.random() < 0.6 for _ in range(ROWS)])
+
+    def partial_or_not(self) -> tuple[torch.Tensor | None, list[int]]:
+        mask = self.mask() if self.rng.random() < 0.5 else None
+        rows = range(ROWS) if mask is None else mask.nonzero().flatten().tolist()
+        return mask, list(rows)
+
+    # ------------------------------------------------------------------------------- what can come
+
+    def step(self) -> None:
+        mask, rows = self.partial_or_not()
+        plan = self.plan(1, rows)
+        if rows and self.rng.random() < 0.03:
+            self.kill(self.rng.choice(rows), plan[1])
+        inputs = self.acted(plan, mask)
+        done = self.both(lambda env, td: env.step(td), inputs)
+        self.roots = self.both(lambda env, td: env.step_mdp(td), done)
+        if self.rng.random() < 0.7:
+            self.roots = self.both(lambda env, td: env.maybe_reset(td), self.roots)
+
+    def advance(self) -> None:
+        mask, rows = self.partial_or_not()
+        inputs = self.acted(self.plan(1, rows), mask)
+        pairs = self.both(lambda env, td: env.step_and_maybe_reset(td), inputs)
+        self.roots = [root for _, root in pairs]
+
+    def rollout(self) -> None:
+        steps = self.rng.randint(1, 5)
+        plan = self.plan(steps, list(range(ROWS)))
+        stop = self.rng.choice([{"break_when_any_done": False}, {"break_when_all_done": True}])
+        runs = self.both(
+            lambda env, root, actions: env.rollout(
+                steps, Replay(actions), tensordict=root, auto_reset=False, **stop
+            ),
+            self.roots,
+            plan,
+        )
+        self.roots = self.both(lambda env, td: env.step_mdp(td[:, -1]), runs)
+
+    def reset(self) -> None:
+        self.fail_in_reset(list(range(ROWS)))
+        self.roots = self.both(lambda env: env.reset())
+
+    def reset_some(self) -> None:
+        mask = self.mask()
+        self.fail_in_reset(mask.nonzero().flatten().tolist())
+        self.roots = self.both(
+            lambda env, td: env.reset(td.set("_reset", mask.unsqueeze(-1).clone())), self.roots
+        )
+
+    def look(self) -> None:
+        self.both(lambda env: list(env.c))
+        self.both(lambda env: env.hello(3))
+        self.both(lambda env: list(env.seed_seen))
+
+    def seed_again(self) -> None:
+        seed = self.rng.randrange(1000)
+        self.both(lambda env: env.set_seed(seed))
+
+    def fail_in_reset(self, rows: list[int]) -> None:
+        for row in rows:
+            if self.rng.random() < 0.1:
+                fault = self.rng.choices(["raise", "exit"], [8, 1])[0]
+                for folder, name in zip(self.orders, (fault, "raise"), strict=True):
+                    order_fault(folder / str(row), "reset", name)
+
+    def kill(self, row: int, actions_of_twin: torch.Tensor) -> None:
+        """Kill the idle worker of a row; the next step of its twin raises."""
+        victim = psutil.Process(self.parallel.worker_pids[row])
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.wait(10.0)
+        actions_of_twin[row] = Chaos.FAULTS.index("raise")
+
+    def acted(self, plan: list[torch.Tensor], mask: torch.Tensor | None) -> list[TensorDictBase]:
+        inputs = [
+            root.copy().set("action", actions[:, 0].clone())
+            for root, actions in zip(self.roots, plan, strict=True)
+        ]
+        if mask is not None:
+            for td in inputs:
+                td.set("_step", mask.clone())
+        return inputs
+
+
+def assert_equal(left, right) -> None:
+    """Compare answers bit for bit; what was asked of either is its own."""
+    if not isinstance(left, TensorDictBase):
+        if isinstance(left, tuple):
+            for pair in zip(left, right, strict=True):
+                assert_equal(*pair)
+        else:
+            assert left == right
+        return
+    assert left.batch_size == right.batch_size
+    left, right = left.exclude("action"), right.exclude("action")
+    assert set(left.keys(True, True)) == set(right.keys(True, True))
+    for key in left.keys(True, True):
+        assert torch.equal(left[key], right[key]), f"{key!r}: {left[key]} and {right[key]}"
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["buffers", "tds"])
+def twins(request, tmp_path_factory):
+    twins = Twins(tmp_path_factory.mktemp("orders"), request.param)
+    yield twins
+    twins.close()
+
+
+def test_random_calls_and_faults_give_the_data_of_the_serial_twin(twins):
+    for seed in range(SEQUENCES):
+        try:
+            twins.play(seed)
+        except BaseException as error:
+            error.add_note(f"This was sequence {seed}: Twins(...).play({seed}) runs it alone.")
+            raise
+
+    assert len(set(twins.parallel.worker_pids)) == ROWS

@@ -1,0 +1,372 @@
+"""Envs that are wrong in one way or several, and the whole report that `check_env_specs` gives of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict
+
+from envkit import EnvBase, SerialEnv, check_env_specs
+from envkit.errors import OutOfSpecError
+from envkit.specs import Bounded, Categorical, Composite, NonTensor, OneHot, Unbounded
+
+INTS = torch.int64
+
+
+class Sound(EnvBase):
+    """A counter that does what its specs say; the envs below break it."""
+
+    batch: tuple[int, ...] = ()
+
+    def __init__(self):
+        super().__init__(batch_size=self.batch)
+        bs = self.batch
+        self.observation_spec = Composite(count=Unbounded((*bs, 1), dtype=INTS), shape=bs)
+        self.action_spec = Categorical(2, shape=(*bs, 1))
+        self.reward_spec = Unbounded((*bs, 1))
+        self.declare()
+
+    def declare(self):
+        pass
+
+    def out(self, **entries):
+        return TensorDict({"count": self.count.clone(), **entries}, self.batch)
+
+    def _reset(self, td):
+        self.count = torch.zeros(*self.batch, 1, dtype=INTS)
+        return self.out()
+
+    def _step(self, td):
+        self.count = self.count + 1
+        return self.out(reward=torch.ones(*self.batch, 1), terminated=self.count >= 9)
+
+    def _set_seed(self, seed):
+        pass
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A class and the lines of its report, as far as they are golden."""
+
+    make: Callable[[], EnvBase]
+    lines: list[str]
+
+
+BROKEN: dict[str, Broken] = {}
+
+
+def broken(*lines: str):
+    """Register an env with every line of its report."""
+
+    def register(make):
+        name = make.__name__.strip("_").replace("_", " ")
+        BROKEN[name] = Broken(make, list(lines))
+        return make
+
+    return register
+
+
+TOO_MANY = "is present in real but not in fake: declare it in a spec, or do not return it"
+
+
+def too_few(hook):
+    return f"is present in fake but not in real: return it from {hook}, or do not declare it"
+
+
+@broken(f"'extra' {TOO_MANY}", f"('next', 'extra') {TOO_MANY}")
+class An_entry_nobody_declared(Sound):
+    def out(self, **entries):
+        return super().out(extra=torch.zeros(1), **entries)
+
+
+@broken(f"'speed' {too_few('_reset')}", f"('next', 'speed') {too_few('_step')}")
+class An_entry_nobody_returns(Sound):
+    def declare(self):
+        self.observation_spec = Composite(count=Unbounded((1,), dtype=INTS), speed=Unbounded((2,)))
+
+
+@broken(f"'speed' {too_few('_reset')}")
+class An_entry_that_only_steps_return(Sound):
+    def declare(self):
+        self.observation_spec = Composite(count=Unbounded((1,), dtype=INTS), speed=Unbounded((2,)))
+
+    def _step(self, td):
+        return super()._step(td).set("speed", torch.zeros(2))
+
+
+@broken(f"('agents', 'goal') {too_few('_reset')}", f"('next', 'agents', 'goal') {too_few('_step')}")
+class A_nested_entry_nobody_returns(Sound):
+    def declare(self):
+        agents = Composite(place=Unbounded((2, 3)), goal=Unbounded((2, 1)), shape=(2,))
+        self.observation_spec = Composite(count=Unbounded((1,), dtype=INTS), agents=agents)
+
+    def out(self, **entries):
+        return super().out(agents=TensorDict({"place": torch.zeros(2, 3)}, [2]), **entries)
+
+
+@broken(f"'weight' {too_few('_reset')}")
+class A_state_that_a_reset_does_not_give(Sound):
+    def declare(self):
+        self.state_spec = Composite(weight=Unbounded((1,)))
+
+
+@broken(
+    "'count' has shape (2,), its spec says (1,)",
+    "('next', 'count') has shape (2,), its spec says (1,)",
+)
+class An_observation_of_another_shape(Sound):
+    def out(self, **entries):
+        return super().out(**entries).set("count", self.count.expand(2))
+
+
+@broken(
+    "'count' has dtype torch.float32, its spec says torch.int64",
+    "('next', 'count') has dtype torch.float32, its spec says torch.int64",
+)
+class An_observation_of_another_dtype(Sound):
+    def out(self, **entries):
+        return super().out(**entries).set("count", self.count.float())
+
+
+@broken("('next', 'reward') has dtype torch.float64, its spec says torch.float32")
+class A_reward_of_another_dtype(Sound):
+    def _step(self, td):
+        return super()._step(td).set("reward", torch.ones(1, dtype=torch.float64))
+
+
+@broken(
+    "'count' has values outside its spec BoundedDiscrete(shape=(1,), low=0, high=1, device=cpu, "
+    "dtype=int64): found 0 to 7",
+    "('next', 'count') has values outside its spec BoundedDiscrete(shape=(1,), low=0, high=1, "
+    "device=cpu, dtype=int64): found 7 to 7",
+)
+class Bounds_that_are_too_narrow(Sound):
+    def declare(self):
+        self.observation_spec = Composite(count=Bounded(0, 1, (1,), dtype=INTS))
+
+    def _step(self, td):
+        return super()._step(td).set("count", torch.tensor([7]))
+
+
+@broken(
+    "'kind' has values outside its spec OneHot(shape=(3,), n=3, device=cpu, dtype=int64): found 0 to 1",
+    "('next', 'kind') has values outside its spec OneHot(shape=(3,), n=3, device=cpu, dtype=int64): "
+    "found 0 to 1",
+)
+class A_one_hot_value_with_two_ones(Sound):
+    def declare(self):
+        kind = OneHot(3, dtype=INTS)
+        self.observation_spec = Composite(count=Unbounded((1,), dtype=INTS), kind=kind)
+
+    def out(self, **entries):
+        return super().out(kind=torch.tensor([1, 1, 0]), **entries)
+
+
+@broken(
+    "'count' is non-tensor data, its spec says a tensor",
+    "'word' is a tensor, its spec says non-tensor data",
+    "('next', 'count') is non-tensor data, its spec says a tensor",
+    "('next', 'word') is a tensor, its spec says non-tensor data",
+)
+class Words_and_numbers_mixed_up(Sound):
+    def declare(self):
+        word = NonTensor(example_data="one")
+        self.observation_spec = Composite(count=Unbounded((1,), dtype=INTS), word=word)
+
+    def out(self, **entries):
+        return TensorDict({"word": torch.zeros(1), "count": NonTensorData("one"), **entries})
+
+
+@broken(
+    "reset: 'done' is set right after a reset of {env}. An episode must have at least one step: fix "
+    "_reset, or pass allow_done_after_reset=True."
+)
+class An_episode_that_begins_done(Sound):
+    def _reset(self, td):
+        return super()._reset(td).set("done", torch.ones(1, dtype=torch.bool))
+
+
+@broken(
+    "step: the simulator returned done and truncated, from which terminated cannot be inferred. "
+    "Return terminated (and truncated) from _step and _reset, or done alone.",
+)
+class Flags_that_say_too_little(Sound):
+    def declare(self):
+        self.add_truncated_keys()
+
+    def _step(self, td):
+        flag = torch.zeros(1, dtype=torch.bool)
+        return self.out(done=flag, truncated=flag.clone())
+
+
+@broken(
+    "step: 'done' has dtype torch.float32, but done flags are boolean. Return a comparison, or "
+    "value.bool()."
+)
+class A_flag_that_is_a_number(Sound):
+    def _step(self, td):
+        return self.out(done=torch.zeros(1))
+
+
+@broken(f"('next', 'truncated') {TOO_MANY}", f"'truncated' {TOO_MANY}")
+class A_flag_nobody_declared(Sound):
+    def _step(self, td):
+        return super()._step(td).set("truncated", torch.zeros(1, dtype=torch.bool))
+
+
+@broken(
+    "step: 'reward' has shape (2,), but its spec asks for (1,). Return one value for each "
+    "environment of the batch.",
+    f"('next', 'extra') {TOO_MANY}",
+    "('next', 'count') has dtype torch.int32, its spec says torch.int64",
+)
+class A_reward_of_two_numbers_and_more(Sound):
+    def _step(self, td):
+        return self.out(reward=torch.ones(2), extra=torch.zeros(1), count=self.count.int())
+
+    def out(self, **entries):
+        return TensorDict({"count": self.count, **entries})
+
+
+@broken(
+    "reset: A_batch_without_its_axis._reset returned a TensorDict of batch size (), but (3,) was "
+    "expected: that of the env. Pass it to the TensorDict: TensorDict({...}, batch_size=[3])."
+)
+class A_batch_without_its_axis(Sound):
+    batch = (3,)
+
+    def out(self, **entries):
+        return TensorDict({"count": self.count, **entries})
+
+
+@broken(
+    "step: A_step_that_returns_its_input._step returned its input. Build a new TensorDict with the "
+    "outputs; the input holds the caller's data."
+)
+class A_step_that_returns_its_input(Sound):
+    def _step(self, td):
+        return td.set("reward", torch.ones(1))
+
+
+@broken(
+    "reset: A_reset_that_returns_a_dict._reset returned dict, but must return a new TensorDict with "
+    "the outputs. Build one: TensorDict({...}, batch_size=env.batch_size)."
+)
+class A_reset_that_returns_a_dict(Sound):
+    def _reset(self, td):
+        return {"count": torch.zeros(1, dtype=INTS)}
+
+
+@broken(
+    "'count' of the reset was written to by a later step: return a copy, value.clone()",
+    "'count' of the first step was written to by a later step: return a copy, value.clone()",
+    "'count' of the second step was written to by a later step: return a copy, value.clone()",
+)
+class A_tensor_that_is_written_into(Sound):
+    def out(self, **entries):
+        return TensorDict({"count": self.count, **entries})
+
+    def _step(self, td):
+        self.count += 1
+        return self.out(reward=torch.ones(1), terminated=torch.zeros(1, dtype=torch.bool))
+
+
+@broken(
+    f"('next', 'extra') {TOO_MANY}",
+    f"'speed' {too_few('_reset')}",
+    f"('next', 'speed') {too_few('_step')}",
+    "'count' has dtype torch.int32, its spec says torch.int64",
+    "('next', 'count') has dtype torch.int32, its spec says torch.int64",
+    "('next', 'reward') has values outside its spec BoundedContinuous(shape=(1,), low=-1.0, high=0.0, "
+    "device=cpu, dtype=float32): found 1 to 1",
+    f"'extra' {TOO_MANY}",
+)
+class Everything_at_once(Sound):
+    def declare(self):
+        self.observation_spec = Composite(count=Unbounded((1,), dtype=INTS), speed=Unbounded((2,)))
+        self.reward_spec = Bounded(-1.0, 0.0, (1,))
+
+    def out(self, **entries):
+        return super().out(**entries).set("count", self.count.int())
+
+    def _step(self, td):
+        return super()._step(td).set("extra", torch.zeros(1))
+
+
+def test_the_envs_below_break_something_sound():
+    check_env_specs(Sound())
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_report_names_everything_that_is_wrong(name):
+    env = BROKEN[name].make()
+
+    with pytest.raises(OutOfSpecError) as error:
+        check_env_specs(env)
+
+    head, *lines, cure = str(error.value).splitlines()
+    assert head == f"{env} does not do what its specs say:"
+    assert lines == [f"  - {line.replace('{env}', str(env))}" for line in BROKEN[name].lines]
+    assert cure == "Correct the specs, or what _reset and _step return."
+    assert isinstance(error.value, AssertionError)
+
+
+def test_dtypes_are_compared_on_request_only():
+    check_env_specs(An_observation_of_another_dtype(), check_dtype=False)
+    check_env_specs(A_reward_of_another_dtype(), check_dtype=False)
+
+
+def test_values_are_compared_whatever_their_dtype():
+    with pytest.raises(OutOfSpecError, match="found 0 to 7"):
+        check_env_specs(Bounds_that_are_too_narrow(), check_dtype=False)
+
+
+def test_an_error_of_the_env_itself_is_not_a_report():
+    class Crashes(Sound):
+        def _step(self, td):
+            raise ZeroDivisionError("in the physics")
+
+    with pytest.raises(ZeroDivisionError, match="in the physics"):
+        check_env_specs(Crashes())
+
+
+def test_a_check_can_start_from_data_and_a_seed():
+    class Needs(Sound):
+        def _reset(self, td):
+            if td is None:
+                raise RuntimeError("needs data")
+            return super()._reset(td)
+
+        def _set_seed(self, seed):
+            self.seed = seed
+
+    env = Needs()
+
+    check_env_specs(env, tensordict=TensorDict(), seed=3)
+
+    assert env.seed == 3
+    with pytest.raises(RuntimeError, match="needs data"):
+        check_env_specs(env)
+
+
+@pytest.mark.parametrize("name", ["An entry nobody declared", "Bounds that are too narrow"])
+def test_a_lazy_check_reports_the_same(name):
+    env = BROKEN[name].make()
+
+    with pytest.raises(OutOfSpecError) as lazy:
+        check_env_specs(env, return_contiguous=False)
+
+    assert {line[4:] for line in str(lazy.value).splitlines()[1:-1]} >= {
+        line for line in BROKEN[name].lines if "found" not in line
+    }
+
+
+def test_an_env_in_a_batch_is_reported_by_entry():
+    env = SerialEnv(2, An_entry_nobody_returns, use_buffers=False)
+
+    with pytest.raises(OutOfSpecError, match="'speed' is present in fake but not in real"):
+        check_env_specs(env)
+    env.close()

@@ -1,0 +1,339 @@
+"""Fixed and running normalisation: what is counted, who shares it, what is declared."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from envkit import (
+    Compose,
+    GymEnv,
+    ObservationNorm,
+    ParallelEnv,
+    RewardScaling,
+    SerialEnv,
+    TransformedEnv,
+    VecNorm,
+    check_env_specs,
+)
+from envkit.batched.creator import EnvCreator
+from envkit.errors import ArgumentError, MissingKeyError, NoParentError, StatisticsError
+from tests.envs import Count, StatelessCount
+from tests.transforms.envs import TwoTeams
+
+NONSTOP = {"break_when_any_done": False}
+
+
+def column(*numbers) -> TensorDict:
+    return TensorDict({"a": torch.tensor(numbers)[:, None]}, [len(numbers)])
+
+
+# --------------------------------------------------------------------------------- fixed numbers
+
+
+@pytest.mark.parametrize("standard_normal", [True, False])
+def test_observations_and_actions_are_shifted_and_scaled(standard_normal):
+    norm = ObservationNorm(
+        1.0, 2.0, ["observation"], in_keys_inv=["action"], standard_normal=standard_normal
+    )
+    env, bare = TransformedEnv(GymEnv("Pendulum-v1"), norm), GymEnv("Pendulum-v1")
+    env.set_seed(0)
+    bare.set_seed(0)
+
+    shown, raw = env.reset()["observation"], bare.reset()["observation"]
+
+    assert shown.equal((raw - 1) / 2 if standard_normal else raw * 2 + 1)
+    ends = env.action_spec.low.item(), env.action_spec.high.item()
+    assert ends == ((-1.5, 0.5) if standard_normal else (-3.0, 5.0))
+    inner = norm.inv(TensorDict({"action": env.action_spec.high}))["action"]
+    assert inner == bare.action_spec.high
+    check_env_specs(env)
+
+
+def test_rewards_are_scaled_even_with_a_negative_scale():
+    env = TransformedEnv(Count(3), RewardScaling(1.0, -2.0, out_keys=["r"]))
+
+    data = env.rollout(2)
+
+    assert data["next", "r"].flatten().tolist() == [-1, -1]
+    assert data["next", "reward"].flatten().tolist() == [1, 1]
+    check_env_specs(env)
+    assert (
+        RewardScaling(1.0, 2.0, standard_normal=True)(TensorDict({"reward": torch.tensor([5.0])}))[
+            "reward"
+        ]
+        == 2
+    )
+
+
+@pytest.mark.parametrize("standard_normal", [True, False])
+def test_numbers_are_measured_in_the_env(standard_normal):
+    norm = ObservationNorm(in_keys=["count"], standard_normal=standard_normal)
+    env = TransformedEnv(GymCount(5), norm)
+
+    norm.init_stats(10)
+
+    seen = torch.tensor([0.0, 1, 2, 3, 4] * 2)
+    normal = (seen - seen.mean()) / seen.std()
+    assert torch.allclose(env.rollout(5)["count"].flatten(), normal[:5])
+    check_env_specs(env)
+    with pytest.raises(StatisticsError, match="already"):
+        norm.init_stats(10)
+
+
+class GymCount(Count):
+    """Counts in float32."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.observation_spec = self.observation_spec.clone().to(torch.float32)
+
+    def _out(self):
+        out = super()._out()
+        return out.set("count", out["count"].float())
+
+
+def test_numbers_of_a_batch_are_averaged_over_rows_and_time():
+    norm = ObservationNorm(in_keys=["count"], standard_normal=True)
+    env = TransformedEnv(SerialEnv(2, partial(GymCount, 4)), norm)
+
+    norm.init_stats(8, reduce_dim=(0, 1), cat_dim=1, keep_dims=(0,))
+
+    assert norm.loc.tolist() == [[1.5]]
+    check_env_specs(env)
+    assert norm.scale.shape == (1, 1)
+
+
+def test_constant_entries_are_divided_by_the_least_scale():
+    norm = ObservationNorm(0.0, 0.0, ["a"], standard_normal=True, eps=0.5)
+
+    assert norm(column(2.0))["a"] == 4.0
+
+
+def test_measured_numbers_travel_by_state_dict():
+    trained = TransformedEnv(GymEnv("Pendulum-v1"), ObservationNorm(in_keys=["observation"]))
+    trained.transform.init_stats(20)
+    fresh = TransformedEnv(GymEnv("Pendulum-v1"), ObservationNorm(in_keys=["observation"]))
+
+    fresh.load_state_dict(trained.state_dict())
+
+    assert fresh.transform.loc.equal(trained.transform.loc)
+    assert fresh.observation_spec == trained.observation_spec
+
+
+def test_normalising_says_what_is_missing():
+    with pytest.raises(ArgumentError, match="has no keys"):
+        ObservationNorm(0.0, 1.0)
+    with pytest.raises(ArgumentError, match="Pass both"):
+        ObservationNorm(0.0, in_keys=["a"])
+    with pytest.raises(StatisticsError, match="init_stats"):
+        ObservationNorm(in_keys=["a"])(column(1.0))
+    with pytest.raises(StatisticsError, match="init_stats"):
+        _ = TransformedEnv(Count(3), ObservationNorm(in_keys=["count"])).observation_spec
+    with pytest.raises(NoParentError, match="is in none"):
+        ObservationNorm(in_keys=["a"]).init_stats(3)
+    several = TransformedEnv(Count(3), ObservationNorm(in_keys=["count", "b"])).transform
+    with pytest.raises(ArgumentError, match="with key="):
+        several.init_stats(3)
+    with pytest.raises(MissingKeyError, match="key is 'c'"):
+        several.init_stats(3, key="c")
+    with pytest.raises(ArgumentError, match="cat_dim is None"):
+        several.init_stats(3, reduce_dim=(0, 1), key="count")
+
+
+# ------------------------------------------------------------------------------ running statistics
+
+batches = st.lists(
+    st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=5), min_size=1, max_size=4
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(batches=batches, decay=st.sampled_from([1.0, 0.9, 0.5]))
+def test_statistics_are_those_of_all_rows_weighted_by_age(batches, decay):
+    norm = VecNorm(["a"], decay=decay, eps=1e-12)
+
+    for numbers in batches:
+        norm(column(*numbers))
+
+    age = [decay ** (len(batches) - 1 - i) for i, batch in enumerate(batches) for _ in batch]
+    weights = torch.tensor(age, dtype=torch.float64)
+    values = torch.tensor([x for batch in batches for x in batch], dtype=torch.float64)
+    mean = (weights * values).sum() / weights.sum()
+    variance = (weights * (values - mean) ** 2).sum() / weights.sum()
+    assert torch.allclose(norm.loc["a"].double(), mean, atol=1e-3)
+    assert torch.allclose(norm.scale["a"].double() ** 2, variance, rtol=1e-3, atol=1e-3)
+
+
+def test_large_offsets_do_not_drown_the_variance():
+    norm = VecNorm(["a"], decay=1.0)
+
+    for _ in range(20):
+        norm(column(1e6, 1e6 + 2))
+
+    assert norm.scale["a"].item() == pytest.approx(1.0, rel=1e-2)
+
+
+def counted(env) -> float:
+    return env.transform.statistics["count", "weight"].item()
+
+
+def test_each_row_of_each_step_and_reset_counts_once():
+    env = TransformedEnv(
+        SerialEnv(2, [partial(Count, 2), partial(Count, 3)]), VecNorm(["count"], ["c"], decay=1.0)
+    )
+
+    env.rollout(6, **NONSTOP)
+
+    resets, steps = 2 + 2 + 1, 2 * 6  # the rollout does not reset after its last step
+    assert counted(env) == resets + steps
+
+
+masks = st.lists(st.booleans(), min_size=4, max_size=4).map(torch.tensor)
+MASKED = {
+    "stateful": partial(SerialEnv, 4, partial(Count, 50)),
+    "stateless": partial(StatelessCount, 50, batch_size=[4]),
+}
+
+
+@pytest.mark.parametrize("kind", MASKED)
+@settings(max_examples=10, deadline=None)
+@given(mask=masks)
+def test_only_masked_rows_count(kind, mask):
+    env = TransformedEnv(MASKED[kind](), VecNorm(["count"], ["c"], decay=1.0))
+    root = env.step_mdp(env.rand_step(env.reset()))
+
+    td = env.step_mdp(env.step(env.rand_action(root).set("_step", mask)))
+    assert counted(env) == 8 + mask.sum()
+    env.reset(td.set("_reset", mask))
+    assert counted(env) == 8 + 2 * mask.sum()
+
+
+def test_agents_share_statistics_where_the_shape_says_so():
+    norm = VecNorm([("agents", "x")], decay=1.0, shapes=[(2,)])
+    data = TensorDict({"agents": {"x": torch.rand(5, 3, 2)}}, [5])
+
+    out = norm(data.clone())
+
+    assert norm.loc["agents", "x"].shape == (2,)
+    assert norm.statistics["agents", "x", "weight"] == 15
+    assert out["agents", "x"].mean((0, 1)).abs().max() < 1e-5
+
+
+def test_groups_have_statistics_by_their_own_resets():
+    keys = [("a", "count"), ("b", "count")]
+    env = TransformedEnv(TwoTeams(), VecNorm(keys, [("a", "c"), ("b", "c")], decay=1.0))
+    root = env.step_mdp(env.rand_step(env.reset()))
+
+    env.reset(
+        root.set(("a", "_reset"), torch.tensor([False])).set(("b", "_reset"), torch.tensor([True]))
+    )
+
+    weights = [env.transform.statistics[(*key, "weight")].item() for key in keys]
+    assert weights == [2, 3]
+    check_env_specs(env)
+
+
+def test_rewards_and_observations_have_statistics_of_their_own():
+    env = TransformedEnv(GymEnv("Pendulum-v1"), VecNorm(decay=1.0))
+
+    data = env.rollout(30)
+
+    assert env.transform.statistics["observation", "weight"] == 31
+    assert env.transform.statistics["reward", "weight"] == 30
+    restored = env.transform.denorm(data[-1:])["next", "reward"]
+    assert restored.item() <= 0
+    check_env_specs(env)
+
+
+def test_nothing_counts_when_frozen_or_evaluated():
+    env = TransformedEnv(Count(9), VecNorm(["count"], ["c"], decay=1.0))
+    env.rollout(3)
+    before = counted(env)
+
+    env.eval().rollout(3)
+    assert counted(env) == before
+    env.train()
+    env.transform.freeze()
+    env.rollout(3)
+    assert counted(env) == before
+    env.transform.unfreeze()
+    env.rollout(3)
+    assert counted(env) > before
+
+
+def test_before_anything_was_seen_values_stay():
+    assert VecNorm(["a"]).freeze()(column(3.0))["a"] == 3.0
+    env = TransformedEnv(Count(9), VecNorm(["count"], ["c"])).eval()
+    assert env.rollout(3)["c"].flatten().tolist() == [0, 1, 2]
+
+
+def test_copies_that_share_statistics():
+    norm = VecNorm(["a"], decay=1.0)
+    norm(column(1.0, 3.0))
+
+    clone, frozen = norm.clone(), norm.frozen_copy()
+    shared = VecNorm(["a"], shared_td=norm.statistics, decay=1.0)
+    for other in (clone, frozen, shared):
+        other(column(5.0))
+
+    assert norm.statistics["a", "weight"] == 4
+    assert {other.loc["a"].item() for other in (norm, clone, frozen, shared)} == {3.5}
+
+
+def test_copies_that_do_not_share_statistics():
+    norm = VecNorm(["a"], ["b"], decay=1.0)
+    norm(column(1.0, 3.0))
+
+    fixed, twin, loaded = norm.to_observation_norm(), copy.deepcopy(norm), VecNorm(["a"], ["b"])
+    loaded.load_state_dict(norm.state_dict())
+    norm(column(100.0))
+
+    assert fixed(column(3.0))["b"] == twin.freeze()(column(3.0))["b"] == 1.0
+    assert loaded.loc["a"] == 2.0
+    both = VecNorm(["a", "c"])
+    both(TensorDict({"a": torch.ones(2, 1), "c": torch.ones(2, 1)}, [2]))
+    assert isinstance(both.to_observation_norm(), Compose)
+
+
+def test_threads_that_share_statistics_lose_no_count():
+    lock = threading.Lock()
+    norm = VecNorm(["a"], decay=1.0, lock=lock)
+
+    threads = [
+        threading.Thread(target=lambda: [norm(column(1.0)) for _ in range(50)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert norm.statistics["a", "weight"] == 200
+
+
+def test_envs_of_one_creator_share_statistics_across_processes():
+    creator = EnvCreator(lambda: TransformedEnv(Count(3), VecNorm(["count"], ["c"], decay=1.0)))
+    local = creator()
+    assert counted(local) == 0
+    env = ParallelEnv(2, creator, num_processes=2)
+
+    env.rollout(4, **NONSTOP)
+
+    env.close()
+    assert counted(local) == 2 * (1 + 4 + 1)
+
+
+def test_running_statistics_check_their_arguments():
+    with pytest.raises(ArgumentError, match="decay is 0"):
+        VecNorm(decay=0)
+    with pytest.raises(ArgumentError, match="shapes has 1"):
+        VecNorm(["a", "b"], shapes=[(1,)])
+    with pytest.raises(MissingKeyError, match=r"reads \['observation'\]"):
+        _ = TransformedEnv(Count(3), VecNorm()).observation_spec
