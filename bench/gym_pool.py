@@ -26,7 +26,7 @@ import torch
 from tensordict import TensorDict
 
 from bench.harness import compare, record
-from envkit import GymEnv, ParallelEnv, SerialEnv
+from envkit import GymEnv, GymWrapper, ParallelEnv, SerialEnv
 
 
 class Policy(torch.nn.Module):
@@ -317,6 +317,39 @@ def measure_start(rounds: int = 5) -> None:
     record("start of 32 CartPole envs", {"rounds": rounds, **result})
 
 
+class Sleepy(gymnasium.Env):
+    """Takes 10 ms a step, and no processor."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        time.sleep(0.01)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+def measure_slow(count: int = 4, steps: int = 20) -> None:
+    """Compare the two ways where a step is slow: one process for each env pays."""
+    serial = SerialEnv(count, lambda: GymWrapper(Sleepy()))
+    parallel = ParallelEnv(count, lambda: GymWrapper(Sleepy()), num_processes=count)
+    compare(
+        f"an env of 10 ms a step x {count}, {steps} steps a round",
+        {
+            "envkit SerialEnv": envkit_pool(serial, steps, None),
+            "envkit ParallelEnv, one process per env": envkit_pool(parallel, steps, None),
+        },
+        steps=steps * count,
+        reference="envkit SerialEnv",
+        rounds=5,
+    )
+    parallel.close()
+    serial.close()
+
+
 def measure_growth(steps: int = 10_000) -> None:
     """Watch memory, processes and descriptors of the parent over a long run."""
     env = ParallelEnv(32, lambda: GymEnv("CartPole-v1"))
@@ -356,6 +389,7 @@ def main() -> None:
     for count in (2, 8, 32):
         measure("CartPole-v1", count, 200 if count < 32 else 100, processes=None, quick=quick)
     measure("HalfCheetah-v5", 8, 100, processes=2, quick=quick, together=True)
+    measure_slow()
     measure_growth()
     measure_start()
     print(f"\ndone in {time.perf_counter() - begin:.0f} s")

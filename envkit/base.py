@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit.errors import ClosedEnvError
+from envkit.keys import Key
 from envkit.outputs import OutputLeaf
 from envkit.rollout import rollout
 from envkit.seeding import next_seed
@@ -228,6 +230,73 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         from envkit.transforms.env import TransformedEnv
 
         return TransformedEnv(self, transform)
+
+    # ----------------------------------------------------------------------------- gym's registry
+
+    @classmethod
+    def register_gym(
+        cls,
+        id: str,
+        *,
+        entry_point: Callable[..., EnvBase] | str | None = None,
+        transform: Any = None,
+        info_keys: list[Key] | None = None,
+        backend: Any = None,
+        to_numpy: bool = False,
+        reward_threshold: float | None = None,
+        nondeterministic: bool = False,
+        max_episode_steps: int | None = None,
+        order_enforce: bool = True,
+        autoreset: bool = False,
+        disable_env_checker: bool = False,
+        apply_api_compatibility: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Register this class in gym or gymnasium, so that ``gymnasium.make(id)`` builds it.
+
+        The object obeys the gym protocol: ``reset(seed=None, options=None)`` gives an observation and
+        infos, ``step(action)`` observation, reward, terminated, truncated and infos. Observations are
+        nested dicts with sorted keys. What the env reads back, the state of a stateless env say, is
+        kept between calls. ``make(id).unwrapped.envkit_env`` is the env itself.
+
+        Args:
+            id: name in the registry, e.g. "MyEnv-v0".
+            entry_point: what is built instead of this class: a class or callable, or
+                "module:attribute".
+            transform: a `Transform`, a function ``td -> td``, or a list of them.
+            info_keys: observation entries that go to the infos; a node takes along what is below.
+            backend: "gymnasium", "gym" or a module like them; None takes the current one.
+            to_numpy: give arrays instead of tensors, and Python numbers as rewards and end flags.
+            reward_threshold, nondeterministic, max_episode_steps, order_enforce, autoreset,
+                disable_env_checker, apply_api_compatibility: of the library's ``register``. Its
+                checker, which looks at arrays, is left out unless ``to_numpy`` is set.
+            **kwargs: of the class; these, ``transform``, ``info_keys`` and ``to_numpy`` may also be
+                given, or given anew, in ``make``.
+
+        Raises:
+            OptionError: (a TypeError) the installed version lacks an option that is set.
+            ArgumentError: the class is abstract and ``entry_point`` is not given.
+        """
+        options = {
+            "reward_threshold": reward_threshold,
+            "nondeterministic": nondeterministic,
+            "max_episode_steps": max_episode_steps,
+            "order_enforce": order_enforce,
+            "autoreset": autoreset,
+            "disable_env_checker": disable_env_checker,
+            "apply_api_compatibility": apply_api_compatibility,
+        }
+        import_module("bridges.gym_registry").register(
+            cls,
+            id,
+            entry_point=entry_point,
+            backend=backend,
+            options=options,
+            transform=transform,
+            info_keys=info_keys,
+            to_numpy=to_numpy,
+            **kwargs,
+        )
 
     # ------------------------------------------------------------------------------ seed and life
 

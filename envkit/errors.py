@@ -30,6 +30,7 @@ __all__ = [
     "NoParentError",
     "NotEnumerableError",
     "NotStartedError",
+    "OptionError",
     "OutOfSpecError",
     "OutputShapeError",
     "PrimerError",
@@ -47,6 +48,7 @@ __all__ = [
     "StatisticsError",
     "StepMaskError",
     "TransformOwnerError",
+    "TranslationError",
     "WorkerError",
     "WorkerTimeoutError",
 ]
@@ -58,6 +60,10 @@ class EnvkitError(Exception):
 
 class ArgumentError(EnvkitError, ValueError):
     """An argument has a value that the call cannot use."""
+
+
+class OptionError(EnvkitError, TypeError):
+    """An option was given that the installed version of a library does not have."""
 
 
 class ArgumentCountError(EnvkitError, RuntimeError):
@@ -181,6 +187,10 @@ class HandoffError(EnvkitError, TypeError):
 
 class StateStructureError(EnvkitError, RuntimeError):
     """The state of a stateless env changes its structure between reset and step."""
+
+
+class TranslationError(EnvkitError, NotImplementedError):
+    """A torch policy cannot become part of a JAX program."""
 
 
 class MissingLibraryError(EnvkitError, ImportError):

@@ -397,7 +397,8 @@ class TensorDictExchange:
         """Call a method of the sub-envs, and hand each result to ``take``, also if others fail."""
         failed: WorkerError | None = None
         try:
-            replies = call_by_row(self._pool, "tensordicts", inputs, method)
+            checked = not self._individual
+            replies = call_by_row(self._pool, "tensordicts", inputs, method, checked)
         except WorkerError as error:
             failed, replies = error, error.answers.values()
         for reply in replies:

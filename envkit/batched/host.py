@@ -141,29 +141,36 @@ class EnvHost:
         self._for_each(kwargs, lambda row, given: self._rows.reset(row, **given))
 
     def call_tensordicts(
-        self, method: str, inputs: dict[int, tuple[TensorDictBase | None, dict[str, Any]]]
+        self,
+        method: str,
+        checked: bool,
+        inputs: dict[int, tuple[TensorDictBase | None, dict[str, Any]]],
     ) -> dict[int, Any]:
-        """Call ``reset``, ``step`` or ``step_and_maybe_reset`` of some envs with whole TensorDicts."""
+        """Call ``reset``, ``step`` or ``step_and_maybe_reset`` of some envs with whole TensorDicts.
+
+        With ``checked``, make sure that what comes out has the form of the specs.
+        """
 
         def call(row: int, given: tuple[TensorDictBase | None, dict[str, Any]]) -> Any:
             td, kwargs = given
             made = getattr(self.envs[row - self.first], method)(td, **kwargs)
-            forms = self._forms_of(row)
-            if method == "reset":
-                forms.check_root(made)
-            else:
-                data, root = (made, None) if method == "step" else made
-                forms.check_outcome(data.get("next"))
-                if root is not None:
-                    forms.check_root(root)
+            if checked:
+                self._check(row, method, made)
             return made
 
         return self._for_each(inputs, call)
 
-    def _forms_of(self, row: int) -> OutputForms:
-        if row not in self._forms:
-            self._forms[row] = OutputForms(self.envs[row - self.first])
-        return self._forms[row]
+    def _check(self, row: int, method: str, made: Any) -> None:
+        forms = self._forms.get(row)
+        if forms is None:
+            forms = self._forms[row] = OutputForms(self.envs[row - self.first])
+        if method == "reset":
+            forms.check_root(made)
+        elif method == "step":
+            forms.check_outcome(made.get("next"))
+        else:
+            forms.check_outcome(made[0].get("next"))
+            forms.check_root(made[1])
 
     def call_set_seed(self, seeds: dict[int, int]) -> None:
         """Seed envs by row."""

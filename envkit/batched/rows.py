@@ -21,7 +21,6 @@ from tensordict import TensorDict, TensorDictBase
 from envkit.base import EnvBase
 from envkit.batched.forms import require_form
 from envkit.env_specs import as_key
-
 from envkit.rules import STEP
 from envkit.transition import empty_like
 

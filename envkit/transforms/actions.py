@@ -14,8 +14,8 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.env_specs import Key, as_key, as_path
 from envkit.errors import ArgumentError, BatchSizeError, MissingKeyError, NoParentError, SpecError
+from envkit.keys import Key, as_key, as_path
 from envkit.specs import (
     BoundedContinuous,
     Categorical,

@@ -164,6 +164,8 @@ class TransformedEnv(Wrapper):
         if self._output_spec is not None:
             return
         inputs, outputs = self.base_env.input_spec.clone(), self.base_env.output_spec.clone()
+        if self.base_env.device is not None:
+            self._transform.to(self.base_env.device)
         for transform in self._transform.flat():
             inputs = transform.transform_input_spec(inputs)
             outputs = transform.transform_output_spec(outputs)

@@ -18,17 +18,15 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import elementwise
-from envkit.env_specs import Key, as_key, as_path
 from envkit.errors import ArgumentError, KeyCollisionError, SpecError
+from envkit.keys import Key, as_key, as_path
 from envkit.specs import Bounded, BoundedContinuous, BoundedDiscrete, Composite, TensorSpec
 from envkit.transforms.base import Keys
 from envkit.transforms.episodes import EpisodeTransform
-from envkit.transforms.leafwise import LeafTransform, require_negative
+from envkit.transforms.leafwise import LeafTransform, require_known, require_negative
 from envkit.transforms.postprocess import time_axis
 
 __all__ = ["CatFrames", "TimeMaxPool"]
-
-Path = tuple[str, ...]
 
 
 class _Windowed(EpisodeTransform, LeafTransform):
@@ -100,7 +98,7 @@ class _Windowed(EpisodeTransform, LeafTransform):
     # --------------------------------------------------------------------------------------- specs
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        self._require_known(self.in_keys, output_spec, ("observation",), "in_keys")
+        require_known(self, self.in_keys, output_spec, ("observation",), "in_keys=")
         return super().transform_output_spec(output_spec)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:

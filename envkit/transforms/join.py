@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from tensordict import TensorDictBase
 
-from envkit.env_specs import Key, as_path
 from envkit.errors import (
     ArgumentError,
     KeyCollisionError,
@@ -19,6 +18,7 @@ from envkit.errors import (
     NoParentError,
     SpecError,
 )
+from envkit.keys import Key, as_path
 from envkit.specs import Composite, TensorSpec, Unbounded
 from envkit.transforms.base import Keys, Transform, as_keys
 from envkit.transforms.fusable import take_out

@@ -10,32 +10,21 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
-import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.env_specs import Key, as_key, as_path
-from envkit.errors import (
-    ArgumentError,
-    KeyCollisionError,
-    MissingKeyError,
-    NoParentError,
-    SpecError,
-)
-from envkit.specs import Composite, TensorSpec, Unbounded
+from envkit.errors import ArgumentError, KeyCollisionError, MissingKeyError
+from envkit.keys import Key, Path, as_path
+from envkit.specs import Composite
 from envkit.transforms.base import Keys, Transform, as_keys
-from envkit.transforms.leafwise import require_negative
+from envkit.transforms.fusable import take_out
+from envkit.transforms.leafwise import INPUTS, OUTPUTS, require_known
 
 __all__ = ["ExcludeTransform", "RenameTransform", "SelectTransform"]
 
-Path = tuple[str, ...]
 Pair = tuple[Key, Key]
-
-_OUTPUTS = ("observation", "reward", "done")
-_INPUTS = ("action", "state")
 
 
 def _is_below(path: Path, heads: Iterable[Path]) -> bool:
@@ -44,17 +33,6 @@ def _is_below(path: Path, heads: Iterable[Path]) -> bool:
 
 def _paths(keys: Iterable[Key]) -> list[Path]:
     return [as_path(key) for key in keys]
-
-
-def _require_known(transform: Transform, keys: list[Key], specs: Composite, kinds: tuple) -> None:
-    composites = {kind: specs[f"full_{kind}_spec"] for kind in kinds}
-    missing = [key for key in keys if all(c.get(key, None) is None for c in composites.values())]
-    if missing and not transform.missing_tolerance:
-        known = {kind: list(spec.keys(True, True)) for kind, spec in composites.items()}
-        raise MissingKeyError(
-            f"{type(transform).__name__} names {missing}, but the env has {known}. Name entries that "
-            "exist."
-        )
 
 
 # ------------------------------------------------------------------------------------------- rename
@@ -117,7 +95,9 @@ class RenameTransform(Transform):
 
     # ---------------------------------------------------------------------------------------- data
 
-    def _moved(self, td: TensorDictBase, pairs: Iterable[Pair], *, all_there: bool) -> Any:
+    def _moved(
+        self, td: TensorDictBase, pairs: Iterable[Pair], *, all_there: bool
+    ) -> TensorDictBase:
         for source, target in pairs:
             value = td.get(source, None)
             if value is not None:
@@ -175,13 +155,13 @@ class RenameTransform(Transform):
     # --------------------------------------------------------------------------------------- specs
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        _require_known(self, self.in_keys, output_spec, _OUTPUTS)
-        self._require_free(self.out_keys, output_spec, _OUTPUTS)
+        require_known(self, self.in_keys, output_spec, OUTPUTS, "in_keys=")
+        self._require_free(self.out_keys, output_spec, OUTPUTS)
         return super().transform_output_spec(output_spec)
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
-        _require_known(self, self.in_keys_inv, input_spec, _INPUTS)
-        self._require_free(self.out_keys_inv, input_spec, _INPUTS)
+        require_known(self, self.in_keys_inv, input_spec, INPUTS, "in_keys_inv=")
+        self._require_free(self.out_keys_inv, input_spec, INPUTS)
         return super().transform_input_spec(input_spec)
 
     def _require_free(self, keys: list[Key], specs: Composite, kinds: tuple[str, ...]) -> None:
@@ -327,7 +307,7 @@ class ExcludeTransform(_Choosing):
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         if self.inverse:
             return output_spec
-        _require_known(self, self.excluded_keys, output_spec, _OUTPUTS)
+        require_known(self, self.excluded_keys, output_spec, OUTPUTS, "excluded_keys")
         gone = _paths(self.excluded_keys)
         needed = [key for key in self._read_back() if _is_below(as_path(key), gone)]
         if needed:

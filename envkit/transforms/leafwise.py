@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from envkit.env_specs import Key
 from envkit.errors import ArgumentError, MissingKeyError
+from envkit.keys import Key
 from envkit.specs import (
     Bounded,
     BoundedContinuous,
@@ -26,7 +26,18 @@ from envkit.specs import (
 )
 from envkit.transforms.base import Keys, Transform
 
-__all__ = ["LeafTransform", "box_between", "image_of", "require_negative"]
+__all__ = [
+    "INPUTS",
+    "OUTPUTS",
+    "LeafTransform",
+    "box_between",
+    "image_of",
+    "require_known",
+    "require_negative",
+]
+
+OUTPUTS = ("observation", "reward", "done")
+INPUTS = ("action", "state")
 
 
 class LeafTransform(Transform):
@@ -74,11 +85,11 @@ class LeafTransform(Transform):
     # --------------------------------------------------------------------------------------- specs
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        self._require_known(self.in_keys, output_spec, ("observation", "reward", "done"), "in_keys")
+        require_known(self, self.in_keys, output_spec, OUTPUTS, "in_keys=")
         return super().transform_output_spec(output_spec)
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
-        self._require_known(self.in_keys_inv, input_spec, ("action", "state"), "in_keys_inv")
+        require_known(self, self.in_keys_inv, input_spec, INPUTS, "in_keys_inv=")
         return super().transform_input_spec(input_spec)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
@@ -112,20 +123,25 @@ class LeafTransform(Transform):
                 spec[outer] = self._leaf_before(leaf)
         return spec
 
-    def _require_known(
-        self, keys: list[Key], specs: Composite, kinds: tuple[str, ...], argument: str
-    ) -> None:
-        composites = [specs[f"full_{kind}_spec"] for kind in kinds]
-        missing = [key for key in keys if all(spec.get(key, None) is None for spec in composites)]
-        if missing and not self.missing_tolerance:
-            known = {
-                kind: list(spec.keys(True, True))
-                for kind, spec in zip(kinds, composites, strict=True)
-            }
-            raise MissingKeyError(
-                f"{type(self).__name__} reads {missing}, but the env has {known}. Name entries that "
-                f"exist with {argument}=."
-            )
+
+def require_known(
+    transform: Transform, keys: Sequence[Key], specs: Composite, kinds: Sequence[str], argument: str
+) -> None:
+    """Check that keys a transform was given are entries of some kinds.
+
+    Raises:
+        MissingKeyError: one is not, and the transform does not tolerate that.
+    """
+    composites = {kind: specs[f"full_{kind}_spec"] for kind in kinds}
+    missing = [
+        key for key in keys if all(spec.get(key, None) is None for spec in composites.values())
+    ]
+    if missing and not transform.missing_tolerance:
+        known = {kind: list(spec.keys(True, True)) for kind, spec in composites.items()}
+        raise MissingKeyError(
+            f"{type(transform).__name__} reads {missing}, but the env has {known}. Name entries that "
+            f"exist with {argument}."
+        )
 
 
 def image_of(leaf: TensorSpec, change: Callable[[torch.Tensor], torch.Tensor]) -> TensorSpec:

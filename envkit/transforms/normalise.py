@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from envkit import elementwise
-from envkit.env_specs import Key, as_key, as_path
 from envkit.errors import ArgumentError, MissingKeyError, NoParentError, StatisticsError
+from envkit.keys import Key, as_key, as_path
 from envkit.specs import TensorSpec
 from envkit.transforms.base import Keys
 from envkit.transforms.leafwise import LeafTransform, image_of

@@ -14,8 +14,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from envkit.env_specs import Key, as_key, as_path
 from envkit.errors import ArgumentError, DoneError, MissingKeyError
+from envkit.keys import Key, as_key, as_path
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Composite
 from envkit.transforms.base import Keys, Transform, as_keys

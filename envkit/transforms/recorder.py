@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from envkit.env_specs import as_path
 from envkit.errors import ArgumentError, SpecError
+from envkit.keys import as_path
 from envkit.specs import TensorSpec
 from envkit.transforms.base import Keys
 from envkit.transforms.episodes import EpisodeTransform

@@ -20,8 +20,8 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from envkit import elementwise, rules
-from envkit.env_specs import Key, as_path
 from envkit.errors import ArgumentError
+from envkit.keys import Key, as_path
 from envkit.specs import Composite, TensorSpec, Unbounded
 from envkit.transforms.base import Keys, Transform
 from envkit.transforms.compose import Compose

@@ -16,8 +16,8 @@ from functools import partial
 import torch
 from tensordict import TensorDictBase
 
-from envkit.env_specs import Key
 from envkit.errors import ArgumentError, SpecAxisError
+from envkit.keys import Key
 from envkit.specs import Composite, TensorSpec
 from envkit.transforms.base import Keys
 from envkit.transforms.leafwise import LeafTransform, require_negative

@@ -12,8 +12,8 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import elementwise
-from envkit.env_specs import Key, as_key
 from envkit.errors import ArgumentError, SpecError
+from envkit.keys import Key, as_key
 from envkit.specs import (
     Binary,
     Bounded,

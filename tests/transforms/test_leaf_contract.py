@@ -264,7 +264,7 @@ def test_data_is_on_the_device_of_the_env(name):
 def test_transforms_run_on_the_device_of_the_env(name, kind):
     make, key = ENVS[kind]
     make = partial(make.func, *make.args, **{**make.keywords, "device": "cuda"})
-    env = TransformedEnv(make(), TRANSFORMS[name](key)).to("cuda")
+    env = TransformedEnv(make(), TRANSFORMS[name](key))
 
     check_env_specs(env, seed=0, break_when_any_done=False)
     data = env.rollout(7, break_when_any_done=False)

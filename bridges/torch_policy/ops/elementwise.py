@@ -25,8 +25,8 @@ def _div(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
     if rounding_mode == "floor":
         return jnp.floor_divide(x, y)
     if rounding_mode == "trunc":
-        if jnp.issubdtype(jnp.result_type(x, y), jnp.integer):
-            return jax.lax.div(*jnp.broadcast_arrays(*jnp.promote_types_of(x, y)))
+        if jnp.issubdtype(x.dtype, jnp.integer):
+            return jax.lax.div(*jnp.broadcast_arrays(x, jnp.asarray(y, x.dtype)))
         return jnp.trunc(jnp.divide(x, y))
     return jnp.divide(x, y)
 

@@ -1,0 +1,242 @@
+"""An exported torch graph as a JAX function.
+
+This module walks the graph and keeps torch's dtypes; what one operator computes stands in `ops`. That
+every operator is covered is checked when a graph is read, not while JAX traces it.
+
+Conventions
+    dtypes  those torch gave each result, 64-bit ones narrowed to 32 bits where JAX has no 64.
+    keys    an operator that draws gets ``fold_in(key, n)``, n counting the draws in the graph's order.
+    sizes   a size that torch left open is that of the arrays the function is called with.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
+
+from bridges.dlpack import to_jax
+from bridges.torch_policy.ops import TABLE, Op
+from envkit.errors import TranslationError
+
+__all__ = ["STEPWISE", "Graph"]
+
+STEPWISE = "step the module from Python instead: env.rollout(steps, module)"
+
+# What they check holds by construction, or is the caller's to keep, as for any compiled function.
+_CHECKS = {
+    "_assert_async.msg",
+    "_assert_scalar.default",
+    "_assert_tensor_metadata.default",
+    "sym_constrain_range.default",
+    "sym_constrain_range_for_size.default",
+}
+_STORAGE = ("dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]+))?')
+_LIBRARIES = ("/torch/", "/tensordict/", "/torchrl/", "/bridges/torch_policy/")
+
+
+class Graph:
+    """A graph of core ATen operators, callable on JAX arrays under ``jit``.
+
+    Args:
+        program: exported and decomposed; it writes neither to its inputs nor to its buffers.
+
+    Attributes:
+        tensors: names of the parameters and buffers it reads, in the order `__call__` takes them.
+
+    Raises:
+        TranslationError: an operator is not covered, or the module changes its buffers or inputs.
+    """
+
+    def __init__(self, program: torch.export.ExportedProgram):
+        _refuse_writes(program)
+        self._constants: dict[str, Any] = {}
+        self.tensors: list[str] = []
+        self._names: list[str] = []
+        self._inputs: list[str] = []
+        for spec in program.graph_signature.input_specs:
+            name, target = spec.arg.name, spec.target or ""  # type: ignore[union-attr]
+            if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+                self.tensors.append(target)
+                self._names.append(name)
+            elif spec.kind is InputKind.CONSTANT_TENSOR:
+                value = program.constants[target]
+                self._constants[name] = to_jax(value, detach=True)
+            elif spec.kind is InputKind.USER_INPUT:
+                self._inputs.append(name)
+            else:
+                raise TranslationError(
+                    f"the module holds {target!r}, an object that is no tensor. Keep it out of "
+                    f"forward, or {STEPWISE}."
+                )
+        self._steps, self._outputs = _read(program.graph)
+
+    def __call__(
+        self, tensors: Sequence[jax.Array], inputs: Sequence[jax.Array], key: jax.Array
+    ) -> list[jax.Array]:
+        """Compute the outputs.
+
+        Args:
+            tensors: values of the parameters and buffers called `tensors`.
+            inputs: what the module is called with, in the order it was exported with.
+            key: one PRNG key for all that is drawn.
+        """
+        values = dict(self._constants)
+        values.update(zip(self._names, tensors, strict=True))
+        values.update(zip(self._inputs, inputs, strict=True))
+        for step in self._steps:
+            values[step.name] = step(values, key)
+        return [_filled(output, values) for output in self._outputs]
+
+
+class _Step:
+    """One node: which function is called with which earlier values."""
+
+    def __init__(self, node: Node, draw: int):
+        self.name = node.name
+        self._args, self._kwargs = node.args, _without_storage(node)
+        self._like = node.meta.get("val")
+        self._draw = draw
+        self._op = _op_of(node)
+        self._node = node
+
+    @property
+    def draws(self) -> bool:
+        return self._op.draws
+
+    def __call__(self, values: dict[str, Any], key: jax.Array) -> Any:
+        args, kwargs = _filled(self._args, values), _filled(self._kwargs, values)
+        if self._op.casts:
+            dtype = _dtype_of(self._like)
+            args, kwargs = (_cast(part, dtype) for part in (args, kwargs))
+        if self._op.draws:
+            args = (jax.random.fold_in(key, self._draw), *args)
+        try:
+            return _conformed(self._op.compute(*args, **kwargs), self._like)
+        except (TypeError, ValueError, IndexError, NotImplementedError, OverflowError) as error:
+            raise TranslationError(
+                f"{self._node.target} cannot be translated as it is used {_place(self._node)}: "
+                f"{error}. Change it there, or {STEPWISE}."
+            ) from error
+
+
+def _read(graph: torch.fx.Graph) -> tuple[list[_Step], Sequence[Any]]:
+    steps: list[_Step] = []
+    outputs: Sequence[Any] = ()
+    draws = 0
+    for node in graph.nodes:
+        if node.op == "output":
+            outputs = node.args[0]
+        elif node.op == "call_function" and _name_of(node.target) not in _CHECKS:
+            steps.append(_Step(node, draws))
+            draws += steps[-1].draws
+    return _needed(steps, outputs), outputs
+
+
+def _needed(steps: list[_Step], outputs: Sequence[Any]) -> list[_Step]:
+    """Drop steps that nothing reads; what a check looked at is among them."""
+    wanted: set[str] = set()
+    torch.fx.map_arg(outputs, lambda node: wanted.add(node.name))  # type: ignore[arg-type]
+    kept = []
+    for step in reversed(steps):
+        if step.name in wanted:
+            kept.append(step)
+            wanted.update(node.name for node in step._node.all_input_nodes)
+    return kept[::-1]
+
+
+# --------------------------------------------------------------------------------------- operators
+
+
+def _op_of(node: Node) -> Op:
+    target = node.target
+    found = TABLE.get(_name_of(target))
+    if found is not None:
+        return found
+    if getattr(target, "__module__", None) in (operator.__name__, "_operator", "math"):
+        return Op(target)  # type: ignore[arg-type]  # arithmetic of sizes, and tuples taken apart
+    if getattr(builtins, getattr(target, "__name__", ""), None) is target:
+        return Op(target)  # type: ignore[arg-type]
+    raise TranslationError(
+        f"{target} has no translation to JAX. The module uses it {_place(node)}. Write that line with "
+        f"other operators (docs/compiled_policies.md lists those covered), or {STEPWISE}."
+    )
+
+
+def _name_of(target: Any) -> str:
+    """Name an operator of ATen as the table does; anything else has no name there."""
+    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
+        return f"{target._schema.name.removeprefix('aten::')}.{target._overloadname}"
+    return ""
+
+
+def _place(node: Node) -> str:
+    """Say which line of the user's code a node comes from, and in which submodule."""
+    said = ""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = stack[-1][0].removeprefix("module").removeprefix(".") if stack else ""
+    if path:
+        said = f"in submodule {path!r} "
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    own = [frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES)]
+    if not frames:
+        return f"{said}(torch kept no line)".strip()
+    file, line, code = (own or frames)[-1]
+    return f"{said}at {file}:{line}: `{code.strip()}`"
+
+
+def _refuse_writes(program: torch.export.ExportedProgram) -> None:
+    for spec in program.graph_signature.output_specs:
+        if spec.kind is OutputKind.BUFFER_MUTATION:
+            name = (spec.target or "").removeprefix("module.")
+            raise TranslationError(
+                f"the module changes its buffer {name!r} when it is called, as batch norm does while it "
+                f"trains. Call module.eval() first, or {STEPWISE}."
+            )
+        if spec.kind is not OutputKind.USER_OUTPUT:
+            raise TranslationError(
+                f"the module writes into {spec.target!r} in place. Let it return a new tensor, or "
+                f"{STEPWISE}."
+            )
+
+
+# ------------------------------------------------------------------------------------------ values
+
+
+def _filled(tree: Any, values: dict[str, Any]) -> Any:
+    return torch.fx.map_arg(tree, lambda node: values[node.name])
+
+
+def _without_storage(node: Node) -> dict[str, Any]:
+    return {name: value for name, value in node.kwargs.items() if name not in _STORAGE}
+
+
+def _dtype_of(like: Any) -> Any:
+    name = str(like.dtype).removeprefix("torch.")
+    return jax.dtypes.canonicalize_dtype(jnp.dtype(name))
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf: leaf.astype(dtype) if isinstance(leaf, jax.Array) else leaf, tree
+    )
+
+
+def _conformed(value: Any, like: Any) -> Any:
+    """Give a result the dtype it has in torch; sizes stay numbers."""
+    if isinstance(like, torch.Tensor):
+        return jnp.asarray(value, _dtype_of(like))
+    if isinstance(like, tuple | list) and isinstance(value, tuple | list):
+        return [_conformed(*pair) for pair in zip(value, like, strict=False)]
+    return value
+
+
