@@ -74,7 +74,7 @@ def _record(
 
 
 def _record_policy(env: GymWrapper, record: _Record, root: TensorDictBase, act: Policy) -> Recorded:
-    read, paths = env.core.action.read, list(env.core.action.leaves)
+    decode, paths = env.core.action.decode, list(env.core.action.leaves)
     written = _Written({*paths, *record.reward_paths})
     td, current = root, record.first_root(root)
     while True:
@@ -82,8 +82,7 @@ def _record_policy(env: GymWrapper, record: _Record, root: TensorDictBase, act: 
         given = written.take(td, current)
         if given is None or not _fits(env, given):
             return _go_on(env, record, written, td, act)
-        rows = {path: given[path].detach().numpy()[None] for path in paths}
-        if record.step(read(rows)[0]):
+        if record.step(decode(given)):
             break
         current = record.root()
         td = _tensordict({**current, **written.others}, env)

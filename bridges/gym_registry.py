@@ -110,8 +110,8 @@ def _build(
     **kwargs: Any,
 ) -> Any:
     """Build an env and show it to the library; called by its ``make``."""
-    make = pkgutil.resolve_name(make) if isinstance(make, str) else make
-    env = make(**kwargs)
+    maker: Any = pkgutil.resolve_name(make) if isinstance(make, str) else make
+    env = maker(**kwargs)
     if transform is not None:
         env = TransformedEnv(env, _own(transform))
     face = GymFace(env, info_keys=info_keys, to_numpy=to_numpy)

@@ -181,6 +181,9 @@ class VectorCore:
                 f"only the rows that have ended can be, here {_numbers(self._ended)}. Make it with "
                 "vector_kwargs={'autoreset_mode': AutoresetMode.DISABLED}, or use SerialEnv."
             )
+        if not rows.any():
+            space = self.env.single_observation_space
+            return self._split(self._utils.create_empty_array(space, count)), {}
         given = self._given(rows) if not kwargs else np.zeros(count, bool)
         observations, infos = [None] * count, {}
         if (real := rows & ~given).any():
@@ -231,9 +234,7 @@ class VectorCore:
 
     def decode(self, actions: Mapping[Path, torch.Tensor]) -> Any:
         """Turn tensors with the rows in front into an action of the vector env."""
-        values = self.action.read(
-            {path: value.detach().cpu().numpy() for path, value in actions.items()}
-        )
+        values = self.action.read(self.action.rows(actions))
         space = self.action.space
         blank = self._utils.create_empty_array(space, len(values))
         return self._utils.concatenate(space, values, blank)

@@ -12,7 +12,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -27,10 +27,11 @@ from bridges.named_rows import observation_leaves
 from envkit import rules
 from envkit.base import EnvBase
 from envkit.env_specs import as_key
-from envkit.errors import ArgumentError, MissingKeyError
+from envkit.errors import ArgumentError, InputError, MissingKeyError
 from envkit.functional import BatchedEnv, Discrete, StatelessEnv, TimeLimit
 from envkit.rules import DONE_LEAVES, STEP
 from envkit.specs import Composite, OneHot, TensorSpec, Unbounded
+from envkit.transforms.base import Transform
 from envkit.transition import collect_reset_masks, leaves
 
 __all__ = ["JaxEnv"]
@@ -199,9 +200,9 @@ class JaxEnv(EnvBase):
         spec = self.full_action_spec[key]
         event = spec.shape[len(self.batch_size) :]
         if value.shape != (*td.batch_size, *event):
-            raise ArgumentError(
+            raise InputError(
                 f"{key!r} has shape {tuple(value.shape)}, but the env takes "
-                f"{(*td.batch_size, *event)}."
+                f"{(*td.batch_size, *event)}. env.rand_action() shows what it takes."
             )
         if isinstance(space, Discrete):
             if not self.categorical_action_encoding:
@@ -240,7 +241,9 @@ class JaxEnv(EnvBase):
     def _by_path(self, outputs: dict[str, Any]) -> dict[Path, torch.Tensor]:
         """List tensors of one moment, in the dtypes that are declared."""
         named: dict[Path, torch.Tensor] = dict(outputs["leaves"])
-        named.update({path: named[path].to(dtype) for path, dtype in self._wide.items()})
+        for path, dtype in self._wide.items():
+            if path in named:
+                named[path] = named[path].to(dtype)
         named.update({("state", *path): leaf for path, leaf in outputs.get("state", {}).items()})
         named.update(zip(((n,) for n in DONE_LEAVES), outputs["flags"].unbind(0), strict=True))
         return named
@@ -416,6 +419,13 @@ class JaxEnv(EnvBase):
             return None
         data, _ = self.unroll(root, steps, record_state=True)
         return data
+
+    # ------------------------------------------------------------------------------ transforms
+
+    def _fuse(self, transforms: Sequence[Transform]) -> tuple[EnvBase, int]:
+        from bridges.fused import fuse
+
+        return fuse(self, transforms)
 
     # ------------------------------------------------------------------------------------ state
 

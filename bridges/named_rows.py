@@ -90,8 +90,6 @@ class NamedRows:
         """Start new episodes in the rows of ``mask``; the others keep what they show."""
         inner, fresh = self._restarted(mask, state.inner)
         kept = _leaves(timestep)
-        for transform, _ in self._chain:
-            kept = changed(kept, transform.kept_leaves(Leaves(fresh, 1)))
         root = {path: rules.choose(mask, leaf, kept[path]) for path, leaf in fresh.items()}
         return self._moment(inner, root)
 

@@ -46,6 +46,7 @@ from envkit.specs import (
     TensorSpec,
     Unbounded,
 )
+from envkit.specs.inputs import InputCheck
 from envkit.specs.stacked import stack
 
 __all__ = ["Codec", "codec_of", "nested", "space_of"]
@@ -86,9 +87,27 @@ class Codec:
         """Turn a value of the space into tensors and non-tensor data by path."""
         return {path: leaf.encode(pick(value)) for path, (leaf, pick) in self.leaves.items()}
 
+    @cached_property
+    def _checks(self) -> dict[Path, InputCheck]:
+        """What tells values outside the space, for leaves that have rows."""
+        return {
+            path: InputCheck(leaf.spec, as_key(path))
+            for path, (leaf, _) in self.leaves.items()
+            if isinstance(leaf, RowLeaf)
+        }
+
     def decode(self, data: Mapping[Path, Any]) -> Any:
-        """Turn tensors and non-tensor data by path into a value of the space."""
-        values = {path: [leaf.decode(data[path])] for path, (leaf, _) in self.leaves.items()}
+        """Turn tensors and non-tensor data by path into a value of the space.
+
+        Raises:
+            InputError: a tensor has another form than its leaf, or is outside the space.
+        """
+        checks, values = self._checks, {}
+        for path, (leaf, _) in self.leaves.items():
+            if path in checks:
+                values[path] = leaf.read(checks[path].row(data[path]))
+            else:
+                values[path] = [leaf.decode(data[path])]
         return self.assemble(values)[0]
 
     # --------------------------------------------------------------------------- rows of many envs
@@ -109,8 +128,19 @@ class Codec:
 
         return write
 
+    def rows(self, data: Mapping[Path, torch.Tensor]) -> Rows:
+        """Turn tensors with one leading axis into rows for `read`.
+
+        Raises:
+            InputError: see `decode`.
+        """
+        return {path: check.rows(data[path]) for path, check in self._checks.items()}
+
     def read(self, rows: Rows) -> list[Any]:
-        """Turn leaves with one leading axis into that many values of the space."""
+        """Turn leaves with one leading axis into that many values of the space.
+
+        Nothing is checked: who fills the rows does that.
+        """
         return self.assemble(
             {path: leaf.read(rows[path]) for path, (leaf, _) in self.leaves.items()}
         )
@@ -136,13 +166,14 @@ def codec_of(space: Any, *, categorical: bool, key: str) -> Codec:
     Args:
         space: any gymnasium space.
         categorical: encode discrete spaces as integers instead of one-hot.
-        key: name of the leaf when the space is not a Dict (nor a Sequence of them).
+        key: name of the leaf when the space is not a Dict (nor a Sequence of them). In a Dict an
+            entry ``state`` is called ``observation``, unless the key is "action".
 
     Raises:
         SpecError: the space has no counterpart (Graph, OneOf, a Sequence that is not stacked, a
             Tuple of unlike kinds).
     """
-    return _build(space, () if _is_tree(space) else (key,), categorical)
+    return _build(space, () if _is_tree(space) else (key,), categorical, key != "action")
 
 
 def _is_tree(space: Any) -> bool:
@@ -155,12 +186,12 @@ def _is_a(space: Any, kind: str) -> bool:
     return isinstance(space, getattr(library_of(space).spaces, kind, ()))
 
 
-def _build(space: Any, path: Path, categorical: bool) -> Codec:
+def _build(space: Any, path: Path, categorical: bool, renames: bool) -> Codec:
     """Build the codec of a space that lies at ``path``; the entries of a Dict lie below it."""
     if _is_a(space, "Dict"):
-        return _dict_codec(space, path, categorical)
+        return _dict_codec(space, path, categorical, renames)
     if _is_a(space, "Sequence"):
-        return _sequence_codec(space, path, categorical)
+        return _sequence_codec(space, path, categorical, renames)
     if _is_a(space, "Tuple"):
         leaf = _tuple_leaf(space, categorical)
     elif _is_a(space, "Text"):
@@ -170,14 +201,14 @@ def _build(space: Any, path: Path, categorical: bool) -> Codec:
     return Codec(space, {path: (leaf, _itself)}, lambda values: values[path])
 
 
-def _dict_codec(space: Any, path: Path, categorical: bool) -> Codec:
-    renames = "observation" not in space.spaces
+def _dict_codec(space: Any, path: Path, categorical: bool, renames: bool) -> Codec:
+    is_free = renames and "observation" not in space.spaces
 
     def shown(name: str) -> str:
-        return "observation" if renames and name == "state" else name
+        return "observation" if is_free and name == "state" else name
 
     members = {
-        name: _build(member, (*path, shown(name)), categorical)
+        name: _build(member, (*path, shown(name)), categorical, renames)
         for name, member in space.spaces.items()
     }
     leaves = {
@@ -250,14 +281,14 @@ def _tree_tuple(members: list[Codec]) -> ObjectLeaf:
     return ObjectLeaf(stack([codec.spec() for codec in members], 0), encode, decode)
 
 
-def _sequence_codec(space: Any, path: Path, categorical: bool) -> Codec:
+def _sequence_codec(space: Any, path: Path, categorical: bool, renames: bool) -> Codec:
     """A stacked Sequence: every leaf of its elements gets a leading axis of unknown size."""
     if not space.stack:
         raise SpecError(
             f"{space} does not stack its elements and has no array form. Make it with stack=True."
         )
     utils = library_of(space).vector.utils
-    element = _build(space.feature_space, path, categorical)
+    element = _build(space.feature_space, path, categorical, renames)
     if not element.has_rows:
         raise SpecError(
             f"the elements of {space} have no array form of fixed shape. "

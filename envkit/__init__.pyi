@@ -56,6 +56,7 @@ from envkit.specs import make_composite_from_td as make_composite_from_td
 from envkit.transforms.actions import ActionDiscretizer as ActionDiscretizer
 from envkit.transforms.actions import ActionMask as ActionMask
 from envkit.transforms.actions import DiscreteActionProjection as DiscreteActionProjection
+from envkit.trajectories import split_trajectories as split_trajectories
 from envkit.transforms.autoreset import AutoResetEnv as AutoResetEnv
 from envkit.transforms.autoreset import AutoResetTransform as AutoResetTransform
 from envkit.transforms.autoreset import VecGymEnvTransform as VecGymEnvTransform
@@ -82,6 +83,7 @@ from envkit.transforms.keys import RenameTransform as RenameTransform
 from envkit.transforms.keys import SelectTransform as SelectTransform
 from envkit.transforms.normalise import ObservationNorm as ObservationNorm
 from envkit.transforms.normalise import RewardScaling as RewardScaling
+from envkit.transforms.module import ModuleTransform as ModuleTransform
 from envkit.transforms.postprocess import MultiStep as MultiStep
 from envkit.transforms.postprocess import Reward2GoTransform as Reward2GoTransform
 from envkit.transforms.primer import TensorDictPrimer as TensorDictPrimer

@@ -15,9 +15,9 @@ Conventions
 from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -29,6 +29,9 @@ from envkit.rollout import rollout
 from envkit.seeding import next_seed
 from envkit.specs import Composite
 from envkit.stepping import Stepping
+
+if TYPE_CHECKING:
+    from envkit.transforms.base import Transform
 
 __all__ = ["EnvBase", "OutputLeaf", "fake_step"]
 
@@ -230,6 +233,14 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         from envkit.transforms.env import TransformedEnv
 
         return TransformedEnv(self, transform)
+
+    def _fuse(self, transforms: Sequence[Transform]) -> tuple[EnvBase, int]:
+        """Offer to run the first of some transforms inside this env.
+
+        Returns:
+            An env that acts like a `TransformedEnv` of them, and how many it has taken.
+        """
+        return self, 0
 
     # ----------------------------------------------------------------------------- gym's registry
 

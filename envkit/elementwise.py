@@ -1,4 +1,4 @@
-"""What transforms compute on values: casts, scales, bounds, signs, windows of frames.
+"""What transforms compute on values: casts, scales, bounds, signs, other shapes, windows of frames.
 
 Pure functions of leaves in any array namespace (NumPy, torch, JAX, also inside `jax.jit`), so that
 transforms and compiled steps can share them. They know neither keys, nor specs, nor episodes.
@@ -11,6 +11,8 @@ Conventions
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from array_api_compat import array_namespace
@@ -18,15 +20,20 @@ from array_api_compat import array_namespace
 __all__ = [
     "cast",
     "clipped",
+    "flattened",
     "is_positive",
+    "joined",
     "padded",
     "peak",
+    "permuted",
     "pushed",
     "recent",
     "scaled",
     "sign",
+    "squeezed",
     "standardised",
     "tiled",
+    "unsqueezed",
     "weighted_sum",
 ]
 
@@ -64,6 +71,57 @@ def is_positive(value: Any) -> Any:
 def weighted_sum(value: Any, weights: Any) -> Any:
     """Add up the last axis, weighted, and keep it as a singleton; ``weights`` is as long as it."""
     return array_namespace(value).sum(value * weights, axis=-1, keepdims=True)
+
+
+# ------------------------------------------------------------------------------------------- axes
+
+
+def _axis_of(value: Any, axis: int) -> int:
+    """Count an axis from the first one.
+
+    Raises:
+        IndexError: there is no such axis.
+    """
+    if not -value.ndim <= axis < value.ndim:
+        raise IndexError(f"axis {axis} of a value of shape {tuple(value.shape)}")
+    return axis % value.ndim
+
+
+def flattened(value: Any, first: int, last: int) -> Any:
+    """Make one axis of those from ``first`` to ``last``.
+
+    Raises:
+        IndexError: an axis does not exist, or ``last`` stands before ``first``.
+    """
+    start, end = _axis_of(value, first), _axis_of(value, last)
+    if end < start:
+        raise IndexError(f"the last axis, {last}, stands before the first one, {first}")
+    size = prod(value.shape[start : end + 1])
+    shape = (*value.shape[:start], size, *value.shape[end + 1 :])
+    return array_namespace(value).reshape(value, shape)
+
+
+def unsqueezed(value: Any, axis: int) -> Any:
+    """Insert an axis of size one, at the place ``axis`` of the result."""
+    return array_namespace(value).expand_dims(value, axis=axis)
+
+
+def squeezed(value: Any, axis: int) -> Any:
+    """Remove an axis of size one; another stays."""
+    axis = _axis_of(value, axis)
+    return array_namespace(value).squeeze(value, axis=axis) if value.shape[axis] == 1 else value
+
+
+def permuted(value: Any, axes: Sequence[int]) -> Any:
+    """Reorder the last ``len(axes)`` axes, which are counted from the end."""
+    lead = range(value.ndim - len(axes))
+    last = (value.ndim + axis for axis in axes)
+    return array_namespace(value).permute_dims(value, (*lead, *last))
+
+
+def joined(values: Sequence[Any], axis: int) -> Any:
+    """Join values along an axis, in the dtype they have in common."""
+    return array_namespace(*values).concat(list(values), axis=axis)
 
 
 # ----------------------------------------------------------------------------------------- windows

@@ -21,6 +21,7 @@ __all__ = [
     "EmptySpecError",
     "EncodingError",
     "EnvkitError",
+    "FusionError",
     "HandoffError",
     "InfoReaderError",
     "InputError",
@@ -179,6 +180,10 @@ class StatisticsError(EnvkitError, RuntimeError):
 
 class ClosedEnvError(EnvkitError, RuntimeError):
     """An env was used after `close`, or closed twice."""
+
+
+class FusionError(EnvkitError, NotImplementedError):
+    """Transforms that cannot run inside a program stand in the way of one."""
 
 
 class HandoffError(EnvkitError, TypeError):

@@ -34,8 +34,8 @@ class GymFace:
         env: any environment; a batch of several shows values with its batch axes.
         info_keys: observation entries that go to the info dictionary instead; the name of a node
             moves all that is below it.
-        to_numpy: give arrays instead of tensors; rewards and end flags of a single env then are
-            Python numbers.
+        to_numpy: give arrays instead of tensors, and Python numbers for integers without axes and
+            for the rewards and end flags of a single env.
 
     Raises:
         MissingKeyError: the env has no observation of that name.
@@ -166,7 +166,11 @@ class GymFace:
     def _value(self, value: Any) -> Any:
         if is_non_tensor(value):
             return value.tolist() if value.batch_size else value.data
-        return value.detach().cpu().numpy() if self.to_numpy else value
+        if not self.to_numpy:
+            return value
+        if value.ndim == 0 and not value.is_floating_point():
+            return value.item()  # one of several: gym libraries want an int
+        return value.detach().cpu().numpy()
 
 
 def _is_below(path: Path, above: Path) -> bool:

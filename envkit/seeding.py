@@ -6,7 +6,12 @@ Conventions
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import numpy as np
+
+from envkit.errors import ArgumentError
 
 __all__ = ["next_seed", "restart_seed", "seed_chain"]
 
@@ -17,7 +22,7 @@ def next_seed(seed: int | None) -> int:
     The protocol is the reference API's: eight bytes of ``numpy.random.default_rng(seed)``, read
     big-endian, modulo ``2**32 - 1``. None draws from the operating system.
     """
-    drawn = np.random.default_rng(seed).bytes(8)
+    drawn = np.random.default_rng(None if seed is None else _checked(seed)).bytes(8)
     return int.from_bytes(drawn, byteorder="big") % (2**32 - 1)
 
 
@@ -26,13 +31,28 @@ def seed_chain(seed: int | None, count: int, *, static: bool = False) -> tuple[l
 
     With ``static`` all of them, the follower included, are ``seed`` itself.
     """
-    first = next_seed(None) if seed is None else int(seed)
+    first = next_seed(None) if seed is None else _checked(seed)
     if static:
         return [first] * count, first
     seeds = [first]
     while len(seeds) <= count:
         seeds.append(next_seed(seeds[-1]))
     return seeds[:-1], seeds[-1]
+
+
+def _checked(seed: Any) -> int:
+    """Give a seed as a Python int.
+
+    Raises:
+        ArgumentError: it is no integer, or negative.
+    """
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ArgumentError(f"seed is {seed!r}, but must be an integer of 0 or more, or None.")
+    return number
 
 
 def restart_seed(seed: int, row: int, count: int) -> int:

@@ -296,7 +296,7 @@ def _ended(td: TensorDictBase, level: Path, names: Iterable[str]) -> torch.Tenso
 def terminated_or_truncated(
     tensordict: TensorDictBase,
     full_done_spec: Composite | None = None,
-    key: str = "_reset",
+    key: str | None = "_reset",
     write_full_false: bool = False,
 ) -> bool:
     """OR the end flags of each level and write the result under ``key`` beside them.
@@ -304,7 +304,7 @@ def terminated_or_truncated(
     Args:
         tensordict: data with done leaves, any batch size; written to.
         full_done_spec: says which leaves count; None takes all called done, terminated, truncated.
-        key: name of the written masks, which have the shape of the flags.
+        key: name of the written masks, which have the shape of the flags; None writes none.
         write_full_false: write the masks even when all of them are False.
 
     Returns:
@@ -319,7 +319,7 @@ def terminated_or_truncated(
         levels.setdefault(path[:-1], []).append(path[-1])
     masks = {level: _ended(tensordict, level, names) for level, names in levels.items()}
     found = any(bool(mask.any()) for mask in masks.values() if mask is not None)
-    if found or write_full_false:
+    if key is not None and (found or write_full_false):
         for level, mask in masks.items():
             if mask is not None:
                 tensordict.set(as_key((*level, key)), mask)

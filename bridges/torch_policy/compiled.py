@@ -125,7 +125,6 @@ class CompiledPolicy:
         self._refuse_doubles()
         exported = export(self.module, signature, rows=rows)
         graph = Graph(exported.program)
-        graph.tensors = [name.removeprefix("module.") for name in graph.tensors]
         self.translations += 1
         reads = tuple(path for path, _, _ in signature.reads)
         found = Translation(graph, reads, dict(exported.writes))

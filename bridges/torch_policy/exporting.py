@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -74,27 +74,24 @@ def export(module: torch.nn.Module, signature: Signature, *, rows: int) -> Expor
     """
     if any(tensor.device.type != "cpu" for tensor in (*module.parameters(), *module.buffers())):
         module = copy.deepcopy(module).cpu()
+    failure: Exception | None = None
     with _tracing():
-        if rows > 1:
+        for number in (None, rows) if rows > 1 else (rows,):
             try:
-                return _export(module, signature, None)
+                return _export(module, signature, number)
             except TranslationError:
                 raise
-            except Exception:  # most often the number of rows matters; if not, the next try tells
-                pass
-        try:
-            return _export(module, signature, rows)
-        except TranslationError:
-            raise
-        except Exception as error:
-            raise TranslationError(
-                f"torch.export cannot follow {type(module).__name__}: {_first_line(error)}. What a "
-                f"policy does may not depend on the values of tensors. Change that, or {STEPWISE}."
-            ) from error
+            except Exception as error:  # at the first try, most often a size that must be known
+                failure = error
+    raise TranslationError(
+        f"torch.export cannot follow {type(module).__name__}: {_first_line(failure)}. What a policy does "
+        f"may not depend on the values of tensors. Change that, or {STEPWISE}."
+    ) from failure
 
 
 def _export(module: torch.nn.Module, signature: Signature, rows: int | None) -> Exported:
-    by_path = _ByPath(module, signature)
+    written: dict[Path, torch.dtype] = {}
+    by_path = _ByPath(module, signature, written.update)
     examples = [
         torch.zeros(rows or _EXAMPLE_ROWS, *shape, dtype=dtype)
         for _, shape, dtype in signature.reads
@@ -103,17 +100,20 @@ def _export(module: torch.nn.Module, signature: Signature, rows: int | None) -> 
     shapes = None if rows else ([{0: axis}] * len(examples),)
     program = torch.export.export(by_path, (examples,), dynamic_shapes=shapes, strict=False)
     program = program.run_decompositions()
-    return Exported(program, tuple(by_path.written.items()), rows)
+    return Exported(program, tuple(written.items()), rows)
 
 
 class _ByPath(torch.nn.Module):
-    """A module as a function of leaves; notes which entries it writes."""
+    """A module as a function of leaves; notes which entries it writes.
 
-    def __init__(self, module: torch.nn.Module, signature: Signature):
+    Export puts back what a forward does to attributes, containers included, but calls what it calls.
+    """
+
+    def __init__(self, module: torch.nn.Module, signature: Signature, note: Callable[..., None]):
         super().__init__()
         self.module = module
         self.signature = signature
-        self.written: dict[Path, torch.dtype] = {}
+        self.note = note
 
     def forward(self, entries: list[torch.Tensor]) -> list[torch.Tensor]:
         paths = [path for path, _, _ in self.signature.reads]
@@ -123,7 +123,7 @@ class _ByPath(torch.nn.Module):
             written = self._returned(entries, self.signature.writes)
         for path, value in written.items():
             self._check(path, value, entries[0].shape[0])
-        self.written = {path: value.dtype for path, value in written.items()}
+        self.note({path: value.dtype for path, value in written.items()})
         return list(written.values())
 
     def _returned(self, entries: list[torch.Tensor], writes: Sequence[Path]) -> dict[Path, Any]:
@@ -176,6 +176,6 @@ def _tracing() -> Iterator[None]:
         yield
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: Exception | None) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0].rstrip(".")

@@ -1,10 +1,9 @@
 """An exported torch graph as a JAX function.
 
-This module walks the graph and keeps torch's dtypes; what one operator computes stands in `ops`. That
-every operator is covered is checked when a graph is read, not while JAX traces it.
+This module walks the graph; what one operator computes stands in `ops`. That every operator is covered
+is checked when a graph is read, not while JAX traces it.
 
 Conventions
-    dtypes  those torch gave each result, 64-bit ones narrowed to 32 bits where JAX has no 64.
     keys    an operator that draws gets ``fold_in(key, n)``, n counting the draws in the graph's order.
     sizes   a size that torch left open is that of the arrays the function is called with.
 """
@@ -14,11 +13,10 @@ from __future__ import annotations
 import builtins
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
@@ -39,7 +37,6 @@ _CHECKS = {
     "sym_constrain_range.default",
     "sym_constrain_range_for_size.default",
 }
-_STORAGE = ("dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]+))?')
 _LIBRARIES = ("/torch/", "/tensordict/", "/torchrl/", "/bridges/torch_policy/")
 
@@ -48,10 +45,11 @@ class Graph:
     """A graph of core ATen operators, callable on JAX arrays under ``jit``.
 
     Args:
-        program: exported and decomposed; it writes neither to its inputs nor to its buffers.
+        program: exported and decomposed, from a module that holds the policy as its member ``module``.
 
     Attributes:
-        tensors: names of the parameters and buffers it reads, in the order `__call__` takes them.
+        tensors: names, in the policy, of the parameters and buffers it reads, in the order `__call__`
+            takes them.
 
     Raises:
         TranslationError: an operator is not covered, or the module changes its buffers or inputs.
@@ -66,7 +64,7 @@ class Graph:
         for spec in program.graph_signature.input_specs:
             name, target = spec.arg.name, spec.target or ""  # type: ignore[union-attr]
             if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-                self.tensors.append(target)
+                self.tensors.append(_own_name(target))
                 self._names.append(name)
             elif spec.kind is InputKind.CONSTANT_TENSOR:
                 value = program.constants[target]
@@ -99,33 +97,29 @@ class Graph:
 
 
 class _Step:
-    """One node: which function is called with which earlier values."""
+    """One node: which operator is applied to which earlier values."""
 
     def __init__(self, node: Node, draw: int):
         self.name = node.name
-        self._args, self._kwargs = node.args, _without_storage(node)
-        self._like = node.meta.get("val")
-        self._draw = draw
-        self._op = _op_of(node)
+        self.op = _op_of(node)
         self._node = node
+        self._draw = draw
 
     @property
-    def draws(self) -> bool:
-        return self._op.draws
+    def reads(self) -> set[str]:
+        """Names of the values it takes."""
+        return {node.name for node in self._node.all_input_nodes}
 
     def __call__(self, values: dict[str, Any], key: jax.Array) -> Any:
-        args, kwargs = _filled(self._args, values), _filled(self._kwargs, values)
-        if self._op.casts:
-            dtype = _dtype_of(self._like)
-            args, kwargs = (_cast(part, dtype) for part in (args, kwargs))
-        if self._op.draws:
-            args = (jax.random.fold_in(key, self._draw), *args)
+        node = self._node
+        args, kwargs = _filled(node.args, values), _filled(node.kwargs, values)
+        own = jax.random.fold_in(key, self._draw) if self.op.draws else None
         try:
-            return _conformed(self._op.compute(*args, **kwargs), self._like)
+            return self.op.apply(args, kwargs, node.meta.get("val"), own)
         except (TypeError, ValueError, IndexError, NotImplementedError, OverflowError) as error:
             raise TranslationError(
-                f"{self._node.target} cannot be translated as it is used {_place(self._node)}: "
-                f"{error}. Change it there, or {STEPWISE}."
+                f"{node.target} cannot be translated as it is used {_place(node)}: {error}. "
+                f"Change it there, or {STEPWISE}."
             ) from error
 
 
@@ -138,7 +132,7 @@ def _read(graph: torch.fx.Graph) -> tuple[list[_Step], Sequence[Any]]:
             outputs = node.args[0]
         elif node.op == "call_function" and _name_of(node.target) not in _CHECKS:
             steps.append(_Step(node, draws))
-            draws += steps[-1].draws
+            draws += steps[-1].op.draws
     return _needed(steps, outputs), outputs
 
 
@@ -150,7 +144,7 @@ def _needed(steps: list[_Step], outputs: Sequence[Any]) -> list[_Step]:
     for step in reversed(steps):
         if step.name in wanted:
             kept.append(step)
-            wanted.update(node.name for node in step._node.all_input_nodes)
+            wanted |= step.reads
     return kept[::-1]
 
 
@@ -183,7 +177,7 @@ def _place(node: Node) -> str:
     """Say which line of the user's code a node comes from, and in which submodule."""
     said = ""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    path = stack[-1][0].removeprefix("module").removeprefix(".") if stack else ""
+    path = _own_name(stack[-1][0]) if stack else ""
     if path:
         said = f"in submodule {path!r} "
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
@@ -194,12 +188,16 @@ def _place(node: Node) -> str:
     return f"{said}at {file}:{line}: `{code.strip()}`"
 
 
+def _own_name(name: str) -> str:
+    """Name a part as the policy does; it was exported as the member ``module`` of another one."""
+    return name.removeprefix("module").removeprefix(".")
+
+
 def _refuse_writes(program: torch.export.ExportedProgram) -> None:
     for spec in program.graph_signature.output_specs:
         if spec.kind is OutputKind.BUFFER_MUTATION:
-            name = (spec.target or "").removeprefix("module.")
             raise TranslationError(
-                f"the module changes its buffer {name!r} when it is called, as batch norm does while it "
+                f"the module changes its buffer {_own_name(spec.target or '')!r} when it is called, as batch norm does while it "
                 f"trains. Call module.eval() first, or {STEPWISE}."
             )
         if spec.kind is not OutputKind.USER_OUTPUT:
@@ -214,29 +212,3 @@ def _refuse_writes(program: torch.export.ExportedProgram) -> None:
 
 def _filled(tree: Any, values: dict[str, Any]) -> Any:
     return torch.fx.map_arg(tree, lambda node: values[node.name])
-
-
-def _without_storage(node: Node) -> dict[str, Any]:
-    return {name: value for name, value in node.kwargs.items() if name not in _STORAGE}
-
-
-def _dtype_of(like: Any) -> Any:
-    name = str(like.dtype).removeprefix("torch.")
-    return jax.dtypes.canonicalize_dtype(jnp.dtype(name))
-
-
-def _cast(tree: Any, dtype: Any) -> Any:
-    return jax.tree.map(
-        lambda leaf: leaf.astype(dtype) if isinstance(leaf, jax.Array) else leaf, tree
-    )
-
-
-def _conformed(value: Any, like: Any) -> Any:
-    """Give a result the dtype it has in torch; sizes stay numbers."""
-    if isinstance(like, torch.Tensor):
-        return jnp.asarray(value, _dtype_of(like))
-    if isinstance(like, tuple | list) and isinstance(value, tuple | list):
-        return [_conformed(*pair) for pair in zip(value, like, strict=False)]
-    return value
-
-

@@ -19,10 +19,12 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.batched.attributes import AttributeLookup
-from envkit.batched.exchange import BufferExchange, TensorDictExchange, call_by_row
+from envkit.batched.exchange import BufferExchange
 from envkit.batched.lifecycle import HostedEnv
 from envkit.batched.recording import record_random, record_rollout
+from envkit.batched.routing import call_by_row
 from envkit.batched.stacking import by_row, empty_rows, keep_unstepped, stack_rows
+from envkit.batched.td_exchange import TensorDictExchange
 from envkit.env_specs import as_key, as_path
 from envkit.errors import ArgumentCountError, BatchSizeError, ClosedEnvError, WorkerError
 from envkit.policy import Policy
@@ -234,9 +236,10 @@ class BatchedEnv(AttributeLookup, HostedEnv):
         With ``static_seed`` every sub-env gets ``seed``, which is returned.
         """
         self._started()
-        self._seed, self._seed_is_static = seed, static_seed
+        following = self._set_seeds(seed, static=static_seed)
         self._seed_actions(seed)
-        return self._set_seeds(seed, static=static_seed)
+        self._seed, self._seed_is_static = seed, static_seed
+        return following
 
     def _set_seeds(self, seed: int | None, *, static: bool) -> int:
         seeds, following = seed_chain(seed, self.num_workers, static=static)

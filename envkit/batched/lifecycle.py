@@ -23,12 +23,13 @@ import torch
 from envkit.base import EnvBase
 from envkit.batched.arguments import as_kwargs, as_makers, tasks_of
 from envkit.batched.creator import EnvCreator
-from envkit.batched.exchange import BufferExchange, TensorDictExchange
+from envkit.batched.exchange import BufferExchange
 from envkit.batched.host import Maker
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.policy_proof import PolicyEntries, policy_entries
 from envkit.batched.recovery import Recovery, allowed_restarts, require_truncated
 from envkit.batched.stacking import has_own_rows
+from envkit.batched.td_exchange import TensorDictExchange
 from envkit.errors import ArgumentError, ClosedEnvError, SpecError
 from envkit.specs import Composite
 from envkit.transport import Pool
@@ -240,6 +241,7 @@ class HostedEnv(EnvBase):
                 self._device,
                 more_inputs=more,
                 recovery=self._recovery,
+                checked=all(pool.call("has_row_core")),
             )
         else:
             self._exchange = TensorDictExchange(

@@ -11,8 +11,8 @@ from typing import Any
 from envkit.base import EnvBase
 from envkit.batched.attributes import LocalAttribute
 from envkit.batched.common import BatchedEnv
-from envkit.batched.exchange import TensorDictExchange
 from envkit.batched.host import COMMAND_NAMES, HostFactory, Maker
+from envkit.batched.td_exchange import TensorDictExchange
 from envkit.transport import LocalPool, Pool
 
 __all__ = ["SerialEnv"]

@@ -269,8 +269,10 @@ class InitTracker(FusableTransform, EpisodeTransform):
     def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
         return self._marks(fresh, lambda flags: ~tally.unset(flags))
 
-    def kept_leaves(self, fresh: Leaves) -> Changes:
-        return self._marks(fresh, tally.unset)  # what was not reset now is not at its start
+    def _settle(self, td: TensorDictBase, td_reset: TensorDictBase) -> None:
+        for level in self._levels():  # what is not reset now is not at its start
+            flags = td_reset.get(as_key(self._flag_path(level)))
+            td.set(as_key((*level, self.init_key)), tally.unset(flags))
 
     def _marks(self, leaves: Leaves, make: Callable[[Any], Any]) -> Changes:
         return {

@@ -12,24 +12,32 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
 from envkit import elementwise
-from envkit.errors import ArgumentError, KeyCollisionError, SpecError
-from envkit.keys import Key, as_key, as_path
+from envkit.errors import ArgumentError, KeyCollisionError, MissingKeyError, SpecError
+from envkit.keys import Key, Path, as_key, as_path
 from envkit.specs import Bounded, BoundedContinuous, BoundedDiscrete, Composite, TensorSpec
 from envkit.transforms.base import Keys
 from envkit.transforms.episodes import EpisodeTransform
-from envkit.transforms.leafwise import LeafTransform, require_known, require_negative
+from envkit.transforms.fusable import Changes, FusableTransform, Leaves
+from envkit.transforms.leafwise import (
+    LeafTransform,
+    require_known,
+    require_negative,
+    require_regular,
+    reshaped,
+)
 from envkit.transforms.postprocess import time_axis
 
 __all__ = ["CatFrames", "TimeMaxPool"]
 
 
-class _Windowed(EpisodeTransform, LeafTransform):
+class _Windowed(FusableTransform, EpisodeTransform, LeafTransform):
     """Base of transforms that need the last ``count`` frames."""
 
     _memory_name: str
@@ -42,11 +50,11 @@ class _Windowed(EpisodeTransform, LeafTransform):
 
     # ---------------------------------------------------------------------- for concrete transforms
 
-    def _shown(self, window: torch.Tensor) -> torch.Tensor:
+    def _shown(self, window: Any) -> Any:
         """Make the outcome of a window of ``count`` frames."""
         raise NotImplementedError
 
-    def _padding(self, frame: torch.Tensor) -> torch.Tensor:
+    def _padding(self, frame: Any, constants: Mapping[str, Any]) -> Any:
         """Make the memory of an episode whose first frame this is."""
         return elementwise.tiled(frame, self.count - 1, self.dim)
 
@@ -56,44 +64,41 @@ class _Windowed(EpisodeTransform, LeafTransform):
         path = as_path(target)
         return as_key((*path[:-1], f"_{self._memory_name}_{path[-1]}"))
 
-    def _show(self, td: TensorDictBase, target: Key, memory: torch.Tensor | None, frame) -> None:
-        """Write the outcome for the newest frame, and the memory for the next one."""
-        if self.count == 1:
-            td.set(target, self._shown(frame))
-            return
-        memory = self._padding(frame) if memory is None else memory
-        window = elementwise.pushed(memory, frame, self.dim)
-        td.set(target, self._shown(window))
-        td.set(
-            self._memory_key(target),
-            elementwise.recent(window, memory.shape[self.dim], self.dim),
-        )
+    def memory(self) -> list[Path]:
+        return [as_path(self._memory_key(target)) for target in self.out_keys if self.count > 1]
 
-    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
-        def show(source: Key, target: Key) -> None:
-            memory = td.get(self._memory_key(target), None)
-            self._show(next_td, target, memory, next_td.get(source))
+    def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
+        changes: dict[Path, Any] = {}
+        for source, target in zip(self.in_keys, self.out_keys, strict=True):
+            frame, path = following.get(as_path(source)), as_path(self._memory_key(target))
+            if frame is None:
+                if not self.missing_tolerance:
+                    raise MissingKeyError(
+                        f"{type(self).__name__} reads {source!r}, but the data has "
+                        f"{sorted('.'.join(path) for path in following)}. Name an entry that is there."
+                    )
+            elif self.count == 1:
+                changes[as_path(target)] = self._shown(frame)
+            else:
+                memory = root.get(path)
+                memory = self._padding(frame, constants) if memory is None else memory
+                window = elementwise.pushed(memory, frame, self.dim)
+                changes[as_path(target)] = self._shown(window)
+                changes[path] = elementwise.recent(window, memory.shape[self.dim], self.dim)
+        return changes
 
-        return self._for_each(next_td, show)
+    def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
+        return self.step_leaves(Leaves({}, fresh.batch_dims), fresh, constants)
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        def show(source: Key, target: Key) -> None:
-            self._show(td_reset, target, None, td_reset.get(source))
+        fresh = super()._reset(td, td_reset)
+        for target in self.out_keys:
             level = self._level_of(target, self.reset_key)
             for key in (target, self._memory_key(target)):
-                fresh = td_reset.get(key, None)
-                if fresh is not None:
-                    td_reset.set(key, self._kept_elsewhere(td, level, key, fresh))
-
-        return self._for_each(td_reset, show)
-
-    def _for_each(self, td: TensorDictBase, show: Callable[[Key, Key], None]) -> TensorDictBase:
-        for source, target in zip(self.in_keys, self.out_keys, strict=True):
-            if td.get(source, None) is not None:
-                show(source, target)
-            elif not self.missing_tolerance:
-                self._convert(td, [source], [target], self._shown)  # says what is missing
-        return td
+                value = fresh.get(key, None)
+                if value is not None:
+                    fresh.set(key, self._kept_elsewhere(td, level, key, value))
+        return fresh
 
     # --------------------------------------------------------------------------------------- specs
 
@@ -121,6 +126,7 @@ class _Windowed(EpisodeTransform, LeafTransform):
         for source, target in zip(self.in_keys, self.out_keys, strict=True):
             leaf = frames.get(source, None)
             if leaf is not None and self.count > 1:
+                require_regular(self, source, leaf)
                 self._require_axis(source, leaf, frames.ndim)
                 spec[self._memory_key(target)] = self._joined_leaf(leaf, self.count - 1)
         return spec
@@ -134,7 +140,7 @@ class _Windowed(EpisodeTransform, LeafTransform):
             )
 
     def _joined_leaf(self, leaf: TensorSpec, count: int) -> TensorSpec:
-        return leaf._map_shape(lambda tensor: torch.cat([tensor] * count, self.dim))
+        return reshaped(leaf, lambda tensor: torch.cat([tensor] * count, self.dim))
 
     # ------------------------------------------------------------------------------- recorded data
 
@@ -263,13 +269,16 @@ class CatFrames(_Windowed):
         self.future = future
         self.mask_key = mask_key
 
-    def _shown(self, window: torch.Tensor) -> torch.Tensor:
+    def constants(self) -> dict[str, Any]:
+        return {"padding_value": self.padding_value}
+
+    def _shown(self, window: Any) -> Any:
         return window
 
-    def _padding(self, frame: torch.Tensor) -> torch.Tensor:
+    def _padding(self, frame: Any, constants: Mapping[str, Any]) -> Any:
         if self.padding == "same":
-            return super()._padding(frame)
-        return elementwise.padded(frame, self.N - 1, self.dim, self.padding_value)
+            return super()._padding(frame, constants)
+        return elementwise.padded(frame, self.N - 1, self.dim, constants["padding_value"])
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
         return self._joined_leaf(leaf, self.N)
@@ -296,6 +305,10 @@ class CatFrames(_Windowed):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         return tensordict if self.as_inverse else self._unfold(tensordict)
+
+    @property
+    def _is_forward(self) -> bool:
+        return True  # with as_inverse it cannot stand in an env
 
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
         return self._unfold(td) if self.as_inverse else super()._inv_call(td)
@@ -360,7 +373,7 @@ class TimeMaxPool(_Windowed):
             raise ArgumentError(f"T is {T}, but must be at least 1.")
         self.T = T
 
-    def _shown(self, window: torch.Tensor) -> torch.Tensor:
+    def _shown(self, window: Any) -> Any:
         return elementwise.peak(window, self.T, self.dim)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

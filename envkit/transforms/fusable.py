@@ -18,13 +18,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 
 from envkit import transition
 from envkit.keys import Path, as_key
 from envkit.transforms.base import Transform
 
-__all__ = ["Changes", "FusableTransform", "Leaves", "changed", "take_out"]
+__all__ = [
+    "Changes",
+    "FusableTransform",
+    "Leaves",
+    "MomentTransform",
+    "changed",
+    "dtype_name",
+    "take_out",
+]
 
 Changes = Mapping[Path, Any]
 
@@ -79,6 +88,11 @@ def changed(leaves: Mapping[Path, Any], changes: Changes) -> dict[Path, Any]:
     return {path: leaf for path, leaf in merged.items() if leaf is not None}
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Give the name a dtype has in every namespace; see `envkit.dtypes`."""
+    return str(dtype).removeprefix("torch.")
+
+
 def take_out(tree: Any, path: Path) -> None:
     """Delete an entry of a TensorDict or Composite, and the nodes it leaves empty."""
     del tree[path]
@@ -105,7 +119,7 @@ class FusableTransform(Transform):
     to do.
     """
 
-    _pairs = (("_step", "step_leaves"), ("_call", "step_leaves"), ("_reset", "reset_leaves"))
+    _twins = (("_step", "step_leaves"), ("_reset", "reset_leaves"))
 
     # ---------------------------------------------------------------------- for concrete transforms
 
@@ -129,10 +143,6 @@ class FusableTransform(Transform):
         """Transform what a reset produced, all rows; gives changes to ``fresh``."""
         return {}
 
-    def kept_leaves(self, fresh: Leaves) -> Changes:
-        """Say what a reset changes in rows it does not reset; ``fresh`` is what it shows elsewhere."""
-        return {}
-
     def memory(self) -> list[Path]:
         """List the entries at the root that `step_leaves` reads; these are states."""
         return []
@@ -148,13 +158,16 @@ class FusableTransform(Transform):
         They are not if it has an inverse pass, or if a subclass writes a hook over TensorDicts anew.
         """
         kind = type(self)
-        is_forward = not self.in_keys_inv and all(
-            getattr(kind, name) is getattr(Transform, name)
-            for name in ("_inv_call", "_reset_env_preprocess", "_already_begun")
+        return self._is_forward and all(
+            _place(kind, ours) <= _place(kind, td) for td, ours in self._twins
         )
-        return is_forward and all(
-            _place(kind, ours) <= _place(kind, td) for td, ours in self._pairs
-        )
+
+    @property
+    def _is_forward(self) -> bool:
+        """Whether nothing happens on the way in."""
+        kind, inwards = type(self), ("_inv_call", "_reset_env_preprocess", "_already_begun")
+        is_written = any(getattr(kind, name) is not getattr(Transform, name) for name in inwards)
+        return not self.in_keys_inv and not is_written
 
     # --------------------------------------------------------------------------- over TensorDicts
 
@@ -162,16 +175,45 @@ class FusableTransform(Transform):
         changes = self.step_leaves(_LeavesOf(td), _LeavesOf(next_td), self.constants())
         return _written(next_td, changes)
 
-    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
-        return self._step(next_td.empty(), next_td)
-
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        self._keep(td, td_reset)
+        self._settle(td, td_reset)
         return _written(td_reset, self.reset_leaves(_LeavesOf(td_reset), self.constants()))
 
-    def _keep(self, td: TensorDictBase, fresh: TensorDictBase) -> None:
-        """Write to ``td``, which asked for a reset, what changes in rows that were not reset."""
-        _written(td, self.kept_leaves(_LeavesOf(fresh)))
+    def _settle(self, td: TensorDictBase, td_reset: TensorDictBase) -> None:
+        """Write to ``td`` what a reset it asked for changes in rows that were not reset.
+
+        Called wherever the transform runs, since the env merges ``td`` outside of programs.
+        """
+
+
+class MomentTransform(FusableTransform):
+    """Base of fusable transforms that treat resets and steps alike, and see nothing else.
+
+    A concrete one writes `moment_leaves`; the hooks over TensorDicts go through `_call`.
+    """
+
+    _twins = tuple((name, "moment_leaves") for name in ("_step", "_call", "_reset"))
+
+    def moment_leaves(self, leaves: Leaves, constants: Mapping[str, Any]) -> Changes:
+        """Transform what a reset or a step produced; gives changes to ``leaves``."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not write moment_leaves. Write it, or write _call as in any "
+            "Transform."
+        )
+
+    def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
+        return self.moment_leaves(following, constants)
+
+    def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
+        return self.moment_leaves(fresh, constants)
+
+    _step = Transform._step
+
+    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+        return _written(next_td, self.moment_leaves(_LeavesOf(next_td), self.constants()))
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        return self._call(td_reset)
 
 
 def _place(kind: type, name: str) -> int:

@@ -6,11 +6,10 @@ env reads back (its states) is never taken away from it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
-from tensordict import TensorDictBase
-
+from envkit import elementwise
 from envkit.errors import (
     ArgumentError,
     KeyCollisionError,
@@ -20,14 +19,14 @@ from envkit.errors import (
 )
 from envkit.keys import Key, as_path
 from envkit.specs import Composite, TensorSpec, Unbounded
-from envkit.transforms.base import Keys, Transform, as_keys
-from envkit.transforms.fusable import take_out
-from envkit.transforms.leafwise import require_negative
+from envkit.transforms.base import Keys, as_keys
+from envkit.transforms.fusable import Changes, Leaves, MomentTransform, take_out
+from envkit.transforms.leafwise import require_negative, require_regular
 
 __all__ = ["CatTensors"]
 
 
-class CatTensors(Transform):
+class CatTensors(MomentTransform):
     """Join observations into one tensor.
 
     Args:
@@ -73,13 +72,15 @@ class CatTensors(Transform):
     def _ordered(self, keys: Sequence[Key]) -> list[Key]:
         return sorted(keys, key=as_path) if self.sort else list(keys)
 
-    def _joined(self, values: list[torch.Tensor], batch_dims: int) -> torch.Tensor:
+    def _joined(self, values: list[Any], batch_dims: int) -> Any:
         if self.unsqueeze_if_oor:
             values = [
-                value.unsqueeze(self.dim) if -self.dim > value.ndim - batch_dims else value
+                elementwise.unsqueezed(value, self.dim)
+                if -self.dim > value.ndim - batch_dims
+                else value
                 for value in values
             ]
-        return torch.cat(values, self.dim)
+        return elementwise.joined(values, self.dim)
 
     def _deleted(self) -> list[Key]:
         """Inputs that are taken away."""
@@ -89,26 +90,22 @@ class CatTensors(Transform):
         kept = set(map(as_path, [*self.out_keys, *([] if env is None else env.state_keys)]))
         return [key for key in self.in_keys if as_path(key) not in kept]
 
-    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+    def moment_leaves(self, leaves: Leaves, constants: Mapping[str, Any]) -> Changes:
         if not self.in_keys:
             raise NoParentError(
                 "CatTensors has no in_keys and reads them from an environment. Name them, or put it "
                 "into a TransformedEnv."
             )
-        values = [next_td.get(key, None) for key in self.in_keys]
-        missing = [key for key, value in zip(self.in_keys, values, strict=True) if value is None]
+        values = {key: leaves.get(as_path(key)) for key in self.in_keys}
+        missing = [key for key, value in values.items() if value is None]
         if missing:
             raise MissingKeyError(
                 f"CatTensors joins {self.in_keys}, but {missing} are not among "
-                f"{sorted(map(str, next_td.keys(True, True)))}."
+                f"{sorted('.'.join(path) for path in leaves)}."
             )
-        next_td.set(self.out_keys[0], self._joined(values, next_td.batch_dims))
-        for key in self._deleted():
-            take_out(next_td, as_path(key))
-        return next_td
-
-    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        return self._call(td_reset)
+        gone = {as_path(key): None for key in self._deleted()}
+        joined = self._joined(list(values.values()), leaves.batch_dims)
+        return {as_path(self.out_keys[0]): joined, **gone}
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         if self._takes_all:
@@ -122,6 +119,8 @@ class CatTensors(Transform):
                 f"{[] if self.parent is None else self.parent.state_keys}. Name entries that exist "
                 "with in_keys=."
             )
+        for key, leaf in leaves.items():
+            require_regular(self, key, leaf)  # type: ignore[arg-type]
         (target,) = self.out_keys
         if target not in self.in_keys and observation_spec.get(target, None) is not None:
             raise KeyCollisionError(

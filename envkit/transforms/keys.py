@@ -10,7 +10,8 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from tensordict import TensorDictBase
 
@@ -19,7 +20,7 @@ from envkit.errors import ArgumentError, KeyCollisionError, MissingKeyError
 from envkit.keys import Key, Path, as_path
 from envkit.specs import Composite
 from envkit.transforms.base import Keys, Transform, as_keys
-from envkit.transforms.fusable import take_out
+from envkit.transforms.fusable import Changes, Leaves, MomentTransform, take_out
 from envkit.transforms.leafwise import INPUTS, OUTPUTS, require_known
 
 __all__ = ["ExcludeTransform", "RenameTransform", "SelectTransform"]
@@ -38,7 +39,7 @@ def _paths(keys: Iterable[Key]) -> list[Path]:
 # ------------------------------------------------------------------------------------------- rename
 
 
-class RenameTransform(Transform):
+class RenameTransform(MomentTransform):
     """Give entries other names, or copies under other names.
 
     Observations, rewards, done flags and whole nodes can be renamed, into and out of nodes. What the env
@@ -135,6 +136,16 @@ class RenameTransform(Transform):
                 td.set((*inner, rules.RESET), mask)
         return self._moved(td, self._inwards, all_there=False)
 
+    @property
+    def _is_forward(self) -> bool:
+        return not self.in_keys_inv  # renamed done flags, which a reset looks for, fit no program
+
+    def moment_leaves(self, leaves: Leaves, constants: Mapping[str, Any]) -> Changes:
+        moved = {path: self._new_path(path) for path in leaves}
+        moved = {old: new for old, new in moved.items() if old != new}
+        gone = {} if self.create_copy else dict.fromkeys(moved)
+        return {**gone, **{new: leaves[old] for old, new in moved.items()}}
+
     def _moved_levels(self) -> dict[Path, Path]:
         """Say where the levels went whose done leaves were all renamed."""
         parent = self.parent
@@ -201,11 +212,8 @@ class RenameTransform(Transform):
 # -------------------------------------------------------------------------------- select and exclude
 
 
-class _Choosing(Transform):
+class _Choosing(MomentTransform):
     """Base of transforms that leave entries out."""
-
-    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        return self._call(td_reset)
 
     def _without(self, spec: Composite, gone: Iterable[Path]) -> Composite:
         for path in gone:
@@ -244,14 +252,21 @@ class SelectTransform(_Choosing):
         self.keep_dones = keep_dones
         self.only_adds_done = keep_dones
 
-    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+    def _kept(self) -> list[Key]:
         env = self.parent
         kept = [*self.selected_keys, *self._read_back()]
         if env is not None and self.keep_rewards:
             kept += env.reward_keys
         if env is not None and self.keep_dones:
             kept += env.done_keys
-        return next_td.select(*kept, strict=False)
+        return kept
+
+    def moment_leaves(self, leaves: Leaves, constants: Mapping[str, Any]) -> Changes:
+        kept = _paths(self._kept())
+        return {path: None for path in leaves if not _is_below(path, kept)}
+
+    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+        return next_td.select(*self._kept(), strict=False)
 
     def _unselected(self, spec: Composite, also: Iterable[Key] = ()) -> list[Path]:
         kept = _paths([*self.selected_keys, *also])
@@ -297,6 +312,14 @@ class ExcludeTransform(_Choosing):
         """False where done flags are left out."""
         parent, gone = self.parent, _paths(self.excluded_keys)
         return parent is None or not any(_is_below(path, gone) for path in _paths(parent.done_keys))
+
+    @property
+    def _is_forward(self) -> bool:
+        return not self.inverse
+
+    def moment_leaves(self, leaves: Leaves, constants: Mapping[str, Any]) -> Changes:
+        gone = _paths(self.excluded_keys)
+        return {path: None for path in leaves if _is_below(path, gone)}
 
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
         return next_td if self.inverse else next_td.exclude(*self.excluded_keys)

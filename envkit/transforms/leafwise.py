@@ -2,7 +2,8 @@
 
 `LeafTransform` decides where the outcome is declared: beside what it was made of, among observations,
 rewards or done flags; on the way in, in the place of the action or state it becomes. A transform says
-what happens to a value and what to a spec.
+what happens to a value and what to a spec. `ArrayTransform` is one that says the first for arrays of any
+namespace, and so can be fused.
 
 Conventions
     leaf  spec of one entry, batch axes in front.
@@ -10,30 +11,36 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from envkit.errors import ArgumentError, MissingKeyError
-from envkit.keys import Key
+from envkit.errors import ArgumentError, MissingKeyError, SpecError
+from envkit.keys import Key, Path, as_path
 from envkit.specs import (
     Bounded,
     BoundedContinuous,
     BoundedDiscrete,
     Composite,
+    Stacked,
     TensorSpec,
     Unbounded,
 )
 from envkit.transforms.base import Keys, Transform
+from envkit.transforms.fusable import Changes, Leaves, MomentTransform
 
 __all__ = [
     "INPUTS",
     "OUTPUTS",
+    "ArrayTransform",
     "LeafTransform",
     "box_between",
     "image_of",
     "require_known",
     "require_negative",
+    "require_regular",
+    "reshaped",
 ]
 
 OUTPUTS = ("observation", "reward", "done")
@@ -111,6 +118,7 @@ class LeafTransform(Transform):
         for source, target in zip(self.in_keys, self.out_keys, strict=True):
             leaf = spec.get(source, None)
             if leaf is not None:
+                require_regular(self, source, leaf)
                 spec[target] = self._leaf_after(leaf)
         return spec
 
@@ -118,10 +126,37 @@ class LeafTransform(Transform):
         for inner, outer in zip(self.in_keys_inv, self.out_keys_inv, strict=True):
             leaf = spec.get(inner, None)
             if leaf is not None:
+                require_regular(self, inner, leaf)
                 if inner != outer:
                     del spec[inner]
                 spec[outer] = self._leaf_before(leaf)
         return spec
+
+
+class ArrayTransform(LeafTransform, MomentTransform):
+    """Base of leaf transforms whose forward pass is written in the array API, in `_changed`."""
+
+    _twins = (*MomentTransform._twins, ("_apply_transform", "_changed"))
+
+    def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
+        """Turn the value of an in_key, an array of any namespace, into that of its out_key."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not write _changed. Write it, or write _apply_transform as in "
+            "any Transform."
+        )
+
+    def _apply_transform(self, value: Any) -> Any:
+        return self._changed(value, self.constants(), 0)
+
+    _step, _call, _reset = Transform._step, Transform._call, Transform._reset
+
+    def moment_leaves(self, leaves: Leaves, constants: Mapping[str, Any]) -> Changes:
+        changes: dict[Path, Any] = {}
+        for source, target in zip(map(as_path, self.in_keys), self.out_keys, strict=True):
+            value = changes.get(source, leaves.get(source))
+            if value is not None:  # rewards are absent at a reset
+                changes[as_path(target)] = self._changed(value, constants, leaves.batch_dims)
+        return changes
 
 
 def require_known(
@@ -142,6 +177,25 @@ def require_known(
             f"{type(transform).__name__} reads {missing}, but the env has {known}. Name entries that "
             f"exist with {argument}."
         )
+
+
+def require_regular(transform: Transform, key: Key, leaf: TensorSpec) -> None:
+    """Check that all envs of a batch give an entry in one shape.
+
+    Raises:
+        SpecError: they do not.
+    """
+    if -1 in leaf.shape:
+        raise SpecError(
+            f"{type(transform).__name__} changes {key!r}, whose shape differs among the envs of the "
+            f"batch: {tuple(leaf.shape)}. Put the transform into each of them instead: "
+            "SerialEnv(n, [lambda: TransformedEnv(...), ...])."
+        )
+
+
+def reshaped(leaf: TensorSpec, view: Callable[[torch.Tensor], torch.Tensor]) -> TensorSpec:
+    """Describe ``view(value)`` for the values of a leaf; a view only moves or repeats elements."""
+    return image_of(leaf, view) if isinstance(leaf, Stacked) else leaf._map_shape(view)
 
 
 def image_of(leaf: TensorSpec, change: Callable[[torch.Tensor], torch.Tensor]) -> TensorSpec:

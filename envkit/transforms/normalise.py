@@ -9,7 +9,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,14 +19,14 @@ from envkit.errors import ArgumentError, MissingKeyError, NoParentError, Statist
 from envkit.keys import Key, as_key, as_path
 from envkit.specs import TensorSpec
 from envkit.transforms.base import Keys
-from envkit.transforms.leafwise import LeafTransform, image_of
+from envkit.transforms.leafwise import ArrayTransform, image_of
 
 __all__ = ["ObservationNorm", "RewardScaling"]
 
 Number = float | torch.Tensor
 
 
-class _Affine(LeafTransform):
+class _Affine(ArrayTransform):
     """Base of transforms by a fixed ``loc`` and ``scale``, buffers that broadcast to the values."""
 
     loc: torch.Tensor | None
@@ -37,9 +37,13 @@ class _Affine(LeafTransform):
         assert self.loc is not None and self.scale is not None
         return self.loc, self.scale
 
-    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+    def constants(self) -> dict[str, Any]:
+        loc, scale = self._numbers()
+        return {"loc": loc, "scale": scale}
+
+    def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
         change = elementwise.standardised if self.standard_normal else elementwise.scaled
-        return change(value, *self._numbers())
+        return change(value, constants["loc"], constants["scale"])
 
     def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
         change = elementwise.scaled if self.standard_normal else elementwise.standardised

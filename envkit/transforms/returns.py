@@ -17,7 +17,7 @@ from envkit.errors import ArgumentError
 from envkit.specs import Composite, Unbounded
 from envkit.transforms.base import Keys, as_keys
 from envkit.transforms.episodes import EpisodeTransform
-from envkit.transforms.fusable import Changes, FusableTransform, Leaves
+from envkit.transforms.fusable import Changes, FusableTransform, Leaves, dtype_name
 
 __all__ = ["RewardSum", "TargetReturn"]
 
@@ -70,9 +70,13 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
         changes = {}
         for source, target in self._pairs():
             spec = env.full_reward_spec[source]
-            event, dtype = spec.shape[env.batch_dims :], str(spec.dtype).removeprefix("torch.")
-            value = tally.begun(flags, fresh.batch_dims, event, dtype, self._first(constants))
-            changes[as_path(target)] = value
+            changes[as_path(target)] = tally.begun(
+                flags,
+                fresh.batch_dims,
+                spec.shape[env.batch_dims :],
+                dtype_name(spec.dtype),
+                self._first(constants),
+            )
         return changes
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:

@@ -26,7 +26,7 @@ from envkit.specs import Composite, TensorSpec, Unbounded
 from envkit.transforms.base import Keys, Transform
 from envkit.transforms.compose import Compose
 from envkit.transforms.episodes import EpisodeTransform
-from envkit.transforms.leafwise import LeafTransform
+from envkit.transforms.leafwise import LeafTransform, require_regular
 from envkit.transforms.normalise import ObservationNorm
 
 __all__ = ["VecNorm"]
@@ -226,9 +226,10 @@ class VecNorm(EpisodeTransform, LeafTransform):
         for number, key in enumerate(self.in_keys):
             leaf = spec.get(key, None)
             if leaf is not None:
-                after = self._leaf_after(leaf)
+                require_regular(self, key, leaf)
                 event = self._event(number, leaf.shape[spec.ndim :])
-                self._moments_of(key).begin(event, after.dtype, after.device)  # type: ignore[arg-type]
+                dtype = self._leaf_after(leaf).dtype
+                self._moments_of(key).begin(event, dtype, leaf.device)  # type: ignore[arg-type]
         return super()._written(spec)
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:

@@ -10,33 +10,38 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
+from envkit import elementwise
 from envkit.errors import ArgumentError, SpecAxisError
 from envkit.keys import Key
 from envkit.specs import Composite, TensorSpec
 from envkit.transforms.base import Keys
-from envkit.transforms.leafwise import LeafTransform, require_negative
+from envkit.transforms.leafwise import ArrayTransform, require_negative, reshaped
 
 __all__ = ["FlattenObservation", "PermuteTransform", "SqueezeTransform", "UnsqueezeTransform"]
 
 
-class _ShapeTransform(LeafTransform):
+class _ShapeTransform(ArrayTransform):
     """Base of transforms that view a value in another shape; the way in is the opposite view."""
 
     _batch_dims = 0
 
-    def _view(self, value: torch.Tensor, batch_dims: int) -> torch.Tensor:
+    def _view(self, value: Any, batch_dims: int) -> Any:
         """Give ``value``, with ``batch_dims`` batch axes, in the other shape."""
         raise NotImplementedError
 
-    def _view_back(self, value: torch.Tensor, batch_dims: int) -> torch.Tensor:
+    def _view_back(self, value: Any, batch_dims: int) -> Any:
         """Undo `_view`."""
         raise NotImplementedError
+
+    def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
+        return self._view(value, batch_dims)
 
     def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
         return self._view(value, self._batch_dims)
@@ -71,7 +76,7 @@ class _ShapeTransform(LeafTransform):
                 "choice, or it has a mask. Convert the entry to a plain categorical one first."
             )
         try:
-            return leaf._map_shape(partial(self._view, batch_dims=self._batch_dims))
+            return reshaped(leaf, partial(self._view, batch_dims=self._batch_dims))
         except (IndexError, RuntimeError) as error:
             raise SpecAxisError(
                 f"{type(self).__name__}({self.extra_repr()}) does not fit an entry of shape "
@@ -111,8 +116,9 @@ class FlattenObservation(_ShapeTransform):
         self.first_dim = require_negative("first_dim", first_dim, **allowed)
         self.last_dim = require_negative("last_dim", last_dim, **allowed)
 
-    def _view(self, value: torch.Tensor, batch_dims: int) -> torch.Tensor:
-        return value.flatten(_axis(self.first_dim, batch_dims), _axis(self.last_dim, batch_dims))
+    def _view(self, value: Any, batch_dims: int) -> Any:
+        first, last = _axis(self.first_dim, batch_dims), _axis(self.last_dim, batch_dims)
+        return elementwise.flattened(value, first, last)
 
     def extra_repr(self) -> str:
         return f"first_dim={self.first_dim}, last_dim={self.last_dim}, {super().extra_repr()}"
@@ -145,11 +151,11 @@ class UnsqueezeTransform(_ShapeTransform):
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
         self.dim = require_negative("dim", dim, allow_positive=allow_positive_dim)
 
-    def _view(self, value: torch.Tensor, batch_dims: int) -> torch.Tensor:
-        return value.unsqueeze(_axis(self.dim, batch_dims))
+    def _view(self, value: Any, batch_dims: int) -> Any:
+        return elementwise.unsqueezed(value, _axis(self.dim, batch_dims))
 
-    def _view_back(self, value: torch.Tensor, batch_dims: int) -> torch.Tensor:
-        return value.squeeze(_axis(self.dim, batch_dims))
+    def _view_back(self, value: Any, batch_dims: int) -> Any:
+        return elementwise.squeezed(value, _axis(self.dim, batch_dims))
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, {super().extra_repr()}"
@@ -193,15 +199,11 @@ class PermuteTransform(_ShapeTransform):
             raise ArgumentError(f"dims is {self.dims}, but must be a reordering of {own}.")
         self._back = tuple(self.dims.index(dim) - len(own) for dim in own)
 
-    def _view(self, value: torch.Tensor, batch_dims: int) -> torch.Tensor:
-        return _permuted(value, self.dims)
+    def _view(self, value: Any, batch_dims: int) -> Any:
+        return elementwise.permuted(value, self.dims)
 
-    def _view_back(self, value: torch.Tensor, batch_dims: int) -> torch.Tensor:
-        return _permuted(value, self._back)
+    def _view_back(self, value: Any, batch_dims: int) -> Any:
+        return elementwise.permuted(value, self._back)
 
     def extra_repr(self) -> str:
         return f"dims={self.dims}, {super().extra_repr()}"
-
-
-def _permuted(value: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-    return value.permute(*range(value.ndim - len(dims)), *dims)

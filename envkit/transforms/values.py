@@ -6,12 +6,14 @@ Each of these transforms works on the elements of one entry, needs no other row,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
 from envkit import elementwise
+from envkit.dtypes import dtype_named
 from envkit.errors import ArgumentError, SpecError
 from envkit.keys import Key, as_key
 from envkit.specs import (
@@ -24,7 +26,8 @@ from envkit.specs import (
     Unbounded,
 )
 from envkit.transforms.base import Keys
-from envkit.transforms.leafwise import LeafTransform, box_between, image_of
+from envkit.transforms.fusable import dtype_name
+from envkit.transforms.leafwise import ArrayTransform, box_between, image_of
 from envkit.transition import leaves
 
 __all__ = [
@@ -41,7 +44,7 @@ __all__ = [
 # --------------------------------------------------------------------------------------------- cast
 
 
-class DTypeCastTransform(LeafTransform):
+class DTypeCastTransform(ArrayTransform):
     """Cast entries to another dtype, and what the user gives back to that of the env.
 
     Without any keys, in an env: all observations and rewards of ``dtype_in`` are cast, and all actions
@@ -78,8 +81,8 @@ class DTypeCastTransform(LeafTransform):
         self.dtype_in = dtype_in
         self.dtype_out = dtype_out
 
-    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
-        return elementwise.cast(value, self.dtype_out)
+    def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
+        return elementwise.cast(value, dtype_named(value, dtype_name(self.dtype_out)))
 
     def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
         return elementwise.cast(value, self.dtype_in)
@@ -149,7 +152,7 @@ class DoubleToFloat(DTypeCastTransform):
 # --------------------------------------------------------------------------------------------- clip
 
 
-class ClipTransform(LeafTransform):
+class ClipTransform(ArrayTransform):
     """Clip values to ``[low, high]``, those the env gives and those it takes.
 
     What the user gives may lie anywhere in the env's own spec; it is clipped on the way in.
@@ -184,10 +187,14 @@ class ClipTransform(LeafTransform):
         self.low = low
         self.high = high
 
-    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
-        return elementwise.clipped(value, self.low, self.high)
+    def constants(self) -> dict[str, Any]:
+        return {"low": self.low, "high": self.high}
 
-    _inv_apply_transform = _apply_transform
+    def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
+        return elementwise.clipped(value, constants["low"], constants["high"])
+
+    def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        return self._apply_transform(value)
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
         return image_of(_as_box(leaf), self._apply_transform)
@@ -229,7 +236,7 @@ def _as_box(leaf: TensorSpec) -> TensorSpec:
 # -------------------------------------------------------------------------------------------- signs
 
 
-class SignTransform(LeafTransform):
+class SignTransform(ArrayTransform):
     """Replace values by their signs: -1, 0 or 1, in the same dtype.
 
     Args:
@@ -237,16 +244,17 @@ class SignTransform(LeafTransform):
         in_keys_inv, out_keys_inv: entries the env takes.
     """
 
-    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+    def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
         return elementwise.sign(value)
 
-    _inv_apply_transform = _apply_transform
+    def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        return self._apply_transform(value)
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
         return image_of(_as_box(leaf), self._apply_transform)
 
 
-class BinarizeReward(LeafTransform):
+class BinarizeReward(ArrayTransform):
     """Replace rewards by 1 where they are positive and 0 elsewhere, int8.
 
     Args:
@@ -257,14 +265,14 @@ class BinarizeReward(LeafTransform):
     def __init__(self, in_keys: Keys = None, out_keys: Keys = None):
         super().__init__("reward" if in_keys is None else in_keys, out_keys)
 
-    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
-        return elementwise.cast(elementwise.is_positive(value), torch.int8)
+    def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
+        return elementwise.cast(elementwise.is_positive(value), dtype_named(value, "int8"))
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
         return Binary(shape=leaf.shape, device=leaf.device, dtype=torch.int8)
 
 
-class LineariseRewards(LeafTransform):
+class LineariseRewards(ArrayTransform):
     """Turn rewards of several objectives into one: a weighted sum over their last axis.
 
     Args:
@@ -289,8 +297,11 @@ class LineariseRewards(LeafTransform):
         given = weights is None or isinstance(weights, torch.Tensor)
         self.register_buffer("weights", weights if given else torch.tensor(weights))
 
-    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
-        return elementwise.weighted_sum(value, 1 if self.weights is None else self.weights)
+    def constants(self) -> dict[str, Any]:
+        return {"weights": 1 if self.weights is None else self.weights}
+
+    def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
+        return elementwise.weighted_sum(value, constants["weights"])
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
         weights = self.weights

@@ -367,3 +367,14 @@ def test_values_without_rows_are_not_written_into_any():
 )
 def test_specs_have_gymnasium_spaces(spec, space):
     assert space_of(spec) == space
+
+
+def test_an_entry_called_state_is_an_observation_but_no_action():
+    space = spaces.Dict(state=spaces.Discrete(3))
+
+    observed, acted = (
+        codec_of(space, categorical=True, key=key).spec() for key in ("observation", "action")
+    )
+
+    assert list(observed.keys()) == ["observation"]
+    assert list(acted.keys()) == ["state"]

@@ -38,6 +38,7 @@ from envkit import (
     VecNorm,
     check_env_specs,
 )
+from envkit.errors import SpecError
 from tests.envs import Count, StatelessCount
 from tests.transforms.test_transform_contract import actions_of, is_equal, play
 
@@ -174,6 +175,26 @@ def test_inside_worker_processes_is_as_outside_around_them():
 
     assert is_equal(*data)
     inside.close()
+
+
+def wide(size: int) -> TransformedEnv:
+    """A count of another size in each env, beside one of the same size."""
+    repeated = CatFrames(size, -1, ["count"], ["wide"])
+    return TransformedEnv(make_count(), Compose(repeated, SelectTransform("count", "wide")))
+
+
+def test_entries_of_unlike_shapes_are_changed_inside_their_envs():
+    makers = [partial(wide, 2), partial(wide, 3)]
+    scaled = TransformedEnv(SerialEnv(2, makers), ObservationNorm(0.0, 2.0, ["count"]))
+    check_env_specs(scaled, return_contiguous=False)
+
+    for name in ("CatFrames", "ClipTransform", "ObservationNorm", "shapes", "VecNorm"):
+        env = TransformedEnv(SerialEnv(2, makers), TRANSFORMS[name]("wide"))
+        with pytest.raises(SpecError, match=r"'wide', whose shape differs.*into each of them"):
+            _ = env.observation_spec
+    joined = CatTensors(["wide", "count"], "out")
+    with pytest.raises(SpecError, match="'wide', whose shape differs"):
+        _ = TransformedEnv(SerialEnv(2, makers), joined).observation_spec
 
 
 # ------------------------------------------------------------------------------------------- masks

@@ -6,7 +6,7 @@ own; how the keys follow each other is decided in `graph`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -72,9 +72,7 @@ DRAWING = table(
         "randn": _sized(jax.random.normal),
         "rand_like": _alike(jax.random.uniform),
         "randn_like": _alike(jax.random.normal),
-        "randint.low": lambda key, low, high, size: jax.random.randint(
-            key, tuple(size), low, high
-        ),
+        "randint.low": lambda key, low, high, size: jax.random.randint(key, tuple(size), low, high),
         "normal_functional": _normal_in,
         "normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor": _normal,
         "uniform": _uniform,

@@ -112,7 +112,7 @@ def _batch_norm(
 ) -> Any:
     shape = (x.shape[1], *(1,) * (x.ndim - 2))
     out = (x - mean.reshape(shape)) * jax.lax.rsqrt(var.reshape(shape) + eps)
-    return _affine(out, weight, bias, shape), mean, var
+    return (_affine(out, weight, bias, shape),)
 
 
 def _instance_norm(
@@ -191,6 +191,22 @@ def _embedding(weight: Any, indices: Any, *_: Any) -> Any:
     return jnp.take(weight, indices, axis=0, mode="fill")
 
 
+def _trilinear(
+    x: Any,
+    y: Any,
+    z: Any,
+    expand_x: Sequence[int],
+    expand_y: Sequence[int],
+    expand_z: Sequence[int],
+    summed: Sequence[int],
+    unroll_dim: int = 1,
+) -> Any:
+    """The product of three tensors after each was given new axes; a bilinear layer is one."""
+    parts = ((x, expand_x), (y, expand_y), (z, expand_z))
+    one, two, three = (jnp.expand_dims(part, tuple(axes)) for part, axes in parts)
+    return (one * two * three).sum(tuple(summed))
+
+
 LAYERS = table(
     {
         "mm bmm": _matmul,
@@ -205,5 +221,6 @@ LAYERS = table(
         "max_pool2d_with_indices": _max_pool,
         "avg_pool2d": _avg_pool,
         "embedding": _embedding,
+        "_trilinear": _trilinear,
     }
 )

@@ -1,0 +1,242 @@
+"""Steps and resets as whole TensorDicts, one for each sub-env.
+
+This serves what rows in memory cannot: entries of varying size, data that is no tensor, unlike
+sub-envs, and gradients within one process. `exchange` is the faster way; both give the same data.
+
+Conventions
+    rows    global row numbers.
+    masks   level path -> bool mask over rows and the sub-envs' own batch, see `rules`.
+    td      data of the whole batch, batch size (rows, *sub_batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit import rules
+from envkit.batched.metadata import EnvMetaData
+from envkit.batched.recovery import Recovery
+from envkit.batched.routing import call_by_row, can_wait, refuse_early_part, rows_of
+from envkit.batched.stacking import keep_unstepped, stack_rows
+from envkit.env_specs import as_key
+from envkit.errors import WorkerError
+from envkit.specs.inputs import require_input
+from envkit.transport import Pool
+
+__all__ = ["TensorDictExchange"]
+
+Path = tuple[str, ...]
+
+
+class TensorDictExchange:
+    """Steps and resets by handing each sub-env its part of the TensorDict.
+
+    Within one process nothing is copied, and the autograd graph is kept. With ``individual`` what
+    comes out is a lazy stack, one TensorDict per row.
+    """
+
+    keeps_unstepped = True
+
+    def __init__(
+        self,
+        pool: Pool,
+        metadata: list[EnvMetaData],
+        device: Any,
+        *,
+        individual: bool,
+        recovery: Recovery,
+    ):
+        self._pool = pool
+        self._recovery = recovery
+        self.lost: set[int] = set()
+        self._num_rows = len(metadata)
+        self._metadata = metadata
+        self._input_devices = [found.device for found in metadata]
+        self._device = device
+        self._non_blocking = False
+        self._individual = individual
+        self._inputs = {
+            as_key(path): leaf
+            for path, leaf in metadata[0].paths("action", "state").items()
+            if not individual and leaf.dtype is not None and min(leaf.shape, default=0) >= 0
+        }
+        self._root_keys = [
+            [as_key(path) for path in found.paths("observation", "done")] for found in metadata
+        ]
+        self._last: list[TensorDictBase | None] = [None] * self._num_rows
+
+    def _remember(self, row: int, td: TensorDictBase) -> None:
+        """Keep a row's newest root: what the env says of itself, not what the caller put there."""
+        self._last[row] = td.select(*self._root_keys[row], strict=False)
+
+    def _input(self, td: TensorDictBase, row: int, *without: Any) -> TensorDictBase:
+        """Give one row's part of ``td`` on the device of its sub-env, the CPU if it names none."""
+        part = cast(TensorDictBase, td[row]).exclude(*without)
+        device = self._input_devices[row] or torch.device("cpu")
+        return part if part.device in (None, device) else part.to(device)
+
+    def send(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
+        """Check the form of the inputs and remember the step; all of it happens in `recv`."""
+        for key, leaf in self._inputs.items():
+            require_input(key, td.get(key, None), (self._num_rows, *leaf.shape), leaf.dtype)
+        self._sent = td, mask, advance
+
+    def recv(self) -> TensorDictBase:
+        """Step the selected sub-envs and give their stacked `next`."""
+        td, mask, advance = self._sent
+        chosen = rows = rows_of(mask, self._num_rows)
+        if self._recovery.unstarted:
+            rows = self._recovery.ready(chosen, self._reset_wholly)
+        inputs = {}
+        for row in rows:
+            part = self._input(td, row, rules.STEP, "next")
+            if mask is not None and mask.ndim > 1:
+                part.set(rules.STEP, mask[row])
+            inputs[row] = (part, {})
+        nexts: dict[int, TensorDictBase] = {}
+
+        def take(row: int, result: Any) -> None:
+            data, following = result if advance else (result, None)
+            nexts[row] = data.get("next")
+            self._remember(row, nexts[row] if following is None else following)
+
+        try:
+            self._call("step_and_maybe_reset" if advance else "step", inputs, take)
+        except WorkerError as error:
+            self._recovery.repair(error)
+        self.lost = self._tell_lost(td, chosen, nexts, advance) if self._recovery.lost else set()
+        if mask is not None:
+            nexts = self._keep_unstepped(td, mask, nexts)
+        return self._stack([nexts[row] for row in range(self._num_rows)])
+
+    def _tell_lost(
+        self,
+        td: TensorDictBase,
+        stepped: list[int],
+        nexts: dict[int, TensorDictBase],
+        advanced: bool,
+    ) -> set[int]:
+        """Write `next` of the rows that were lost, and their root where the others have one."""
+        lost = self._recovery.tell(stepped)
+        for row in lost:
+            nexts.pop(row, None)
+        model = self._model(nexts)
+        for row in lost:
+            outcome = self._metadata[row].lost_next(self._input(td, row))
+            nexts[row] = _like(model, outcome)
+            self._remember(row, outcome)
+        if advanced:
+            self._recovery.begin(lost, self._reset_wholly)
+        return lost
+
+    def _keep_unstepped(
+        self, td: TensorDictBase, mask: torch.Tensor, nexts: dict[int, TensorDictBase]
+    ) -> dict[int, TensorDictBase]:
+        """Give `next` of all rows: where ``mask`` is False their root values, or else zeros."""
+        model = self._model(nexts)
+        complete = {}
+        for row, found in enumerate(self._metadata):
+            skipped: TensorDictBase = found.skipped_next(self._input(td, row))
+            if row in self.lost:
+                complete[row] = nexts[row]
+            elif row in nexts:
+                complete[row] = keep_unstepped(nexts[row], skipped, mask[row])
+            else:
+                complete[row] = _like(model, skipped)
+        return complete
+
+    def _model(self, nexts: dict[int, TensorDictBase]) -> TensorDictBase | None:
+        """Give an example of what sub-envs return, which may be more than their specs say."""
+        return None if self._individual else next(iter(nexts.values()), None)
+
+    def fresh_rows(self) -> TensorDictBase:
+        """Give the newest root of every sub-env."""
+        return self._stack([part for part in self._last if part is not None])
+
+    def reset(
+        self,
+        td: TensorDictBase | None,
+        masks: dict[Path, torch.Tensor],
+        kwargs: list[dict[str, Any]] | None,
+    ) -> TensorDictBase:
+        """Reset what the masks select and give the newest known values of everything."""
+        inputs: dict[int, TensorDictBase | None] = {}
+        for row in range(self._num_rows):
+            own = {level: mask[row] for level, mask in masks.items()}
+            if own and not any(bool(mask.any()) for mask in own.values()):
+                continue
+            inputs[row] = None
+            if td is None or row in self._recovery.unstarted:
+                continue
+            part = inputs[row] = self._input(td, row, "next", *_masks_at(td))
+            for level, mask in own.items():
+                if not bool(mask.all()):
+                    part.set(as_key((*level, rules.RESET)), mask)
+        refuse_early_part(inputs.keys(), [part is not None for part in self._last])
+
+        def reset(rows: set[int]) -> None:
+            self._reset_rows({row: inputs[row] for row in sorted(rows)}, kwargs)
+
+        wholly = partial(self._reset_wholly, kwargs=kwargs)
+        self._recovery.reset(set(inputs), masks, reset, wholly)
+        return self._stack(list(self._last))  # type: ignore[arg-type]
+
+    def _reset_wholly(self, rows: set[int], kwargs: list[dict[str, Any]] | None = None) -> None:
+        """Reset rows with all their parts, from nothing."""
+        self._reset_rows(dict.fromkeys(sorted(rows)), kwargs)
+
+    def _reset_rows(
+        self, inputs: dict[int, TensorDictBase | None], kwargs: list[dict[str, Any]] | None
+    ) -> None:
+        given = {row: (part, {} if kwargs is None else kwargs[row]) for row, part in inputs.items()}
+        self._call("reset", given, self._remember)
+
+    def _call(self, method: str, inputs: dict[int, Any], take: Callable[[int, Any], None]) -> None:
+        """Call a method of the sub-envs, and hand each result to ``take``, also if others fail."""
+        failed: WorkerError | None = None
+        try:
+            checked = not self._individual
+            replies = call_by_row(self._pool, "tensordicts", inputs, method, checked)
+        except WorkerError as error:
+            failed, replies = error, error.answers.values()
+        for reply in replies:
+            for row, result in reply.items():
+                take(row, result)
+        if failed is not None:
+            raise failed
+
+    def _stack(self, parts: list[TensorDictBase]) -> TensorDictBase:
+        stacked = stack_rows(parts, individual=self._individual)
+        if self._device is None:
+            return stacked
+        return stacked.to(self._device, non_blocking=self._non_blocking)
+
+    def deliver_to(self, device: torch.device | None, *, non_blocking: bool) -> None:
+        """Move what comes out to ``device`` from now on."""
+        self._device, self._non_blocking = device, can_wait(device, non_blocking)
+
+    def sub_envs_are_on(self, device: torch.device) -> None:
+        """Cast inputs to ``device`` from now on."""
+        self._input_devices = [device] * self._num_rows
+        self._metadata = [found.to(device) for found in self._metadata]
+
+
+def _masks_at(td: TensorDictBase) -> list:
+    """List the `_reset` entries of a TensorDict."""
+    return [
+        key
+        for key in td.keys(True, True)
+        if (key if isinstance(key, str) else key[-1]) == rules.RESET
+    ]
+
+
+def _like(model: TensorDictBase | None, outcome: TensorDictBase) -> TensorDictBase:
+    """Add the entries that a model has more, as zeros."""
+    if model is None:
+        return outcome
+    return model.apply(torch.zeros_like).update(outcome)  # type: ignore[union-attr]

@@ -1,0 +1,109 @@
+"""Many steps as one compiled loop that stops where an episode ends.
+
+This module decides when a rollout without resets stops, and what a row shows that has finished before
+the others. One step is made by `rollout.transition`, as everywhere.
+
+Conventions
+    counted   bool, shape (batch,): rows whose end matters. Rows that only fill up a batch are not.
+    capacity  most steps of one call; what is recorded has that length, and only its first ``made``
+              entries mean something.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from envkit import rules
+from envkit.functional.core import Timestep, done_of
+from envkit.functional.rollout import Carry, Policy, Rows, Transition, transition
+
+__all__ = ["StopRule", "Stopped", "unroll_until"]
+
+StopRule = Literal["any", "all"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Stopped:
+    """How a run ended.
+
+    ``made``: steps taken, int32. ``ended``: the rule was met, bool.
+    """
+
+    made: jax.Array
+    ended: jax.Array
+
+
+def unroll_until(
+    env: Rows,
+    carry: Carry,
+    policy: Policy,
+    params: Any,
+    key: jax.Array,
+    counted: jax.Array,
+    *,
+    rule: StopRule,
+    capacity: int,
+    limit: int | jax.Array,
+    start: int | jax.Array = 0,
+    record_state: bool = False,
+) -> tuple[Carry, Transition, Stopped]:
+    """Act and step until any row, or all rows, are done; nothing is reset.
+
+    With ``rule="all"``, a row that is done waits: it keeps its state and repeats its last transition.
+    One that is done in ``carry`` waits as well, but what it repeats is left to the caller.
+
+    Args:
+        env, carry, policy, params, key, start, record_state: see `rollout.unroll`.
+        counted: see the module.
+        rule: what ends the run.
+        capacity: see the module; static.
+        limit: most steps of this call, up to ``capacity``.
+
+    Returns:
+        The carry after the last step, the time-major transitions, and how the run ended.
+    """
+    first = jnp.asarray(start, dtype=jnp.uint32)
+
+    def one(carry: Carry, index: jax.Array, last: Transition | None) -> tuple[Carry, Transition]:
+        step_key = jax.random.fold_in(key, first + index.astype(jnp.uint32))
+        after, made = transition(
+            env, carry, policy, params, step_key, auto_reset=False, record_state=record_state
+        )
+        if last is None:
+            return after, made
+        moving = ~done_of(carry[1])
+        return _where(moving, (after, made), (carry, last))
+
+    def ended(timestep: Timestep) -> jax.Array:
+        done = done_of(timestep)
+        return (done & counted).any() if rule == "any" else (done | ~counted).all()
+
+    like = jax.eval_shape(lambda: one(carry, jnp.int32(0), None)[1])
+    blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    record = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), like)
+
+    def unfinished(loop: Any) -> jax.Array:
+        index, carry, *_ = loop
+        return (index < limit) & ((index == 0) | ~ended(carry[1]))
+
+    def body(loop: Any) -> Any:
+        index, carry, last, record = loop
+        carry, made = one(carry, index, last if rule == "all" else None)
+        record = jax.tree.map(
+            lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, index, 0), record, made
+        )
+        return index + 1, carry, made if rule == "all" else last, record
+
+    index, carry, _, record = jax.lax.while_loop(
+        unfinished, body, (jnp.int32(0), carry, blank if rule == "all" else None, record)
+    )
+    return carry, record, Stopped(index, ended(carry[1]))
+
+
+def _where(mask: jax.Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda fresh, kept: rules.choose(mask, fresh, kept), new, old)

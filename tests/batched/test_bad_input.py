@@ -1,0 +1,575 @@
+"""A table of what callers get wrong: each is an error that names the key and the cure.
+
+Nothing is half done after it: the same env, reset and stepped, gives the data it gives at first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict, TensorDictBase
+
+from bridges.gymnasium import GymWrapper
+from envkit import BraxEnv, GymEnv, ParallelEnv, SerialEnv
+from envkit.base import EnvBase
+from envkit.errors import (
+    ArgumentCountError,
+    ArgumentError,
+    BatchSizeError,
+    ClosedEnvError,
+    InputError,
+    MissingKeyError,
+    ResetMaskError,
+    StepMaskError,
+    WorkerError,
+)
+from tests.envs import Count
+
+F, T = False, True
+
+
+class Panel(gymnasium.Env):
+    """Takes an action of several kinds."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = spaces.Dict(
+        dials=spaces.MultiDiscrete([2, 3]),
+        flags=spaces.MultiBinary(3),
+        force=spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        gear=spaces.Discrete(3),
+    )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.uniform(-1, 1, 1).astype(np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.reset()[0], 0.0, False, False, {}
+
+
+def make_panel(categorical: bool) -> GymWrapper:
+    return GymWrapper(Panel(), categorical)
+
+
+pole = partial(GymEnv, "CartPole-v1")
+pole_index = partial(GymEnv, "CartPole-v1", categorical_action_encoding=True)
+pendulum = partial(GymEnv, "Pendulum-v1")
+parallel = partial(ParallelEnv, 2, num_processes=2)
+serial = partial(SerialEnv, 2)
+
+KINDS: dict[str, Callable[[], EnvBase]] = {
+    "pole": pole,
+    "pole index": pole_index,
+    "pendulum": pendulum,
+    "panel": partial(make_panel, False),
+    "panel index": partial(make_panel, True),
+    "vector pole": partial(GymEnv, "CartPole-v1", num_envs=2),
+    "serial pole": partial(serial, pole),
+    "serial pole, tds": partial(serial, pole, use_buffers=False),
+    "serial pole index": partial(serial, pole_index),
+    "serial pendulum": partial(serial, pendulum),
+    "serial panel": partial(serial, partial(make_panel, False)),
+    "serial count": partial(serial, Count),
+    "serial count, rows": partial(serial, Count, use_buffers=True),
+    "parallel pole": partial(parallel, pole),
+    "parallel pole, tds": partial(parallel, pole, use_buffers=False),
+    "parallel pendulum": partial(parallel, pendulum),
+    "parallel panel": partial(parallel, partial(make_panel, True)),
+    "parallel count": partial(parallel, Count),
+    "brax": partial(BraxEnv, "fast", batch_size=[2], device="cpu"),
+}
+POLES = [kind for kind in KINDS if kind.endswith(("pole", "pole, tds"))]
+PENDULUMS = [kind for kind in KINDS if kind.endswith("pendulum")]
+INDICES = [kind for kind in KINDS if kind.endswith("pole index")]
+PANELS = [kind for kind in KINDS if "panel" in kind]
+GYM = [*POLES, *PENDULUMS, *INDICES]
+POOLS = [kind for kind in KINDS if kind.startswith(("serial", "parallel"))]
+LOCKED = [kind for kind in KINDS if kind != "brax"]
+BATCHED = [*POOLS, "vector pole"]
+SOME = ["pole", "serial pole", "parallel pole", "parallel pole, tds", "brax"]
+
+
+@dataclass
+class Case:
+    """A mistake: ``call(env, td)``, where ``td`` is a root with a good action."""
+
+    name: str
+    kinds: list[str]
+    call: Callable[[EnvBase, TensorDictBase], Any]
+    error: Any
+    message: str
+    cause: Any = field(default=())
+    """What the error of a worker then stems from."""
+
+
+def step_with(**entries: Callable[[torch.Tensor], torch.Tensor]) -> Callable:
+    """Step with some entries of the root changed."""
+
+    def call(env: EnvBase, td: TensorDictBase) -> Any:
+        td = TensorDict(dict(td.items()), td.batch_size)  # without a device, which would cast
+        for key, change in entries.items():
+            td.set(key, change(td.get(key)))
+        return env.step(td)
+
+    return call
+
+
+def masked(call: str, key: str, make: Callable[[tuple[int, ...]], torch.Tensor]) -> Callable:
+    """Step or reset with a mask."""
+
+    def work(env: EnvBase, td: TensorDictBase) -> Any:
+        return getattr(env, call)(td.set(key, make(tuple(env.batch_size))))
+
+    return work
+
+
+def last_row(change: Callable[[torch.Tensor], Any]) -> Callable:
+    """Change one row alone: the last one of a batch."""
+
+    def work(value: torch.Tensor) -> torch.Tensor:
+        value = value.clone()
+        row = value if value.ndim < 2 else value[-1]
+        row[...] = torch.as_tensor(change(row), dtype=value.dtype)
+        return value
+
+    return work
+
+
+CASES = [
+    # what an action looks like
+    Case(
+        "shape of an action",
+        [*GYM, *POOLS[:2], "serial count", "parallel count", "brax"],
+        step_with(action=lambda a: torch.stack([a, a], -1)),
+        InputError,
+        r"'action' has shape .*, but the env takes \(",
+    ),
+    Case(
+        "dtype of an action",
+        [*GYM, "serial count", "serial count, rows", "parallel count"],
+        step_with(action=lambda a: a.to(torch.float16)),
+        InputError,
+        r"'action' has dtype torch.float16, but the env takes .*Convert it: value.to\(torch",
+    ),
+    Case(
+        "action without data",
+        [*GYM, "serial count", "parallel count"],
+        step_with(action=lambda a: a.to("meta")),
+        InputError,
+        r"'action' is on the meta device.*Build it on the CPU",
+    ),
+    Case(
+        "no action",
+        [kind for kind in KINDS if "panel" not in kind],
+        lambda env, td: env.step(td.exclude("action")),
+        MissingKeyError,
+        r"no 'action'.*env.rand_action\(td\)",
+    ),
+    Case(
+        "no part of an action",
+        PANELS,
+        lambda env, td: env.step(td.exclude("gear")),
+        MissingKeyError,
+        r"no 'gear'.*env.rand_action\(td\)",
+    ),
+    # what an action says
+    Case(
+        "two choices at once",
+        POLES,
+        step_with(action=last_row(lambda row: [1, 1])),
+        (InputError, WorkerError),
+        r"'action'.* is \[1, 1\], but must be one-hot.*Bring it there",
+        InputError,
+    ),
+    Case(
+        "no choice",
+        POLES,
+        step_with(action=last_row(lambda row: [0, 0])),
+        (InputError, WorkerError),
+        r"'action'.* is \[0, 0\], but must be one-hot.*Bring it there",
+        InputError,
+    ),
+    Case(
+        "a choice that counts double",
+        POLES,
+        step_with(action=last_row(lambda row: [2, 0])),
+        (InputError, WorkerError),
+        r"'action'.* is \[2, 0\], but must be one-hot.*Bring it there",
+        InputError,
+    ),
+    Case(
+        "index too large",
+        INDICES,
+        step_with(action=lambda a: torch.full_like(a, 2)),
+        InputError,
+        r"'action'.* is 2, but must be an integer from 0 to 1\. .*project",
+    ),
+    Case(
+        "negative index",
+        INDICES,
+        step_with(action=lambda a: torch.full_like(a, -1)),
+        InputError,
+        r"'action'.* is -1, but must be an integer from 0 to 1",
+    ),
+    Case(
+        "above the bounds",
+        PENDULUMS,
+        step_with(action=last_row(lambda row: [2.5])),
+        InputError,
+        r"'action'.* is \[2.5\], but must lie between -2 and 2\. .*project",
+    ),
+    Case(
+        "below the bounds",
+        PENDULUMS,
+        step_with(action=last_row(lambda row: [-np.inf])),
+        InputError,
+        r"'action'.* is \[-inf\], but must lie between -2 and 2",
+    ),
+    Case(
+        "NaN within bounds",
+        PENDULUMS,
+        step_with(action=last_row(lambda row: [np.nan])),
+        InputError,
+        r"'action'.* is \[nan\], but must lie.*NaN comes from the policy",
+    ),
+    Case(
+        "NaN without bounds",
+        PANELS,
+        step_with(force=last_row(lambda row: [0.0, np.nan])),
+        InputError,
+        r"'force'.* is \[ *0., *nan\], but must be a number.*NaN comes from the policy",
+    ),
+    Case(
+        "one of several one-hot choices",
+        ["panel", "serial panel"],
+        step_with(dials=last_row(lambda row: [1, 0, 1, 1, 0])),
+        InputError,
+        r"'dials'.*must be one-hot in each of its parts, of \[2, 3\] entries",
+    ),
+    Case(
+        "one of several indices",
+        ["panel index", "parallel panel"],
+        step_with(dials=last_row(lambda row: [1, 3])),
+        InputError,
+        r"'dials'.* is \[1, 3\], but must be integers below \[2, 3\]",
+    ),
+    Case(
+        "flag that is no bit",
+        PANELS,
+        step_with(flags=last_row(lambda row: [0, 1, -1])),
+        InputError,
+        r"'flags'.* is \[ *0, *1, -1\], but must hold 0 and 1 only",
+    ),
+    # which rows
+    Case(
+        "another batch size",
+        LOCKED,
+        lambda env, td: env.step(torch.stack([td] * 3)),
+        BatchSizeError,
+        r"batch size \(3.*batch size",
+    ),
+    Case(
+        "another batch size for a reset",
+        LOCKED,
+        lambda env, td: env.reset(torch.stack([td] * 3)),
+        BatchSizeError,
+        r"batch size \(3.*batch size",
+    ),
+    Case(
+        "another batch size for random actions",
+        LOCKED,
+        lambda env, td: env.rand_action(torch.stack([td] * 3)),
+        BatchSizeError,
+        r"batch size \(3.*batch size",
+    ),
+    Case(
+        "shape of a step mask",
+        list(KINDS),
+        masked("step", "_step", lambda batch: torch.ones((*batch, 3), dtype=torch.bool)),
+        StepMaskError,
+        r"'_step' mask has shape .*Pass a boolean mask of shape",
+    ),
+    Case(
+        "dtype of a step mask",
+        BATCHED,
+        masked("step", "_step", lambda batch: torch.ones(batch)),
+        StepMaskError,
+        r"'_step' mask has dtype torch.float32.*mask.bool\(\)",
+    ),
+    Case(
+        "shape of a reset mask",
+        list(KINDS),
+        masked("reset", "_reset", lambda batch: torch.ones((*batch, 3), dtype=torch.bool)),
+        ResetMaskError,
+        r"'_reset' mask has shape .*Pass a boolean mask of shape",
+    ),
+    Case(
+        "dtype of a reset mask",
+        BATCHED,
+        masked("reset", "_reset", lambda batch: torch.ones((*batch, 1), dtype=torch.int64)),
+        ResetMaskError,
+        r"'_reset' mask has dtype torch.int64.*mask.bool\(\)",
+    ),
+    # arguments of calls
+    Case(
+        "keywords for another number of envs",
+        POOLS,
+        lambda env, td: env.reset(list_of_kwargs=[{}] * 3),
+        ArgumentCountError,
+        r"list_of_kwargs has 3 entries for 2.*one dict for each",
+    ),
+    Case(
+        "keywords that the simulator does not know",
+        [*POLES, "serial pendulum", "parallel pendulum"],
+        lambda env, td: env.reset(colour="red"),
+        (TypeError, WorkerError),
+        r"unexpected keyword argument 'colour'",
+        TypeError,
+    ),
+    Case(
+        "negative seed",
+        ["serial pole", "parallel pole", "parallel count", "brax", "vector pole"],
+        lambda env, td: env.set_seed(-1),
+        ArgumentError,
+        r"seed is -1, but must be an integer of 0 or more",
+    ),
+    Case(
+        "seed that is no number",
+        ["serial pole", "parallel pole", "parallel count", "brax", "vector pole"],
+        lambda env, td: env.set_seed("seven"),  # type: ignore[arg-type]
+        ArgumentError,
+        r"seed is 'seven', but must be an integer",
+    ),
+    Case(
+        "rollout of no steps",
+        SOME,
+        lambda env, td: env.rollout(0),
+        ValueError,
+        r"max_steps is 0, but a rollout has at least 1 step",
+    ),
+    Case(
+        "rollout from nothing",
+        SOME,
+        lambda env, td: env.rollout(2, auto_reset=False),
+        RuntimeError,
+        r"auto_reset=False.*Pass tensordict=",
+    ),
+    Case(
+        "rollout that stops in two ways",
+        SOME,
+        lambda env, td: env.rollout(2, break_when_any_done=True, break_when_all_done=True),
+        TypeError,
+        r"break_when_any_done and break_when_all_done are both True",
+    ),
+    Case(
+        "policy that writes a bad action in the middle of a rollout",
+        ["pendulum", "serial pendulum", "parallel pendulum"],
+        lambda env, td: env.rollout(9, _BadAtFive(), break_when_any_done=False),
+        InputError,
+        r"'action'.* is \[nan\]",
+    ),
+    Case(
+        "method that the sub-envs do not have",
+        POOLS,
+        lambda env, td: env.fly(),
+        AttributeError,
+        r"'fly'",
+    ),
+    Case(
+        "start of what runs",
+        POOLS,
+        lambda env, td: (env.close(), env.start(), env.start()),
+        RuntimeError,
+        r"started already. Call close\(\) first",
+    ),
+]
+
+
+class _BadAtFive:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self.calls += 1
+        force = torch.nan if self.calls == 5 else 1.0
+        return tensordict.set("action", torch.full((*tensordict.batch_size, 1), force))
+
+
+@pytest.fixture(scope="module")
+def envs():
+    """Open each kind once; with it goes what it gives at first."""
+    opened: dict[str, tuple[EnvBase, TensorDictBase]] = {}
+
+    def env_of(kind: str) -> tuple[EnvBase, TensorDictBase]:
+        if kind not in opened:
+            env = KINDS[kind]()
+            opened[kind] = env, played(env)
+        return opened[kind]
+
+    yield env_of
+    for env, _ in opened.values():
+        env.close(raise_if_closed=False)
+
+
+def played(env: EnvBase) -> TensorDictBase:
+    env.set_seed(0)
+    return env.rollout(3, break_when_any_done=False)
+
+
+def assert_as_at_first(env: EnvBase, first: TensorDictBase) -> None:
+    again = played(env)
+    assert set(first.keys(True, True)) == set(again.keys(True, True))
+    assert all(torch.equal(first[key], again[key]) for key in first.keys(True, True))
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        pytest.param(case, kind, id=f"{case.name}-{kind}")
+        for case in CASES
+        for kind in dict.fromkeys(case.kinds)
+    ],
+)
+def test_a_mistake_is_told_with_its_cure_and_spoils_nothing(envs, case, kind):
+    env, first = envs(kind)
+    env.set_seed(0)
+    td = env.rand_action(env.reset())
+
+    with pytest.raises(case.error, match=f"(?s){case.message}") as caught:
+        case.call(env, td.clone())
+
+    if isinstance(caught.value, WorkerError):
+        assert isinstance(caught.value.__cause__, case.cause)
+    assert_as_at_first(env, first)
+
+
+def test_the_table_is_long_enough():
+    assert len(CASES) >= 25
+
+
+# ------------------------------------------------------------------------- what needs another setting
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["serial pendulum", "parallel pendulum", "parallel pole", "parallel pole, tds", "serial count"],
+)
+def test_a_refused_action_has_stepped_nobody(envs, kind):
+    env, _ = envs(kind)
+    env.set_seed(0)
+    good = env.rand_action(env.reset())
+    env.set_seed(0)
+    root = env.reset()
+
+    with pytest.raises((InputError, MissingKeyError)):
+        env.step(root.clone())
+    stepped = env.step(root.update(good.select("action")))
+
+    env.set_seed(0)
+    env.reset()
+    assert (env.step(good)["next"] == stepped["next"]).all()
+
+
+@pytest.mark.parametrize("kind", ["serial pendulum", "parallel pendulum"])
+def test_actions_of_rows_that_are_not_stepped_are_not_looked_at(envs, kind):
+    env, _ = envs(kind)
+    td = env.reset().set("action", torch.tensor([[torch.nan], [0.5]]))
+
+    out = env.step(td.set("_step", torch.tensor([F, T])))
+
+    assert torch.equal(out["next", "observation"][0], out["observation"][0])
+    with pytest.raises(InputError, match="of row 0"):
+        env.step(td.set("_step", torch.tensor([T, F])))
+
+
+@pytest.mark.parametrize("kind", BATCHED)
+def test_a_mask_of_all_false_steps_and_resets_nothing(envs, kind):
+    env, _ = envs(kind)
+    td = env.step_mdp(env.step(env.rand_action(env.reset())))
+    before = td.clone()
+    done = "done" if kind != "vector pole" else None
+
+    reset = env.reset(td.clone().set("_reset", torch.zeros(2, 1, dtype=torch.bool)))
+    td = env.rand_action(td)
+    if done:
+        td = env.step(td.set("_step", torch.zeros(2, dtype=torch.bool)))
+        stepped = td["next"].exclude("reward")
+        assert (stepped == before.select(*stepped.keys(True, True))).all()
+        assert not td["next", "reward"].any()
+
+    assert (reset.select(*before.keys(True, True)) == before).all()
+
+
+def test_one_env_steps_unless_its_mask_is_false(envs):
+    env, _ = envs("pole")
+    td = env.rand_action(env.reset())
+
+    out = env.step(td.set("_step", torch.tensor(False)))
+
+    assert torch.equal(out["next", "observation"], out["observation"])
+
+
+@pytest.mark.parametrize("make", [pole, partial(serial, pole), partial(parallel, pole)])
+def test_a_step_needs_a_reset_before_it(make):
+    env = make()
+    action = torch.tensor([0, 1]).expand(
+        *(2,) * (env is not None and isinstance(env, SerialEnv | ParallelEnv)), 2
+    )
+    td = TensorDict({"action": action.clone()}, action.shape[:-1])
+
+    with pytest.raises(Exception, match="reset"):
+        env.step(td)
+    if isinstance(env, SerialEnv | ParallelEnv):
+        env.start()
+        with pytest.raises(WorkerError, match="before calling env.reset"):
+            env.step(td)
+
+    assert env.rollout(2).shape[-1] == 2
+    env.close()
+
+
+@pytest.mark.parametrize("use_buffers", [True, False])
+@pytest.mark.parametrize("batched", [SerialEnv, ParallelEnv])
+def test_a_partial_reset_needs_a_full_one_before_it(batched, use_buffers):
+    env = batched(2, Count, use_buffers=use_buffers)
+    mask = TensorDict({"_reset": torch.tensor([[T], [F]])}, [2])
+
+    with pytest.raises(ResetMaskError, match=r"before the first full one.*Call reset\(\) once"):
+        env.reset(mask)
+
+    assert env.reset()["count"].flatten().tolist() == [0, 0]
+    assert env.reset(mask)["count"].flatten().tolist() == [0, 0]
+    env.close()
+
+
+@pytest.mark.parametrize("kind", ["pole", "pendulum", "serial pole", "parallel pole", "brax"])
+def test_a_step_after_close_says_what_to_do(kind):
+    env = KINDS[kind]()
+    td = env.rand_action(env.reset())
+    env.close()
+
+    with pytest.raises(ClosedEnvError, match=r"Build a new one|Call reset\(\) first"):
+        env.step(td)
+
+    env.close(raise_if_closed=False)
+
+
+@pytest.mark.parametrize("kind", ["serial pendulum", "parallel pendulum", "pendulum"])
+def test_data_of_another_env_is_refused(envs, kind):
+    env, first = envs(kind)
+    other, _ = envs("pole" if kind == "pendulum" else "serial pole")
+    td = other.rand_action(other.reset())
+
+    with pytest.raises(InputError, match=r"'action' has shape .*2\), but the env takes .*1\)"):
+        env.step(td)
+
+    assert_as_at_first(env, first)
