@@ -205,8 +205,9 @@ class GymWrapper(GymLikeEnv):
         """
         if self._vector is None:
             return super().set_seed(seed, static_seed)
+        following = self._vector.seed(seed, static=static_seed)
         self._seed_actions(seed)
-        return self._vector.seed(seed, static=static_seed)
+        return following
 
     def fast_encoding(self, mode: bool = True) -> None:
         """Accepted for the sake of `GymLikeEnv`: codecs have decided everything beforehand.

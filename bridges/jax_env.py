@@ -24,13 +24,16 @@ from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_dtype_of
 from bridges.jax_programs import PACKED, Programs, padded_size
 from bridges.jax_specs import action_composite, array_leaf, done_composite
 from bridges.named_rows import observation_leaves
+from bridges.nesting import nest, tensordict_of
+from bridges.torch_policy.acting import is_compilable
+from bridges.unrolling import unroll, unroll_until
 from envkit import rules
 from envkit.base import EnvBase
 from envkit.env_specs import as_key
 from envkit.errors import ArgumentError, InputError, MissingKeyError
 from envkit.functional import BatchedEnv, Discrete, StatelessEnv, TimeLimit
 from envkit.rules import DONE_LEAVES, STEP
-from envkit.specs import Composite, OneHot, TensorSpec, Unbounded
+from envkit.specs import Composite, Unbounded
 from envkit.transforms.base import Transform
 from envkit.transition import collect_reset_masks, leaves
 
@@ -258,7 +261,7 @@ class JaxEnv(EnvBase):
             if leaf.shape[0] != rows:
                 leaf = leaf[:rows]
             node[path[-1]] = leaf if len(shape) == 1 else leaf.reshape((*shape, *leaf.shape[1:]))
-        return _tensordict(tree, shape, self.device)
+        return tensordict_of(tree, shape, self.device)
 
     # ------------------------------------------------------------------------------------ calls
 
@@ -356,69 +359,36 @@ class JaxEnv(EnvBase):
         Args:
             td: root to start from: ``state``, observation, done flags; what is done begins anew.
             steps: length of the run.
-            policy: None for random actions, drawn from the env's seed.
+            policy: None for random actions, a `JaxPolicy`, or what `compile_policy` gave. What they draw
+                comes from the env's seed.
             record_state: record ``state`` at root and next of every step, as `rollout` does.
 
         Returns:
             ``(data, td_next)``: transitions of batch size (*batch, steps), which lie time-major in
             memory, and the root after the last step, from which the next call goes on.
+
+        Raises:
+            PolicyError: (a TypeError) ``policy`` is of another kind.
+            TranslationError: (a NotImplementedError) the policy cannot be translated.
         """
-        if policy is not None:
-            raise NotImplementedError(
-                "unroll compiles random policies so far. Use rollout(steps, policy), which steps "
-                "the same program from Python."
-            )
-        outputs = self._programs.unroll(
-            self._state_in(td),
-            self._root_in(td),
-            self._flags_in(td),
-            self._next_key(),
-            self._constants(),
-            steps,
-            None,
-            record_state,
-        )
-        recorded, last = outputs
-        data = self._recorded(td.batch_size, steps, to_torch(recorded))
-        td_next = self._out(td.batch_size, last)
-        return data, td_next
-
-    def _recorded(self, shape: torch.Size, steps: int, recorded: dict[str, Any]) -> TensorDict:
-        """Name time-major arrays and put time last: views, no copies."""
-
-        def placed(leaf: torch.Tensor) -> torch.Tensor:
-            leaf = leaf[:, : shape.numel()]
-            leaf = leaf.reshape(steps, *shape, *leaf.shape[2:])
-            return leaf.movedim(0, len(shape))
-
-        root, following = (
-            {path: placed(leaf) for path, leaf in self._by_path(recorded[side]).items()}
-            for side in ("root", "next")
-        )
-        action = recorded["action"]
-        actions = action if isinstance(action, dict) else {None: action}
-        for name, leaf in actions.items():
-            path = ("action",) if name is None else ("action", name)
-            root[path] = self._encoded(placed(leaf), self.full_action_spec[as_key(path)])
-        batch = torch.Size((*shape, steps))
-        tree = _nest(root)
-        tree["next"] = _nest(following)
-        td = _tensordict(tree, batch, self.device)
-        td.names = [*[None] * len(shape), "time"]
-        return td
-
-    def _encoded(self, action: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-        if isinstance(spec, OneHot):
-            return torch.nn.functional.one_hot(action.long(), spec.shape[-1]).to(spec.dtype)
-        return action.to(spec.dtype)
+        return unroll(self, td, steps, policy, record_state=record_state)
 
     def _fast_rollout(
         self, root: TensorDictBase, steps: int, policy: Any, act: Any
     ) -> TensorDictBase | None:
-        if policy is not None:
+        if not is_compilable(policy):
             return None
-        data, _ = self.unroll(root, steps, record_state=True)
-        return data
+        return self.unroll(root, steps, policy, record_state=True)[0]
+
+    def _fast_episode(
+        self, root: TensorDictBase, steps: int, policy: Any, act: Any
+    ) -> TensorDictBase | None:
+        return unroll_until(self, root, steps, policy, "any") if is_compilable(policy) else None
+
+    def _fast_episodes(
+        self, root: TensorDictBase, steps: int, policy: Any, act: Any
+    ) -> TensorDictBase | None:
+        return unroll_until(self, root, steps, policy, "all") if is_compilable(policy) else None
 
     # ------------------------------------------------------------------------------ transforms
 
@@ -450,7 +420,7 @@ class JaxEnv(EnvBase):
             part = state.get(field.buffer)[..., field.offset : field.offset + field.size]
             part = part.unflatten(-1, field.stored_shape) if field.stored_shape else part[..., 0]
             tree[field.name] = part
-        return _tensordict(_nest(tree), state.batch_size, state.device)
+        return tensordict_of(nest(tree), state.batch_size, state.device)
 
     def pack(self, nested: TensorDictBase) -> TensorDict:
         """Build a packed state from what `unpack` gave; the inverse, copied."""
@@ -466,21 +436,3 @@ class JaxEnv(EnvBase):
             parts[field.buffer].append(stored)
         built = {name: torch.cat(found, -1) for name, found in parts.items()}
         return TensorDict(built, batch, device=nested.device)
-
-
-def _nest(named: Mapping[Path, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, leaf in named.items():
-        node = tree
-        for name in path[:-1]:
-            node = node.setdefault(name, {})
-        node[path[-1]] = leaf
-    return tree
-
-
-def _tensordict(tree: dict[str, Any], shape: torch.Size, device: Any) -> TensorDict:
-    made = {
-        name: _tensordict(value, shape, device) if isinstance(value, dict) else value
-        for name, value in tree.items()
-    }
-    return TensorDict._new_unsafe(made, batch_size=shape, device=device)

@@ -9,6 +9,9 @@ Conventions
     flags      bool (3, rows, 1): done, terminated, truncated.
     memory     leaves by path that fused transforms read at the root; empty without any.
     constants  one mapping for each fused transform, see `FusableTransform`.
+    policy     see `functional.Policy`; observes leaves by path. None draws from the action space.
+    run        dict of time-major arrays: "root" and "next", each as outputs are, and "action" or, for
+               a policy that writes more (`Acted`), "written".
     outputs    dict with "state" and "leaves" (arrays by path) and "flags". The leaves of a step
                include its rewards; those of a root do not.
 """
@@ -22,8 +25,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bridges.named_rows import NamedRows, RowState
-from envkit.functional import BatchedEnv, Timestep, done_of, random_policy, row_keys, unroll
+from bridges.named_rows import Acted, NamedRows, RowState
+from envkit.functional import (
+    BatchedEnv,
+    Stopped,
+    StopRule,
+    Timestep,
+    Transition,
+    done_of,
+    random_policy,
+    row_keys,
+    unroll,
+    unroll_until,
+)
 from envkit.transforms.fusable import FusableTransform
 
 __all__ = ["PACKED", "Programs", "padded_size"]
@@ -31,6 +45,7 @@ __all__ = ["PACKED", "Programs", "padded_size"]
 Path = tuple[str, ...]
 ByPath = dict[Path, Any]
 Constants = Sequence[Mapping[str, Any]]
+Begin = tuple[ByPath, ByPath, jax.Array]  # state, root and flags to start from
 
 # torch stores these, but neither adds nor (in a TensorDict) clones them.
 _SIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
@@ -47,7 +62,7 @@ def padded_size(rows: int, own: int) -> int:
 
 
 class Programs:
-    """Jitted init, step, restart, advance, unroll, reseed and relayout over rows.
+    """Jitted init, step, restart, advance, unroll, until, reseed and relayout over rows.
 
     Args:
         env: the env over rows.
@@ -74,7 +89,8 @@ class Programs:
         self.advance = self._jit("advance", self._advance)
         self.reseed = self._jit("reseed", self._reseed)
         self.relayout = self._jit("relayout", self._relayout)
-        self.unroll = self._jit("unroll", self._unroll, static_argnums=(5, 6, 7))
+        self.unroll = self._jit("unroll", self._unroll, static_argnums=(0, 1, 2))
+        self.until = self._jit("until", self._until, static_argnums=(0, 1, 2, 3))
 
     def _jit(self, name: str, function: Callable, **options: Any) -> Callable:
         def counted(*args: Any) -> Any:
@@ -83,8 +99,8 @@ class Programs:
 
         return jax.jit(counted, **options)
 
-    def _rows(self, constants: Constants) -> NamedRows:
-        return NamedRows(self.env, self.transforms, constants)
+    def _rows(self, constants: Constants, root: ByPath | None = None) -> NamedRows:
+        return NamedRows(self.env, self.transforms, constants, tuple(root or ()))
 
     # ----------------------------------------------------------------------------------- programs
 
@@ -120,33 +136,80 @@ class Programs:
 
     def _unroll(
         self,
-        state: ByPath,
-        root: ByPath,
-        flags: jax.Array,
-        key: jax.Array,
-        constants: Constants,
         steps: int,
         policy: Any,
         record_state: bool,
-        params: Any = None,
+        begin: Begin,
+        params: Any,
+        key: jax.Array,
+        start: Any,
+        constants: Constants,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Take many steps; gives what was recorded, time-major, and the root after the last."""
-        rows = self._rows(constants)
-        carry = rows.resume(self._read_state(state), root, flags)
-        act = random_policy(rows) if policy is None else policy
-        carry, steps_made = unroll(
-            rows, carry, act, params, key, steps=steps, record_state=record_state
+        """Take many steps, restarting what is done; gives the run and the root after the last step."""
+        rows, carry = self._begun(begin, constants)
+        carry, made = unroll(
+            rows,
+            carry,
+            policy or random_policy(rows),
+            params,
+            key,
+            steps=steps,
+            start=start,
+            record_state=record_state,
         )
-        made = Timestep(
-            steps_made.observation, {}, steps_made.terminated, steps_made.truncated, steps_made.info
+        return self._run(made), self._root_after(carry)
+
+    def _until(
+        self,
+        capacity: int,
+        policy: Any,
+        rule: StopRule,
+        record_state: bool,
+        begin: Begin,
+        params: Any,
+        key: jax.Array,
+        start: Any,
+        constants: Constants,
+        counted: jax.Array,
+        limit: Any,
+    ) -> tuple[dict[str, Any], dict[str, Any], Stopped]:
+        """Take steps until rows are done, see `unroll_until`; gives what `_unroll` does, and the end."""
+        rows, carry = self._begun(begin, constants)
+        carry, made, stopped = unroll_until(
+            rows,
+            carry,
+            policy or random_policy(rows),
+            params,
+            key,
+            counted,
+            rule=rule,
+            capacity=capacity,
+            limit=limit,
+            start=start,
+            record_state=record_state,
         )
-        out = {"root": self._shown(made), "action": steps_made.action}
-        out["next"] = self._shown(steps_made.next)
-        if steps_made.state is not None and steps_made.next_state is not None:
-            out["root"]["state"] = self._name_buffers(steps_made.state)
-            out["next"]["state"] = self._name_buffers(steps_made.next_state)
+        return self._run(made), self._root_after(carry), stopped
+
+    def _begun(self, begin: Begin, constants: Constants) -> tuple[NamedRows, Any]:
+        state, root, flags = begin
+        rows = self._rows(constants, root)
+        return rows, rows.resume(self._read_state(state), root, flags)
+
+    def _root_after(self, carry: tuple[RowState, Timestep]) -> dict[str, Any]:
         last, timestep = carry
-        return out, self._outputs(last, replace(timestep, reward={}))
+        return self._outputs(last, replace(timestep, reward={}))
+
+    def _run(self, made: Transition) -> dict[str, Any]:
+        root = Timestep(made.observation, {}, made.terminated, made.truncated, made.info)
+        run = {"root": self._shown(root), "next": self._shown(made.next)}
+        if isinstance(made.action, Acted):
+            run["written"] = made.action.written
+        else:
+            run["action"] = made.action
+        if made.state is not None and made.next_state is not None:
+            run["root"]["state"] = self._name_buffers(made.state)
+            run["next"]["state"] = self._name_buffers(made.next_state)
+        return run
 
     # -------------------------------------------------------------------------------------- names
 

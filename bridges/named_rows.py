@@ -9,11 +9,13 @@ Conventions
     memory    leaves that transforms read at the root of a step, see `FusableTransform`.
     timestep  a `Timestep` whose ``observation`` holds by path what roots show, and whose ``reward``
               what only a step shows; done is ``terminated | truncated``.
+    carried   entries of the root that neither the env nor a transform knows, such as what a policy
+              remembers. They stay as they are, also where an episode ends, until a policy writes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,7 +28,7 @@ from envkit.errors import KeyCollisionError
 from envkit.functional import BatchedEnv, Timestep, done_of, name_of
 from envkit.transforms.fusable import FusableTransform, Leaves, changed
 
-__all__ = ["NamedRows", "RowState", "observation_leaves"]
+__all__ = ["Acted", "NamedRows", "RowState", "observation_leaves"]
 
 Path = tuple[str, ...]
 ByPath = dict[Path, Any]
@@ -44,6 +46,20 @@ class RowState:
     memory: ByPath
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Acted:
+    """What a policy gives that writes more than an action.
+
+    ``action``: what the env is stepped with. ``written``: all that it wrote, by path, to be recorded.
+    ``following``: entries of the next moment, which win over what the step shows there.
+    """
+
+    action: Any
+    written: ByPath
+    following: ByPath
+
+
 class NamedRows:
     """A batched env behind transforms.
 
@@ -51,6 +67,7 @@ class NamedRows:
         env: the env over rows.
         transforms: what it is seen through, first to last.
         constants: what the transforms' `constants` gave, one mapping each.
+        roots: entries that roots show; those that are not the env's are carried.
     """
 
     def __init__(
@@ -58,10 +75,13 @@ class NamedRows:
         env: BatchedEnv,
         transforms: Sequence[FusableTransform] = (),
         constants: Sequence[Mapping[str, Any]] = (),
+        roots: Collection[Path] = (),
     ):
         self.env = env
         self._chain = list(zip(transforms, constants, strict=True))
+        self._carried = set(roots) - self._shown_by_reset
         self._memory = {path for transform in transforms for path in transform.memory()}
+        self._memory |= self._carried
 
     # ------------------------------------------------------------------------ what a rollout needs
 
@@ -80,9 +100,16 @@ class NamedRows:
 
     def step(self, state: RowState, action: Any) -> tuple[RowState, Timestep]:
         """Advance every row by its action."""
-        inner, timestep = self.env.step(state.inner, action)
+        given = action.action if isinstance(action, Acted) else action
+        inner, timestep = self.env.step(state.inner, given)
         following = {**_named(timestep), _REWARD: timestep.reward[..., None]}
-        return self._moment(inner, self._stepped(state.memory, following))
+        following = self._stepped(state.memory, following)
+        following |= {path: state.memory[path] for path in self._carried}
+        if isinstance(action, Acted):
+            following |= {
+                path: leaf.astype(following[path].dtype) for path, leaf in action.following.items()
+            }
+        return self._moment(inner, following)
 
     def restart_where(
         self, mask: jax.Array, state: RowState, timestep: Timestep
@@ -91,7 +118,7 @@ class NamedRows:
         inner, fresh = self._restarted(mask, state.inner)
         kept = _leaves(timestep)
         root = {path: rules.choose(mask, leaf, kept[path]) for path, leaf in fresh.items()}
-        return self._moment(inner, root)
+        return self._moment(inner, root | {path: kept[path] for path in self._carried})
 
     # ------------------------------------------------------------------------- other ways to begin
 
@@ -137,14 +164,14 @@ class NamedRows:
         return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype), like)
 
     @cached_property
-    def _at_root(self) -> set[Path]:
-        """Paths of the leaves that a reset shows."""
+    def _shown_by_reset(self) -> set[Path]:
         return set(jax.eval_shape(lambda: self._begun(_named(self._blank(1)))))
 
     def _moment(self, inner: Any, leaves: ByPath) -> tuple[RowState, Timestep]:
         memory = {path: leaf for path, leaf in leaves.items() if path in self._memory}
         shown = {path: leaf for path, leaf in leaves.items() if path not in FLAGS}
-        root = {path: leaf for path, leaf in shown.items() if path in self._at_root}
+        at_root = self._shown_by_reset | self._carried
+        root = {path: leaf for path, leaf in shown.items() if path in at_root}
         return RowState(inner, memory), Timestep(
             root,
             {path: leaf for path, leaf in shown.items() if path not in root},

@@ -217,6 +217,15 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         """
         return None
 
+    def _fast_episodes(
+        self, root: TensorDictBase, steps: int, policy: Any, act: Callable
+    ) -> TensorDictBase | list[TensorDictBase] | None:
+        """Do at once a rollout in which what is done waits until everything is, or None.
+
+        Arguments and result are those of `_fast_rollout`.
+        """
+        return None
+
     # --------------------------------------------------------------------------------- transforms
 
     def append_transform(self, transform: Any) -> EnvBase:
@@ -319,10 +328,14 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         """Seed this env only, and return the seed for the next one (see `envkit.seeding`).
 
         With ``static_seed`` the same seed is returned. The global generators are never touched.
+
+        Raises:
+            ArgumentError: the seed is no integer of 0 or more.
         """
+        following = next_seed(seed)
         self._set_seed(seed)  # type: ignore[arg-type]
         self._seed_actions(seed)
-        return seed if static_seed else next_seed(seed)
+        return seed if static_seed else following
 
     def _seed_actions(self, seed: int | None) -> None:
         """Random actions come from a generator of the env's own, begun anew by each seed.

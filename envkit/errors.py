@@ -34,6 +34,7 @@ __all__ = [
     "OptionError",
     "OutOfSpecError",
     "OutputShapeError",
+    "PolicyError",
     "PrimerError",
     "ReadOnlyError",
     "ResetMaskError",
@@ -192,6 +193,10 @@ class HandoffError(EnvkitError, TypeError):
 
 class StateStructureError(EnvkitError, RuntimeError):
     """The state of a stateless env changes its structure between reset and step."""
+
+
+class PolicyError(EnvkitError, TypeError):
+    """A policy of another kind was given than a call can use."""
 
 
 class TranslationError(EnvkitError, NotImplementedError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, cast, get_type_hints, runtime_checkable
 
 import torch
 from tensordict import TensorDictBase
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from envkit.base import EnvBase
 
 __all__ = [
+    "BindsToEnv",
     "ExplorationType",
     "Policy",
     "as_policy",
@@ -30,9 +31,19 @@ __all__ = [
     "observation_inputs",
     "policy_device",
     "set_exploration_type",
+    "takes_tensordict",
 ]
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
+
+
+@runtime_checkable
+class BindsToEnv(Protocol):
+    """A policy that must know the env to act in it."""
+
+    def bound_to(self, env: EnvBase) -> Policy:
+        """Give the callable that acts in ``env``."""
+        ...
 
 
 def as_policy(env: EnvBase, policy: Any, *, trust: bool = False) -> Policy:
@@ -40,10 +51,11 @@ def as_policy(env: EnvBase, policy: Any, *, trust: bool = False) -> Policy:
 
     Args:
         env: its specs name the inputs and outputs of a plain callable.
-        policy: None for random actions; a TensorDictModule, or a callable with one argument named
-            ``tensordict`` or ``td`` or annotated as a TensorDict, is used as it is; any other
-            callable gets the observation leaves, in the order of ``observation_spec``, and returns
-            the action (a tuple when there are several action keys).
+        policy: None for random actions; one that `BindsToEnv`, such as a compiled one; a
+            TensorDictModule, or a callable with one argument named ``tensordict`` or ``td`` or
+            annotated as a TensorDict, is used as it is; any other callable gets the observation
+            leaves, in the order of ``observation_spec``, and returns the action (a tuple when there
+            are several action keys).
         trust: use ``policy`` as it is, whatever its signature.
 
     Raises:
@@ -51,6 +63,8 @@ def as_policy(env: EnvBase, policy: Any, *, trust: bool = False) -> Policy:
     """
     if policy is None:
         return env.rand_action
+    if isinstance(policy, BindsToEnv):
+        return policy.bound_to(env)
     if not callable(policy):
         raise TypeError(
             f"policy must be callable, got {type(policy).__name__}. "
@@ -58,7 +72,7 @@ def as_policy(env: EnvBase, policy: Any, *, trust: bool = False) -> Policy:
         )
     if isinstance(policy, TensorDictModuleBase):
         return cast(Policy, policy)
-    if trust or _takes_tensordict(policy):
+    if trust or takes_tensordict(policy):
         return _CallOnRoot(policy)
     return _CallOnLeaves(policy, observation_inputs(env), env.action_keys)
 
@@ -124,7 +138,8 @@ def policy_device(policy: Any) -> torch.device | None:
     return None
 
 
-def _takes_tensordict(policy: Any) -> bool:
+def takes_tensordict(policy: Any) -> bool:
+    """Say whether a callable takes a TensorDict, by its type, parameter name or annotation."""
     if isinstance(policy, TensorDictModuleBase):
         return True
     call = policy.forward if isinstance(policy, torch.nn.Module) else policy

@@ -2,7 +2,8 @@
 
 This module decides when a rollout stops and what its last step looks like. How a step is made, and
 what follows it, is asked of the env. An env that can do a whole run at once offers it through
-`EnvBase._fast_rollout`, or `EnvBase._fast_episode` where the first end stops it.
+`EnvBase._fast_rollout`, `EnvBase._fast_episode` where the first end stops it, and
+`EnvBase._fast_episodes` where the last one does.
 
 Conventions
     result  TensorDict of batch size (*batch, T); time is the last batch axis, named "time".
@@ -57,10 +58,12 @@ def rollout(
     root = _first_root(env, tensordict, auto_reset)
     steps = None
     if callback is None and return_contiguous:
-        if stop is nonstop:
-            steps = env._fast_rollout(root, max_steps, policy, act)
-        elif stop is until_any_done:
-            steps = env._fast_episode(root, max_steps, policy, act)
+        fast = {
+            nonstop: env._fast_rollout,
+            until_any_done: env._fast_episode,
+            _until_all_done: env._fast_episodes,
+        }
+        steps = fast[stop](root, max_steps, policy, act)
     if steps is None:
         steps = list(stop(env, root, act, max_steps, callback))
     result = _stack(steps, contiguous=return_contiguous) if isinstance(steps, list) else steps

@@ -82,7 +82,7 @@ class Translation:
         return dict(zip(self.writes, values, strict=True))
 
 
-class CompiledPolicy:
+class CompiledPolicy(torch.nn.Module):
     """A torch module that stateless envs run inside their programs; see `compile_policy`.
 
     Other envs, and rollouts that cannot be compiled, call the module step by step.
@@ -93,20 +93,22 @@ class CompiledPolicy:
     """
 
     def __init__(self, module: torch.nn.Module):
+        super().__init__()
         self.module = module
         self.translations = 0
         self._found: dict[Any, Translation] = {}
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({type(self.module).__name__})"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module itself."""
         return self.module(*args, **kwargs)
 
     def bound_to(self, env: EnvBase) -> Policy:
         """Give what acts step by step in ``env``: the module itself."""
         return as_policy(env, self.module)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or one in another process, translates for itself."""
+        return {**super().__getstate__(), "_found": {}}
 
     def translation(self, signature: Signature, rows: int) -> Translation:
         """Translate the module for entries of some shapes, or find that this was done.

@@ -11,6 +11,7 @@ from envkit.functional.packing import Field, StatePacking
 from envkit.functional.rollout import Policy, Transition, random_policy, transition, unroll
 from envkit.functional.spaces import Box, Discrete, sample_space
 from envkit.functional.structure import conform, name_of
+from envkit.functional.until import Stopped, StopRule, unroll_until
 from envkit.functional.wrappers import FrameSkip, TimeLimit, TimeLimitState
 
 __all__ = [
@@ -25,6 +26,8 @@ __all__ = [
     "ResetMode",
     "StatePacking",
     "StatelessEnv",
+    "StopRule",
+    "Stopped",
     "TimeLimit",
     "TimeLimitState",
     "Timestep",
@@ -40,4 +43,5 @@ __all__ = [
     "sample_space",
     "transition",
     "unroll",
+    "unroll_until",
 ]

@@ -338,13 +338,19 @@ class Passage(Wrapper):
             )
         return run(td, steps, policy, **options)
 
-    def _fast_rollout(
-        self, root: TensorDictBase, steps: int, policy: Any, act: Any
-    ) -> TensorDictBase | list[TensorDictBase] | None:
-        route = self._route
-        if not route.is_direct:
-            return None
-        return route.stepper._fast_rollout(root, steps, policy, act)
+    @property
+    def _runner(self) -> EnvBase | None:
+        """What can do whole runs in place of this env, if anything can."""
+        return self._route.stepper if self._route.is_direct else None
+
+    def _fast_rollout(self, *run: Any) -> TensorDictBase | list[TensorDictBase] | None:
+        return None if self._runner is None else self._runner._fast_rollout(*run)
+
+    def _fast_episode(self, *run: Any) -> TensorDictBase | list[TensorDictBase] | None:
+        return None if self._runner is None else self._runner._fast_episode(*run)
+
+    def _fast_episodes(self, *run: Any) -> TensorDictBase | list[TensorDictBase] | None:
+        return None if self._runner is None else self._runner._fast_episodes(*run)
 
 
 def _kept_where_skipped(

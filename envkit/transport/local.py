@@ -57,7 +57,7 @@ class LocalPool:
         except Exception as error:
             raised = self._error(error, "start")
             self.close()
-            raise raised from error
+            raise raised from raised.__cause__
 
     def bind(self, layout: Layout) -> dict[str, np.ndarray]:
         """Allocate ordinary memory for ``layout`` and give it to the host."""
@@ -67,7 +67,8 @@ class LocalPool:
         try:
             host.bind(dict(arrays), self.rows_of[0])
         except Exception as error:
-            raise self._error(error, "bind") from error
+            raised = self._error(error, "bind")
+            raise raised from raised.__cause__
         self._arrays = arrays
         return arrays
 
@@ -116,10 +117,10 @@ class LocalPool:
         host = self._require_host()
         try:
             return [host.call(method, *args, **kwargs) for args, kwargs in arguments]
-        except RowsFailedError as error:
-            raise self._error(error, method, {0: error.result}) from error
         except Exception as error:
-            raise self._error(error, method) from error
+            answers = {0: error.result} if isinstance(error, RowsFailedError) else None
+            raised = self._error(error, method, answers)
+            raise raised from raised.__cause__
 
     def close(self) -> None:
         """Close the host; closing twice does nothing."""

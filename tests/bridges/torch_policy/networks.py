@@ -81,7 +81,9 @@ def _attention(x, qkv, causal=True, mask=None):
 
 
 def _masked_attention(x, qkv):
-    return _attention(x, qkv, causal=False, mask=torch.eye(3, dtype=torch.bool) | (torch.arange(3) < 2))
+    return _attention(
+        x, qkv, causal=False, mask=torch.eye(3, dtype=torch.bool) | (torch.arange(3) < 2)
+    )
 
 
 def _shapes(x):
@@ -261,7 +263,8 @@ NETWORKS: dict[str, Network] = {
         lambda: Calls(lambda x, h, cell: cell(x, h), nn.RNNCell(4, 5)), ((4,), (5,))
     ),
     "lstm": Network(
-        lambda: Calls(lambda x, net: net(x)[0][:, -1], nn.LSTM(4, 3, 2, batch_first=True)), ((3, 4),)
+        lambda: Calls(lambda x, net: net(x)[0][:, -1], nn.LSTM(4, 3, 2, batch_first=True)),
+        ((3, 4),),
     ),
     "gru": Network(
         lambda: Calls(

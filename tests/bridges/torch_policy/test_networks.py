@@ -121,9 +121,7 @@ def test_one_translation_serves_all_numbers_of_rows_above_one():
     for rows in (2, 3, 8, 5, 1, 7):
         inputs = NETWORKS["nature"].example(rows)
         got = translated(policy, inputs)[("action",)]
-        np.testing.assert_allclose(
-            got, policy(*inputs).detach(), rtol=TOLERANCE, atol=TOLERANCE
-        )
+        np.testing.assert_allclose(got, policy(*inputs).detach(), rtol=TOLERANCE, atol=TOLERANCE)
 
     assert policy.translations == 2  # one row is a case of its own
 

@@ -1,0 +1,185 @@
+"""Whole runs of a stateless env: one program, or a few of one kind, and their results as TensorDicts.
+
+This module decides what a program is given to start from, how a run is cut into programs, and how what
+they recorded is named. What is computed stands in `jax_programs`, how policies enter in
+`torch_policy.acting`.
+
+Conventions
+    data     transitions of batch size (*batch, time). They lie time-major in memory, and are seen
+             with time last.
+    carried  entries of the root that the policy reads and the env does not show: they go through the
+             programs. Other entries that the env does not know are repeated at every root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from bridges.dlpack import to_jit, to_torch
+from bridges.nesting import nest, tensordict_of
+from bridges.torch_policy.acting import Actor, actor_for, free_entries
+from envkit.env_specs import as_key
+from envkit.functional import StopRule
+from envkit.specs import OneHot, TensorSpec
+
+if TYPE_CHECKING:
+    from bridges.jax_env import JaxEnv
+
+__all__ = ["unroll", "unroll_until"]
+
+Path = tuple[str, ...]
+
+_CHUNK = (
+    64  # most steps of a program that may stop early: what it records is laid out before it runs
+)
+
+
+def unroll(
+    env: JaxEnv, td: TensorDictBase, steps: int, policy: Any, *, record_state: bool
+) -> tuple[TensorDict, TensorDict]:
+    """Do what `JaxEnv.unroll` documents."""
+    actor = actor_for(env, policy, td)
+    run, last = env._programs.unroll(
+        steps,
+        actor.function,
+        record_state,
+        _begin(env, td, actor),
+        actor.params,
+        env._next_key(),
+        0,
+        env._constants(),
+    )
+    return _recorded(env, td, steps, run, actor), _following(env, td, last, actor)
+
+
+def unroll_until(
+    env: JaxEnv, td: TensorDictBase, steps: int, policy: Any, rule: StopRule
+) -> TensorDict:
+    """Take up to ``steps`` steps, until any row or all rows are done, as `rollout` does.
+
+    Args:
+        env: the env.
+        td: root to start from, in which nothing is done.
+        steps: most steps.
+        policy: what `JaxEnv.unroll` takes.
+        rule: "any" stops at the first end, "all" freezes what is done and waits for the rest.
+
+    Returns:
+        The steps that were taken, with ``state``.
+    """
+    actor = actor_for(env, policy, td)
+    key, capacity = env._next_key(), min(_CHUNK, 1 << (steps - 1).bit_length())
+    counted = torch.arange(env._size(td.numel())) < td.numel()
+    pieces: list[TensorDict] = []
+    made = 0
+    while True:
+        run, last, stopped = env._programs.until(
+            capacity,
+            actor.function,
+            rule,
+            True,
+            _begin(env, td, actor),
+            actor.params,
+            key,
+            made,
+            env._constants(),
+            to_jit(counted.to(td.device)),
+            min(capacity, steps - made),
+        )
+        count = int(stopped.made)
+        piece = _recorded(env, td, capacity, run, actor)[..., :count]
+        if pieces:
+            _repeat(td["done"].squeeze(-1), pieces[-1], piece)
+        pieces.append(piece)
+        made += count
+        if made == steps or bool(stopped.ended):
+            return pieces[0] if len(pieces) == 1 else cast(TensorDict, torch.cat(pieces, td.ndim))
+        td = _following(env, td, last, actor)
+
+
+def _repeat(done: torch.Tensor, before: TensorDict, piece: TensorDict) -> None:
+    """Let rows that were done before a piece repeat the last transition that they made."""
+    if bool(done.any()):
+        last = before[done][:, -1:]
+        piece[done] = last.expand(last.shape[0], piece.shape[-1])
+
+
+def _begin(env: JaxEnv, td: TensorDictBase, actor: Actor) -> tuple[Any, Any, Any]:
+    """Read what a program starts from."""
+    carried = {path: env._rows_in(td, td.get(as_key(path)), copy=True) for path in actor.carries}
+    return env._state_in(td), env._root_in(td) | carried, env._flags_in(td)
+
+
+def _following(env: JaxEnv, td: TensorDictBase, last: dict[str, Any], actor: Actor) -> TensorDict:
+    """Name the root after the last step of a run that began at ``td``."""
+    following = env._out(td.batch_size, last)
+    for path in actor.carries:
+        key = as_key(path)
+        following.set(key, following.get(key).to(td.get(key).dtype))
+    for path, value in _others(env, td, actor).items():
+        following.set(as_key(path), value)
+    return following
+
+
+def _others(env: JaxEnv, td: TensorDictBase, actor: Actor) -> dict[Path, torch.Tensor]:
+    """List the tensors of a root that nobody reads or writes."""
+    used = {*actor.carries, *actor.writes}
+    return {path: leaf for path, leaf in free_entries(env, td).items() if path not in used}
+
+
+def _recorded(
+    env: JaxEnv, td: TensorDictBase, steps: int, run: dict[str, Any], actor: Actor
+) -> TensorDict:
+    """Name time-major arrays and put time last: views, no copies."""
+    shape, run = td.batch_size, to_torch(run)
+
+    def placed(leaf: torch.Tensor) -> torch.Tensor:
+        leaf = leaf[:, : shape.numel()]
+        return leaf.reshape(steps, *shape, *leaf.shape[2:]).movedim(0, len(shape))
+
+    root, following = (
+        {path: placed(leaf) for path, leaf in env._by_path(run[side]).items()}
+        for side in ("root", "next")
+    )
+    for path in actor.carries:
+        root[path] = root[path].to(td.get(as_key(path)).dtype)
+        if ("next", *path) in actor.writes:
+            following[path] = following[path].to(actor.writes["next", *path])
+        else:
+            del following[path]
+    for path, leaf in _acted(env, run).items():
+        value = placed(leaf)
+        if path in actor.writes:
+            value = value.to(actor.writes[path])
+        else:
+            value = _encoded(value, env.full_action_spec[as_key(path)])
+        side, name = (following, path[1:]) if path[0] == "next" else (root, path)
+        side[name] = value
+    for path, value in _others(env, td, actor).items():
+        event = value.shape[len(shape) :]
+        root[path] = value.unsqueeze(len(shape)).expand(*shape, steps, *event).clone()
+    tree = nest(root)
+    tree["next"] = nest(following)
+    data = tensordict_of(tree, torch.Size((*shape, steps)), env.device)
+    data.names = [*[None] * len(shape), "time"]
+    return data
+
+
+def _acted(env: JaxEnv, run: dict[str, Any]) -> Mapping[Path, torch.Tensor]:
+    """List what a policy gave: all that it wrote, or else the action in the env's own encoding."""
+    if "written" in run:
+        return run["written"]
+    action = run["action"]
+    if not isinstance(action, dict):
+        return {("action",): action}
+    return {("action", name): leaf for name, leaf in action.items()}
+
+
+def _encoded(action: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    if isinstance(spec, OneHot):
+        return torch.nn.functional.one_hot(action.long(), spec.shape[-1]).to(spec.dtype)
+    return action.to(spec.dtype)
