@@ -14,6 +14,8 @@ _HOMES = {
     "bridges.gymnasium": ("GymEnv", "GymWrapper"),
     "bridges.jax_env": ("JaxEnv",),
     "bridges.libraries": ("get_available_libraries",),
+    "bridges.torch_policy.compiled": ("compile_policy",),
+    "bridges.torch_policy.jax_policy": ("JaxPolicy",),
     "bridges.video": ("VideoFolder",),
     "envkit.base": ("EnvBase",),
     "envkit.batched.creator": ("EnvCreator", "env_creator"),

@@ -10,6 +10,8 @@ from bridges.gymnasium import GymEnv as GymEnv
 from bridges.gymnasium import GymWrapper as GymWrapper
 from bridges.jax_env import JaxEnv as JaxEnv
 from bridges.libraries import get_available_libraries as get_available_libraries
+from bridges.torch_policy.compiled import compile_policy as compile_policy
+from bridges.torch_policy.jax_policy import JaxPolicy as JaxPolicy
 from bridges.video import VideoFolder as VideoFolder
 from envkit.base import EnvBase as EnvBase
 from envkit.batched.creator import EnvCreator as EnvCreator
@@ -53,10 +55,10 @@ from envkit.specs import check_no_exclusive_keys as check_no_exclusive_keys
 from envkit.specs import consolidate_spec as consolidate_spec
 from envkit.specs import contains_lazy_spec as contains_lazy_spec
 from envkit.specs import make_composite_from_td as make_composite_from_td
+from envkit.trajectories import split_trajectories as split_trajectories
 from envkit.transforms.actions import ActionDiscretizer as ActionDiscretizer
 from envkit.transforms.actions import ActionMask as ActionMask
 from envkit.transforms.actions import DiscreteActionProjection as DiscreteActionProjection
-from envkit.trajectories import split_trajectories as split_trajectories
 from envkit.transforms.autoreset import AutoResetEnv as AutoResetEnv
 from envkit.transforms.autoreset import AutoResetTransform as AutoResetTransform
 from envkit.transforms.autoreset import VecGymEnvTransform as VecGymEnvTransform
@@ -81,9 +83,9 @@ from envkit.transforms.join import CatTensors as CatTensors
 from envkit.transforms.keys import ExcludeTransform as ExcludeTransform
 from envkit.transforms.keys import RenameTransform as RenameTransform
 from envkit.transforms.keys import SelectTransform as SelectTransform
+from envkit.transforms.module import ModuleTransform as ModuleTransform
 from envkit.transforms.normalise import ObservationNorm as ObservationNorm
 from envkit.transforms.normalise import RewardScaling as RewardScaling
-from envkit.transforms.module import ModuleTransform as ModuleTransform
 from envkit.transforms.postprocess import MultiStep as MultiStep
 from envkit.transforms.postprocess import Reward2GoTransform as Reward2GoTransform
 from envkit.transforms.primer import TensorDictPrimer as TensorDictPrimer

@@ -375,7 +375,7 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
             self._device = device
             self._input_spec = self.input_spec.to(device)
             self._output_spec = self.output_spec.to(device)
-            self.set_spec_lock_(locked)
+            self._lock_own(locked)
             self._seed_actions(self._action_seed)  # a generator cannot be moved
         return super().to(*args, **kwargs)  # type: ignore[return-value]
 

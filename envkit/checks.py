@@ -99,7 +99,7 @@ def _unrefused(
     find: partial,
 ) -> list[str]:
     """Look at what a hook returns without the checks of the env; done flags may still be missing."""
-    with suppress(NotImplementedError):  # envs of several parts step and reset in other ways
+    with suppress(NotImplementedError, EnvkitError):  # envs of several parts have other ways
         out = getattr(env, method)(given)
         expected = env.batch_size if given is None else given.batch_size
         if isinstance(out, TensorDictBase) and out is not given and out.batch_size == expected:

@@ -12,6 +12,7 @@ Conventions
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,8 @@ _KINDS = {
     ("next",): (("output", "observation"), ("output", "reward"), ("output", "done")),
 }
 
+_FOUND = ": found "
+
 
 def deviations(
     specs: Composite,
@@ -55,7 +58,7 @@ def deviations(
     same = partial(deviations, device=device, check_dtype=check_dtype)
     if isinstance(real, LazyStackedTensorDict) and real.stack_dim >= specs.ndim:
         steps = (same(specs, fake, step) for step in real.unbind(real.stack_dim))
-        return list(dict.fromkeys(line for lines in steps for line in lines))
+        return _distinct(line for lines in steps for line in lines)
     if specs.ndim and (contains_lazy_spec(specs) or isinstance(real, LazyStackedTensorDict)):
         return [
             f"{line} (env {index})"
@@ -73,6 +76,14 @@ def deviations(
             path, wanted[path], value, event, len(real.batch_size), device, check_dtype
         ) or _value_lines(path, value, spec[(0,) * specs.ndim], check_dtype)
     return lines
+
+
+def _distinct(lines: Iterable[str]) -> list[str]:
+    """Drop lines that only repeat for other values what another says."""
+    distinct: dict[str, str] = {}
+    for line in lines:
+        distinct.setdefault(line.partition(_FOUND)[0], line)
+    return list(distinct.values())
 
 
 def changed(before: TensorDictBase, after: TensorDictBase) -> list[Path]:
@@ -166,5 +177,5 @@ def _value_lines(path: Path, value: Any, spec: TensorSpec, check_dtype: bool) ->
         return []
     found = ""
     if not value.is_nested and value.numel():
-        found = f": found {value.min().item():g} to {value.max().item():g}"
+        found = f"{_FOUND}{value.min().item():g} to {value.max().item():g}"
     return [f"{as_key(path)!r} has values outside its spec {spec}{found}"]

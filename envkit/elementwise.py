@@ -153,5 +153,6 @@ def peak(window: Any, count: int, axis: int) -> Any:
     """Take the element-wise maximum of the ``count`` frames of a window."""
     xp = array_namespace(window)
     axis += window.ndim
-    shape = (*window.shape[:axis], count, -1, *window.shape[axis + 1 :])
+    size = window.shape[axis] // count
+    shape = (*window.shape[:axis], count, size, *window.shape[axis + 1 :])
     return xp.max(xp.reshape(window, shape), axis=axis)

@@ -109,11 +109,14 @@ class SpecHolder(nn.Module):
         for child in self.children():
             if isinstance(child, SpecHolder):
                 child.set_spec_lock_(mode)
+        self._lock_own(mode)
+        return self
+
+    def _lock_own(self, mode: bool) -> None:
         for spec in (self.input_spec, self.output_spec):
             spec.lock_() if mode else spec.unlock_()
         self._spec_locked = mode
         self.empty_cache()
-        return self
 
     def _store(self, side: str, kind: str, spec: Composite) -> None:
         self._write(self._specs_of(side), f"full_{kind}_spec", spec)
@@ -375,7 +378,7 @@ class SpecHolder(nn.Module):
             self.full_reward_spec = Unbounded((*self.batch_size, 1), device=self.device)
         self._check_names_differ()
         self._check_nodes_agree()
-        self.set_spec_lock_(lock)
+        self._lock_own(lock)
 
     def _check_declared(self) -> None:
         """Check what a class or `__new__` declared as that which is assigned is checked."""

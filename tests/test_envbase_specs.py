@@ -669,6 +669,23 @@ def test_locking_reaches_the_env_inside():
     assert env.base_env.is_spec_locked
 
 
+def test_building_an_env_leaves_the_locks_of_one_it_holds_alone():
+    class Holder(Quiet):
+        def __init__(self, held):
+            super().__init__()
+            self.held = held
+            self.observation_spec = held.observation_spec
+            self.action_spec = held.action_spec
+
+        def _out(self):
+            return self.full_observation_spec.zero()
+
+    held = Count(5, spec_locked=False)
+
+    assert Holder(held).is_spec_locked
+    assert not held.is_spec_locked
+
+
 # ---------------------------------------------------------------------------------- non-tensor data
 
 

@@ -1,6 +1,6 @@
 """The notebooks run from top to bottom in this interpreter's kernel, and are kept with outputs.
 
-To renew the outputs: ``jupyter execute --inplace notebooks/01_first_rollouts.ipynb``.
+To renew the outputs: ``jupyter execute --inplace notebooks/*.ipynb``.
 """
 
 from __future__ import annotations

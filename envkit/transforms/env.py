@@ -41,6 +41,8 @@ class TransformedEnv(Passage):
     """
 
     _transform: Transform
+    _stages: list[tuple[Composite, Composite]]
+    """Input and output specs as each transform saw them when they were read."""
 
     def __init__(self, base_env: EnvBase, transform: Any = None):
         super().__init__(base_env)
@@ -106,13 +108,18 @@ class TransformedEnv(Passage):
                 before.append(leaf)
             if not before:
                 return self.base_env
-            return TransformedEnv(self.base_env, Compose(*(leaf.clone() for leaf in before)))
+            env = TransformedEnv(self.base_env, Compose(*(leaf.clone() for leaf in before)))
+            if len(before) < len(self._stages):
+                env._stages = self._stages[: len(before)]
+                env._hold_specs(*(spec.clone() for spec in self._stages[len(before)]))
+            return env
 
         return self._cached(f"env_before_{id(transform)}", build)
 
     def _changed(self) -> None:
         """Forget what was read from the specs; it is read again at the next use."""
         self._input_spec = self._output_spec = None
+        self._stages = []
         self.empty_cache()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -145,14 +152,19 @@ class TransformedEnv(Passage):
         inputs, outputs = self.base_env.input_spec.clone(), self.base_env.output_spec.clone()
         if self.base_env.device is not None:
             self._transform.to(self.base_env.device)
+        self._stages = []
         for transform in self._transform.flat():
+            self._stages.append((inputs.clone(), outputs.clone()))
             inputs = transform.transform_input_spec(inputs)
             outputs = transform.transform_output_spec(outputs)
             _require_declared(transform, inputs, outputs)
-        self._auto_done_twins = self.base_env._auto_done_twins
-        self._input_spec, self._output_spec = inputs, outputs
+        self._hold_specs(inputs, outputs)
         self.empty_cache()
         self._check_names_differ()
+
+    def _hold_specs(self, inputs: Composite, outputs: Composite) -> None:
+        self._auto_done_twins = self.base_env._auto_done_twins
+        self._input_spec, self._output_spec = inputs, outputs
         if self._spec_locked:
             inputs.lock_()
             outputs.lock_()

@@ -1,0 +1,442 @@
+"""Whole runs with policies in them: the same as stepping from Python with the same actions."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+
+import jax.numpy as jnp
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import InteractionType, TensorDictModule, set_interaction_type
+from torch import nn
+
+from bridges import unrolling
+from bridges.jax_env import JaxEnv
+from bridges.torch_policy.compiled import CompiledPolicy, compile_policy
+from bridges.torch_policy.jax_policy import JaxPolicy
+from envkit.errors import ArgumentError, MissingKeyError, PolicyError, TranslationError
+from envkit.specs import Unbounded
+from envkit.transforms.env import TransformedEnv
+from envkit.transforms.episodes import InitTracker, StepCounter
+from envkit.transforms.primer import TensorDictPrimer
+from tests.bridges.compare import assert_close, assert_same, replay, replaying
+from tests.bridges.jax_envs import Chooser, Steered
+from tests.bridges.torch_policy.policies import (
+    choosing,
+    drawing,
+    remembering,
+    steering,
+    uniform_noise,
+)
+
+STEPS = 15  # each length is a program of its own
+TOLERANCE = 1e-4  # over a few steps of a walker, from 1e-6 of one call
+
+
+def seeded(env, seed=0):
+    env.set_seed(seed)
+    return env
+
+
+@pytest.fixture(scope="module")
+def steered():
+    return compile_policy(steering())
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return compile_policy(drawing())
+
+
+# ------------------------------------------------------------------------- the same as step by step
+
+
+def test_a_compiled_rollout_is_the_stepwise_one_with_the_same_actions(walker, drawn):
+    compiled = seeded(walker).rollout(STEPS, drawn, break_when_any_done=False)
+
+    given = iter(compiled.select("action", "loc", "scale", "action_log_prob").unbind(1))
+    stepped = seeded(walker).rollout(
+        STEPS, lambda td: td.update(next(given)), break_when_any_done=False
+    )
+
+    assert compiled["next", "done"].any()
+    assert_same(compiled, stepped)
+    assert compiled.names == stepped.names
+
+
+def test_a_deterministic_policy_does_what_its_module_does(walker, steered):
+    compiled = seeded(walker).rollout(6, steered, break_when_any_done=False)
+
+    stepped = seeded(walker).rollout(6, steered.module, break_when_any_done=False)
+
+    assert_close(compiled, stepped.detach(), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("chunk", [64, 2])
+@pytest.mark.parametrize("rule", ["any", "all"])
+def test_a_run_that_stops_early_is_the_stepwise_one(walker, drawn, monkeypatch, rule, chunk):
+    monkeypatch.setattr(unrolling, "_CHUNK", chunk)
+    stop = {f"break_when_{rule}_done": True}
+    compiled = seeded(walker, 1).rollout(STEPS, drawn, **stop)
+
+    keys = ("action", "loc", "scale", "action_log_prob")
+    given = iter(compiled.select(*keys).unbind(1))
+    stepped = seeded(walker, 1).rollout(STEPS, lambda td: td.update(next(given)), **stop)
+
+    assert 2 < compiled.shape[1] <= 6  # the time limit
+    assert_same(compiled, stepped)
+
+
+@pytest.mark.parametrize("batch", [[3], [2, 3], []])
+def test_rows_that_only_fill_up_a_batch_stop_nothing(walker, drawn, batch):
+    td = TensorDict(batch_size=batch)
+
+    for seed in range(3):
+        one = seeded(walker, seed).rollout(STEPS, drawn, tensordict=td.clone())
+        all_ = seeded(walker, seed).rollout(
+            STEPS, drawn, tensordict=td.clone(), break_when_all_done=True
+        )
+
+        done = one["next", "done"].reshape(-1, one.shape[-1])
+        assert done[:, -1].any() and not done[:, :-1].any()
+        assert all_["next", "done"][..., -1, :].all()
+        assert_same(all_[..., : one.shape[-1]], one)
+
+
+def test_random_actions_stop_where_the_stepwise_run_does(walker):
+    for rule in ("any", "all"):
+        stop = {f"break_when_{rule}_done": True}
+        compiled = seeded(walker, 2).rollout(STEPS, **stop)
+
+        stepped = seeded(walker, 2).rollout(STEPS, replaying(compiled["action"]), **stop)
+
+        assert_same(compiled, stepped)
+
+
+def test_unroll_goes_on_where_it_stopped_and_the_policy_with_it(walker, steered):
+    root = seeded(walker).reset()
+    whole, last = walker.unroll(root.clone(), 2 * 4, steered)
+
+    first, middle = walker.unroll(root, 4, steered)
+    second, end = walker.unroll(middle, 4, steered)
+
+    assert_same(torch.cat([first, second], 1), whole)
+    assert_same(end, last)
+
+
+def test_a_rollout_is_written_into_storage_that_is_there(walker, drawn):
+    new = seeded(walker).rollout(STEPS, drawn, break_when_any_done=False)
+    out = torch.zeros_like(new)
+
+    result = seeded(walker).rollout(STEPS, drawn, break_when_any_done=False, out=out)
+
+    assert_same(out, new)
+    assert result["place"].data_ptr() == out["place"].data_ptr()
+
+
+def test_entries_nobody_knows_stay_at_the_roots(walker, steered):
+    td = seeded(walker).reset().set("task", torch.arange(4))
+
+    compiled = walker.rollout(
+        6, steered, tensordict=td.clone(), auto_reset=False, break_when_any_done=False
+    )
+    stepped = walker.rollout(
+        6, steered.module, tensordict=td, auto_reset=False, break_when_any_done=False
+    )
+
+    assert_close(compiled, stepped.detach(), atol=TOLERANCE)
+    assert compiled["task"].tolist() == [[row] * 6 for row in range(4)]
+
+
+# ------------------------------------------------------------------------------- what draws
+
+
+def test_what_a_policy_draws_follows_the_seed(walker, drawn):
+    runs = [
+        seeded(walker, seed).rollout(STEPS, drawn, break_when_any_done=False) for seed in (3, 3, 4)
+    ]
+
+    assert_same(runs[0], runs[1])
+    actions = runs[0]["action"]
+    assert not torch.equal(actions, runs[2]["action"])
+    assert len(actions.reshape(-1, 2).unique(dim=0)) == 4 * STEPS
+
+
+def test_recorded_log_probs_are_those_of_the_recorded_actions(walker, drawn):
+    data = seeded(walker).rollout(STEPS, drawn, break_when_any_done=False)
+
+    wanted = torch.distributions.Normal(data["loc"], data["scale"]).log_prob(data["action"])
+
+    torch.testing.assert_close(data["action_log_prob"], wanted, rtol=1e-4, atol=1e-5)
+    noise = (data["action"] - data["loc"]) / data["scale"]
+    assert abs(noise.mean()) < 0.5 and 0.6 < noise.std() < 1.4
+
+
+def test_interaction_type_and_training_flag_choose_the_translation(walker):
+    module = drawing()
+    module.module.insert(1, TensorDictModule(nn.Dropout(0.9), ["loc"], ["loc"]))
+    policy = compile_policy(module.eval())
+    root = seeded(walker).reset()
+
+    def run():
+        return walker.unroll(root.clone(), 4, policy)[0]
+
+    random = run()
+    with set_interaction_type(InteractionType.MODE):
+        mode = run()
+    policy.train()
+    dropped = run()
+    policy.eval()
+    run()
+
+    assert torch.equal(mode["action"], mode["loc"])
+    assert not torch.equal(random["action"], random["loc"])
+    assert (dropped["loc"] == 0).any() and not (random["loc"] == 0).any()
+    assert policy.translations == 3
+
+
+@pytest.mark.parametrize("categorical", [False, True])
+def test_discrete_actions_are_recorded_as_the_policy_writes_them(categorical):
+    kind = torch.distributions.Categorical if categorical else torch.distributions.OneHotCategorical
+    module = choosing(kind)
+    env = JaxEnv(Chooser(), batch_size=[3], categorical_action_encoding=categorical)
+
+    compiled = seeded(env).rollout(STEPS, compile_policy(module), break_when_any_done=False)
+    wanted = module(compiled[:, 0].select("observation").clone())
+    looped, _ = replay_discrete(env, compiled)
+
+    assert compiled["action"].dtype == wanted["action"].dtype
+    assert compiled["action"].shape == ((3, STEPS) if categorical else (3, STEPS, 3))
+    chosen = compiled["action"] if categorical else compiled["action"].argmax(-1)
+    assert torch.equal(compiled["next", "observation"].argmax(-1), chosen)
+    assert len(chosen.unique()) == 3
+    assert_same(looped, compiled.exclude("logits"))
+
+
+def replay_discrete(env, data):
+    td, steps = seeded(env).reset(), []
+    for action in data["action"].unbind(1):
+        step, td = env.step_and_maybe_reset(td.set("action", action.clone()))
+        steps.append(step)
+    return torch.stack(steps, 1), td
+
+
+def test_a_dict_of_actions_is_written_by_one_module():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wheel, self.gear = nn.Linear(1, 2), nn.Linear(1, 4)
+
+        def forward(self, x):
+            return self.gear(x).argmax(-1), self.wheel(x).tanh()
+
+    env = JaxEnv(Steered(), batch_size=[2], categorical_action_encoding=True)
+    assert env.action_keys == [("action", "gear"), ("action", "wheel")]
+    module = Both()
+
+    compiled = seeded(env).rollout(5, compile_policy(module))
+    stepped = seeded(env).rollout(5, module)
+
+    assert_close(compiled, stepped.detach(), atol=1e-3)
+
+
+# -------------------------------------------------------------------------------- live parameters
+
+
+def test_an_optimiser_step_is_seen_without_tracing_again(walker):
+    policy = compile_policy(steering(seed=3))
+    root = seeded(walker).reset()
+    optimiser = torch.optim.SGD(policy.parameters(), lr=0.5)
+    walker.unroll(root.clone(), 4, policy)
+    before = walker.traces["unroll"]
+
+    for _ in range(3):
+        loss = policy.module(root.select("place"))["action"].square().sum()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        data, _ = walker.unroll(root.clone(), 4, policy)
+        wanted = policy.module(root.select("place"))["action"].detach()
+        torch.testing.assert_close(data["action"][:, 0], wanted)
+
+    assert walker.traces["unroll"] == before
+    assert policy.translations == 1
+
+
+def test_parameters_that_were_replaced_are_found_by_name(walker):
+    policy = compile_policy(steering(seed=3))
+    root = seeded(walker).reset()
+    walker.unroll(root.clone(), 4, policy)
+
+    policy.module.module[2].weight = nn.Parameter(torch.zeros(2, 8))
+    policy.module.module[2].bias = nn.Parameter(torch.tensor([0.25, -0.5]))
+    data, _ = walker.unroll(root.clone(), 4, policy)
+
+    assert (data["action"] == torch.tensor([0.25, -0.5])).all()
+    assert policy.translations == 1
+
+
+def test_a_new_layer_makes_a_new_translation(walker):
+    policy = compile_policy(steering(seed=3))
+    root = seeded(walker).reset()
+    walker.unroll(root.clone(), 4, policy)
+
+    policy.module.module[0] = nn.Linear(2, 5)
+    policy.module.module[2] = nn.Linear(5, 2)
+    data, _ = walker.unroll(root.clone(), 4, policy)
+
+    wanted = policy.module(root.select("place"))["action"].detach()
+    torch.testing.assert_close(data["action"][:, 0], wanted)
+    assert policy.translations == 2
+
+
+def test_a_compiled_policy_is_the_module_elsewhere(walker, steered):
+    td = seeded(walker).reset()
+
+    copied, pickled = copy.deepcopy(steered), pickle.loads(pickle.dumps(steered))
+
+    for policy in (copied, pickled):
+        assert isinstance(policy, CompiledPolicy) and not policy._found
+        assert_same(policy(td.clone()), steered.module(td.clone()))
+    assert compile_policy(steered) is steered
+    assert set(steered.state_dict()) == {f"module.{name}" for name in steered.module.state_dict()}
+
+
+def test_a_callback_makes_a_compiled_policy_step_from_python(walker, steered):
+    before, seen = dict(walker.traces), []
+
+    data = seeded(walker).rollout(3, steered, callback=lambda env, td: seen.append(td))
+
+    assert len(seen) == data.shape[1] - 1
+    assert walker.traces.get("until") == before.get("until")
+
+
+# ------------------------------------------------------------------------------- policies in JAX
+
+
+def test_a_policy_in_jax_is_compiled_once_for_all_its_parameters(walker):
+    policy = JaxPolicy(uniform_noise, {"gain": jnp.float32(0.5)})
+    data = seeded(walker).rollout(STEPS, policy, break_when_any_done=False)
+    looped, _ = replay(walker, seeded(walker).reset(), data["action"])
+    before = walker.traces["unroll"]
+
+    other = replace(policy, params={"gain": jnp.float32(-2.0)})
+    moved = seeded(walker).rollout(STEPS, other, break_when_any_done=False)
+
+    assert_same(data, looped)
+    assert walker.traces["unroll"] == before
+    assert moved["action"].mean() < data["action"].mean()
+
+
+@pytest.mark.parametrize("categorical", [False, True])
+def test_a_policy_in_jax_speaks_the_encoding_of_the_env(categorical):
+    env = JaxEnv(Chooser(), batch_size=[3], categorical_action_encoding=categorical)
+    policy = JaxPolicy(lambda params, shown, key: (jnp.argmax(shown, -1) + 1) % 3)
+
+    compiled = seeded(env).rollout(6, policy)
+    stepped = seeded(env).rollout(6, policy, callback=lambda env, td: None)
+
+    assert_same(compiled, stepped)
+    assert compiled["action"].dtype == env.action_spec.dtype
+    chosen = compiled["action"] if categorical else compiled["action"].argmax(-1)
+    assert chosen[0].tolist() == [1, 2, 0, 1, 2, 0]
+
+
+def test_a_policy_in_jax_draws_from_the_seed_step_by_step_too(walker):
+    policy = JaxPolicy(uniform_noise, {"gain": 0.1})
+
+    one, two, other = (
+        seeded(walker, seed).rollout(3, policy, callback=lambda env, td: None) for seed in (0, 0, 1)
+    )
+
+    assert_same(one, two)
+    assert not torch.equal(one["action"], other["action"])
+
+
+def test_an_action_of_another_shape_is_refused(walker):
+    policy = JaxPolicy(lambda params, shown, key: shown["place"][:, :1])
+
+    with pytest.raises(ArgumentError, match=r"'action' with shape \(4, 1\).*\(rows, 2\)"):
+        walker.unroll(seeded(walker).reset(), 3, policy)
+
+
+# --------------------------------------------------------------------------- memory and transforms
+
+
+def test_a_recurrent_policy_forgets_where_an_episode_ends(walker):
+    env = TransformedEnv(walker, InitTracker())
+    env.append_transform(TensorDictPrimer(hidden=Unbounded((3,)), expand_specs=True))
+    module = remembering()
+
+    compiled = seeded(env).rollout(STEPS, compile_policy(module), break_when_any_done=False)
+    stepped = seeded(env).rollout(STEPS, module, break_when_any_done=False)
+
+    assert_close(compiled, stepped.detach(), atol=TOLERANCE)
+    begun = compiled["is_init"].squeeze(-1)
+    assert begun[:, 1:].any()
+    assert (compiled["hidden"][begun] == 0).all() and (compiled["hidden"][~begun] != 0).any()
+
+
+def test_what_a_policy_remembers_may_come_in_the_data(walker):
+    env = TransformedEnv(walker, InitTracker())
+    module = remembering()
+    td = seeded(env).reset().set("hidden", torch.ones(4, 3))
+
+    data, following = env.unroll(td.clone(), STEPS, compile_policy(module))
+    stepped = env.rollout(STEPS, module, tensordict=td, auto_reset=False, break_when_any_done=False)
+
+    assert_close(data, stepped.detach().exclude("state", ("next", "state")), atol=TOLERANCE)
+    assert torch.equal(following["hidden"], data["next", "hidden"][:, -1])
+
+
+def test_transforms_that_fuse_are_part_of_the_run(walker, drawn):
+    env = TransformedEnv(walker, StepCounter(max_steps=4))
+    compiled = seeded(env).rollout(STEPS, drawn, break_when_any_done=False)
+
+    given = iter(compiled.select("action", "loc", "scale", "action_log_prob").unbind(1))
+    stepped = seeded(env).rollout(
+        STEPS, lambda td: td.update(next(given)), break_when_any_done=False
+    )
+
+    assert_same(compiled, stepped)
+    assert compiled["next", "step_count"].max() == 4
+
+
+# ------------------------------------------------------------------------------------------ errors
+
+
+def test_a_plain_module_is_stepped_by_rollout_and_refused_by_unroll(walker):
+    module = steering()
+    before = dict(walker.traces)
+
+    seeded(walker).rollout(3, module)
+
+    assert walker.traces.get("until") == before.get("until")
+    with pytest.raises(PolicyError, match=r"got TensorDictModule.*compile_policy\(module\)"):
+        walker.unroll(walker.reset(), 3, module)
+
+
+def test_a_policy_that_reads_what_a_root_lacks_is_told_where_to_put_it(walker):
+    with pytest.raises(MissingKeyError, match=r"reads \['hidden', 'is_init'\].*TensorDictPrimer"):
+        walker.unroll(seeded(walker).reset(), 3, compile_policy(remembering()))
+
+
+def test_a_policy_that_writes_no_action_is_refused(walker):
+    module = TensorDictModule(nn.Linear(2, 2), in_keys=["place"], out_keys=["move"])
+
+    with pytest.raises(MissingKeyError, match=r"writes \['move'\], but not \['action'\]"):
+        walker.unroll(seeded(walker).reset(), 3, compile_policy(module))
+
+
+def test_a_translation_error_reaches_the_caller_of_rollout(walker):
+    module = TensorDictModule(
+        lambda place: place * torch.linalg.det(place[:, None] * place[..., None])[:, None],
+        in_keys=["place"],
+        out_keys=["action"],
+    )
+
+    with pytest.raises(TranslationError, match="has no translation to JAX"):
+        seeded(walker).rollout(3, compile_policy(module))

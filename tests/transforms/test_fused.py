@@ -1,0 +1,488 @@
+"""Transforms inside the programs of a stateless env: the same data as outside of them.
+
+What is compared with is the same env behind the same transforms after one that cannot be fused.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict, TensorDictBase
+
+from bridges.jax_env import JaxEnv
+from envkit import (
+    BinarizeReward,
+    CatFrames,
+    CatTensors,
+    ClipTransform,
+    Compose,
+    DoubleToFloat,
+    DTypeCastTransform,
+    ExcludeTransform,
+    FlattenObservation,
+    GymEnv,
+    InitTracker,
+    LineariseRewards,
+    ObservationNorm,
+    PermuteTransform,
+    RenameTransform,
+    RewardClipping,
+    RewardScaling,
+    RewardSum,
+    SelectTransform,
+    SignTransform,
+    SqueezeTransform,
+    StepCounter,
+    TargetReturn,
+    TimeMaxPool,
+    Transform,
+    TransformedEnv,
+    UnsqueezeTransform,
+    check_env_specs,
+)
+from envkit.errors import FusionError, MissingKeyError
+from envkit.transition import leaves
+from tests.bridges.compare import assert_close, assert_same, replay
+from tests.bridges.jax_envs import Pendulum, Walker
+from tests.policies import Replay
+
+ROWS, STEPS = 4, 9
+
+
+class Opaque(Transform):
+    """Does nothing, in a way no program can know of: what follows it is not fused."""
+
+    only_adds_done = True
+
+    def _call(self, next_td):
+        return next_td
+
+    def _reset(self, td, td_reset):
+        return td_reset
+
+
+def episodes():
+    return [StepCounter(4), RewardSum(), InitTracker(), TargetReturn(3.0)]
+
+
+def values():
+    return [
+        RewardScaling(0.5, 2.0),
+        RewardClipping(-1.0, 0.5),
+        RewardSum(),
+        BinarizeReward(["reward"], ["is_good"]),
+        LineariseRewards(["reward"], ["sum"], weights=[-1.5]),
+        SignTransform(["place", "reward"], ["side", "sign"]),
+        ClipTransform(["place"], ["near"], low=-0.25),
+        ObservationNorm(torch.tensor([0.5, -1.0]), 2.0, ["place"], standard_normal=True),
+        ObservationNorm(0.1, 0.5, [("sight", "level")], ["light"]),
+        DTypeCastTransform(torch.float32, torch.float16, ["near"], ["coarse"]),
+        DTypeCastTransform(torch.uint8, torch.int64, [("sight", "level")]),
+        DoubleToFloat(),
+    ]
+
+
+def frames():
+    return [
+        CatFrames(3, -1, ["place"], ["places"]),
+        CatFrames(2, -1, ["place"], padding="constant", padding_value=7.0),
+        TimeMaxPool(["place"], ["now"], T=1),
+        TimeMaxPool(["place"], ["farthest"], 2),
+        UnsqueezeTransform(0, in_keys=["places"], allow_positive_dim=True),
+        PermuteTransform((-1, -2), in_keys=["places"]),
+        FlattenObservation(0, -1, in_keys=["places"], allow_positive_dim=True),
+        UnsqueezeTransform(-1, in_keys=["reward"]),
+        SqueezeTransform(-1, in_keys=["reward"]),
+    ]
+
+
+def names():
+    return [
+        CatTensors(["place", ("sight", "lamps")], "seen", del_keys=False),
+        RenameTransform(["place", "sight", "reward"], [("body", "place"), "eyes", "gain"]),
+        RewardSum(["gain"], ["total"]),
+        RenameTransform(["total"], ["copy"], create_copy=True),
+        ExcludeTransform(("eyes", "lamps")),
+        StepCounter(step_count_key="count"),
+        SelectTransform("seen", "body", "copy", "is_init"),
+    ]
+
+
+def entries():
+    return [*episodes(), *frames(), *names()]
+
+
+CHAINS = {"entries": entries, "values": values}  # few and long: each is compiled
+LAYOUTS = ("packed", "nested")
+
+
+@cache
+def base(layout="packed") -> JaxEnv:
+    """The env around which transforms stand; its own programs are compiled once."""
+    return JaxEnv(Walker(), batch_size=[ROWS], device="cpu", episode_length=6, state_layout=layout)
+
+
+@cache
+def pair(name: str, layout: str = "packed") -> tuple[TransformedEnv, TransformedEnv]:
+    """The same transforms inside and outside of programs."""
+    make = CHAINS[name]
+    inside = TransformedEnv(base(layout), Compose(*make()))
+    outside = TransformedEnv(base(layout), Compose(Opaque(), *make()))
+    assert len(inside._route.fused) == len(make()) and not inside._route.outside
+    assert not outside._route.fused
+    return inside, outside
+
+
+def assert_alike(name: str, left: TensorDictBase, right: TensorDictBase) -> None:
+    """Same keys, shapes, dtypes and bits; in "values" XLA may round a product and a sum at once."""
+    if name == "entries":
+        return assert_same(left, right)
+    for (path, here), (other, there) in zip(
+        sorted(leaves(left), key=lambda leaf: leaf[0]),
+        sorted(leaves(right), key=lambda leaf: leaf[0]),
+        strict=True,
+    ):
+        assert path == other and here.dtype == there.dtype and here.shape == there.shape
+    return assert_close(left, right, atol=1e-6)
+
+
+def actions(batch=(ROWS,), steps=STEPS) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(*batch, steps, 2, generator=generator) * 2 - 1
+
+
+@cache
+def _advanced(env: TransformedEnv, batch: tuple[int, ...]) -> TensorDictBase:
+    env.set_seed(5)
+    td = env.reset(TensorDict(batch_size=batch))
+    _, td = replay(env, td, actions(batch, 3))
+    return td.set("action", actions(batch, 1)[..., 0, :])
+
+
+def advanced(env: TransformedEnv, batch=(ROWS,)) -> TensorDictBase:
+    """A root after three steps, with an action."""
+    return _advanced(env, batch).clone()
+
+
+# ------------------------------------------------------------------------------------- the same data
+
+
+@pytest.mark.parametrize("stop", ["break_when_any_done", "break_when_all_done", None])
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_rollout_inside_is_as_outside(name, stop):
+    runs = []
+    for env in pair(name):
+        env.set_seed(3)
+        rule = {"break_when_any_done": False} if stop is None else {stop: True}
+        runs.append(env.rollout(STEPS, Replay(actions()), **rule))
+
+    assert_alike(name, *runs)
+
+
+masks = st.lists(st.booleans(), min_size=ROWS, max_size=ROWS).map(torch.tensor)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@settings(max_examples=10, deadline=None)
+@given(mask=masks)
+def test_a_partial_step_inside_is_as_outside(name, mask):
+    steps = [env.step(advanced(env).set("_step", mask)) for env in pair(name)]
+
+    assert_alike(name, *steps)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@settings(max_examples=10, deadline=None)
+@given(mask=masks)
+def test_a_partial_reset_inside_is_as_outside(name, mask):
+    resets = [env.reset(advanced(env).set("_reset", mask)) for env in pair(name)]
+
+    assert_alike(name, *resets)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(max_examples=10, deadline=None)
+@given(step=masks, reset=masks)
+def test_both_layouts_obey_both_masks(layout, step, reset):
+    outcomes = []
+    for env in pair("entries", layout):
+        td = env.step_mdp(env.step(advanced(env).set("_step", step)))
+        outcomes.append(env.reset(td.set("_reset", reset[:, None])))
+
+    assert_same(*outcomes)
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3), (0,)])
+def test_data_of_another_batch_size_is_treated_alike(batch):
+    outcomes = []
+    for env in pair("entries"):
+        data, td = env.step_and_maybe_reset(advanced(env, batch))
+        outcomes.append(data.update(TensorDict({"root": td}, batch)))
+
+    assert_same(*outcomes)
+
+
+@pytest.mark.parametrize("lacking", [["step_count"], ["episode_reward", "target_return"], []])
+def test_data_without_memory_is_completed_alike(lacking):
+    steps = [env.step(advanced(env).exclude(*lacking)) for env in pair("entries")]
+
+    assert_same(*steps)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_specs_follow_data(name):
+    inside, _ = pair(name)
+
+    check_env_specs(inside, break_when_any_done=False)
+
+
+def test_what_stands_under_next_already_wins():
+    steps = []
+    for env in pair("entries"):
+        td = advanced(env)
+        td["next"] = TensorDict({"step_count": torch.full((ROWS, 1), 77)}, [ROWS])
+        steps.append(env.step(td))
+
+    assert_same(*steps)
+    assert (steps[0]["next", "step_count"] == 77).all()
+
+
+# -------------------------------------------------------------------------------------- whole rollouts
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_unrolled_data_is_that_of_single_steps(name):
+    inside, outside = pair(name)
+    inside.set_seed(1)
+    root = inside.reset()
+
+    data, td = inside.unroll(root.clone(), STEPS)
+
+    looped, last = replay(outside, root.clone(), data["action"])
+    assert_close(data, looped.select(*data.keys(True, True)))
+    assert {path: leaf.dtype for path, leaf in leaves(data)} == {
+        path: leaf.dtype for path, leaf in leaves(looped) if "state" not in path
+    }
+    ended = data["next", "done"][:, -1]  # unroll begins them anew at the next step
+    assert_close(td[~ended[:, 0]], last[~ended[:, 0]].select(*td.keys(True, True)))
+
+
+def test_unroll_goes_on_where_it_stopped():
+    inside, _ = pair("entries")
+    inside.set_seed(1)
+
+    _, td = inside.unroll(inside.reset(), 3)
+    data, _ = inside.unroll(td, 5)
+
+    step_count, ended = td["step_count"], td["done"]
+    assert data["step_count"][:, 0].equal(torch.where(ended, 0, step_count))
+    assert data["is_init"][:, 0].equal(ended)
+
+
+def test_a_random_rollout_is_one_program():
+    env = TransformedEnv(JaxEnv(Pendulum(), batch_size=[3]), Compose(*episodes()))
+
+    data = env.rollout(10, break_when_any_done=False)
+
+    assert env._route.stepper.traces == {"init": 1, "unroll": 1}
+    assert env.base_env.traces == {}
+    assert data["step_count"][..., 0].tolist() == [[0, 1, 2, 3] * 2 + [0, 1]] * 3
+    assert data["next", "truncated"].dtype == torch.bool
+    assert data["step_count"].dtype == torch.int64
+    assert "state" in data.keys()
+
+
+def test_unroll_names_what_it_would_pass_by():
+    env = TransformedEnv(base(), Compose(StepCounter(), lambda td: td, RewardSum()))
+
+    with pytest.raises(FusionError, match=r"pass CallableTransform, RewardSum by.*rollout"):
+        env.unroll(env.reset(), 3)
+
+
+def test_only_a_stateless_env_is_unrolled():
+    env = TransformedEnv(GymEnv("CartPole-v1"), StepCounter())
+
+    with pytest.raises(AttributeError, match="unroll"):
+        env.unroll(env.reset(), 3)
+
+
+# ----------------------------------------------------------------------------------- what is fused
+
+
+def fused_in(env: TransformedEnv) -> list[str]:
+    return [type(transform).__name__ for transform in env._route.fused]
+
+
+class Doubled(RewardScaling):
+    """A subclass that writes the hook over values anew."""
+
+    def __init__(self):
+        super().__init__(0.0, 1.0)
+
+    def _apply_transform(self, value):
+        return value * 2
+
+
+class Late(StepCounter):
+    """A subclass that writes a hook over TensorDicts anew."""
+
+    def _step(self, td, next_td):
+        following = super()._step(td, next_td)
+        return following.set("step_count", following["step_count"] + 100)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Opaque,
+        Doubled,
+        Late,
+        lambda: lambda td: td,
+        lambda: StepCounter(3, update_done=False),
+        lambda: StepCounter(3, truncated_key="time_up"),
+        lambda: DTypeCastTransform(torch.float32, torch.float64, ["place"]),
+        lambda: ClipTransform(in_keys_inv=["action"], low=0.0),
+        lambda: RenameTransform(["done"], ["over"]),
+        lambda: RenameTransform(["state"], ["s"], ["state"], ["s"]),
+    ],
+)
+def test_what_no_program_can_do_ends_the_run(make):
+    env = TransformedEnv(base(), Compose(InitTracker(), make(), RewardSum()))
+
+    assert fused_in(env) == ["InitTracker"]
+    assert [len(part) for part in env._route.outside] == [1, 1]
+
+
+def test_what_a_subclass_writes_anew_is_obeyed():
+    env = TransformedEnv(base(), Compose(Late(), Doubled(), RewardSum()))
+    root = env.rand_action(env.reset())
+
+    following = env.step(root.clone())["next"]
+
+    bare = base().step(root.clone())["next"]
+    assert (following["step_count"] == 101).all()
+    assert following["episode_reward"].equal(bare["reward"] * 2)
+
+
+def test_transforms_after_the_run_work_as_ever():
+    def make(*first):
+        return Compose(*first, StepCounter(4), RewardSum(), lambda td: td, InitTracker(), Late())
+
+    envs = [TransformedEnv(base(), make()), TransformedEnv(base(), make(Opaque()))]
+    assert fused_in(envs[0]) == ["StepCounter", "RewardSum"]
+    mask = torch.tensor([True, False, True, False])
+    outcomes = []
+    for env in envs:
+        env.set_seed(3)
+        data = env.rollout(STEPS, Replay(actions()), break_when_any_done=False)
+        td = env.step(advanced(env).set("_step", mask))
+        outcomes += [data, env.reset(env.step_mdp(td).set("_reset", mask))]
+
+    assert_same(outcomes[0], outcomes[2])
+    assert_same(outcomes[1], outcomes[3])
+
+
+def test_an_env_behind_transforms_is_fused_with_more_of_them():
+    inner = TransformedEnv(base(), Compose(*episodes()[:2]))
+    env = TransformedEnv(inner, Compose(*episodes()[2:]))
+
+    assert type(env._route.stepper) is type(inner._route.stepper)
+    assert fused_in(env) == ["InitTracker", "TargetReturn"]
+    outside = TransformedEnv(base(), Compose(Opaque(), *episodes()))
+    assert_same(env.step(advanced(env)), outside.step(advanced(outside)))
+
+
+def test_a_transform_that_is_appended_is_fused_too():
+    env = TransformedEnv(base(), StepCounter())
+    env.rand_step(env.reset())
+
+    env.append_transform(RewardSum())
+
+    assert fused_in(env) == ["StepCounter", "RewardSum"]
+    assert "episode_reward" in env.rand_step(env.reset())["next"].keys()
+
+
+def test_specs_that_may_change_are_not_compiled():
+    env = TransformedEnv(base(), StepCounter(), spec_locked=False)
+
+    assert not env._route.fused
+    assert (env.rand_step(env.reset())["next", "step_count"] == 1).all()
+
+
+# ----------------------------------------------------------------------------------------- constants
+
+
+def test_numbers_that_change_are_seen_and_compile_nothing():
+    norm = ObservationNorm(torch.zeros(2), torch.ones(2), ["place"], ["normal"])
+    counter, target, clip = StepCounter(5), TargetReturn(1.0), RewardClipping(-9.0, 9.0)
+    env = TransformedEnv(base(), Compose(norm, counter, clip, target))
+    root = env.rand_action(env.reset())
+    before = env.step(root.clone())["next"]
+    traces = env._route.stepper.traces
+
+    norm.loc += 10
+    norm.scale = torch.full((2,), 2.0)
+    counter.max_steps, target.target_return, clip.high = 1, 7.0, -0.5
+    after, begun = env.step(root.clone())["next"], env.reset()
+
+    assert env._route.stepper.traces == traces
+    assert after["normal"].equal(before["normal"] * 2 + 10)
+    assert after["truncated"].all() and not before["truncated"].any()
+    assert (after["reward"] <= -0.5).all()
+    assert (begun["target_return"] == 7).all()
+
+
+def test_a_loaded_state_is_seen():
+    make = [lambda: ObservationNorm(torch.zeros(2), torch.ones(2), ["place"], ["normal"])] * 2
+    first, second = (TransformedEnv(base(), each()) for each in make)
+    root = first.rand_action(first.reset())
+    first.transform.loc += 3
+
+    second.load_state_dict(first.state_dict())
+
+    assert_same(second.step(root.clone()), first.step(root.clone()))
+
+
+# ---------------------------------------------------------------------------------- the env around it
+
+
+def test_both_sides_draw_rows_from_one_sequence():
+    bare = JaxEnv(Walker(), batch_size=[2])
+    env = TransformedEnv(bare, StepCounter())
+
+    env.set_seed(4)
+    drawn = [env.reset()["place"], bare.reset()["place"]]
+
+    bare.set_seed(4)
+    assert drawn[0].equal(bare.reset()["place"]) and drawn[1].equal(env.reset()["place"])
+
+
+def test_a_closed_env_is_closed_behind_transforms():
+    bare = JaxEnv(Walker(), batch_size=[2])
+    env = TransformedEnv(bare, StepCounter())
+    root = env.rand_action(env.reset())
+
+    bare.close()
+
+    with pytest.raises(RuntimeError, match="closed"):
+        env.step(root)
+
+
+def test_dtypes_are_checked_as_the_base_env_says():
+    env = TransformedEnv(JaxEnv(Walker(), batch_size=[2]), StepCounter())
+
+    env.run_type_checks = True
+
+    assert env._route.stepper.run_type_checks
+    env.rand_step(env.reset())
+
+
+def test_a_state_that_is_missing_is_named():
+    inside, _ = pair("entries")
+
+    with pytest.raises(MissingKeyError, match="no 'state'"):
+        inside.step(advanced(inside).exclude("state"))
