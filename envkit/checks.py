@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 
+import torch
 from tensordict import TensorDictBase
 
 from envkit.base import EnvBase
@@ -116,7 +117,7 @@ def _overwritten(env: EnvBase, tensordict: TensorDictBase | None) -> Iterator[st
     root = env.reset(None if tensordict is None else tensordict.copy())
     taken = []
     for name in ("reset", "first step", "second step"):
-        taken.append((name, root, root.clone()))
+        taken.append((name, root, root.apply(torch.clone)))  # td.clone() fails on nested tensors
         data = env.step(env.rand_action(root.copy()))
         if env._rows_done(data.get("next")).any():
             break

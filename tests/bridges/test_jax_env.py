@@ -14,8 +14,10 @@ from envkit.checks import check_env_specs
 from envkit.errors import (
     ArgumentError,
     HandoffError,
+    InputError,
     KeyCollisionError,
     MissingKeyError,
+    PolicyError,
     StateStructureError,
 )
 from envkit.functional import Box, Timestep
@@ -599,7 +601,7 @@ def test_an_action_of_the_wrong_shape_is_refused(walker, shape):
     td = seeded(walker).reset()
     td._set_str("action", torch.zeros(shape), validated=True, inplace=False)
 
-    with pytest.raises(ArgumentError, match=r"'action' has shape .* takes \(4, 2\)"):
+    with pytest.raises(InputError, match=r"'action' has shape .* takes \(4, 2\)"):
         walker.step(td)
 
 
@@ -623,8 +625,8 @@ def test_a_state_that_grows_between_reset_and_step_names_the_path():
         env.rand_step(env.reset())
 
 
-def test_compiled_policies_are_announced_not_imitated(walker):
-    with pytest.raises(NotImplementedError, match=r"rollout\(steps, policy\)"):
+def test_unroll_takes_compiled_policies_only(walker):
+    with pytest.raises(PolicyError, match=r"rollout\(steps, policy\)"):
         walker.unroll(seeded(walker).reset(), 3, lambda td: td)
 
 

@@ -85,7 +85,7 @@ def test_translated_networks_give_what_torch_gives(names):
     assert_agree(networks, [NETWORKS[name].example(5) for name in names])
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     rows=st.integers(1, 9),
     sizes=st.lists(st.integers(1, 12), min_size=2, max_size=3),

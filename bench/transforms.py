@@ -1,0 +1,122 @@
+"""What five transforms cost a Brax env: inside its programs, outside of them, and in TorchRL.
+
+Stepwise: a small torch policy acts on every observation, as in `bench.brax_step`. Unroll: random
+actions, all steps in one program, transforms included. Every ratio is to the same env without transforms;
+"outside" puts a transform in front that does nothing and cannot be fused.
+
+Run: ``python -m bench.transforms [--quick] [--device cuda]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+import envkit
+from bench.brax_step import envkit_loop, envkit_unroll, policy_for
+from bench.harness import compare
+from bridges.brax import import_brax
+from envkit import BraxEnv, Compose, Transform, TransformedEnv
+
+WORKS = (
+    ("inverted_pendulum", 1024, 100),
+    ("ant", 1024, 10),
+)
+
+
+class Opaque(Transform):
+    """Does nothing; what follows it stays outside of programs."""
+
+    only_adds_done = True
+
+    def _call(self, next_td):
+        return next_td
+
+
+def five(library: ModuleType, size: int) -> list[Any]:
+    """Make five transforms of a library for observations of one size."""
+    return [
+        library.ObservationNorm(
+            torch.full((size,), 0.1),
+            torch.full((size,), 2.0),
+            ["observation"],
+            standard_normal=True,
+        ),
+        library.RewardScaling(0.0, 0.1),
+        library.StepCounter(500),
+        library.RewardSum(),
+        library.InitTracker(),
+    ]
+
+
+def torchrl_loop(
+    name: str, rows: int, steps: int, policy: torch.nn.Module, size: int | None
+) -> Callable[[], None]:
+    """The reference API behind its own five transforms, or (``size`` None) without any."""
+    from torchrl import envs as peer
+
+    bare = import_brax().get_environment(name, backend="spring")
+    env = peer.BraxWrapper(bare, batch_size=[rows], device="cpu", cache_clear_frequency=False)
+    if size is not None:
+        env = peer.TransformedEnv(env, peer.Compose(*five(peer, size)))
+    first = env.reset()
+
+    @torch.no_grad()
+    def run() -> None:
+        td = first.clone()
+        for _ in range(steps):
+            td["action"] = policy(td["observation"])
+            _, td = env.step_and_maybe_reset(td)
+
+    return run
+
+
+def measure(name: str, rows: int, steps: int, *, device: str, quick: bool) -> None:
+    """Compare one env at one batch size with and without transforms."""
+    bare = BraxEnv(name, backend="spring", batch_size=[rows], device=device, episode_length=1000)
+    bare.set_seed(0)
+    size = bare.observation_spec["observation"].shape[-1]
+    policy = policy_for(size, bare.action_spec.shape[-1], device)
+    inside = TransformedEnv(bare, Compose(*five(envkit, size)))
+    outside = TransformedEnv(bare, Compose(Opaque(), *five(envkit, size)))
+    works = {
+        "envkit, no transforms": envkit_loop(bare, steps, policy),
+        "envkit, five inside": envkit_loop(inside, steps, policy),
+        "envkit, five outside": envkit_loop(outside, steps, policy),
+    }
+    if importlib.util.find_spec("torchrl") and not quick:
+        works["TorchRL, no transforms"] = torchrl_loop(name, rows, steps, policy, None)
+        works["TorchRL, five"] = torchrl_loop(name, rows, steps, policy, size)
+    options = {"steps": steps * rows, "reference": "envkit, no transforms", "rounds": 9}
+    compare(f"{name} spring x {rows} on {device}, torch policy, transforms", works, **options)
+    compare(
+        f"{name} spring x {rows} on {device}, random actions, transforms",
+        {
+            "envkit, no transforms": envkit_unroll(bare, steps),
+            "envkit, five inside": envkit_unroll(inside, steps),
+        },
+        **options,
+    )
+
+
+def main() -> None:
+    """Run everything."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="no TorchRL, no ant")
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    begin = time.perf_counter()
+    for name, rows, steps in WORKS:
+        if not (options.quick and name == "ant"):
+            measure(name, rows, steps, device=options.device, quick=options.quick)
+    print(f"\ndone in {time.perf_counter() - begin:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
