@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from envkit import EnvBase
 
@@ -20,6 +21,7 @@ BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.DOTALL)
 
 @pytest.mark.parametrize("title", [title for title, text in CHAPTERS.items() if "```" in text])
 def test_a_chapter_runs_as_printed(title, capsys):
+    torch.manual_seed(1)  # the guide shows what random actions led to
     names = {"__name__": "__main__"}  # so that functions travel to workers by value
     shown, printed = [], ""
 
