@@ -125,7 +125,6 @@ class CompiledPolicy(torch.nn.Module):
             if (now, number) in self._found:
                 return self._found[now, number]
         self._refuse_doubles()
-        self._refuse_dropout()
         exported = export(self.module, signature, rows=rows)
         graph = Graph(exported.program)
         self.translations += 1
@@ -151,14 +150,6 @@ class CompiledPolicy(torch.nn.Module):
                 raise TranslationError(
                     f"{name!r} is {value.dtype}, which JAX computes in 32 bits unless jax_enable_x64 is "
                     f"set. Call module.float(), set it, or {STEPWISE}."
-                )
-
-    def _refuse_dropout(self) -> None:
-        for name, part in self.module.named_modules():
-            if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.training and part.p:
-                raise TranslationError(
-                    f"{name!r} is a {type(part).__name__} in training mode, which a compiled policy "
-                    f"does not draw. Call module.eval() first, or {STEPWISE}."
                 )
 
     def _named(self) -> dict[str, torch.Tensor]:

@@ -48,25 +48,39 @@ def rng(seed):
 # ------------------------------------------------------------------------- what it holds for
 
 
-def test_interaction_type_and_training_flag_choose_the_translation():
-    module = drawing()
-    module.module[0].module.insert(1, nn.Dropout(0.5))
-    policy = compile_policy(module.eval())
+def test_the_interaction_type_chooses_the_translation():
+    policy = compile_policy(drawing())
     place = torch.randn(8, 2)
 
     drawn = run(policy, PLACE, place)
     with set_interaction_type(InteractionType.MODE):
         mode = run(policy, PLACE, place)
-    policy.train()
-    dropped = run(policy, PLACE, place)
-    policy.eval()
     again = run(policy, PLACE, place)
 
     assert (mode["action",] == mode["loc",]).all()
     assert not (drawn["action",] == drawn["loc",]).any()
-    assert (dropped["loc",] == 0).any() and not (drawn["loc",] == 0).any()
     assert all((again[path] == drawn[path]).all() for path in drawn)
-    assert policy.translations == 3
+    assert policy.translations == 2
+
+
+def test_dropout_draws_while_the_module_trains():
+    module = nn.Sequential(nn.Linear(2, 400), nn.Dropout(0.5))
+    policy = compile_policy(module.eval())
+    ones = torch.ones(3, 2)
+
+    whole = run(policy, plain((2,)), ones)["action",]
+    policy.train()
+    dropped = run(policy, plain((2,)), ones)["action",]
+    other = run(policy, plain((2,)), ones, key=1)["action",]
+    policy.eval()
+    again = run(policy, plain((2,)), ones)["action",]
+
+    kept = dropped != 0
+    assert 0.4 < kept.mean() < 0.6 and not (kept == (other != 0)).all()
+    assert not (kept[0] == kept[1]).all()
+    np.testing.assert_allclose(dropped[kept], 2 * whole[kept], rtol=1e-6)
+    assert (again == whole).all() and (whole != 0).all()
+    assert policy.translations == 2
 
 
 def test_other_shapes_and_dtypes_make_another_translation():
