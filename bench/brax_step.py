@@ -1,9 +1,8 @@
-"""Stepping Brax from torch: envkit against bare JAX loops and scans, and against TorchRL.
+"""Stepping Brax from torch: envkit against bare JAX loops and TorchRL.
 
 Stepwise: a small torch policy acts on every observation. The bare loop is one jitted
 ``vmap(step)`` with its state left in JAX, observation, reward and done handed to torch and
-the action back by DLPack, nothing reset. Scan: random actions, all steps in one program; the bare
-scan records the same leaves.
+the action back by DLPack, nothing reset. Whole rollouts as one program stand in `bench.brax_scan`.
 
 Run: ``python -m bench.brax_step [--quick] [--device cuda]``
 """
@@ -62,24 +61,6 @@ def bare_loop(name: str, rows: int, steps: int, policy: torch.nn.Module) -> Call
     return run
 
 
-def bare_scan(name: str, rows: int, steps: int) -> Callable[[], None]:
-    """lax.scan over vmap(step) that records observation, action, reward and done."""
-    env = import_brax().get_environment(name, backend="spring")
-    first = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.PRNGKey(0), rows))
-
-    @jax.jit
-    def scan(state, key):
-        def once(state, key):
-            action = jax.random.uniform(key, (rows, env.action_size), minval=-1.0, maxval=1.0)
-            following = jax.vmap(env.step)(state, action)
-            seen = (state.obs, action, following.obs, following.reward, following.done)
-            return following, seen
-
-        return jax.lax.scan(once, state, jax.random.split(key, steps))
-
-    return lambda: jax.block_until_ready(scan(first, jax.random.PRNGKey(1)))
-
-
 def envkit_loop(env: BraxEnv, steps: int, policy: torch.nn.Module) -> Callable[[], None]:
     """The same loop, resets included, as a user writes it."""
     first = env.reset()
@@ -103,12 +84,6 @@ def envkit_rollout(env: BraxEnv, steps: int, policy: torch.nn.Module) -> Callabl
         env.rollout(steps, policy, auto_reset=False, tensordict=first, break_when_any_done=False)
 
     return run
-
-
-def envkit_unroll(env: BraxEnv, steps: int) -> Callable[[], None]:
-    """All steps in one program, resets included, as a TensorDict."""
-    first = env.reset()
-    return lambda: env.unroll(first, steps)
 
 
 def torchrl_loop(name: str, rows: int, steps: int, policy: torch.nn.Module) -> Callable[[], None]:
@@ -147,16 +122,6 @@ def measure(name: str, rows: int, steps: int, *, device: str, quick: bool) -> No
         works,
         steps=steps * rows,
         reference="bare jit + dlpack loop",
-        rounds=5 if quick else 7,
-    )
-    compare(
-        f"{name} spring x {rows} on {device}, random actions",
-        {
-            "bare lax.scan": bare_scan(name, rows, steps),
-            "envkit unroll": envkit_unroll(env, steps),
-        },
-        steps=steps * rows,
-        reference="bare lax.scan",
         rounds=5 if quick else 7,
     )
 

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 import envkit
-from bench.brax_step import envkit_loop, envkit_unroll, policy_for
+from bench.brax_scan import envkit_unroll
+from bench.brax_step import envkit_loop, policy_for
 from bench.harness import compare
 from bridges.brax import import_brax
 from envkit import BraxEnv, Compose, Transform, TransformedEnv
@@ -98,8 +99,8 @@ def measure(name: str, rows: int, steps: int, *, device: str, quick: bool) -> No
     compare(
         f"{name} spring x {rows} on {device}, random actions, transforms",
         {
-            "envkit, no transforms": envkit_unroll(bare, steps),
-            "envkit, five inside": envkit_unroll(inside, steps),
+            "envkit, no transforms": envkit_unroll(bare, bare.reset(), steps, None),
+            "envkit, five inside": envkit_unroll(inside, inside.reset(), steps, None),
         },
         **options,
     )

@@ -25,7 +25,7 @@ from bridges.named_rows import Acted
 from bridges.torch_policy.compiled import CompiledPolicy, Translation
 from bridges.torch_policy.exporting import Signature
 from bridges.torch_policy.graph import STEPWISE
-from bridges.torch_policy.jax_policy import JaxPolicy, observed
+from bridges.torch_policy.jax_policy import JaxPolicy, act
 from envkit.env_specs import as_key, as_path
 from envkit.errors import ArgumentError, MissingKeyError, PolicyError
 from envkit.functional import Discrete
@@ -80,7 +80,8 @@ def actor_for(env: JaxEnv, policy: Any, td: TensorDictBase) -> Actor:
     if policy is None:
         return Actor()
     if isinstance(policy, JaxPolicy):
-        return Actor(_InJax(policy.function, _action_leaves(env)), policy.params)
+        paths = tuple(as_path(key) for key in observation_inputs(env))
+        return Actor(_InJax(policy.function, paths, _action_leaves(env)), policy.params)
     if isinstance(policy, CompiledPolicy):
         return _translated(env, policy, td)
     hint = "compile_policy(module)" if isinstance(policy, torch.nn.Module) else "a JaxPolicy"
@@ -242,9 +243,11 @@ class _InJax:
     """A `JaxPolicy` as the policy of a program."""
 
     function: Callable[..., Any]
+    reads: tuple[Path, ...]
     actions: tuple[_ActionLeaf, ...]
 
     def __call__(self, params: Any, observation: Mapping[Path, jax.Array], key: jax.Array) -> Any:
-        action = self.function(params, observed(observation), key)
-        parts = action if isinstance(action, Mapping) else {"action": action}
-        return _assembled({leaf.path: leaf.given(parts[leaf.path[-1]]) for leaf in self.actions})
+        seen = {path: observation[path] for path in self.reads}
+        names = [leaf.path[-1] for leaf in self.actions]
+        given = act(self.function, names, params, seen, key)
+        return _assembled({leaf.path: leaf.given(given[leaf.path[-1]]) for leaf in self.actions})

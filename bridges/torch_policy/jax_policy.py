@@ -5,12 +5,14 @@ Conventions
                  nested as in the data; rows in front. Infos are left out.
     action       in the env's own encoding, rows in front: numbers for a discrete space, a dict by name
                  for a dict of spaces.
+    name         last part of the key of an action.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,13 +22,14 @@ from tensordict import TensorDictBase
 from bridges.dlpack import to_jit, to_torch
 from bridges.nesting import nest
 from envkit.env_specs import as_key, as_path
+from envkit.errors import PolicyError
 from envkit.policy import Policy, observation_inputs
 from envkit.specs import OneHot
 
 if TYPE_CHECKING:
     from envkit.base import EnvBase
 
-__all__ = ["JaxPolicy", "observed"]
+__all__ = ["JaxPolicy", "act"]
 
 Path = tuple[str, ...]
 
@@ -53,32 +56,60 @@ class _Stepwise:
     """Call a JAX policy on the rows of a TensorDict."""
 
     def __init__(self, policy: JaxPolicy, env: EnvBase):
-        self._params = policy.params
+        self._policy = policy
         self._env = env
         self._paths = [as_path(key) for key in observation_inputs(env)]
-        self._run = jax.jit(
-            lambda params, leaves, key: policy.function(params, observed(leaves), key)
-        )
+        self._keys = {as_path(key)[-1]: key for key in env.action_keys}
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         leaves = {path: self._rows(tensordict, path) for path in self._paths}
-        seed = torch.randint(2**31 - 1, (), generator=self._env._action_generator)
-        action = to_torch(self._run(self._params, leaves, jax.random.PRNGKey(int(seed))))
-        for key in self._env.action_keys:
-            leaf = action[as_path(key)[-1]] if isinstance(action, Mapping) else action
-            spec = self._env.full_action_spec[key]
+        policy, names = self._policy, tuple(self._keys)
+        actions = _act_compiled(policy.function, names, policy.params, leaves, self._draw_key())
+        for name, leaf in actions.items():
+            key = self._keys[name]
+            value, spec = to_torch(leaf), self._env.full_action_spec[key]
             if isinstance(spec, OneHot):
-                leaf = torch.nn.functional.one_hot(leaf.long(), spec.shape[-1])
-            value = leaf.reshape(*tensordict.batch_size, *leaf.shape[1:])
+                value = torch.nn.functional.one_hot(value.long(), spec.shape[-1])
+            value = value.reshape(*tensordict.batch_size, *value.shape[1:])
             tensordict.set(key, value.to(spec.dtype))
         return tensordict
+
+    def _draw_key(self) -> jax.Array:
+        generator = self._env._action_generator
+        device = None if generator is None else generator.device
+        seed = torch.randint(2**31 - 1, (), generator=generator, device=device)
+        return jax.random.PRNGKey(int(seed))
 
     def _rows(self, td: TensorDictBase, path: Path) -> Any:
         value = td.get(as_key(path))
         return to_jit(value.reshape(-1, *value.shape[td.ndim :]), detach=True)
 
 
-def observed(leaves: Mapping[Path, Any]) -> Any:
-    """Give what a policy in JAX sees of leaves by path."""
-    seen = {path: leaf for path, leaf in leaves.items() if path[0] != "info"}
-    return seen["observation",] if set(seen) == {("observation",)} else nest(seen)
+def act(
+    function: Callable[..., Any],
+    names: Sequence[str],
+    params: Any,
+    leaves: Mapping[Path, Any],
+    key: jax.Array,
+) -> dict[str, Any]:
+    """Call the function of a `JaxPolicy` on observation leaves and give its actions by name.
+
+    Raises:
+        PolicyError: (a TypeError) it returned other names, or one array for several actions.
+    """
+    is_plain = set(leaves) == {("observation",)}
+    action = function(params, leaves["observation",] if is_plain else nest(leaves), key)
+    if not isinstance(action, Mapping) and len(names) == 1:
+        return {names[0]: action}
+    if not isinstance(action, Mapping) or set(action) != set(names):
+        got = sorted(action) if isinstance(action, Mapping) else type(action).__name__
+        raise PolicyError(
+            f"the JaxPolicy returned {got}, but the env takes the actions {sorted(names)}. Return "
+            + ("that array." if len(names) == 1 else "a dict with an array for each of them.")
+        )
+    return dict(action)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _act_compiled(*args: Any) -> dict[str, Any]:
+    return act(*args)

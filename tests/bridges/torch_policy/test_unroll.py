@@ -14,14 +14,17 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from bridges import unrolling
+from bridges.gymnasium import GymEnv
 from bridges.jax_env import JaxEnv
 from bridges.torch_policy.compiled import CompiledPolicy, compile_policy
 from bridges.torch_policy.jax_policy import JaxPolicy
+from envkit.batched.serial import SerialEnv
 from envkit.errors import ArgumentError, MissingKeyError, PolicyError, TranslationError
 from envkit.specs import Unbounded
 from envkit.transforms.env import TransformedEnv
 from envkit.transforms.episodes import InitTracker, StepCounter
 from envkit.transforms.primer import TensorDictPrimer
+from envkit.transforms.returns import RewardSum
 from tests.bridges.compare import assert_close, assert_same, replay, replaying
 from tests.bridges.jax_envs import Chooser, Steered
 from tests.bridges.torch_policy.policies import (
@@ -295,6 +298,53 @@ def test_a_policy_in_jax_draws_from_the_seed_step_by_step_too(walker):
 
     assert_same(one, two)
     assert not torch.equal(one["action"], other["action"])
+
+
+def test_a_policy_in_jax_that_steps_is_traced_once(walker):
+    traces = []
+
+    def function(params, shown, key):
+        traces.append(None)
+        return jnp.zeros((8, 2))
+
+    env = SerialEnv(2, lambda: GymEnv("Pendulum-v1"))
+    policy = JaxPolicy(lambda params, shown, key: function(params, shown, key)[: len(shown), :1])
+    for params in (None, None, {"gain": jnp.float32(1)}, {"gain": jnp.float32(2)}):
+        env.rollout(3, replace(policy, params=params))
+
+    assert len(traces) == 2  # with and without parameters
+
+
+@pytest.mark.parametrize("callback", [None, lambda env, td: None], ids=["compiled", "stepped"])
+def test_a_policy_in_jax_sees_the_same_compiled_and_stepped(walker, callback):
+    shown = []
+
+    def function(params, observation, key):
+        shown.append(sorted(observation))
+        return jnp.zeros((len(observation["place"]), 2))
+
+    env = TransformedEnv(walker, RewardSum(reward_spec=True))
+    env.rollout(2, JaxPolicy(function), callback=callback)
+
+    assert set(map(tuple, shown)) == {("place", "sight")}
+
+
+@pytest.mark.parametrize("callback", [None, lambda env, td: None], ids=["compiled", "stepped"])
+@pytest.mark.parametrize("given", [["wheel"], ["wheel", "gears"], None])
+def test_a_policy_in_jax_that_names_other_actions_is_told_which_there_are(given, callback):
+    def function(params, shown, key):
+        rows = jnp.zeros((len(shown), 2))
+        return rows if given is None else dict.fromkeys(given, rows)
+
+    env = JaxEnv(Steered(), batch_size=[2])
+    with pytest.raises(PolicyError, match=r"the actions \['gear', 'wheel'\]\. Return a dict"):
+        env.rollout(2, JaxPolicy(function), callback=callback)
+
+
+def test_infos_are_not_given_to_a_plain_policy(walker):
+    data = walker.rollout(2, lambda place, lamps, level: torch.zeros(*place.shape[:-1], 2))
+
+    assert ("info", "steps") in data.keys(True)
 
 
 def test_an_action_of_another_shape_is_refused(walker):
