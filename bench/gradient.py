@@ -1,7 +1,7 @@
 """Gradients through Brax from torch: envkit against fused JAX, and against TorchRL.
 
-A small policy acts for 10 steps, the loss is minus the mean of the rewards, and its gradient with
-respect to the policy's parameters is taken. Fused JAX is one jitted ``value_and_grad`` of a scan over the
+A small policy acts for 10 steps, the loss is the mean of the squared observations minus that of the
+rewards, and its gradient with respect to the policy's parameters is taken. Fused JAX is one jitted ``value_and_grad`` of a scan over the
 same physics and the same policy; nothing is reset, and nothing but the loss is computed. envkit steps
 from Python with a torch policy, ends of episodes included, and `rollout` records every step.
 
@@ -19,6 +19,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import torch
+from tensordict import TensorDictBase
 
 from bench.brax_step import policy_for
 from bench.harness import compare, record
@@ -42,12 +43,19 @@ def fused(name: str, rows: int, policy: torch.nn.Module) -> Callable[[], object]
     def loss(params: list[jax.Array], state):
         def once(state, _):
             state = jax.vmap(env.step)(state, act(params, state.obs))
-            return state, state.reward
+            return state, (state.obs, state.reward)
 
-        return -jax.lax.scan(once, state, length=STEPS)[1].mean()
+        observations, rewards = jax.lax.scan(once, state, length=STEPS)[1]
+        return (observations**2).mean() - rewards.mean()
 
     gradient = jax.jit(jax.value_and_grad(loss))
     return lambda: jax.block_until_ready(gradient(params, first))
+
+
+def loss_of(data: TensorDictBase) -> torch.Tensor:
+    """The loss of some transitions."""
+    following = data["next"]
+    return following["observation"].square().mean() - following["reward"].mean()
 
 
 def envkit_loop(env: BraxEnv, policy: torch.nn.Module) -> Callable[[], None]:
@@ -55,11 +63,11 @@ def envkit_loop(env: BraxEnv, policy: torch.nn.Module) -> Callable[[], None]:
     first = env.reset()
 
     def run() -> None:
-        td, rewards = first.copy(), []
+        td, losses = first.copy(), []
         for _ in range(STEPS):
             data, td = env.step_and_maybe_reset(td.set("action", policy(td["observation"])))
-            rewards.append(data["next", "reward"])
-        (-torch.stack(rewards).mean()).backward()
+            losses.append(loss_of(data))
+        torch.stack(losses).mean().backward()
         policy.zero_grad()
 
     return run
@@ -73,7 +81,7 @@ def envkit_rollout(env: BraxEnv, policy: torch.nn.Module) -> Callable[[], None]:
         data = env.rollout(
             STEPS, policy, auto_reset=False, tensordict=first, break_when_any_done=False
         )
-        (-data["next", "reward"].mean()).backward()
+        loss_of(data).backward()
         policy.zero_grad()
 
     return run
@@ -90,12 +98,12 @@ def torchrl_loop(name: str, rows: int, policy: torch.nn.Module) -> Callable[[], 
     first = env.reset()
 
     def run() -> None:
-        td, rewards = first.clone(), []
+        td, losses = first.clone(), []
         for _ in range(STEPS):
             td["action"] = policy(td["observation"])
             data, td = env.step_and_maybe_reset(td)
-            rewards.append(data["next", "reward"])
-        (-torch.stack(rewards).mean()).backward()
+            losses.append(loss_of(data))
+        torch.stack(losses).mean().backward()
         policy.zero_grad()
 
     return run

@@ -19,7 +19,7 @@ import jax
 from bridges.jax_env import JaxEnv
 from bridges.libraries import require
 from envkit.errors import ArgumentError
-from envkit.functional import Box, Timestep
+from envkit.functional import Box, ResetMode, Timestep
 
 __all__ = ["BraxCore", "BraxEnv", "BraxWrapper"]
 
@@ -53,7 +53,7 @@ class BraxWrapper(JaxEnv):
         env: a bare `brax.envs.Env`, without Brax's training wrappers.
         device: where data and simulation are; warns and takes the CPU when None.
         from_pixels: not supported.
-        **kwargs: of `JaxEnv`: ``batch_size``, ``episode_length``, ``state_layout``, ...
+        **kwargs: of `JaxEnv`: ``batch_size``, ``requires_grad``, ``episode_length``, ``state_layout``, ...
 
     Unknown public attributes are looked up on the Brax env.
     """
@@ -105,7 +105,8 @@ class BraxEnv(BraxWrapper):
     Args:
         env_name: registered name, e.g. "ant".
         device, from_pixels: of `BraxWrapper`.
-        batch_size, episode_length, state_layout, categorical_action_encoding: of `JaxEnv`.
+        batch_size, requires_grad, episode_length, reset_mode, pool_size, state_layout: of `JaxEnv`.
+        categorical_action_encoding: of `JaxEnv`.
         run_type_checks, allow_done_after_reset: of `EnvBase`.
         **brax_kwargs: go to Brax, e.g. ``backend="spring"``.
     """
@@ -118,7 +119,10 @@ class BraxEnv(BraxWrapper):
         *,
         batch_size: Any = None,
         device: Any = None,
+        requires_grad: bool = False,
         episode_length: int | None = None,
+        reset_mode: ResetMode = "fresh",
+        pool_size: int = 64,
         state_layout: str = "packed",
         categorical_action_encoding: bool = False,
         from_pixels: bool = False,
@@ -136,7 +140,10 @@ class BraxEnv(BraxWrapper):
             batch_size=batch_size,
             device=device,
             from_pixels=from_pixels,
+            requires_grad=requires_grad,
             episode_length=episode_length,
+            reset_mode=reset_mode,
+            pool_size=pool_size,
             state_layout=state_layout,
             categorical_action_encoding=categorical_action_encoding,
             run_type_checks=run_type_checks,

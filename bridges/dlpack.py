@@ -45,6 +45,7 @@ _NARROW = {
     torch.complex128: torch.complex64,
     torch.uint64: torch.uint32,
 }
+_REFUSALS = (BufferError, TypeError, ValueError, RuntimeError)  # what DLPack raises, by library
 _BITS = {1: torch.uint8, 2: torch.int16}  # dtypes NumPy lacks cross it as these, bit by bit
 
 
@@ -100,14 +101,19 @@ def _tensor_of(array: Any) -> torch.Tensor:
             f"to_torch takes concrete jax.Array leaves, but got {_kind(array)}. "
             "Hand over what a jitted function returned, outside of it."
         )
+    if array.is_deleted():
+        raise HandoffError(
+            f"a JAX array of dtype {array.dtype} and shape {array.shape} has been deleted, or donated to "
+            "a jitted call. Hand it over before that, or hand over what the call returned."
+        )
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
+    array.block_until_ready()  # what the program that computes it raises is not about the handoff
     try:
-        array.block_until_ready()
         if array.platform() == "cpu":
             return _from_capsule(array.__dlpack__())
         return torch.from_dlpack(array)  # gives JAX torch's stream, which then waits for the value
-    except Exception as error:
+    except _REFUSALS as error:
         raise HandoffError(
             f"a JAX array of dtype {array.dtype} and shape {array.shape} cannot become a torch "
             f"tensor: {error}. Cast it to a dtype both have (int4 to int8), and gather an array that "
@@ -272,9 +278,10 @@ def _array_of(tensor: torch.Tensor, copy: bool) -> jax.Array:
         if jax.default_backend() == "cpu":
             return jnp.array(owned)  # the one call that copies at once
         return jax.device_put(np.array(owned), jax_device_of(tensor.device))
+    tensor = tensor.clone() if copy else tensor
     try:
-        return jnp.from_dlpack(tensor.clone() if copy else tensor)
-    except Exception as error:
+        return jnp.from_dlpack(tensor)
+    except _REFUSALS as error:
         raise HandoffError(
             f"a tensor of {tensor.dtype} and shape {tuple(tensor.shape)} on {tensor.device} cannot "
             f"cross to JAX: {error}. Cast or move it first."

@@ -164,6 +164,8 @@ class GymLikeEnv(EnvBase):
 
     # ----------------------------------------------------------------------------- steps and resets
 
+    sees_empty_masks = True  # and refuses them
+
     @property
     def _simulator(self) -> Any:
         """What is stepped and reset."""

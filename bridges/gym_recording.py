@@ -13,14 +13,14 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.gym_rows import DONE
+from bridges.gym_rows import DONE, reward_array
 from bridges.space_leaves import numpy_dtype
 from bridges.spaces import nested
 from envkit import rules
@@ -292,7 +292,7 @@ class _Record:
         entries = {**others, **self._roots()}
         for path, stack in self._stacks.items():
             entries[("next", *path)] = stack.tensor(count)
-        paid = np.array(rewards, np.float32).reshape(count, 1)
+        paid = _paid(rewards)
         outcome = (paid, terminated | truncated, terminated, truncated)
         for path, value in zip((("reward",), *DONE), outcome, strict=True):
             entries[("next", *path)] = torch.from_numpy(value)
@@ -309,6 +309,18 @@ class _Record:
                 for path, value in entries.items():
                     roots[path][start] = value
         return roots
+
+
+def _paid(rewards: Sequence[Any]) -> np.ndarray:
+    """Give rewards as float32, shape ``(count, 1)``; some may be arrays of one element."""
+    dtype = np.dtype(np.float32)
+    try:
+        paid = np.array(rewards, dtype)
+    except ValueError:
+        paid = np.empty(0)
+    if paid.size != len(rewards):
+        paid = np.stack([reward_array(reward, (1,), dtype) for reward in rewards])
+    return paid.reshape(len(rewards), 1)
 
 
 class _Stack:

@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from bridges.space_leaves import CopyIn
 from bridges.spaces import Codec
+from envkit.errors import EncodingError
 
-__all__ = ["DONE", "GymCore", "GymRows"]
+__all__ = ["DONE", "GymCore", "GymRows", "reward_array"]
 
 Path = tuple[str, ...]
 Rows = Mapping[Path, np.ndarray]
@@ -68,11 +70,12 @@ class GymCore:
             assert self.observation is not None  # one of the two is observed
             return self.observation.writer(rows)
         write = None if self.observation is None else self.observation.writer(rows)
+        write_frame = CopyIn("pixels").into(rows[("pixels",)])
 
         def write_both(observation: Any) -> None:
             if write is not None:
                 write(observation)
-            rows[("pixels",)][...] = self.env.render()
+            write_frame(self.env.render())
 
         return write_both
 
@@ -107,8 +110,9 @@ class GymRows:
         self._resets = [core.env.reset for core in cores]
         self._steps = [core.step for core in cores]
         self._writers: dict[tuple[str, int], list[Callable[[Any], None]]] = {}
-        self._reward = self._nexts[("reward",)][..., 0]
-        self._flags = [self._nexts[path][..., 0] for path in DONE]
+        self._indices = range(len(cores))
+        scalars = [self._nexts[path][..., 0] for path in (("reward",), *DONE)]
+        self._scalars = list(zip(*scalars, strict=True))
         self._carried = [
             (self._nexts[path], root) for path, root in self._roots.items() if path not in DONE
         ]
@@ -139,50 +143,52 @@ class GymRows:
 
     def step(self, rows: Sequence[int], *, advance: bool) -> None:
         """Step some rows and write their next rows; with ``advance`` also their next roots."""
-        first, slot = self._first, self._slot[self._first]
-        steps, puts = self._steps, self._writer("next", slot)
-        chosen: slice | list[int] = slice(None)
+        slot, indices, steps = self._slot[self._first], self._indices, self._steps
+        puts, rewards = self._writer("next", slot), self._scalars[slot][0]
+        chosen: slice | Sequence[int] = slice(None)
         if len(rows) != len(steps):
-            chosen = [row - first for row in rows]
+            chosen = indices = [row - self._first for row in rows]
             steps, puts = [steps[i] for i in chosen], [puts[i] for i in chosen]
         actions = self._read({path: array[slot][chosen] for path, array in self._inputs.items()})
-        rewards: list[Any] = []
+        stepped = 0
         ended: list[tuple[int, bool, bool]] = []
         fresh: list[tuple[int, Any]] = []
         try:
-            for row, action, step, put in zip(rows, actions, steps, puts, strict=True):
+            for _, index, action, step, put in zip(
+                rows, indices, actions, steps, puts, strict=True
+            ):
                 observation, reward, terminated, truncated, _ = step(action)
                 put(observation)
-                rewards.append(reward)
+                try:
+                    rewards[index] = reward
+                except ValueError:
+                    rewards[index] = reward_array(reward, (), rewards.dtype)
+                stepped += 1
                 if terminated or truncated:
-                    ended.append((row - first, terminated, truncated))
+                    ended.append((index, bool(terminated), bool(truncated)))
                     if advance:
-                        fresh.append((row - first, self._resets[row - first]()[0]))
+                        fresh.append((index, self._resets[index]()[0]))
         finally:  # what was stepped before an error is not lost
-            if len(rewards) < len(rows):
-                chosen = [row - first for row in rows[: len(rewards)]]
-            self._write_outcomes(slot, chosen, rewards, ended)
+            if stepped < len(rows):
+                chosen = list(indices[:stepped])
+            self._write_flags(slot, chosen, ended)
             if advance:
                 self._write_following(slot, chosen, fresh)
 
-    def _write_outcomes(
-        self,
-        slot: int,
-        chosen: slice | list[int],
-        rewards: list[Any],
-        ended: list[tuple[int, bool, bool]],
+    def _write_flags(
+        self, slot: int, chosen: slice | Sequence[int], ended: list[tuple[int, bool, bool]]
     ) -> None:
-        self._reward[slot][chosen] = rewards
-        done, terminated, truncated = self._flags
-        for flags in self._flags:
-            flags[slot][chosen] = False
+        _, *flags = self._scalars[slot]
+        done, terminated, truncated = flags
+        for flag in flags:
+            flag[chosen] = False
         for index, failed, cut in ended:
-            done[slot, index] = True
-            terminated[slot, index] = failed
-            truncated[slot, index] = cut
+            done[index] = True
+            terminated[index] = failed
+            truncated[index] = cut
 
     def _write_following(
-        self, slot: int, chosen: slice | list[int], fresh: list[tuple[int, Any]]
+        self, slot: int, chosen: slice | Sequence[int], fresh: list[tuple[int, Any]]
     ) -> None:
         """Write the roots after a step: what it made, and a fresh episode where one has ended."""
         for made, root in self._carried:
@@ -191,3 +197,19 @@ class GymRows:
             puts = self._writer("root", slot + 1)
             for index, observation in fresh:
                 puts[index](observation)
+
+
+def reward_array(reward: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Bring a reward, which may be a number or an array, into the shape of its spec.
+
+    Raises:
+        EncodingError: it has another number of elements.
+    """
+    found = np.asarray(reward, dtype)
+    try:
+        return found.reshape(shape)
+    except ValueError as error:
+        raise EncodingError(
+            f"the simulator gave a reward of shape {found.shape}, but its spec says {shape or (1,)}. "
+            "Return a number from step, or publish a reward_space."
+        ) from error

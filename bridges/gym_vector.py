@@ -17,7 +17,8 @@ Conventions
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -97,8 +98,9 @@ class VectorCore:
 
     # ---------------------------------------------------------------------------------------- steps
 
-    def freeze(self, rows: np.ndarray) -> None:
-        """Leave rows out of the next step.
+    @contextmanager
+    def freezing(self, rows: np.ndarray) -> Iterator[None]:
+        """Leave rows out of the step that is made meanwhile.
 
         Raises:
             StepMaskError: one of them has not ended, or the env cannot reset single rows.
@@ -111,6 +113,10 @@ class VectorCore:
                 "Use SerialEnv or ParallelEnv to step rows as you like."
             )
         self._frozen = rows.copy()
+        try:
+            yield
+        finally:
+            self._frozen = np.zeros_like(rows)
 
     def step(self, actions: Any) -> tuple[list[Any], Any, Any, Any, dict[str, Any]]:
         """Step all rows that are not frozen.
@@ -122,7 +128,7 @@ class VectorCore:
         Raises:
             StepMaskError: a row that has ended is to be stepped.
         """
-        frozen, self._frozen = self._frozen, np.zeros_like(self._frozen)
+        frozen = self._frozen
         if waiting := _numbers(self._ended & ~frozen):
             raise StepMaskError(
                 f"rows {waiting} have ended and were not reset. Reset them first, e.g. with "

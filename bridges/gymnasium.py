@@ -23,7 +23,7 @@ from tensordict import TensorDictBase
 from bridges.gym_backend import gym_backend, library_of, set_gym_backend
 from bridges.gym_like import GymLikeEnv
 from bridges.gym_recording import record_episode, record_nonstop
-from bridges.gym_rows import GymCore
+from bridges.gym_rows import GymCore, reward_array
 from bridges.gym_vector import VectorCore, frame_skipping, is_vector
 from bridges.spaces import Codec, codec_of, nested
 from envkit import rules
@@ -175,7 +175,7 @@ class GymWrapper(GymLikeEnv):
     def read_reward(self, reward: Any) -> Any:
         """Turn the summed reward of a step into a tensor of the shape and dtype of its spec."""
         shape, dtype = self._cached("reward_form", self._reward_form)
-        return torch.from_numpy(np.array(reward, dtype).reshape(shape))
+        return torch.from_numpy(reward_array(reward, shape, dtype).copy())
 
     def _reward_form(self) -> tuple[tuple[int, ...], np.dtype]:
         spec = self.reward_spec
@@ -192,9 +192,10 @@ class GymWrapper(GymLikeEnv):
         skipped = self._skipped_next(td)
         if not bool(mask.any()):
             return skipped
-        self._vector.freeze(~mask.cpu().numpy())
+        with self._vector.freezing(~mask.cpu().numpy()):
+            stepped = self._computed_next(td.exclude(rules.STEP))
         following = empty_like(td)
-        for path, value in leaves(self._computed_next(td.exclude(rules.STEP))):
+        for path, value in leaves(stepped):
             following.set(as_key(path), rules.choose(mask, value, skipped.get(as_key(path))))
         return following
 

@@ -1,19 +1,17 @@
 """Any `StatelessEnv` as a TensorDict env: compiled over rows, any batch size.
 
-`JaxEnv` flattens and pads batches, hands arrays over the border, and names them. What is computed
-stands in `jax_programs`; how arrays cross stands in `dlpack`.
+`JaxEnv` decides which program runs when, and what it starts from. What is computed stands in
+`jax_programs`, how a batch becomes rows in `jax_handoff`, where gradients flow in `gradients`.
 
 Conventions
     state    everything of a row that a step needs, its PRNG key and elapsed steps included, under
              ``("state", ...)``; nothing but the key for new rows lives in the env.
     packed   state as two tensors: ``floats`` and int32 ``words``, each (*batch, width).
-    rows     the flattened batch. Sizes other than the env's own are padded, see `padded_size`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,7 +19,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_dtype_of
-from bridges.jax_programs import PACKED, Programs, padded_size
+from bridges.gradients import Running, is_wanted
+from bridges.jax_handoff import RowEnv
+from bridges.jax_programs import Programs
 from bridges.jax_specs import action_composite, array_leaf, done_composite
 from bridges.named_rows import observation_leaves
 from bridges.nesting import nest, tensordict_of
@@ -30,9 +30,9 @@ from bridges.unrolling import unroll, unroll_until
 from envkit import rules
 from envkit.base import EnvBase
 from envkit.env_specs import as_key
-from envkit.errors import ArgumentError, InputError, MissingKeyError
-from envkit.functional import BatchedEnv, Discrete, StatelessEnv, TimeLimit
-from envkit.rules import DONE_LEAVES, STEP
+from envkit.errors import ArgumentError, FusionError, GradientError
+from envkit.functional import BatchedEnv, ResetMode, StatelessEnv, TimeLimit
+from envkit.rules import STEP
 from envkit.specs import Composite, Unbounded
 from envkit.transforms.base import Transform
 from envkit.transition import collect_reset_masks, leaves
@@ -42,14 +42,20 @@ __all__ = ["JaxEnv"]
 Path = tuple[str, ...]
 
 
-class JaxEnv(EnvBase):
+class JaxEnv(RowEnv):
     """A stateless JAX environment behind the TensorDict interface.
 
     Args:
         env: pure ``reset`` and ``step`` of one environment.
         batch_size: what `reset` without data produces; any other size is accepted too.
         device: where torch data and JAX arrays are; None takes the CPU.
+        requires_grad: let torch gradients flow from state, observation and reward of a step to the state
+            and the action that it was given. They are computed by JAX, and only where autograd
+            records and an input requires grad. Otherwise what is returned has no graph.
         episode_length: truncate episodes after this many steps; None never does.
+        reset_mode: where episodes begin: "fresh" draws each anew, "pool" takes one of ``pool_size``
+            beginnings, "cached" the one of the row's first episode. All cost the same.
+        pool_size: see ``reset_mode``.
         state_layout: "packed" (two tensors) or "nested" (one tensor a leaf, slower). Data of
             either layout is accepted as input.
         categorical_action_encoding: discrete actions as integers instead of one-hot.
@@ -63,11 +69,6 @@ class JaxEnv(EnvBase):
     """
 
     _batch_locked = False
-    _programs: Programs
-    _state_paths: tuple[Path, ...]  # of the env's own layout
-    _root_paths: tuple[Path, ...]  # what a root shows besides the state and done flags
-    _memory_paths: tuple[Path, ...] = ()  # what fused transforms read of it
-    _wide: Mapping[Path, torch.dtype] = MappingProxyType({})  # declared in dtypes JAX lacks
 
     def __init__(
         self,
@@ -75,7 +76,10 @@ class JaxEnv(EnvBase):
         *,
         batch_size: Any = None,
         device: Any = None,
+        requires_grad: bool = False,
         episode_length: int | None = None,
+        reset_mode: ResetMode = "fresh",
+        pool_size: int = 64,
         state_layout: str = "packed",
         categorical_action_encoding: bool = False,
         **kwargs: Any,
@@ -86,10 +90,12 @@ class JaxEnv(EnvBase):
             )
         device = torch.device("cpu" if device is None else device)
         super().__init__(batch_size=batch_size, device=device, **kwargs)
+        self.requires_grad = requires_grad
         self.state_layout = state_layout
         self.episode_length = episode_length
         self.categorical_action_encoding = categorical_action_encoding
-        rows = BatchedEnv(TimeLimit(env, episode_length))
+        limited = TimeLimit(env, episode_length)
+        rows = BatchedEnv(limited, reset_mode=reset_mode, pool_size=pool_size)
         self._programs = Programs(rows, packed=state_layout == "packed")
         self._jax_device = jax_device_of(device)
         self._set_seed(0)
@@ -137,132 +143,6 @@ class JaxEnv(EnvBase):
             return {(name,): buffer for name, buffer in like.items()}
         return jax.eval_shape(self._programs.name_leaves, packing.template)
 
-    # ------------------------------------------------------------------------------ torch -> JAX
-
-    def _rows_in(self, td: TensorDictBase, value: torch.Tensor, copy: bool) -> Any:
-        """Flatten the batch, pad it to a compiled size, and hand it over."""
-        value = value.flatten(0, len(td.batch_size) - 1) if td.batch_size else value[None]
-        padded = self._padded(value)
-        return to_jit(padded.detach(), copy=copy and padded is value)
-
-    def _padded(self, rows: torch.Tensor) -> torch.Tensor:
-        """Repeat the first row (zeros if there is none) up to a compiled size."""
-        count = rows.shape[0]
-        missing = self._size(count) - count
-        if not missing:
-            return rows
-        model = rows[:1] if count else rows.new_zeros(1, *rows.shape[1:])
-        return torch.cat([rows, model.expand(missing, *rows.shape[1:])])
-
-    def _size(self, rows: int) -> int:
-        return padded_size(rows, self.numel())
-
-    def _state_in(self, td: TensorDictBase) -> dict[Path, Any]:
-        """Read the state, after bringing one of the other layout into the env's own, in ``td``."""
-        state = td.get("state", None)
-        if not isinstance(state, TensorDictBase):
-            raise MissingKeyError(
-                f"the TensorDict has no 'state'; it has {sorted(map(str, td.keys()))}. A stateless "
-                "env reads its whole state from its input: start from env.reset()."
-            )
-        found = dict(leaves(state))
-        if any(path not in found for path in self._state_paths):
-            found = self._relaid(td, found)
-        return {path: self._rows_in(td, found[path], copy=False) for path in self._state_paths}
-
-    def _relaid(
-        self, td: TensorDictBase, found: dict[Path, torch.Tensor]
-    ) -> dict[Path, torch.Tensor]:
-        packing = self._programs.env.packing
-        nested = self.state_layout == "nested"
-        wanted = PACKED if nested else tuple(field.name for field in packing.fields)
-        missing = [as_key(path) for path in wanted if path not in found]
-        if missing:
-            raise MissingKeyError(
-                f"the 'state' of the TensorDict lacks {missing}. Pass the whole state that reset or "
-                "step returned, packed or nested."
-            )
-        given = {path: self._rows_in(td, found[path], copy=False) for path in wanted}
-        own = self._named(td.batch_size, to_torch(self._programs.relayout(given)))
-        td.set("state", own)
-        return dict(leaves(own))
-
-    def _action_in(self, td: TensorDictBase) -> Any:
-        space = self._programs.env.action_space
-        if isinstance(space, Mapping):
-            return {name: self._one_action(td, ("action", name), space[name]) for name in space}
-        return self._one_action(td, ("action",), space)
-
-    def _one_action(self, td: TensorDictBase, path: Path, space: Any) -> jax.Array:
-        key = as_key(path)
-        value = td.get(key, None)
-        if value is None:
-            raise MissingKeyError(
-                f"the TensorDict has no {key!r}. Write it first, e.g. with env.rand_action(td)."
-            )
-        spec = self.full_action_spec[key]
-        event = spec.shape[len(self.batch_size) :]
-        if value.shape != (*td.batch_size, *event):
-            raise InputError(
-                f"{key!r} has shape {tuple(value.shape)}, but the env takes "
-                f"{(*td.batch_size, *event)}. env.rand_action() shows what it takes."
-            )
-        if isinstance(space, Discrete):
-            if not self.categorical_action_encoding:
-                value = value.to(torch.uint8).argmax(-1)
-            return self._rows_in(td, value.to(torch.int32), copy=True)
-        dtype = torch_dtype_of(space.dtype)
-        return self._rows_in(td, value if value.dtype == dtype else value.to(dtype), copy=True)
-
-    def _flags_in(self, td: TensorDictBase) -> jax.Array:
-        blank = torch.zeros(*td.batch_size, 1, dtype=torch.bool, device=self.device)
-        flags = torch.stack([td.get(name, blank) for name in DONE_LEAVES])
-        rows = flags.flatten(1, -2) if td.batch_size else flags[:, None]
-        return to_jit(self._padded(rows.transpose(0, 1)).transpose(0, 1), copy=False)
-
-    def _root_in(self, td: TensorDictBase) -> dict[Path, Any]:
-        """Read what a root shows; leaves that are absent are left to the program."""
-        return self._found_in(td, self._root_paths, copy=True)
-
-    def _memory_in(self, td: TensorDictBase) -> dict[Path, Any]:
-        return self._found_in(td, self._memory_paths, copy=False)
-
-    def _found_in(self, td: TensorDictBase, paths: Iterable[Path], copy: bool) -> dict[Path, Any]:
-        found = {path: td.get(as_key(path), None) for path in paths}
-        return {
-            path: self._rows_in(td, value, copy)
-            for path, value in found.items()
-            if value is not None
-        }
-
-    # ------------------------------------------------------------------------------ JAX -> torch
-
-    def _out(self, td_shape: torch.Size, outputs: Any) -> TensorDict:
-        """Name what a program gave, batch ``td_shape``; padding rows are dropped."""
-        return self._named(td_shape, self._by_path(to_torch(outputs)))
-
-    def _by_path(self, outputs: dict[str, Any]) -> dict[Path, torch.Tensor]:
-        """List tensors of one moment, in the dtypes that are declared."""
-        named: dict[Path, torch.Tensor] = dict(outputs["leaves"])
-        for path, dtype in self._wide.items():
-            if path in named:
-                named[path] = named[path].to(dtype)
-        named.update({("state", *path): leaf for path, leaf in outputs.get("state", {}).items()})
-        named.update(zip(((n,) for n in DONE_LEAVES), outputs["flags"].unbind(0), strict=True))
-        return named
-
-    def _named(self, shape: torch.Size, named: Mapping[Path, torch.Tensor]) -> TensorDict:
-        rows = shape.numel()
-        tree: dict[str, Any] = {}
-        for path, leaf in named.items():
-            node = tree
-            for name in path[:-1]:
-                node = node.setdefault(name, {})
-            if leaf.shape[0] != rows:
-                leaf = leaf[:rows]
-            node[path[-1]] = leaf if len(shape) == 1 else leaf.reshape((*shape, *leaf.shape[1:]))
-        return tensordict_of(tree, shape, self.device)
-
     # ------------------------------------------------------------------------------------ calls
 
     def _next_key(self) -> jax.Array:
@@ -281,36 +161,41 @@ class JaxEnv(EnvBase):
         return []
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        if kwargs:
+            raise ArgumentError(
+                f"a stateless env takes no reset keywords, but got {sorted(kwargs)}. A seed is set by "
+                "set_seed(3), what to start from is passed in the TensorDict."
+            )
         shape = self.batch_size if td is None else td.batch_size
         if td is None or td.get("state", None) is None:
             size = self._size(shape.numel())
-            return self._out(shape, self._programs.init(self._next_key(), size, self._constants()))
+            outputs = self._programs.init(self._next_key(), size, self._constants())
+            return self._out(shape, to_torch(outputs))
         masks = collect_reset_masks(td, self.done_levels, self.full_done_spec)
         mask = masks.get((), torch.ones(shape, dtype=torch.bool, device=self.device))
-        outputs = self._programs.restart(self._state_in(td), self._mask_in(mask), self._constants())
-        return self._out(shape, outputs)
-
-    def _mask_in(self, mask: torch.Tensor) -> Any:
-        rows = mask.reshape(-1)
-        missing = self._size(rows.shape[0]) - rows.shape[0]
-        return to_jit(torch.cat([rows, rows.new_zeros(missing)]), copy=False)
+        given = to_jit((self._state_in(td), self._mask_in(mask)), copy=False, detach=True)
+        # No gradient is lost: rows that are not selected keep what ``td`` holds, graph included.
+        return self._out(shape, to_torch(self._programs.restart(*given, self._constants())))
 
     def _inputs(self, td: TensorDictBase) -> tuple[Any, ...]:
-        return self._state_in(td), self._action_in(td), self._memory_in(td), self._constants()
+        return self._state_in(td), self._action_in(td), self._memory_in(td)
+
+    def _stepping(self, inputs: tuple[Any, ...]) -> Running:
+        return self._start(self._programs.step, inputs, (self._constants(),))
 
     def _step_send(self, td: TensorDictBase) -> None:
         self._check_batch(td)
         mask = td.get(STEP, None)
         self._sent = td
         self._running = None
-        if mask is None or bool(mask.any()):
-            self._running = self._programs.step(*self._inputs(td))
+        if self._steps_by_itself and (mask is None or bool(mask.any())):
+            self._running = self._stepping(self._inputs(td))
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        outputs, self._running = self._running, None
-        if outputs is None:
-            outputs = self._programs.step(*self._inputs(td))
-        return self._out(td.batch_size, outputs)
+        running, self._running = self._running, None
+        if running is None:
+            running = self._stepping(self._inputs(td))
+        return self._out(td.batch_size, running.result())
 
     def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
         """Step all rows and keep what was there in those ``mask`` leaves out; their reward is 0."""
@@ -327,22 +212,34 @@ class JaxEnv(EnvBase):
         return following
 
     def _advance_send(self, td: TensorDictBase) -> None:
-        if td.get(STEP, None) is not None or td.get("next", None) is not None:
+        self._advancing = None
+        is_free = td.get(STEP, None) is None and td.get("next", None) is None
+        if not (is_free and self._steps_by_itself):
             self._step_send(td)
-            self._advancing = None
             return
         self._check_batch(td)
         self._sent = td
-        self._advancing = self._programs.advance(*self._inputs(td))
+        inputs = self._inputs(td)
+        if self.requires_grad and is_wanted(
+            inputs
+        ):  # a step and a reset, so that one VJP serves all
+            self._running = self._stepping(inputs)
+        else:
+            given = to_jit(inputs, copy=False, detach=True)
+            self._advancing = self._programs.advance(*given, self._constants())
 
     def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
         outputs, self._advancing = self._advancing, None
         if outputs is None:
             return super()._advance_recv()
-        td = self._sent
-        data = self._attach_next(td, self._out(td.batch_size, outputs[0]))
-        fresh = self._out(td.batch_size, outputs[1])
-        return data, self.step_mdp(data).update(fresh)
+        td, (following, fresh) = self._sent, to_torch(outputs)
+        data = self._attach_next(td, self._out(td.batch_size, following))
+        return data, self.step_mdp(data).update(self._out(td.batch_size, fresh))
+
+    @property
+    def _steps_by_itself(self) -> bool:
+        """Whether no subclass has a say in how it resets and steps, so that programs may do both."""
+        return all(getattr(type(self), name) is step for name, step in _STEPPING.items())
 
     # ------------------------------------------------------------------------------ many steps
 
@@ -370,39 +267,74 @@ class JaxEnv(EnvBase):
         Raises:
             PolicyError: (a TypeError) ``policy`` is of another kind.
             TranslationError: (a NotImplementedError) the policy cannot be translated.
+            FusionError: (a NotImplementedError) a subclass steps or resets in its own way.
+            GradientError: gradients would be asked for, see `requires_grad`.
         """
+        if not self._steps_by_itself:
+            raise FusionError(
+                f"unroll would pass by what {type(self).__name__} makes of a step or a reset, since it runs "
+                "the programs of the env alone. Use rollout(steps, break_when_any_done=False)."
+            )
+        if self._gives_gradients(td, policy):
+            raise GradientError(
+                "no gradient flows through unroll, but the env has requires_grad=True, and the policy or "
+                "the data to start from requires grad. Use rollout(steps, break_when_any_done=False), or "
+                "call unroll under torch.no_grad()."
+            )
         return unroll(self, td, steps, policy, record_state=record_state)
+
+    def _gives_gradients(self, td: TensorDictBase, policy: Any) -> bool:
+        """Say whether a run from ``td`` must be made of steps with a graph."""
+        if not (self.requires_grad and torch.is_grad_enabled()):
+            return False
+        given = [leaf for _, leaf in leaves(td) if isinstance(leaf, torch.Tensor)]
+        if isinstance(policy, torch.nn.Module):
+            given.extend(policy.parameters())
+        return is_wanted(given)
+
+    def _compiles(self, root: TensorDictBase, policy: Any) -> bool:
+        return (
+            self._steps_by_itself
+            and is_compilable(policy)
+            and not self._gives_gradients(root, policy)
+        )
 
     def _fast_rollout(
         self, root: TensorDictBase, steps: int, policy: Any, act: Any
     ) -> TensorDictBase | None:
-        if not is_compilable(policy):
+        if not self._compiles(root, policy):
             return None
         return self.unroll(root, steps, policy, record_state=True)[0]
 
     def _fast_episode(
         self, root: TensorDictBase, steps: int, policy: Any, act: Any
     ) -> TensorDictBase | None:
-        return unroll_until(self, root, steps, policy, "any") if is_compilable(policy) else None
+        if not self._compiles(root, policy):
+            return None
+        return unroll_until(self, root, steps, policy, "any")
 
     def _fast_episodes(
         self, root: TensorDictBase, steps: int, policy: Any, act: Any
     ) -> TensorDictBase | None:
-        return unroll_until(self, root, steps, policy, "all") if is_compilable(policy) else None
+        if not self._compiles(root, policy):
+            return None
+        return unroll_until(self, root, steps, policy, "all")
 
     # ------------------------------------------------------------------------------ transforms
 
     def _fuse(self, transforms: Sequence[Transform]) -> tuple[EnvBase, int]:
         from bridges.fused import fuse
 
+        if not self._steps_by_itself:
+            return self, 0
         return fuse(self, transforms)
 
     # ------------------------------------------------------------------------------------ state
 
     def reseed(self, td: TensorDictBase) -> TensorDictBase:
         """Give the rows of ``td`` new keys, so that copies of one state part ways; returns ``td``."""
-        state = self._programs.reseed(self._state_in(td), self._next_key())
-        named = {("state", *path): leaf for path, leaf in to_torch(state).items()}
+        reseed = self._start(self._programs.reseed, (self._state_in(td),), (self._next_key(),))
+        named = {("state", *path): leaf for path, leaf in reseed.result().items()}
         return td.update(self._named(td.batch_size, named))
 
     def unpack(self, state: TensorDictBase) -> TensorDict:
@@ -436,3 +368,12 @@ class JaxEnv(EnvBase):
             parts[field.buffer].append(stored)
         built = {name: torch.cat(found, -1) for name, found in parts.items()}
         return TensorDict(built, batch, device=nested.device)
+
+
+_STEPPING = {
+    name: getattr(JaxEnv, name)
+    for name in (
+        *("step", "reset", "step_mdp", "maybe_reset", "any_done", "step_and_maybe_reset"),
+        *("_step", "_reset"),
+    )
+}

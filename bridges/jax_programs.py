@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bridges.gradients import Differentiable, vjp_of
 from bridges.named_rows import Acted, NamedRows, RowState
 from envkit.functional import (
     BatchedEnv,
@@ -64,6 +65,8 @@ def padded_size(rows: int, own: int) -> int:
 class Programs:
     """Jitted init, step, restart, advance, unroll, until, reseed and relayout over rows.
 
+    `step`, `reseed` and `relayout` are `Differentiable`.
+
     Args:
         env: the env over rows.
         transforms: what is fused into the programs, first to last.
@@ -84,13 +87,13 @@ class Programs:
         self.packed = packed
         self.traces: dict[str, int] = {}
         self.init = self._jit("init", self._init, static_argnums=1)
-        self.step = self._jit("step", self._step)
+        self.step = self._differentiable("step", self._step)
         self.restart = self._jit("restart", self._restart)
         self.advance = self._jit("advance", self._advance)
-        self.reseed = self._jit("reseed", self._reseed)
-        self.relayout = self._jit("relayout", self._relayout)
+        self.reseed = self._differentiable("reseed", self._reseed)
+        self.relayout = self._differentiable("relayout", self._relayout)
         self.unroll = self._jit("unroll", self._unroll, static_argnums=(0, 1, 2))
-        self.until = self._jit("until", self._until, static_argnums=(0, 1, 2, 3))
+        self.until = self._jit("until", self._until, static_argnums=(0, 1, 2))
 
     def _jit(self, name: str, function: Callable, **options: Any) -> Callable:
         def counted(*args: Any) -> Any:
@@ -98,6 +101,9 @@ class Programs:
             return function(*args)
 
         return jax.jit(counted, **options)
+
+    def _differentiable(self, name: str, function: Callable) -> Differentiable:
+        return Differentiable(self._jit(name, function), self._jit(f"{name}_vjp", vjp_of(function)))
 
     def _rows(self, constants: Constants, root: ByPath | None = None) -> NamedRows:
         return NamedRows(self.env, self.transforms, constants, tuple(root or ()))
@@ -142,7 +148,6 @@ class Programs:
         begin: Begin,
         params: Any,
         key: jax.Array,
-        start: Any,
         constants: Constants,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Take many steps, restarting what is done; gives the run and the root after the last step."""
@@ -154,7 +159,6 @@ class Programs:
             params,
             key,
             steps=steps,
-            start=start,
             record_state=record_state,
         )
         return self._run(made), self._root_after(carry)
@@ -164,7 +168,6 @@ class Programs:
         capacity: int,
         policy: Any,
         rule: StopRule,
-        record_state: bool,
         begin: Begin,
         params: Any,
         key: jax.Array,
@@ -186,7 +189,7 @@ class Programs:
             capacity=capacity,
             limit=limit,
             start=start,
-            record_state=record_state,
+            record_state=True,
         )
         return self._run(made), self._root_after(carry), stopped
 

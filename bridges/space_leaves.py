@@ -3,8 +3,12 @@
 This module decides, space by space, which spec describes an entry and how its values are spelled.
 How entries are arranged in trees is decided in `spaces`.
 
+Nothing that differs from its space in shape, or does not fit its dtype, becomes an entry: NumPy
+would broadcast the one and wrap the other around.
+
 Conventions
     rows   array of shape (count, *leaf): values of several envs side by side.
+    key    name of the entry, for messages.
     index  option number of a discrete space, counted from 0; gymnasium counts from ``start``.
 """
 
@@ -12,14 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from bridges.gym_backend import library_of
-from envkit.errors import SpecError
+from envkit.errors import EncodingError, SpecError
 from envkit.specs import (
     Binary,
     Bounded,
@@ -33,10 +37,10 @@ from envkit.specs import (
 )
 
 __all__ = [
+    "CopyIn",
     "Leaf",
     "ObjectLeaf",
     "RowLeaf",
-    "copy_in",
     "leaf_of",
     "numpy_dtype",
     "ragged_leaf",
@@ -64,6 +68,11 @@ class RowLeaf:
         assert self.spec.dtype is not None
         return tuple(self.spec.shape), numpy_dtype(self.spec.dtype)
 
+    def writer(self, row: np.ndarray) -> Callable[[Any], None]:
+        """Give the function that writes a value into ``row``, always the same one."""
+        write = self.write
+        return write.into(row) if isinstance(write, CopyIn) else partial(write, row)
+
     def encode(self, value: Any) -> torch.Tensor:
         """Turn a value into a new tensor."""
         row = np.empty(*self._form)
@@ -87,6 +96,10 @@ class ObjectLeaf:
         """Refused: there are no rows for it."""
         raise self._no_rows()
 
+    def writer(self, row: np.ndarray) -> Callable[[Any], None]:
+        """Refused: there are no rows for it."""
+        raise self._no_rows()
+
     def read(self, rows: np.ndarray) -> list[Any]:
         """Refused: there are no rows of it."""
         raise self._no_rows()
@@ -99,24 +112,25 @@ class ObjectLeaf:
 
 
 Leaf = RowLeaf | ObjectLeaf
+IndicesOf = Callable[[Any], np.ndarray]
 
 
-def leaf_of(space: Any, categorical: bool) -> RowLeaf:
-    """Build the leaf of a space that has no parts.
+def leaf_of(space: Any, categorical: bool, key: Any) -> RowLeaf:
+    """Build the leaf of a space that has no parts; its ``write`` raises `EncodingError` for others.
 
     Raises:
         SpecError: the space has no counterpart.
     """
     spaces = library_of(space).spaces
     if isinstance(space, spaces.Box):
-        return _box(space)
+        return _box(space, key)
     if isinstance(space, spaces.Discrete):
-        return _discrete(space, categorical)
+        return _discrete(space, categorical, key)
     if isinstance(space, spaces.MultiDiscrete):
-        return _multi_discrete(space, categorical)
+        return _multi_discrete(space, categorical, key)
     if isinstance(space, spaces.MultiBinary):
         shape = tuple(space.shape)
-        return RowLeaf(Binary(shape[-1], shape=shape, dtype=torch.int8), copy_in, _rows)
+        return RowLeaf(Binary(shape[-1], shape=shape, dtype=torch.int8), CopyIn(key), _rows)
     raise SpecError(
         f"the gymnasium space {space} has no counterpart in specs. Flatten it first with a "
         "gymnasium observation or action wrapper."
@@ -126,7 +140,7 @@ def leaf_of(space: Any, categorical: bool) -> RowLeaf:
 # ------------------------------------------------------------------------------------------- boxes
 
 
-def _box(space: Any) -> RowLeaf:
+def _box(space: Any, key: Any) -> RowLeaf:
     dtype = _torch_dtype(space.dtype)
     scalar = space.shape == ()
     shape = (1,) if scalar else tuple(space.shape)
@@ -139,7 +153,7 @@ def _box(space: Any) -> RowLeaf:
         spec = Bounded(
             torch.from_numpy(low.copy()), torch.from_numpy(high.copy()), shape, dtype=dtype
         )
-    return RowLeaf(spec, copy_in, _scalars if scalar else _rows)
+    return RowLeaf(spec, CopyIn(key), _scalars if scalar else _rows)
 
 
 def _is_unbounded(space: Any) -> bool:
@@ -154,25 +168,32 @@ def _is_unbounded(space: Any) -> bool:
 # ---------------------------------------------------------------------------------------- discrete
 
 
-def _discrete(space: Any, categorical: bool) -> RowLeaf:
+def _discrete(space: Any, categorical: bool, key: Any) -> RowLeaf:
     start, count = int(getattr(space, "start", 0)), int(space.n)
+
+    def index_of(value: Any) -> Any:
+        index = value - start
+        if not 0 <= index < count:
+            raise _outside(key, value, space)
+        return index
+
     if categorical:
         spec: TensorSpec = Categorical(count, shape=(), dtype=_torch_dtype(space.dtype))
 
         def write_index(row: np.ndarray, value: Any) -> None:
-            row[...] = value - start
+            row[...] = index_of(value)
 
         return RowLeaf(spec, write_index, lambda rows: (rows + start).tolist())
 
     def write_one_hot(row: np.ndarray, value: Any) -> None:
         row[:] = 0
-        row[value - start] = 1
+        row[index_of(value)] = 1
 
     spec = OneHot(count, dtype=torch.int64)
     return RowLeaf(spec, write_one_hot, lambda rows: (rows.argmax(-1) + start).tolist())
 
 
-def _multi_discrete(space: Any, categorical: bool) -> RowLeaf:
+def _multi_discrete(space: Any, categorical: bool, key: Any) -> RowLeaf:
     """One choice for each entry of ``nvec``.
 
     Entries of equal size keep the shape of the space, whatever it is. Others are laid out on one
@@ -181,12 +202,24 @@ def _multi_discrete(space: Any, categorical: bool) -> RowLeaf:
     sizes = np.asarray(space.nvec)
     start = np.asarray(getattr(space, "start", np.zeros_like(sizes)))
     equal = bool((sizes == sizes.flat[0]).all())
+
+    def indices_of(value: Any) -> np.ndarray:
+        found = np.asarray(value)
+        if found.shape != sizes.shape:
+            raise _misshapen(key, found.shape, sizes.shape)
+        indices = found - start
+        if not ((indices >= 0) & (indices < sizes)).all():
+            raise _outside(key, value, space)
+        return indices
+
     if categorical:
-        return _choice_indices(space, sizes, start, equal)
-    return _choice_one_hot(space, sizes, start, equal)
+        return _choice_indices(space, sizes, start, equal, indices_of)
+    return _choice_one_hot(space, sizes, start, equal, indices_of)
 
 
-def _choice_indices(space: Any, sizes: np.ndarray, start: np.ndarray, equal: bool) -> RowLeaf:
+def _choice_indices(
+    space: Any, sizes: np.ndarray, start: np.ndarray, equal: bool, indices_of: IndicesOf
+) -> RowLeaf:
     dtype = _torch_dtype(space.dtype)
     if equal:
         spec: TensorSpec = Categorical(int(sizes.flat[0]), shape=sizes.shape, dtype=dtype)
@@ -194,12 +227,14 @@ def _choice_indices(space: Any, sizes: np.ndarray, start: np.ndarray, equal: boo
         spec = MultiCategorical(sizes.flatten().tolist(), dtype=dtype)
 
     def write(row: np.ndarray, value: Any) -> None:
-        row[...] = (value - start).reshape(row.shape)
+        row[...] = indices_of(value).reshape(row.shape)
 
     return RowLeaf(spec, write, lambda rows: list(rows.reshape(len(rows), *sizes.shape) + start))
 
 
-def _choice_one_hot(space: Any, sizes: np.ndarray, start: np.ndarray, equal: bool) -> RowLeaf:
+def _choice_one_hot(
+    space: Any, sizes: np.ndarray, start: np.ndarray, equal: bool, indices_of: IndicesOf
+) -> RowLeaf:
     flat_sizes = sizes.flatten().tolist()
     ends = np.cumsum(flat_sizes)
     offsets = ends - flat_sizes
@@ -212,7 +247,7 @@ def _choice_one_hot(space: Any, sizes: np.ndarray, start: np.ndarray, equal: boo
     def write(row: np.ndarray, value: Any) -> None:
         flat = row.reshape(-1)  # a view: rows are contiguous
         flat[:] = 0
-        flat[offsets + (value - start).reshape(-1)] = 1
+        flat[offsets + indices_of(value).reshape(-1)] = 1
 
     def read(rows: np.ndarray) -> list[Any]:
         flat = rows.reshape(len(rows), -1)
@@ -273,9 +308,74 @@ def text_leaf(space: Any) -> ObjectLeaf:
 # ------------------------------------------------------------------------------------------ arrays
 
 
-def copy_in(row: np.ndarray, value: Any) -> None:
-    """Write an array or a number into a row as it is."""
-    row[...] = value
+@dataclass(frozen=True)
+class CopyIn:
+    """Write an array or a number into a row as it is.
+
+    A number may stand for an array of one element, and the other way round.
+    """
+
+    key: Any
+
+    def into(self, row: np.ndarray) -> Callable[[Any], None]:
+        """Give the function that writes into ``row``, which must be contiguous."""
+        if row.ndim != 1:
+            return partial(self, row)
+        view = memoryview(row)
+
+        def write(value: Any) -> None:
+            try:
+                view[:] = value  # the fastest way, which takes equal shapes and dtypes only
+            except (TypeError, ValueError):
+                self(row, value)
+
+        return write
+
+    def __call__(self, row: np.ndarray, value: Any) -> None:
+        """Write ``value``.
+
+        Raises:
+            EncodingError: it has another shape than ``row``, or the dtype of ``row`` cannot hold it.
+        """
+        found = np.asarray(value)
+        if found.shape != row.shape:
+            if found.size != 1 or row.size != 1:
+                raise _misshapen(self.key, found.shape, row.shape)
+            found = found.reshape(row.shape)
+        if found.dtype == row.dtype:
+            row[...] = found
+            return
+        try:
+            with np.errstate(over="raise", invalid="raise"):
+                row[...] = found
+        except (FloatingPointError, TypeError, ValueError) as error:
+            raise _unholdable(self.key, found, row) from error
+        if row.dtype.kind != "f" and not np.array_equal(row, found):
+            raise _unholdable(self.key, found, row)
+
+
+_CURE = "Correct the env or its space: gymnasium.utils.env_checker.check_env(env) compares the two."
+
+
+def _misshapen(key: Any, found: tuple[int, ...], wanted: tuple[int, ...]) -> EncodingError:
+    return EncodingError(
+        f"cannot put {key!r} of shape {found} into shape {wanted}, which its space declares. {_CURE}"
+    )
+
+
+def _unholdable(key: Any, found: np.ndarray, row: np.ndarray) -> EncodingError:
+    return EncodingError(
+        f"cannot put {key!r} of dtype {found.dtype} into {row.dtype}, which its space declares: "
+        f"{_shown(found)} does not fit. {_CURE}"
+    )
+
+
+def _outside(key: Any, value: Any, space: Any) -> EncodingError:
+    return EncodingError(f"{key!r} is {_shown(value)}, which is not in its space {space}. {_CURE}")
+
+
+def _shown(value: Any) -> str:
+    return np.array2string(np.asarray(value), threshold=16, separator=", ").replace("\n", "")
 
 
 def _rows(rows: np.ndarray) -> list[Any]:

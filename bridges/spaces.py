@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -26,7 +26,6 @@ from bridges.space_leaves import (
     Leaf,
     ObjectLeaf,
     RowLeaf,
-    copy_in,
     leaf_of,
     ragged_leaf,
     stacked_leaf,
@@ -84,7 +83,7 @@ class Codec:
     # ---------------------------------------------------------------- one value, for a TensorDict
 
     def encode(self, value: Any) -> dict[Path, Any]:
-        """Turn a value of the space into tensors and non-tensor data by path."""
+        """Turn a value of the space into tensors and non-tensor data by path; see `writer`."""
         return {path: leaf.encode(pick(value)) for path, (leaf, pick) in self.leaves.items()}
 
     @cached_property
@@ -113,18 +112,20 @@ class Codec:
     # --------------------------------------------------------------------------- rows of many envs
 
     def writer(self, rows: Rows) -> Callable[[Any], None]:
-        """Give the function that writes a value of the space into one environment's rows."""
+        """Give the function that writes a value of the space into one environment's rows.
+
+        It raises `EncodingError` where a value has another shape than its space says, or does not
+        fit its dtype.
+        """
         if len(self.leaves) == 1:
             (path, (leaf, pick)), *_ = self.leaves.items()
             if pick is _itself:
-                if leaf.write is copy_in:
-                    return partial(rows[path].__setitem__, Ellipsis)  # the fastest way to say it
-                return partial(leaf.write, rows[path])
-        puts = [(leaf.write, rows[path], pick) for path, (leaf, pick) in self.leaves.items()]
+                return leaf.writer(rows[path])
+        puts = [(leaf.writer(rows[path]), pick) for path, (leaf, pick) in self.leaves.items()]
 
         def write(value: Any) -> None:
-            for put, row, pick in puts:
-                put(row, pick(value))
+            for put, pick in puts:
+                put(pick(value))
 
         return write
 
@@ -193,11 +194,11 @@ def _build(space: Any, path: Path, categorical: bool, renames: bool) -> Codec:
     if _is_a(space, "Sequence"):
         return _sequence_codec(space, path, categorical, renames)
     if _is_a(space, "Tuple"):
-        leaf = _tuple_leaf(space, categorical)
+        leaf = _tuple_leaf(space, categorical, path[-1])
     elif _is_a(space, "Text"):
         leaf = text_leaf(space)
     else:
-        leaf = leaf_of(space, categorical)
+        leaf = leaf_of(space, categorical, as_key(path))
     return Codec(space, {path: (leaf, _itself)}, lambda values: values[path])
 
 
@@ -235,9 +236,12 @@ def _then(name: str, pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
 # --------------------------------------------------------------------------- tuples and sequences
 
 
-def _tuple_leaf(space: Any, categorical: bool) -> Leaf:
-    members = [codec_of(member, categorical=categorical, key="_") for member in space.spaces]
+def _tuple_leaf(space: Any, categorical: bool, name: str) -> Leaf:
     trees = [_is_tree(member) for member in space.spaces]
+    members = [
+        _build(member, () if is_tree else (name,), categorical, True)
+        for member, is_tree in zip(space.spaces, trees, strict=True)
+    ]
     try:
         if trees and all(trees):
             return _tree_tuple(members)

@@ -33,9 +33,8 @@ __all__ = ["unroll", "unroll_until"]
 
 Path = tuple[str, ...]
 
-_CHUNK = (
-    64  # most steps of a program that may stop early: what it records is laid out before it runs
-)
+# Most steps of a program that may stop early: what it records is laid out before it runs.
+_CHUNK = 64
 
 
 def unroll(
@@ -50,7 +49,6 @@ def unroll(
         _begin(env, td, actor),
         actor.params,
         env._next_key(),
-        0,
         env._constants(),
     )
     return _recorded(env, td, steps, run, actor), _following(env, td, last, actor)
@@ -81,7 +79,6 @@ def unroll_until(
             capacity,
             actor.function,
             rule,
-            True,
             _begin(env, td, actor),
             actor.params,
             key,
@@ -111,12 +108,13 @@ def _repeat(done: torch.Tensor, before: TensorDict, piece: TensorDict) -> None:
 def _begin(env: JaxEnv, td: TensorDictBase, actor: Actor) -> tuple[Any, Any, Any]:
     """Read what a program starts from."""
     carried = {path: env._rows_in(td, td.get(as_key(path)), copy=True) for path in actor.carries}
-    return env._state_in(td), env._root_in(td) | carried, env._flags_in(td)
+    begin = env._state_in(td), env._root_in(td) | carried, env._flags_in(td)
+    return to_jit(begin, copy=False, detach=True)
 
 
 def _following(env: JaxEnv, td: TensorDictBase, last: dict[str, Any], actor: Actor) -> TensorDict:
     """Name the root after the last step of a run that began at ``td``."""
-    following = env._out(td.batch_size, last)
+    following = env._out(td.batch_size, to_torch(last))
     for path in actor.carries:
         key = as_key(path)
         following.set(key, following.get(key).to(td.get(key).dtype))
@@ -151,7 +149,7 @@ def _recorded(
             following[path] = following[path].to(actor.writes["next", *path])
         else:
             del following[path]
-    for path, leaf in _acted(env, run).items():
+    for path, leaf in _acted(run).items():
         value = placed(leaf)
         if path in actor.writes:
             value = value.to(actor.writes[path])
@@ -169,7 +167,7 @@ def _recorded(
     return data
 
 
-def _acted(env: JaxEnv, run: dict[str, Any]) -> Mapping[Path, torch.Tensor]:
+def _acted(run: dict[str, Any]) -> Mapping[Path, torch.Tensor]:
     """List what a policy gave: all that it wrote, or else the action in the env's own encoding."""
     if "written" in run:
         return run["written"]

@@ -8,12 +8,14 @@ from importlib import import_module as _import_module
 
 _HOMES = {
     "bridges.brax": ("BraxEnv", "BraxWrapper"),
+    "bridges.compile_cache": ("cache_dir",),
     "bridges.gym_backend": ("gym_backend", "set_gym_backend"),
     "bridges.gym_info": ("default_info_dict_reader",),
     "bridges.gym_like": ("GymLikeEnv",),
     "bridges.gymnasium": ("GymEnv", "GymWrapper"),
     "bridges.jax_env": ("JaxEnv",),
     "bridges.libraries": ("get_available_libraries",),
+    "bridges.replay_buffer": ("for_replay_buffer",),
     "bridges.torch_policy.compiled": ("compile_policy",),
     "bridges.torch_policy.jax_policy": ("JaxPolicy",),
     "bridges.video": ("VideoFolder",),
@@ -86,6 +88,7 @@ _HOMES = {
         "SqueezeTransform",
         "UnsqueezeTransform",
     ),
+    "envkit.transforms.spec_hooks": ("apply_to_composite", "apply_to_composite_inv"),
     "envkit.transforms.values": (
         "BinarizeReward",
         "ClipTransform",

@@ -2,6 +2,7 @@
 
 from bridges.brax import BraxEnv as BraxEnv
 from bridges.brax import BraxWrapper as BraxWrapper
+from bridges.compile_cache import cache_dir as cache_dir
 from bridges.gym_backend import gym_backend as gym_backend
 from bridges.gym_backend import set_gym_backend as set_gym_backend
 from bridges.gym_info import default_info_dict_reader as default_info_dict_reader
@@ -10,6 +11,7 @@ from bridges.gymnasium import GymEnv as GymEnv
 from bridges.gymnasium import GymWrapper as GymWrapper
 from bridges.jax_env import JaxEnv as JaxEnv
 from bridges.libraries import get_available_libraries as get_available_libraries
+from bridges.replay_buffer import for_replay_buffer as for_replay_buffer
 from bridges.torch_policy.compiled import compile_policy as compile_policy
 from bridges.torch_policy.jax_policy import JaxPolicy as JaxPolicy
 from bridges.video import VideoFolder as VideoFolder
@@ -101,6 +103,8 @@ from envkit.transforms.shapes import FlattenObservation as FlattenObservation
 from envkit.transforms.shapes import PermuteTransform as PermuteTransform
 from envkit.transforms.shapes import SqueezeTransform as SqueezeTransform
 from envkit.transforms.shapes import UnsqueezeTransform as UnsqueezeTransform
+from envkit.transforms.spec_hooks import apply_to_composite as apply_to_composite
+from envkit.transforms.spec_hooks import apply_to_composite_inv as apply_to_composite_inv
 from envkit.transforms.values import BinarizeReward as BinarizeReward
 from envkit.transforms.values import ClipTransform as ClipTransform
 from envkit.transforms.values import DoubleToFloat as DoubleToFloat

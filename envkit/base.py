@@ -111,7 +111,8 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         """Sample every action from its spec; written into ``tensordict``, which is returned.
 
         Without one, a new TensorDict of the env's batch size is made. The samples come from the
-        env's own generator, see `set_seed`.
+        env's own generator, see `set_seed`. Where an `ActionMask`, of this env or inside of it, says
+        which entry of the data holds the allowed options, they are drawn from those.
         """
         if tensordict is None:
             tensordict = TensorDict({}, batch_size=self.batch_size, device=self.device)
@@ -122,8 +123,18 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         if not self.batch_locked and batch != self.batch_size:
             sample = self.single_full_action_spec.rand(batch, self._action_generator)
         else:
+            self._allow_what_is_allowed(spec, tensordict)
             sample = spec.rand((), self._action_generator)
         return tensordict.update(sample)
+
+    _action_masks: tuple[tuple[Key, Key], ...] = ()
+    """Actions, each with the entry of the data that says which of its options are allowed."""
+
+    def _allow_what_is_allowed(self, actions: Composite, td: TensorDictBase) -> None:
+        for action, mask in self._action_masks:
+            leaf, allowed = actions.get(action, None), td.get(mask, None)
+            if leaf is not None and allowed is not None and allowed.dtype == torch.bool:
+                leaf.update_mask(allowed)
 
     def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Take one step with random actions: ``step(rand_action(tensordict))``."""
@@ -133,9 +144,17 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         """Enumerate the actions, stacked on a new first axis (discrete specs only)."""
         return self.full_action_spec.enumerate()
 
+    def cardinality(self, tensordict: TensorDictBase | None = None) -> int:
+        """Count the actions (discrete specs only)."""
+        return self.full_action_spec.cardinality()
+
     def fake_tensordict(self) -> TensorDict:
         """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``."""
         return fake_step(self.input_spec, self.output_spec)
+
+    def check_env_specs(self, *args: Any, **kwargs: Any) -> None:
+        """Compare a few steps with the specs; see `envkit.check_env_specs`."""
+        import_module("envkit.checks").check_env_specs(self, *args, **kwargs)
 
     # ------------------------------------------------------------------------------------ rollout
 
@@ -178,8 +197,12 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
             Transitions, batch size ``(*batch, T)``; T is the number of steps really taken.
 
         Raises:
-            TypeError: both stop rules are True.
-            RuntimeError: ``auto_reset=False`` without ``tensordict``; steps that cannot be stacked.
+            ArgumentError: (a ValueError) ``max_steps`` is below 1.
+            OptionError: (a TypeError) both stop rules are True.
+            PolicyError: (a TypeError) ``policy`` is not callable, or gave something else than actions.
+            RolloutError: (a RuntimeError) ``auto_reset=False`` without ``tensordict``; steps that
+                cannot be stacked.
+            BatchSizeError: ``out`` does not have room for the result.
             DoneError: ``set_truncated`` without a ``truncated`` leaf.
         """
         return rollout(
@@ -357,7 +380,10 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
             ClosedEnvError: the env is closed already and ``raise_if_closed`` is set.
         """
         if self.is_closed and raise_if_closed:
-            raise ClosedEnvError(f"{type(self).__name__} is closed already.")
+            raise ClosedEnvError(
+                f"{type(self).__name__} is closed already, and can be closed once. Build a new one to "
+                "go on, or pass raise_if_closed=False."
+            )
         self.is_closed = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 
 from envkit.base import EnvBase
 from envkit.deviations import changed, deviations
-from envkit.errors import EnvkitError, OutOfSpecError
+from envkit.errors import EnvkitError, OutOfSpecError, RolloutError
 from envkit.keys import as_key
 from envkit.transition import empty_like
 
@@ -58,12 +58,12 @@ def check_env_specs(
     find = partial(deviations, env.specs, device=env.device, check_dtype=check_dtype)
     try:
         problems = find(env.fake_tensordict(), run(return_contiguous=return_contiguous))
-    except EnvkitError as error:
-        problems = _by_hand(env, tensordict, find) or [str(error)]
-    except RuntimeError:  # perhaps steps cannot be stacked because one of them is not as it says
+    except RolloutError:  # perhaps steps cannot be stacked because one of them is not as it says
         problems = find(env.fake_tensordict(), run(return_contiguous=False))
         if not problems:
             raise
+    except EnvkitError as error:
+        problems = _by_hand(env, tensordict, find) or [str(error)]
     problems = problems or list(_overwritten(env, tensordict))
     if problems:
         raise OutOfSpecError(

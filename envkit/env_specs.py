@@ -5,7 +5,7 @@ and read. It does not know stepping.
 
 Conventions
     full_*_spec   always a Composite, shape (*batch,).
-    single_*      the same spec with the env's batch axes removed.
+    single_*      the same spec with the env's batch axes removed; older name ``*_unbatched``.
     key           a string when it is not nested, else a tuple of strings.
     declared      by assignment to a property, or as older code does by a class or its ``__new__`` in
                   ``_input_spec`` and ``_output_spec``, composites of ``full_*_spec`` entries.
@@ -293,6 +293,19 @@ class SpecHolder(nn.Module):
         """`output_spec` of one element of the batch."""
         return self._single(self.output_spec)
 
+    action_spec_unbatched = single_action_spec
+    full_action_spec_unbatched = single_full_action_spec
+    reward_spec_unbatched = single_reward_spec
+    full_reward_spec_unbatched = single_full_reward_spec
+    done_spec_unbatched = single_done_spec
+    full_done_spec_unbatched = single_full_done_spec
+    observation_spec_unbatched = single_observation_spec
+    full_observation_spec_unbatched = single_full_observation_spec
+    state_spec_unbatched = single_state_spec
+    full_state_spec_unbatched = single_full_state_spec
+    input_spec_unbatched = single_input_spec
+    output_spec_unbatched = single_output_spec
+
     # ------------------------------------------------------------------------------------- batch
 
     @property
@@ -318,6 +331,10 @@ class SpecHolder(nn.Module):
         return len(self.batch_size)
 
     ndim = batch_dims
+
+    def ndimension(self) -> int:
+        """Give the number of batch axes, as `batch_dims` does."""
+        return self.batch_dims
 
     def numel(self) -> int:
         """Number of environments in a batch; 1 when the batch size is empty."""

@@ -22,6 +22,7 @@ __all__ = [
     "EncodingError",
     "EnvkitError",
     "FusionError",
+    "GradientError",
     "HandoffError",
     "InfoReaderError",
     "InputError",
@@ -39,6 +40,7 @@ __all__ = [
     "ReadOnlyError",
     "ResetMaskError",
     "ResetOutputError",
+    "RolloutError",
     "SharedMemoryError",
     "SpecAxisError",
     "SpecError",
@@ -65,7 +67,7 @@ class ArgumentError(EnvkitError, ValueError):
 
 
 class OptionError(EnvkitError, TypeError):
-    """An option was given that the installed version of a library does not have."""
+    """Options exclude each other, or the installed version of a library does not have one."""
 
 
 class ArgumentCountError(EnvkitError, RuntimeError):
@@ -183,8 +185,16 @@ class ClosedEnvError(EnvkitError, RuntimeError):
     """An env was used after `close`, or closed twice."""
 
 
+class RolloutError(EnvkitError, RuntimeError):
+    """A rollout has nothing to start from, or its steps cannot be stacked."""
+
+
 class FusionError(EnvkitError, NotImplementedError):
-    """Transforms that cannot run inside a program stand in the way of one."""
+    """What cannot run inside a program, a transform or an override, stands in the way of one."""
+
+
+class GradientError(EnvkitError, RuntimeError):
+    """A gradient was asked for where none flows."""
 
 
 class HandoffError(EnvkitError, TypeError):
@@ -196,7 +206,7 @@ class StateStructureError(EnvkitError, RuntimeError):
 
 
 class PolicyError(EnvkitError, TypeError):
-    """A policy of another kind was given than a call can use."""
+    """A policy is of another kind than a call can use, or returned something that is no action."""
 
 
 class TranslationError(EnvkitError, NotImplementedError):

@@ -17,7 +17,8 @@ from tensordict.nn import TensorDictModuleBase
 from tensordict.nn import set_interaction_type as set_exploration_type
 from tensordict.nn.probabilistic import interaction_type as exploration_type
 
-from envkit.env_specs import Key, as_path
+from envkit.errors import PolicyError
+from envkit.keys import Key, as_path
 
 if TYPE_CHECKING:
     from envkit.base import EnvBase
@@ -59,14 +60,14 @@ def as_policy(env: EnvBase, policy: Any, *, trust: bool = False) -> Policy:
         trust: use ``policy`` as it is, whatever its signature.
 
     Raises:
-        TypeError: ``policy`` is not callable.
+        PolicyError: (a TypeError) ``policy`` is not callable.
     """
     if policy is None:
         return env.rand_action
     if isinstance(policy, BindsToEnv):
         return policy.bound_to(env)
     if not callable(policy):
-        raise TypeError(
+        raise PolicyError(
             f"policy must be callable, got {type(policy).__name__}. "
             "Pass a module, a function, or None for random actions."
         )
@@ -86,7 +87,7 @@ class _CallOnRoot:
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         acted = self.function(tensordict)
         if not isinstance(acted, TensorDictBase):
-            raise TypeError(
+            raise PolicyError(
                 f"the policy returned {type(acted).__name__}, but was called with a TensorDict and "
                 "must return the TensorDict with the action in it."
             )
@@ -106,7 +107,7 @@ class _CallOnLeaves:
         if not isinstance(actions, tuple):
             actions = (actions,)
         if len(actions) != len(self.out_keys):
-            raise TypeError(
+            raise PolicyError(
                 f"the policy returned {len(actions)} values, but the env has the action keys "
                 f"{self.out_keys}. Return one tensor for each of them."
             )
@@ -118,15 +119,15 @@ class _CallOnLeaves:
 def observation_inputs(env: EnvBase) -> list[Key]:
     """List what a plain policy sees: observation entries in declared order.
 
-    Nested entries that the env also reads back as state (a simulator's own state) are not
-    observations in that sense and are left out.
+    Nested entries that the env also reads back as state (a simulator's own state), and what stands
+    under "info", are not observations in that sense and are left out.
     """
     state = {as_path(key) for key in env.full_state_spec.keys(True, True)}
-    observation = env.full_observation_spec
+    paths = {key: as_path(key) for key in env.full_observation_spec.keys(True, True)}
     return [
         key
-        for key in observation.keys(True, True)
-        if len(as_path(key)) == 1 or as_path(key) not in state
+        for key, path in paths.items()
+        if len(path) == 1 or (path not in state and path[0] != "info")
     ]
 
 

@@ -19,7 +19,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.env_specs import as_key
-from envkit.errors import BatchSizeError, DoneError
+from envkit.errors import ArgumentError, BatchSizeError, DoneError, OptionError, RolloutError
 from envkit.policy import Policy, as_policy, policy_device
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ def rollout(
 ) -> TensorDictBase:
     """Do what `EnvBase.rollout` documents."""
     if max_steps < 1:
-        raise ValueError(f"max_steps is {max_steps}, but a rollout has at least 1 step.")
+        raise ArgumentError(
+            f"max_steps is {max_steps}, but a rollout has at least 1 step. Pass the most steps to take."
+        )
     stop = _stop_rule(break_when_any_done, break_when_all_done)
     if set_truncated:
         _require_truncated(env)
@@ -77,7 +79,7 @@ def rollout(
 
 def _stop_rule(any_done: bool | None, all_done: bool | None):
     if any_done and all_done:
-        raise TypeError(
+        raise OptionError(
             "break_when_any_done and break_when_all_done are both True, but they exclude each "
             "other. Pass one of them."
         )
@@ -90,7 +92,7 @@ def _first_root(env: EnvBase, td: TensorDictBase | None, auto_reset: bool) -> Te
     if auto_reset:
         return env.reset(None if td is None else td.copy())  # what the caller has is not written to
     if td is None:
-        raise RuntimeError(
+        raise RolloutError(
             "rollout(auto_reset=False) needs the data to start from. Pass tensordict=, e.g. "
             "env.step_mdp(last_rollout[..., -1]), or let auto_reset=True."
         )
@@ -193,7 +195,7 @@ def _stack(steps: list[TensorDictBase], *, contiguous: bool) -> TensorDictBase:
     try:
         return cast(TensorDictBase, torch.stack(cast(list, steps), dim))
     except (RuntimeError, KeyError) as error:
-        raise RuntimeError(
+        raise RolloutError(
             "the steps of this rollout cannot be stacked into one tensor each: "
             f"{error}. Pass return_contiguous=False to get a lazy stack along time."
         ) from error

@@ -21,7 +21,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.errors import BatchSizeError, ClosedEnvError, DoneError
+from envkit.errors import (
+    BatchSizeError,
+    ClosedEnvError,
+    DoneError,
+    EnvkitError,
+    MissingKeyError,
+)
 from envkit.keys import as_key, as_path
 from envkit.outputs import OutputHolder
 from envkit.transition import any_done, carry, collect_reset_masks, drop_private, merge_reset
@@ -48,6 +54,9 @@ class Stepping(OutputHolder, ABC):
 
     works_elsewhere = False
     """Steps are made outside this process: sending them out first lets both sides work."""
+
+    sees_empty_masks = False
+    """`_reset` of an env without a batch is called even where its masks select nothing."""
 
     # -------------------------------------------------------------------------- for concrete envs
 
@@ -89,12 +98,28 @@ class Stepping(OutputHolder, ABC):
         given = TensorDict(batch_size=self.batch_size) if tensordict is None else tensordict
         self._check_batch(given)
         masks = collect_reset_masks(given, self.done_levels, self.full_done_spec)
+        if tensordict is not None and self._is_left_alone(masks):
+            return self._kept_root(tensordict)
         fresh = self._checked(self._reset(tensordict, **kwargs), tensordict, "_reset")
         self._complete(fresh, rewards=False)
         self._refuse_done(fresh, tensordict, masks)
         if tensordict is None:
             return fresh
         return merge_reset(tensordict, fresh, masks, keeps_last=self.keeps_last_output)
+
+    def _is_left_alone(self, masks: dict[tuple[str, ...], torch.Tensor]) -> bool:
+        """Say whether masks ask nothing of an env that could not reset in part by itself."""
+        if self.sees_empty_masks or not self.batch_locked or len(self.batch_size):
+            return False
+        governing = [rules.governing_level(level, masks) for level in self.done_levels]
+        return all(level is not None and not bool(masks[level].any()) for level in governing)
+
+    def _kept_root(self, td: TensorDictBase) -> TensorDictBase:
+        """Leave a root as it is where nothing is reset; what it lacks becomes zeros, in place."""
+        for path, kind, spec in self._output_leaves:
+            if kind != "reward" and td.get(as_key(path), None) is None:
+                td.set(as_key(path), self._zeros(spec, td))
+        return drop_private(td, rules.RESET)
 
     def _refuse_done(
         self,
@@ -145,6 +170,7 @@ class Stepping(OutputHolder, ABC):
         Raises:
             BatchSizeError: the env is batch-locked and ``tensordict`` has another batch size.
             StepMaskError: the mask does not fit.
+            MissingKeyError: (a KeyError) the env failed, and an action or state is not there.
             TypeError: ``run_type_checks`` is set and a dtype differs from its spec.
         """
         self._step_send(tensordict)
@@ -175,11 +201,29 @@ class Stepping(OutputHolder, ABC):
         return td
 
     def _computed_next(self, td: TensorDictBase) -> TensorDictBase:
-        following = self._checked(self._step(td), td, "_step")
+        try:
+            out = self._step(td)
+        except (KeyError, TypeError, AttributeError) as error:  # as data does that lacks an entry
+            self._require_inputs(td, error)
+            raise
+        following = self._checked(out, td, "_step")
         self._complete(following, rewards=True)
         if self.run_type_checks:
             self._check_dtypes(following)
         return following
+
+    def _require_inputs(self, td: TensorDictBase, error: Exception) -> None:
+        """Explain a step that failed on data without the entries that the specs name as inputs."""
+        if isinstance(error, EnvkitError):
+            return
+        keys = (*self.action_keys, *self.state_keys)
+        lacking = [key for key in keys if td.get(key, None) is None]
+        if lacking:
+            raise MissingKeyError(
+                f"the TensorDict has no {', '.join(map(repr, lacking))}, which {type(self).__name__} "
+                f"takes; it has {sorted(map(str, td.keys(True, True)))}. Write actions first, e.g. "
+                "with env.rand_action(td), and start from env.reset(), which gives the states."
+            ) from error
 
     def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
         """Compute ``next`` when a `_step` mask is given; batched envs have ways of their own."""

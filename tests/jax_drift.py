@@ -23,5 +23,5 @@ class Drift:
         return place, Timestep(place, place[0], place[0] > 2.0)
 
 
-def jax_rows(count: int = 3, limit: int = 1000) -> JaxEnv:
-    return JaxEnv(Drift(), batch_size=[count], device="cpu", episode_length=limit)
+def jax_rows(count: int = 3, limit: int = 1000, device: str = "cpu") -> JaxEnv:
+    return JaxEnv(Drift(), batch_size=[count], device=device, episode_length=limit)

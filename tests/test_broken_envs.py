@@ -298,6 +298,7 @@ class Everything_at_once(Sound):
 
 def test_the_envs_below_break_something_sound():
     check_env_specs(Sound())
+    Sound().check_env_specs(seed=0)
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -22,6 +22,7 @@ from envkit.errors import (
     BatchSizeError,
     ClosedEnvError,
     DoneError,
+    MissingKeyError,
     NotEnumerableError,
     OutputShapeError,
     ResetOutputError,
@@ -276,6 +277,34 @@ def test_a_reward_or_flag_has_one_value_an_element(key):
     ) as error:
         env.step(acted(env))
     assert isinstance(error.value, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("make", "lacking"),
+    [
+        (Several, r"\('deep', 'force'\)"),
+        (partial(StatelessCount, 5), "'action', 'count'"),
+        (lambda: Custom(step=lambda td: td.get("action") + 1), "'action'"),
+    ],
+)
+def test_an_input_that_is_missing_is_named(make, lacking):
+    env = make()
+    td = TensorDict({"button": torch.zeros(1), "mine": torch.zeros(1)})
+
+    with pytest.raises(MissingKeyError, match=rf"no {lacking}, which .*'mine'.*rand_action\(td\)"):
+        env.step(td)
+
+
+def test_an_error_that_is_no_missing_input_stays_as_it_is():
+    env = Custom(step=lambda td: {}["absent"])
+
+    with pytest.raises(KeyError, match="absent") as caught:
+        env.step(env.rand_action(env.reset()))
+    assert not isinstance(caught.value, MissingKeyError)
+
+
+def test_an_env_that_reads_no_action_needs_none():
+    assert Count(5).step(TensorDict())["next", "count"].item() == 1
 
 
 def test_type_checks_name_the_entry():
@@ -551,6 +580,7 @@ def test_all_actions_are_enumerated(spec, count):
 
     actions = env.all_actions()
 
+    assert env.cardinality() == count
     assert actions.batch_size == (count,)
     for key in env.action_keys:
         leaf = env.full_action_spec[key]

@@ -82,6 +82,7 @@ def test_an_env_is_a_module():  # E01
 def test_the_batch_size_has_two_names_a_length_and_a_product(env):  # E02, E03
     assert env.batch_size == env.shape
     assert env.batch_dims == env.ndim == len(env.batch_size)
+    assert env.ndimension() == env.batch_dims
     assert env.numel() == env.batch_size.numel()
 
 
@@ -247,7 +248,7 @@ def test_single_specs_lack_the_batch(env):  # E27 to E33
     names = [name for kind in FIVE for name in (f"{kind}_spec", f"full_{kind}_spec")]
     for name in (*names, "input_spec", "output_spec"):
         batched, single = getattr(env, name), getattr(env, f"single_{name}")
-        assert single == batched[index]
+        assert single == batched[index] == getattr(env, f"{name}_unbatched")
         assert single.shape == batched.shape[env.batch_dims :]
         if not env.batch_dims:
             assert single == batched

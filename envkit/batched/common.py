@@ -196,7 +196,7 @@ class BatchedEnv(AttributeLookup, HostedEnv):
         if any(root.get(as_key(path), None) is None for path in exchange.roots[0]):
             return None
         actions = frozenset(as_path(key) for key in self.action_keys)
-        random = policy is None and draws_in_order(self.action_spec)
+        random = policy is None and not self._action_masks and draws_in_order(self.action_spec)
         if random and actions == exchange.inputs[0].keys():
             drawn = self.full_action_spec.rand((steps,), self._action_generator)
             return record_random(exchange, root, drawn, device=self._device)

@@ -268,6 +268,8 @@ class HostedEnv(EnvBase):
         self.allow_done_after_reset = self._given_allow_done or any(
             found.allow_done_after_reset for found in metadata
         )
+        masks = [pair for found in metadata for pair in found.action_masks]
+        self._action_masks = tuple(dict.fromkeys(masks))
         self._batch_size = torch.Size((self.num_workers, *_batch_size(metadata)))
         self._set_specs(metadata, tasks)
         if self.policy_proof is not None:

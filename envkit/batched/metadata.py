@@ -78,6 +78,7 @@ class EnvMetaData:
         env_str: its repr.
         auto_done_twins: done leaves that were added by the twin rule.
         allow_done_after_reset: whether the env accepts done flags right after a reset.
+        action_masks: actions, each with the entry that says which of its options are allowed.
     """
 
     tensordict: TensorDictBase
@@ -89,6 +90,7 @@ class EnvMetaData:
     env_str: str
     auto_done_twins: tuple[Path, ...] = ()
     allow_done_after_reset: bool = False
+    action_masks: tuple[tuple[Key, Key], ...] = ()
 
     @classmethod
     def metadata_from_env(cls, env: EnvBase) -> EnvMetaData:
@@ -109,6 +111,7 @@ class EnvMetaData:
             env_str=repr(env),
             auto_done_twins=env._auto_done_twins,
             allow_done_after_reset=env.allow_done_after_reset,
+            action_masks=env._action_masks,
         )
 
     def expand(self, *sizes: int) -> EnvMetaData:

@@ -4,15 +4,17 @@
 waits for any, so that worker processes step while JAX computes. It knows neither.
 
 Conventions
-    member  an env with one batch axis; its rows follow those of the member before it.
+    member  an env with one batch axis; its rows follow those of the member before it. It is the
+            submodule ``member{i}``.
     state   entries only stateless members have; they stay inside, in ``env.members[i].state``.
+    device  where the mixed env delivers; each member is given data where it expects it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDictBase
@@ -20,13 +22,20 @@ from tensordict import TensorDictBase
 from envkit import rules
 from envkit.base import EnvBase
 from envkit.env_specs import as_key, as_path
-from envkit.errors import ResetMaskError, SpecError
+from envkit.errors import (
+    ArgumentError,
+    MissingKeyError,
+    ReadOnlyError,
+    ResetMaskError,
+    SpecError,
+)
 from envkit.specs import Bounded, Composite, TensorSpec, Unbounded
 
 __all__ = ["Member", "MixedEnv"]
 
 Path = tuple[str, ...]
 _KINDS = ("observation", "action", "reward", "done")
+_Placed = TypeVar("_Placed", TensorDictBase, TensorSpec)
 
 
 @dataclass
@@ -46,9 +55,13 @@ class Member:
         return self.newest.select(*map(as_key, self.state_paths))
 
     def part(self, td: TensorDictBase) -> TensorDictBase:
-        """Give this member's rows of a root, its state put back in."""
-        part, state = td[self.rows].exclude("next"), self.state  # type: ignore[union-attr]
+        """Give this member's rows of a root where it expects them, its state put back in."""
+        part, state = self.taken(td).exclude("next"), self.state
         return part if state is None else part.update(state)
+
+    def taken(self, td: TensorDictBase) -> TensorDictBase:
+        """Give this member's rows, where it expects them."""
+        return _delivered(td[self.rows], self.env.device)  # type: ignore[type-var]
 
     def completed(self, td: TensorDictBase) -> TensorDictBase:
         """The same, with the newest known values of what ``td`` lacks."""
@@ -72,15 +85,21 @@ class MixedEnv(EnvBase):
 
     Args:
         members: envs with one batch axis each, of equal keys (state apart), shapes and dtypes.
+        device: where data is delivered; None takes the device that members name.
 
     Raises:
+        ArgumentError: (a ValueError) there is no member, or members name several devices and
+            ``device`` none.
         SpecError: the members differ; the message lists every difference.
     """
 
-    def __init__(self, members: Sequence[EnvBase]):
+    def __init__(self, members: Sequence[EnvBase], *, device: Any = None):
         members = list(members)
         if not members:
-            raise ValueError("MixedEnv needs at least one env, got an empty list.")
+            raise ArgumentError(
+                "MixedEnv got an empty list, but needs at least one env. "
+                "Pass envs with one batch axis each: MixedEnv([BraxEnv(...), ParallelEnv(...)])."
+            )
         for number, env in enumerate(members):
             if env.batch_dims != 1:
                 raise SpecError(
@@ -91,15 +110,25 @@ class MixedEnv(EnvBase):
         leaves = [_shared_leaves(env) for env in members]
         _require_alike(leaves)
         ends = torch.tensor([env.batch_size[0] for env in members]).cumsum(0).tolist()
-        super().__init__(batch_size=[ends[-1]], device=members[0].device)
+        super().__init__(
+            batch_size=[ends[-1]],
+            device=_common_device(members) if device is None else device,
+            allow_done_after_reset=any(env.allow_done_after_reset for env in members),
+        )
         self.members = [
             Member(env, slice(end - env.batch_size[0], end), _state_paths(env))
             for env, end in zip(members, ends, strict=True)
         ]
+        masks = [pair for env in members for pair in env._action_masks]
+        self._action_masks = tuple(dict.fromkeys(masks))
+        for number, env in enumerate(members):
+            self.add_module(_name_of(number), env)
         for kind in _KINDS:
             spec = Composite(shape=self.batch_size, device=self.device)
             for path in leaves[0][kind]:
-                spec[as_key(path)] = _concatenated([found[kind][path] for found in leaves])
+                spec[as_key(path)] = _concatenated(
+                    [_delivered(found[kind][path], self.device) for found in leaves]
+                )
             setattr(self, f"full_{kind}_spec", spec)
 
     keeps_last_output = True
@@ -127,7 +156,7 @@ class MixedEnv(EnvBase):
             part = member.part(td)
             preset = td.get("next", None)
             if preset is not None:  # what the caller preset may change which rows are done
-                part.set("next", preset[member.rows].copy())
+                part.set("next", member.taken(preset).copy())
             member.env._advance_send(part)
 
     def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
@@ -141,7 +170,10 @@ class MixedEnv(EnvBase):
 
     def _joined(self, parts: dict[int, TensorDictBase]) -> TensorDictBase:
         """Concatenate what each member gave, named by its id, in the order of the rows."""
-        return _concatenate([parts[id(member)] for member in self.members])
+        return self._concatenated([parts[id(member)] for member in self.members])
+
+    def _concatenated(self, parts: list[TensorDictBase]) -> TensorDictBase:
+        return _concatenate([_delivered(part, self.device) for part in parts])
 
     def _in_order_of_waiting(self) -> list[Member]:
         """Members that compute in this process first: the others work meanwhile."""
@@ -155,7 +187,7 @@ class MixedEnv(EnvBase):
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         parts = [member.keep(self._reset_member(member, td, kwargs)) for member in self.members]
         keys = [key for kind in ("observation", "done") for key in getattr(self, f"{kind}_keys")]
-        return _concatenate([part.select(*keys, strict=False) for part in parts])
+        return self._concatenated([part.select(*keys, strict=False) for part in parts])
 
     def _reset_member(
         self, member: Member, td: TensorDictBase | None, kwargs: dict[str, Any]
@@ -174,6 +206,46 @@ class MixedEnv(EnvBase):
             return part.exclude(rules.RESET)
         return member.env.reset(part, **kwargs)
 
+    # ------------------------------------------------------------------------- specs, place, state
+
+    def add_truncated_keys(self) -> EnvBase:  # type: ignore[override]
+        """Refused: the members decide what they report."""
+        raise ReadOnlyError(
+            "truncated keys cannot be added to a mixed env: its done spec is that of its members. Add "
+            "them to each: MixedEnv([member.add_truncated_keys(), ...])."
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> EnvBase:
+        """Move the members, and deliver to that device from now on; returns self."""
+        super().to(*args, **kwargs)
+        for member in self.members:
+            member.env.to(*args, **kwargs)
+            if member.newest is not None:
+                member.newest = _delivered(member.newest, member.env.device)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Give ``{"member0": {...}, ...}``, the state dict of every member."""
+        return {
+            _name_of(number): member.env.state_dict(*args, **kwargs)
+            for number, member in enumerate(self.members)
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Load what `state_dict` gave.
+
+        Raises:
+            MissingKeyError: (a KeyError) a member is not in it.
+        """
+        names = [_name_of(number) for number in range(len(self.members))]
+        if sorted(state_dict) != sorted(names):
+            raise MissingKeyError(
+                f"the state dict has the entries {list(state_dict)}, but this env has the members "
+                f"{names}. Pass what state_dict() of an env with as many members gave."
+            )
+        for name, member in zip(names, self.members, strict=True):
+            member.env.load_state_dict(state_dict[name], *args, **kwargs)
+
     # ------------------------------------------------------------------------------- seed and life
 
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
@@ -191,6 +263,25 @@ class MixedEnv(EnvBase):
         super().close(raise_if_closed=raise_if_closed)
         for member in self.members:
             member.env.close(raise_if_closed=False)
+
+
+def _name_of(number: int) -> str:
+    """Name a member as a submodule and in state dicts."""
+    return f"member{number}"
+
+
+def _common_device(members: list[EnvBase]) -> torch.device | None:
+    devices = list(dict.fromkeys(env.device for env in members if env.device is not None))
+    if len(devices) > 1:
+        raise ArgumentError(
+            f"the members deliver to different devices, {list(map(str, devices))}, but a mixed env "
+            f"delivers to one. Say to which: MixedEnv(members, device={str(devices[0])!r})."
+        )
+    return devices[0] if devices else None
+
+
+def _delivered(value: _Placed, device: torch.device | None) -> _Placed:
+    return value if device is None or value.device == device else value.to(device)
 
 
 def _concatenate(parts: list[TensorDictBase]) -> TensorDictBase:

@@ -4,8 +4,8 @@ This package knows JAX and not torch. Write `reset` and `step` for ONE environme
 here is traceable and waits for one outer ``jit``.
 """
 
-from envkit.functional.autoreset import EpisodeState, Episodic, restart_where
-from envkit.functional.batch import BatchedEnv, ResetMode, row_keys
+from envkit.functional.autoreset import EpisodeState, Episodic, ResetMode, restart_where
+from envkit.functional.batch import BatchedEnv, row_keys
 from envkit.functional.core import StatelessEnv, Timestep, WrapperState, done_of, normalize
 from envkit.functional.packing import Field, StatePacking
 from envkit.functional.rollout import Policy, Transition, random_policy, transition, unroll

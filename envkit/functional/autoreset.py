@@ -9,29 +9,32 @@ Conventions
     mask   bool, shape (batch,); True means "start a new episode here".
 
 Decided here: a reset costs what the finished rows cost. Rows are compacted and reset in chunks of
-one fixed size, in a loop that runs as often as the finished rows ask for, zero times when there are none. Design idea
-6 speaks of several bucket sizes under ``lax.switch``; a loop compiles the reset once instead of once
-for every size (seconds each for a physics engine), and every restart is computed at the same
-compiled size, so not even its rounding depends on how many other rows finished.
-Other reset modes ("pool", "cached") are other functions with the signature of `restart_where`;
-`BatchedEnv` chooses among them.
+one fixed size, in a loop that runs as often as the finished rows ask for, zero times when there are
+none. Several sizes to choose from would compile the reset once for each (seconds each for a physics
+engine); with one, every restart is also computed at the same compiled size, so not even its rounding
+depends on how many other rows finished.
+
+Reset modes differ in nothing but the key that an episode is drawn from. So every mode costs the
+same, and a state is complete without a copy of the state its episode began with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
 
 from envkit import rules
+from envkit.errors import ArgumentError
 from envkit.functional.core import StatelessEnv, Timestep, WrapperState
 
-__all__ = ["EpisodeState", "Episodic", "chunk_size", "restart_where"]
+__all__ = ["EpisodeState", "Episodic", "ResetMode", "chunk_size", "restart_where"]
 
 S = TypeVar("S")
+ResetMode = Literal["fresh", "pool", "cached"]
 BatchedReset = Callable[[jax.Array], tuple[Any, Timestep]]
 
 
@@ -45,9 +48,30 @@ class EpisodeState(WrapperState[S]):
 
 @dataclass(frozen=True)
 class Episodic:
-    """Carry in the state the key of the next episode."""
+    """Carry in the state the key of the next episode.
+
+    Args:
+        env: the environment of one row.
+        reset_mode: where an episode begins. "fresh": anywhere, every time. "pool": at one of ``pool_size``
+            beginnings, the same for all rows and seeds, drawn by the row. "cached": where the first
+            episode of the row began.
+        pool_size: how many beginnings there are with "pool".
+
+    Raises:
+        ArgumentError: an unknown mode, or an empty pool.
+    """
 
     env: StatelessEnv
+    reset_mode: ResetMode = "fresh"
+    pool_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.reset_mode not in get_args(ResetMode):
+            raise ArgumentError(
+                f"reset_mode={self.reset_mode!r} is not one of {get_args(ResetMode)}. Pass one of these."
+            )
+        if self.pool_size < 1:
+            raise ArgumentError(f"pool_size is {self.pool_size}, but must be at least 1.")
 
     @property
     def action_space(self) -> Any:
@@ -58,8 +82,8 @@ class Episodic:
         return getattr(self.env, "observation_space", None)
 
     def reset(self, key: jax.Array, /) -> tuple[EpisodeState, Timestep]:
-        """Draw an episode from one half of ``key`` and carry the other half."""
-        carried, episode = jax.random.split(key)
+        """Draw an episode from ``key`` and carry the key of the one after it."""
+        carried, episode = self._keys(key)
         inner, timestep = self.env.reset(episode)
         return EpisodeState(inner, carried), timestep
 
@@ -68,9 +92,15 @@ class Episodic:
         inner, timestep = self.env.step(state.inner, action)
         return EpisodeState(inner, state.key), timestep
 
-    def restart(self, state: EpisodeState, /) -> tuple[EpisodeState, Timestep]:
-        """Start a new episode from the carried key, which is consumed and replaced."""
-        return self.reset(state.key)
+    def _keys(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Give the key to carry, and that of the episode that begins now."""
+        if self.reset_mode == "cached":
+            return key, key
+        carried, episode = jax.random.split(key)
+        if self.reset_mode == "pool":
+            number = jax.random.randint(episode, (), 0, self.pool_size)
+            episode = jax.random.fold_in(jax.random.PRNGKey(0), number)
+        return carried, episode
 
 
 def chunk_size(num_rows: int) -> int:

@@ -11,25 +11,19 @@ Conventions
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from envkit import rules
-from envkit.errors import ArgumentError
-from envkit.functional.autoreset import EpisodeState, Episodic, restart_where
+from envkit.functional.autoreset import EpisodeState, Episodic, ResetMode, restart_where
 from envkit.functional.core import StatelessEnv, Timestep, normalize
 from envkit.functional.packing import StatePacking
 from envkit.functional.spaces import sample_space
 from envkit.functional.structure import conform, is_typed_key, strong
 
-__all__ = ["BatchedEnv", "ResetMode", "row_keys"]
-
-ResetMode = Literal["fresh"]  # "pool" and "cached" join here and in _RESTARTS
-_RESTARTS = {"fresh": restart_where}
+__all__ = ["BatchedEnv", "row_keys"]
 
 
 def row_keys(key: jax.Array, num_rows: int) -> jax.Array:
@@ -53,16 +47,13 @@ class BatchedEnv:
 
     Args:
         env: the environment of one row.
-        reset_mode: where new episodes come from; "fresh" computes each from its row's key.
+        reset_mode, pool_size: where episodes begin, see `Episodic`.
     """
 
-    def __init__(self, env: StatelessEnv, *, reset_mode: ResetMode = "fresh") -> None:
-        if reset_mode not in _RESTARTS:
-            raise ArgumentError(
-                f"reset_mode={reset_mode!r} is not one of {get_args(ResetMode)}. Pass one of these."
-            )
-        self.env = env if isinstance(env, Episodic) else Episodic(env)
-        self.reset_mode = reset_mode
+    def __init__(
+        self, env: StatelessEnv, *, reset_mode: ResetMode = "fresh", pool_size: int = 64
+    ) -> None:
+        self.env = Episodic(env, reset_mode, pool_size)
 
     @property
     def action_space(self) -> Any:
@@ -100,20 +91,11 @@ class BatchedEnv:
         """
         return jax.vmap(self._step_row)(state, action)
 
-    def step_where(
-        self, mask: jax.Array, state: EpisodeState, timestep: Timestep, action: Any
-    ) -> tuple[EpisodeState, Timestep]:
-        """Advance the rows of ``mask``; the others repeat state and timestep with reward 0."""
-        mask = jnp.asarray(mask)
-        kept = (state, replace(timestep, reward=jnp.zeros_like(timestep.reward)))
-        stepped = self.step(state, action)
-        return jax.tree.map(lambda new, old: rules.choose(mask, new, old), stepped, kept)
-
     def restart_where(
         self, mask: jax.Array, state: EpisodeState, timestep: Timestep
     ) -> tuple[EpisodeState, Timestep]:
         """Start new episodes in the rows of ``mask``; the others keep every bit."""
-        return _RESTARTS[self.reset_mode](self.reset, jnp.asarray(mask), state, timestep)
+        return restart_where(self.reset, jnp.asarray(mask), state, timestep)
 
     def pack(self, state: EpisodeState) -> dict[str, jax.Array]:
         """Lay the state of every row out in two buffers; see `packing`."""

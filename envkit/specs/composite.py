@@ -223,6 +223,18 @@ class Composite(Branch):
     def one(self, shape: Shape = ()) -> Any:
         return self._pack(self._make(lambda spec: spec.one(shape)), shape)
 
+    def rand_update(self, value: Any) -> Any:
+        """Put samples of all entries into a TensorDict of this shape; returns it."""
+        return value.update(self.rand())
+
+    def zeros_update(self, value: Any) -> Any:
+        """Put zeros for all entries into a TensorDict of this shape; returns it."""
+        return value.update(self.zero())
+
+    def ones_update(self, value: Any) -> Any:
+        """Put ones for all entries into a TensorDict of this shape; returns it."""
+        return value.update(self.one())
+
     def enumerate(self, use_mask: bool = False) -> Any:
         lists = self._make(lambda spec: spec.enumerate(use_mask))
         pick = digits(torch.tensor([len(values) for values in lists.values()]))

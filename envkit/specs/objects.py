@@ -11,7 +11,7 @@ import torch
 from tensordict import NonTensorData, NonTensorDataBase, NonTensorStack, TensorDictBase
 from torch import Generator, Tensor
 
-from envkit.errors import NotEnumerableError, SpecTypeError
+from envkit.errors import NotEnumerableError, SpecError, SpecTypeError
 from envkit.specs.base import Shape, TensorSpec
 from envkit.specs.leaf import LeafSpec
 
@@ -29,6 +29,9 @@ class NonTensor(LeafSpec):
             object for all.
 
     ``dtype`` and ``space`` are None. Two specs are equal whatever their examples are.
+
+    Raises:
+        SpecError: ``device`` is none, as an example is not that was passed in its place.
     """
 
     _dtype: torch.dtype | None  # type: ignore[assignment]
@@ -38,10 +41,16 @@ class NonTensor(LeafSpec):
         shape: Any = (),
         device: Any = None,
         dtype: None = None,
-        *,
         example_data: Any = None,
         batched: bool = False,
     ):
+        try:
+            device = None if device is None else torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise SpecError(
+                f"{device!r} is no device, which NonTensor expects after the shape. "
+                f"Pass an example by name: NonTensor({shape!r}, example_data={device!r})."
+            ) from error
         super().__init__(shape, device, dtype)  # type: ignore[arg-type]
         self.example_data = example_data
         self.batched = batched

@@ -36,7 +36,9 @@ class ActionMask(EpisodeTransform):
 
     After each reset and step, the options that are set in ``td[mask_key]`` are those random actions are
     drawn from, and those that are in the action spec of the env. Rows that are not stepped or reset
-    keep theirs. The action spec of an env around this env does not follow.
+    keep theirs. Random actions of an env around this env (a `SerialEnv` of such envs, say) are drawn
+    from the allowed options too, as long as both entries keep their names and the mask stays bool; its
+    action spec follows when they are drawn.
 
     Args:
         action_key: the action.
@@ -54,6 +56,7 @@ class ActionMask(EpisodeTransform):
     def __init__(self, action_key: Key = "action", mask_key: Key = "action_mask"):
         super().__init__([action_key, mask_key], [])
         self.action_key, self.mask_key = self.in_keys
+        self.action_masks = ((self.action_key, self.mask_key),)
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
         leaf = input_spec["full_action_spec"].get(self.action_key, None)

@@ -25,7 +25,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from envkit.env_specs import Key, as_key, as_path
-from envkit.errors import ArgumentError, MissingKeyError, TransformOwnerError
+from envkit.errors import ArgumentError, MissingKeyError, SpecTypeError, TransformOwnerError
 from envkit.specs import Composite
 
 if TYPE_CHECKING:
@@ -69,6 +69,9 @@ class Transform(nn.Module):
     only_adds_done = False
     """A promise: done flags that the env before has set stay set, and nothing must happen before a
     reset. Then the env may be told to step and to reset what is done in one go."""
+
+    action_masks: tuple[tuple[Key, Key], ...] = ()
+    """Actions, each with the entry that says which of its options random actions are drawn from."""
 
     def __init__(
         self,
@@ -182,6 +185,9 @@ class Transform(nn.Module):
         """Hand over what was recorded; most record nothing. Keywords are those of the recorder."""
         return None
 
+    def close(self) -> None:
+        """Let go of what this transform holds open, when its env is closed; most hold nothing."""
+
     # --------------------------------------------------------------------------------------- specs
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
@@ -217,8 +223,16 @@ class Transform(nn.Module):
         return output_spec
 
     def _redeclare(self, specs: Composite, kind: str) -> None:
-        name = f"full_{kind}_spec"
-        specs[name] = getattr(self, f"transform_{kind}_spec")(specs[name].clone())
+        name, hook = f"full_{kind}_spec", f"transform_{kind}_spec"
+        spec = getattr(self, hook)(specs[name].clone())
+        if not isinstance(spec, Composite):
+            raise SpecTypeError(
+                f"{hook} of {type(self).__name__} returned {type(spec).__name__}, but must return the "
+                "Composite it was given, changed: spec[key] = leaf, then return spec. A hook that is "
+                "written for one leaf is decorated with envkit.apply_to_composite, one for inputs with "
+                "envkit.apply_to_composite_inv."
+            )
+        specs[name] = spec
 
     def transform_env_device(self, device: torch.device | None) -> torch.device | None:
         """Say which device the env delivers to, given that of the env before."""
@@ -255,6 +269,16 @@ class Transform(nn.Module):
         """The env as seen just before this transform; None without a container."""
         container = self.container
         return None if container is None else container._env_before(self)
+
+    def empty_cache(self) -> None:
+        """Have the specs read again, after what this transform declares has changed."""
+        container = self.container
+        if container is not None:
+            container._changed()
+
+    def set_missing_tolerance(self, mode: bool = False) -> None:
+        """Set ``missing_tolerance``: True skips in_keys that are absent."""
+        self.missing_tolerance = mode
 
     def reset_parent(self) -> None:
         """Forget the owner, so that the transform can be given to another one."""

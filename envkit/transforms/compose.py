@@ -185,6 +185,10 @@ class Compose(Transform):
         for transform in self:
             transform.dump(**kwargs)
 
+    def close(self) -> None:
+        for transform in self:
+            transform.close()
+
     def transform_input_spec(self, input_spec: Composite) -> Composite:
         for transform in self:
             input_spec = transform.transform_input_spec(input_spec)

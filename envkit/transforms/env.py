@@ -12,7 +12,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit.base import EnvBase, fake_step
-from envkit.env_specs import as_path
+from envkit.env_specs import Key, as_path
 from envkit.errors import MissingKeyError
 from envkit.specs import Composite, StackedComposite
 from envkit.transforms.base import Transform
@@ -178,6 +178,11 @@ class TransformedEnv(Passage):
         parts = [fake_step(inputs[row], outputs[row]) for row in rows]
         return LazyStackedTensorDict(*parts, stack_dim=0)
 
+    @property
+    def _action_masks(self) -> tuple[tuple[Key, Key], ...]:  # type: ignore[override]
+        own = [pair for leaf in self._transform.flat() for pair in leaf.action_masks]
+        return tuple(dict.fromkeys([*self.base_env._action_masks, *own]))
+
     def add_truncated_keys(self) -> TransformedEnv:
         """Declare ``truncated`` beside every ``done`` of the base env; returns self."""
         self.base_env.add_truncated_keys()
@@ -229,6 +234,11 @@ class TransformedEnv(Passage):
         self._transform.to(*args, **kwargs)
         self._changed()
         return self
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Close the base env, and then the transforms."""
+        super().close(raise_if_closed=raise_if_closed)
+        self._transform.close()
 
     # -------------------------------------------------------------------------------------- states
 

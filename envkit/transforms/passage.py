@@ -63,6 +63,8 @@ class Passage(Wrapper):
     _transform: Transform
     _sent: _Step | None
 
+    sees_empty_masks = True  # the base env decides
+
     @property
     def _route(self) -> _Route:
         def build() -> _Route:

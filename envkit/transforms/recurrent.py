@@ -3,7 +3,8 @@
 A module that keeps a hidden state says so with a method ``make_tensordict_primer()``. This module
 finds such modules inside a policy and adds what is missing to an env: a marker of first steps, and the
 hidden states at the root. It goes by specs alone, so what an env shows already, from however deep
-inside, is not added again.
+inside, is not added again. Primers of another library (those of the reference API's recurrent modules)
+are read by their attributes; their leaves need a shape, a dtype and a device.
 
 Conventions
     recurrent  said of a submodule that has ``make_tensordict_primer``.
@@ -11,19 +12,24 @@ Conventions
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from envkit.base import EnvBase
-from envkit.env_specs import as_path
+from envkit.env_specs import as_key, as_path
 from envkit.errors import ArgumentError
+from envkit.specs import Composite, Unbounded
 from envkit.transforms.base import Transform
 from envkit.transforms.compose import Compose
 from envkit.transforms.episodes import InitTracker
 from envkit.transforms.primer import TensorDictPrimer
 
 __all__ = ["get_env_transforms_from_module", "with_policy_transforms"]
+
+_OF_A_PRIMER = ("primers", "default_value", "random", "expand_specs", "single_default_value")
+"""What is read of a primer of another library, the reference's for instance."""
 
 
 def get_env_transforms_from_module(module: Any, init_key: str = "is_init") -> Compose:
@@ -38,7 +44,7 @@ def get_env_transforms_from_module(module: Any, init_key: str = "is_init") -> Co
         is none, or when ``module`` is no module (a function that makes one, say).
 
     Raises:
-        ArgumentError: ``make_tensordict_primer`` returned something else than a transform.
+        ArgumentError: ``make_tensordict_primer`` returned something else than a primer.
     """
     primers = _primers_of(module)
     return Compose(InitTracker(init_key), *primers) if primers else Compose()
@@ -80,10 +86,29 @@ def _primers_of(module: Any) -> list[TensorDictPrimer]:
 
 def _primer_of(maker: Any) -> TensorDictPrimer:
     primer = maker.make_tensordict_primer()
-    if not isinstance(primer, TensorDictPrimer):
-        raise ArgumentError(
-            f"make_tensordict_primer of {type(maker).__name__} returned a "
-            f"{type(primer).__module__}.{type(primer).__name__}, but must return an "
-            "envkit.TensorDictPrimer."
-        )
-    return primer
+    if isinstance(primer, TensorDictPrimer):
+        return primer
+    if all(hasattr(primer, name) for name in _OF_A_PRIMER):
+        return _translated(primer)
+    raise ArgumentError(
+        f"make_tensordict_primer of {type(maker).__name__} returned a "
+        f"{type(primer).__module__}.{type(primer).__name__}, but must return an "
+        f"envkit.TensorDictPrimer, or one of another library with the attributes {_OF_A_PRIMER}."
+    )
+
+
+def _translated(primer: Any) -> TensorDictPrimer:
+    """Make our primer of another library's, which adds the same entries with the same values."""
+    leaves = {as_key(as_path(key)): leaf for key, leaf in primer.primers.items(True, True)}
+    specs = {key: Unbounded(leaf.shape, leaf.device, leaf.dtype) for key, leaf in leaves.items()}
+    default = primer.default_value
+    if primer.random:
+        default = {key: leaf.rand for key, leaf in leaves.items()}
+    elif isinstance(default, Mapping):
+        default = {as_key(as_path(key)): value for key, value in default.items()}
+    return TensorDictPrimer(
+        Composite(specs, shape=primer.primers.shape),
+        default_value=default,
+        expand_specs=primer.expand_specs,
+        single_default_value=bool(primer.single_default_value) and not primer.random,
+    )

@@ -13,12 +13,12 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 from bridges.gymnasium import GymWrapper
-from envkit import MixedEnv, ParallelEnv, SerialEnv, check_env_specs
-from envkit.errors import ResetMaskError, SpecError
+from envkit import MixedEnv, ParallelEnv, SerialEnv, TransformedEnv, VecNorm, check_env_specs
+from envkit.errors import ArgumentError, MissingKeyError, ReadOnlyError, ResetMaskError, SpecError
 from envkit.seeding import next_seed
 from envkit.specs import Bounded, Unbounded
 from tests.drift import GymDrift, gym_rows, make_gym
-from tests.envs import Count, Slow
+from tests.envs import Count, Slow, StatelessCount
 from tests.jax_drift import jax_rows
 from tests.policies import Replay
 
@@ -247,8 +247,140 @@ def test_actions_of_unlike_choices_are_a_difference():
 def test_members_need_one_batch_axis():
     with pytest.raises(SpecError, match=r"member 1 .*SerialEnv\(1"):
         MixedEnv([jax_rows(), GymWrapper(GymDrift())])
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ArgumentError, match=r"at least one env.*Pass envs with one batch axis"):
         MixedEnv([])
+
+
+def test_done_flags_are_declared_by_the_members():
+    with pytest.raises(ReadOnlyError, match=r"MixedEnv\(\[member.add_truncated_keys\(\)"):
+        MixedEnv([counts()]).add_truncated_keys()
+
+    env = MixedEnv([StatelessCount(batch_size=[2]).add_truncated_keys()])
+    assert env.done_keys == ["done", "terminated", "truncated"]
+    check_env_specs(env)
+
+
+def test_flags_that_a_member_may_set_after_a_reset_are_accepted():
+    env = MixedEnv([counts(allow_done_after_reset=True), counts()])
+
+    assert env.allow_done_after_reset
+
+
+# -------------------------------------------------------------------- what members are to a module
+
+
+def counts(**options) -> SerialEnv:
+    return SerialEnv(2, Count, **options)
+
+
+def normed() -> TransformedEnv:
+    return TransformedEnv(counts(), VecNorm(in_keys=["count"], out_keys=["normed"]))
+
+
+def weights(env: MixedEnv) -> list[float]:
+    """Say how much the `VecNorm` of each member has seen."""
+    return [part["moments.count.weight"].item() for part in env.state_dict().values()]
+
+
+def test_the_state_of_members_is_saved_and_loaded():
+    env, other = MixedEnv([normed(), normed()]), MixedEnv([normed(), normed()])
+    before = weights(other)
+    env.rollout(4)
+
+    state = env.state_dict()
+    other.load_state_dict(state)
+
+    assert list(state) == ["member0", "member1"]
+    assert before != weights(env) == weights(other)
+
+
+def test_a_state_dict_names_every_member():
+    state = MixedEnv([normed()]).state_dict()
+
+    with pytest.raises(
+        MissingKeyError, match=r"\['member0'\].*'member0', 'member1'.*as many members"
+    ):
+        MixedEnv([normed(), normed()]).load_state_dict(state)
+
+
+def test_modes_and_locks_reach_the_members():
+    env = MixedEnv([normed(), normed()])
+    inner = env.members[1].env
+
+    env.eval().set_spec_lock_(False)
+
+    assert list(env.children()) == [member.env for member in env.members]
+    assert not inner.transform.training
+    assert not inner.is_spec_locked and not inner.base_env.is_spec_locked
+
+
+def test_a_mean_that_is_not_training_stays_as_it_is():
+    env = MixedEnv([normed(), normed()])
+    env.rollout(3)
+    env.eval()
+    before = weights(env)
+
+    env.rollout(3)
+
+    assert weights(env) == before
+
+
+def test_members_move_with_the_env():
+    env = MixedEnv([counts(), counts()])
+    before = env.reset().device
+
+    moved = env.to("cpu")
+
+    assert before is None
+    assert moved is env
+    assert [member.env.device for member in env.members] == [torch.device("cpu")] * 2
+    assert env.rollout(2).device == torch.device("cpu")
+
+
+def test_data_goes_where_the_env_and_each_member_expect_it():
+    lax = {"allow_done_after_reset": True}  # flags on meta cannot be read
+    env = MixedEnv([counts(device="cpu", **lax), counts(**lax)], device="meta")
+
+    root = env.reset()
+    parts = [member.part(TensorDict({"action": torch.ones(4, 1)}, [4])) for member in env.members]
+    env.members[1].env.to("meta")
+    moved = env.members[1].taken(TensorDict({"action": torch.ones(4, 1)}, [4]))
+
+    meta, cpu = torch.device("meta"), torch.device("cpu")
+    assert {root.device, root["count"].device, env.action_spec.device} == {meta}
+    assert [part["action"].device for part in parts] == [cpu, cpu]
+    assert moved["action"].device == meta
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_members_on_two_devices_deliver_to_one():
+    members = [counts(device="cuda"), counts(device="cpu")]
+    with pytest.raises(
+        ArgumentError, match=r"\['cuda', 'cpu'\].*MixedEnv\(members, device='cuda'\)"
+    ):
+        MixedEnv(members)
+    env = MixedEnv(members, device="cuda")
+
+    data = env.rollout(7, break_when_any_done=False)
+    env.to("cpu")
+    on_cpu = env.rollout(2)
+
+    assert data.device.type == data["next", "count"].device.type == "cuda"
+    assert data["next", "count"].squeeze(-1).tolist() == [[1, 2, 3, 4, 5, 1, 2]] * 4
+    assert on_cpu["next", "count"].device.type == "cpu"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_jax_rows_on_a_gpu_stand_beside_processes():
+    env = MixedEnv([jax_rows(device="cuda"), SerialEnv(2, make_gym)])
+
+    data = env.rollout(4, break_when_any_done=False)
+    moved = env.to("cpu").rollout(4, break_when_any_done=False)
+
+    assert data.device.type == data["observation"].device.type == "cuda"
+    assert moved["observation"].device.type == "cpu"
 
 
 # ------------------------------------------------------------------------------------- two phases

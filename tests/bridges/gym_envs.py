@@ -70,3 +70,27 @@ def same(left, right) -> bool:
     if isinstance(left, tuple):
         return len(left) == len(right) and all(map(same, left, right))
     return np.array_equal(left, right)
+
+
+class Says(gymnasium.Env):
+    """Observes and pays what it is told to, from its second step on; ends after 6 steps."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space: Any = None, observation: Any = None, reward: Any = 0.0):
+        self.observation_space = spaces.Box(-9.0, 9.0, (3,), np.float32) if space is None else space
+        self.observation, self.reward = observation, reward
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(0)
+        self.fitting = self.observation_space.sample()
+        self.count = 0
+        return self.fitting, {}
+
+    def step(self, action):
+        self.count += 1
+        says_it = self.count > 1 and self.observation is not None
+        observation = self.observation if says_it else self.fitting
+        reward = self.reward if self.count > 1 else 0.5
+        return observation, reward, self.count >= 6, False, {}

@@ -134,6 +134,45 @@ def test_a_stored_state_steps_to_the_same_bits_and_nearly_so_at_another_size(pen
     assert_close(part["next"], wanted[:3])
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["inverted_pendulum", "ant"])
+def test_gradients_through_three_steps_equal_those_of_brax_in_jax(name):
+    env = BraxEnv(name, backend="spring", batch_size=[4], device="cpu", requires_grad=True)
+    env.set_seed(0)
+    root = env.reset()
+    actions = (actions_for(4, 3, env.action_size) * 0.3).requires_grad_()
+    floats = root["state", "floats"].clone().requires_grad_()
+    brax_env = vars(env)["_env"]
+    first = filled(bare_reset(brax_env, 4), env.unpack(root["state"]))
+
+    @jax.jit
+    @jax.grad
+    def wanted(given):
+        actions, qd = given
+        state = first.replace(pipeline_state=first.pipeline_state.replace(qd=qd))
+        loss = 0.0
+        for step in range(3):
+            state = jax.vmap(brax_env.step)(state, actions[:, step])
+            loss += (state.obs**2).sum() + state.reward.sum()
+        return loss
+
+    root["state", "floats"] = floats
+    td, loss = root, 0.0
+    for action in actions.unbind(1):
+        following = env.step(td.set("action", action))["next"]
+        loss = loss + following["observation"].square().sum() + following["reward"].sum()
+        td = env.step_mdp(td)
+    loss.backward()
+
+    to_actions, to_qd = wanted((actions.detach().numpy(), first.pipeline_state.qd))
+    slopes = env.unpack(root["state"].detach().set("floats", floats.grad))
+    scale = float(abs(to_actions).max())
+    np.testing.assert_allclose(actions.grad, to_actions, rtol=1e-3, atol=1e-4 * scale)
+    scale = float(abs(to_qd).max())
+    np.testing.assert_allclose(slopes["pipeline_state", "qd"], to_qd, rtol=1e-3, atol=1e-4 * scale)
+
+
 def test_an_episode_is_cut_by_its_length_and_never_terminated_by_it(fast):
     fast.set_seed(0)
 

@@ -18,6 +18,7 @@ from envkit import SerialEnv, check_env_specs
 from envkit.errors import (
     ArgumentError,
     BatchSizeError,
+    InputError,
     ResetMaskError,
     StepMaskError,
 )
@@ -256,6 +257,28 @@ def test_an_ended_row_must_be_reset_before_it_is_stepped(mode):
 
     with pytest.raises(StepMaskError, match=r"rows \[0\] have ended and were not reset"):
         env.step(env.rand_action(td))
+
+
+@modes
+@pytest.mark.parametrize("spoil", [lambda a: a[:, :1], lambda a: a * 0], ids=["shape", "value"])
+def test_a_refused_step_that_left_rows_out_leaves_nothing_behind(mode, spoil):
+    ours, twin = (counting([2, 9], mode) for _ in range(2))
+    for env in (ours, twin):
+        env.set_seed(0)
+        td = env.rollout(2, break_when_any_done=False)[:, -1]
+    td = ours.rand_action(ours.step_mdp(td))
+    td.set("_step", ~td["done"].squeeze(-1)).set("action", spoil(td["action"]))
+    assert td["_step"].tolist() == [False, True]
+
+    with pytest.raises(InputError):
+        ours.step(td)
+
+    left, right = (
+        env.rollout(4, lambda td: td.set("action", torch.eye(2, dtype=torch.int64)))
+        for env in (ours, twin)
+    )
+    assert_same(left, right)
+    assert left["next", "done"][:, :, 0].tolist() == [[False, True], [False, False]]
 
 
 def test_a_running_row_cannot_be_left_out_of_a_step():

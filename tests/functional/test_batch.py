@@ -166,16 +166,49 @@ def test_gradients_pass_kept_rows_and_stop_at_restarted_ones():
     np.testing.assert_allclose(grad[:10], 0.15, rtol=1e-5)  # the last step's torque only
 
 
-def test_step_where_advances_exactly_the_masked_rows():
-    state, timestep = walked(6)
-    mask = np.array([True, False, True, False, False, True])
-    action = jnp.ones((6, 2))
+def beginnings(env, seed=0, rows=40, episodes=6):
+    """Restart all rows some times and give the places where episodes began, (episodes, rows, 2)."""
+    state, timestep = env.init(jax.random.PRNGKey(seed), rows)
+    places = [timestep.observation["place"]]
+    restart = jax.jit(env.restart_where)
+    for _ in range(episodes - 1):
+        state, timestep = env.step(state, jnp.ones((rows, 2)))
+        state, timestep = restart(jnp.ones(rows, bool), state, timestep)
+        places.append(timestep.observation["place"])
+    return np.asarray(jnp.stack(places))
 
-    after = jax.jit(WALK.step_where)(mask, state, timestep, action)
 
-    assert same_bits(rows_of(after, mask), rows_of(jax.jit(WALK.step)(state, action), mask))
-    assert same_bits(rows_of(after[0], ~mask), rows_of(state, ~mask))
-    assert (np.asarray(after[1].reward)[~mask] == 0).all()
+def test_fresh_episodes_all_begin_elsewhere():
+    places = beginnings(WALK)
+
+    assert len(np.unique(places.reshape(-1, 2), axis=0)) == 6 * 40
+    before, after = places[:-1].reshape(-1), places[1:].reshape(-1)
+    assert abs(np.corrcoef(before, after)[0, 1]) < 4 / np.sqrt(len(before))
+
+
+def test_episodes_from_a_pool_begin_at_few_places_that_seeds_share():
+    pool = BatchedEnv(NoisyWalk(), reset_mode="pool", pool_size=5)
+
+    places, others = beginnings(pool), beginnings(pool, seed=1)
+
+    found = np.unique(places.reshape(-1, 2), axis=0)
+    assert len(found) == 5
+    assert (np.unique(others.reshape(-1, 2), axis=0) == found).all()
+    counts = [(places == place).all(-1).sum() for place in found]
+    assert min(counts) > 240 / 5 / 2  # each is drawn, about as often
+    assert len(np.unique(places, axis=0)) > 1 and not (places[0] == others[0]).all()
+
+
+def test_cached_episodes_begin_where_the_first_one_of_the_row_did():
+    places = beginnings(BatchedEnv(NoisyWalk(), reset_mode="cached"))
+
+    assert (places == places[0]).all()
+    assert len(np.unique(places[0], axis=0)) == 40
+
+
+def test_an_empty_pool_is_refused():
+    with pytest.raises(ArgumentError, match="pool_size"):
+        BatchedEnv(NoisyWalk(), reset_mode="pool", pool_size=0)
 
 
 def test_an_unknown_reset_mode_is_refused():

@@ -201,6 +201,17 @@ def test_zero_makes_all_leaves_including_objects():
     assert tree.is_in(TensorDict(a=torch.zeros(2), text="you", batch_size=[2]))
 
 
+def test_data_is_filled_in_place():
+    tree = Composite(a=Bounded(2, 3, (2,)), b=Categorical(4), shape=())
+    td = TensorDict({"mine": torch.ones(1)})
+
+    filled = [tree.zeros_update(td.copy()), tree.ones_update(td.copy()), tree.rand_update(td)]
+
+    assert [sorted(part.keys()) for part in filled] == [["a", "b", "mine"]] * 3
+    assert filled[0]["b"].item() == 0 and filled[1]["b"].item() == 1
+    assert filled[2] is td and tree.is_in(td)
+
+
 def test_enumerate_and_cardinality_span_all_leaves():
     tree = Composite(a=Categorical(2), b=Composite(c=OneHot(3)))
 

@@ -62,6 +62,12 @@ MISUSES = {
         ValueError,
         r"\(2,\).*\(3,\).*same kind",
     ),
+    "an example for a device": (
+        lambda: NonTensor((2,), "red"),
+        ValueError,
+        r"'red' is no device.*NonTensor\(\(2,\), example_data='red'\)",
+    ),
+    "an object for a device": (lambda: NonTensor((), ["red"]), ValueError, "example_data="),
     # -- keys
     "a key that is missing": (lambda: tree()["body", "arm"], KeyError, "'arm'.*'leg'.*Use one"),
     "a key through a leaf": (lambda: tree().set(("pos", "x"), None), KeyError, "'pos'.*Delete it"),

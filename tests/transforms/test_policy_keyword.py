@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 from envkit import (
+    Bounded,
     Compose,
+    Composite,
+    GymEnv,
     InitTracker,
     SerialEnv,
+    StepCounter,
     TensorDictPrimer,
     TransformedEnv,
     Unbounded,
@@ -133,6 +139,65 @@ def test_both_keywords_go_together():
     assert data["is_init"].flatten().tolist() == [True, False, True, False, True]
 
 
-def test_primers_of_other_libraries_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"Linear, but must return an envkit.TensorDictPrimer"):
+class Foreign(Memory):
+    """Its primer is one only in what it has."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def make_tensordict_primer(self):
+        known = {"default_value": 0.0, "random": False, "expand_specs": True}
+        return SimpleNamespace(
+            primers=Composite(hidden=Bounded(2.0, 3.0, (3,))),
+            **{**known, "single_default_value": False, **self.options},
+        )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"default_value": 2.5},
+        {"default_value": {"hidden": 2.5}},
+        {"default_value": lambda: torch.full((3,), 2.5)},
+        {"default_value": lambda: {"hidden": 2.5}, "single_default_value": True},
+        {"default_value": None, "random": True},
+    ],
+)
+def test_primers_of_other_libraries_begin_as_they_say(options):
+    hidden = SerialEnv(2, partial(Count, 5), policy=Foreign(**options)).reset()["hidden"]
+
+    assert hidden.shape == (2, 3) and bool((hidden >= 2).all() and (hidden <= 3).all())
+    assert options.get("random") or bool((hidden == 2.5).all())
+
+
+@pytest.mark.parametrize("kind", ["GRUModule", "LSTMModule"])
+def test_recurrent_modules_of_the_reference_are_primed(kind):  # Y10
+    modules = pytest.importorskip("torchrl.modules")
+    hidden = ["hidden"] if kind == "GRUModule" else ["hidden", "cell"]
+    recurrent = getattr(modules, kind)(
+        input_size=3,
+        hidden_size=4,
+        in_keys=["observation", *hidden],
+        out_keys=["seen", *(("next", name) for name in hidden)],
+    )
+    acting = TensorDictModule(nn.Linear(4, 1), in_keys=["seen"], out_keys=["action"])
+    policy = TensorDictSequential(recurrent, acting).requires_grad_(False)
+
+    env = SerialEnv(
+        2, lambda: TransformedEnv(GymEnv("Pendulum-v1"), StepCounter(3)), policy=policy
+    )
+    data = env.rollout(5, policy, break_when_any_done=False)
+
+    begins = data["is_init"].squeeze(-1)
+    assert begins.tolist() == [[True, False, False, True, False]] * 2
+    for name in hidden:
+        assert data[name].shape == (2, 5, 1, 4) and not data[name][begins].any()
+        later = ~begins[:, 1:]
+        assert data[name][:, 1:][later].equal(data["next", name][:, :-1][later])
+        assert data["next", name].any(-1).all()
+
+
+def test_what_is_no_primer_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"Linear, but must return an envkit.TensorDictPrimer, or"):
         Count(5, policy=Other())

@@ -216,7 +216,72 @@ def test_arguments_are_those_of_the_reference(name):
             assert own[argument].default == parameter.default, argument
 
 
-def test_a_replay_buffer_of_the_reference_takes_a_transform():
+# ---------------------------------------------------------------------------------- replay buffers
+
+
+def episode() -> TensorDict:
+    done = torch.tensor([0, 1, 0, 0, 1]).bool()[:, None]
+    following = TensorDict({"reward": torch.arange(5.0)[:, None], "done": done}, [5])
+    action = torch.rand(5, 1, dtype=torch.float64)
+    return TensorDict({"a": torch.arange(5.0), "action": action, "next": following}, [5])
+
+
+def both_ways(module) -> list:
+    """Transforms with something to do when data is written, and when it is sampled."""
+    return [
+        module.Reward2GoTransform(0.9, out_keys=["to_go"]),
+        module.DTypeCastTransform(torch.float32, torch.float64, [], [], ["action"], ["action"]),
+        module.ClipTransform(["a"], ["clipped"], low=1.0, high=2.0),
+    ]
+
+
+def buffer_of(way: str, transforms: list, compose, make=lambda transform: transform):
+    if way == "transform=":
+        transform = make(compose(*transforms))
+        return ReplayBuffer(storage=LazyTensorStorage(5), transform=transform)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(5))
+    for index, transform in enumerate(transforms):
+        if way == "append_transform":
+            buffer.append_transform(make(transform))
+        else:
+            buffer.insert_transform(index, make(transform))
+    return buffer
+
+
+@pytest.mark.parametrize("way", ["transform=", "append_transform", "insert_transform"])
+def test_a_replay_buffer_runs_both_passes(way):
+    own = buffer_of(way, both_ways(envkit), envkit.Compose, envkit.for_replay_buffer)
+    expected = buffer_of(way, both_ways(reference), reference.Compose)
+
+    for buffer in (own, expected):
+        buffer.extend(episode())
+
+    stored, wanted = own.storage[:], expected.storage[:]
+    assert stored["action"].dtype == wanted["action"].dtype == torch.float32
+    torch.testing.assert_close(stored["to_go"], wanted["to_go"])
+    sample, like = own[:], expected[:]
+    assert sample["clipped"].equal(like["clipped"]) and sample["clipped"].min() == 1
+
+
+def test_one_transform_goes_into_a_replay_buffer_alone():
+    transform = envkit.for_replay_buffer(envkit.Reward2GoTransform(0.5, out_keys=["to_go"]))
+    buffer = ReplayBuffer(storage=LazyTensorStorage(5), transform=transform, batch_size=3)
+
+    buffer.extend(episode())
+
+    assert buffer.storage[:]["to_go"].flatten().tolist() == [0.5, 1.0, 4.5, 5.0, 4.0]
+    assert buffer.sample().shape == (3,)
+
+
+def test_a_function_goes_into_a_replay_buffer_and_anything_else_is_refused():
+    doubled = envkit.for_replay_buffer(lambda td: td.set("a", td["a"] * 2))
+
+    assert doubled(episode())["a"].equal(episode()["a"] * 2)
+    with pytest.raises(ValueError, match="must be a Transform or a function"):
+        envkit.for_replay_buffer(3)
+
+
+def test_a_replay_buffer_calls_a_bare_transform_on_samples():
     transform = envkit.Compose(
         envkit.RewardClipping(0.0, 0.5), envkit.CatTensors(["a", "b"], "o", del_keys=False)
     )

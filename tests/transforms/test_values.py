@@ -26,14 +26,17 @@ from envkit import (
     EnvBase,
     GymEnv,
     LineariseRewards,
+    MixedEnv,
     MultiCategorical,
     MultiOneHot,
     OneHot,
+    ParallelEnv,
     RenameTransform,
     Reward2GoTransform,
     RewardClipping,
     SerialEnv,
     SignTransform,
+    StepCounter,
     TransformedEnv,
     Unbounded,
     check_env_specs,
@@ -240,6 +243,33 @@ def test_random_actions_are_allowed_ones(spec):
     assert data["action_mask"].sum(-1).tolist() == [4, 3, 2, 1]
     env.reset()
     assert env.action_spec.mask.all()
+
+
+def masked() -> TransformedEnv:
+    return TransformedEnv(Cards(), ActionMask())
+
+
+AROUND = {
+    "serial": lambda: SerialEnv(2, masked),
+    "serial, transformed": lambda: TransformedEnv(SerialEnv(2, masked), StepCounter()),
+    "serial without buffers": lambda: SerialEnv(2, masked, use_buffers=False),
+    "parallel": lambda: ParallelEnv(2, masked, num_processes=1),
+    "mixed": lambda: MixedEnv([SerialEnv(1, masked), SerialEnv(1, Cards)]),
+}
+
+
+@pytest.mark.parametrize("kind", AROUND)
+def test_random_actions_of_an_env_around_are_those_of_a_mask_outside(kind):
+    outside, inside = TransformedEnv(SerialEnv(2, Cards), ActionMask()), AROUND[kind]()
+    data = []
+
+    for env in (outside, inside):
+        env.set_seed(0)
+        data.append(env.rollout(8, break_when_any_done=False))
+
+    inside.close()
+    assert data[0]["action"].equal(data[1]["action"])
+    assert data[1]["next", "done"][:, 3::4].all()
 
 
 def test_rows_keep_their_masks_where_nothing_happens():
