@@ -46,7 +46,7 @@ def fuse(env: JaxEnv, transforms: Sequence[Transform]) -> tuple[JaxEnv, int]:
         transforms: first to last, each in an env, so that it knows the specs before it.
 
     Returns:
-        The env that runs them, and how many those are; ``env`` itself where there are none.
+        The env that runs them, and how many those are; ``env`` itself where it could take none.
     """
     taken: list[FusableTransform] = []
     inputs, outputs = env.input_spec.clone(), env.output_spec.clone()
@@ -59,7 +59,8 @@ def fuse(env: JaxEnv, transforms: Sequence[Transform]) -> tuple[JaxEnv, int]:
             inputs, outputs = before
             break
         taken.append(transform)
-    return (FusedEnv(env, taken, inputs, outputs) if taken else env), len(taken)
+    runs_all = len(taken) == len(transforms)  # of no transforms, too
+    return (FusedEnv(env, taken, inputs, outputs) if runs_all or taken else env), len(taken)
 
 
 def _fits(env: JaxEnv, inputs: Composite, outputs: Composite) -> bool:
@@ -113,7 +114,10 @@ class FusedEnv(Wrapper, JaxEnv):
         self._auto_done_twins = env._auto_done_twins
         self._transforms = tuple(transforms)
         self._programs = Programs(
-            env._programs.env, self._transforms, packed=env.state_layout == "packed"
+            env._programs.env,
+            self._transforms,
+            packed=env.state_layout == "packed",
+            shards=env._programs.shards,
         )
         memory = [path for transform in transforms for path in transform.memory()]
         observed = leaf_paths(outputs["full_observation_spec"])

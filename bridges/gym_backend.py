@@ -7,18 +7,20 @@ Conventions
     backend  a module with ``make`` and ``spaces`` whose envs follow Gymnasium's API: ``reset`` gives
              two values and ``step`` five (gym does from its version 0.26 on).
     scope    the choice holds in the current context (`contextvars`): this thread, and the code under
-             a ``with``. Worker processes start with the default; say ``GymEnv(..., backend=)`` there.
+             a ``with``. SerialEnv and ParallelEnv build their sub-envs with what is chosen where they
+             are made themselves, or else where they are started.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextvars import ContextVar, Token
+from contextvars import Token
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from bridges.libraries import require
+from envkit.batched.choices import choose, chosen, forget
 from envkit.errors import ArgumentError
 
 __all__ = ["gym_backend", "library_of", "set_gym_backend"]
@@ -27,7 +29,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NAMES = ("gymnasium", "gym")
-_active: ContextVar[str | ModuleType] = ContextVar("gym_backend", default="gymnasium")
+_CHOICE = "gym_backend"
 
 
 def gym_backend(submodule: str | None = None) -> ModuleType:
@@ -36,7 +38,7 @@ def gym_backend(submodule: str | None = None) -> ModuleType:
     Raises:
         ImportError: it is not installed.
     """
-    active = _active.get()
+    active = chosen().get(_CHOICE, "gymnasium")
     library = require(active) if isinstance(active, str) else active
     return library if submodule is None else getattr(library, submodule)
 
@@ -58,18 +60,18 @@ class set_gym_backend:
                 "the module itself."
             )
         self.backend = backend
-        self._tokens: list[Token[str | ModuleType]] = []
+        self._tokens: list[Token] = []
 
     def set(self) -> None:
         """Choose it until something else is chosen."""
-        _active.set(self.backend)
+        choose(_CHOICE, self.backend)
 
     def __enter__(self) -> set_gym_backend:
-        self._tokens.append(_active.set(self.backend))
+        self._tokens.append(choose(_CHOICE, self.backend))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        _active.reset(self._tokens.pop())
+        forget(self._tokens.pop())
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Make a function that runs with this backend."""

@@ -18,13 +18,14 @@ import jax
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_dtype_of
+from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_device_of, torch_dtype_of
 from bridges.gradients import Running, is_wanted
 from bridges.jax_handoff import RowEnv
 from bridges.jax_programs import Programs
 from bridges.jax_specs import action_composite, array_leaf, done_composite
 from bridges.named_rows import observation_leaves
 from bridges.nesting import nest, tensordict_of
+from bridges.sharding import AXIS, Shards
 from bridges.torch_policy.acting import is_compilable
 from bridges.unrolling import unroll, unroll_until
 from envkit import rules
@@ -48,7 +49,9 @@ class JaxEnv(RowEnv):
     Args:
         env: pure ``reset`` and ``step`` of one environment.
         batch_size: what `reset` without data produces; any other size is accepted too.
-        device: where torch data and JAX arrays are; None takes the CPU.
+        device: where torch data and JAX arrays are; None takes the CPU, or the first of ``devices``.
+        devices: JAX devices (or torch's names of them) over which rows are spread evenly. Data
+            stays on ``device``. What a policy draws in `unroll` depends on how many there are, all else does not.
         requires_grad: let torch gradients flow from state, observation and reward of a step to the state
             and the action that it was given. They are computed by JAX, and only where autograd
             records and an input requires grad. Otherwise what is returned has no graph.
@@ -76,6 +79,7 @@ class JaxEnv(RowEnv):
         *,
         batch_size: Any = None,
         device: Any = None,
+        devices: Sequence[Any] | None = None,
         requires_grad: bool = False,
         episode_length: int | None = None,
         reset_mode: ResetMode = "fresh",
@@ -88,16 +92,21 @@ class JaxEnv(RowEnv):
             raise ArgumentError(
                 f"state_layout is {state_layout!r}, but must be 'packed' or 'nested'."
             )
-        device = torch.device("cpu" if device is None else device)
-        super().__init__(batch_size=batch_size, device=device, **kwargs)
+        shards = None if devices is None else Shards(devices)
+        if device is None:
+            device = "cpu" if shards is None else torch_device_of(shards.devices[0])
+        super().__init__(batch_size=batch_size, device=torch.device(device), **kwargs)
+        if shards is not None:
+            shards.check(self.numel(), self.device, requires_grad=requires_grad)
         self.requires_grad = requires_grad
         self.state_layout = state_layout
         self.episode_length = episode_length
         self.categorical_action_encoding = categorical_action_encoding
         limited = TimeLimit(env, episode_length)
-        rows = BatchedEnv(limited, reset_mode=reset_mode, pool_size=pool_size)
-        self._programs = Programs(rows, packed=state_layout == "packed")
-        self._jax_device = jax_device_of(device)
+        axis = None if shards is None else AXIS
+        rows = BatchedEnv(limited, reset_mode=reset_mode, pool_size=pool_size, axis=axis)
+        self._programs = Programs(rows, packed=state_layout == "packed", shards=shards)
+        self._jax_device = jax_device_of(self.device)
         self._set_seed(0)
         self._declare()
         self._root_paths = tuple(observation_leaves(rows.template[1]))
@@ -110,6 +119,11 @@ class JaxEnv(RowEnv):
     def to(self, *args: Any, **kwargs: Any) -> JaxEnv:
         """Move specs and future computation to a device that JAX sees too; returns self."""
         device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
+        if device is not None and device != self.device and self._programs.shards is not None:
+            raise ArgumentError(
+                f"this env is spread over several devices and cannot move to {device}. Build another one, "
+                "with the devices it shall have."
+            )
         if device is not None:
             self._jax_device = jax_device_of(device)
             self._key = jax.device_put(self._key, self._jax_device)
@@ -169,7 +183,7 @@ class JaxEnv(RowEnv):
         shape = self.batch_size if td is None else td.batch_size
         if td is None or td.get("state", None) is None:
             size = self._size(shape.numel())
-            outputs = self._programs.init(self._next_key(), size, self._constants())
+            outputs = self._programs.init(size, self._next_key(), self._constants())
             return self._out(shape, to_torch(outputs))
         masks = collect_reset_masks(td, self.done_levels, self.full_done_spec)
         mask = masks.get((), torch.ones(shape, dtype=torch.bool, device=self.device))
@@ -309,14 +323,14 @@ class JaxEnv(RowEnv):
     def _fast_episode(
         self, root: TensorDictBase, steps: int, policy: Any, act: Any
     ) -> TensorDictBase | None:
-        if not self._compiles(root, policy):
+        if not self._compiles(root, policy) or self._programs.shards is not None:
             return None
         return unroll_until(self, root, steps, policy, "any")
 
     def _fast_episodes(
         self, root: TensorDictBase, steps: int, policy: Any, act: Any
     ) -> TensorDictBase | None:
-        if not self._compiles(root, policy):
+        if not self._compiles(root, policy) or self._programs.shards is not None:
             return None
         return unroll_until(self, root, steps, policy, "all")
 

@@ -10,10 +10,10 @@ Conventions
     memory     leaves by path that fused transforms read at the root; empty without any.
     constants  one mapping for each fused transform, see `FusableTransform`.
     policy     see `functional.Policy`; observes leaves by path. None draws from the action space.
-    run        dict of time-major arrays: "root" and "next", each as outputs are, and "action" or, for
-               a policy that writes more (`Acted`), "written".
+    run        dict of time-major arrays: "root" and "next", each as outputs are, "action" and, for a
+               policy that writes more (`Acted`), "written" in its place.
     outputs    dict with "state" and "leaves" (arrays by path) and "flags". The leaves of a step
-               include its rewards; those of a root do not.
+               include its rewards; those of a root do not. A "state" that is not recorded is empty.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bridges.compile_note import jit_with_note
 from bridges.gradients import Differentiable, vjp_of
 from bridges.named_rows import Acted, NamedRows, RowState
+from bridges.sharding import AXIS, EVERYWHERE, FLAGS, ROWS, Shards, after_time
 from envkit.functional import (
     BatchedEnv,
+    Policy,
     Stopped,
     StopRule,
     Timestep,
     Transition,
     done_of,
     random_policy,
-    row_keys,
     unroll,
     unroll_until,
 )
@@ -54,12 +56,30 @@ _SIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
 PACKED: tuple[Path, Path] = (("floats",), ("words",))
 
 
-def padded_size(rows: int, own: int) -> int:
+def padded_size(rows: int, own: int, multiple: int = 1) -> int:
     """Give the size to compile for: the env's own as it is, any other rounded up to a power of two.
 
-    Sizes from 1 to N thus take about log2(N) programs.
+    Sizes from 1 to N thus take about log2(N) programs. ``multiple`` must divide all but the own size.
     """
-    return own if rows == own else 1 << max(rows - 1, 0).bit_length()
+    if rows == own:
+        return own
+    size = 1 << max(rows - 1, 0).bit_length()
+    return -(-size // multiple) * multiple
+
+
+_OUTPUTS = {"state": ROWS, "leaves": ROWS, "flags": FLAGS}
+_MOMENTS = {name: after_time(spec) for name, spec in _OUTPUTS.items()}
+_RUN = {"root": _MOMENTS, "next": _MOMENTS, "action": after_time(ROWS), "written": after_time(ROWS)}
+# What each program takes and gives, apart from static arguments, where rows are spread over devices.
+_SPREAD: dict[str, tuple[tuple[Any, ...], Any]] = {
+    "init": ((EVERYWHERE, EVERYWHERE), _OUTPUTS),
+    "step": ((ROWS, ROWS, ROWS, EVERYWHERE), _OUTPUTS),
+    "restart": ((ROWS, ROWS, EVERYWHERE), _OUTPUTS),
+    "advance": ((ROWS, ROWS, ROWS, EVERYWHERE), (_OUTPUTS, _OUTPUTS)),
+    "reseed": ((ROWS, EVERYWHERE), ROWS),
+    "relayout": ((ROWS,), ROWS),
+    "unroll": (((ROWS, ROWS, FLAGS), EVERYWHERE, EVERYWHERE, EVERYWHERE), (_RUN, _OUTPUTS)),
+}
 
 
 class Programs:
@@ -71,6 +91,8 @@ class Programs:
         env: the env over rows.
         transforms: what is fused into the programs, first to last.
         packed: give states out as two buffers; else leaf by leaf. Both are taken in.
+        shards: devices over which rows are spread. `until`, whose rows wait for each other, and the
+            backward passes do not run over several.
 
     ``traces`` counts by name how often each program was traced.
     """
@@ -81,26 +103,31 @@ class Programs:
         transforms: Sequence[FusableTransform] = (),
         *,
         packed: bool = True,
+        shards: Shards | None = None,
     ):
         self.env = env
         self.transforms = tuple(transforms)
         self.packed = packed
+        self.shards = shards
         self.traces: dict[str, int] = {}
-        self.init = self._jit("init", self._init, static_argnums=1)
+        self.init = self._jit("init", self._init, static=1)
         self.step = self._differentiable("step", self._step)
         self.restart = self._jit("restart", self._restart)
         self.advance = self._jit("advance", self._advance)
         self.reseed = self._differentiable("reseed", self._reseed)
         self.relayout = self._differentiable("relayout", self._relayout)
-        self.unroll = self._jit("unroll", self._unroll, static_argnums=(0, 1, 2))
-        self.until = self._jit("until", self._until, static_argnums=(0, 1, 2))
+        self.unroll = self._jit("unroll", self._unroll, static=3)
+        self.until = self._jit("until", self._until, static=3)
 
-    def _jit(self, name: str, function: Callable, **options: Any) -> Callable:
+    def _jit(self, name: str, function: Callable, static: int = 0) -> Callable:
         def counted(*args: Any) -> Any:
             self.traces[name] = self.traces.get(name, 0) + 1
             return function(*args)
 
-        return jax.jit(counted, **options)
+        what = f"{name} of {_simulator_name(self.env)}"
+        if self.shards is None or name not in _SPREAD:
+            return jit_with_note(counted, what, static_argnums=tuple(range(static)))
+        return self.shards.jit(counted, what, *_SPREAD[name], static=static)
 
     def _differentiable(self, name: str, function: Callable) -> Differentiable:
         return Differentiable(self._jit(name, function), self._jit(f"{name}_vjp", vjp_of(function)))
@@ -110,8 +137,9 @@ class Programs:
 
     # ----------------------------------------------------------------------------------- programs
 
-    def _init(self, key: jax.Array, rows: int, constants: Constants) -> dict[str, Any]:
-        return self._outputs(*self._rows(constants).init(key, rows))
+    def _init(self, rows: int, key: jax.Array, constants: Constants) -> dict[str, Any]:
+        seen = rows if self.shards is None else rows // len(self.shards.devices)
+        return self._outputs(*self._rows(constants).init(key, seen))
 
     def _step(
         self, state: ByPath, action: Any, memory: ByPath, constants: Constants
@@ -134,7 +162,7 @@ class Programs:
 
     def _reseed(self, state: ByPath, key: jax.Array) -> ByPath:
         rows = self._read_state(state)
-        return self._write_state(replace(rows, key=row_keys(key, rows.key.shape[0])))
+        return self._write_state(replace(rows, key=self.env.row_keys(key, rows.key.shape[0])))
 
     def _relayout(self, state: ByPath) -> ByPath:
         """Bring a state of either layout into the one that is given out."""
@@ -155,7 +183,7 @@ class Programs:
         carry, made = unroll(
             rows,
             carry,
-            policy or random_policy(rows),
+            random_policy(rows) if policy is None else self._drawing_apart(policy),
             params,
             key,
             steps=steps,
@@ -193,6 +221,14 @@ class Programs:
         )
         return self._run(made), self._root_after(carry), stopped
 
+    def _drawing_apart(self, policy: Policy) -> Policy:
+        """Let a policy draw other numbers on every shard."""
+        if self.shards is None:
+            return policy
+        return lambda params, observation, key: policy(
+            params, observation, jax.random.fold_in(key, jax.lax.axis_index(AXIS))
+        )
+
     def _begun(self, begin: Begin, constants: Constants) -> tuple[NamedRows, Any]:
         state, root, flags = begin
         rows = self._rows(constants, root)
@@ -204,15 +240,13 @@ class Programs:
 
     def _run(self, made: Transition) -> dict[str, Any]:
         root = Timestep(made.observation, {}, made.terminated, made.truncated, made.info)
-        run = {"root": self._shown(root), "next": self._shown(made.next)}
-        if isinstance(made.action, Acted):
-            run["written"] = made.action.written
-        else:
-            run["action"] = made.action
-        if made.state is not None and made.next_state is not None:
-            run["root"]["state"] = self._name_buffers(made.state)
-            run["next"]["state"] = self._name_buffers(made.next_state)
-        return run
+        is_acted = isinstance(made.action, Acted)
+        return {
+            "root": {**self._shown(root), "state": self._name_buffers(made.state)},
+            "next": {**self._shown(made.next), "state": self._name_buffers(made.next_state)},
+            "action": None if is_acted else made.action,
+            "written": made.action.written if is_acted else {},
+        }
 
     # -------------------------------------------------------------------------------------- names
 
@@ -230,7 +264,9 @@ class Programs:
             return self.name_leaves(state)
         return {(name,): buffer for name, buffer in packing.pack(state).items()}
 
-    def _name_buffers(self, buffers: dict[str, jax.Array]) -> ByPath:
+    def _name_buffers(self, buffers: dict[str, jax.Array] | None) -> ByPath:
+        if buffers is None:
+            return {}
         if not self.packed:
             return self.name_leaves(self.env.packing.unpack(buffers))
         return {(name,): buffer for name, buffer in buffers.items()}
@@ -254,3 +290,9 @@ class Programs:
 
 def _same_bits(leaf: jax.Array, dtype: Any) -> jax.Array:
     return leaf if leaf.dtype == dtype else jax.lax.bitcast_convert_type(leaf, jnp.dtype(dtype))
+
+
+def _simulator_name(env: Any) -> str:
+    while hasattr(env, "env"):
+        env = env.env
+    return type(env).__name__

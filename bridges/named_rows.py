@@ -85,6 +85,10 @@ class NamedRows:
 
     # ------------------------------------------------------------------------ what a rollout needs
 
+    def row_keys(self, key: jax.Array, num_rows: int) -> jax.Array:
+        """Derive one key a row."""
+        return self.env.row_keys(key, num_rows)
+
     def sample_action(self, keys: jax.Array) -> Any:
         """Draw one action a row from the action space, each from the row's key."""
         return self.env.sample_action(keys)

@@ -169,9 +169,9 @@ def _recorded(
 
 def _acted(run: dict[str, Any]) -> Mapping[Path, torch.Tensor]:
     """List what a policy gave: all that it wrote, or else the action in the env's own encoding."""
-    if "written" in run:
-        return run["written"]
     action = run["action"]
+    if action is None:
+        return run["written"]
     if not isinstance(action, dict):
         return {("action",): action}
     return {("action", name): leaf for name, leaf in action.items()}

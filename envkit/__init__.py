@@ -61,6 +61,7 @@ _HOMES = {
     "envkit.transforms.autoreset": ("AutoResetEnv", "AutoResetTransform", "VecGymEnvTransform"),
     "envkit.transforms.base": ("Transform",),
     "envkit.transforms.compose": ("Compose",),
+    "envkit.transforms.coupled": ("CoupledTransform",),
     "envkit.transforms.env": ("TransformedEnv",),
     "envkit.transforms.episodes": ("InitTracker", "StepCounter", "TrajCounter"),
     "envkit.transforms.flow": (

@@ -66,6 +66,7 @@ from envkit.transforms.autoreset import AutoResetTransform as AutoResetTransform
 from envkit.transforms.autoreset import VecGymEnvTransform as VecGymEnvTransform
 from envkit.transforms.base import Transform as Transform
 from envkit.transforms.compose import Compose as Compose
+from envkit.transforms.coupled import CoupledTransform as CoupledTransform
 from envkit.transforms.env import TransformedEnv as TransformedEnv
 from envkit.transforms.episodes import InitTracker as InitTracker
 from envkit.transforms.episodes import StepCounter as StepCounter

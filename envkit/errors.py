@@ -27,10 +27,12 @@ __all__ = [
     "InfoReaderError",
     "InputError",
     "KeyCollisionError",
+    "MemoryKindError",
     "MissingKeyError",
     "MissingLibraryError",
     "NoParentError",
     "NotEnumerableError",
+    "NotResetError",
     "NotStartedError",
     "OptionError",
     "OutOfSpecError",
@@ -48,6 +50,7 @@ __all__ = [
     "SpecMaskError",
     "SpecStackError",
     "SpecTypeError",
+    "StartedError",
     "StateStructureError",
     "StatisticsError",
     "StepMaskError",
@@ -72,6 +75,18 @@ class OptionError(EnvkitError, TypeError):
 
 class ArgumentCountError(EnvkitError, RuntimeError):
     """A list has another length than the number of environments it is for."""
+
+
+class StartedError(EnvkitError, RuntimeError):
+    """An env was to be started that runs already."""
+
+
+class MemoryKindError(EnvkitError, RuntimeError):
+    """Rows are to lie in two kinds of memory at once."""
+
+
+class NotResetError(EnvkitError, RuntimeError):
+    """An env was stepped before its first reset."""
 
 
 class NotStartedError(EnvkitError, RuntimeError, AttributeError):

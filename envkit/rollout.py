@@ -18,7 +18,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.env_specs import as_key
+from envkit.env_specs import Key, as_key, as_path
 from envkit.errors import ArgumentError, BatchSizeError, DoneError, OptionError, RolloutError
 from envkit.policy import Policy, as_policy, policy_device
 
@@ -68,7 +68,7 @@ def rollout(
         steps = fast[stop](root, max_steps, policy, act)
     if steps is None:
         steps = list(stop(env, root, act, max_steps, callback))
-    result = _stack(steps, contiguous=return_contiguous) if isinstance(steps, list) else steps
+    result = _stack(env, steps, contiguous=return_contiguous) if isinstance(steps, list) else steps
     if set_truncated:
         _truncate_last(env, result)
     if out is not None:
@@ -188,10 +188,12 @@ def _repeat_frozen(
 # ------------------------------------------------------------------------------------- the result
 
 
-def _stack(steps: list[TensorDictBase], *, contiguous: bool) -> TensorDictBase:
+def _stack(env: EnvBase, steps: list[TensorDictBase], *, contiguous: bool) -> TensorDictBase:
     dim = len(steps[0].batch_size)
     if not contiguous:
         return LazyStackedTensorDict.lazy_stack(steps, dim)
+    if strays := _strays(env, steps[0]):
+        steps = [td.exclude(*strays, *(("next", *as_path(key)) for key in strays)) for td in steps]
     try:
         return cast(TensorDictBase, torch.stack(cast(list, steps), dim))
     except (RuntimeError, KeyError) as error:
@@ -199,6 +201,15 @@ def _stack(steps: list[TensorDictBase], *, contiguous: bool) -> TensorDictBase:
             "the steps of this rollout cannot be stacked into one tensor each: "
             f"{error}. Pass return_contiguous=False to get a lazy stack along time."
         ) from error
+
+
+def _strays(env: EnvBase, first: TensorDictBase) -> list[Key]:
+    """Name the outputs that no spec declares: only some roots hold them, so they are dropped."""
+    declared = {
+        *(*env.observation_keys, *env.reward_keys, *env.done_keys, *env.state_keys),
+        *first.keys(True, True),
+    }
+    return [key for key in first.get("next").keys(True, True) if key not in declared]
 
 
 def _written(result: TensorDictBase, out: TensorDictBase) -> TensorDictBase:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from functools import partial
 
+import cloudpickle
 import pytest
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from envkit import BraxEnv, GymEnv, MixedEnv, ParallelEnv, SerialEnv, check_env_specs
+from envkit import (
+    BraxEnv,
+    Compose,
+    GymEnv,
+    InitTracker,
+    MixedEnv,
+    ParallelEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    check_env_specs,
+)
 from envkit.base import EnvBase
-from envkit.errors import ClosedEnvError
+from envkit.errors import ClosedEnvError, DoneError, NotEnumerableError, ResetMaskError
+from envkit.policy import observation_inputs
 from tests.drift import gym_rows
 from tests.envs import Count, StatelessCount
 from tests.jax_drift import jax_rows
-from tests.policies import Replay
+from tests.shaped_envs import Groups, Several
 
 make_count = partial(Count, 5)
 make_cartpole = partial(GymEnv, "CartPole-v1", max_episode_steps=7)
@@ -23,6 +39,11 @@ make_brax = partial(BraxEnv, "fast", device="cpu", batch_size=[3], episode_lengt
 
 def make_mixed() -> MixedEnv:
     return MixedEnv([jax_rows(limit=5), gym_rows(limit=6)])
+
+
+def make_transformed() -> TransformedEnv:
+    transforms = Compose(StepCounter(4), RewardSum(), InitTracker())
+    return TransformedEnv(SerialEnv(3, make_count), transforms)
 
 
 KINDS = {
@@ -39,6 +60,9 @@ KINDS = {
     "brax": make_brax,
     "brax nested": partial(make_brax, state_layout="nested"),
     "mixed": make_mixed,
+    "transformed": make_transformed,
+    "groups": Groups,
+    "several": Several,
 }
 
 
@@ -70,18 +94,28 @@ def layout(td: TensorDictBase, batch_dims: int) -> dict:
     return {key: (td[key].shape[batch_dims:], td[key].dtype) for key in td.keys(True, True)}
 
 
+class Recorded:
+    """Plays recorded actions, batch size ``(*batch, time)``, one a call."""
+
+    def __init__(self, actions: TensorDictBase):
+        self.steps = iter(actions.unbind(-1))
+
+    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict.update(next(self.steps).clone())
+
+
 def first_root(env: EnvBase) -> TensorDictBase:
     env.set_seed(3)
     return env.reset()
 
 
-def play(env: EnvBase, actions: torch.Tensor, **stop) -> TensorDictBase:
+def play(env: EnvBase, actions: TensorDictBase, **stop) -> TensorDictBase:
     env.set_seed(3)
-    return env.rollout(actions.shape[len(env.batch_size)], Replay(actions), **stop)
+    return env.rollout(actions.shape[-1], Recorded(actions), **stop)
 
 
-def recorded_actions(env: EnvBase, steps: int) -> torch.Tensor:
-    spec = env.full_action_spec["action"]
+def recorded_actions(env: EnvBase, steps: int) -> TensorDictBase:
+    spec = env.full_action_spec
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return torch.stack([spec.rand() for _ in range(steps)], len(env.batch_size))
@@ -99,7 +133,7 @@ def test_reset_gives_a_root_with_nothing_done(env):
 
     assert root.batch_size == env.batch_size
     assert root.device == env.device
-    assert not root["done"].any()
+    assert not any(root[key].any() for key in env.done_keys)
     assert set(root.keys(True, True)) == {
         *env.full_observation_spec.keys(True, True),
         *env.full_done_spec.keys(True, True),
@@ -126,6 +160,7 @@ def test_a_step_changes_nothing_at_the_root(env):
 
 
 def test_next_holds_observations_rewards_and_flags(env):
+    fake = env.fake_tensordict()["next"]
     following = env.rand_step(env.reset())["next"]
 
     assert set(following.keys(True, True)) == {
@@ -133,8 +168,9 @@ def test_next_holds_observations_rewards_and_flags(env):
         *env.full_reward_spec.keys(True, True),
         *env.full_done_spec.keys(True, True),
     }
-    assert following["reward"].shape == (*env.batch_size, 1)
-    assert following["done"].shape == (*env.batch_size, 1)
+    for key in (*env.reward_keys, *env.done_keys):
+        assert following[key].shape == fake[key].shape
+        assert following[key].shape[-1] == 1
 
 
 def test_the_next_root_has_neither_reward_nor_action(env):
@@ -147,7 +183,7 @@ def test_the_next_root_has_neither_reward_nor_action(env):
         *env.full_observation_spec.keys(True, True),
         *env.full_done_spec.keys(True, True),
     }
-    assert is_equal(root.exclude("mine"), data["next"].exclude("reward"))
+    assert is_equal(root.exclude("mine"), data["next"].exclude(*env.reward_keys))
 
 
 def test_a_fake_step_has_the_layout_of_a_real_one(env):
@@ -162,12 +198,12 @@ def test_a_fake_step_has_the_layout_of_a_real_one(env):
 
 def test_preset_next_entries_win_over_computed_ones(env):
     td = env.rand_action(env.reset())
-    reward = torch.full((*env.batch_size, 1), 77.0)
-    td["next"] = TensorDict({"reward": reward.clone()}, env.batch_size)
+    rewards = env.full_reward_spec.zero().apply(lambda reward: reward + 77)
+    td["next"] = rewards.clone()
 
     out = env.step(td)
 
-    assert out["next", "reward"].equal(reward)
+    assert is_equal(out["next"].select(*env.reward_keys), rewards)
     assert "done" in out["next"]
 
 
@@ -259,7 +295,7 @@ def test_stepping_by_hand_gives_the_rollout(env):
     actions = recorded_actions(env, 12)
     data = play(env, actions, break_when_any_done=False)
 
-    td, steps, act = first_root(env), [], Replay(actions)
+    td, steps, act = first_root(env), [], Recorded(actions)
     for _ in range(12):
         done, td = env.step_and_maybe_reset(act(td))
         steps.append(done)
@@ -272,7 +308,7 @@ def test_step_and_maybe_reset_is_a_step_and_a_reset(env):
     runs = []
 
     for together in (True, False):
-        td, act, seen = first_root(env), Replay(actions), []
+        td, act, seen = first_root(env), Recorded(actions), []
         for _ in range(8):
             if together:
                 data, td = env.step_and_maybe_reset(act(td))
@@ -292,22 +328,21 @@ def test_step_and_maybe_reset_is_a_step_and_a_reset(env):
 def test_a_callback_sees_each_step_but_the_last(env, stop):
     seen = []
 
-    data = env.rollout(4, callback=lambda _, td: seen.append(td["next", "reward"].clone()), **stop)
+    data = env.rollout(4, callback=lambda _, td: seen.append(td["next"].clone()), **stop)
 
     assert len(seen) == data.shape[-1] - 1
-    for step, reward in enumerate(seen):
-        assert reward.equal(data["next", "reward"][..., step, :])
+    assert all(is_equal(td, data["next"][..., step]) for step, td in enumerate(seen))
 
 
 def test_a_rollout_can_go_on_where_another_ended(env):
     actions = recorded_actions(env, 6)
     whole = play(env, actions, break_when_any_done=False)
 
-    first = play(env, actions[(slice(None),) * len(env.batch_size) + (slice(0, 3),)])
+    first = play(env, actions[..., :3])
     assert not first["next", "done"].any()
     rest = env.rollout(
         3,
-        Replay(actions[(slice(None),) * len(env.batch_size) + (slice(3, 6),)]),
+        Recorded(actions[..., 3:]),
         auto_reset=False,
         tensordict=env.step_mdp(first[..., -1]),
         break_when_any_done=False,
@@ -338,6 +373,83 @@ def test_masks_are_in_no_output(env):
     assert [private_keys(td) for td in outputs] == [[]] * len(outputs)
 
 
+# --------------------------------------------------------------------- the options of a rollout
+
+
+def test_a_lazy_rollout_holds_the_same(env):
+    actions = recorded_actions(env, 3)
+
+    dense, lazy = (play(env, actions, return_contiguous=dense) for dense in (True, False))
+
+    assert isinstance(lazy, LazyStackedTensorDict)
+    assert is_equal(lazy.contiguous(), dense)
+
+
+def test_a_rollout_is_written_where_it_is_asked_to(env):
+    actions = recorded_actions(env, 2)
+    data = play(env, actions)
+    out = torch.stack([data[..., 0].clone().apply_(torch.zeros_like)] * 3, len(env.batch_size))
+
+    given = play(env, actions, out=out)
+
+    assert is_equal(given, data)
+    assert is_equal(out[..., :2], data)
+
+
+def test_a_rollout_can_be_cut_short(env):
+    """The last step is truncated and done at each level that can tell; elsewhere the advice is given."""
+    levels = [level for level, names in env.done_levels.items() if "truncated" in names]
+    if not levels:
+        with pytest.raises(DoneError, match="add_truncated_keys"):
+            env.rollout(2, set_truncated=True)
+        return
+
+    last = env.rollout(2, set_truncated=True)["next"][..., -1]
+
+    for level in levels:
+        assert last[(*level, "truncated")].all() and last[(*level, "done")].all()
+        assert not last[(*level, "terminated")].any()
+
+
+def test_a_plain_function_gets_the_observations_and_gives_the_actions(env):
+    actions, seen = recorded_actions(env, 2), []
+    steps = iter(actions.unbind(-1))
+
+    def act(*observations):
+        seen.append(observations)
+        step = next(steps)
+        return tuple(step[key] for key in env.action_keys)
+
+    env.set_seed(3)
+    data = env.rollout(2, act)
+
+    assert is_equal(data, play(env, actions))
+    for key, first in zip(observation_inputs(env), seen[0], strict=True):
+        assert data[..., 0][key].equal(first)
+
+
+def test_all_actions_are_those_that_the_spec_has(env):
+    if env.cardinality() == float("inf"):
+        with pytest.raises(NotEnumerableError, match="discrete"):
+            env.all_actions()
+        return
+
+    actions = env.all_actions()
+
+    assert actions.batch_size == (env.cardinality(), *env.batch_size)
+    assert all(env.full_action_spec.is_in(action) for action in actions[:: len(actions) // 2])
+
+
+def test_types_that_are_as_declared_pass_the_checks(env):
+    assert not env.run_type_checks
+
+    env.run_type_checks = True
+    data = env.rollout(2)
+    env.run_type_checks = False
+
+    assert data.shape[:-1] == env.batch_size
+
+
 # ------------------------------------------------------------------------------------------ masks
 
 
@@ -352,51 +464,147 @@ def test_rows_that_are_not_stepped_repeat_their_root(env):
 
     out = env.step(env.rand_action(root.clone()).set("_step", mask))
 
-    kept = ["done", *env.observation_keys]
+    kept = [*env.done_keys, *env.observation_keys]
     assert is_equal(out["next"][~mask].select(*kept), root[~mask].select(*kept))
-    assert is_equal(out.exclude("next", "action"), root)
-    assert not out["next", "reward"][~mask].any()
+    assert is_equal(out.exclude("next", *env.action_keys), root)
+    assert not any(out["next"][~mask][key].any() for key in env.reward_keys)
 
 
 def test_rows_that_were_not_stepped_go_on_from_where_they_were(env):
     actions = recorded_actions(env, 2)
-    act = Replay(actions)
+    act = Recorded(actions)
     root = first_root(env)
     skipped = env.step(act(root).set("_step", torch.zeros(env.batch_size, dtype=torch.bool)))
     stepped = env.step(act(env.step_mdp(skipped)))
 
-    direct = env.step(first_root(env).set("action", stepped["action"].clone()))
+    direct = env.step(first_root(env).update(stepped.select(*env.action_keys).clone()))
 
     assert is_equal(stepped["next"], direct["next"])
 
 
 def test_rows_that_are_not_reset_keep_all_they_had(env):
-    if not env.batch_size:
-        pytest.skip("one simulator cannot be reset in part")
+    """Of an env without rows none is selected: nothing happens to it, or it says why it refuses."""
     td = env.rand_step(env.step_mdp(env.rand_step(env.reset())))
     root = env.rand_action(env.step_mdp(td))
     mask = half(env)
+    asked = root.clone().set("_reset", mask[..., None])
+    if isinstance(env, GymEnv):  # R14
+        with pytest.raises(ResetMaskError, match="one simulator cannot be reset in part"):
+            env.reset(asked)
+        return
 
-    fresh = env.reset(root.clone().set("_reset", mask[..., None]))
+    fresh = env.reset(asked)
+    # and inside: the next step is the one that the data leads to
+    follows = env.step(fresh.clone())["next"] if env.batch_locked else None
 
     assert is_equal(fresh[~mask], root[~mask])
-    assert fresh["action"].equal(root["action"])
+    assert is_equal(fresh.select(*env.action_keys), root.select(*env.action_keys))
     assert not fresh["done"][mask].any()
+    for key in {"count", ("deep", "twice"), ("agent0", "position")} & set(env.observation_keys):
+        if follows is not None:
+            moved = (follows[key] - fresh[key]).unique().tolist()
+            assert moved == [2.0 if key == ("deep", "twice") else 1]
 
 
-# ----------------------------------------------------------------------------------------- closing
+# ------------------------------------------------------------------- a module with specs and an end
 
 
-@pytest.mark.parametrize("kind", kinds)
-def test_a_closed_env_says_so(kind):
-    env = KINDS[kind]()
-    env.reset()
-    was_closed = env.is_closed
+@pytest.fixture(scope="module", params=kinds)
+def spare(request):
+    """An env that tests may change; the last of them closes it."""
+    env = KINDS[request.param]()
+    yield env
+    env.close(raise_if_closed=False)
 
-    env.close()
+
+def inner_envs(env: EnvBase) -> list[EnvBase]:
+    """The envs inside a transformed or mixed one; those of a batch are no part of it."""
+    return [child for child in env.children() if isinstance(child, EnvBase)]
+
+
+def test_locks_and_modes_reach_inside(spare):
+    opened, evaluated = spare.set_spec_lock_(False), spare.eval()
+
+    inside = [spare, *inner_envs(spare)]
+    assert opened is evaluated is spare
+    assert not any(part.is_spec_locked or part.training for part in inside)
+    spare.set_spec_lock_(True)
+    spare.train()
+    assert all(part.is_spec_locked and part.training for part in inside)
+
+
+def test_an_assigned_spec_is_the_one_that_is_read(spare):
+    for name in ("observation", "reward", "done", "action"):
+        wanted = getattr(spare, f"full_{name}_spec").clone()
+        setattr(spare, f"full_{name}_spec", wanted)
+
+        assert getattr(spare, f"full_{name}_spec") == wanted
+        assert getattr(spare, f"full_{name}_spec") is not wanted
+    assert spare.is_spec_locked
+    check_env_specs(spare)
+
+
+def test_a_state_dict_goes_back_in(spare):
+    state = spare.state_dict()
+
+    spare.load_state_dict(state)
+
+    assert str(spare.state_dict()) == str(state)
+
+
+def test_moving_returns_the_env_and_decides_where_data_goes(spare):
+    assert spare.to("cpu") is spare
+
+    assert spare.device == spare.action_spec.device == torch.device("cpu")
+    assert spare.rollout(1).device == torch.device("cpu")
+
+
+def test_truncated_keys_are_added_where_the_env_decides_on_them(spare):
+    within = spare.base_env if isinstance(spare, TransformedEnv) else spare
+    if isinstance(within, SerialEnv | ParallelEnv | MixedEnv):
+        with pytest.raises(RuntimeError, match="Add them to"):
+            spare.add_truncated_keys()
+        return
+
+    assert spare.add_truncated_keys() is spare
+
+    assert all("truncated" in names for names in spare.done_levels.values())
+    check_env_specs(spare)
+
+
+def test_a_transform_goes_on_any_env(spare):
+    env = spare.append_transform(StepCounter(step_count_key="steps"))
+
+    data = env.rollout(3)
+
+    assert data["next", "steps"][..., -1, 0].eq(data.shape[-1]).all()
+    check_env_specs(env)
+
+
+def test_a_closed_env_says_so(spare):
+    spare.reset()
+    was_closed = spare.is_closed
+
+    spare.close()
 
     assert not was_closed
-    assert env.is_closed
+    assert spare.is_closed
     with pytest.raises(ClosedEnvError):
-        env.close()
-    env.close(raise_if_closed=False)
+        spare.close()
+    spare.close(raise_if_closed=False)
+
+
+@pytest.mark.parametrize("kind", ["count", "stateless count", "groups", "several", "transformed"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: pickle.loads(cloudpickle.dumps(env))])
+def test_a_copy_goes_on_by_itself(kind, copied):
+    env = KINDS[kind]()
+    root = env.reset()
+
+    other = copied(env)
+    acted = env.rand_action(root)
+    first = env.step(acted.clone())
+    env.rollout(3)
+    same = other.step(acted.clone())
+
+    assert other.specs == env.specs
+    assert is_equal(same, first)

@@ -9,7 +9,17 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from envkit import BraxEnv, EnvBase, GymEnv, SerialEnv, StepCounter, TransformedEnv, check_env_specs
+from envkit import (
+    BraxEnv,
+    EnvBase,
+    GymEnv,
+    MixedEnv,
+    ParallelEnv,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    check_env_specs,
+)
 from envkit.errors import (
     KeyCollisionError,
     MissingKeyError,
@@ -36,6 +46,8 @@ KINDS = {
     "stateless": partial(StatelessCount, 5, batch_size=[3]),
     "gym": partial(GymEnv, "CartPole-v1"),
     "serial": partial(SerialEnv, 4, mk),
+    "parallel": partial(ParallelEnv, 2, mk, num_processes=1),
+    "mixed": lambda: MixedEnv([SerialEnv(2, mk), SerialEnv(1, mk)]),
     "transformed": lambda: TransformedEnv(Count(5), StepCounter()),
     "brax": partial(BraxEnv, "fast", batch_size=[3], device="cpu"),
     "groups": Groups,

@@ -12,7 +12,7 @@ from torch import nn
 
 from envkit import GymEnv, SerialEnv, StepCounter, TransformedEnv
 from envkit.errors import BatchSizeError, DoneError
-from envkit.specs import Categorical, Composite, Unbounded
+from envkit.specs import Composite, Unbounded
 from tests.envs import Count, StatelessCount
 from tests.shaped_envs import Groups, Growing, Quiet, Several, Wordy
 
@@ -115,19 +115,20 @@ def test_an_env_that_ends_is_stepped_no_further(two):
 
 
 def test_a_frozen_row_repeats_its_last_transition():
-    data = StatelessCount(3, batch_size=[2]).rollout(
-        9,
-        lambda td: td.set("action", torch.zeros(2, 1, dtype=torch.int64)),
-        tensordict=None,
-        break_when_all_done=True,
-    )
+    stateless = StatelessCount(4, batch_size=[2])
+    root = stateless.reset().set("count", torch.tensor([[0], [2]]))
+    data = stateless.rollout(9, auto_reset=False, tensordict=root, break_when_all_done=True)
     env = SerialEnv(2, [partial(Several, 2), partial(Several, 4)])
     several = env.rollout(9, break_when_all_done=True)
     env.close()
 
-    assert data.shape == (2, 3)
-    for key in several.keys(True, True):
-        assert several[key][0, 1].equal(several[key][0, 2])
+    assert counts(data) == [[0, 1, 2, 3], [2, 3, 3, 3]]
+    assert counts(data, "next") == [[1, 2, 3, 4], [3, 4, 4, 4]]
+    assert data["next", "done"].squeeze(-1).tolist() == [[F, F, F, T], [F, T, T, T]]
+    assert data["next", "reward"].unique().tolist() == [1]
+    for frozen, row, steps in ((data, 1, (1, 2, 3)), (several, 0, (1, 2, 3))):
+        for key in frozen.keys(True, True):
+            assert all(frozen[key][row, step].equal(frozen[key][row, 1]) for step in steps)
 
 
 def test_the_root_flags_decide_when_there_are_several_levels():
@@ -473,19 +474,18 @@ class OnDevice(nn.Module):
         self.seen = []
 
     def forward(self, td):
-        self.seen.append(td["count"].device.type)
+        self.seen.append(td.device)
         return td.set("action", self.one)
 
 
-def test_data_goes_to_the_policy_and_back():  # M15, with a device that needs no hardware
-    env = Count(50, device="cpu")
-    env.action_spec = Categorical(2, shape=(1,))
-    policy = OnDevice("cpu")
+def test_data_goes_to_the_policy():  # M15, without a second device: data of an env may be on none
+    cast, as_it_is = OnDevice("cpu"), OnDevice("cpu")
 
-    data = env.rollout(3, policy, auto_cast_to_device=True)
+    Count(50).rollout(3, cast, auto_cast_to_device=True)
+    Count(50).rollout(3, as_it_is)
 
-    assert policy.seen == ["cpu"] * 3
-    assert data.device == torch.device("cpu")
+    assert cast.seen == [torch.device("cpu")] * 3
+    assert as_it_is.seen == [None] * 3
 
 
 @pytest.mark.gpu
@@ -496,5 +496,5 @@ def test_a_policy_on_another_device_acts():  # M15
 
     data = env.rollout(3, policy, auto_cast_to_device=True)
 
-    assert policy.seen == ["cuda"] * 3
+    assert [device.type for device in policy.seen] == ["cuda"] * 3
     assert data.device == data["action"].device == torch.device("cpu")

@@ -21,7 +21,7 @@ import cloudpickle
 from envkit.base import EnvBase
 from envkit.errors import ArgumentCountError, ArgumentError
 
-__all__ = ["Copies", "as_kwargs", "as_makers", "tasks_of"]
+__all__ = ["Copies", "as_kwargs", "as_makers", "equal", "tasks_of"]
 
 Make = Callable[..., Any]
 
@@ -79,7 +79,7 @@ def tasks_of(makers: Sequence[Make], kwargs: Sequence[dict[str, Any]]) -> list[i
         known = (
             task
             for task, (first, other) in enumerate(firsts)
-            if maker is first and _equal(own, other)
+            if maker is first and equal(own, other)
         )
         task = next(known, len(firsts))
         if task == len(firsts):
@@ -88,7 +88,8 @@ def tasks_of(makers: Sequence[Make], kwargs: Sequence[dict[str, Any]]) -> list[i
     return tasks
 
 
-def _equal(left: dict[str, Any], right: dict[str, Any]) -> bool:
+def equal(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    """Say whether keywords are known to be equal."""
     try:
         return bool(left == right)
     except (ValueError, RuntimeError, TypeError):  # arrays have no single truth value

@@ -26,7 +26,14 @@ from envkit.batched.routing import call_by_row
 from envkit.batched.stacking import by_row, empty_rows, keep_unstepped, stack_rows
 from envkit.batched.td_exchange import TensorDictExchange
 from envkit.env_specs import as_key, as_path
-from envkit.errors import ArgumentCountError, BatchSizeError, ClosedEnvError, WorkerError
+from envkit.errors import (
+    ArgumentCountError,
+    BatchSizeError,
+    ClosedEnvError,
+    MissingKeyError,
+    NotResetError,
+    WorkerError,
+)
 from envkit.policy import Policy
 from envkit.rollout import nonstop
 from envkit.seeding import seed_chain
@@ -151,6 +158,11 @@ class BatchedEnv(AttributeLookup, HostedEnv):
     def _send(self, td: TensorDictBase, *, advance: bool) -> None:
         exchange = self._the_exchange
         self._check_batch(td)
+        if not exchange.has_begun:
+            raise NotResetError(
+                f"{type(self).__name__} was stepped before its first reset, so its sub-envs are in no "
+                "episode. Call reset() first, and step from what it returns."
+            )
         mask = td.get(rules.STEP, None)
         if mask is not None:
             mask = rules.step_mask(mask, td.batch_size)
@@ -193,17 +205,21 @@ class BatchedEnv(AttributeLookup, HostedEnv):
             return None
         if self._share_individual_td or self._entries is not None:
             return None
-        if any(root.get(as_key(path), None) is None for path in exchange.roots[0]):
+        is_complete = all(root.get(as_key(path), None) is not None for path in exchange.roots[0])
+        if not (exchange.has_begun and is_complete):
             return None
         actions = frozenset(as_path(key) for key in self.action_keys)
         random = policy is None and not self._action_masks and draws_in_order(self.action_spec)
         if random and actions == exchange.inputs[0].keys():
             drawn = self.full_action_spec.rand((steps,), self._action_generator)
             return record_random(exchange, root, drawn, device=self._device)
-        out = record_rollout(exchange, root, act, steps, action_paths=actions, device=self._device)
-        if out.batch_size == root.batch_size:  # the policy writes under `next`
-            return list(nonstop(self, out, act, steps, acted=True))
-        return out
+        recorded, acted = record_rollout(
+            exchange, root, act, steps, action_paths=actions, device=self._device
+        )
+        if acted is None:
+            return recorded
+        done = [] if recorded is None else list(recorded.unbind(len(self.batch_size)))
+        return [*done, *nonstop(self, acted, act, steps - len(done), acted=True)]
 
     # -------------------------------------------------------------------------- actions and layout
 
@@ -267,9 +283,19 @@ class BatchedEnv(AttributeLookup, HostedEnv):
         return {f"worker{row}": state for row, state in enumerate(states)}
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Load what `state_dict` gave, or one sub-env's state dict into all of them."""
+        """Load what `state_dict` gave, or one sub-env's state dict into all of them.
+
+        Raises:
+            MissingKeyError: it is that of another number of sub-envs.
+        """
         names = [f"worker{row}" for row in range(self.num_workers)]
         if "worker0" not in state_dict:
             state_dict = dict.fromkeys(names, state_dict)
+        if state_dict.keys() != set(names):
+            raise MissingKeyError(
+                f"the state dict has entries {sorted(state_dict)}, but {self.num_workers} sub-envs "
+                f"need {names}. Pass what state_dict() of an env of as many gave, or the state dict "
+                "of one sub-env for all."
+            )
         states = {row: state_dict[name] for row, name in enumerate(names)}
         call_by_row(self._started(), "load_state_dicts", states)

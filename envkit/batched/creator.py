@@ -15,7 +15,7 @@ Conventions
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -23,11 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from envkit.base import EnvBase
+from envkit.batched.arguments import equal
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.shared_state import OwnState, SharedState
 from envkit.errors import MissingKeyError
 
-__all__ = ["EnvCreator", "env_creator"]
+__all__ = ["EnvCreator", "env_creator", "with_kwargs"]
 
 
 class EnvCreator:
@@ -121,6 +122,26 @@ class EnvCreator:
 def env_creator(create_env_fn: Callable[..., EnvBase]) -> EnvCreator:
     """Make an `EnvCreator` of a create function without keywords; also serves as a decorator."""
     return EnvCreator(create_env_fn)
+
+
+def with_kwargs(makers: Sequence[Any], kwargs: Sequence[dict[str, Any]]) -> list[Any]:
+    """Put variants with the keywords of each row in the place of those makers that are creators.
+
+    Rows of one creator that are given equal keywords share a variant.
+    """
+    variants: list[tuple[Any, dict[str, Any], EnvCreator]] = []
+    made = []
+    for maker, own in zip(makers, kwargs, strict=True):
+        if not isinstance(maker, EnvCreator) or not own:
+            made.append(maker)
+            continue
+        known = (one for first, given, one in variants if first is maker and equal(given, own))
+        variant = next(known, None)
+        if variant is None:
+            variant = maker.make_variant(**own)
+            variants.append((maker, own, variant))
+        made.append(variant)
+    return made
 
 
 def _state_of(env: EnvBase) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
+from envkit.batched.actions import ActionChecks
 from envkit.batched.buffers import SLOT, BufferPlan
 from envkit.batched.host import ADVANCE, RESET, STEP
 from envkit.batched.metadata import EnvMetaData
@@ -28,7 +29,7 @@ from envkit.batched.routing import call_by_row, can_wait, refuse_early_part, row
 from envkit.env_specs import as_key
 from envkit.errors import WorkerError
 from envkit.specs import TensorSpec
-from envkit.specs.inputs import InputCheck, require_input
+from envkit.specs.inputs import require_input
 from envkit.transport import Layout, Pool
 
 __all__ = ["BufferExchange", "tensordict_of"]
@@ -43,7 +44,11 @@ class BufferExchange:
 
     ``slot`` is the moment that the next step reads and writes, see `buffers`. Stepping one by one
     leaves it at 0; `recording` moves it. ``more_inputs`` are sent beside what the specs ask for.
-    With ``checked``, actions outside their specs are refused here: the sub-envs trust their rows.
+    Actions outside their specs are refused here: the sub-envs trust their rows. ``has_begun`` says
+    that every row has been reset once.
+
+    Args:
+        metadata: of each row; they share one layout.
     """
 
     keeps_unstepped = False
@@ -52,30 +57,29 @@ class BufferExchange:
     def __init__(
         self,
         pool: Pool,
-        metadata: EnvMetaData,
-        num_rows: int,
+        metadata: Sequence[EnvMetaData],
         device: Any,
         *,
         more_inputs: Mapping[Path, TensorSpec],
         recovery: Recovery,
-        checked: bool,
     ):
-        plan = BufferPlan.of(metadata, num_rows, more_inputs)
+        model, num_rows = metadata[0], len(metadata)
+        plan = BufferPlan.of(model, num_rows, more_inputs)
         arrays = pool.bind(Layout(plan.fields(), num_rows))
         self._pool = pool
         self._recovery = recovery
-        self._metadata = metadata
+        self._metadata = model
         self._device, self._non_blocking = device, False
         self._slot = arrays[SLOT.name]
-        self.batch_size = torch.Size((num_rows, *metadata.batch_size))
+        self.batch_size = torch.Size((num_rows, *model.batch_size))
         self.num_slots = plan.num_slots
         self.input_ring, self.root_ring, self.next_ring = (
             plan.tensors(arrays, region) for region in ("in", "root", "next")
         )
         self.inputs = _by_slot(self.input_ring, plan.num_slots)
-        self._checks = [
-            (InputCheck(leaf, as_key(path)), self.input_ring[path].numpy())
-            for path, leaf in (metadata.paths("action") if checked else {}).items()
+        self._checks = ActionChecks(metadata)
+        self._actions = [
+            {path: rows[path].numpy() for path in self._checks.paths} for rows in self.inputs
         ]
         self.roots = _by_slot(self.root_ring, plan.num_slots + 1)
         self.nexts = _by_slot(self.next_ring, plan.num_slots)
@@ -88,6 +92,7 @@ class BufferExchange:
         )
         self._newest_is_next = np.zeros(num_rows, bool)
         self._has_roots = np.zeros(num_rows, bool)
+        self.has_begun = False
         self.lost: set[int] = set()
 
     @property
@@ -106,12 +111,9 @@ class BufferExchange:
         slot = self.slot
         for path, tensor in self.inputs[slot].items():
             _fill(tensor, td.get(as_key(path), None), path)
-        for check, rows in self._checks:
-            if mask is None:
-                check.require(rows[slot])
-            else:
-                stepped = rows_of(mask, len(mask))
-                check.require(rows[slot, stepped], stepped)
+        self._checks.require(
+            self._actions[slot], None if mask is None else rows_of(mask, len(mask))
+        )
         self.wake(td, mask, advance=advance)
 
     def wake(
@@ -191,6 +193,7 @@ class BufferExchange:
         touched = slice(None) if rows is None else rows
         self._newest_is_next[touched] = False
         self._has_roots[touched] = True
+        self.has_begun = True  # the first reset was one of all rows
         return self._newest()
 
     def _reset_rows(self, rows: set[int], kwargs: list[dict[str, Any]] | None) -> None:

@@ -12,8 +12,7 @@ Conventions
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from operator import attrgetter
 from typing import Any
@@ -24,6 +23,7 @@ from tensordict import TensorDictBase
 
 from envkit.base import EnvBase
 from envkit.batched.buffers import SLOT, BufferPlan
+from envkit.batched.choices import holding
 from envkit.batched.forms import OutputForms
 from envkit.batched.metadata import EnvLeaves, EnvMetaData
 from envkit.batched.rows import TensorDictRows, bind_rows, row_core
@@ -45,8 +45,10 @@ class HostFactory:
         makers: create function and keywords of each row.
         described: rows whose metadata is wanted after the start.
         num_threads: torch threads in the process that hosts; None leaves them alone.
-        hide_warnings: ignore Python warnings in that process from now on.
         without_gradients: compute none in that process from now on.
+        own_random_numbers: seed torch in that process by chance. Forks of one server would
+            otherwise all draw the same numbers.
+        choices: hold while envs are built, see `choices`.
     """
 
     def __init__(
@@ -55,32 +57,42 @@ class HostFactory:
         described: frozenset[int],
         *,
         num_threads: int | None = None,
-        hide_warnings: bool = False,
         without_gradients: bool = False,
+        own_random_numbers: bool = False,
+        choices: Mapping[str, Any] | None = None,
     ):
         self.makers = makers
         self.described = described
         self.num_threads = num_threads
-        self.hide_warnings = hide_warnings
         self.without_gradients = without_gradients
+        self.own_random_numbers = own_random_numbers
+        self.choices = choices or {}
 
     def __call__(self, rows: range) -> EnvHost:
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
         if self.without_gradients:
             torch.set_grad_enabled(False)
-        if self.hide_warnings:
-            warnings.simplefilter("ignore")
-        return EnvHost([self.makers[row] for row in rows], rows, self.described)
+        if self.own_random_numbers:
+            torch.seed()
+        makers = [self.makers[row] for row in rows]
+        return EnvHost(makers, rows, self.described, self.choices)
 
 
 class EnvHost:
     """The envs of some rows; see `envkit.transport.Host`."""
 
-    def __init__(self, makers: list[Maker], rows: range, described: frozenset[int]):
+    def __init__(
+        self,
+        makers: list[Maker],
+        rows: range,
+        described: frozenset[int],
+        choices: Mapping[str, Any],
+    ):
         self.first = rows.start
         self.described = described
         self._makers = makers
+        self._choices = choices
         self._rows: Any = None
         self._forms: dict[int, OutputForms] = {}
         self.envs: list[EnvBase] = []
@@ -95,7 +107,8 @@ class EnvHost:
 
     def _make(self, row: int) -> EnvBase:
         make, kwargs = self._makers[row - self.first]
-        env = make(**kwargs)
+        with holding(self._choices):
+            env = make(**kwargs)
         if not isinstance(env, EnvBase):
             raise WorkerError(
                 f"the create function of env {row} returned {type(env).__name__}, but must "

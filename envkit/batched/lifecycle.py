@@ -22,7 +22,8 @@ import torch
 
 from envkit.base import EnvBase
 from envkit.batched.arguments import as_kwargs, as_makers, tasks_of
-from envkit.batched.creator import EnvCreator
+from envkit.batched.choices import chosen
+from envkit.batched.creator import EnvCreator, with_kwargs
 from envkit.batched.exchange import BufferExchange
 from envkit.batched.host import Maker
 from envkit.batched.metadata import EnvMetaData
@@ -30,7 +31,15 @@ from envkit.batched.policy_proof import PolicyEntries, policy_entries
 from envkit.batched.recovery import Recovery, allowed_restarts, require_truncated
 from envkit.batched.stacking import has_own_rows
 from envkit.batched.td_exchange import TensorDictExchange
-from envkit.errors import ArgumentError, ClosedEnvError, SpecError
+from envkit.batched.threads import ThreadLimit
+from envkit.errors import (
+    ArgumentError,
+    ClosedEnvError,
+    MemoryKindError,
+    ReadOnlyError,
+    SpecError,
+    StartedError,
+)
 from envkit.specs import Composite
 from envkit.transport import Pool
 
@@ -75,7 +84,7 @@ class HostedEnv(EnvBase):
 
     Raises:
         ArgumentCountError: a list has another length than ``num_workers``.
-        RuntimeError: ``shared_memory`` and ``memmap`` are both True.
+        MemoryKindError: ``shared_memory`` and ``memmap`` are both True.
     """
 
     def __init__(
@@ -102,14 +111,16 @@ class HostedEnv(EnvBase):
     ):
         super().__init__(device=device, allow_done_after_reset=allow_done_after_reset)
         if num_workers < 1:
-            raise ValueError(f"num_workers is {num_workers}, but at least 1 sub-env is needed.")
+            raise ArgumentError(
+                f"num_workers is {num_workers}, but at least 1 sub-env is needed. Pass their number."
+            )
         if num_processes is not None and not 1 <= num_processes <= num_workers:
             raise ArgumentError(
                 f"num_processes is {num_processes}, but must be between 1 and num_workers "
                 f"({num_workers})."
             )
         if shared_memory and memmap:
-            raise RuntimeError(
+            raise MemoryKindError(
                 "shared_memory and memmap are both True, but rows lie in one of them. "
                 "Pass shared_memory=False with memmap=True."
             )
@@ -128,6 +139,7 @@ class HostedEnv(EnvBase):
         self._given_allow_done = allow_done_after_reset
         self._given_use_buffers = self._use_buffers = use_buffers
         self._given_share_individual_td = self._share_individual_td = share_individual_td
+        self._choices = chosen()
         self._policy_proof = (policy_proof,)  # in a tuple: a module would become a part of the env
         self._metadata: list[EnvMetaData] = []
         self._entries: PolicyEntries | None = None
@@ -157,8 +169,8 @@ class HostedEnv(EnvBase):
     def _set_seeds(self, seed: int | None, *, static: bool) -> int:
         """Seed the sub-envs that run."""
 
-    def _limit_threads(self) -> int | None:
-        """Set the threads of this process and give their number before; None when left alone."""
+    def _limit_threads(self) -> ThreadLimit | None:
+        """Limit the threads of this process; None when they are left alone."""
         return None
 
     # ------------------------------------------------------------------------------------- starting
@@ -176,10 +188,10 @@ class HostedEnv(EnvBase):
         """Build the sub-envs now instead of at the first use; a no-op if that has done so.
 
         Raises:
-            RuntimeError: `start` was called before, and `close` not since.
+            StartedError: `start` was called before, and `close` not since.
         """
         if self._pool is not None and self._started_by_hand:
-            raise RuntimeError(
+            raise StartedError(
                 f"{type(self).__name__} has been started already. Call close() first to build its "
                 "sub-envs anew."
             )
@@ -204,6 +216,7 @@ class HostedEnv(EnvBase):
             if row in first_rows and isinstance(maker, EnvCreator)
         }
         pool = self._make_pool(makers, frozenset(first_rows) - trusted.keys())
+        known = {name: vars(self).get(name) for name in ("_input_spec", "_output_spec")}
         try:
             described = dict(trusted)
             for found in pool.start():
@@ -212,6 +225,7 @@ class HostedEnv(EnvBase):
             self._adopt([described[row] for row in first_rows], tasks)
             self._choose_exchange(pool, [described[first_rows[task]] for task in tasks])
         except BaseException:
+            vars(self).update(known)  # a spec that is read next starts them again
             pool.close()
             raise
         self._pool = pool
@@ -236,12 +250,10 @@ class HostedEnv(EnvBase):
             more = {} if self._entries is None else self._entries.specs
             self._exchange = BufferExchange(
                 pool,
-                model,
-                self.num_workers,
+                metadata,
                 self._device,
                 more_inputs=more,
                 recovery=self._recovery,
-                checked=all(pool.call("has_row_core")),
             )
         else:
             self._exchange = TensorDictExchange(
@@ -280,7 +292,7 @@ class HostedEnv(EnvBase):
     def _delivery_device(self, metadata: Sequence[EnvMetaData]) -> torch.device | None:
         devices = {found.device for found in metadata}
         if self._given_device is None and len(devices) > 1:
-            raise ValueError(
+            raise SpecError(
                 f"the sub-envs deliver to different devices {sorted(map(str, devices))}. "
                 "Say where the batch shall go: device=..."
             )
@@ -368,8 +380,12 @@ class HostedEnv(EnvBase):
     # ---------------------------------------------------------------------------- changes and ends
 
     def add_truncated_keys(self) -> EnvBase:
-        """Refused: the sub-envs decide what they report."""
-        raise RuntimeError(
+        """Refused: the sub-envs decide what they report.
+
+        Raises:
+            ReadOnlyError: always.
+        """
+        raise ReadOnlyError(
             "truncated keys cannot be added to a batched env. Add them to the sub-envs: "
             "lambda: make_env().add_truncated_keys()."
         )
@@ -377,10 +393,14 @@ class HostedEnv(EnvBase):
     def update_kwargs(self, kwargs: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """Merge keywords into those of every sub-env; they count when sub-envs are built next.
 
+        They win over those that an `EnvCreator` stores: a variant of it takes its place.
+
         Args:
             kwargs: a dict for all, or a list of one dict per sub-env.
         """
-        for own, new in zip(self._kwargs, as_kwargs(self.num_workers, kwargs), strict=True):
+        given = as_kwargs(self.num_workers, kwargs)
+        self._makers = with_kwargs(self._makers, given)
+        for own, new in zip(self._kwargs, given, strict=True):
             own.update(new)
 
     def to(self, *args: Any, **kwargs: Any) -> EnvBase:
@@ -446,7 +466,7 @@ def _batch_size(metadata: Sequence[EnvMetaData]) -> torch.Size:
     return sizes.pop()
 
 
-def _end(pool: Pool, num_threads: int | None) -> None:
+def _end(pool: Pool, limit: ThreadLimit | None) -> None:
     pool.close()
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
+    if limit is not None:
+        limit.end()

@@ -17,11 +17,14 @@ from tensordict import TensorDictBase
 
 from envkit.base import EnvBase
 from envkit.batched.attributes import WorkerAttribute
+from envkit.batched.choices import chosen
 from envkit.batched.common import BatchedEnv
 from envkit.batched.host import COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.serial import SerialEnv
+from envkit.batched.threads import ThreadLimit
 from envkit.errors import ArgumentError
 from envkit.transport import Pool, ProcessPool
+from envkit.transport.launch import choose_start_method
 
 __all__ = ["ParallelEnv"]
 
@@ -42,7 +45,8 @@ class ParallelEnv(BatchedEnv):
         **kwargs: see `HostedEnv`.
 
     Raises:
-        ArgumentError: ``use_buffers=True`` without memory that processes share.
+        ArgumentError: ``use_buffers=True`` without memory that processes share, or an unknown
+            ``mp_start_method``.
     """
 
     works_elsewhere = True
@@ -51,7 +55,7 @@ class ParallelEnv(BatchedEnv):
     def __new__(cls, *args: Any, serial_for_single: bool = False, **kwargs: Any) -> Any:
         num_workers = args[0] if args else kwargs.get("num_workers")
         if serial_for_single and num_workers == 1:
-            kwargs.pop("mp_start_method", None)
+            choose_start_method(kwargs.pop("mp_start_method", None))
             return SerialEnv(*args, **kwargs)
         return super().__new__(cls)
 
@@ -63,6 +67,7 @@ class ParallelEnv(BatchedEnv):
         mp_start_method: str | None = None,
         **kwargs: Any,
     ):
+        choose_start_method(mp_start_method)
         super().__init__(num_workers, create_env_fn, **kwargs)
         self.mp_start_method = mp_start_method
         if self.use_buffers and not self._can_share:
@@ -85,8 +90,9 @@ class ParallelEnv(BatchedEnv):
             makers,
             described,
             num_threads=self.num_sub_threads,
-            hide_warnings=hide,
             without_gradients=True,
+            own_random_numbers=True,
+            choices=self._choices or chosen(),
         )
         return ProcessPool(
             factory,
@@ -97,17 +103,14 @@ class ParallelEnv(BatchedEnv):
             preload=_PRELOAD,
             commands=COMMAND_NAMES,
             map_files_in=tempfile.gettempdir() if self.memmap else None,
+            hide_warnings=hide,
         )
 
     def _prefers_buffers(self, pool: Pool) -> bool:
         return self._can_share
 
-    def _limit_threads(self) -> int | None:
-        if self.num_threads is None:
-            return None
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.num_threads)
-        return before
+    def _limit_threads(self) -> ThreadLimit | None:
+        return None if self.num_threads is None else ThreadLimit(self.num_threads)
 
     @torch.no_grad()
     def reset(self, tensordict: TensorDictBase | None = None, *args: Any, **kwargs: Any):
@@ -124,12 +127,12 @@ class ParallelEnv(BatchedEnv):
     def to(self, *args: Any, **kwargs: Any) -> EnvBase:
         """Deliver data to another device from now on; returns self.
 
-        An env that was seeded is seeded again, with a warning: its random actions are drawn where
-        its data is.
+        An env that runs and was seeded is seeded again, with a warning: its random actions are drawn
+        where its data is.
         """
         before = self._device
         super().to(*args, **kwargs)
-        if self._seed is not None and self._device != before:
+        if self._pool is not None and self._seed is not None and self._device != before:
             warnings.warn(
                 f"this {type(self).__name__} was seeded before it moved to {self._device}; it is "
                 f"seeded again with {self._seed}, and its episodes begin anew at the next reset.",

@@ -73,8 +73,8 @@ class PolicyEntries:
         for path in self._newest:
             value = td.get(as_key(path))
             value = value if torch.is_grad_enabled() else value.detach()
-            self._newest[path] = value
-            following.set(as_key(path), value)
+            self._newest[path] = value.clone()  # what is handed out may be written to
+            following.set(as_key(path), value.clone())
 
     def after_reset(self, fresh: TensorDictBase, masks: Mapping[Path, torch.Tensor]) -> None:
         """Put zeros into ``fresh`` where an episode begins, and the newest values elsewhere."""

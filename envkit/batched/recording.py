@@ -22,6 +22,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.batched.exchange import BufferExchange, tensordict_of
 from envkit.env_specs import as_key
+from envkit.errors import RolloutError
 from envkit.transition import leaves
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def record_rollout(
     *,
     action_paths: frozenset[Path],
     device: Any,
-) -> TensorDict | TensorDictBase:
+) -> tuple[TensorDict | None, TensorDictBase | None]:
     """Act and step ``steps`` times, resetting what is done but after the last step.
 
     Args:
@@ -53,9 +54,9 @@ def record_rollout(
         device: where the result is.
 
     Returns:
-        Transitions of batch size (*batch, steps). If the policy writes under ``next`` at the first
-        step, the acted root comes back instead and nothing has been stepped: preset entries win
-        over computed ones, which this way of recording cannot do.
+        Transitions of batch size (*batch, steps), and None. Where the policy writes under ``next``
+        or masks a step, which is obeyed step by step only, recording ends: the transitions before it
+        (None if there are none), and the acted root that is to be stepped next.
     """
     record = _Record(exchange, root, steps, device)
     written: dict[Path, list[torch.Tensor]] = {}
@@ -64,12 +65,13 @@ def record_rollout(
         for slot in range(count):
             seen = record.take_root(start + slot, slot)
             td = act(tensordict_of({**seen, **others}, exchange.batch_size, device))
-            if start + slot == 0 and td.get("next", None) is not None:
-                return td
             others = {}
             for path, value in leaves(td):
                 known = seen.get(path)
-                if known is None and path[-1] not in (rules.STEP, rules.RESET):
+                if known is None and path[-1] != rules.RESET:
+                    if path[0] == "next" or path[-1] == rules.STEP:
+                        record.take_nexts(start, slot)
+                        return record.first(start + slot, written), td
                     written.setdefault(path, []).append(value)
                     if path not in action_paths:
                         others[path] = value
@@ -79,7 +81,7 @@ def record_rollout(
             exchange.send(td, None, advance=start + slot < steps - 1)
             exchange.wait()
         record.take_nexts(start, count)
-    return record.result(_stacked(written, steps))
+    return record.result(_stacked(written, steps)), None
 
 
 def record_random(
@@ -113,7 +115,7 @@ def record_random(
 def _stacked(written: Mapping[Path, list[torch.Tensor]], steps: int) -> dict[Path, torch.Tensor]:
     for path, values in written.items():
         if len(values) != steps:
-            raise RuntimeError(
+            raise RolloutError(
                 f"the policy wrote {as_key(path)!r} in {len(values)} of {steps} steps, so they "
                 "cannot be stacked. Write it in every step, or pass return_contiguous=False."
             )
@@ -164,6 +166,19 @@ class _Record:
         """Copy the outcomes of a window."""
         for path, stack in self._nexts.items():
             stack[start : start + count].copy_(self._exchange.next_ring[path][:count])
+
+    def first(self, count: int, written: Mapping[Path, list[torch.Tensor]]) -> TensorDict | None:
+        """Show the first ``count`` steps, None if that is 0, with what was written in them."""
+        if not count:
+            return None
+        kept = {path: values[:count] for path, values in written.items()}
+        others = _stacked({path: values for path, values in kept.items() if values}, count)
+        self.roots, self._nexts = (
+            {path: stack[:count] for path, stack in region.items()}
+            for region in (self.roots, self._nexts)
+        )
+        self._steps = count
+        return self.result(others)
 
     def result(self, others: Leaves) -> TensorDict:
         """Show everything with time as the last batch axis."""

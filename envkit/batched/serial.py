@@ -28,7 +28,7 @@ class SerialEnv(BatchedEnv):
     _attribute_type = LocalAttribute
 
     def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
-        factory = HostFactory(makers, described)
+        factory = HostFactory(makers, described, choices=self._choices)
         return LocalPool(factory, self.num_workers, commands=COMMAND_NAMES)
 
     def _prefers_buffers(self, pool: Pool) -> bool:

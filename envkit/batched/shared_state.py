@@ -124,8 +124,11 @@ def _open(path: str) -> int:
 
 def _named_block(layout: Layout) -> tuple[Block, str]:
     fd, path = tempfile.mkstemp(prefix="envkit-")
-    os.truncate(fd, layout.size_bytes)
-    return Block.attach(fd, layout), path
+    try:
+        return Block.create_in(fd, layout), path
+    except SharedMemoryError:
+        os.unlink(path)
+        raise
 
 
 def _remove(path: str, maker_pid: int) -> None:

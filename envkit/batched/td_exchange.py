@@ -19,6 +19,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
+from envkit.batched.actions import action_checks
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
 from envkit.batched.routing import call_by_row, can_wait, refuse_early_part, rows_of
@@ -60,41 +61,65 @@ class TensorDictExchange:
         self._device = device
         self._non_blocking = False
         self._individual = individual
-        self._inputs = {
-            as_key(path): leaf
-            for path, leaf in metadata[0].paths("action", "state").items()
-            if not individual and leaf.dtype is not None and min(leaf.shape, default=0) >= 0
-        }
+        self._inputs = [_inputs_of(found) for found in metadata]
+        self._action_checks = [action_checks(found) for found in metadata]
         self._root_keys = [
             [as_key(path) for path in found.paths("observation", "done")] for found in metadata
         ]
+        self._next_keys = [
+            {as_key(path) for path in found.paths("observation", "reward", "done")}
+            for found in metadata
+        ]
         self._last: list[TensorDictBase | None] = [None] * self._num_rows
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether every row has been reset once."""
+        return all(part is not None for part in self._last)
 
     def _remember(self, row: int, td: TensorDictBase) -> None:
         """Keep a row's newest root: what the env says of itself, not what the caller put there."""
         self._last[row] = td.select(*self._root_keys[row], strict=False)
 
+    def _declared(self, row: int, following: TensorDictBase) -> TensorDictBase:
+        """Take out of a row's `next` what no spec of its env declares, as rows in memory do."""
+        keys = self._next_keys[row]
+        if all(key in keys for key in following.keys(True, True)):
+            return following
+        return following.select(*keys, strict=False)
+
     def _input(self, td: TensorDictBase, row: int, *without: Any) -> TensorDictBase:
         """Give one row's part of ``td`` on the device of its sub-env, the CPU if it names none."""
-        part = cast(TensorDictBase, td[row]).exclude(*without)
+        return self._moved(cast(TensorDictBase, td[row]).exclude(*without), row)
+
+    def _moved(self, part: TensorDictBase, row: int) -> TensorDictBase:
         device = self._input_devices[row] or torch.device("cpu")
         return part if part.device in (None, device) else part.to(device)
 
     def send(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
-        """Check the form of the inputs and remember the step; all of it happens in `recv`."""
-        for key, leaf in self._inputs.items():
-            require_input(key, td.get(key, None), (self._num_rows, *leaf.shape), leaf.dtype)
-        self._sent = td, mask, advance
+        """Check the inputs and remember the step; all of it happens in `recv`."""
+        parts = {row: cast(TensorDictBase, td[row]) for row in rows_of(mask, self._num_rows)}
+        for row, part in parts.items():
+            self._require_inputs(row, part)
+        self._sent = td, mask, parts, advance
+
+    def _require_inputs(self, row: int, part: TensorDictBase) -> None:
+        for key, leaf in self._inputs[row].items():
+            require_input(key, part.get(key, None), leaf.shape, leaf.dtype)
+        for path, check in self._action_checks[row].items():
+            value = part.get(as_key(path))
+            if value.device.type == "cpu":  # elsewhere a look would wait for the device
+                check.require(value.detach().numpy()[None], [row])
 
     def recv(self) -> TensorDictBase:
         """Step the selected sub-envs and give their stacked `next`."""
-        td, mask, advance = self._sent
-        chosen = rows = rows_of(mask, self._num_rows)
+        td, mask, parts, advance = self._sent
+        chosen = rows = list(parts)
         if self._recovery.unstarted:
             rows = self._recovery.ready(chosen, self._reset_wholly)
         inputs = {}
         for row in rows:
-            part = self._input(td, row, rules.STEP, "next")
+            part = self._moved(parts[row].exclude(rules.STEP, "next"), row)
             if mask is not None and mask.ndim > 1:
                 part.set(rules.STEP, mask[row])
             inputs[row] = (part, {})
@@ -102,7 +127,7 @@ class TensorDictExchange:
 
         def take(row: int, result: Any) -> None:
             data, following = result if advance else (result, None)
-            nexts[row] = data.get("next")
+            nexts[row] = self._declared(row, data.get("next"))
             self._remember(row, nexts[row] if following is None else following)
 
         try:
@@ -125,11 +150,9 @@ class TensorDictExchange:
         lost = self._recovery.tell(stepped)
         for row in lost:
             nexts.pop(row, None)
-        model = self._model(nexts)
         for row in lost:
-            outcome = self._metadata[row].lost_next(self._input(td, row))
-            nexts[row] = _like(model, outcome)
-            self._remember(row, outcome)
+            nexts[row] = self._metadata[row].lost_next(self._input(td, row))
+            self._remember(row, nexts[row])
         if advanced:
             self._recovery.begin(lost, self._reset_wholly)
         return lost
@@ -138,7 +161,6 @@ class TensorDictExchange:
         self, td: TensorDictBase, mask: torch.Tensor, nexts: dict[int, TensorDictBase]
     ) -> dict[int, TensorDictBase]:
         """Give `next` of all rows: where ``mask`` is False their root values, or else zeros."""
-        model = self._model(nexts)
         complete = {}
         for row, found in enumerate(self._metadata):
             skipped: TensorDictBase = found.skipped_next(self._input(td, row))
@@ -147,12 +169,8 @@ class TensorDictExchange:
             elif row in nexts:
                 complete[row] = keep_unstepped(nexts[row], skipped, mask[row])
             else:
-                complete[row] = _like(model, skipped)
+                complete[row] = skipped
         return complete
-
-    def _model(self, nexts: dict[int, TensorDictBase]) -> TensorDictBase | None:
-        """Give an example of what sub-envs return, which may be more than their specs say."""
-        return None if self._individual else next(iter(nexts.values()), None)
 
     def fresh_rows(self) -> TensorDictBase:
         """Give the newest root of every sub-env."""
@@ -235,8 +253,10 @@ def _masks_at(td: TensorDictBase) -> list:
     ]
 
 
-def _like(model: TensorDictBase | None, outcome: TensorDictBase) -> TensorDictBase:
-    """Add the entries that a model has more, as zeros."""
-    if model is None:
-        return outcome
-    return model.apply(torch.zeros_like).update(outcome)  # type: ignore[union-attr]
+def _inputs_of(found: EnvMetaData) -> dict[Any, Any]:
+    """Give the leaves of the inputs whose form is known beforehand, by key."""
+    return {
+        as_key(path): leaf
+        for path, leaf in found.paths("action", "state").items()
+        if leaf.dtype is not None and min(leaf.shape, default=0) >= 0
+    }

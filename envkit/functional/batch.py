@@ -26,16 +26,17 @@ from envkit.functional.structure import conform, is_typed_key, strong
 __all__ = ["BatchedEnv", "row_keys"]
 
 
-def row_keys(key: jax.Array, num_rows: int) -> jax.Array:
+def row_keys(key: jax.Array, num_rows: int, first: int | jax.Array = 0) -> jax.Array:
     """Derive one raw key a row; that of row i depends on ``key`` and i only, not on ``num_rows``.
 
     Args:
         key: one PRNG key, raw or typed.
         num_rows: how many keys, static.
+        first: number of the first row.
     """
     raw = jax.random.key_data(key) if is_typed_key(key.dtype) else key
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
-        raw, jnp.arange(num_rows, dtype=jnp.uint32)
+        raw, jnp.uint32(first) + jnp.arange(num_rows, dtype=jnp.uint32)
     )
 
 
@@ -48,12 +49,20 @@ class BatchedEnv:
     Args:
         env: the environment of one row.
         reset_mode, pool_size: where episodes begin, see `Episodic`.
+        axis: name of the mesh axis over which rows are spread, where functions are called under
+            ``shard_map``; None where they see all rows.
     """
 
     def __init__(
-        self, env: StatelessEnv, *, reset_mode: ResetMode = "fresh", pool_size: int = 64
+        self,
+        env: StatelessEnv,
+        *,
+        reset_mode: ResetMode = "fresh",
+        pool_size: int = 64,
+        axis: str | None = None,
     ) -> None:
         self.env = Episodic(env, reset_mode, pool_size)
+        self.axis = axis
 
     @property
     def action_space(self) -> Any:
@@ -76,7 +85,12 @@ class BatchedEnv:
 
     def init(self, key: jax.Array, num_rows: int) -> tuple[EpisodeState, Timestep]:
         """Start ``num_rows`` episodes, all derived from one key (see `row_keys`)."""
-        return self.reset(row_keys(key, num_rows))
+        return self.reset(self.row_keys(key, num_rows))
+
+    def row_keys(self, key: jax.Array, num_rows: int) -> jax.Array:
+        """Derive the keys of the rows that are seen here, see the function of that name."""
+        first = 0 if self.axis is None else jax.lax.axis_index(self.axis) * num_rows
+        return row_keys(key, num_rows, first)
 
     def reset(self, keys: jax.Array) -> tuple[EpisodeState, Timestep]:
         """Start one episode for each of ``keys``, shape ``(batch, 2)``."""

@@ -23,7 +23,6 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from envkit.functional.batch import row_keys
 from envkit.functional.core import Timestep, done_of
 
 __all__ = ["Policy", "Rows", "Transition", "random_policy", "transition", "unroll"]
@@ -40,6 +39,8 @@ class Rows(Protocol):
     def step(self, state: Any, action: Any) -> Carry: ...
 
     def restart_where(self, mask: jax.Array, state: Any, timestep: Timestep) -> Carry: ...
+
+    def row_keys(self, key: jax.Array, num_rows: int) -> jax.Array: ...
 
     def sample_action(self, keys: jax.Array) -> Any: ...
 
@@ -69,7 +70,7 @@ def random_policy(env: Rows) -> Policy:
 
     def act(params: Any, observation: Any, key: jax.Array) -> Any:
         num_rows = jax.tree.leaves(observation)[0].shape[0]
-        return env.sample_action(row_keys(key, num_rows))
+        return env.sample_action(env.row_keys(key, num_rows))
 
     return act
 

@@ -125,6 +125,13 @@ class Transform(nn.Module):
         finally:
             self.missing_tolerance = tolerated
 
+    def _settle(self, td: TensorDictBase, td_reset: TensorDictBase) -> None:
+        """Write to ``td`` what a reset it asked for changes in rows that were not reset.
+
+        Called wherever the transform runs, inside a program or in an env inside of another one too,
+        since the outermost env merges what was reset.
+        """
+
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Transform data as a module, or in a replay buffer."""
         return self._call(tensordict)

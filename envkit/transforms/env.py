@@ -120,12 +120,14 @@ class TransformedEnv(Passage):
         """Forget what was read from the specs; it is read again at the next use."""
         self._input_spec = self._output_spec = None
         self._stages = []
+        self._found_route = None
         self.empty_cache()
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state.pop("_key_cache", None)
         state.pop("_sent", None)
+        state.pop("_found_route", None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -179,12 +179,6 @@ class FusableTransform(Transform):
         self._settle(td, td_reset)
         return _written(td_reset, self.reset_leaves(_LeavesOf(td_reset), self.constants()))
 
-    def _settle(self, td: TensorDictBase, td_reset: TensorDictBase) -> None:
-        """Write to ``td`` what a reset it asked for changes in rows that were not reset.
-
-        Called wherever the transform runs, since the env merges ``td`` outside of programs.
-        """
-
 
 class MomentTransform(FusableTransform):
     """Base of fusable transforms that treat resets and steps alike, and see nothing else.

@@ -23,8 +23,8 @@ from envkit import rules
 from envkit.base import EnvBase, OutputLeaf
 from envkit.env_specs import Key, as_key, as_path, leaf_paths
 from envkit.errors import FusionError
+from envkit.specs import Composite
 from envkit.transforms.base import Transform
-from envkit.transforms.fusable import FusableTransform
 from envkit.transforms.wrapper import Wrapper
 from envkit.transition import collect_reset_masks, leaves, merge_reset
 
@@ -38,13 +38,10 @@ class _Route:
     """Which env is stepped, and where each transform runs, first to last."""
 
     stepper: EnvBase
-    fused: list[FusableTransform]
+    fused: list[Transform]
     outside: list[Transform]
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether the stepper runs all transforms, so that nothing is left to do around it."""
-        return bool(self.fused) and not self.outside
+    is_direct: bool
+    """Whether the stepper is one made to run transforms, and runs all there are."""
 
 
 @dataclass
@@ -65,20 +62,32 @@ class Passage(Wrapper):
 
     sees_empty_masks = True  # the base env decides
 
+    _found_route: _Route | None = None
+
     @property
     def _route(self) -> _Route:
-        def build() -> _Route:
-            if not self._spec_locked:  # programs are made for specs that stay
-                return _Route(self.base_env, [], [self._transform])
-            _ = self.output_spec  # some transforms find their keys when specs are read
-            transforms = self._transform.flat()
-            stepper, count = self.base_env._fuse(transforms)
-            if not count:
-                return _Route(stepper, [], [self._transform])
-            fused = [leaf for leaf in transforms[:count] if isinstance(leaf, FusableTransform)]
-            return _Route(stepper, fused, transforms[count:])
+        if not self._spec_locked:  # programs are made for specs that stay
+            return _Route(self.base_env, [], [self._transform], is_direct=False)
+        if self._found_route is None:
+            self._found_route = self._find_route()
+        return self._found_route
 
-        return self._cached("route", build)
+    def _find_route(self) -> _Route:
+        _ = self.output_spec  # some transforms find their keys when specs are read
+        transforms = self._transform.flat()
+        stepper, count = self.base_env._fuse(transforms)
+        outside = transforms[count:] if count or not transforms else [self._transform]
+        is_direct = not outside and stepper is not self.base_env
+        return _Route(stepper, transforms[:count], outside, is_direct)
+
+    def _lock_own(self, mode: bool) -> None:
+        if not mode:
+            self._found_route = None  # specs may be edited from now on
+        super()._lock_own(mode)
+
+    def _store(self, side: str, kind: str, spec: Composite) -> None:
+        self._found_route = None
+        super()._store(side, kind, spec)
 
     def _fuse(self, transforms: list[Transform]) -> tuple[EnvBase, int]:
         route = self._route
@@ -99,9 +108,23 @@ class Passage(Wrapper):
         else:
             root = self._reset_through(route, td, **kwargs)
         if td is not None:
+            self._settle_inner(td, root)
             for transform in route.fused:
                 transform._settle(td, root)
         return root
+
+    def _settle_inner(self, td: TensorDictBase, root: TensorDictBase) -> None:
+        """Have envs inside this one settle ``td`` as if they were given it; see `Transform._settle`."""
+        if not isinstance(self.base_env, Passage):
+            return
+        settled = td.empty()
+        self.base_env._settle_inner(settled, root)
+        for transform in self.base_env._transform.flat():
+            transform._settle(settled, root)
+        shown = {as_path(key) for key in self.observation_keys}
+        for path, value in leaves(settled):
+            if path in shown:
+                td.set(as_key(path), value)
 
     def _reset_through(
         self, route: _Route, td: TensorDictBase | None, **kwargs: Any
@@ -293,7 +316,8 @@ class Passage(Wrapper):
             return super()._advance_recv()
         done, root = stepper._advance_recv()
         ended = done.get("next").select(*stepper.done_keys)
-        data = self._attach_next(step.td, self._shown_next(step.inner, done))
+        following = self._shown_next(step.inner, done)
+        data = self._attach_next(step.td.exclude(rules.STEP, inplace=True), following)
         following = self.step_mdp(data)
         if not self._reset_is_due(following):
             return data, following
@@ -326,10 +350,16 @@ class Passage(Wrapper):
         """Take many steps in one program, transforms included; see `JaxEnv.unroll`.
 
         Raises:
-            FusionError: (a NotImplementedError) some transforms cannot run inside the program.
+            FusionError: (a NotImplementedError) some transforms cannot run inside the program, or the
+                env has none.
         """
         route = self._route
-        run: Any = route.stepper.unroll
+        if not hasattr(type(route.stepper), "unroll"):
+            raise FusionError(
+                f"unroll needs a stateless env, whose steps are one program, but this is a "
+                f"{type(route.stepper).__name__} behind transforms. Use "
+                "rollout(steps, break_when_any_done=False), which goes step by step."
+            )
         outside = [leaf for transform in route.outside for leaf in transform.flat()]
         if outside:
             names = ", ".join(type(leaf).__name__ for leaf in outside)
@@ -338,7 +368,14 @@ class Passage(Wrapper):
                 "(docs/transforms.md says which run inside; all before them must). Use "
                 "rollout(steps, break_when_any_done=False), which goes step by step."
             )
+        run: Any = route.stepper.unroll
         return run(td, steps, policy, **options)
+
+    @property
+    def traces(self) -> dict[str, int]:
+        """How often each program that this env runs was traced, by name; see `JaxEnv`."""
+        stepper: Any = self._route.stepper
+        return stepper.traces
 
     @property
     def _runner(self) -> EnvBase | None:

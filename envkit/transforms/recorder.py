@@ -95,6 +95,7 @@ class VideoRecorder(EpisodeTransform, LeafTransform):
 
         Args:
             suffix: put behind the tag.
+            **kwargs: keywords for ``log_video`` of this video, over those of the recorder.
 
         Returns:
             The video, ``(1, frames, 3, height, width)``; None when nothing was recorded.
@@ -105,7 +106,8 @@ class VideoRecorder(EpisodeTransform, LeafTransform):
         video = frames[None]
         if self.logger is not None:
             name = self.tag if suffix is None else f"{self.tag}_{suffix}"
-            self.logger.log_video(name=name, video=video, step=self._dumped, **self.video_kwargs)
+            options = {**self.video_kwargs, **kwargs}
+            self.logger.log_video(name=name, video=video, step=self._dumped, **options)
         self._dumped += 1
         return video
 

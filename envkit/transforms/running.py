@@ -1,8 +1,8 @@
 """Values standardised by statistics that keep following the data.
 
 Every row counts for the statistics of all rows, and of all copies that share them. This is the one
-thing here that cannot be computed row by row: `VecNorm` decides which rows are measured, once
-each, and measures them together; what follows is element-wise.
+thing here that cannot be computed row by row. Which rows are new is decided in `coupled`; `VecNorm`
+measures them together, once each; what follows is element-wise.
 
 Conventions
     moments  weight, mean and sum of squared deviations of what was seen, older values decayed.
@@ -19,13 +19,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from envkit import elementwise, rules
+from envkit import elementwise
 from envkit.errors import ArgumentError
 from envkit.keys import Key, as_path
 from envkit.specs import Composite, TensorSpec, Unbounded
 from envkit.transforms.base import Keys, Transform
 from envkit.transforms.compose import Compose
-from envkit.transforms.episodes import EpisodeTransform
+from envkit.transforms.coupled import CoupledTransform
 from envkit.transforms.leafwise import LeafTransform, require_regular
 from envkit.transforms.normalise import ObservationNorm
 
@@ -87,7 +87,7 @@ class _Moments(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-class VecNorm(EpisodeTransform, LeafTransform):
+class VecNorm(CoupledTransform, LeafTransform):
     """Standardise values by their running mean and standard deviation.
 
     Every step counts the rows that were stepped, every reset those that were reset, and then all values
@@ -148,43 +148,16 @@ class VecNorm(EpisodeTransform, LeafTransform):
 
     # ------------------------------------------------------------------------ what couples the rows
 
-    def _observe(self, td: TensorDictBase, masks: dict[Key, torch.Tensor | None]) -> None:
-        """Count values of ``td``: for each key the rows its mask selects, all where that is None."""
+    def _observe_rows(self, key: Key, rows: torch.Tensor) -> None:
         if self.frozen or not self.training:
             return
+        rows, moments = _as_float(rows), self._moments_of(key)
         with self.shared_lock:
-            for number, key in enumerate(self.in_keys):
-                value = td.get(key, None)
-                if value is None:
-                    continue
-                value = _as_float(value)
-                event = self._event(number, value.shape[td.batch_dims :])
-                lead = value.shape[: value.ndim - len(event)]
-                moments, mask = self._moments_of(key), masks.get(key)
-                moments.begin(event, value.dtype, value.device)
-                rows = value.reshape(-1, *event)
-                if mask is not None:
-                    mask = rules.reduce_mask(mask, lead, td.batch_dims)
-                    mask = mask.reshape((*mask.shape, *(1,) * (len(lead) - mask.ndim))).expand(lead)
-                    rows = rows[mask.reshape(-1)]
-                moments.add(rows, self.decay)
+            moments.begin(rows.shape[1:], rows.dtype, rows.device)
+            moments.add(rows, self.decay)
 
-    def _event(self, number: int, shape: torch.Size) -> tuple[int, ...]:
-        return tuple(shape) if self.shapes is None else self.shapes[number]
-
-    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
-        self._observe(next_td, dict.fromkeys(self.in_keys, td.get(rules.STEP, None)))
-        return self._call(next_td)
-
-    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        masks = {key: self._reset_mask(td, as_path(key)[:-1]) for key in self.in_keys}
-        self._observe(td_reset, masks)
-        return super()._reset(td, td_reset)
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Count the values of data, and standardise them."""
-        self._observe(tensordict, {})
-        return self._call(tensordict)
+    def _event_of(self, key: Key, shape: Sequence[int]) -> tuple[int, ...]:
+        return tuple(shape) if self.shapes is None else self.shapes[self.in_keys.index(key)]
 
     # ----------------------------------------------------------------------------------- row by row
 
@@ -223,11 +196,11 @@ class VecNorm(EpisodeTransform, LeafTransform):
     # --------------------------------------------------------------------------------------- specs
 
     def _written(self, spec: Composite) -> Composite:
-        for number, key in enumerate(self.in_keys):
+        for key in self.in_keys:
             leaf = spec.get(key, None)
             if leaf is not None:
                 require_regular(self, key, leaf)
-                event = self._event(number, leaf.shape[spec.ndim :])
+                event = self._event_of(key, leaf.shape[spec.ndim :])
                 dtype = self._leaf_after(leaf).dtype
                 self._moments_of(key).begin(event, dtype, leaf.device)  # type: ignore[arg-type]
         return super()._written(spec)

@@ -20,6 +20,8 @@ from envkit.transport.layout import Layout
 
 __all__ = ["Block"]
 
+_ZEROS = bytes(1 << 20)
+
 
 class Block:
     """Shared memory that holds the arrays of one layout, zero at first.
@@ -44,9 +46,22 @@ class Block:
         Raises:
             SharedMemoryError: the machine cannot give that much memory.
         """
-        fd = _open_anonymous_file(directory)
+        return cls.create_in(_open_anonymous_file(directory), layout, in_memory=directory is None)
+
+    @classmethod
+    def create_in(cls, fd: int, layout: Layout, *, in_memory: bool = False) -> "Block":
+        """Reserve a block for ``layout`` in an open, empty file, which this object owns from here on.
+
+        Args:
+            fd: the file, open for reading and writing; closed if this fails.
+            layout: the arrays it holds.
+            in_memory: whether the file takes up memory rather than disk.
+
+        Raises:
+            SharedMemoryError: the machine cannot give that much memory, or the disk that much room.
+        """
         try:
-            _reserve(fd, layout.size_bytes, in_memory=directory is None)
+            _reserve(fd, layout.size_bytes, in_memory=in_memory)
             return cls(fd, layout)
         except (OSError, OverflowError, ValueError) as error:
             os.close(fd)
@@ -84,6 +99,10 @@ def _reserve(fd: int, size_bytes: int, *, in_memory: bool) -> None:
     os.ftruncate(fd, size_bytes)
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, size_bytes)
+        return
+    end = 0
+    while end < size_bytes:  # what was written once has its place
+        end += os.pwrite(fd, _ZEROS[: size_bytes - end], end)
 
 
 def _too_little(layout: Layout, error: Exception) -> str:

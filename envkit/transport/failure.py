@@ -31,6 +31,10 @@ _ADVICE = {
     -signal.SIGTERM: "Something asked it to stop: a job scheduler, or a tool such as kill.",
     None: "How it ended is unknown, because the fork server that started it is gone too.",
 }
+_START_ADVICE = (
+    "A limit on processes (ulimit -u), open files (ulimit -n) or memory was reached: raise it, or "
+    "use fewer workers (num_processes=)."
+)
 _EXIT_ADVICE = (
     "Code in the environment ended the process (os._exit or a library's fatal error); "
     "it must raise an exception instead."
@@ -42,7 +46,8 @@ class Failure:
     """One thing that went wrong in one worker.
 
     ``rows`` are the rows to blame: the one that raised, or all that a worker held that is gone.
-    ``traceback`` is text: of the exception, or the stack of a stuck or crashed worker ("" if
+    ``message`` is that of the exception, how long a stuck worker was waited for, or why a dead one
+    never started. ``traceback`` is text: of the exception, or the stack of a stuck or crashed worker ("" if
     there is none). ``exception`` is the original one where it survived pickling.
     """
 
@@ -89,6 +94,11 @@ class Failure:
             return (
                 f"{who}, which held {rows}, was ended, because an interrupt (Ctrl-C) came while "
                 f"{self.command!r} was sent to it."
+            )
+        if self.message:
+            return (
+                f"{who}, which was to hold {rows}, could not be started: {self.message}. "
+                + _START_ADVICE
             )
         advice = _ADVICE.get(self.exitcode, _EXIT_ADVICE)
         return (

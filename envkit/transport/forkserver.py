@@ -9,11 +9,13 @@ named, so it cannot be imported.
 
 Conventions
     request  one byte on a socket: PRELOAD, then a length and names in JSON; or FORK, with the
-             descriptors of the new worker, the last of which is its status pipe.
-    status   two numbers of 8 bytes that the server writes: the pid, and in the end the exit code.
+             status pipe and descriptors of the new worker, then a byte with the number of these.
+    status   two numbers of 8 bytes that the server writes: the pid, and in the end the exit code;
+             or one, below zero: the number of the error (errno) for which no process came to be.
 """
 
 import contextlib
+import errno
 import functools
 import gc
 import importlib
@@ -30,6 +32,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 
 from envkit.transport.interpreter import run_python
+from envkit.transport.lifeline import pidfd_of
 
 __all__ = ["STATUS", "ForkServer", "main", "shared_fork_server"]
 
@@ -57,13 +60,14 @@ class ForkServer:
         with self._lock:
             self._ask_to_preload(self._connect(), preload)
 
-    def fork(self, fds: Sequence[int]) -> None:
-        """Fork a worker that owns duplicates of ``fds``; the last one is its status pipe."""
+    def fork(self, fds: Sequence[int], status: int) -> None:
+        """Fork a worker that owns duplicates of ``fds``; ``status`` is where news of it go."""
         with self._lock:
-            socket.send_fds(self._connect(), [_FORK], list(fds))
+            request = _FORK + bytes([1 + len(fds)])
+            socket.send_fds(self._connect(), [request], [status, *fds])
 
     def close(self) -> None:
-        """End the server. Its workers go on, but nobody learns their exit codes."""
+        """End the server, and with it its workers."""
         self._close()
 
     def _ask_to_preload(self, server: socket.socket, preload: Iterable[str]) -> None:
@@ -82,7 +86,8 @@ class ForkServer:
         wanted, self._preloaded = self._preloaded, set()
         self._socket, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with there:
-            process = run_python("envkit.transport.forkserver", [there.fileno()])
+            arguments = [there.fileno(), os.getpid()]
+            process = run_python("envkit.transport.forkserver", arguments, [there.fileno()])
         self._owner_pid = os.getpid()
         self._close = weakref.finalize(self, _end, process, self._socket, self._owner_pid)
         self._ask_to_preload(self._socket, wanted)
@@ -119,8 +124,14 @@ def _end(process: subprocess.Popen, server: socket.socket, owner_pid: int) -> No
         process.wait()
 
 
-def main(requests_fd: int) -> None:
-    """Serve until the asking process is gone; workers run in forks of this function."""
+def main(requests_fd: int, parent_pid: int) -> None:
+    """Serve until the asking process is gone; workers run in forks of this function.
+
+    Forks of that process may hold its end of ``requests_fd`` open, hence ``parent_pid``.
+    """
+    parent = pidfd_of(parent_pid)
+    if os.getppid() != parent_pid:
+        return
     ended_r, ended_w = os.pipe()
     for fd in (ended_r, ended_w):
         os.set_blocking(fd, False)
@@ -130,12 +141,18 @@ def main(requests_fd: int) -> None:
     poller = select.poll()
     poller.register(ended_r, select.POLLIN)
     poller.register(requests_fd, select.POLLIN)
+    private = [requests_fd, ended_r, ended_w]
+    if parent is not None:
+        poller.register(parent, select.POLLIN)
+        private.append(parent)
     with socket.socket(fileno=requests_fd) as requests:
         while True:
             ready = {fd for fd, _ in poller.poll()}
             if ended_r in ready:
                 os.read(ended_r, 4096)
                 _report_ends(statuses)
+            if parent in ready:
+                return
             if requests_fd not in ready:
                 continue
             request, fds, _, _ = socket.recv_fds(requests, 1, _MAX_FDS)
@@ -144,7 +161,8 @@ def main(requests_fd: int) -> None:
             if request == _PRELOAD:
                 _preload(requests)
             else:
-                _fork_worker(fds, statuses, close=(requests_fd, ended_r, ended_w))
+                count = requests.recv(1)[0]
+                _fork_worker(fds, statuses, complete=len(fds) == count, close=private)
 
 
 def _preload(requests: socket.socket) -> None:
@@ -158,24 +176,42 @@ def _preload(requests: socket.socket) -> None:
     gc.freeze()  # workers share these pages: keep their collectors from writing to them
 
 
-def _fork_worker(fds: list[int], statuses: dict[int, int], close: tuple[int, ...]) -> None:
-    *worker_fds, status = fds
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of forking beside threads: those of BLAS survive it
-        pid = os.fork()
+def _fork_worker(
+    fds: list[int], statuses: dict[int, int], *, complete: bool, close: Sequence[int]
+) -> None:
+    """Fork, or tell why that is impossible; with too many open files some of ``fds`` are missing."""
+    server_pid, error = os.getpid(), errno.EMFILE
+    pid = -1
+    if complete:
+        try:
+            pid = _fork()
+        except OSError as refused:  # too many processes, too little memory
+            error = refused.errno or errno.EAGAIN
     if pid == 0:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for fd in (*close, status, *statuses.values()):
+            for fd in (*close, fds[0], *statuses.values()):
                 os.close(fd)
-            importlib.import_module("envkit.transport.worker").main(*worker_fds)
+            importlib.import_module("envkit.transport.worker").main(*fds[1:], server_pid)
         finally:
             os._exit(1)
-    for fd in worker_fds:
+    for fd in fds[1:]:
         os.close(fd)
-    statuses[pid] = status
-    _write_status(status, pid)
+    if not fds:
+        return
+    if pid > 0:
+        statuses[pid] = fds[0]
+        _write_status(fds[0], pid)
+    else:
+        _write_status(fds[0], -error)
+        os.close(fds[0])
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forking beside threads: those of BLAS survive it
+        return os.fork()
 
 
 def _report_ends(statuses: dict[int, int]) -> None:

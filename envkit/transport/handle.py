@@ -11,31 +11,35 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
 import cloudpickle
 
 from envkit.errors import ArgumentError
+from envkit.transport import wake
 from envkit.transport.block import Block
 from envkit.transport.channel import Channel
 from envkit.transport.failure import Failure
 from envkit.transport.host import MakeHost
-from envkit.transport.interpreter import absolute_sys_path, worker_environ
+from envkit.transport.interpreter import absolute_sys_path, worker_environ, working_directory
 from envkit.transport.launch import launch, send_signal, wait_for
-from envkit.transport.worker import CONTROL, STACK_SIGNAL, STOP, Setup
+from envkit.transport.worker import STACK_SIGNAL, Setup
 
 __all__ = ["WorkerHandle", "pickle_arguments", "pickle_maker", "stop_all"]
 
+_STOP = wake.encode(wake.STOP)
 _STACK_START = re.compile(r"Fatal Python error|(Current t|T)hread 0x")
 _ASK_S, _ASK_BUSY_S, _TERMINATE_S, _KILL_S = 3.0, 0.5, 0.5, 1.0
 
 
 class WorkerHandle:
-    """A worker's process, pipes and channel. A dead worker is replaced by a new handle.
+    """A worker's process, descriptors and channel. A dead worker is replaced by a new handle.
 
-    ``lost`` tells why it can no longer be used, None while it can.
+    ``lost`` tells why it can no longer be used, None while it can. Messages are posted to
+    ``channel``, and whoever waits for the worker pushes them; ``waker`` is written to with
+    `wake.write`.
     """
 
     def __init__(
@@ -51,30 +55,28 @@ class WorkerHandle:
         self.rows = rows
         self.lost: Failure | None = None
         self.channel, there = Channel.pair()
-        wake_r, self.wake = os.pipe()
+        self.waker, ear = wake.open_pair()
         self.reply, reply_w = os.pipe()
         os.set_blocking(self.reply, False)  # it is read when it is known to be readable
-        fds = (there.fileno(), wake_r, reply_w, lifeline)
+        fds = (there.fileno(), ear, reply_w, lifeline)
         mine = (*close_in_fork, *self.fds)
         try:
             self.process = launch(start_method, fds, mine)
         except BaseException:
-            self._close_pipes()
+            self._close_descriptors()
             raise
         finally:
             there.close()
-            os.close(wake_r)
+            os.close(ear)
             os.close(reply_w)
 
     @property
     def fds(self) -> tuple[int, int, int]:
-        """Our ends of the pipes and the channel."""
-        return self.wake, self.reply, self.channel.fileno()
+        """Our ends of what leads to the worker."""
+        return self.waker, self.reply, self.channel.fileno()
 
-    def send_setup(
-        self, commands: Mapping[int, str], maker: bytes, *, timeout_s: float | None
-    ) -> None:
-        """Send the first message, which is answered like a request."""
+    def post_setup(self, commands: Mapping[int, str], maker: bytes, *, hide_warnings: bool) -> None:
+        """Post the first message, which the worker awaits and answers like a request."""
         setup = Setup(
             index=self.index,
             rows=self.rows,
@@ -83,19 +85,19 @@ class WorkerHandle:
             environ=worker_environ(),
             sys_path=absolute_sys_path(),
             argv=list(sys.argv),
-            cwd=_working_directory(),
+            cwd=working_directory(),
+            hide_warnings=hide_warnings,
             maker=maker,
         )
-        self._deliver(lambda: self.channel.send(pickle.dumps(setup), timeout_s=timeout_s))
+        self.channel.post(pickle.dumps(setup))
 
-    def send_bind(self, block: Block, *, timeout_s: float | None) -> None:
-        """Ask the worker to map ``block``."""
-        self._request(("bind", pickle.dumps(block.layout)), timeout_s)
-        self._deliver(lambda: self.channel.send_fd(block.fd))
+    def post_bind(self, block: Block) -> None:
+        """Post what goes with BIND, that the worker map ``block``."""
+        self.channel.post(pickle.dumps(block.layout), block.fd)
 
-    def send_call(self, method: str, arguments: bytes, *, timeout_s: float | None) -> None:
-        """Ask the worker for ``host.call(method, *args, **kwargs)``; ``arguments`` are pickled."""
-        self._request(("call", method, arguments), timeout_s)
+    def post_call(self, method: str, arguments: bytes) -> None:
+        """Post what goes with CONTROL, for ``host.call(method, *args, **kwargs)``, pickled."""
+        self.channel.post(pickle.dumps((method, arguments)))
 
     def has_reply(self) -> bool:
         """Look, without waiting, whether something can be read from the reply pipe."""
@@ -119,9 +121,9 @@ class WorkerHandle:
         command: str,
         *,
         message: str = "",
-        stack: str = "",
+        stack: str | None = None,
     ) -> Failure:
-        """Make sure the process is gone, and tell why."""
+        """Make sure the process is gone, and tell why; its last words are the stack, if not given."""
         if not wait_for(self.process, 1.0 if kind == "died" else 0.0):
             self.kill()
             wait_for(self.process, _KILL_S)
@@ -130,8 +132,8 @@ class WorkerHandle:
             rows=tuple(self.rows),
             command=command,
             kind=kind,
-            message=message,
-            traceback=stack or self.last_words(limit_s=0.05),
+            message=message or self.process.problem,
+            traceback=self.last_words(limit_s=0.05) if stack is None else stack,
             exitcode=self.process.exitcode,
         )
 
@@ -141,25 +143,13 @@ class WorkerHandle:
 
     def close(self) -> None:
         """Close all descriptors; the process must be gone."""
-        self._close_pipes()
+        self._close_descriptors()
         self.process.close()
 
-    def _close_pipes(self) -> None:
-        os.close(self.wake)
+    def _close_descriptors(self) -> None:
+        os.close(self.waker)
         os.close(self.reply)
         self.channel.close()
-
-    def _request(self, message: tuple[Any, ...], timeout_s: float | None) -> None:
-        self._deliver(lambda: self._send_request(pickle.dumps(message), timeout_s))
-
-    def _send_request(self, message: bytes, timeout_s: float | None) -> None:
-        os.write(self.wake, bytes([CONTROL]))  # first, so that the worker reads while we send
-        self.channel.send(message, timeout_s=timeout_s)
-
-    def _deliver(self, send: Callable[[], None]) -> None:
-        """Send; a worker that cannot be reached is found out by whoever waits for its reply."""
-        with suppress(OSError):  # it died, or takes nothing: either way, it will not reply
-            send()
 
 
 def pickle_maker(make_host: MakeHost) -> bytes:
@@ -198,7 +188,7 @@ def stop_all(handles: Sequence[WorkerHandle], *, busy: Sequence[WorkerHandle] = 
     try:
         for handle in handles:
             with suppress(OSError):  # gone already
-                os.write(handle.wake, bytes([STOP]))
+                wake.write(handle.waker, _STOP)
         living = _still_running([h for h in handles if h not in busy], _ASK_S)
         living += _still_running([h for h in handles if h in busy], _ASK_BUSY_S)
         _signal_all(living, signal.SIGTERM)
@@ -218,10 +208,3 @@ def _signal_all(handles: Sequence[WorkerHandle], number: signal.Signals) -> None
 def _still_running(handles: Sequence[WorkerHandle], timeout_s: float) -> list[WorkerHandle]:
     end = time.monotonic() + timeout_s
     return [h for h in handles if not wait_for(h.process, end - time.monotonic())]
-
-
-def _working_directory() -> str | None:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:  # it was deleted under us; workers then stay where they are
-        return None

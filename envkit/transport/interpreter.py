@@ -10,21 +10,21 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-__all__ = ["absolute_sys_path", "run_python", "worker_environ"]
+__all__ = ["absolute_sys_path", "run_python", "worker_environ", "working_directory"]
 
 _PROGRAM = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
-    "sys.path[:] = {path!r}; from {module} import main; main(*{fds!r})"
+    "sys.path[:] = {path!r}; from {module} import main; main(*{arguments!r})"
 )
 
 
-def run_python(module: str, fds: Sequence[int], keep: Sequence[int] = ()) -> subprocess.Popen:
-    """Start an interpreter that calls ``module.main(*fds)`` and inherits ``fds`` and ``keep``.
+def run_python(module: str, arguments: Sequence[int], fds: Sequence[int]) -> subprocess.Popen:
+    """Start an interpreter that calls ``module.main(*arguments)`` and inherits ``fds``.
 
     It ignores Ctrl-C, which is its parent's to handle, and has no standard input.
     """
-    program = _PROGRAM.format(path=absolute_sys_path(), module=module, fds=tuple(fds))
+    program = _PROGRAM.format(path=absolute_sys_path(), module=module, arguments=tuple(arguments))
     executable = os.fsdecode(multiprocessing.spawn.get_executable())
     flags = subprocess._args_from_interpreter_flags()  # pyright: ignore[reportAttributeAccessIssue]
     # Ctrl-C between here and the first line of the program must not kill it: blocked signals
@@ -33,7 +33,7 @@ def run_python(module: str, fds: Sequence[int], keep: Sequence[int] = ()) -> sub
     try:
         return subprocess.Popen(
             [executable, *flags, "-c", program],
-            pass_fds=[*fds, *keep],
+            pass_fds=fds,
             env=worker_environ(),
             stdin=subprocess.DEVNULL,
         )
@@ -53,5 +53,14 @@ def worker_environ() -> dict[str, str]:
 
 
 def absolute_sys_path() -> list[str]:
-    """`sys.path` as it is now, with the empty entry spelled out."""
-    return [entry or os.getcwd() for entry in sys.path]
+    """`sys.path` as it is now, with the empty entry spelled out, or left out if it leads nowhere."""
+    here = working_directory() or ""
+    return [entry or here for entry in sys.path if entry or here]
+
+
+def working_directory() -> str | None:
+    """Directory that this process is in; None if that was deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None

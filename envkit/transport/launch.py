@@ -4,7 +4,7 @@ This module decides the start method and hides what differs between them behind 
 It does not know what a worker does or says.
 
 Conventions
-    sentinel  descriptor that becomes readable when there is news of the process; ask `exitcode`.
+    sentinel  descriptor that becomes readable when there is news of the process; ask `ended`.
 """
 
 import os
@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ class WorkerProcess(Protocol):
 
     pid: int | None
     sentinel: int
+    problem: str  # why there never was a process; "" if there was, or may be
 
     def ended(self) -> bool:
         """Look, without waiting, whether the process is gone."""
@@ -106,11 +108,12 @@ class _ForkServerProcess:
     def __init__(self, fds: Sequence[int]) -> None:
         self.pid: int | None = None
         self.exitcode: int | None = None
+        self.problem = ""
         self._ended = False
         self.sentinel, status = os.pipe()
         os.set_blocking(self.sentinel, False)
         try:
-            shared_fork_server().fork([*fds, status])
+            shared_fork_server().fork(fds, status)
         except BaseException:
             os.close(self.sentinel)
             raise
@@ -125,10 +128,13 @@ class _ForkServerProcess:
                 return False
             if not news:  # the server is gone: nobody will ever tell the exit code
                 self._abandon()
-            elif self.pid is None:
-                self.pid = STATUS.unpack(news)[0]
-            else:
+            elif self.pid is not None:
                 self.exitcode = STATUS.unpack(news)[0]
+                self._ended = True
+            elif (number := STATUS.unpack(news)[0]) > 0:
+                self.pid = number
+            else:
+                self.problem = os.strerror(-number)
                 self._ended = True
         return True
 
@@ -137,7 +143,9 @@ class _ForkServerProcess:
 
     def _abandon(self) -> None:
         self._ended = True
-        if self.pid is not None:
+        if self.pid is None:
+            self.problem = "the fork server has ended, or has too many open files"
+        else:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
@@ -149,6 +157,7 @@ class _ChildProcess:
         # The child holds `alive` open and never uses it. It serves where pidfd is missing; pidfd
         # is better, since children of the child may inherit `alive`.
         self.exitcode: int | None = None
+        self.problem = ""
         ended, alive = os.pipe()
         try:
             self.pid: int | None = start(alive)
@@ -181,7 +190,8 @@ class _SpawnedProcess(_ChildProcess):
         super().__init__(lambda alive: self._run(fds, alive).pid)
 
     def _run(self, fds: Sequence[int], alive: int) -> subprocess.Popen:
-        self._popen = run_python("envkit.transport.worker", fds, keep=[alive])
+        arguments = [*fds, _starter_pid()]
+        self._popen = run_python("envkit.transport.worker", arguments, [*fds, alive])
         return self._popen
 
     def ended(self) -> bool:
@@ -199,12 +209,19 @@ class _ForkedProcess(_ChildProcess):
 
 
 def _fork(fds: Sequence[int], close: Sequence[int]) -> int:
+    starter_pid = _starter_pid()
     pid = os.fork()
     if pid == 0:
         try:
             for fd in close:
                 os.close(fd)
-            worker.main(*(os.dup(fd) for fd in fds), run_exit_handlers=False)
+            own = [os.dup(fd) for fd in fds]
+            worker.main(*own, starter_pid=starter_pid, run_exit_handlers=False)
         finally:
             os._exit(1)
     return pid
+
+
+def _starter_pid() -> int:
+    """Give this process as the one to end with, or 0: threads other than the main one may end."""
+    return os.getpid() if threading.current_thread() is threading.main_thread() else 0

@@ -5,9 +5,11 @@ selector, with a deadline. It does not know what a command means.
 
 Conventions
     pending   workers that were woken and have not replied, by the descriptor of their reply pipe.
-    deadline  counts from the `send` (or other request) of the round.
+    deadline  counts from the `send` (or other request) of the round; one for all its workers.
     abandoned round  one that Ctrl-C interrupted. The next one finishes it first, and tells what
               failed in it beside its own failures.
+    Ctrl-C may come behind any call. So a worker is pending before it is woken, with nothing called
+    in between; and what is noted of a reply may be noted twice, until the worker is not pending.
 """
 
 import math
@@ -22,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from envkit.errors import ClosedEnvError, WorkerError
+from envkit.transport import wake
 from envkit.transport.block import Block
 from envkit.transport.failure import Failure, failure_of, worker_error
 from envkit.transport.forkserver import shared_fork_server
@@ -31,11 +34,22 @@ from envkit.transport.launch import choose_start_method
 from envkit.transport.layout import Field, Layout
 from envkit.transport.pool import Selection, mask_of, spread_rows
 from envkit.transport.resources import Resources
-from envkit.transport.worker import ALL_ROWS, DONE, MESSAGE, SELECTED
+from envkit.transport.worker import (
+    ALL_ROWS,
+    BIND,
+    CHOSEN_ROWS,
+    CONTROL,
+    DONE,
+    MESSAGE,
+    SELECTED,
+)
 
 __all__ = ["ProcessPool"]
 
-_BYTE = [bytes([code]) for code in range(256)]
+_TO_ALL = [wake.encode(command | ALL_ROWS) for command in range(256)]
+_TO_CHOSEN = [wake.encode(command | CHOSEN_ROWS) for command in range(256)]
+_CONTROL, _BIND = wake.encode(CONTROL), wake.encode(BIND)
+_STACKS_S, _GRACE_S = 0.5, 1.0
 _NOTHING, _DONE, _MESSAGE = 0xFF, DONE[0], MESSAGE[0]
 
 
@@ -43,17 +57,20 @@ class ProcessPool:
     """Rows spread over worker processes; see `Pool` for what each method promises.
 
     Constructing it checks the arguments and, with the fork server, has that import ``preload`` in
-    the background. Workers start with `start`. Use it from one thread.
+    the background. Workers start with `start`. Use it from one thread, in the process that started
+    it: a fork of that has no part in its workers.
 
     Args:
         make_host: builds the host of a worker, called there with its rows. Sent by cloudpickle.
         num_rows: number of rows.
         num_processes: number of workers; at most one for each row is used.
-        commands: names of commands (0 to 125), for messages.
+        commands: names of commands (0 to 255), for messages.
         start_method: "forkserver" (default where it exists), "spawn" or "fork".
         timeout_s: seconds that a round, `start` or a call may take; None for no limit.
         preload: modules that workers will need, imported once by the fork server.
         map_files_in: directory of the file that backs the shared arrays; None for memory.
+        hide_warnings: ignore Python warnings in workers, from before they import anything for
+            ``make_host``.
     """
 
     def __init__(
@@ -67,6 +84,7 @@ class ProcessPool:
         timeout_s: float | None = 60.0,
         preload: Iterable[str] = (),
         map_files_in: str | None = None,
+        hide_warnings: bool = False,
     ) -> None:
         self.rows_of = spread_rows(num_rows, num_processes)
         self.timeout_s = timeout_s
@@ -75,17 +93,20 @@ class ProcessPool:
         self._commands = dict(commands or {})
         self._maker = pickle_maker(make_host)
         self._map_files_in = map_files_in
+        self._hide_warnings = hide_warnings
         self._start_method = choose_start_method(start_method)
         self._resources: Resources | None = None
         self._closed = False
         self._first_rows = np.array([rows.start for rows in self.rows_of])
         self._selected: np.ndarray = np.zeros(num_rows, np.uint8)
         self._round = ""  # name of the command under way
+        self._number = 0  # of the round
         self._limit_s = self._deadline = math.inf
-        self._failures: list[Failure] = []
+        self._failures: dict[tuple[int, int], list[Failure]] = {}  # by round and worker
         self._answers: dict[int, Any] = {}
         self._inbox = bytearray(1)  # the last reply: what is in memory survives Ctrl-C
-        self._interrupted: WorkerHandle | None = None
+        self._unsettled: WorkerHandle | None = None  # it announced a message
+        self._posting = False  # whether messages of this round may have to be pushed
         if self._start_method == "forkserver":
             shared_fork_server().warm_up(preload)
 
@@ -109,7 +130,7 @@ class ProcessPool:
         try:
             for index in range(len(self.rows_of)):
                 resources.add(self._launch(resources, index))
-            return self._exchange("start", resources.handles, self._send_setup)
+            return self._exchange("start", resources.handles, self._post_setup)
         except BaseException:
             self.close()
             raise
@@ -125,65 +146,75 @@ class ProcessPool:
         previous, resources.block = resources.block, block
         if previous is not None:
             previous.close()
-        self._exchange("bind", resources.handles, self._send_bind)
+        self._exchange("bind", resources.handles, self._post_bind, _BIND)
         return arrays
 
     def send(self, command: int, rows: Selection = None) -> None:
-        """Wake the workers that own one of ``rows``; one byte each."""
+        """Wake the workers that own one of ``rows``; one number each."""
         resources = self._resources
-        if resources is None or self._closed:
+        if resources is None or self._closed or os.getpid() != resources.owner_pid:
             resources = self._require_open()
         if resources.pending:
-            self._finish_round(resources)
+            self._finish_abandoned(resources)
         if rows is None:
-            handles, byte = resources.handles, _BYTE[command | ALL_ROWS]
+            handles, code = resources.handles, _TO_ALL[command]
         else:
-            handles, byte = self._select(resources, rows), _BYTE[command]
+            handles, code = self._select(resources, rows), _TO_CHOSEN[command]
         self._begin(self._commands.get(command) or str(command))
-        pending, write = resources.pending, os.write
+        pending, write = resources.pending, wake.write
         for handle in handles:
             if handle.lost is not None:
                 self._note(handle.lost)
                 continue
             pending[handle.reply] = handle
             try:
-                write(handle.wake, byte)
+                write(handle.waker, code)
             except BrokenPipeError:
                 continue  # `recv` finds out how it ended
 
     def recv(self) -> None:
         """Wait for every worker that was woken."""
         resources = self._resources
-        if resources is None or self._closed:
+        if resources is None or self._closed or os.getpid() != resources.owner_pid:
             resources = self._require_open()
         self._finish_round(resources)
         if self._failures:
-            failures, self._failures = self._failures, []
-            raise worker_error(
-                sorted(failures, key=lambda f: f.worker),
-                len(self.rows_of),
-                self.seeds,
-                self._answers,
-            )
+            failures = [failure for told in self._failures.values() for failure in told]
+            failures.sort(key=lambda failure: failure.worker)
+            error = worker_error(failures, len(self.rows_of), self.seeds, self._answers)
+            self._failures = {}
+            raise error
+
+    def _finish_abandoned(self, resources: Resources) -> None:
+        """Finish a round whose deadline may have passed while nobody waited for it."""
+        grace_s = min(self._limit_s, _GRACE_S)
+        self._deadline = max(self._deadline, time.monotonic() + grace_s)
+        self._finish_round(resources)
 
     def _finish_round(self, resources: Resources) -> None:
         """Wait for every worker that was woken, and note what failed."""
         pending, read_into = resources.pending, os.readv
         reply, buffers = self._inbox, [self._inbox]
-        handle, self._interrupted = self._interrupted, None
+        handle = self._unsettled
         try:
             if handle is not None:
-                self._settle(resources, handle, _MESSAGE)
+                if handle.reply in pending:
+                    self._settle(resources, handle, _MESSAGE)
+                self._unsettled = None
+            if self._posting:
+                for posted in list(pending.values()):
+                    self._push(resources, posted)
+                self._posting = False
             while pending:
                 events = resources.wait(self._deadline - time.monotonic())
                 if not events and time.monotonic() >= self._deadline:
                     self._expire(resources)
                 for fd, _ in events:
+                    reply[0] = _NOTHING
                     handle = pending.get(fd)
                     if handle is None:
                         self._examine(resources, fd)
                         continue
-                    reply[0] = _NOTHING
                     read_into(fd, buffers)
                     if reply[0] == _DONE:
                         del pending[fd]
@@ -194,7 +225,7 @@ class ProcessPool:
                 if reply[0] == _DONE:
                     del pending[handle.reply]
                 elif reply[0] == _MESSAGE:
-                    self._interrupted = handle
+                    self._unsettled = handle
             raise
 
     def call(
@@ -218,10 +249,10 @@ class ProcessPool:
             for handle, pair in zip(chosen, arguments, strict=True)
         }
 
-        def send(handle: WorkerHandle) -> None:
-            handle.send_call(method, of_worker[handle.index], timeout_s=self.timeout_s)
+        def post(handle: WorkerHandle) -> None:
+            handle.post_call(method, of_worker[handle.index])
 
-        return self._exchange(method, chosen, send)
+        return self._exchange(method, chosen, post, _CONTROL)
 
     def restart_worker(self, index: int) -> object:
         """Replace worker ``index`` by a fresh process for the same rows, bound to the same block.
@@ -232,9 +263,9 @@ class ProcessPool:
         successor = self._launch(resources, index)
         try:
             resources.replace(successor)
-            description = self._exchange("start", [successor], self._send_setup)[0]
+            description = self._exchange("start", [successor], self._post_setup)[0]
             if resources.block is not None:
-                self._exchange("bind", [successor], self._send_bind)
+                self._exchange("bind", [successor], self._post_bind, _BIND)
         except BaseException as error:
             lost = successor.end("interrupted", "start")
             if isinstance(error, WorkerError):
@@ -255,6 +286,12 @@ class ProcessPool:
         if self._resources is None or self._closed:
             state = "is closed" if self._closed else "was never started"
             raise ClosedEnvError(f"this pool of workers {state}; start a new one.")
+        if os.getpid() != self._resources.owner_pid:
+            raise ClosedEnvError(
+                f"this pool of workers belongs to process {self._resources.owner_pid}, and this is "
+                f"process {os.getpid()}, a fork of it. Make the environment anew in the process "
+                "that uses it."
+            )
         return self._resources
 
     def _launch(self, resources: Resources, index: int) -> WorkerHandle:
@@ -266,13 +303,13 @@ class ProcessPool:
             close_in_fork=resources.fds,
         )
 
-    def _send_setup(self, handle: WorkerHandle) -> None:
-        handle.send_setup(self._commands, self._maker, timeout_s=self.timeout_s)
+    def _post_setup(self, handle: WorkerHandle) -> None:
+        handle.post_setup(self._commands, self._maker, hide_warnings=self._hide_warnings)
 
-    def _send_bind(self, handle: WorkerHandle) -> None:
+    def _post_bind(self, handle: WorkerHandle) -> None:
         block = self._require_open().block
         assert block is not None
-        handle.send_bind(block, timeout_s=self.timeout_s)
+        handle.post_bind(block)
 
     def _select(self, resources: Resources, rows: Selection) -> list[WorkerHandle]:
         """Write the mask of ``rows`` into the block, and return the workers that own any."""
@@ -284,36 +321,54 @@ class ProcessPool:
 
     def _begin(self, name: str) -> None:
         self._round = name
+        self._number += 1
         self._answers = {}
         self._limit_s = math.inf if self.timeout_s is None else self.timeout_s
         self._deadline = time.monotonic() + self._limit_s
 
     def _exchange(
-        self, name: str, handles: Sequence[WorkerHandle], send: Callable[[WorkerHandle], None]
+        self,
+        name: str,
+        handles: Sequence[WorkerHandle],
+        post: Callable[[WorkerHandle], None],
+        code: Any = None,
     ) -> list[Any]:
-        """Send a message to each of ``handles``, and return their answers in that order."""
+        """Send a message to each of ``handles``, and return their answers in that order.
+
+        ``code`` tells a worker to read it, unless it is waiting for a message already.
+        """
         resources = self._require_open()
         if resources.pending:
-            self._finish_round(resources)
+            self._finish_abandoned(resources)
         self._begin(name)
+        self._posting = True
+        pending, write = resources.pending, wake.write
         for handle in handles:
             if handle.lost is not None:
                 self._note(handle.lost)
                 continue
-            resources.pending[handle.reply] = handle
-            try:
-                send(handle)
-            except BaseException:  # Ctrl-C in the middle of a message: its end will never be sent
-                handle.lost = handle.end("interrupted", name)
-                self._lose(resources, handle)
-                raise
+            post(handle)
+            pending[handle.reply] = handle
+            if code is not None:
+                try:
+                    write(handle.waker, code)
+                except BrokenPipeError:
+                    continue  # `recv` finds out how it ended
+            self._push(resources, handle)
         self.recv()
         return [self._answers[handle.index] for handle in handles]
 
-    def _note(self, failure: Failure) -> None:
-        """Make a failure one of this round, unless an abandoned round has done so already."""
-        if failure not in self._failures:
-            self._failures.append(failure)
+    def _push(self, resources: Resources, handle: WorkerHandle) -> None:
+        """Send what there is room for of a message; the rest goes when there is more."""
+        try:
+            unsent = not handle.channel.push()
+        except OSError:  # it died, and so will not reply: whoever waits for that finds out
+            unsent = False
+        resources.watch_channel(handle, unsent=unsent)
+
+    def _note(self, lost: Failure) -> None:
+        """Make it a failure of this round, once, that a worker can no longer be used."""
+        self._failures[0, lost.worker] = [lost]
 
     def _settle(self, resources: Resources, handle: WorkerHandle, reply: int) -> None:
         """Take a reply that is not plain success."""
@@ -322,28 +377,36 @@ class ProcessPool:
             return
         left_s = None if self._deadline == math.inf else self._deadline - time.monotonic()
         try:
-            message = handle.channel.recv(timeout_s=left_s)
+            message = handle.channel.recv(request=self._number, timeout_s=left_s)
         except EOFError:
             self._lose(resources, handle)
             return
         except TimeoutError:  # it stays pending, and expires
             return
+        failures = self._take(handle, message)
+        if failures:
+            self._failures[self._number, handle.index] = failures
         del resources.pending[handle.reply]
+        handle.channel.forget()
+
+    def _take(self, handle: WorkerHandle, message: memoryview) -> list[Failure]:
+        """Keep the answer in a message, and return what failed instead or beside."""
         try:
             result, failures = pickle.loads(message)
         except Exception as error:  # of a class that only the worker can import, for example
             rows, command = tuple(handle.rows), self._round
-            failed = failure_of(error, worker=handle.index, rows=rows, command=command)
-            self._failures.append(failed)
-            return
-        self._failures += [failure.unpacked(pickled) for failure, pickled in failures]
+            return [failure_of(error, worker=handle.index, rows=rows, command=command)]
         if not failures or result is not None:
             self._answers[handle.index] = result
+        return [failure.unpacked(pickled) for failure, pickled in failures]
 
     def _examine(self, resources: Resources, fd: int) -> None:
-        """Look after a worker whose sentinel, or unexpected reply, became readable."""
+        """Look after a worker whose channel has room, or sentinel or unexpected reply is readable."""
         handle = resources.watched.get(fd)
         if handle is None or (fd == handle.process.sentinel and not handle.process.ended()):
+            return
+        if fd == handle.channel.fileno():
+            self._push(resources, handle)
             return
         if handle.reply in resources.pending and handle.has_reply():
             byte = os.read(handle.reply, 1)  # it finished this round before it died
@@ -366,7 +429,10 @@ class ProcessPool:
         stuck = list(resources.pending.values())
         for handle in stuck:
             handle.ask_for_stack()
-        stacks = [handle.last_words(limit_s=0.5) for handle in stuck]
+        end = time.monotonic() + _STACKS_S
+        stacks = [handle.last_words(limit_s=max(end - time.monotonic(), 1e-3)) for handle in stuck]
+        for handle in stuck:
+            handle.kill()
         for handle, stack in zip(stuck, stacks, strict=True):
             within = f"within {self._limit_s:g} s"
             handle.lost = handle.end("timeout", self._round, message=within, stack=stack)

@@ -1,12 +1,14 @@
 """What a pool of processes holds and must give back: workers, pipes, a selector, a block.
 
 It is apart from the pool so that a finalizer can release it when the pool itself is gone. It
-decides the order of giving back, and nothing about rounds.
+decides the order of giving back, and nothing about rounds. What was half done when Ctrl-C came may
+be done again: watching, and ceasing to watch.
 """
 
 import math
 import os
 import select
+from contextlib import suppress
 
 from envkit.transport.block import Block
 from envkit.transport.handle import WorkerHandle, stop_all
@@ -23,7 +25,7 @@ class Resources:
         self.watched: dict[int, WorkerHandle] = {}
         self.block: Block | None = None
         self.lifeline_r, self._lifeline_w = os.pipe()
-        self._owner_pid = os.getpid()
+        self.owner_pid = os.getpid()
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
         self._selector = self._epoll or select.poll()
 
@@ -54,22 +56,39 @@ class Resources:
 
     def unwatch(self, handle: WorkerHandle) -> None:
         """Stop watching a worker."""
-        for fd in (handle.reply, handle.process.sentinel):
-            if self.watched.pop(fd, None) is not None:
+        for fd in (handle.reply, handle.process.sentinel, handle.channel.fileno()):
+            self._unwatch(fd)
+
+    def watch_channel(self, handle: WorkerHandle, *, unsent: bool) -> None:
+        """Watch for room for the rest of a message, as long as there is one."""
+        fd = handle.channel.fileno()
+        if not unsent:
+            self._unwatch(fd)
+        else:
+            with suppress(FileExistsError):  # epoll's way to say that it is registered
+                self._selector.register(fd, select.POLLOUT)
+            self.watched[fd] = handle
+
+    def _unwatch(self, fd: int) -> None:
+        if fd in self.watched:
+            with suppress(FileNotFoundError, KeyError):  # of epoll, of poll: it is not registered
                 self._selector.unregister(fd)
+            self.watched.pop(fd, None)
 
     def replace(self, successor: WorkerHandle) -> None:
         """Put a new worker in the place of that of the same index, which is ended."""
         handle = self.handles[successor.index]
         self.handles[successor.index] = successor
-        self.unwatch(handle)
-        self.pending.pop(handle.reply, None)
-        stop_all([handle])
+        try:
+            self.unwatch(handle)
+            self.pending.pop(handle.reply, None)
+        finally:  # nobody else knows it any more
+            stop_all([handle])
         self._watch(successor)
 
     def release(self) -> None:
         """End all workers and close everything."""
-        if os.getpid() != self._owner_pid:  # a fork of the owner has no say over its workers
+        if os.getpid() != self.owner_pid:  # a fork of the owner has no say over its workers
             return
         try:
             stop_all(self.handles, busy=list(self.pending.values()))

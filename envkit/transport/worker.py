@@ -1,15 +1,16 @@
-"""The process that holds some rows: it answers one byte with one byte, and knows nothing else.
+"""The process that holds some rows: it answers one number with one byte, and knows nothing else.
 
 No reset rule, deadline or batching lives here. Every request gets one reply, also construction
 and also failure, so that the parent never has to guess.
 
 Conventions
-    wake pipe    one byte in: a command, plus ALL_ROWS where the mask is not to be looked at; or
-                 CONTROL, for a message on the channel; or STOP.
+    ear          one number in, see `wake`: a command (0 to 255) plus ALL_ROWS, or plus CHOSEN_ROWS
+                 where the mask is to be looked at; or CONTROL, for a message on the channel; or
+                 BIND, for a descriptor and a message there; or STOP.
     reply pipe   one byte out: DONE, or MESSAGE, for details on the channel.
     channel      pickled messages: construction, attributes, errors. The stack of a crash, or of a
                  worker that was asked for it (STACK_SIGNAL), is written there as plain text.
-    lifeline     a pipe nobody writes to; it ends with the parent.
+    lifeline     a pipe nobody writes to, see `lifeline`.
 """
 
 import atexit
@@ -18,12 +19,11 @@ import faulthandler
 import os
 import pickle
 import random
-import select
 import signal
 import socket
 import sys
-import threading
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import compress
@@ -33,17 +33,29 @@ import cloudpickle
 import numpy as np
 
 from envkit.errors import WorkerError
+from envkit.transport import wake
 from envkit.transport.block import Block
 from envkit.transport.channel import Channel
 from envkit.transport.failure import Failure, failures_of
 from envkit.transport.host import Host, Rows, RowsFailedError, run_rows
 from envkit.transport.layout import Layout
+from envkit.transport.lifeline import end_with_parent, start_watching
 
-__all__ = ["ALL_ROWS", "CONTROL", "DONE", "MESSAGE", "SELECTED", "STACK_SIGNAL", "STOP", "Setup"]
+__all__ = [
+    "ALL_ROWS",
+    "BIND",
+    "CHOSEN_ROWS",
+    "CONTROL",
+    "DONE",
+    "MESSAGE",
+    "SELECTED",
+    "STACK_SIGNAL",
+    "Setup",
+    "main",
+]
 
-ALL_ROWS = 0x80
-CONTROL = 0x7F
-STOP = 0x7E
+ALL_ROWS, CHOSEN_ROWS, CONTROL, BIND = 0x100, 0x200, 0x400, 0x800
+_COMMAND = 0xFF
 DONE = b"\0"
 MESSAGE = b"\1"
 STACK_SIGNAL = signal.SIGUSR1
@@ -63,10 +75,13 @@ class Setup:
     sys_path: list[str]
     argv: list[str]
     cwd: str | None
+    hide_warnings: bool
     maker: bytes  # unpickled last, since its imports may need all of the above
 
     def apply(self) -> None:
         """Take over the parent's environment variables, import path and working directory."""
+        if self.hide_warnings:  # here, since imports that the maker needs may warn already
+            warnings.simplefilter("ignore")
         os.environ.clear()
         os.environ.update(self.environ)
         sys.path[:] = self.sys_path
@@ -76,9 +91,26 @@ class Setup:
 
 
 def main(
-    channel_fd: int, wake: int, reply: int, lifeline: int, run_exit_handlers: bool = True
+    channel_fd: int,
+    ear: int,
+    reply: int,
+    lifeline: int,
+    starter_pid: int,
+    run_exit_handlers: bool = True,
 ) -> None:
-    """Be a worker until told to stop or until the parent is gone; does not return."""
+    """Be a worker until told to stop or until the parent is gone; does not return.
+
+    Args:
+        channel_fd: socket for messages.
+        ear: where commands come.
+        reply: pipe for replies.
+        lifeline: pipe that ends with the parent.
+        starter_pid: process that started this one, with which this one ends at once; 0 if it was
+            started by a thread that may end before.
+        run_exit_handlers: whether functions that were registered with `atexit` are run.
+    """
+    if starter_pid:
+        end_with_parent(starter_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable(file=channel_fd)
@@ -88,8 +120,8 @@ def main(
     channel = Channel(socket.socket(fileno=channel_fd))
     try:
         setup: Setup = pickle.loads(channel.recv())
-        threading.Thread(target=_watch, args=(lifeline, setup.parent_pid), daemon=True).start()
-        _Worker(setup, channel, wake, reply).serve()
+        start_watching(lifeline, setup.parent_pid)
+        _Worker(setup, channel, ear, reply).serve()
     except (EOFError, ConnectionError):  # the parent is gone: nobody left to tell
         pass
     except Exception:  # of `Host.close`: nobody waits for a reply any more
@@ -102,24 +134,13 @@ def main(
     os._exit(0)
 
 
-def _watch(lifeline: int, parent_pid: int) -> None:
-    """End this process when the parent is gone, whatever the main thread is busy with."""
-    poller = select.poll()
-    poller.register(lifeline, select.POLLIN)
-    # Forks of the parent may hold the pipe open after it died; its pid they cannot hold.
-    with contextlib.suppress(AttributeError, OSError):
-        poller.register(os.pidfd_open(parent_pid), select.POLLIN)
-    poller.poll()
-    os._exit(1)
-
-
 class _Worker:
     """Serves one parent."""
 
-    def __init__(self, setup: Setup, channel: Channel, wake: int, reply: int) -> None:
+    def __init__(self, setup: Setup, channel: Channel, ear: int, reply: int) -> None:
         self._setup = setup
         self._channel = channel
-        self._wake = wake
+        self._ear = ear
         self._reply = reply
         self._rows = Rows(setup.rows)
         self._selected: memoryview | bytes = b""
@@ -134,19 +155,25 @@ class _Worker:
             self._serve(host)
 
     def _serve(self, host: Host) -> None:
-        wake, reply, rows, run = self._wake, self._reply, self._rows, host.run
-        while (code := os.read(wake, 1)) and (command := code[0]) != STOP:
-            if command == CONTROL:
-                self._control(host)
-                continue
-            if command & ALL_ROWS:
-                chosen = rows
-            else:
-                chosen = Rows(compress(rows, self._selected))
+        ear, reply, rows, run, read = self._ear, self._reply, self._rows, host.run, wake.read
+        while True:
             try:
-                run(command & ~ALL_ROWS, chosen)
+                code = read(ear)
+            except InterruptedError:  # a signal handler that the host installed has run
+                continue
+            if code >= wake.STOP:
+                return
+            if code & ALL_ROWS:
+                chosen = rows
+            elif code & CHOSEN_ROWS:
+                chosen = Rows(compress(rows, self._selected))
+            else:
+                self._control(host, code)
+                continue
+            try:
+                run(code & _COMMAND, chosen)
             except BaseException as error:
-                self._run_rest(host, command & ~ALL_ROWS, chosen, error)
+                self._run_rest(host, code & _COMMAND, chosen, error)
             else:
                 os.write(reply, DONE)
 
@@ -173,17 +200,15 @@ class _Worker:
             host.close()
             raise
 
-    def _control(self, host: Host) -> None:
-        kind, *arguments = pickle.loads(self._channel.recv())
-        if kind == "bind":
-            fd = self._channel.recv_fd()
-            self._answer("bind", lambda: (None, self._bind(host, fd, arguments[0])))
+    def _control(self, host: Host, code: int) -> None:
+        if code == BIND:
+            fd, layout = self._channel.recv_fd(), self._channel.recv()
+            self._answer("bind", lambda: (None, self._bind(host, fd, pickle.loads(layout))))
         else:
-            method, pickled = arguments
+            method, pickled = pickle.loads(self._channel.recv())
             self._answer(method, lambda: (None, _call(host, method, pickled)))
 
-    def _bind(self, host: Host, fd: int, pickled: bytes) -> None:
-        layout: Layout = pickle.loads(pickled)
+    def _bind(self, host: Host, fd: int, layout: Layout) -> None:
         block = Block.attach(fd, layout)
         arrays, rows = dict(block.arrays), self._setup.rows
         selected = arrays.pop(SELECTED)

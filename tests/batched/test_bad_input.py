@@ -1,6 +1,7 @@
 """A table of what callers get wrong: each is an error that names the key and the cure.
 
-Nothing is half done after it: the same env, reset and stepped, gives the data it gives at first.
+Nothing is half done after it: the same env, reset and stepped, gives the data it gives without the
+mistake, and seeded anew those it gives at first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from tensordict import TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from bridges.gymnasium import GymWrapper
 from envkit import BraxEnv, GymEnv, ParallelEnv, SerialEnv
@@ -27,10 +28,12 @@ from envkit.errors import (
     ClosedEnvError,
     InputError,
     MissingKeyError,
+    NotResetError,
     ResetMaskError,
     StepMaskError,
     WorkerError,
 )
+from envkit.specs import Bounded, Composite, Unbounded
 from tests.envs import Count
 
 F, T = False, True
@@ -54,6 +57,27 @@ class Panel(gymnasium.Env):
     def step(self, action):
         assert self.action_space.contains(action)
         return self.reset()[0], 0.0, False, False, {}
+
+
+class Reach(EnvBase):
+    """Move along ``axes`` axes, up to ``most`` a step."""
+
+    def __init__(self, axes: int, most: float = 1.0):
+        super().__init__()
+        self.observation_spec = Composite(place=Unbounded((axes,)))
+        self.action_spec = Bounded(-most, most, (axes,))
+        self.place = torch.zeros(axes)
+
+    def _reset(self, td, **kwargs):
+        self.place = torch.zeros_like(self.place)
+        return TensorDict({"place": self.place})
+
+    def _step(self, td):
+        self.place = self.place + td["action"]
+        return TensorDict({"place": self.place, "reward": -self.place.norm()})
+
+    def _set_seed(self, seed):
+        pass
 
 
 def make_panel(categorical: bool) -> GymWrapper:
@@ -85,10 +109,17 @@ KINDS: dict[str, Callable[[], EnvBase]] = {
     "parallel pendulum": partial(parallel, pendulum),
     "parallel panel": partial(parallel, partial(make_panel, True)),
     "parallel count": partial(parallel, Count),
+    "parallel count, tds": partial(parallel, Count, use_buffers=False),
+    "serial unlike": partial(SerialEnv, 2, [partial(Reach, 1), partial(Reach, 2)]),
+    "serial bounds": partial(SerialEnv, 2, [partial(Reach, 1), partial(Reach, 1, 3.0)]),
+    "serial bounds, rows": partial(
+        SerialEnv, 2, [partial(Reach, 1), partial(Reach, 1, 3.0)], use_buffers=True
+    ),
     "brax": partial(BraxEnv, "fast", batch_size=[2], device="cpu"),
 }
 POLES = [kind for kind in KINDS if kind.endswith(("pole", "pole, tds"))]
 PENDULUMS = [kind for kind in KINDS if kind.endswith("pendulum")]
+COUNTS = [kind for kind in KINDS if "count" in kind]
 INDICES = [kind for kind in KINDS if kind.endswith("pole index")]
 PANELS = [kind for kind in KINDS if "panel" in kind]
 GYM = [*POLES, *PENDULUMS, *INDICES]
@@ -109,6 +140,8 @@ class Case:
     message: str
     cause: Any = field(default=())
     """What the error of a worker then stems from."""
+    steps: bool = False
+    """Right steps come before the mistake, so the simulators have moved on."""
 
 
 def step_with(**entries: Callable[[torch.Tensor], torch.Tensor]) -> Callable:
@@ -269,6 +302,57 @@ CASES = [
         InputError,
         r"'flags'.* is \[ *0, *1, -1\], but must hold 0 and 1 only",
     ),
+    Case(
+        "index too large for a torch env",
+        COUNTS,
+        step_with(action=last_row(lambda row: [77])),
+        InputError,
+        r"'action' of row 1 is \[77\], but must be an integer from 0 to 1\. .*project",
+    ),
+    Case(
+        "negative index for a torch env",
+        COUNTS,
+        step_with(action=last_row(lambda row: [-1])),
+        InputError,
+        r"'action' of row 1 is \[-1\], but must be an integer from 0 to 1",
+    ),
+    Case(
+        "above the bounds of a row",
+        ["serial bounds", "serial bounds, rows"],
+        step_with(action=lambda a: torch.tensor([[2.0], [2.0]])),
+        InputError,
+        r"'action' of row 0 is \[2\.\], but must lie between -1 and 1",
+    ),
+    Case(
+        "NaN for a torch env",
+        ["serial bounds", "serial bounds, rows"],
+        step_with(action=last_row(lambda row: [np.nan])),
+        InputError,
+        r"'action' of row 1 is \[nan\], but must lie between -3 and 3\. NaN comes from",
+    ),
+    Case(
+        "above the bounds of one of unlike rows",
+        ["serial unlike"],
+        lambda env, td: (td[1].set("action", torch.full((2,), 1.5)), env.step(td)),
+        InputError,
+        r"'action' of row 1 is \[1\.5, 1\.5\], but must lie between -1 and 1",
+    ),
+    Case(
+        "bad action of a row that is stepped, beside one that is not",
+        ["serial pole", "serial pole, tds", "parallel pole", "parallel pole, tds", *COUNTS],
+        lambda env, td: env.step(
+            td.set("action", td["action"] * 0 - 1).set("_step", torch.tensor([F, T]))
+        ),
+        InputError,
+        r"'action' of row 1 is \[-1.*, but must be",
+    ),
+    Case(
+        "no action for the rows that are stepped",
+        [kind for kind in KINDS if kind.startswith(("serial", "parallel")) and "panel" not in kind],
+        lambda env, td: env.step(td.exclude("action").set("_step", torch.tensor([F, T]))),
+        MissingKeyError,
+        r"no 'action'.*env.rand_action\(td\)",
+    ),
     # which rows
     Case(
         "another batch size",
@@ -376,6 +460,7 @@ CASES = [
         lambda env, td: env.rollout(9, _BadAtFive(), break_when_any_done=False),
         InputError,
         r"'action'.* is \[nan\]",
+        steps=True,
     ),
     Case(
         "method that the sub-envs do not have",
@@ -390,6 +475,7 @@ CASES = [
         lambda env, td: (env.close(), env.start(), env.start()),
         RuntimeError,
         r"started already. Call close\(\) first",
+        steps=True,
     ),
 ]
 
@@ -406,29 +492,51 @@ class _BadAtFive:
 
 @pytest.fixture(scope="module")
 def envs():
-    """Open each kind once; with it goes what it gives at first."""
-    opened: dict[str, tuple[EnvBase, TensorDictBase]] = {}
+    """Open each kind once; with it goes what it gives without a mistake."""
+    known: dict[str, Opened] = {}
 
-    def env_of(kind: str) -> tuple[EnvBase, TensorDictBase]:
-        if kind not in opened:
-            env = KINDS[kind]()
-            opened[kind] = env, played(env)
-        return opened[kind]
+    def env_of(kind: str) -> Opened:
+        if kind not in known:
+            known[kind] = opened(KINDS[kind]())
+        return known[kind]
 
     yield env_of
-    for env, _ in opened.values():
-        env.close(raise_if_closed=False)
+    for one in known.values():
+        one.env.close(raise_if_closed=False)
+
+
+@dataclass
+class Opened:
+    """An env, and what it gives when it is seeded with 0: at once, and after one reset more."""
+
+    env: EnvBase
+    seeded: TensorDictBase
+    resumed: TensorDictBase
+
+
+def opened(env: EnvBase) -> Opened:
+    env.set_seed(0)
+    env.rand_action(env.reset())
+    resumed = run(env)
+    return Opened(env, played(env), resumed)
+
+
+def run(env: EnvBase) -> TensorDictBase:
+    return env.rollout(3, break_when_any_done=False)
 
 
 def played(env: EnvBase) -> TensorDictBase:
     env.set_seed(0)
-    return env.rollout(3, break_when_any_done=False)
+    return run(env)
 
 
-def assert_as_at_first(env: EnvBase, first: TensorDictBase) -> None:
-    again = played(env)
-    assert set(first.keys(True, True)) == set(again.keys(True, True))
-    assert all(torch.equal(first[key], again[key]) for key in first.keys(True, True))
+def assert_equal(left: TensorDictBase, right: TensorDictBase) -> None:
+    if isinstance(left, LazyStackedTensorDict):
+        for one, other in zip(left.unbind(0), right.unbind(0), strict=True):
+            assert_equal(one, other)
+        return
+    assert set(left.keys(True, True)) == set(right.keys(True, True))
+    assert all(torch.equal(left[key], right[key]) for key in left.keys(True, True))
 
 
 @pytest.mark.parametrize(
@@ -440,7 +548,8 @@ def assert_as_at_first(env: EnvBase, first: TensorDictBase) -> None:
     ],
 )
 def test_a_mistake_is_told_with_its_cure_and_spoils_nothing(envs, case, kind):
-    env, first = envs(kind)
+    known = envs(kind)
+    env = known.env
     env.set_seed(0)
     td = env.rand_action(env.reset())
 
@@ -449,7 +558,9 @@ def test_a_mistake_is_told_with_its_cure_and_spoils_nothing(envs, case, kind):
 
     if isinstance(caught.value, WorkerError):
         assert isinstance(caught.value.__cause__, case.cause)
-    assert_as_at_first(env, first)
+    if not case.steps:
+        assert_equal(run(env), known.resumed)
+    assert_equal(played(env), known.seeded)
 
 
 def test_the_table_is_long_enough():
@@ -464,7 +575,7 @@ def test_the_table_is_long_enough():
     ["serial pendulum", "parallel pendulum", "parallel pole", "parallel pole, tds", "serial count"],
 )
 def test_a_refused_action_has_stepped_nobody(envs, kind):
-    env, _ = envs(kind)
+    env = envs(kind).env
     env.set_seed(0)
     good = env.rand_action(env.reset())
     env.set_seed(0)
@@ -481,7 +592,7 @@ def test_a_refused_action_has_stepped_nobody(envs, kind):
 
 @pytest.mark.parametrize("kind", ["serial pendulum", "parallel pendulum"])
 def test_actions_of_rows_that_are_not_stepped_are_not_looked_at(envs, kind):
-    env, _ = envs(kind)
+    env = envs(kind).env
     td = env.reset().set("action", torch.tensor([[torch.nan], [0.5]]))
 
     out = env.step(td.set("_step", torch.tensor([F, T])))
@@ -493,7 +604,7 @@ def test_actions_of_rows_that_are_not_stepped_are_not_looked_at(envs, kind):
 
 @pytest.mark.parametrize("kind", BATCHED)
 def test_a_mask_of_all_false_steps_and_resets_nothing(envs, kind):
-    env, _ = envs(kind)
+    env = envs(kind).env
     td = env.step_mdp(env.step(env.rand_action(env.reset())))
     before = td.clone()
 
@@ -507,7 +618,7 @@ def test_a_mask_of_all_false_steps_and_resets_nothing(envs, kind):
 
 
 def test_one_env_steps_unless_its_mask_is_false(envs):
-    env, _ = envs("pole")
+    env = envs("pole").env
     td = env.rand_action(env.reset())
 
     out = env.step(td.set("_step", torch.tensor(False)))
@@ -524,18 +635,32 @@ def test_one_gymnasium_env_needs_a_reset_before_its_first_step():
     assert env.rollout(2).shape == (2,)
 
 
-@pytest.mark.parametrize("batched", [serial, parallel])
-def test_sub_envs_need_a_reset_before_their_first_step(batched):
-    env = batched(pole)
-    td = TensorDict({"action": torch.tensor([[0, 1], [1, 0]])}, [2])
+@pytest.mark.parametrize(
+    ("batched", "make", "action"),
+    [
+        (serial, pole, [[0, 1], [1, 0]]),
+        (parallel, pole, [[0, 1], [1, 0]]),
+        (serial, Count, [[0], [1]]),
+        (partial(serial, use_buffers=True), Count, [[0], [1]]),
+    ],
+)
+def test_sub_envs_need_a_reset_before_their_first_step(batched, make, action):
+    env = batched(make)
+    td = TensorDict({"action": torch.tensor(action)}, [2])
 
     with pytest.raises(ClosedEnvError, match=r"not running. Call reset\(\) first"):
         env.step(td)
     env.start()
-    with pytest.raises(WorkerError, match=r"before calling env.reset"):
+    env.set_seed(0)
+    with pytest.raises(NotResetError, match=r"before its first reset.*Call reset\(\) first"):
         env.step(td)
+    with pytest.raises(NotResetError, match=r"before its first reset"):
+        env.rollout(
+            2, auto_reset=False, break_when_any_done=False, tensordict=env.fake_tensordict()
+        )
 
     assert env.rollout(2).shape == (2, 2)
+    assert env.step(td)["next"].shape == (2,)
     env.close()
 
 
@@ -567,11 +692,11 @@ def test_a_step_after_close_says_what_to_do(kind):
 
 @pytest.mark.parametrize("kind", ["serial pendulum", "parallel pendulum", "pendulum"])
 def test_data_of_another_env_is_refused(envs, kind):
-    env, first = envs(kind)
-    other, _ = envs("pole" if kind == "pendulum" else "serial pole")
+    known, other = envs(kind), envs("pole" if kind == "pendulum" else "serial pole").env
+    env = known.env
     td = other.rand_action(other.reset())
 
     with pytest.raises(InputError, match=r"'action' has shape .*2,?\), but the env takes .*1,?\)"):
         env.step(td)
 
-    assert_as_at_first(env, first)
+    assert_equal(played(env), known.seeded)

@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from envkit.specs import (
     Binary,
     Bounded,
     Categorical,
+    Choice,
     Composite,
     MultiCategorical,
     NonTensor,
@@ -378,6 +380,85 @@ def test_copies_are_deep_and_equal(tree):
 
 def test_repr_shows_the_tree(tree):
     assert "leg: Categorical(shape=(4,), n=3" in repr(tree)
+
+
+SHOWN = {
+    "composite": (
+        lambda: Composite(
+            pos=Bounded(-1, 1, (4, 3)),
+            body=Composite(text=NonTensor((4,), example_data="a"), shape=(4,)),
+            none=None,
+            shape=(4,),
+        ),
+        """\
+Composite(
+    pos: BoundedContinuous(shape=(4, 3), low=-1.0, high=1.0, device=cpu, dtype=float32),
+    body: Composite(
+        text: NonTensor(shape=(4,), example_data=a, device=cpu),
+        device=None,
+        shape=(4,)),
+    none: None,
+    device=None,
+    shape=(4,))""",
+    ),
+    "stack": (
+        lambda: torch.stack([Bounded(-1, 0, (3,)), Bounded(4, 5, (3,))]),
+        """\
+Stacked(
+    0: BoundedContinuous(shape=(3,), low=-1.0, high=0.0, device=cpu, dtype=float32),
+    1: BoundedContinuous(shape=(3,), low=4.0, high=5.0, device=cpu, dtype=float32),
+    stack_dim=0,
+    device=cpu,
+    shape=(2, 3))""",
+    ),
+    "stack of composites": (
+        lambda: torch.stack([Composite(obs=Unbounded(2)), Composite(obs=Unbounded(3))]),
+        """\
+StackedComposite(
+    0: Composite(
+        obs: UnboundedContinuous(shape=(2,), device=cpu, dtype=float32),
+        device=None,
+        shape=()),
+    1: Composite(
+        obs: UnboundedContinuous(shape=(3,), device=cpu, dtype=float32),
+        device=None,
+        shape=()),
+    stack_dim=0,
+    device=None,
+    shape=(2,))""",
+    ),
+    "choice": (
+        lambda: Choice([Categorical(2), Categorical(3)]),
+        """\
+Choice(
+    0: Categorical(shape=(), n=2, device=cpu, dtype=int64),
+    1: Categorical(shape=(), n=3, device=cpu, dtype=int64),
+    device=cpu,
+    shape=())""",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_a_person_can_read_a_tree(kind):
+    make, text = SHOWN[kind]
+
+    assert repr(make()) == text
+
+
+def test_a_notebook_shows_a_tree_as_a_table():
+    tree = Composite(body=Composite(leg=Categorical(3, (4,)), shape=(4,)), none=None, shape=(4,))
+
+    rows = re.findall("<tr>(.*?)</tr>", tree._repr_html_())
+    cells = [re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows]
+
+    assert cells == [
+        ["entry", "spec", "shape", "dtype", "device", "values"],
+        ["", "Composite", "(4,)", "", "", ""],
+        ["body", "Composite", "(4,)", "", "", ""],
+        ["leg", "Categorical", "(4,)", "int64", "cpu", "n=3"],
+        ["none", "None", "", "", "", ""],
+    ]
 
 
 # -- locks -----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bridges.spaces import codec_of, space_of
+from envkit.errors import SpecError
 from envkit.specs import (
     Binary,
     Bounded,
@@ -230,6 +231,46 @@ def test_a_spec_comes_back_from_its_gymnasium_space(name):
         for _ in range(5):
             assert space.contains(spec.to_numpy(spec.rand()))
             assert spec.is_in(spec.encode(space.sample()))
+
+
+SPACED = ("cube", "box", "half-open", "integers", "integer box", "free", "bytes", "categorical")
+
+
+@given(spec=leaves(batches, (*SPACED, "numbers")), data=st.data())
+@few
+def test_a_random_spec_and_its_gymnasium_space_hold_the_same_values(spec, data):
+    assume(not isinstance(spec, Categorical) or spec.shape != (1,))  # Discrete holds bare numbers
+    space = space_of(spec)
+    space.seed(data.draw(st.integers(0, 9)))
+
+    back = codec_of(space, categorical=True, key="x").spec()["x"]
+
+    assert space.contains(spec.to_numpy(spec.rand()))
+    assert spec.is_in(spec.encode(space.sample()))
+    assert back.dtype == spec.dtype
+    assert back.is_in(spec.rand().reshape(back.shape))
+    assert spec.is_in(back.rand().reshape(spec.shape))
+
+
+@given(spec=leaves(kinds=("one-hot", "one-hots", "binary")))
+@few
+def test_a_value_spelled_as_a_row_lies_in_the_box_of_its_spec(spec):
+    space = space_of(spec)
+
+    assert space.shape == spec.shape
+    assert space.contains(spec.rand().numpy().astype(space.dtype))
+    assert not spec.numel() or not space.contains(np.full(spec.shape, 2, space.dtype))
+
+
+@pytest.mark.parametrize("kind", ["either", "stack"])
+def test_a_spec_without_a_gymnasium_space_says_so(kind):
+    spec = {
+        "either": Choice([Bounded(0, 1), Bounded(2, 3)]),
+        "stack": torch.stack([Categorical(2), Categorical(3)]),
+    }[kind]
+
+    with pytest.raises(SpecError, match=f"{type(spec).__name__} has no gymnasium space"):
+        space_of(spec)
 
 
 def test_a_tree_comes_back_from_its_gymnasium_space():

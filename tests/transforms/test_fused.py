@@ -288,7 +288,7 @@ def test_a_random_rollout_is_one_program():
 
     data = env.rollout(10, break_when_any_done=False)
 
-    assert env._route.stepper.traces == {"init": 1, "unroll": 1}
+    assert env.traces == {"init": 1, "unroll": 1}
     assert env.base_env.traces == {}
     assert data["step_count"][..., 0].tolist() == [[0, 1, 2, 3] * 2 + [0, 1]] * 3
     assert data["next", "truncated"].dtype == torch.bool
@@ -306,8 +306,10 @@ def test_unroll_names_what_it_would_pass_by():
 def test_only_a_stateless_env_is_unrolled():
     env = TransformedEnv(GymEnv("CartPole-v1"), StepCounter())
 
-    with pytest.raises(AttributeError, match="unroll"):
+    with pytest.raises(FusionError, match="this is a GymEnv behind transforms. Use rollout"):
         env.unroll(env.reset(), 3)
+    with pytest.raises(AttributeError, match="traces"):
+        _ = env.traces
 
 
 # ----------------------------------------------------------------------------------- what is fused
@@ -396,6 +398,50 @@ def test_an_env_behind_transforms_is_fused_with_more_of_them():
     assert_same(env.step(advanced(env)), outside.step(advanced(outside)))
 
 
+def test_no_transforms_are_no_obstacle():
+    inner = TransformedEnv(base())
+    env = TransformedEnv(inner, StepCounter())
+
+    assert inner._route.is_direct and fused_in(env) == ["StepCounter"]
+    assert inner._runner is inner._route.stepper and inner.observation_spec == base().observation_spec
+
+
+def test_a_row_that_is_not_reset_now_is_not_marked_as_first_at_any_depth():
+    bare = JaxEnv(Pendulum(), batch_size=[4])
+    inits = [
+        TransformedEnv(bare, Compose(InitTracker(), RewardSum())),
+        TransformedEnv(TransformedEnv(bare, InitTracker()), RewardSum()),
+        TransformedEnv(TransformedEnv(bare, Compose(Opaque(), InitTracker())), RewardSum()),
+    ]
+    mask = torch.tensor([True, False, True, False])
+
+    roots = [env.reset(env.reset().set("_reset", mask)) for env in inits]
+
+    assert [root["is_init"][:, 0].tolist() for root in roots] == [mask.tolist()] * 3
+
+
+def test_what_an_outer_env_leaves_out_does_not_come_back():
+    inner = TransformedEnv(JaxEnv(Pendulum(), batch_size=[4]), InitTracker())
+    env = TransformedEnv(inner, ExcludeTransform("is_init"))
+
+    root = env.reset(env.reset().set("_reset", torch.tensor([True, False, True, False])))
+
+    assert "is_init" not in root.keys()
+
+
+def test_programs_outlive_caches_of_keys():
+    env = TransformedEnv(base(), StepCounter())
+    stepper = env._route.stepper
+
+    env.empty_cache()
+    env.set_spec_lock_(True)
+    assert env._route.stepper is stepper
+
+    env.set_spec_lock_(False)
+    env.set_spec_lock_(True)
+    assert env._route.stepper is not stepper
+
+
 def test_a_transform_that_is_appended_is_fused_too():
     env = TransformedEnv(base(), StepCounter())
     env.rand_step(env.reset())
@@ -422,14 +468,14 @@ def test_numbers_that_change_are_seen_and_compile_nothing():
     env = TransformedEnv(base(), Compose(norm, counter, clip, target))
     root = env.rand_action(env.reset())
     before = env.step(root.clone())["next"]
-    traces = env._route.stepper.traces
+    traces = env.traces
 
     norm.loc += 10
     norm.scale = torch.full((2,), 2.0)
     counter.max_steps, target.target_return, clip.high = 1, 7.0, -0.5
     after, begun = env.step(root.clone())["next"], env.reset()
 
-    assert env._route.stepper.traces == traces
+    assert env.traces == traces
     assert after["normal"].equal(before["normal"] * 2 + 10)
     assert after["truncated"].all() and not before["truncated"].any()
     assert (after["reward"] <= -0.5).all()

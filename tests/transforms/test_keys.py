@@ -330,10 +330,12 @@ def test_missing_axes_are_inserted():
     assert joined(data)["out"].shape == (5, 4, 2)
 
 
-def test_dtypes_are_promoted_when_joined():
-    env = TransformedEnv(Parts(torch.int64), CatTensors(["a", "b"], "obs"))
+@pytest.mark.parametrize("order", [["a", "b"], ["b", "a"]])
+def test_dtypes_are_promoted_when_joined(order):
+    env = TransformedEnv(Parts(torch.int64), CatTensors(order, "obs", sort=False))
 
-    assert env.reset()["obs"].tolist() == [1.0, 2.0, 2.0]
+    assert env.observation_spec["obs"].dtype == env.reset()["obs"].dtype == torch.float32
+    assert sorted(env.reset()["obs"].tolist()) == [1.0, 2.0, 2.0]
     check_env_specs(env)
 
 

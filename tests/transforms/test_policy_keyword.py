@@ -184,9 +184,7 @@ def test_recurrent_modules_of_the_reference_are_primed(kind):  # Y10
     acting = TensorDictModule(nn.Linear(4, 1), in_keys=["seen"], out_keys=["action"])
     policy = TensorDictSequential(recurrent, acting).requires_grad_(False)
 
-    env = SerialEnv(
-        2, lambda: TransformedEnv(GymEnv("Pendulum-v1"), StepCounter(3)), policy=policy
-    )
+    env = SerialEnv(2, lambda: TransformedEnv(GymEnv("Pendulum-v1"), StepCounter(3)), policy=policy)
     data = env.rollout(5, policy, break_when_any_done=False)
 
     begins = data["is_init"].squeeze(-1)

@@ -79,6 +79,19 @@ class Counter:
     def echo(self, value):
         return value
 
+    def ring(self, pause_s):
+        """Have a signal handler run again and again, and count."""
+        self.rings = 0
+
+        def count(*_):
+            self.rings += 1
+
+        signal.signal(signal.SIGALRM, count)
+        signal.setitimer(signal.ITIMER_REAL, pause_s, pause_s)
+
+    def rung(self):
+        return self.rings
+
 
 class FailsToStart(Counter):
     def __init__(self, rows):

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 
+import numpy as np
 import psutil
 import pytest
 
@@ -129,6 +130,29 @@ def test_a_stuck_worker_is_killed_at_the_deadline_and_its_stack_is_shown(new_poo
     assert "hosts.py" in error.failures[0].traceback
     assert arrays["value"][2:, 0].tolist() == [1, 1]
     assert gone(stuck)
+
+
+@pytest.mark.usefixtures("soon")
+def test_one_deadline_holds_for_all_workers_that_take_no_message(new_pool):
+    pool, _ = new_pool(rows=8, processes=8, timeout_s=0.5)
+    for stopped in pool.pids[1:]:
+        os.kill(stopped, signal.SIGSTOP)
+
+    with pytest.raises(WorkerTimeoutError) as caught:
+        pool.call("echo", np.arange(100_000))  # more than a socket takes at once
+
+    assert [failure.worker for failure in caught.value.failures] == list(range(1, 8))
+    assert list(caught.value.answers) == [0]
+
+
+def test_a_signal_handler_of_the_environment_does_not_wake_a_worker(new_pool):
+    pool, _ = new_pool()
+    pool.call("ring", 0.002)
+
+    while min(pool.call("rung")) < 20:
+        pass
+
+    assert pool.call("add", 1) == [1, 3]
 
 
 def test_two_workers_that_fail_at_once_are_both_told(new_pool):
@@ -338,6 +362,28 @@ def test_the_death_of_the_fork_server_is_survived(new_pool):
 
     assert fresh.call("add", 1) == [1, 3]
     assert all(map(gone, pids))
+
+
+def test_a_fork_server_with_too_many_open_files_fails_that_pool_alone(new_pool):
+    resource = pytest.importorskip("resource")
+    if not hasattr(resource, "prlimit"):
+        pytest.skip("needs prlimit")
+    pool, _ = new_pool()
+    server = psutil.Process(pool.pids[0]).ppid()
+    in_use = len(os.listdir(f"/proc/{server}/fd"))
+    limits = resource.prlimit(server, resource.RLIMIT_NOFILE)
+
+    for room in (0, 2):
+        resource.prlimit(server, resource.RLIMIT_NOFILE, (in_use + room, limits[1]))
+        try:
+            with pytest.raises(WorkerError, match=r"could not be started: .*open files.*ulimit -n"):
+                ProcessPool(Counter, 1, 1, timeout_s=20.0).start()
+        finally:
+            resource.prlimit(server, resource.RLIMIT_NOFILE, limits)
+
+    step_thrice(pool)
+    fresh, _ = new_pool()
+    assert psutil.Process(fresh.pids[0]).ppid() == server
 
 
 def test_the_fork_server_is_shared_by_pools(new_pool):

@@ -82,7 +82,13 @@ def test_a_block_larger_than_the_machine_is_refused_with_advice():
         Block.create(layout)
 
 
-def test_a_file_size_limit_is_an_error_at_creation_and_leaks_nothing():
+@pytest.mark.parametrize("missing", [(), ("memfd_create",), ("memfd_create", "posix_fallocate")])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_file_size_limit_is_an_error_at_creation_and_leaks_nothing(
+    monkeypatch, tmp_path, missing, mapped
+):
+    for name in missing:
+        monkeypatch.delattr(os, name, raising=False)
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = len(os.listdir("/proc/self/fd"))
@@ -90,8 +96,24 @@ def test_a_file_size_limit_is_an_error_at_creation_and_leaks_nothing():
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
         with pytest.raises(SharedMemoryError, match="cannot reserve"):
-            Block.create(Layout((Field("a", (), "int8"),), 100_000))
+            Block.create(
+                Layout((Field("a", (), "int8"),), 100_000), str(tmp_path) if mapped else None
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     assert len(os.listdir("/proc/self/fd")) == before
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("missing", [(), ("posix_fallocate",)])
+def test_all_of_a_file_is_reserved_when_it_becomes_a_block(monkeypatch, tmp_path, missing):
+    for name in missing:
+        monkeypatch.delattr(os, name, raising=False)
+    fd = os.open(tmp_path / "named", os.O_RDWR | os.O_CREAT)
+
+    block = Block.create_in(fd, Layout((Field("a", (), "int8"),), 3_000_000))
+
+    assert os.stat(tmp_path / "named").st_blocks * 512 >= 3_000_000
+    assert not block.arrays["a"].any()
+    block.close()

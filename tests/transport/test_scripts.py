@@ -1,10 +1,12 @@
 """Pools of whole scripts: no main guard, interpreters that end or are killed, surroundings."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import psutil
 import pytest
@@ -13,7 +15,7 @@ from envkit.transport import ProcessPool
 from tests.transport.hosts import Counter
 
 SCRIPT = """
-import os, sys, threading, time
+import ctypes, os, sys, threading, time
 print("main runs in", os.getpid(), flush=True)
 from envkit.transport import Field, Layout, ProcessPool
 
@@ -25,6 +27,7 @@ class Host:
         for row in rows:
             if command == 9: threading.Event().wait()
             self.value[row] += 1
+            if command == 8: ctypes.PyDLL(None).sleep(60)  # and keep the interpreter
     def call(self, method, *args): return self
     def close(self): pass
 
@@ -38,15 +41,22 @@ assert isinstance(pool.call("anything")[0], Host)
 print("workers", *pool.pids, flush=True)
 """
 
+READY = "print('ready', flush=True)\ntime.sleep(60)\n"
+BUSY = {
+    "idle": "",
+    "in Python": "pool.send(9)\n",
+    "in native code": "pool.send(8)\nwhile value.tolist() != [2, 0, 1, 1]: time.sleep(0.01)\n",
+}
 METHODS = ["forkserver", "spawn", "fork"]
 
 
 def start_script(tmp_path, body, **options):
+    """Run a script that finds modules in ``tmp_path``, as do the processes it starts."""
     path = tmp_path / "script.py"
     path.write_text(body)
     return subprocess.Popen(
         [sys.executable, "-W", "error", str(path)],
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -76,10 +86,9 @@ def test_a_script_without_main_guard_runs_once_and_may_end_without_close(tmp_pat
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("busy", BUSY)
 def test_no_worker_survives_a_parent_that_is_killed(tmp_path, method, busy):
-    ending = "pool.send(9)\n" if busy else ""
-    body = SCRIPT.format(method=method) + ending + "print('ready', flush=True)\ntime.sleep(60)\n"
+    body = SCRIPT.format(method=method) + BUSY[busy] + READY
     with start_script(tmp_path, body) as script:
         assert script.stdout is not None
         lines = [script.stdout.readline() for _ in range(3)]
@@ -90,6 +99,74 @@ def test_no_worker_survives_a_parent_that_is_killed(tmp_path, method, busy):
         assert lines[2] == "ready\n"
         assert set(workers_of(lines[1])) <= set(family)
         assert all_gone(family)
+
+
+def test_no_worker_survives_a_parent_whose_fork_lives_on(tmp_path):
+    body = SCRIPT.format(method="forkserver") + (
+        "fork = os.fork()\nif not fork: time.sleep(60)\nprint('fork', fork, flush=True)\n"
+    )
+    with start_script(tmp_path, body + READY) as script:
+        assert script.stdout is not None
+        lines = [script.stdout.readline() for _ in range(4)]
+        (fork,) = workers_of(lines[2])
+        family = {child.pid for child in psutil.Process(script.pid).children(recursive=True)}
+
+        script.kill()
+
+        assert fork in family
+        assert all_gone(family - {fork})
+        os.kill(fork, signal.SIGKILL)
+
+
+def test_a_fork_of_the_parent_is_refused_and_does_no_harm(tmp_path):
+    body = SCRIPT.format(method="forkserver") + (
+        "child = os.fork()\n"
+        "for use in (lambda: pool.send(0), pool.recv, lambda: pool.call('x')):\n"
+        "    if child: break\n"
+        "    try: use()\n"
+        "    except RuntimeError as error: print(type(error).__name__, error, flush=True)\n"
+        "if not child: pool.close(); os._exit(0)\n"
+        "os.waitpid(child, 0)\n"
+        "pool.send(0); pool.recv(); print(value.tolist())\n"
+    )
+
+    script = start_script(tmp_path, body)
+    output, errors = script.communicate(timeout=30)
+    lines = output.splitlines()
+
+    assert errors == ""
+    refusal = f"ClosedEnvError this pool of workers belongs to process {script.pid}, "
+    assert len([line for line in lines if line.startswith(refusal)]) == 3
+    assert lines[-1] == "[2, 1, 1, 2]"
+
+
+def test_a_fork_that_the_machine_refuses_fails_that_pool_alone(tmp_path):
+    (tmp_path / "few_processes.py").write_text(
+        "import errno, os, pathlib\n"
+        "fork = os.fork\n"
+        "def refuse():\n"
+        f"    if not pathlib.Path({str(tmp_path / 'full')!r}).exists(): return fork()\n"
+        "    raise BlockingIOError(errno.EAGAIN, 'no more')\n"
+        "os.fork = refuse\n"
+    )
+    body = SCRIPT.format(method="forkserver").replace(
+        "timeout_s=", "preload=['few_processes'], timeout_s="
+    )
+    body += (
+        f"open({str(tmp_path / 'full')!r}, 'w').close()\n"
+        "other = ProcessPool(lambda rows: Host(rows), 2, 2, timeout_s=20)\n"
+        "try: other.start()\n"
+        "except RuntimeError as error: print(error)\n"
+        "pool.send(0); pool.recv(); print(value.tolist())\n"
+    )
+
+    output, errors = start_script(tmp_path, body).communicate(timeout=30)
+
+    assert errors == ""
+    refusal = "worker 1 of 2, which was to hold row 1, could not be started: "
+    assert refusal + os.strerror(errno.EAGAIN) in output
+    assert "ulimit -u" in output
+    assert output.endswith("[2, 1, 1, 2]\n")
 
 
 def test_ctrl_c_interrupts_the_parent_and_leaves_the_workers_usable(tmp_path):
@@ -137,6 +214,40 @@ def test_workers_see_the_surroundings_of_the_time_they_start(monkeypatch, tmp_pa
     assert directory == str(tmp_path)
 
 
+@pytest.mark.parametrize("method", METHODS[:2])
+def test_workers_start_where_the_working_directory_was_deleted(monkeypatch, tmp_path, method):
+    monkeypatch.syspath_prepend("")
+    (tmp_path / "deleted").mkdir()
+    monkeypatch.chdir(tmp_path / "deleted")
+    (tmp_path / "deleted").rmdir()
+    pool = ProcessPool(Counter, 1, 1, start_method=method)
+
+    pool.start()
+    answers = pool.call("add", 1)
+    pool.close()
+
+    assert answers == [1]
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_warnings_are_hidden_before_the_maker_is_imported(monkeypatch, tmp_path, capfd, hidden):
+    name = f"warns_{hidden}"
+    (tmp_path / f"{name}.py").write_text(
+        "import warnings\nfrom tests.transport.hosts import Counter\n"
+        "def make(rows): return Counter(rows)\nwarnings.warn('look here')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        make = __import__(name).make
+    pool = ProcessPool(make, 1, 1, start_method="spawn", hide_warnings=hidden)
+
+    pool.start()
+    pool.close()
+
+    assert ("look here" in capfd.readouterr().err) is not hidden
+
+
 def test_jax_in_workers_defaults_to_the_cpu(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     pool = ProcessPool(Counter, 1, 1)
@@ -166,11 +277,12 @@ def test_modules_to_preload_that_are_missing_or_broken_are_skipped(tmp_path, mon
 
 @pytest.mark.parametrize("method", METHODS)
 def test_pools_work_where_linux_only_calls_are_missing(tmp_path, method):
-    body = (
-        "import os, select\ndel os.memfd_create, os.pidfd_open, os.posix_fallocate, select.epoll\n"
+    (tmp_path / "sitecustomize.py").write_text(  # every interpreter runs it first
+        "import os, select, sys\nsys.platform = 'another'\n"
+        "del os.memfd_create, os.pidfd_open, os.posix_fallocate, os.eventfd, select.epoll\n"
     )
 
-    script = start_script(tmp_path, body + SCRIPT.format(method=method) + "pool.close()\n")
+    script = start_script(tmp_path, SCRIPT.format(method=method) + "pool.close()\n")
     output, errors = script.communicate(timeout=30)
 
     assert errors == ""

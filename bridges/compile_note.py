@@ -1,0 +1,71 @@
+"""Say so when a first call takes long because a program is compiled.
+
+Conventions
+    note   a line of the logger "envkit" at level WARNING, which Python shows on stderr unless told
+           otherwise: ``logging.getLogger("envkit").setLevel("ERROR")`` silences it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+__all__ = ["jit_with_note"]
+
+NOTE_AFTER_S = 2.0
+_LOGGER = logging.getLogger("envkit")
+
+
+def jit_with_note(function: Callable[..., Any], what: str, **options: Any) -> Callable[..., Any]:
+    """Jit ``function`` with the options of `jax.jit`; a compilation of over 2 s is announced as ``what``."""
+    note = _Note(what)
+
+    def traced(*args: Any) -> Any:
+        note.begin()
+        return function(*args)
+
+    compiled = jax.jit(traced, **options)
+
+    def call(*args: Any) -> Any:
+        try:
+            return compiled(*args)
+        finally:
+            if note.is_open:
+                note.end()
+
+    call.lower = compiled.lower  # type: ignore[attr-defined]
+    return call
+
+
+class _Note:
+    """One compilation at a time, from its trace until the call returns."""
+
+    def __init__(self, what: str):
+        self.is_open = False
+        self._what = what
+
+    def begin(self) -> None:
+        if self.is_open:  # traced again within the same call, as for a gradient
+            return
+        self.is_open, self._said, self._since = True, False, time.monotonic()
+        self._timer = threading.Timer(NOTE_AFTER_S, self._say)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def end(self) -> None:
+        self.is_open = False
+        self._timer.cancel()
+        if self._said:
+            _LOGGER.warning("compiling %s took %.1f s", self._what, time.monotonic() - self._since)
+
+    def _say(self) -> None:
+        self._said = True
+        _LOGGER.warning(
+            "compiling %s ... (once for each batch size; envkit.cache_dir() keeps it for the next process)",
+            self._what,
+        )

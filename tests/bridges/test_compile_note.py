@@ -1,0 +1,60 @@
+"""A compilation that takes long is announced, others are not."""
+
+from __future__ import annotations
+
+import time
+
+import jax.numpy as jnp
+import pytest
+
+from bridges import compile_note
+from bridges.jax_env import JaxEnv
+from tests.bridges.jax_envs import Pendulum
+
+
+def slow_to_trace(x):
+    time.sleep(0.2)
+    return x + 1
+
+
+def test_a_long_compilation_is_announced_and_its_end_too(monkeypatch, caplog):
+    monkeypatch.setattr(compile_note, "NOTE_AFTER_S", 0.05)
+    run = compile_note.jit_with_note(slow_to_trace, "the step of Ant")
+
+    run(jnp.zeros(2))
+    run(jnp.zeros(2))
+
+    first, last = caplog.messages
+    assert first.startswith("compiling the step of Ant ...") and "cache_dir()" in first
+    assert last.startswith("compiling the step of Ant took 0.")
+
+
+def test_a_short_one_is_not(caplog):
+    run = compile_note.jit_with_note(slow_to_trace, "the step of Ant")
+
+    run(jnp.zeros(2))
+
+    assert not caplog.messages
+
+
+def test_nothing_is_announced_after_an_error(monkeypatch, caplog):
+    monkeypatch.setattr(compile_note, "NOTE_AFTER_S", 0.05)
+
+    def fails(x):
+        raise ValueError("no")
+
+    run = compile_note.jit_with_note(fails, "it")
+    with pytest.raises(ValueError, match="no"):
+        run(1.0)
+    time.sleep(0.1)
+
+    assert not caplog.messages
+
+
+def test_programs_of_an_env_are_named_after_its_simulator(monkeypatch, caplog):
+    monkeypatch.setattr(compile_note, "NOTE_AFTER_S", 0.0)
+    env = JaxEnv(Pendulum(), batch_size=[3])
+    env.rand_step(env.reset())
+
+    said = {message.partition(" ...")[0] for message in caplog.messages}
+    assert {"compiling init of Pendulum", "compiling step of Pendulum"} <= said
