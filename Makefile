@@ -47,8 +47,9 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 bench: $(BENCH_STAMP)
-	$(BENCH_VENV)/bin/python -m bench.brax_step
-	$(BENCH_VENV)/bin/python -m bench.gym_pool
+	for work in gym_pool brax_step brax_scan gradient transforms scaling gpu; do \
+		$(BENCH_VENV)/bin/python -m bench.$$work || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) .cache .pytest_cache .ruff_cache demo_out

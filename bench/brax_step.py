@@ -67,7 +67,7 @@ def envkit_loop(env: BraxEnv, steps: int, policy: torch.nn.Module) -> Callable[[
 
     @torch.no_grad()
     def run() -> None:
-        td = first
+        td = first.copy()  # an entry under "next" would count as preset
         for _ in range(steps):
             td["action"] = policy(td["observation"])
             _, td = env.step_and_maybe_reset(td)

@@ -60,7 +60,7 @@ class GymLikeEnv(EnvBase):
         ValueError: ``frame_skip`` is not a positive int.
     """
 
-    available_envs: ClassVar[Any] = ()
+    available_envs: ClassVar[Any] = []
     libname: str | None = None
     env_name: str | None = None
     _env: Any

@@ -19,6 +19,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_device_of, torch_dtype_of
+from bridges.gpu import warn_if_full
 from bridges.gradients import Running, is_wanted
 from bridges.jax_handoff import RowEnv
 from bridges.jax_programs import Programs
@@ -95,9 +96,10 @@ class JaxEnv(RowEnv):
         shards = None if devices is None else Shards(devices)
         if device is None:
             device = "cpu" if shards is None else torch_device_of(shards.devices[0])
-        super().__init__(batch_size=batch_size, device=torch.device(device), **kwargs)
+        device = torch.device(device)
+        super().__init__(batch_size=batch_size, device=device, **kwargs)
         if shards is not None:
-            shards.check(self.numel(), self.device, requires_grad=requires_grad)
+            shards.check(self.numel(), device, requires_grad=requires_grad)
         self.requires_grad = requires_grad
         self.state_layout = state_layout
         self.episode_length = episode_length
@@ -106,7 +108,8 @@ class JaxEnv(RowEnv):
         axis = None if shards is None else AXIS
         rows = BatchedEnv(limited, reset_mode=reset_mode, pool_size=pool_size, axis=axis)
         self._programs = Programs(rows, packed=state_layout == "packed", shards=shards)
-        self._jax_device = jax_device_of(self.device)
+        self._jax_device = jax_device_of(device)
+        warn_if_full(device)
         self._set_seed(0)
         self._declare()
         self._root_paths = tuple(observation_leaves(rows.template[1]))
@@ -234,9 +237,8 @@ class JaxEnv(RowEnv):
         self._check_batch(td)
         self._sent = td
         inputs = self._inputs(td)
-        if self.requires_grad and is_wanted(
-            inputs
-        ):  # a step and a reset, so that one VJP serves all
+        if self.requires_grad and is_wanted(inputs):
+            # The reset follows apart, so that one backward program serves every kind of step.
             self._running = self._stepping(inputs)
         else:
             given = to_jit(inputs, copy=False, detach=True)

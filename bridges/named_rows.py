@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,10 @@ import jax.numpy as jnp
 from envkit import rules
 from envkit.errors import KeyCollisionError
 from envkit.functional import BatchedEnv, Timestep, done_of, name_of
-from envkit.transforms.fusable import FusableTransform, Leaves, changed
+from envkit.leaves import Leaves, changed
+
+if TYPE_CHECKING:
+    from envkit.transforms.fusable import FusableTransform
 
 __all__ = ["Acted", "NamedRows", "RowState", "observation_leaves"]
 

@@ -9,6 +9,7 @@ from importlib import import_module as _import_module
 _HOMES = {
     "bridges.brax": ("BraxEnv", "BraxWrapper"),
     "bridges.compile_cache": ("cache_dir",),
+    "bridges.gpu": ("configure_gpu",),
     "bridges.gym_backend": ("gym_backend", "set_gym_backend"),
     "bridges.gym_info": ("default_info_dict_reader",),
     "bridges.gym_like": ("GymLikeEnv",),
@@ -71,6 +72,7 @@ _HOMES = {
         "RemoveEmptySpecs",
     ),
     "envkit.transforms.frames": ("CatFrames", "TimeMaxPool"),
+    "envkit.transforms.fusable": ("FusableTransform", "MomentTransform"),
     "envkit.transforms.images": ("CenterCrop", "Crop", "GrayScale", "Resize", "ToTensorImage"),
     "envkit.transforms.join": ("CatTensors",),
     "envkit.transforms.keys": ("ExcludeTransform", "RenameTransform", "SelectTransform"),

@@ -3,6 +3,7 @@
 from bridges.brax import BraxEnv as BraxEnv
 from bridges.brax import BraxWrapper as BraxWrapper
 from bridges.compile_cache import cache_dir as cache_dir
+from bridges.gpu import configure_gpu as configure_gpu
 from bridges.gym_backend import gym_backend as gym_backend
 from bridges.gym_backend import set_gym_backend as set_gym_backend
 from bridges.gym_info import default_info_dict_reader as default_info_dict_reader
@@ -77,6 +78,8 @@ from envkit.transforms.flow import NoopResetEnv as NoopResetEnv
 from envkit.transforms.flow import RemoveEmptySpecs as RemoveEmptySpecs
 from envkit.transforms.frames import CatFrames as CatFrames
 from envkit.transforms.frames import TimeMaxPool as TimeMaxPool
+from envkit.transforms.fusable import FusableTransform as FusableTransform
+from envkit.transforms.fusable import MomentTransform as MomentTransform
 from envkit.transforms.images import CenterCrop as CenterCrop
 from envkit.transforms.images import Crop as Crop
 from envkit.transforms.images import GrayScale as GrayScale

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from envkit.errors import ClosedEnvError
+from envkit.errors import ClosedEnvError, NotCallableError
 from envkit.keys import Key
 from envkit.outputs import OutputLeaf
 from envkit.rollout import rollout
@@ -387,8 +387,12 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         self.is_closed = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Environments are not called like modules."""
-        raise NotImplementedError(
+        """Environments are not called like modules.
+
+        Raises:
+            NotCallableError: (a NotImplementedError) always.
+        """
+        raise NotCallableError(
             f"{type(self).__name__} is an environment: call its step or reset. If it was passed "
             "where a create function is expected, pass `lambda: env_class(...)` instead."
         )

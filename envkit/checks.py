@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.base import EnvBase
-from envkit.deviations import changed, deviations
+from envkit.deviations import changed, deviations, distinct
 from envkit.errors import EnvkitError, OutOfSpecError, RolloutError
 from envkit.keys import as_key
 from envkit.transition import empty_like
@@ -64,11 +64,12 @@ def check_env_specs(
             raise
     except EnvkitError as error:
         problems = _by_hand(env, tensordict, find) or [str(error)]
-    problems = problems or list(_overwritten(env, tensordict))
+    else:
+        problems += _alone(env, tensordict, find)
     if problems:
         raise OutOfSpecError(
             f"{env} does not do what its specs say:\n"
-            + "\n".join(f"  - {problem}" for problem in dict.fromkeys(problems))
+            + "\n".join(f"  - {problem}" for problem in distinct(problems))
             + "\nCorrect the specs, or what _reset and _step return."
         )
 
@@ -112,13 +113,17 @@ def _unrefused(
     return []
 
 
-def _overwritten(env: EnvBase, tensordict: TensorDictBase | None) -> Iterator[str]:
-    """Take steps that keep what each returned, and name what a later step has written to."""
-    root = env.reset(None if tensordict is None else tensordict.copy())
+def _alone(env: EnvBase, tensordict: TensorDictBase | None, find: partial) -> Iterator[str]:
+    """Compare steps one by one, and name what a later step has written to.
+
+    A dense rollout leaves out what only some of its roots hold, and keeps no tensor that an env gave.
+    """
+    fake, root = env.fake_tensordict(), env.reset(None if tensordict is None else tensordict.copy())
     taken = []
     for name in ("reset", "first step", "second step"):
         taken.append((name, root, root.apply(torch.clone)))  # td.clone() fails on nested tensors
         data = env.step(env.rand_action(root.copy()))
+        yield from find(fake, data)
         if env._rows_done(data.get("next")).any():
             break
         root = env.step_mdp(data)

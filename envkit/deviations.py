@@ -23,7 +23,7 @@ from envkit.keys import Path, as_key, as_path
 from envkit.specs import Composite, TensorSpec, contains_lazy_spec
 from envkit.transition import leaves
 
-__all__ = ["changed", "deviations"]
+__all__ = ["changed", "deviations", "distinct"]
 
 _KINDS = {
     (): (
@@ -58,7 +58,7 @@ def deviations(
     same = partial(deviations, device=device, check_dtype=check_dtype)
     if isinstance(real, LazyStackedTensorDict) and real.stack_dim >= specs.ndim:
         steps = (same(specs, fake, step) for step in real.unbind(real.stack_dim))
-        return _distinct(line for lines in steps for line in lines)
+        return distinct(line for lines in steps for line in lines)
     if specs.ndim and (contains_lazy_spec(specs) or isinstance(real, LazyStackedTensorDict)):
         return [
             f"{line} (env {index})"
@@ -78,7 +78,7 @@ def deviations(
     return lines
 
 
-def _distinct(lines: Iterable[str]) -> list[str]:
+def distinct(lines: Iterable[str]) -> list[str]:
     """Drop lines that only repeat for other values what another says."""
     distinct: dict[str, str] = {}
     for line in lines:

@@ -31,6 +31,7 @@ __all__ = [
     "MissingKeyError",
     "MissingLibraryError",
     "NoParentError",
+    "NotCallableError",
     "NotEnumerableError",
     "NotResetError",
     "NotStartedError",
@@ -78,7 +79,7 @@ class ArgumentCountError(EnvkitError, RuntimeError):
 
 
 class StartedError(EnvkitError, RuntimeError):
-    """An env was to be started that runs already."""
+    """What was to be started, or set before a start, runs already."""
 
 
 class MemoryKindError(EnvkitError, RuntimeError):
@@ -198,6 +199,10 @@ class StatisticsError(EnvkitError, RuntimeError):
 
 class ClosedEnvError(EnvkitError, RuntimeError):
     """An env was used after `close`, or closed twice."""
+
+
+class NotCallableError(EnvkitError, NotImplementedError):
+    """Something was called like a module whose work is done by other methods."""
 
 
 class RolloutError(EnvkitError, RuntimeError):

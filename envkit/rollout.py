@@ -199,7 +199,7 @@ def _stack(env: EnvBase, steps: list[TensorDictBase], *, contiguous: bool) -> Te
     except (RuntimeError, KeyError) as error:
         raise RolloutError(
             "the steps of this rollout cannot be stacked into one tensor each: "
-            f"{error}. Pass return_contiguous=False to get a lazy stack along time."
+            f"{str(error).rstrip('.')}. Pass return_contiguous=False to get a lazy stack along time."
         ) from error
 
 

@@ -134,7 +134,7 @@ class Chaos(Count):
 
     def _step(self, td):
         fault = self.FAULTS[int(td["action"])]
-        _fail(fault, f"cannot go on from {self.c}")
+        fail(fault, f"cannot go on from {self.c}")
         out = super()._step(td)
         return out.set("count", torch.zeros(3)) if fault == "misfit" else out
 
@@ -153,15 +153,21 @@ class Chaos(Count):
         return threading.Lock()
 
     def _obey(self, place: str) -> None:
-        order = None if self.orders is None else self.orders / place
-        if order is None or not order.exists():
-            return
-        fault, times = order.read_text().split()
-        if times == "1":
-            order.unlink()
-        else:
-            order.write_text(f"{fault} {int(times) - 1}")
-        _fail(fault, f"was told to fail in {place}")
+        if self.orders is not None:
+            obey(self.orders, place)
+
+
+def obey(orders: Path, place: str) -> None:
+    """Go wrong if `order_fault` has said so."""
+    order = orders / place
+    if not order.exists():
+        return
+    fault, times = order.read_text().split()
+    if times == "1":
+        order.unlink()
+    else:
+        order.write_text(f"{fault} {int(times) - 1}")
+    fail(fault, f"was told to fail in {place}")
 
 
 def order_fault(orders: Path, place: str, fault: str, times: int = 1) -> None:
@@ -174,7 +180,8 @@ def order_fault(orders: Path, place: str, fault: str, times: int = 1) -> None:
     (orders / place).write_text(f"{fault} {times}")
 
 
-def _fail(fault: str, message: str) -> None:
+def fail(fault: str, message: str) -> None:
+    """Raise, or end or stop this process; do nothing for what is no such fault."""
     if fault == "raise":
         raise ValueError(message)
     if fault == "exit":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
 from envkit import EnvBase, SerialEnv, check_env_specs
+from envkit.deviations import deviations
 from envkit.errors import OutOfSpecError
 from envkit.specs import Bounded, Categorical, Composite, NonTensor, OneHot, Unbounded
 
@@ -274,14 +276,43 @@ class A_tensor_that_is_written_into(Sound):
         return self.out(reward=torch.ones(1), terminated=torch.zeros(1, dtype=torch.bool))
 
 
+@broken(f"'note' {too_few('_reset')}", f"('next', 'note') {too_few('_step')}")
+class A_text_nobody_returns(Sound):
+    def declare(self):
+        note = NonTensor(example_data="a")
+        self.observation_spec = Composite(count=Unbounded((1,), dtype=INTS), note=note)
+
+
 @broken(
-    f"('next', 'extra') {TOO_MANY}",
+    "('body', 'leg') has dtype torch.float64, its spec says torch.float32",
+    "('next', 'body', 'leg') has dtype torch.float64, its spec says torch.float32",
+)
+class A_nested_entry_of_another_dtype(Sound):
+    def declare(self):
+        body = Composite(leg=Unbounded((1,)))
+        self.observation_spec = Composite(count=Unbounded((1,), dtype=INTS), body=body)
+
+    def out(self, **entries):
+        return super().out(**entries, body=TensorDict({"leg": torch.ones(1).double()}))
+
+
+@broken(
+    "'action' has values outside its spec Categorical(shape=(1,), n=2, device=cpu, dtype=int64): "
+    "found 5 to 5"
+)
+class An_action_that_its_spec_does_not_have(Sound):
+    def rand_action(self, tensordict=None):
+        return super().rand_action(tensordict).update({"action": torch.tensor([5])})
+
+
+@broken(
     f"'speed' {too_few('_reset')}",
     f"('next', 'speed') {too_few('_step')}",
     "'count' has dtype torch.int32, its spec says torch.int64",
     "('next', 'count') has dtype torch.int32, its spec says torch.int64",
     "('next', 'reward') has values outside its spec BoundedContinuous(shape=(1,), low=-1.0, high=0.0, "
     "device=cpu, dtype=float32): found 1 to 1",
+    f"('next', 'extra') {TOO_MANY}",
     f"'extra' {TOO_MANY}",
 )
 class Everything_at_once(Sound):
@@ -318,6 +349,39 @@ def test_the_report_names_everything_that_is_wrong(name):
 def test_dtypes_are_compared_on_request_only():
     check_env_specs(An_observation_of_another_dtype(), check_dtype=False)
     check_env_specs(A_reward_of_another_dtype(), check_dtype=False)
+
+
+def test_data_elsewhere_than_the_env_says_is_named():
+    """`step` delivers what an env returns, so only data of other makers can be elsewhere."""
+    env = Sound().to("cpu")
+    real = env.rollout(1).clear_device_()
+    real["next", "count"] = real["next", "count"].to("meta")
+    compare = partial(deviations, env.specs, env.fake_tensordict(), real, check_dtype=True)
+
+    lines = compare(device=env.device)
+
+    assert lines == ["('next', 'count') is on meta, its spec says cpu"]
+
+
+def test_episodes_after_the_first_are_looked_at_on_request():
+    class Third_episode_differs(Sound):
+        episodes = 0
+
+        def declare(self):
+            self.observation_spec = Composite(count=Bounded(0, 1, (1,), dtype=INTS))
+
+        def _reset(self, td):
+            self.episodes += 1
+            return super()._reset(td)
+
+        def _step(self, td):
+            self.count = torch.full((1,), 7 if self.episodes > 2 else 1)
+            return self.out(terminated=torch.ones(1, dtype=torch.bool))
+
+    for stop in (None, True):
+        check_env_specs(Third_episode_differs(), break_when_any_done=stop)
+    with pytest.raises(OutOfSpecError, match="found 1 to 7"):
+        check_env_specs(Third_episode_differs(), break_when_any_done=False)
 
 
 def test_values_are_compared_whatever_their_dtype():

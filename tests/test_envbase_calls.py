@@ -222,6 +222,14 @@ def test_an_unlocked_env_takes_any_batch(kind, size):  # P02
     assert td.batch_size == td["next"].batch_size == size
     assert td["next", "reward"].shape == (*size, 1)
     assert env.reset().batch_size == env.batch_size == (3,)
+    assert not env.batch_locked
+
+
+def test_a_rollout_has_the_batch_that_a_stateless_env_is_given():  # P02, P05
+    env = BraxEnv("fast", device="cpu")
+
+    assert env.batch_locked is False
+    assert env.rollout(2, tensordict=TensorDict(batch_size=[7])).shape == (7, 2)
 
 
 # ----------------------------------------------------------------------------------------- 6. step

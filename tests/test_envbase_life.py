@@ -16,7 +16,20 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import nn
 
-from envkit import BraxEnv, EnvBase, GymEnv, SerialEnv, StepCounter, TransformedEnv
+from envkit import (
+    AutoResetEnv,
+    AutoResetTransform,
+    BraxEnv,
+    EnvBase,
+    GymEnv,
+    InitTracker,
+    MixedEnv,
+    ParallelEnv,
+    SerialEnv,
+    StepCounter,
+    TensorDictPrimer,
+    TransformedEnv,
+)
 from envkit.seeding import next_seed
 from envkit.specs import Categorical, Composite, Unbounded
 from tests.envs import Count, StatelessCount
@@ -267,6 +280,43 @@ def test_an_env_may_sit_in_another_module():
 
 
 # ------------------------------------------------------------- keywords that every class accepts
+
+
+CLASSES = {
+    "gym": partial(GymEnv, "CartPole-v1"),
+    "brax": partial(BraxEnv, "fast", batch_size=[2], device="cpu"),
+    "serial": partial(SerialEnv, 2, mk),
+    "parallel": partial(ParallelEnv, 2, mk, num_processes=1),
+    "mixed": lambda **options: MixedEnv([SerialEnv(2, mk), SerialEnv(1, mk)], **options),
+    "transformed": lambda **options: TransformedEnv(Count(5), StepCounter(), **options),
+}
+
+
+class Memory(nn.Module):
+    """A policy that asks for a hidden state."""
+
+    def make_tensordict_primer(self):
+        return TensorDictPrimer({"hidden": Unbounded((3,))}, expand_specs=True)
+
+
+@pytest.fixture(scope="module", params=CLASSES)
+def built(request):
+    """One env of each class, given all the keywords at once."""
+    env = CLASSES[request.param](spec_locked=False, auto_reset=True, policy=Memory())
+    yield env
+    env.close(raise_if_closed=False)
+
+
+def test_every_kind_of_env_takes_the_common_keywords(built):
+    kinds = [type(transform) for transform in built.transform.flat()]
+
+    root = built.reset()
+
+    assert isinstance(built, AutoResetEnv)
+    assert kinds == [AutoResetTransform, InitTracker, TensorDictPrimer]
+    assert not built.base_env.is_spec_locked
+    assert root["hidden"].shape == (*built.batch_size, 3)
+    assert root["is_init"].all()
 
 
 def test_every_class_takes_the_common_keywords():

@@ -16,6 +16,7 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+LONG = ("03_gradients",)  # compiles the gradient of a physics engine
 
 
 def code_cells(notebook):
@@ -31,7 +32,13 @@ def pictures(notebook) -> list[str]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=pytest.mark.slow if path.stem in LONG else (), id=path.stem)
+        for path in NOTEBOOKS
+    ],
+)
 def test_a_notebook_runs_from_top_to_bottom(path, monkeypatch):
     monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")  # not a kernel of the user's
     notebook = nbformat.read(path, as_version=4)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from tensordict import TensorDict
 
+from envkit import Compose, InitTracker, RewardSum, StepCounter, TransformedEnv
 from envkit.base import EnvBase
 from envkit.errors import BatchSizeError, DoneError, ResetMaskError, StepMaskError
 from envkit.specs import Categorical, Composite, Unbounded
@@ -123,6 +126,117 @@ def test_a_batch_mask_may_carry_the_trailing_singleton(mask):
     assert out["val"].tolist() == [1, 0]
     assert out["done"].tolist() == [[F], [F]]
     assert not has_private(out)
+
+
+class Sevens(StatelessCount):
+    """Begins at 7, so that a new episode differs from nothing at all."""
+
+    def _reset(self, td, **kwargs):
+        out = super()._reset(td)
+        return out.set("count", out["count"] + 7)
+
+
+def test_what_the_data_lacks_is_zero_where_nothing_was_reset():
+    out = Sevens(99).reset(td_of([2], _reset=[[T], [F]]))
+
+    assert out["count"].tolist() == [[7], [0]]
+    assert out["done"].tolist() == out["terminated"].tolist() == [[F], [F]]
+
+
+class Team(EnvBase):
+    """Agents with flags of their own, and an entry of their node that all share."""
+
+    def __init__(self, batch: list[int], agents: int):
+        super().__init__(batch_size=batch)
+        self.agents = agents
+        flag = Categorical(2, shape=(*batch, agents), dtype=torch.bool)
+        self.observation_spec = Composite(
+            team=Composite(
+                own=Unbounded((*batch, agents)), shared=Unbounded((*batch, 1)), shape=batch
+            ),
+            shape=batch,
+        )
+        self.done_spec = Composite(team=Composite(done=flag, shape=batch), shape=batch)
+        self.action_spec = Unbounded((*batch, 1))
+
+    def _reset(self, td, **kwargs):
+        own, shared = (torch.zeros(*self.batch_size, size) for size in (self.agents, 1))
+        return TensorDict({"team": {"own": own, "shared": shared}}, self.batch_size)
+
+    def _step(self, td):
+        return self._reset(td)
+
+    def _set_seed(self, seed):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("batch", "mask", "own", "shared"),
+    [
+        ([], [F, T], [1, 0], [0]),
+        ([], [F, F], [1, 1], [1]),
+        ([], [T, T], [0, 0], [0]),
+        ([2], [[F, T, F], [F, F, F]], [[1, 0, 1], [1, 1, 1]], [[0], [1]]),
+        ([2], [[F, F, F], [T, T, T]], [[1, 1, 1], [0, 0, 0]], [[1], [0]]),
+    ],
+)
+def test_what_all_agents_share_is_reset_with_any_of_them(batch, mask, own, shared):
+    mask = torch.tensor(mask)
+    node = {"own": torch.ones(mask.shape), "shared": torch.ones(*batch, 1), "_reset": mask}
+
+    out = Team(batch, mask.shape[-1]).reset(TensorDict({"team": node}, batch))
+
+    assert out["team", "own"].tolist() == own
+    assert out["team", "shared"].tolist() == shared
+    assert not has_private(out)
+
+
+def transformed_count() -> TransformedEnv:
+    return TransformedEnv(Count(9), Compose(StepCounter(), RewardSum(), InitTracker()))
+
+
+@pytest.mark.parametrize("make", [partial(Count, 9), transformed_count])
+@pytest.mark.parametrize("mask", [[F], F])
+def test_a_mask_that_selects_nothing_leaves_one_simulator_alone(make, mask):
+    env = make()
+    td = env.rand_action(env.step_mdp(env.rand_step(env.step_mdp(env.rand_step(env.reset())))))
+    before = td.clone()
+
+    out = env.reset(td.set("_reset", torch.tensor(mask)))
+
+    assert out is td
+    assert (out == before).all() and out.keys() == before.keys()
+    assert env.c == 2
+    assert env.step(td)["next", "count"].item() == 3
+
+
+@pytest.mark.parametrize("make", [partial(Count, 9), transformed_count])
+def test_a_mask_alone_gives_zeros_and_leaves_the_simulator_alone(make):
+    env = make()
+    env.rollout(2)
+
+    out = env.reset(td_of(_reset=[F]))
+
+    assert env.c == 2
+    assert set(out.keys()) == {*env.observation_keys, *env.done_keys}
+    assert not any(value.any() for value in out.values())
+
+
+def test_a_level_that_no_mask_decides_for_resets_the_simulator():
+    calls = []
+
+    class Counted(Zeros):
+        def _reset(self, td, **kwargs):
+            calls.append(td)
+            return super()._reset(td)
+
+    env = Counted("agent0", "agent1")
+    env.reset(groups([F, F], None))
+    env.reset(groups([F, F], [F, F]))
+    with_root = Counted("agent0", "agent1", root=True)
+    with_root.reset(groups([T, T], None, root=[F, F]))
+
+    assert len(calls) == 1
 
 
 def test_hidden_changes_of_unselected_parts_are_lost():

@@ -19,7 +19,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit.batched.metadata import EnvMetaData
 from envkit.env_specs import as_key
-from envkit.errors import SpecError
+from envkit.errors import ArgumentError
 from envkit.transition import choose, leaves
 
 __all__ = ["by_row", "empty_rows", "has_own_rows", "keep_unstepped", "stack_rows"]
@@ -34,12 +34,12 @@ def has_own_rows(metadata: Sequence[EnvMetaData], share_individual_td: bool | No
             data can tell may differ at any step, so such rows are their own then, too.
 
     Raises:
-        SpecError: dense results were asked for and the layouts differ.
+        ArgumentError: dense results were asked for and the layouts differ.
     """
     layouts = [found.layout() for found in metadata]
     alike = all(layout == layouts[0] for layout in layouts)
     if share_individual_td is False and not alike:
-        raise SpecError(
+        raise ArgumentError(
             "share_individual_td=False asks for dense results, but the sub-envs differ in keys, "
             f"shapes or dtypes: {_difference(layouts)}. Pass share_individual_td=None (or True) to "
             "get lazy stacks."

@@ -22,9 +22,10 @@ from envkit import rules, tally
 from envkit.base import EnvBase
 from envkit.env_specs import Key, as_key, as_path
 from envkit.errors import ArgumentError, NoParentError, ResetMaskError
+from envkit.leaves import Changes, Leaves
 from envkit.specs import Categorical, Composite, TensorSpec, Unbounded
 from envkit.transforms.base import Transform
-from envkit.transforms.fusable import Changes, FusableTransform, Leaves
+from envkit.transforms.fusable import FusableTransform
 from envkit.transition import collect_reset_masks
 
 __all__ = [

@@ -21,10 +21,11 @@ from tensordict import TensorDictBase
 from envkit import elementwise
 from envkit.errors import ArgumentError, KeyCollisionError, MissingKeyError, SpecError
 from envkit.keys import Key, Path, as_key, as_path
+from envkit.leaves import Changes, Leaves
 from envkit.specs import Bounded, BoundedContinuous, BoundedDiscrete, Composite, TensorSpec
 from envkit.transforms.base import Keys
 from envkit.transforms.episodes import EpisodeTransform
-from envkit.transforms.fusable import Changes, FusableTransform, Leaves
+from envkit.transforms.fusable import FusableTransform
 from envkit.transforms.leafwise import (
     LeafTransform,
     require_known,

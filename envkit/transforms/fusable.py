@@ -6,8 +6,7 @@ derived from them, so a transform is written once. Which programs there are, and
 border, is the env's business (`EnvBase._fuse`).
 
 Conventions
-    leaves     the entries of one moment by path, batch axes in front; arrays of any namespace.
-    changes    what a hook returns: leaves by path, new or changed; None takes an entry away.
+    leaves     the entries of one moment by path; changes: what a hook returns, see `envkit.leaves`.
     memory     entries at the root that the next step reads.
     constants  numbers and tensors that the arithmetic uses. They are given to a program at every
                call, so they may change; everything else is fixed when it is compiled.
@@ -23,40 +22,10 @@ from tensordict import TensorDictBase
 
 from envkit import transition
 from envkit.keys import Path, as_key
+from envkit.leaves import Changes, Leaves
 from envkit.transforms.base import Transform
 
-__all__ = [
-    "Changes",
-    "FusableTransform",
-    "Leaves",
-    "MomentTransform",
-    "changed",
-    "dtype_name",
-    "take_out",
-]
-
-Changes = Mapping[Path, Any]
-
-
-class Leaves(Mapping[Path, Any]):
-    """The entries of one moment by path, read-only.
-
-    Attributes:
-        batch_dims: number of batch axes.
-    """
-
-    def __init__(self, entries: Mapping[Path, Any], batch_dims: int):
-        self._entries = entries
-        self.batch_dims = batch_dims
-
-    def __getitem__(self, path: Path) -> Any:
-        return self._entries[path]
-
-    def __iter__(self) -> Iterator[Path]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+__all__ = ["FusableTransform", "MomentTransform", "dtype_name", "take_out"]
 
 
 class _LeavesOf(Leaves):
@@ -80,12 +49,6 @@ class _LeavesOf(Leaves):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-
-def changed(leaves: Mapping[Path, Any], changes: Changes) -> dict[Path, Any]:
-    """Give ``leaves`` with ``changes`` made."""
-    merged = {**leaves, **changes}
-    return {path: leaf for path, leaf in merged.items() if leaf is not None}
 
 
 def dtype_name(dtype: torch.dtype) -> str:

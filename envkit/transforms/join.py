@@ -18,9 +18,10 @@ from envkit.errors import (
     SpecError,
 )
 from envkit.keys import Key, as_path
+from envkit.leaves import Changes, Leaves
 from envkit.specs import Composite, TensorSpec, Unbounded
 from envkit.transforms.base import Keys, as_keys
-from envkit.transforms.fusable import Changes, Leaves, MomentTransform, take_out
+from envkit.transforms.fusable import MomentTransform, take_out
 from envkit.transforms.leafwise import require_negative, require_regular
 
 __all__ = ["CatTensors"]

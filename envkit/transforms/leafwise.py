@@ -18,6 +18,7 @@ import torch
 
 from envkit.errors import ArgumentError, MissingKeyError, SpecError
 from envkit.keys import Key, Path, as_path
+from envkit.leaves import Changes, Leaves
 from envkit.specs import (
     Bounded,
     BoundedContinuous,
@@ -28,7 +29,7 @@ from envkit.specs import (
     Unbounded,
 )
 from envkit.transforms.base import Keys, Transform
-from envkit.transforms.fusable import Changes, Leaves, MomentTransform
+from envkit.transforms.fusable import MomentTransform
 
 __all__ = [
     "INPUTS",

@@ -57,9 +57,12 @@ class PixelRenderTransform(Transform):
             )
         return self.container.base_env
 
-    def _frame(self) -> torch.Tensor:
+    def _drawn(self) -> Any:
+        return getattr(self._base(), self.render_method)(**self.render_kwargs)
+
+    def _frame(self, drawn: Any) -> torch.Tensor:
+        """Bring what the env has drawn into the form of the entry."""
         env = self._base()
-        drawn = getattr(env, self.render_method)(**self.render_kwargs)
         if isinstance(drawn, list | tuple):  # one for each sub-env
             drawn = np.stack([np.asarray(part) for part in drawn])
         if self.preproc is not None:
@@ -75,7 +78,7 @@ class PixelRenderTransform(Transform):
         return frame if env.device is None else frame.to(env.device)
 
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
-        return next_td.set(self.out_keys[0], self._frame())
+        return next_td.set(self.out_keys[0], self._frame(self._drawn()))
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
         return self._call(td_reset)
@@ -88,10 +91,11 @@ class PixelRenderTransform(Transform):
 
     def _read_spec(self) -> TensorSpec:
         try:
-            frame = self._frame()
+            drawn = self._drawn()
         except Exception:  # simulators differ in how they say that there is nothing to draw yet
             self._base().reset()
-            frame = self._frame()
+            drawn = self._drawn()
+        frame = self._frame(drawn)
         if frame.dtype == torch.uint8:
             return Bounded(0, 255, frame.shape, dtype=torch.uint8, device=frame.device)
         return Unbounded(frame.shape, dtype=frame.dtype, device=frame.device)

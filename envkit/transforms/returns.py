@@ -14,10 +14,11 @@ from tensordict import TensorDictBase
 from envkit import tally
 from envkit.env_specs import Key, as_key, as_path
 from envkit.errors import ArgumentError
+from envkit.leaves import Changes, Leaves
 from envkit.specs import Composite, Unbounded
 from envkit.transforms.base import Keys, as_keys
 from envkit.transforms.episodes import EpisodeTransform
-from envkit.transforms.fusable import Changes, FusableTransform, Leaves, dtype_name
+from envkit.transforms.fusable import FusableTransform, dtype_name
 
 __all__ = ["RewardSum", "TargetReturn"]
 

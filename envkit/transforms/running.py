@@ -61,8 +61,6 @@ class _Moments(nn.Module):
     def add(self, rows: torch.Tensor, decay: float) -> None:
         """Count rows of shape ``(n, *event)``, in place, so that copies that share them follow."""
         count = len(rows)
-        if not count:
-            return
         weight = self.weight * decay
         total = weight + count
         mean = rows.mean(0)

@@ -62,8 +62,10 @@ class Channel:
         Raises:
             OSError: the other end is closed.
         """
-        self._socket.settimeout(0.0)
         frame = memoryview(self._frame)
+        if sum(self._sent) == len(frame):
+            return True
+        self._socket.settimeout(0.0)
         try:
             if self._fd is not None and not self._fd_sent:
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._fd]))

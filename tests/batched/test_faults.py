@@ -11,10 +11,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 
 import gymnasium
@@ -30,7 +31,8 @@ from envkit.errors import SharedMemoryError, WorkerError, WorkerTimeoutError
 from tests.envs import Chaos, Count, order_fault
 
 SEEDS = [0, 795726461, 2841183792]
-PATIENCE_S = 10.0  # how much later than it can be noticed an error may come here, at the very most
+SOON_S = 2.0  # how much later than it can be noticed an error may come
+PATIENCE_S = 10.0  # for what has no such limit
 
 pytestmark = pytest.mark.usefixtures("warm_fork_server")
 
@@ -40,10 +42,7 @@ with_and_without_buffers = pytest.mark.parametrize(
 
 
 def folders(tmp_path: Path, count: int) -> list[Path]:
-    made = [tmp_path / str(row) for row in range(count)]
-    for folder in made:
-        folder.mkdir()
-    return made
+    return [Path(tempfile.mkdtemp(prefix=f"{row}-", dir=tmp_path)) for row in range(count)]
 
 
 def three(batched: Callable, tmp_path: Path, **options):
@@ -61,12 +60,31 @@ def acted(env, td, *faults: str):
     return td.set("action", torch.tensor(numbers))
 
 
-def told_by(call: Callable, within_s: float = 0.0) -> WorkerError:
-    """Give the error of a call, which comes soon after it can be noticed."""
+class LateError(AssertionError):
+    """An error came, but not within `SOON_S`."""
+
+
+def once_more_if_late(test: Callable) -> Callable:
+    """Give a test a second chance to be told soon: other programs may keep the machine busy."""
+
+    @wraps(test)
+    def run(**fixtures):
+        try:
+            test(**fixtures)
+        except LateError:
+            test(**fixtures)
+
+    return run
+
+
+def told_by(call: Callable, after_s: float = 0.0) -> WorkerError:
+    """Give the error of a call, which comes soon after it can be noticed, ``after_s`` from now."""
     began = time.monotonic()
     with pytest.raises(WorkerError) as caught:
         call()
-    assert time.monotonic() - began < within_s + PATIENCE_S
+    late_s = time.monotonic() - began - after_s
+    if late_s > SOON_S:
+        raise LateError(f"{late_s:.1f} s late: {caught.value}")
     return caught.value
 
 
@@ -117,6 +135,7 @@ def provoke(env, orders: list[Path], place: str, fault: str) -> Callable:
     ("place", "use_buffers"),
     [*((place, True) for place in PLACES), ("reset", False), ("step", False)],
 )
+@once_more_if_late
 def test_a_fault_in_a_worker_is_told_in_full_and_leaves_nothing(
     closing, holdings, tmp_path, use_buffers, place, fault
 ):
@@ -137,7 +156,7 @@ def test_a_fault_in_a_worker_is_told_in_full_and_leaves_nothing(
         rows = f"rows 0-1{seeds}" if place == "visit" else f"row 1{seed}"
         assert f"worker 0 of 2 raised ValueError in {rows} during {command!r}" in text
         assert "Traceback in the worker" in text
-        assert "in _fail" in text
+        assert "in fail" in text
         assert isinstance(error.__cause__, ValueError)
     else:
         assert f"worker 0 of 2, which held rows 0-1{seeds}, {HOW_IT_ENDED[fault]}" in text
@@ -145,7 +164,7 @@ def test_a_fault_in_a_worker_is_told_in_full_and_leaves_nothing(
     assert isinstance(error, WorkerTimeoutError) is (fault == "hang")
     if fault == "hang":
         assert "Stack of the worker" in text
-        assert "in _fail" in text
+        assert "in fail" in text
     del error, call
     assert holdings() == before
     assert_works(env)
@@ -153,6 +172,7 @@ def test_a_fault_in_a_worker_is_told_in_full_and_leaves_nothing(
 
 @pytest.mark.parametrize("place", PLACES)
 @with_and_without_buffers
+@once_more_if_late
 def test_a_fault_in_this_process_is_told_in_the_same_way(closing, tmp_path, use_buffers, place):
     env, orders = three(SerialEnv, tmp_path, use_buffers=use_buffers)
     closing(env)
@@ -165,12 +185,13 @@ def test_a_fault_in_this_process_is_told_in_the_same_way(closing, tmp_path, use_
         text = str(told_by(call))
         seed = "" if place == "constructor" else " (seed 795726461)"
         assert f"worker 0 of 1 raised ValueError in row 1{seed} during" in text
-        assert "in _fail" in text
+        assert "in fail" in text
 
     assert_works(env)
 
 
 @with_and_without_buffers
+@once_more_if_late
 def test_an_env_that_raised_goes_on_after_a_reset(closing, tmp_path, use_buffers):
     env, _ = three(ParallelEnv, tmp_path, use_buffers=use_buffers)
     closing(env)
@@ -183,6 +204,7 @@ def test_an_env_that_raised_goes_on_after_a_reset(closing, tmp_path, use_buffers
     assert env.worker_pids == pids
 
 
+@once_more_if_late
 def test_a_dead_worker_is_told_by_every_call_until_the_env_is_closed(closing, tmp_path):
     env, _ = three(ParallelEnv, tmp_path)
     closing(env)
@@ -241,14 +263,16 @@ def test_an_env_that_cannot_close_does_not_keep_others_open(closing):
 
 def killed_during(env, call: Callable) -> WorkerError:
     """Kill the first worker while ``call`` waits for it."""
-    killer = threading.Timer(0.3, os.kill, (env.worker_pids[0], signal.SIGKILL))
+    wait_s = 0.3
+    killer = threading.Timer(wait_s, os.kill, (env.worker_pids[0], signal.SIGKILL))
     killer.start()
-    error = told_by(call)
+    error = told_by(call, wait_s)
     killer.join()
     return error
 
 
 @pytest.mark.parametrize("place", ["step", "reset"])
+@once_more_if_late
 def test_a_worker_killed_from_outside_at_work_is_told(closing, holdings, tmp_path, place):
     before = holdings()
     env, orders = three(ParallelEnv, tmp_path)
@@ -263,6 +287,7 @@ def test_a_worker_killed_from_outside_at_work_is_told(closing, holdings, tmp_pat
 
 
 @with_and_without_buffers
+@once_more_if_late
 def test_a_worker_killed_while_idle_is_told_by_the_next_call(
     closing, holdings, tmp_path, use_buffers
 ):
@@ -283,6 +308,7 @@ def test_a_worker_killed_while_idle_is_told_by_the_next_call(
 
 
 @with_and_without_buffers
+@once_more_if_late
 def test_two_workers_that_fail_at_once_are_both_told(closing, holdings, tmp_path, use_buffers):
     before = holdings()
     env, _ = three(ParallelEnv, tmp_path, use_buffers=use_buffers)
@@ -353,6 +379,7 @@ def test_data_that_cannot_be_pickled_is_blamed_on_its_row(closing):
 
 
 @pytest.mark.parametrize("batched", [SerialEnv, ParallelEnv])
+@once_more_if_late
 def test_data_that_does_not_fit_its_spec_is_named(closing, tmp_path, batched):
     env, _ = three(batched, tmp_path, use_buffers=True)
     closing(env)
@@ -415,6 +442,7 @@ def test_shared_memory_that_is_too_small_is_told_when_the_env_starts(closing, ho
 # ---------------------------------------------------------------------------------- time limits
 
 
+@once_more_if_late
 def test_the_timeout_can_be_changed_while_the_env_runs(closing, tmp_path):
     env, orders = three(ParallelEnv, tmp_path, timeout=60.0)
     closing(env)
@@ -443,6 +471,7 @@ def test_an_env_without_a_timeout_waits(closing, tmp_path):
 # ------------------------------------------------------------------------------------- mixed envs
 
 
+@once_more_if_late
 def test_a_fault_in_a_member_leaves_a_mixed_env_usable(closing):
     env = closing(MixedEnv([SerialEnv(1, Chaos), ParallelEnv(2, Chaos, num_processes=2)]))
     td = env.reset()
@@ -562,8 +591,9 @@ def interrupt_at_random(call: Callable, times: int) -> int:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_at_any_moment_leaves_the_workers_usable(closing, tmp_path):
-    env, _ = three(ParallelEnv, tmp_path, timeout=5.0)
+@with_and_without_buffers
+def test_an_interrupt_at_any_moment_leaves_the_workers_usable(closing, tmp_path, use_buffers):
+    env, _ = three(ParallelEnv, tmp_path, use_buffers=use_buffers, timeout=5.0)
     closing(env)
     pids = env.worker_pids
     td = acted(env, env.reset(), "none", "none", "none")
@@ -576,28 +606,7 @@ def test_an_interrupt_at_any_moment_leaves_the_workers_usable(closing, tmp_path)
     assert env.worker_pids == pids
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_in_the_middle_of_a_message_is_told_as_such(closing, tmp_path):
-    env, _ = three(ParallelEnv, tmp_path, use_buffers=False, timeout=60.0)
-    closing(env)
-    td = acted(env, env.reset(), "none", "none", "none")
-    for _ in range(8):  # over the end of an episode: what is imported there, is
-        env.step_and_maybe_reset(td.clone())
-    errors = []
-
-    for _ in range(100):
-        try:
-            interrupt_at_random(lambda: env.step_and_maybe_reset(td.clone()), 1)
-        except WorkerError as error:
-            errors.append(str(error))
-            env.close()
-            env.reset()
-    env.close()
-
-    assert all("an interrupt (Ctrl-C) came while 'tensordicts' was sent" in e for e in errors)
-    assert_works(env)
-
-
+@once_more_if_late
 def test_what_failed_in_an_interrupted_step_is_told_by_the_next_call(closing, tmp_path):
     env, _ = three(ParallelEnv, tmp_path)
     closing(env)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -267,6 +270,30 @@ def test_a_deleted_array_is_refused():
 
     with pytest.raises(HandoffError, match="deleted"):
         to_torch(array)
+
+
+FAILING = """
+import jax, jax.numpy as jnp
+from bridges.dlpack import to_torch
+
+def fail(x):
+    raise OSError("the disk is gone")
+
+shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+failing = jax.jit(lambda x: jax.pure_callback(fail, shape, x)).lower(shape).compile()
+result = failing(jax.jit(lambda x: jnp.linalg.matrix_power(x / 800, 200)[0, :2])(jnp.ones((800, 800))))
+try:
+    to_torch(result)
+except Exception as error:
+    print(type(error).__name__, "disk is gone" in str(error))
+"""
+
+
+def test_a_program_that_fails_while_torch_waits_raises_its_own_error():
+    # in a process of its own, since JAX reports the failure again when the process ends
+    done = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True)
+
+    assert done.stdout.split() == ["JaxRuntimeError", "True"]
 
 
 def test_a_dtype_torch_lacks_is_refused():

@@ -10,6 +10,7 @@ import pytest
 from bridges.gym_backend import gym_backend, library_of, set_gym_backend
 from bridges.gymnasium import GymEnv
 from envkit.errors import ArgumentError
+from tests.test_front_door import run_without
 
 
 @pytest.fixture
@@ -100,3 +101,20 @@ def test_registered_names_are_listed():  # W22
 
     assert "CartPole-v1" in names
     assert GymEnv("CartPole-v1").available_envs == names
+
+
+def test_without_the_library_there_are_no_names_and_no_envs():  # W22
+    done = run_without(
+        "gymnasium",
+        """
+        from envkit import GymEnv
+        assert GymEnv.available_envs == []
+        try:
+            GymEnv("CartPole-v1")
+        except ImportError as error:
+            print(error)
+        """,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "envkit[gym]" in done.stdout

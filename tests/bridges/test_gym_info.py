@@ -198,7 +198,7 @@ def test_a_reader_that_is_silent_at_resets_fails_the_check():  # W09
     ],
     ids=["default", "keys", "function", "function with spec"],
 )
-@pytest.mark.parametrize("batched", [None, SerialEnv])
+@pytest.mark.parametrize("batched", [None, SerialEnv, partial(ParallelEnv, num_processes=1)])
 def test_registered_infos_are_at_the_root_from_the_reset_on(reader, batched):  # W10
     def make():
         return GymWrapper(Informed()).auto_register_info_dict(info_dict_reader=reader)
@@ -210,6 +210,7 @@ def test_registered_infos_are_at_the_root_from_the_reset_on(reader, batched):  #
     assert data["x"].tolist() == [0, 1, 2]
     assert data["next", "x"].tolist() == [1, 2, 3]
     assert "_p" not in data["next"].keys()
+    env.close()
 
 
 def test_nothing_is_added_where_nothing_is_missing():

@@ -195,7 +195,7 @@ def test_unknown_names_are_looked_up_on_the_simulator():
     assert env.gravity == 2.0
     assert env.libname == "slope"
     assert env.env_name is None
-    assert list(env.available_envs) == []
+    assert env.available_envs == []
     with pytest.raises(AttributeError, match="neither SlopeEnv nor its simulator Slope"):
         _ = env.no_such_name
 

@@ -10,9 +10,11 @@ import torch
 from tensordict import TensorDict
 
 from bridges.jax_env import JaxEnv
+from envkit import RewardScaling, TransformedEnv
 from envkit.checks import check_env_specs
 from envkit.errors import (
     ArgumentError,
+    FusionError,
     HandoffError,
     InputError,
     KeyCollisionError,
@@ -793,6 +795,65 @@ def test_a_dict_of_actions_is_nested_under_action():
     assert set(env.action_keys) == {("action", "wheel"), ("action", "gear")}
     assert out["next", "observation"].tolist() == [[10.75], [30.0]]
     check_env_specs(env, break_when_any_done=False)
+
+
+# ------------------------------------------------------------------------------------- subclasses
+
+
+class Shaped(JaxEnv):
+    """Doubles the action on its way in and adds 1 to the reward on its way out."""
+
+    def _step(self, td):
+        following = super()._step(td.copy().set("action", 2 * td["action"]))
+        return following.set("reward", following["reward"] + 1)
+
+
+class Marked(JaxEnv):
+    """Marks each new episode in its observation."""
+
+    def _reset(self, td, **kwargs):
+        fresh = super()._reset(td, **kwargs)
+        return fresh.set("observation", torch.full_like(fresh["observation"], 9.0))
+
+
+@pytest.mark.parametrize("way", ["step", "masked", "advance", "random", "replayed", "transformed"])
+def test_a_subclass_that_overrides_a_step_is_obeyed_on_every_path(way):
+    plain, env = (kind(Pendulum(), batch_size=[3], episode_length=9) for kind in (JaxEnv, Shaped))
+    root = env.rand_action(seeded(env).reset())
+
+    if way in ("random", "replayed", "transformed"):
+        run = TransformedEnv(env, RewardScaling(0.0, 1.0)) if way == "transformed" else env
+        policy = replaying(root["action"][:, None]) if way == "replayed" else None
+        data = run.rollout(1, policy, auto_reset=False, tensordict=root.exclude("action"))[:, 0]
+    elif way == "advance":
+        data, _ = env.step_and_maybe_reset(root.copy())
+    else:
+        mask = torch.tensor([True, True, way == "step"])
+        data = env.step(root.copy().set("_step", mask))[mask]
+
+    wanted = plain.step(data.exclude("next").set("action", 2 * data["action"]))["next"]
+    assert_close(data["next"], wanted.set("reward", wanted["reward"] + 1))
+
+
+def test_a_subclass_that_overrides_a_reset_is_obeyed_on_every_path():
+    env = seeded(Marked(Pendulum(), batch_size=[2], episode_length=3))
+
+    data = env.rollout(7, break_when_any_done=False)
+
+    begun = torch.tensor([True, False, False, True, False, False, True]).expand(2, 7)
+    assert torch.equal((data["observation"] == 9).all(-1), begun)
+
+
+def test_unroll_refuses_what_a_subclass_makes_of_a_step():
+    env = Shaped(Pendulum(), batch_size=[2])
+
+    with pytest.raises(FusionError, match=r"Shaped makes of a step.*Use rollout"):
+        env.unroll(env.reset(), 3)
+
+
+def test_reset_keywords_are_refused_with_advice(walker):
+    with pytest.raises(ArgumentError, match=r"no reset keywords, but got \['options', 'seed'\]"):
+        walker.reset(seed=3, options={})
 
 
 # ------------------------------------------------------------------------------- device and memory

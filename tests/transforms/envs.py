@@ -9,7 +9,23 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict
 
-from envkit import Categorical, Composite, EnvBase, Unbounded
+from envkit import (
+    ActionMask,
+    Binary,
+    Categorical,
+    Compose,
+    Composite,
+    ConditionalSkip,
+    EnvBase,
+    NoopResetEnv,
+    RemoveEmptySpecs,
+    StepCounter,
+    TrajCounter,
+    TransformedEnv,
+    Unbounded,
+    VecNorm,
+)
+from tests.envs import Count
 
 
 class TwoTeams(EnvBase):
@@ -224,3 +240,45 @@ class Hollow(EnvBase):
 
     def _set_seed(self, seed):
         pass
+
+
+class Cards(EnvBase):
+    """Four cards, each of which can be played once; ends with the last one."""
+
+    def __init__(self, spec=None, **kwargs):
+        super().__init__(**kwargs)
+        self.observation_spec = Composite(action_mask=Binary(4, dtype=torch.bool))
+        self.action_spec = Categorical(4) if spec is None else spec
+
+    def _reset(self, td, **kwargs):
+        self.mask = torch.ones(4, dtype=torch.bool)
+        return TensorDict({"action_mask": self.mask})
+
+    def _step(self, td):
+        card = td["action"].int().argmax() if td["action"].ndim else td["action"]
+        assert self.mask[card], "played twice"
+        self.mask = self.mask & (torch.arange(4) != card)
+        return TensorDict(
+            {"action_mask": self.mask, "terminated": ~self.mask.any(), "reward": torch.ones(1)}
+        )
+
+    def _set_seed(self, seed):
+        pass
+
+
+def masked() -> TransformedEnv:
+    """Cards whose random actions are allowed ones. Made here, since workers import this module fast."""
+    return TransformedEnv(Cards(), ActionMask())
+
+
+def counted() -> TransformedEnv:
+    """A count behind what looks at masks itself, draws, and shares numbers; an action of 1 is skipped."""
+    transforms = (
+        StepCounter(4),
+        NoopResetEnv(2, random=False),
+        ConditionalSkip(lambda td: td["action"].bool().all()),
+        RemoveEmptySpecs(),
+        TrajCounter(),
+        VecNorm(["count"], ["normal"]),
+    )
+    return TransformedEnv(Count(5), Compose(*transforms))

@@ -252,6 +252,17 @@ def test_frames_are_drawn_after_resets_and_steps():
     check_env_specs(env)
 
 
+def test_a_mistake_in_preproc_does_not_reset_the_simulator():
+    base = Drawn()
+    base.rand_step(base.rand_step(base.reset()))
+
+    env = TransformedEnv(base, PixelRenderTransform(preproc=lambda frame: frame["nothing"]))
+
+    with pytest.raises(IndexError):
+        _ = env.observation_spec
+    assert base.count == 2
+
+
 def test_frames_of_sub_envs_are_stacked():
     env = TransformedEnv(
         SerialEnv(2, Drawn), PixelRenderTransform(["frames"], preproc=lambda a: a[..., :1])

@@ -306,7 +306,7 @@ def test_unroll_names_what_it_would_pass_by():
 def test_only_a_stateless_env_is_unrolled():
     env = TransformedEnv(GymEnv("CartPole-v1"), StepCounter())
 
-    with pytest.raises(FusionError, match="this is a GymEnv behind transforms. Use rollout"):
+    with pytest.raises(FusionError, match=r"this is a GymEnv behind transforms\. Use rollout"):
         env.unroll(env.reset(), 3)
     with pytest.raises(AttributeError, match="traces"):
         _ = env.traces
@@ -403,7 +403,9 @@ def test_no_transforms_are_no_obstacle():
     env = TransformedEnv(inner, StepCounter())
 
     assert inner._route.is_direct and fused_in(env) == ["StepCounter"]
-    assert inner._runner is inner._route.stepper and inner.observation_spec == base().observation_spec
+    assert (
+        inner._runner is inner._route.stepper and inner.observation_spec == base().observation_spec
+    )
 
 
 def test_a_row_that_is_not_reset_now_is_not_marked_as_first_at_any_depth():

@@ -400,10 +400,11 @@ def test_a_logger_is_given_each_video():
     env.rollout(4)
     env.transform.dump()
     env.rollout(2)
-    env.transform.dump(suffix="late")
+    env.transform.dump(suffix="late", fps=2, codec="x")
     env.transform.dump()
 
     first, second = log.videos
+    assert (second["fps"], second["codec"]) == (2, "x") and "codec" not in first
     assert (first["name"], first["step"], first["fps"]) == ("eval", 0, 7)
     assert first["video"].shape == (1, 2, 3, 4, 6)  # every second of five frames
     assert (second["name"], second["step"]) == ("eval_late", 1)

@@ -92,6 +92,18 @@ TRANSFORMS = {
 }
 
 
+COMPILED = (
+    "frames, normalised"  # into the programs of Brax; each alone: around them, and in test_fused
+)
+STATES = {
+    "LineariseRewards": {"weights"},
+    "VecNorm": {"weight", "mean", "squares"},
+    "ObservationNorm": {"loc", "scale"},
+    "RewardScaling": {"loc", "scale"},
+    "frames, normalised": {"loc", "scale"},
+}
+
+
 @pytest.fixture(scope="module", params=ENVS)
 def base(request):
     make, key = ENVS[request.param]
@@ -102,9 +114,14 @@ def base(request):
 
 @pytest.fixture(scope="module")
 def behind(base):
-    """The base env behind a transform, built once: a stateless env compiles it into its programs."""
+    """The base env behind a transform, built once; specs that may change keep it out of programs."""
     env, key = base
-    return cache(lambda name: TransformedEnv(env, TRANSFORMS[name](key)))
+
+    def build(name: str) -> TransformedEnv:
+        stays = name == COMPILED or not isinstance(env, BraxEnv)
+        return TransformedEnv(env, TRANSFORMS[name](key), spec_locked=stays)
+
+    return cache(build)
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
@@ -157,18 +174,19 @@ def test_inside_the_sub_envs_is_as_outside_around_them(name):
 
 
 def test_inside_worker_processes_is_as_outside_around_them():
-    names = ("CatFrames", "TimeMaxPool", "SignTransform")
-    counts = ["out", "max", "sign"]
-
     def make():
         return Compose(
-            CatFrames(3, -1, ["count"], [counts[0]]),
-            TimeMaxPool(["count"], [counts[1]], 2),
-            SignTransform(["count"], [counts[2]]),
+            CatFrames(3, -1, ["count"], ["out"]),
+            TimeMaxPool(["count"], ["max"], 2),
+            SignTransform(["count"], ["sign"]),
+            ObservationNorm(0.5, 2.0, ["count"], ["scaled"]),
+            ClipTransform(["scaled"], ["clipped"], low=-0.5, high=0.5),
+            RewardScaling(1.0, -2.0),
+            CatTensors(["scaled", "clipped"], "joined"),
+            UnsqueezeTransform(-1, in_keys=["joined"]),
             RenameTransform(["reward"], [("deep", "reward")]),
         )
 
-    assert set(names) <= set(ROW_BY_ROW)
     inside = ParallelEnv(3, lambda: TransformedEnv(make_count(), make()), num_processes=2)
     outside = TransformedEnv(SerialEnv(3, make_count), make())
     actions = actions_of(outside, 9)
@@ -267,17 +285,26 @@ def test_a_state_dict_can_be_loaded(name):
 
     fresh.load_state_dict(trained.state_dict())
 
+    held = {key.rsplit(".", 1)[-1] for key in trained.state_dict()}
+    assert held == STATES.get(name, set())
     assert is_equal(TensorDict(trained.state_dict()), TensorDict(fresh.state_dict()))
+    actions = actions_of(trained, 7)
+    assert is_equal(*(play(env, actions, break_when_any_done=False) for env in (trained, fresh)))
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_data_is_on_the_device_of_the_env(name):
+BOUNDING = {"ClipTransform", "RewardClipping", "SignTransform"}  # meta has no bounds to compare
+
+
+@pytest.mark.parametrize("name", [name for name in TRANSFORMS if name not in BOUNDING])
+def test_a_transform_moves_with_its_env(name):
     env = StatelessCount(5, batch_size=[2], device="cpu")
     env = TransformedEnv(env, TRANSFORMS[name]("count"))
+    assert {value.device.type for value in env.rollout(3).values(True, True)} == {"cpu"}
 
-    data = env.to("cpu").rollout(3)
+    env.to("meta")
 
-    assert {value.device for value in data.values(True, True)} == {torch.device("cpu")}
+    held = [*env.specs.values(True, True), *env.transform.buffers()]
+    assert {found.device.type for found in held} == {"meta"}
 
 
 @pytest.mark.gpu

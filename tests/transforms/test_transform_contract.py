@@ -17,6 +17,7 @@ from envkit import (
     FrameSkipTransform,
     GymEnv,
     InitTracker,
+    MixedEnv,
     NoopResetEnv,
     ParallelEnv,
     RemoveEmptySpecs,
@@ -26,7 +27,6 @@ from envkit import (
     TargetReturn,
     TensorDictPrimer,
     TrajCounter,
-    Transform,
     TransformedEnv,
     Unbounded,
     check_env_specs,
@@ -48,6 +48,10 @@ ENVS = {
     "serial of stateless": partial(SerialEnv, 2, partial(StatelessCount, 5, batch_size=[2])),
     "parallel": partial(ParallelEnv, 3, make_count, num_processes=2),
     "brax": make_brax,
+    "mixed": lambda: MixedEnv([SerialEnv(1, make_count), SerialEnv(2, make_count)]),
+    "transformed": lambda: TransformedEnv(
+        SerialEnv(2, make_count), StepCounter(None, "cut", "age")
+    ),
 }
 
 primer = partial(TensorDictPrimer, mem=Unbounded((2,)), default_value=3, expand_specs=True)
@@ -66,8 +70,11 @@ TRANSFORMS = {
     "NoopResetEnv": partial(NoopResetEnv, 2),
     "RemoveEmptySpecs": RemoveEmptySpecs,
     "function": lambda: lambda td: td,
-    "Compose": lambda: Compose(StepCounter(4), RewardSum(), InitTracker()),
+    "Compose": lambda: Compose(StepCounter(4), RewardSum(), InitTracker(), TargetReturn(4.0)),
 }
+COMPILED = (
+    "Compose"  # compiled into the programs of Brax; each alone: around them, and in test_fused
+)
 ADDED = {
     "StepCounter": "step_count",
     "InitTracker": "is_init",
@@ -86,8 +93,13 @@ def base(request):
 
 @pytest.fixture(scope="module")
 def behind(base):
-    """The base env behind a transform, built once: a stateless env compiles it into its programs."""
-    return cache(lambda name: TransformedEnv(base, TRANSFORMS[name]()))
+    """The base env behind a transform, built once; specs that may change keep it out of programs."""
+
+    def build(name: str) -> TransformedEnv:
+        stays = name == COMPILED or not isinstance(base, BraxEnv)
+        return TransformedEnv(base, TRANSFORMS[name](), spec_locked=stays)
+
+    return cache(build)
 
 
 def is_equal(left: TensorDictBase, right: TensorDictBase) -> bool:
@@ -142,10 +154,11 @@ def test_stepping_by_hand_is_stepping_and_resetting_in_one(behind, name):
 def test_finished_rows_are_frozen_as_without_transforms(behind, name):
     env = behind(name)
 
+    env.set_seed(0)
     data = env.rollout(40, break_when_all_done=True)
 
     done = data["next", "done"][..., 0]
-    assert done[..., -1].all() or data.shape[-1] == 40
+    assert done[..., -1].all()
     frozen = done[..., :-1]
     assert is_equal(data[..., 1:][frozen], data[..., :-1][frozen])
 
@@ -280,17 +293,21 @@ def test_a_state_dict_can_be_loaded(name):
 
     fresh.load_state_dict(trained.state_dict())
 
+    assert list(trained.state_dict()) == (["next_number"] if name == "TrajCounter" else [])
     assert is_equal(TensorDict(trained.state_dict()), TensorDict(fresh.state_dict()))
+    actions = actions_of(trained, 7)
+    assert is_equal(*(play(env, actions, break_when_any_done=False) for env in (trained, fresh)))
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_data_is_on_the_device_of_the_env(name):
+def test_a_transform_moves_with_its_env(name):
     env = TransformedEnv(StatelessCount(5, batch_size=[2], device="cpu"), TRANSFORMS[name]())
+    assert {value.device.type for value in env.rollout(3).values(True, True)} == {"cpu"}
 
-    data = env.to("cpu").rollout(3)
+    env.to("meta")
 
-    assert {value.device for value in data.values(True, True)} == {torch.device("cpu")}
-    assert isinstance(env.transform, Transform)
+    held = [*env.specs.values(True, True), *env.transform.buffers()]
+    assert {found.device.type for found in held} == {"meta"}
 
 
 @pytest.mark.gpu

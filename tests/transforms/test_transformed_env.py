@@ -416,8 +416,48 @@ def test_training_mode_reaches_the_transforms():
 def test_moving_an_env_moves_its_transforms():
     env = TransformedEnv(StatelessCount(5, device="cpu"), Mean())
 
-    assert env.to("cpu") is env
-    assert env.device == torch.device("cpu")
+    assert env.transform.total.device.type == "cpu" and env.to("cpu") is env
+
+    assert env.to("meta") is env
+    assert {leaf.device.type for leaf in env.specs.values(True, True)} == {"meta"}
+    assert env.device.type == env.transform.total.device.type == "meta"
+
+
+class OneRow(Transform):
+    """Shows one env as a batch of one, on a device of that name."""
+
+    def _call(self, next_td):
+        return next_td.unsqueeze(0)
+
+    def _reset(self, td, td_reset):
+        return td_reset.unsqueeze(0)
+
+    def _inv_call(self, td):
+        return td.squeeze(0)
+
+    _reset_env_preprocess = _inv_call
+
+    def transform_input_spec(self, input_spec):
+        return input_spec.unsqueeze(0)
+
+    transform_output_spec = transform_input_spec
+
+    def transform_env_batch_size(self, batch_size):
+        return torch.Size((1, *batch_size))
+
+    def transform_env_device(self, device):
+        return torch.device("cpu")
+
+
+def test_a_transform_may_change_batch_size_and_device():
+    env = TransformedEnv(make_count(), OneRow())
+
+    data = env.rollout(3)
+
+    assert env.base_env.device is None and env.device == data.device == torch.device("cpu")
+    assert env.batch_size == (1,) and data.shape == (1, 3)
+    assert data["next", "count"].flatten().tolist() == [1, 2, 3]
+    check_env_specs(env)
 
 
 # ------------------------------------------------------------------------------------------- masks

@@ -49,6 +49,7 @@ from envkit.errors import (
     SpecError,
 )
 from tests.envs import Count, StatelessCount
+from tests.transforms.envs import Cards, masked
 
 
 class Doubles(EnvBase):
@@ -209,30 +210,6 @@ def test_a_missing_entry_is_named():
 # ------------------------------------------------------------------------------------------ actions
 
 
-class Cards(EnvBase):
-    """Four cards, each of which can be played once; ends with the last one."""
-
-    def __init__(self, spec=None, **kwargs):
-        super().__init__(**kwargs)
-        self.observation_spec = Composite(action_mask=Binary(4, dtype=torch.bool))
-        self.action_spec = Categorical(4) if spec is None else spec
-
-    def _reset(self, td, **kwargs):
-        self.mask = torch.ones(4, dtype=torch.bool)
-        return TensorDict({"action_mask": self.mask})
-
-    def _step(self, td):
-        card = td["action"].int().argmax() if td["action"].ndim else td["action"]
-        assert self.mask[card], "played twice"
-        self.mask = self.mask & (torch.arange(4) != card)
-        return TensorDict(
-            {"action_mask": self.mask, "terminated": ~self.mask.any(), "reward": torch.ones(1)}
-        )
-
-    def _set_seed(self, seed):
-        pass
-
-
 @pytest.mark.parametrize("spec", [Categorical(4), OneHot(4)])
 def test_random_actions_are_allowed_ones(spec):
     env = TransformedEnv(Cards(spec), ActionMask())
@@ -243,10 +220,6 @@ def test_random_actions_are_allowed_ones(spec):
     assert data["action_mask"].sum(-1).tolist() == [4, 3, 2, 1]
     env.reset()
     assert env.action_spec.mask.all()
-
-
-def masked() -> TransformedEnv:
-    return TransformedEnv(Cards(), ActionMask())
 
 
 AROUND = {

@@ -119,8 +119,8 @@ def test_a_worker_that_crashes_in_native_code_shows_where(new_pool):
 
 @pytest.mark.usefixtures("soon")
 def test_a_stuck_worker_is_killed_at_the_deadline_and_its_stack_is_shown(new_pool):
-    pool, arrays = new_pool(timeout_s=0.5)
-    stuck = pool.pids[0]
+    pool, arrays = new_pool()
+    stuck, pool.timeout_s = pool.pids[0], 0.5
 
     error = round_of(pool, HANG)
 
@@ -132,15 +132,16 @@ def test_a_stuck_worker_is_killed_at_the_deadline_and_its_stack_is_shown(new_poo
     assert gone(stuck)
 
 
-@pytest.mark.usefixtures("soon")
 def test_one_deadline_holds_for_all_workers_that_take_no_message(new_pool):
-    pool, _ = new_pool(rows=8, processes=8, timeout_s=0.5)
+    pool, _ = new_pool(rows=8, processes=8)
     for stopped in pool.pids[1:]:
         os.kill(stopped, signal.SIGSTOP)
+    pool.timeout_s, began = 0.5, time.monotonic()
 
     with pytest.raises(WorkerTimeoutError) as caught:
         pool.call("echo", np.arange(100_000))  # more than a socket takes at once
 
+    assert time.monotonic() - began < pool.timeout_s + 2.0
     assert [failure.worker for failure in caught.value.failures] == list(range(1, 8))
     assert list(caught.value.answers) == [0]
 
@@ -322,7 +323,8 @@ def test_faults_leak_nothing(new_pool, holdings):
     before = holdings()
 
     for command in (EXIT, KILL, HANG):
-        pool, arrays = new_pool(timeout_s=0.5)
+        pool, arrays = new_pool()
+        pool.timeout_s = 0.5
         round_of(pool, command)
         pool.close()
         del arrays

@@ -1,0 +1,47 @@
+"""The entries of one moment by path, and changes to them.
+
+What hooks over arrays are given and what they return, inside a program and outside of it. Knows neither
+torch, nor JAX, nor TensorDicts.
+
+Conventions
+    path     tuple of names.
+    leaf     array of any namespace, batch axes in front.
+    changes  leaves by path, new or changed; None takes an entry away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["Changes", "Leaves", "changed"]
+
+Path = tuple[str, ...]
+Changes = Mapping[Path, Any]
+
+
+class Leaves(Mapping[Path, Any]):
+    """The entries of one moment by path, read-only.
+
+    Attributes:
+        batch_dims: number of batch axes.
+    """
+
+    def __init__(self, entries: Mapping[Path, Any], batch_dims: int):
+        self._entries = entries
+        self.batch_dims = batch_dims
+
+    def __getitem__(self, path: Path) -> Any:
+        return self._entries[path]
+
+    def __iter__(self) -> Iterator[Path]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def changed(leaves: Mapping[Path, Any], changes: Changes) -> dict[Path, Any]:
+    """Give ``leaves`` with ``changes`` made."""
+    merged = {**leaves, **changes}
+    return {path: leaf for path, leaf in merged.items() if leaf is not None}

@@ -1,0 +1,73 @@
+"""Spec hooks written for one leaf, turned into hooks for the Composite that an env declares.
+
+A hook such as `Transform.transform_observation_spec` takes and gives a Composite. Where every entry
+is changed alike it is easier to write for a leaf. These decorators decide which leaves that is: those the
+transform reads, and where what the hook returns is declared. They carry the names the reference API
+gives them, without its underscore.
+
+Conventions
+    hook  method ``(self, leaf) -> leaf`` of a transform; it gets a clone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from envkit.specs import Composite, TensorSpec
+
+__all__ = ["apply_to_composite", "apply_to_composite_inv"]
+
+_INPUTS = ("full_action_spec", "full_state_spec")
+
+
+def apply_to_composite(hook: Callable[[Any, Any], TensorSpec]) -> Callable[[Any, Any], Any]:
+    """Make a hook for outputs of one that is written for a leaf.
+
+    For ``transform_observation_spec``, ``transform_reward_spec`` and ``transform_done_spec``: the leaf of
+    each in_key that is there is given to the hook, and what it returns is declared under the out_key.
+    """
+
+    @wraps(hook)
+    def for_all(self: Any, spec: Any) -> Any:
+        if not isinstance(spec, Composite):
+            return hook(self, spec)
+        for source, target in zip(self.in_keys, self.out_keys, strict=True):
+            leaf = spec.get(source, None)
+            if leaf is not None:
+                spec[target] = hook(self, leaf.clone())
+        return spec
+
+    return for_all
+
+
+def apply_to_composite_inv(hook: Callable[[Any, Any], TensorSpec]) -> Callable[[Any, Any], Any]:
+    """Make a hook for inputs of one that is written for a leaf.
+
+    For ``transform_input_spec``, ``transform_action_spec`` and ``transform_state_spec``: the leaf of each
+    in_key_inv, what the env takes, is given to the hook, and what it returns, what the user gives, is
+    declared under the out_key_inv in its place.
+    """
+
+    @wraps(hook)
+    def for_all(self: Any, spec: Any) -> Any:
+        if not isinstance(spec, Composite):
+            return hook(self, spec)
+        if _INPUTS[0] not in spec.keys():
+            return changed(self, spec)
+        for name in _INPUTS:
+            spec[name] = changed(self, spec[name].clone())
+        return spec
+
+    def changed(self: Any, spec: Composite) -> Composite:
+        for inner, outer in zip(self.in_keys_inv, self.out_keys_inv, strict=True):
+            leaf = spec.get(inner, None)
+            if leaf is None:
+                continue
+            if inner != outer:
+                del spec[inner]
+            spec[outer] = hook(self, leaf.clone())
+        return spec
+
+    return for_all

@@ -1,0 +1,60 @@
+"""How a process ends with the one it serves, however that ends.
+
+This module decides what is watched, and by whom. It does not know what the process does.
+
+Three ways, since none of them covers all:
+    `end_with_parent`  the kernel kills this process when its parent ends: also while the main thread
+                       holds the interpreter in native code. Linux only. It watches the *thread*
+                       that started this process, so it is for threads that last.
+    a pidfd            becomes readable when the process that is served is gone. Linux only.
+    a lifeline         a pipe nobody writes to, which ends with the last process that could. It works
+                       everywhere, but forks of the process that is served may hold it open.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import threading
+
+__all__ = ["end_with_parent", "pidfd_of", "start_watching"]
+
+_PR_SET_PDEATHSIG = 1  # Source: prctl(2), linux/prctl.h
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the thread that started it is gone.
+
+    Args:
+        parent_pid: the process that started this one; if it is gone already, this one ends.
+    """
+    if sys.platform != "linux":
+        return
+    # Where the kernel refuses (a sandbox), what else is watched must do.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def pidfd_of(pid: int) -> int | None:
+    """Open a descriptor that becomes readable when a process is gone; None where there is none."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def start_watching(lifeline: int, served_pid: int) -> None:
+    """End this process, from a thread, when the one it serves is gone."""
+    poller = select.poll()
+    poller.register(lifeline, select.POLLIN)
+    pidfd = pidfd_of(served_pid)
+    if pidfd is not None:
+        poller.register(pidfd, select.POLLIN)
+
+    def watch() -> None:
+        poller.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
