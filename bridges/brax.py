@@ -106,7 +106,7 @@ class BraxEnv(BraxWrapper):
         env_name: registered name, e.g. "ant".
         device, from_pixels: of `BraxWrapper`.
         batch_size, requires_grad, episode_length, reset_mode, pool_size, state_layout: of `JaxEnv`.
-        categorical_action_encoding: of `JaxEnv`.
+        categorical_action_encoding, cache_clear_frequency: of `JaxEnv`.
         run_type_checks, allow_done_after_reset: of `EnvBase`.
         **brax_kwargs: go to Brax, e.g. ``backend="spring"``.
     """
@@ -123,6 +123,7 @@ class BraxEnv(BraxWrapper):
         episode_length: int | None = None,
         reset_mode: ResetMode = "fresh",
         pool_size: int = 64,
+        cache_clear_frequency: int | bool = False,
         state_layout: str = "packed",
         categorical_action_encoding: bool = False,
         from_pixels: bool = False,
@@ -144,6 +145,7 @@ class BraxEnv(BraxWrapper):
             episode_length=episode_length,
             reset_mode=reset_mode,
             pool_size=pool_size,
+            cache_clear_frequency=cache_clear_frequency,
             state_layout=state_layout,
             categorical_action_encoding=categorical_action_encoding,
             run_type_checks=run_type_checks,

@@ -54,7 +54,8 @@ class GymWrapper(GymLikeEnv):
     Raises:
         ValueError: ``frame_skip`` is not a positive int, or pixels are asked of an env that does
             not render them.
-        SpecError: a space has no counterpart in specs.
+        SpecError: a space has no counterpart in specs: Graph, OneOf, a Sequence that is not stacked
+            or holds Text, a Tuple of Texts or of unlike kinds.
     """
 
     libname = "gymnasium"

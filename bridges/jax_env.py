@@ -60,6 +60,8 @@ class JaxEnv(RowEnv):
         reset_mode: where episodes begin: "fresh" draws each anew, "pool" takes one of ``pool_size``
             beginnings, "cached" the one of the row's first episode. All cost the same.
         pool_size: see ``reset_mode``.
+        cache_clear_frequency: forget all that JAX has compiled, in this process, after this many steps, as
+            the reference API does by default; False never does.
         state_layout: "packed" (two tensors) or "nested" (one tensor a leaf, slower). Data of
             either layout is accepted as input.
         categorical_action_encoding: discrete actions as integers instead of one-hot.
@@ -73,6 +75,7 @@ class JaxEnv(RowEnv):
     """
 
     _batch_locked = False
+    _steps_since_clear = 0
 
     def __init__(
         self,
@@ -85,6 +88,7 @@ class JaxEnv(RowEnv):
         episode_length: int | None = None,
         reset_mode: ResetMode = "fresh",
         pool_size: int = 64,
+        cache_clear_frequency: int | bool = False,
         state_layout: str = "packed",
         categorical_action_encoding: bool = False,
         **kwargs: Any,
@@ -104,6 +108,7 @@ class JaxEnv(RowEnv):
         self.state_layout = state_layout
         self.episode_length = episode_length
         self.categorical_action_encoding = categorical_action_encoding
+        self.cache_clear_frequency = cache_clear_frequency
         limited = TimeLimit(env, episode_length)
         axis = None if shards is None else AXIS
         rows = BatchedEnv(limited, reset_mode=reset_mode, pool_size=pool_size, axis=axis)
@@ -197,7 +202,15 @@ class JaxEnv(RowEnv):
     def _inputs(self, td: TensorDictBase) -> tuple[Any, ...]:
         return self._state_in(td), self._action_in(td), self._memory_in(td)
 
+    def _count_steps(self, steps: int) -> None:
+        """Clear the caches of JAX now and then, if that was asked for."""
+        self._steps_since_clear += steps
+        if 0 < self.cache_clear_frequency <= self._steps_since_clear:
+            self._steps_since_clear = 0
+            jax.clear_caches()
+
     def _stepping(self, inputs: tuple[Any, ...]) -> Running:
+        self._count_steps(1)
         return self._start(self._programs.step, inputs, (self._constants(),))
 
     def _step_send(self, td: TensorDictBase) -> None:
@@ -242,6 +255,7 @@ class JaxEnv(RowEnv):
             self._running = self._stepping(inputs)
         else:
             given = to_jit(inputs, copy=False, detach=True)
+            self._count_steps(1)
             self._advancing = self._programs.advance(*given, self._constants())
 
     def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
@@ -297,6 +311,7 @@ class JaxEnv(RowEnv):
                 "the data to start from requires grad. Use rollout(steps, break_when_any_done=False), or "
                 "call unroll under torch.no_grad()."
             )
+        self._count_steps(steps)
         return unroll(self, td, steps, policy, record_state=record_state)
 
     def _gives_gradients(self, td: TensorDictBase, policy: Any) -> bool:
