@@ -12,6 +12,7 @@ import io
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -26,9 +27,19 @@ __all__ = ["BraxCore", "BraxEnv", "BraxWrapper"]
 
 @dataclass(frozen=True)
 class BraxCore:
-    """A bare Brax env as a `StatelessEnv`; its state is Brax's ``State``."""
+    """A bare Brax env as a `StatelessEnv`; its state is Brax's ``State``.
+
+    ``make`` makes the env again: most of Brax's envs can be built, but not pickled.
+    """
 
     env: Any
+    make: Callable[[], Any] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BraxCore:
+        return self  # nothing in it ever changes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _core_of, (self.make or self.env, self.make is not None)
 
     @property
     def action_space(self) -> Box:
@@ -60,7 +71,15 @@ class BraxWrapper(JaxEnv):
 
     libname = "brax"
 
-    def __init__(self, env: Any, *, device: Any = None, from_pixels: bool = False, **kwargs: Any):
+    def __init__(
+        self,
+        env: Any,
+        *,
+        device: Any = None,
+        from_pixels: bool = False,
+        _make: Callable[[], Any] | None = None,
+        **kwargs: Any,
+    ):
         if from_pixels:
             raise NotImplementedError(
                 "Brax envs give no pixels here. Render states with brax.io.image instead."
@@ -76,17 +95,21 @@ class BraxWrapper(JaxEnv):
                 f"{type(env).__name__} is one of Brax's wrappers, which batch, limit or reset "
                 "episodes themselves. Pass the bare env: env.unwrapped."
             )
-        super().__init__(BraxCore(env), device=device, **kwargs)
-        self._env = env
+        self._core = BraxCore(env, _make)
+        super().__init__(self._core, device=device, **kwargs)
+
+    @property
+    def _env(self) -> Any:
+        return self._core.env
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            env = vars(self).get("_env")
-            if name.startswith("_") or env is None:
+            core = vars(self).get("_core")
+            if name.startswith("_") or core is None:
                 raise
-            return getattr(env, name)
+            return getattr(core.env, name)
 
 
 class _Names:
@@ -136,8 +159,9 @@ class BraxEnv(BraxWrapper):
             raise ArgumentError(
                 f"Brax has no env called {env_name!r}. Choose one of: {', '.join(sorted(envs._envs))}."
             )
+        make = partial(_environment, env_name, **brax_kwargs)
         super().__init__(
-            _quietly(envs.get_environment, env_name, **brax_kwargs),
+            make(),
             batch_size=batch_size,
             device=device,
             from_pixels=from_pixels,
@@ -150,6 +174,7 @@ class BraxEnv(BraxWrapper):
             categorical_action_encoding=categorical_action_encoding,
             run_type_checks=run_type_checks,
             allow_done_after_reset=allow_done_after_reset,
+            _make=make,
         )
         self.env_name = env_name
 
@@ -157,6 +182,15 @@ class BraxEnv(BraxWrapper):
 def import_brax() -> Any:
     """Import `brax.envs` without the lines it prints about optional libraries."""
     return _quietly(require, "brax.envs")
+
+
+def _environment(name: str, **kwargs: Any) -> Any:
+    return _quietly(import_brax().get_environment, name, **kwargs)
+
+
+def _core_of(given: Any, is_maker: bool) -> BraxCore:
+    """Build what another process pickled."""
+    return BraxCore(given(), given) if is_maker else BraxCore(given)
 
 
 def _quietly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

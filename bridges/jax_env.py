@@ -113,7 +113,7 @@ class JaxEnv(RowEnv):
         axis = None if shards is None else AXIS
         rows = BatchedEnv(limited, reset_mode=reset_mode, pool_size=pool_size, axis=axis)
         self._programs = Programs(rows, packed=state_layout == "packed", shards=shards)
-        self._jax_device = jax_device_of(device)
+        jax_device_of(device)  # or say now that JAX does not see it
         warn_if_full(device)
         self._set_seed(0)
         self._declare()
@@ -133,8 +133,7 @@ class JaxEnv(RowEnv):
                 "with the devices it shall have."
             )
         if device is not None:
-            self._jax_device = jax_device_of(device)
-            self._key = jax.device_put(self._key, self._jax_device)
+            self._key = jax.device_put(self._key, jax_device_of(device))
         return super().to(*args, **kwargs)  # type: ignore[return-value]
 
     # ---------------------------------------------------------------------------------- declaration
@@ -176,7 +175,8 @@ class JaxEnv(RowEnv):
             raise ArgumentError(
                 "a stateless env needs a seed: set_seed(0), say. None makes no key."
             )
-        self._key = jax.device_put(jax.random.PRNGKey(int(seed) % 2**32), self._jax_device)
+        device = jax_device_of(self.device or "cpu")
+        self._key = jax.device_put(jax.random.PRNGKey(int(seed) % 2**32), device)
 
     def _constants(self) -> list[dict[str, Any]]:
         """Give what fused transforms compute with, as arguments of a program."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -118,6 +119,11 @@ class Programs:
         self.relayout = self._differentiable("relayout", self._relayout)
         self.unroll = self._jit("unroll", self._unroll, static=3)
         self.until = self._jit("until", self._until, static=3)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy compiles for itself."""
+        make = partial(Programs, packed=self.packed, shards=self.shards)
+        return make, (self.env, self.transforms)
 
     def _jit(self, name: str, function: Callable, static: int = 0) -> Callable:
         def counted(*args: Any) -> Any:

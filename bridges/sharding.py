@@ -58,6 +58,9 @@ class Shards:
         self.devices = tuple(found)
         self._mesh = Mesh(np.asarray(found), (AXIS,))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _shards_of, ([(device.platform, device.id) for device in self.devices],)
+
     def check(self, rows: int, device: torch.device | None, *, requires_grad: bool) -> None:
         """Refuse what cannot be spread.
 
@@ -136,3 +139,17 @@ class Shards:
 
 def _is_spec(tree: Any) -> bool:
     return isinstance(tree, PartitionSpec)
+
+
+def _shards_of(named: list[tuple[str, int]]) -> Shards:
+    """Find the devices of `Shards` that come from another process."""
+    found = {(device.platform, device.id): device for device in jax.devices(named[0][0])}
+    missing = [
+        f"{platform}:{number}" for platform, number in named if (platform, number) not in found
+    ]
+    if missing:
+        raise ArgumentError(
+            f"an env that was spread over {len(named)} devices needs {missing}, which this process does not "
+            "see. Build it here, with devices=jax.devices()."
+        )
+    return Shards([found[name] for name in named])

@@ -27,7 +27,7 @@ from envkit.keys import Key
 from envkit.outputs import OutputLeaf
 from envkit.rollout import rollout
 from envkit.seeding import next_seed
-from envkit.specs import Composite
+from envkit.specs import Composite, Stacked
 from envkit.stepping import Stepping
 
 if TYPE_CHECKING:
@@ -132,9 +132,12 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
 
     def _allow_what_is_allowed(self, actions: Composite, td: TensorDictBase) -> None:
         for action, mask in self._action_masks:
-            leaf, allowed = actions.get(action, None), td.get(mask, None)
-            if leaf is not None and allowed is not None and allowed.dtype == torch.bool:
-                leaf.update_mask(allowed)
+            leaf = actions.get(action, None)
+            is_stacked = isinstance(leaf, Stacked)  # rows of unlike options
+            allowed = [row.get(mask, None) for row in (td.unbind(0) if is_stacked else [td])]
+            if leaf is None or any(part is None or part.dtype != torch.bool for part in allowed):
+                continue
+            leaf.update_mask(allowed if is_stacked else allowed[0])
 
     def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Take one step with random actions: ``step(rand_action(tensordict))``."""
@@ -144,8 +147,8 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         """Enumerate the actions, stacked on a new first axis (discrete specs only)."""
         return self.full_action_spec.enumerate()
 
-    def cardinality(self, tensordict: TensorDictBase | None = None) -> int:
-        """Count the actions (discrete specs only)."""
+    def cardinality(self, tensordict: TensorDictBase | None = None) -> float | int:
+        """Count the actions; infinitely many where they are continuous."""
         return self.full_action_spec.cardinality()
 
     def fake_tensordict(self) -> TensorDict:

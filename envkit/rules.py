@@ -35,6 +35,7 @@ __all__ = [
     "reduce_mask",
     "reset_mask",
     "step_mask",
+    "still_to_reset",
     "twins",
 ]
 
@@ -195,6 +196,24 @@ def choose(mask: Any, fresh: Any, kept: Any) -> Any:
     xp = array_namespace(mask, fresh, kept)
     event_axes = (1,) * (kept.ndim - mask.ndim)
     return xp.where(xp.reshape(mask, (*mask.shape, *event_axes)), fresh, kept)
+
+
+def still_to_reset(mask: Any, begun: Any | None) -> Any:
+    """Say what of a reset is left to do once some rows have begun anew by themselves.
+
+    Args:
+        mask: what is to be reset, bool, shape ``(*batch, *event)``.
+        begun: what has begun anew, bool; its axes are the leading ones of ``mask``. None: nothing.
+
+    Returns:
+        Bool, in the shape of ``mask``.
+
+    Raises:
+        ResetMaskError: the axes of ``begun`` are not the leading axes of ``mask``.
+    """
+    if begun is None:
+        return mask
+    return choose(begun, array_namespace(mask).zeros_like(mask), mask)
 
 
 def kept_shape(previous: Any | None, wanted: Sequence[int]) -> bool:

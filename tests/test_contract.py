@@ -595,7 +595,9 @@ def test_a_closed_env_says_so(spare):
 
 
 @pytest.mark.parametrize("kind", ["count", "stateless count", "groups", "several", "transformed"])
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: pickle.loads(cloudpickle.dumps(env))])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda env: pickle.loads(cloudpickle.dumps(env))]
+)
 def test_a_copy_goes_on_by_itself(kind, copied):
     env = KINDS[kind]()
     root = env.reset()

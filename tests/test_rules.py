@@ -28,6 +28,17 @@ def test_choose_refuses_a_mask_that_does_not_lead_the_leaf():
         rules.choose(np.ones(2, bool), np.ones((3, 4)), np.zeros((3, 4)))
 
 
+@given(batch=hnp.array_shapes(max_dims=2, max_side=3), data=st.data())
+def test_what_has_begun_anew_is_not_reset_again(batch, data):
+    mask = data.draw(hnp.arrays(bool, (*batch, 2)))
+    begun = data.draw(hnp.arrays(bool, batch))
+
+    left = rules.still_to_reset(mask, begun)
+
+    assert (left == (mask & ~begun[..., None])).all()
+    assert rules.still_to_reset(mask, None) is mask
+
+
 @given(batch=hnp.array_shapes(max_dims=3, max_side=3), singleton=st.booleans())
 def test_step_mask_drops_only_the_trailing_singleton(batch, singleton):
     mask = np.ones((*batch, 1) if singleton else batch, bool)

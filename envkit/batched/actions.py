@@ -20,6 +20,7 @@ from envkit.batched.metadata import EnvMetaData
 from envkit.env_specs import as_key
 from envkit.specs import TensorSpec
 from envkit.specs.inputs import InputCheck
+from envkit.specs.stacked import Stacked
 
 __all__ = ["ActionChecks", "action_checks"]
 
@@ -94,7 +95,10 @@ def _runs(metadata: Sequence[EnvMetaData]) -> Iterator[tuple[EnvMetaData, range]
 
 
 def _without_mask(spec: TensorSpec) -> TensorSpec:
-    if not hasattr(spec, "update_mask"):
+    member = spec
+    while isinstance(member, Stacked):
+        member = member.members[0]  # they are of one class
+    if not hasattr(member, "update_mask"):
         return spec
     free = spec.clone()
     free.update_mask(None)  # type: ignore[attr-defined]

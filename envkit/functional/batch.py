@@ -64,6 +64,10 @@ class BatchedEnv:
         self.env = Episodic(env, reset_mode, pool_size)
         self.axis = axis
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy finds out for itself what this one remembers of shapes."""
+        return {"env": self.env, "axis": self.axis}
+
     @property
     def action_space(self) -> Any:
         return self.env.action_space

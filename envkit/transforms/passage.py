@@ -151,9 +151,7 @@ class Passage(Wrapper):
         stepper = self._route.stepper
         masks = {key: given.get(key, None) for key in stepper.reset_keys}
         rest = {
-            key: rules.choose(rows, torch.zeros_like(mask), mask)
-            for key, mask in masks.items()
-            if mask is not None
+            key: rules.still_to_reset(mask, rows) for key, mask in masks.items() if mask is not None
         }
         if not any(bool(mask.any()) for mask in rest.values()):
             return begun
@@ -335,9 +333,9 @@ class Passage(Wrapper):
         stepper.any_done(ended)
         late = {}
         for key in stepper.reset_keys:
-            mask, begun = asked.get(key, None), ended.get(key, None)
+            mask = asked.get(key, None)
             if mask is not None:
-                late[key] = mask if begun is None else mask & ~begun
+                late[key] = rules.still_to_reset(mask, ended.get(key, None))
         if not any(bool(mask.any()) for mask in late.values()):
             return root
         return stepper.reset(root.update(late))

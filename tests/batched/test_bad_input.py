@@ -33,7 +33,7 @@ from envkit.errors import (
     StepMaskError,
     WorkerError,
 )
-from envkit.specs import Bounded, Composite, Unbounded
+from envkit.specs import Bounded, Categorical, Composite, Unbounded
 from tests.envs import Count
 
 F, T = False, True
@@ -700,3 +700,33 @@ def test_data_of_another_env_is_refused(envs, kind):
         env.step(td)
 
     assert_equal(played(env), known.seeded)
+
+
+class Turning(Count):
+    """Allows one option at a time, and says in its spec which."""
+
+    def __init__(self):
+        super().__init__(9)
+        self.action_spec = Categorical(2, shape=())
+        self._allow()
+
+    def _allow(self):
+        self.action_spec.update_mask(torch.arange(2) == self.c % 2)
+
+    def _step(self, td):
+        out = super()._step(td)
+        self._allow()
+        return out
+
+
+@pytest.mark.parametrize("use_buffers", [True, False])
+def test_options_that_change_are_left_to_the_sub_envs(use_buffers):
+    env = SerialEnv(2, Turning, use_buffers=use_buffers)
+    td = env.reset()
+
+    for option in (0, 1, 0):
+        td = env.step_mdp(env.step(td.set("action", torch.full((2,), option))))
+
+    assert td["count"].tolist() == [[3], [3]]
+    with pytest.raises(InputError, match="of row 0 is 2"):
+        env.step(td.set("action", torch.full((2,), 2)))

@@ -243,21 +243,22 @@ class Hollow(EnvBase):
 
 
 class Cards(EnvBase):
-    """Four cards, each of which can be played once; ends with the last one."""
+    """A few cards, each of which can be played once; ends with the last one."""
 
-    def __init__(self, spec=None, **kwargs):
+    def __init__(self, spec=None, cards=4, **kwargs):
         super().__init__(**kwargs)
-        self.observation_spec = Composite(action_mask=Binary(4, dtype=torch.bool))
-        self.action_spec = Categorical(4) if spec is None else spec
+        self.cards = cards
+        self.observation_spec = Composite(action_mask=Binary(cards, dtype=torch.bool))
+        self.action_spec = Categorical(cards) if spec is None else spec
 
     def _reset(self, td, **kwargs):
-        self.mask = torch.ones(4, dtype=torch.bool)
+        self.mask = torch.ones(self.cards, dtype=torch.bool)
         return TensorDict({"action_mask": self.mask})
 
     def _step(self, td):
         card = td["action"].int().argmax() if td["action"].ndim else td["action"]
         assert self.mask[card], "played twice"
-        self.mask = self.mask & (torch.arange(4) != card)
+        self.mask = self.mask & (torch.arange(self.cards) != card)
         return TensorDict(
             {"action_mask": self.mask, "terminated": ~self.mask.any(), "reward": torch.ones(1)}
         )
@@ -266,9 +267,9 @@ class Cards(EnvBase):
         pass
 
 
-def masked() -> TransformedEnv:
+def masked(cards=4) -> TransformedEnv:
     """Cards whose random actions are allowed ones. Made here, since workers import this module fast."""
-    return TransformedEnv(Cards(), ActionMask())
+    return TransformedEnv(Cards(cards=cards), ActionMask())
 
 
 def counted() -> TransformedEnv:

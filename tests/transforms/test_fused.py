@@ -112,12 +112,16 @@ def names():
     ]
 
 
+def short():
+    return [StepCounter(4), RewardSum(), CatFrames(2, -1, ["place"])]
+
+
 def entries():
     return [*episodes(), *frames(), *names()]
 
 
 CHAINS = {"entries": entries, "values": values}  # few and long: each is compiled
-LAYOUTS = ("packed", "nested")
+ALL_CHAINS = {**CHAINS, "short": short}
 
 
 @cache
@@ -129,7 +133,7 @@ def base(layout="packed") -> JaxEnv:
 @cache
 def pair(name: str, layout: str = "packed") -> tuple[TransformedEnv, TransformedEnv]:
     """The same transforms inside and outside of programs."""
-    make = CHAINS[name]
+    make = ALL_CHAINS[name]
     inside = TransformedEnv(base(layout), Compose(*make()))
     outside = TransformedEnv(base(layout), Compose(Opaque(), *make()))
     assert len(inside._route.fused) == len(make()) and not inside._route.outside
@@ -204,19 +208,18 @@ def test_a_partial_reset_inside_is_as_outside(name, mask):
     assert_alike(name, *resets)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=10, deadline=None)
 @given(step=masks, reset=masks)
-def test_both_layouts_obey_both_masks(layout, step, reset):
+def test_the_nested_layout_obeys_both_masks(step, reset):
     outcomes = []
-    for env in pair("entries", layout):
+    for env in pair("short", "nested"):
         td = env.step_mdp(env.step(advanced(env).set("_step", step)))
         outcomes.append(env.reset(td.set("_reset", reset[:, None])))
 
     assert_same(*outcomes)
 
 
-@pytest.mark.parametrize("batch", [(), (3,), (2, 3), (0,)])
+@pytest.mark.parametrize("batch", [(), (2, 3), (0,)])
 def test_data_of_another_batch_size_is_treated_alike(batch):
     outcomes = []
     for env in pair("entries"):
@@ -275,8 +278,8 @@ def test_unroll_goes_on_where_it_stopped():
     inside, _ = pair("entries")
     inside.set_seed(1)
 
-    _, td = inside.unroll(inside.reset(), 3)
-    data, _ = inside.unroll(td, 5)
+    _, td = inside.unroll(inside.reset(), STEPS)  # a length that is compiled already
+    data, _ = inside.unroll(td, STEPS)
 
     step_count, ended = td["step_count"], td["done"]
     assert data["step_count"][:, 0].equal(torch.where(ended, 0, step_count))
@@ -485,14 +488,17 @@ def test_numbers_that_change_are_seen_and_compile_nothing():
 
 
 def test_a_loaded_state_is_seen():
-    make = [lambda: ObservationNorm(torch.zeros(2), torch.ones(2), ["place"], ["normal"])] * 2
-    first, second = (TransformedEnv(base(), each()) for each in make)
-    root = first.rand_action(first.reset())
-    first.transform.loc += 3
+    first, second = (
+        ObservationNorm(torch.zeros(2), torch.ones(2), ["place"], ["normal"]) for _ in range(2)
+    )
+    env = TransformedEnv(base(), second)
+    root = env.rand_action(env.reset())
+    before = env.step(root.clone())["next", "normal"]
+    first.loc += 3
 
-    second.load_state_dict(first.state_dict())
+    env.load_state_dict(first.state_dict())
 
-    assert_same(second.step(root.clone()), first.step(root.clone()))
+    assert env.step(root.clone())["next", "normal"].equal(before + 3)
 
 
 # ---------------------------------------------------------------------------------- the env around it

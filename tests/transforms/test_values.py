@@ -245,6 +245,15 @@ def test_random_actions_of_an_env_around_are_those_of_a_mask_outside(kind):
     assert data[1]["next", "done"][:, 3::4].all()
 
 
+def test_rows_with_unlike_options_draw_from_their_own():
+    env = SerialEnv(2, [partial(masked, 4), partial(masked, 3)])
+
+    data = env.rollout(12, break_when_any_done=False, return_contiguous=False)
+
+    assert data["next", "done"][0, 3::4].all() and data["next", "done"][1, 2::3].all()
+    env.close()
+
+
 def test_rows_keep_their_masks_where_nothing_happens():
     env = TransformedEnv(SerialEnv(3, Cards), ActionMask())
     td = env.step_mdp(env.rand_step(env.reset()))
