@@ -21,7 +21,7 @@ import torch
 from bridges.dlpack import to_jit
 from bridges.jax_env import JaxEnv
 from bridges.jax_programs import Programs
-from envkit.env_specs import as_path, leaf_paths
+from envkit.keys import as_path, leaf_paths
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Composite
 from envkit.transforms.base import Transform

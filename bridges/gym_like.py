@@ -23,7 +23,6 @@ from tensordict import TensorDict, TensorDictBase, is_non_tensor
 from bridges.gym_info import default_info_dict_reader
 from envkit import rules
 from envkit.base import EnvBase
-from envkit.env_specs import Key, as_key, as_path
 from envkit.errors import (
     ArgumentError,
     EncodingError,
@@ -33,6 +32,7 @@ from envkit.errors import (
     MissingKeyError,
     ResetMaskError,
 )
+from envkit.keys import Key, as_key, as_path
 from envkit.specs import Composite, make_composite_from_td
 from envkit.transition import leaves
 

@@ -22,10 +22,10 @@ from tensordict import TensorDict, TensorDictBase
 
 from bridges.gym_rows import DONE, reward_array
 from bridges.space_leaves import numpy_dtype
-from bridges.spaces import nested
 from envkit import rules
 from envkit.base import EnvBase
-from envkit.env_specs import as_key, as_path
+from envkit.keys import Path, as_key, as_path
+from envkit.nesting import tensordict_of
 from envkit.policy import Policy
 from envkit.rollout import nonstop, until_any_done
 from envkit.specs import TensorSpec, draws_in_order
@@ -34,32 +34,21 @@ from envkit.transition import leaves
 if TYPE_CHECKING:
     from bridges.gymnasium import GymWrapper
 
-__all__ = ["record_episode", "record_nonstop"]
+__all__ = ["record_run"]
 
-Path = tuple[str, ...]
 Leaves = dict[Path, torch.Tensor]
 Recorded = TensorDictBase | list[TensorDictBase] | None
 
 _FIRST_STEPS = 64
 
 
-def record_nonstop(
-    env: GymWrapper, root: TensorDictBase, steps: int, policy: Any, act: Policy
-) -> Recorded:
-    """Do a rollout that resets where an episode ends; see `EnvBase._fast_rollout`."""
-    return _record(env, root, steps, policy, act, stops=False)
-
-
-def record_episode(
-    env: GymWrapper, root: TensorDictBase, steps: int, policy: Any, act: Policy
-) -> Recorded:
-    """Do a rollout up to the end of an episode; see `EnvBase._fast_episode`."""
-    return _record(env, root, steps, policy, act, stops=True)
-
-
-def _record(
+def record_run(
     env: GymWrapper, root: TensorDictBase, steps: int, policy: Any, act: Policy, *, stops: bool
 ) -> Recorded:
+    """Do a whole rollout, which ``stops`` at the end of an episode or resets there.
+
+    Arguments and result are those of `EnvBase._fast_rollout`.
+    """
     env._check_batch(root)
     record = _Record(env, root, steps, stops)
     if not record.fits(root):
@@ -85,7 +74,7 @@ def _record_policy(env: GymWrapper, record: _Record, root: TensorDictBase, act: 
         if record.step(decode(given)):
             break
         current = record.root()
-        td = _tensordict({**current, **written.others}, env)
+        td = tensordict_of({**current, **written.others}, torch.Size(()), env.device)
     return record.result(written.stacks(record.count))
 
 
@@ -163,14 +152,6 @@ def _go_on(
     if not done:
         return list(rest)
     return [*record.result(written.stacks(done)).unbind(0), *rest]
-
-
-def _tensordict(entries: Leaves, env: GymWrapper, batch_size: tuple[int, ...] = ()) -> TensorDict:
-    def build(node: dict[str, Any]) -> TensorDict:
-        made = {k: build(v) if isinstance(v, dict) else v for k, v in node.items()}
-        return TensorDict._new_unsafe(made, batch_size=torch.Size(batch_size), device=env.device)
-
-    return build(nested(entries))
 
 
 # ------------------------------------------------------------------------------- what is written down
@@ -296,7 +277,7 @@ class _Record:
         outcome = (paid, terminated | truncated, terminated, truncated)
         for path, value in zip((("reward",), *DONE), outcome, strict=True):
             entries[("next", *path)] = torch.from_numpy(value)
-        return _tensordict(entries, self._env, (count,))
+        return tensordict_of(entries, torch.Size((count,)), self._env.device)
 
     def _roots(self) -> Leaves:
         count, roots = self.count, {}

@@ -19,10 +19,10 @@ import numpy as np
 from bridges.space_leaves import CopyIn
 from bridges.spaces import Codec
 from envkit.errors import EncodingError
+from envkit.keys import Path
 
 __all__ = ["DONE", "GymCore", "GymRows", "reward_array"]
 
-Path = tuple[str, ...]
 Rows = Mapping[Path, np.ndarray]
 
 DONE: tuple[Path, ...] = (("done",), ("terminated",), ("truncated",))

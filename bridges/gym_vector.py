@@ -27,11 +27,10 @@ import torch
 from bridges.gym_backend import library_of
 from bridges.spaces import Codec
 from envkit.errors import ArgumentError, ResetMaskError, StepMaskError
+from envkit.keys import Path
 from envkit.seeding import seed_chain
 
 __all__ = ["VectorCore", "frame_skipping", "is_vector"]
-
-Path = tuple[str, ...]
 
 
 def is_vector(env: Any) -> bool:

@@ -22,14 +22,16 @@ from tensordict import TensorDictBase
 
 from bridges.gym_backend import gym_backend, library_of, set_gym_backend
 from bridges.gym_like import GymLikeEnv
-from bridges.gym_recording import record_episode, record_nonstop
+from bridges.gym_recording import record_run
 from bridges.gym_rows import GymCore, reward_array
 from bridges.gym_vector import VectorCore, frame_skipping, is_vector
-from bridges.spaces import Codec, codec_of, nested
+from bridges.spaces import Codec, codec_of
 from envkit import rules
-from envkit.env_specs import as_key
 from envkit.errors import ArgumentError, BatchSizeError
+from envkit.keys import as_key
+from envkit.nesting import nest
 from envkit.policy import Policy
+from envkit.rollout import Stop
 from envkit.specs import Categorical, Composite, Unbounded
 from envkit.transition import empty_like, leaves
 
@@ -167,11 +169,11 @@ class GymWrapper(GymLikeEnv):
         """
         core = self.core
         if self._vector is not None:
-            return nested(self._vector.encode(observations))
+            return nest(self._vector.encode(observations))
         entries = {} if core.observation is None else core.observation.encode(observations)
         if core.pixels:
             entries[("pixels",)] = torch.from_numpy(np.array(self.render()))
-        return nested(entries)
+        return nest(entries)
 
     def read_reward(self, reward: Any) -> Any:
         """Turn the summed reward of a step into a tensor of the shape and dtype of its spec."""
@@ -242,14 +244,11 @@ class GymWrapper(GymLikeEnv):
         return core if is_plain and not changed else None
 
     def _fast_rollout(
-        self, root: TensorDictBase, steps: int, policy: Any, act: Policy
+        self, stop: Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy
     ) -> TensorDictBase | list[TensorDictBase] | None:
-        return None if self.row_core() is None else record_nonstop(self, root, steps, policy, act)
-
-    def _fast_episode(
-        self, root: TensorDictBase, steps: int, policy: Any, act: Policy
-    ) -> TensorDictBase | list[TensorDictBase] | None:
-        return None if self.row_core() is None else record_episode(self, root, steps, policy, act)
+        if self.row_core() is None or stop == "all":
+            return None
+        return record_run(self, root, steps, policy, act, stops=stop == "any")
 
 
 _STEPPING = {

@@ -25,23 +25,22 @@ from bridges.jax_handoff import RowEnv
 from bridges.jax_programs import Programs
 from bridges.jax_specs import action_composite, array_leaf, done_composite
 from bridges.named_rows import observation_leaves
-from bridges.nesting import nest, tensordict_of
 from bridges.sharding import AXIS, Shards
 from bridges.torch_policy.acting import is_compilable
 from bridges.unrolling import unroll, unroll_until
 from envkit import rules
 from envkit.base import EnvBase
-from envkit.env_specs import as_key
 from envkit.errors import ArgumentError, FusionError, GradientError
 from envkit.functional import BatchedEnv, ResetMode, StatelessEnv, TimeLimit
+from envkit.keys import Path, as_key
+from envkit.nesting import tensordict_of
+from envkit.rollout import Stop
 from envkit.rules import STEP
 from envkit.specs import Composite, Unbounded
 from envkit.transforms.base import Transform
 from envkit.transition import collect_reset_masks, leaves
 
 __all__ = ["JaxEnv"]
-
-Path = tuple[str, ...]
 
 
 class JaxEnv(RowEnv):
@@ -323,33 +322,18 @@ class JaxEnv(RowEnv):
             given.extend(policy.parameters())
         return is_wanted(given)
 
-    def _compiles(self, root: TensorDictBase, policy: Any) -> bool:
-        return (
-            self._steps_by_itself
-            and is_compilable(policy)
-            and not self._gives_gradients(root, policy)
-        )
-
     def _fast_rollout(
-        self, root: TensorDictBase, steps: int, policy: Any, act: Any
+        self, stop: Stop, root: TensorDictBase, steps: int, policy: Any, act: Any
     ) -> TensorDictBase | None:
-        if not self._compiles(root, policy):
+        compiles = self._steps_by_itself and is_compilable(policy)
+        if not compiles or self._gives_gradients(root, policy):
             return None
-        return self.unroll(root, steps, policy, record_state=True)[0]
-
-    def _fast_episode(
-        self, root: TensorDictBase, steps: int, policy: Any, act: Any
-    ) -> TensorDictBase | None:
-        if not self._compiles(root, policy) or self._programs.shards is not None:
+        if stop == "never":
+            return self.unroll(root, steps, policy, record_state=True)[0]
+        if self._programs.shards is not None:
             return None
-        return unroll_until(self, root, steps, policy, "any")
-
-    def _fast_episodes(
-        self, root: TensorDictBase, steps: int, policy: Any, act: Any
-    ) -> TensorDictBase | None:
-        if not self._compiles(root, policy) or self._programs.shards is not None:
-            return None
-        return unroll_until(self, root, steps, policy, "all")
+        self._count_steps(steps)
+        return unroll_until(self, root, steps, policy, stop)
 
     # ------------------------------------------------------------------------------ transforms
 
@@ -383,7 +367,7 @@ class JaxEnv(RowEnv):
             part = state.get(field.buffer)[..., field.offset : field.offset + field.size]
             part = part.unflatten(-1, field.stored_shape) if field.stored_shape else part[..., 0]
             tree[field.name] = part
-        return tensordict_of(nest(tree), state.batch_size, state.device)
+        return tensordict_of(tree, state.batch_size, state.device)
 
     def pack(self, nested: TensorDictBase) -> TensorDict:
         """Build a packed state from what `unpack` gave; the inverse, copied."""

@@ -23,17 +23,16 @@ from tensordict import TensorDict, TensorDictBase
 from bridges.dlpack import torch_dtype_of
 from bridges.gradients import Differentiable, Running, start
 from bridges.jax_programs import PACKED, Programs, padded_size
-from bridges.nesting import nest, tensordict_of
 from envkit.base import EnvBase
-from envkit.env_specs import as_key
 from envkit.errors import InputError, MissingKeyError
 from envkit.functional import Discrete
+from envkit.keys import Path, as_key
+from envkit.nesting import tensordict_of
 from envkit.rules import DONE_LEAVES
 from envkit.transition import leaves
 
 __all__ = ["RowEnv"]
 
-Path = tuple[str, ...]
 Rows = dict[Path, torch.Tensor]
 
 
@@ -185,5 +184,5 @@ class RowEnv(EnvBase):
             leaf = leaf if leaf.shape[0] == rows else leaf[:rows]
             return leaf if is_flat else leaf.reshape((*shape, *leaf.shape[1:]))
 
-        tree = nest({path: placed(leaf) for path, leaf in named.items()})
-        return tensordict_of(tree, shape, self.device)
+        entries = {path: placed(leaf) for path, leaf in named.items()}
+        return tensordict_of(entries, shape, self.device)

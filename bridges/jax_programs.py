@@ -42,11 +42,11 @@ from envkit.functional import (
     unroll,
     unroll_until,
 )
+from envkit.keys import Path
 from envkit.transforms.fusable import FusableTransform
 
 __all__ = ["PACKED", "Programs", "padded_size"]
 
-Path = tuple[str, ...]
 ByPath = dict[Path, Any]
 Constants = Sequence[Mapping[str, Any]]
 Begin = tuple[ByPath, ByPath, jax.Array]  # state, root and flags to start from

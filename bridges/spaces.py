@@ -31,8 +31,9 @@ from bridges.space_leaves import (
     stacked_leaf,
     text_leaf,
 )
-from envkit.env_specs import as_key
 from envkit.errors import SpecError, SpecStackError
+from envkit.keys import Path, as_key
+from envkit.nesting import nest
 from envkit.specs import (
     Binary,
     Bounded,
@@ -48,9 +49,8 @@ from envkit.specs import (
 from envkit.specs.inputs import InputCheck
 from envkit.specs.stacked import stack
 
-__all__ = ["Codec", "codec_of", "nested", "space_of"]
+__all__ = ["Codec", "codec_of", "space_of"]
 
-Path = tuple[str, ...]
 Rows = Mapping[Path, np.ndarray]
 
 
@@ -145,17 +145,6 @@ class Codec:
         return self.assemble(
             {path: leaf.read(rows[path]) for path, (leaf, _) in self.leaves.items()}
         )
-
-
-def nested(entries: Mapping[Path, Any]) -> dict[str, Any]:
-    """Turn entries by path into a tree of dicts."""
-    tree: dict[str, Any] = {}
-    for path, value in entries.items():
-        node = tree
-        for name in path[:-1]:
-            node = node.setdefault(name, {})
-        node[path[-1]] = value
-    return tree
 
 
 # ------------------------------------------------------------------------------- space -> codec
@@ -271,8 +260,7 @@ def _tree_tuple(members: list[Codec]) -> ObjectLeaf:
 
     def encode(value: Any) -> TensorDictBase:
         parts = [
-            TensorDict(nested(codec.encode(part)))
-            for codec, part in zip(members, value, strict=True)
+            TensorDict(nest(codec.encode(part))) for codec, part in zip(members, value, strict=True)
         ]
         return cast(TensorDictBase, torch.stack(cast(list, parts), 0))
 

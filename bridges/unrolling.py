@@ -20,10 +20,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from bridges.dlpack import to_jit, to_torch
-from bridges.nesting import nest, tensordict_of
 from bridges.torch_policy.acting import Actor, actor_for, free_entries
-from envkit.env_specs import as_key
 from envkit.functional import StopRule
+from envkit.keys import Path, as_key
+from envkit.nesting import tensordict_of
 from envkit.specs import OneHot, TensorSpec
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["unroll", "unroll_until"]
 
-Path = tuple[str, ...]
 
 # Most steps of a program that may stop early: what it records is laid out before it runs.
 _CHUNK = 64
@@ -160,9 +159,8 @@ def _recorded(
     for path, value in _others(env, td, actor).items():
         event = value.shape[len(shape) :]
         root[path] = value.unsqueeze(len(shape)).expand(*shape, steps, *event).clone()
-    tree = nest(root)
-    tree["next"] = nest(following)
-    data = tensordict_of(tree, torch.Size((*shape, steps)), env.device)
+    entries = root | {("next", *path): leaf for path, leaf in following.items()}
+    data = tensordict_of(entries, torch.Size((*shape, steps)), env.device)
     data.names = [*[None] * len(shape), "time"]
     return data
 

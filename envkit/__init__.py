@@ -27,7 +27,14 @@ _HOMES = {
     "envkit.batched.parallel": ("ParallelEnv",),
     "envkit.batched.serial": ("SerialEnv",),
     "envkit.checks": ("check_env_specs",),
-    "envkit.functional": ("Box", "Discrete", "StatelessEnv", "TimeLimit", "Timestep"),
+    "envkit.functional": (
+        "Box",
+        "Discrete",
+        "FrameSkip",
+        "StatelessEnv",
+        "TimeLimit",
+        "Timestep",
+    ),
     "envkit.policy": ("ExplorationType", "exploration_type", "set_exploration_type"),
     "envkit.specs": (
         "Binary",

@@ -26,6 +26,7 @@ from envkit.batched.serial import SerialEnv as SerialEnv
 from envkit.checks import check_env_specs as check_env_specs
 from envkit.functional import Box as Box
 from envkit.functional import Discrete as Discrete
+from envkit.functional import FrameSkip as FrameSkip
 from envkit.functional import StatelessEnv as StatelessEnv
 from envkit.functional import TimeLimit as TimeLimit
 from envkit.functional import Timestep as Timestep

@@ -25,7 +25,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit.errors import ClosedEnvError, NotCallableError
 from envkit.keys import Key
 from envkit.outputs import OutputLeaf
-from envkit.rollout import rollout
+from envkit.rollout import Stop, rollout
 from envkit.seeding import next_seed
 from envkit.specs import Composite, Stacked
 from envkit.stepping import Stepping
@@ -225,30 +225,19 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         )
 
     def _fast_rollout(
-        self, root: TensorDictBase, steps: int, policy: Any, act: Callable
+        self, stop: Stop, root: TensorDictBase, steps: int, policy: Any, act: Callable
     ) -> TensorDictBase | list[TensorDictBase] | None:
-        """Do a whole non-stop rollout at once, or None to have it done step by step.
+        """Do a whole rollout at once, or None to leave it to the loop of steps.
 
-        ``policy`` is what the user passed, ``act`` the same as a callable on TensorDicts. A list
-        of transitions is stacked like those of any rollout.
-        """
-        return None
+        Args:
+            stop: when it ends.
+            root: where to start, nothing in it done.
+            steps: most steps.
+            policy: what the user passed.
+            act: the same as a callable from TensorDict to TensorDict.
 
-    def _fast_episode(
-        self, root: TensorDictBase, steps: int, policy: Any, act: Callable
-    ) -> TensorDictBase | list[TensorDictBase] | None:
-        """Do at once a rollout that stops after the first step in which any env is done, or None.
-
-        Arguments and result are those of `_fast_rollout`.
-        """
-        return None
-
-    def _fast_episodes(
-        self, root: TensorDictBase, steps: int, policy: Any, act: Callable
-    ) -> TensorDictBase | list[TensorDictBase] | None:
-        """Do at once a rollout in which what is done waits until everything is, or None.
-
-        Arguments and result are those of `_fast_rollout`.
+        Returns:
+            The transitions, stacked along a last axis of time or as a list; `rollout` does the rest.
         """
         return None
 

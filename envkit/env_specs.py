@@ -20,10 +20,10 @@ from torch import nn
 
 from envkit.done_specs import complete_done_spec
 from envkit.errors import KeyCollisionError, ReadOnlyError, SpecError, SpecTypeError
-from envkit.keys import Key, Path, as_key, as_path, leaf_paths, nodes
+from envkit.keys import Path, as_key, leaf_paths, nodes
 from envkit.specs import Composite, TensorSpec, Unbounded
 
-__all__ = ["Key", "SpecHolder", "as_key", "as_path", "leaf_paths"]
+__all__ = ["SpecHolder"]
 
 _SIDES = {
     "_input_spec": ("state", "action"),
@@ -348,7 +348,7 @@ class SpecHolder(nn.Module):
     @device.setter
     def device(self, value: Any) -> None:
         raise ReadOnlyError(
-            f"the device of an env cannot be assigned (it is {self._device}). "
+            f"the device of an env cannot be assigned (it is {self.device}). "
             "Use env.to(device), which moves specs, parameters and future outputs."
         )
 

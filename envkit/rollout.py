@@ -2,31 +2,33 @@
 
 This module decides when a rollout stops and what its last step looks like. How a step is made, and
 what follows it, is asked of the env. An env that can do a whole run at once offers it through
-`EnvBase._fast_rollout`, `EnvBase._fast_episode` where the first end stops it, and
-`EnvBase._fast_episodes` where the last one does.
+`EnvBase._fast_rollout`.
 
 Conventions
+    stop    "never": what is done is reset; "any": after the first step in which an env is done; "all":
+            when all are, what is done before is frozen.
     result  TensorDict of batch size (*batch, T); time is the last batch axis, named "time".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.env_specs import Key, as_key, as_path
 from envkit.errors import ArgumentError, BatchSizeError, DoneError, OptionError, RolloutError
+from envkit.keys import Key, as_key, as_path
 from envkit.policy import Policy, as_policy, policy_device
 
 if TYPE_CHECKING:
     from envkit.base import EnvBase
 
-__all__ = ["nonstop", "rollout", "until_any_done"]
+__all__ = ["Stop", "nonstop", "rollout", "until_any_done"]
 
+Stop = Literal["never", "any", "all"]
 Callback = Callable[["EnvBase", TensorDictBase], Any]
 
 
@@ -60,14 +62,9 @@ def rollout(
     root = _first_root(env, tensordict, auto_reset)
     steps = None
     if callback is None and return_contiguous:
-        fast = {
-            nonstop: env._fast_rollout,
-            until_any_done: env._fast_episode,
-            _until_all_done: env._fast_episodes,
-        }
-        steps = fast[stop](root, max_steps, policy, act)
+        steps = env._fast_rollout(stop, root, max_steps, policy, act)
     if steps is None:
-        steps = list(stop(env, root, act, max_steps, callback))
+        steps = list(_LOOPS[stop](env, root, act, max_steps, callback))
     result = _stack(env, steps, contiguous=return_contiguous) if isinstance(steps, list) else steps
     if set_truncated:
         _truncate_last(env, result)
@@ -77,15 +74,15 @@ def rollout(
     return result
 
 
-def _stop_rule(any_done: bool | None, all_done: bool | None):
+def _stop_rule(any_done: bool | None, all_done: bool | None) -> Stop:
     if any_done and all_done:
         raise OptionError(
             "break_when_any_done and break_when_all_done are both True, but they exclude each "
             "other. Pass one of them."
         )
     if all_done:
-        return _until_all_done
-    return nonstop if any_done is False else until_any_done
+        return "all"
+    return "never" if any_done is False else "any"
 
 
 def _first_root(env: EnvBase, td: TensorDictBase | None, auto_reset: bool) -> TensorDictBase:
@@ -168,6 +165,9 @@ def _until_all_done(
         if callback is not None:
             callback(env, td)
         last, td = td, env.step_mdp(td)
+
+
+_LOOPS: dict[Stop, Callable] = {"never": nonstop, "any": until_any_done, "all": _until_all_done}
 
 
 def _repeat_frozen(

@@ -24,7 +24,6 @@ __all__ = [
     "counted",
     "filled",
     "left",
-    "over_limit",
     "spread",
     "uncounted",
     "unset",
@@ -80,12 +79,6 @@ def added(before: Any, reward: Any) -> Any:
 def left(before: Any, reward: Any) -> Any:
     """Take the reward of this step from what is left of a target."""
     return before - reward
-
-
-def over_limit(count: Any, limit: int, truncated: Any | None = None) -> Any:
-    """Say where an episode is cut short: it was already, or has taken ``limit`` steps; bool."""
-    cut = count >= limit
-    return cut if truncated is None else cut | truncated
 
 
 def spread(cut: Any, flags: Any) -> Any:

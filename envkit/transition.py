@@ -24,7 +24,7 @@ from tensordict import (
 )
 
 from envkit import rules
-from envkit.env_specs import Key, as_key, as_path
+from envkit.keys import Key, Path, as_key, as_path
 from envkit.specs import Composite
 
 __all__ = [
@@ -38,8 +38,6 @@ __all__ = [
     "step_mdp",
     "terminated_or_truncated",
 ]
-
-Path = tuple[str, ...]
 
 
 def leaves(td: TensorDictBase, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:

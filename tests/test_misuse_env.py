@@ -452,7 +452,9 @@ def test_a_misuse_raises_the_documented_class_with_advice(misuse):
 
 
 @pytest.mark.parametrize("name", ["device", "batch_size", "batch_locked", "input_spec"])
-@pytest.mark.parametrize("make", [Count, Groups, lambda: MixedEnv([serial()])])
+@pytest.mark.parametrize(
+    "make", [Count, Groups, lambda: MixedEnv([serial()]), lambda: TransformedEnv(Count())]
+)
 def test_what_cannot_be_assigned_is_a_missing_attribute_too(make, name):
     with pytest.raises(AttributeError) as caught:
         assigned(name, None, make)()

@@ -26,9 +26,9 @@ from bridges.torch_policy.compiled import CompiledPolicy, Translation
 from bridges.torch_policy.exporting import Signature
 from bridges.torch_policy.graph import STEPWISE
 from bridges.torch_policy.jax_policy import JaxPolicy, act
-from envkit.env_specs import as_key, as_path
 from envkit.errors import ArgumentError, MissingKeyError, PolicyError
 from envkit.functional import Discrete
+from envkit.keys import Path, as_key, as_path
 from envkit.policy import observation_inputs, takes_tensordict
 from envkit.rules import DONE_LEAVES
 from envkit.transition import leaves
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Actor", "actor_for", "free_entries", "is_compilable"]
 
-Path = tuple[str, ...]
 _FLAGS: tuple[Path, ...] = tuple((name,) for name in DONE_LEAVES)
 
 

@@ -21,14 +21,13 @@ from bridges.dlpack import to_jit
 from bridges.torch_policy.exporting import Signature, export
 from bridges.torch_policy.graph import STEPWISE, Graph
 from envkit.errors import TranslationError
+from envkit.keys import Path
 from envkit.policy import Policy, as_policy, exploration_type
 
 if TYPE_CHECKING:
     from envkit.base import EnvBase
 
 __all__ = ["CompiledPolicy", "Translation", "compile_policy"]
-
-Path = tuple[str, ...]
 
 
 def compile_policy(module: torch.nn.Module) -> CompiledPolicy:

@@ -24,11 +24,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bridges.torch_policy.graph import STEPWISE
 from envkit.errors import TranslationError
+from envkit.keys import Path
 from envkit.transition import leaves
 
 __all__ = ["Exported", "Signature", "export"]
 
-Path = tuple[str, ...]
 _EXAMPLE_ROWS = 7  # while the number is left open
 
 

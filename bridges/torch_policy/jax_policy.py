@@ -20,9 +20,9 @@ import torch
 from tensordict import TensorDictBase
 
 from bridges.dlpack import to_jit, to_torch
-from bridges.nesting import nest
-from envkit.env_specs import as_key, as_path
 from envkit.errors import PolicyError
+from envkit.keys import Path, as_key, as_path
+from envkit.nesting import nest
 from envkit.policy import Policy, observation_inputs
 from envkit.specs import OneHot
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from envkit.base import EnvBase
 
 __all__ = ["JaxPolicy", "act"]
-
-Path = tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)

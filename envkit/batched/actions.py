@@ -17,14 +17,12 @@ import numpy as np
 import torch
 
 from envkit.batched.metadata import EnvMetaData
-from envkit.env_specs import as_key
+from envkit.keys import Path, as_key
 from envkit.specs import TensorSpec
 from envkit.specs.inputs import InputCheck
 from envkit.specs.stacked import Stacked
 
 __all__ = ["ActionChecks", "action_checks"]
-
-Path = tuple[str, ...]
 
 
 class ActionChecks:

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from envkit.errors import NotStartedError
+from envkit.keys import Path
 from envkit.transport import Pool
 
 __all__ = ["AttributeLookup", "LocalAttribute", "WorkerAttribute"]
-
-Path = tuple[str, ...]
 
 
 class AttributeLookup:

@@ -22,15 +22,14 @@ import numpy as np
 import torch
 
 from envkit.batched.metadata import HasLeaves
-from envkit.env_specs import as_key
 from envkit.errors import SpecError
+from envkit.keys import Path, as_key
 from envkit.rules import RESET, STEP
 from envkit.specs import TensorSpec
 from envkit.transport import Field
 
 __all__ = ["SLOT", "BufferPlan"]
 
-Path = tuple[str, ...]
 
 SLOT = Field("slot", (), "int64")
 _MOST_SLOTS, _RING_BYTES = 64, 4 * 2**20  # what stays in a processor's cache

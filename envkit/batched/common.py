@@ -25,7 +25,6 @@ from envkit.batched.recording import record_random, record_rollout
 from envkit.batched.routing import call_by_row
 from envkit.batched.stacking import by_row, empty_rows, keep_unstepped, stack_rows
 from envkit.batched.td_exchange import TensorDictExchange
-from envkit.env_specs import as_key, as_path
 from envkit.errors import (
     ArgumentCountError,
     BatchSizeError,
@@ -34,8 +33,9 @@ from envkit.errors import (
     NotResetError,
     WorkerError,
 )
+from envkit.keys import as_key, as_path
 from envkit.policy import Policy
-from envkit.rollout import nonstop
+from envkit.rollout import Stop, nonstop
 from envkit.seeding import seed_chain
 from envkit.specs import draws_in_order
 from envkit.transition import collect_reset_masks, merge_reset
@@ -198,10 +198,12 @@ class BatchedEnv(AttributeLookup, HostedEnv):
         raise NotImplementedError("batched envs step through _step_send and _step_recv.")
 
     def _fast_rollout(
-        self, root: TensorDictBase, steps: int, policy: Any, act: Policy
+        self, stop: Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy
     ) -> TensorDictBase | list[TensorDictBase] | None:
         exchange = self._exchange
-        if not isinstance(exchange, BufferExchange) or len(self.done_levels) > 1:
+        if stop != "never" or not isinstance(exchange, BufferExchange):
+            return None
+        if len(self.done_levels) > 1:
             return None
         if self._share_individual_td or self._entries is not None:
             return None

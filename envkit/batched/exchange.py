@@ -26,15 +26,14 @@ from envkit.batched.host import ADVANCE, RESET, STEP
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
 from envkit.batched.routing import call_by_row, can_wait, refuse_early_part, rows_of
-from envkit.env_specs import as_key
 from envkit.errors import WorkerError
+from envkit.keys import Path, as_key
+from envkit.nesting import tensordict_of
 from envkit.specs import TensorSpec
 from envkit.specs.inputs import require_input
 from envkit.transport import Layout, Pool
 
-__all__ = ["BufferExchange", "tensordict_of"]
-
-Path = tuple[str, ...]
+__all__ = ["BufferExchange"]
 
 
 class BufferExchange:
@@ -257,29 +256,6 @@ class BufferExchange:
 def _by_slot(region: dict[Path, torch.Tensor], slots: int) -> list[dict[Path, torch.Tensor]]:
     """Turn leaves with a leading slot axis into one dict of leaves for each slot."""
     return [{path: tensor[slot] for path, tensor in region.items()} for slot in range(slots)]
-
-
-def tensordict_of(
-    leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size, device: Any
-) -> TensorDict:
-    """Build a (possibly nested) TensorDict of leaves by path that are on ``device`` already."""
-    tree: dict[str, Any] = {}
-    for path, tensor in leaves.items():
-        if len(path) == 1:
-            tree[path[0]] = tensor
-            continue
-        node = tree
-        for name in path[:-1]:
-            node = node.setdefault(name, {})
-        node[path[-1]] = tensor
-
-    def build(node: dict[str, Any]) -> TensorDict:
-        for name, value in node.items():
-            if isinstance(value, dict):
-                node[name] = build(value)
-        return TensorDict._new_unsafe(node, batch_size=batch_size, device=device)
-
-    return build(tree)
 
 
 def _fill(rows: torch.Tensor, value: torch.Tensor | None, path: Path) -> None:

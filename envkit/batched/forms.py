@@ -13,8 +13,8 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.base import EnvBase
-from envkit.env_specs import Key, as_key, leaf_paths
 from envkit.errors import WorkerError
+from envkit.keys import Key, as_key, leaf_paths
 from envkit.specs.helpers import contains_lazy_spec
 
 __all__ = ["OutputForms", "require_form"]

@@ -17,14 +17,13 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.base import EnvBase
-from envkit.env_specs import Key, as_key, as_path
 from envkit.errors import EmptySpecError
+from envkit.keys import Key, Path, as_key, as_path
 from envkit.specs import Composite, TensorSpec
 from envkit.transition import empty_like
 
 __all__ = ["EnvLeaves", "EnvMetaData", "HasLeaves"]
 
-Path = tuple[str, ...]
 
 _SIDES = {
     "action": "input_spec",

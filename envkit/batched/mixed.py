@@ -21,7 +21,6 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.base import EnvBase
-from envkit.env_specs import as_key, as_path
 from envkit.errors import (
     ArgumentError,
     MissingKeyError,
@@ -29,11 +28,11 @@ from envkit.errors import (
     ResetMaskError,
     SpecError,
 )
+from envkit.keys import Path, as_key, as_path
 from envkit.specs import Bounded, Composite, TensorSpec, Unbounded
 
 __all__ = ["Member", "MixedEnv"]
 
-Path = tuple[str, ...]
 _KINDS = ("observation", "action", "reward", "done")
 _Placed = TypeVar("_Placed", TensorDictBase, TensorSpec)
 

@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.env_specs import as_key
+from envkit.keys import Path, as_key
 from envkit.policy import as_policy
 from envkit.specs import TensorSpec, Unbounded
 from envkit.transition import leaves
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from envkit.base import EnvBase
 
 __all__ = ["PolicyEntries", "policy_entries"]
-
-Path = tuple[str, ...]
 
 
 def policy_entries(env: EnvBase, policy: Any) -> dict[Path, TensorSpec]:

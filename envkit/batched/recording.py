@@ -20,9 +20,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.batched.exchange import BufferExchange, tensordict_of
-from envkit.env_specs import as_key
+from envkit.batched.exchange import BufferExchange
 from envkit.errors import RolloutError
+from envkit.keys import Path, as_key
+from envkit.nesting import tensordict_of
 from envkit.transition import leaves
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["record_random", "record_rollout"]
 
-Path = tuple[str, ...]
 Leaves = Mapping[Path, torch.Tensor]
 
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 
 from envkit.batched.metadata import EnvMetaData
-from envkit.env_specs import as_path
 from envkit.errors import ArgumentError, DoneError, InputError, MissingKeyError, WorkerError
+from envkit.keys import as_path
 from envkit.seeding import restart_seed
 from envkit.transport import Failure, Pool
 

@@ -20,13 +20,12 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit.base import EnvBase
 from envkit.batched.forms import require_form
-from envkit.env_specs import as_key
+from envkit.keys import Path, as_key
 from envkit.rules import STEP
 from envkit.transition import empty_like
 
 __all__ = ["RowEnvs", "TensorDictRows", "bind_rows", "row_core"]
 
-Path = tuple[str, ...]
 Regions = Mapping[str, Mapping[Path, torch.Tensor]]
 
 

@@ -18,8 +18,8 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit.batched.metadata import EnvMetaData
-from envkit.env_specs import as_key
 from envkit.errors import ArgumentError
+from envkit.keys import as_key
 from envkit.transition import choose, leaves
 
 __all__ = ["by_row", "empty_rows", "has_own_rows", "keep_unstepped", "stack_rows"]

@@ -24,14 +24,12 @@ from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
 from envkit.batched.routing import call_by_row, can_wait, refuse_early_part, rows_of
 from envkit.batched.stacking import keep_unstepped, stack_rows
-from envkit.env_specs import as_key
 from envkit.errors import WorkerError
+from envkit.keys import Path, as_key
 from envkit.specs.inputs import require_input
 from envkit.transport import Pool
 
 __all__ = ["TensorDictExchange"]
-
-Path = tuple[str, ...]
 
 
 class TensorDictExchange:

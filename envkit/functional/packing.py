@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from envkit.errors import KeyCollisionError, StateStructureError
 from envkit.functional.core import WrapperState
-from envkit.functional.structure import conform, is_typed_key, name_of
+from envkit.functional.structure import is_typed_key, name_of
 
 __all__ = ["Field", "StatePacking"]
 
@@ -124,10 +124,6 @@ class StatePacking:
             for field, like in zip(self.fields, self._leaves, strict=True)
         ]
         return jax.tree.unflatten(self._treedef, leaves)
-
-    def conform(self, tree: PyTree) -> PyTree:
-        """Cast one row's state to the dtypes fixed here; other differences raise (see `conform`)."""
-        return conform(tree, self.template, what="state")
 
     def leaves(self, tree: PyTree) -> dict[tuple[str, ...], jax.Array]:
         """Give the leaves of a state by name; typed keys as their uint32 words."""

@@ -19,8 +19,8 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.base import EnvBase
-from envkit.env_specs import Key, as_key, as_path
 from envkit.errors import ArgumentError, NoParentError, ResetMaskError
+from envkit.keys import Key, as_key, as_path
 from envkit.specs import Composite, TensorSpec, Unbounded
 from envkit.transforms.base import Transform
 from envkit.transforms.env import TransformedEnv

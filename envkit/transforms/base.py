@@ -24,8 +24,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from envkit.env_specs import Key, as_key, as_path
 from envkit.errors import ArgumentError, MissingKeyError, SpecTypeError, TransformOwnerError
+from envkit.keys import Key, as_key, as_path
 from envkit.specs import Composite
 
 if TYPE_CHECKING:

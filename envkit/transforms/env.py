@@ -12,8 +12,8 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit.base import EnvBase, fake_step
-from envkit.env_specs import Key, as_path
 from envkit.errors import MissingKeyError
+from envkit.keys import Key, as_path
 from envkit.specs import Composite, StackedComposite
 from envkit.transforms.base import Transform
 from envkit.transforms.compose import Compose, as_transform
@@ -136,13 +136,13 @@ class TransformedEnv(Passage):
 
     # --------------------------------------------------------------------------------------- specs
 
-    @property
+    @EnvBase.input_spec.getter
     def input_spec(self) -> Composite:
         """State and action specs, seen through the transforms."""
         self._read_specs()
         return super().input_spec
 
-    @property
+    @EnvBase.output_spec.getter
     def output_spec(self) -> Composite:
         """Reward, observation and done specs, seen through the transforms."""
         self._read_specs()
@@ -191,32 +191,18 @@ class TransformedEnv(Passage):
         self._changed()
         return self
 
-    @property
+    @EnvBase.batch_size.getter
     def batch_size(self) -> torch.Size:
         """Batch size of the base env, seen through the transforms; read-only."""
         return self._cached(
             "batch_size", lambda: self._transform.transform_env_batch_size(self.base_env.batch_size)
         )
 
-    @batch_size.setter
-    def batch_size(self, value: Any) -> None:
-        raise RuntimeError(
-            f"the batch size of a TransformedEnv cannot be assigned (it is {tuple(self.batch_size)}): "
-            "it is that of the base env. Build the base env with another one."
-        )
-
-    @property
+    @EnvBase.device.getter
     def device(self) -> torch.device | None:
         """Device of the base env, seen through the transforms; moved by `to`."""
         return self._cached(
             "device", lambda: self._transform.transform_env_device(self.base_env.device)
-        )
-
-    @device.setter
-    def device(self, value: Any) -> None:
-        raise RuntimeError(
-            f"the device of an env cannot be assigned (it is {self.device}). "
-            "Use env.to(device), which moves specs, parameters and future outputs."
         )
 
     # -------------------------------------------------------------------------------- seed and place

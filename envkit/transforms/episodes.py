@@ -20,8 +20,8 @@ from tensordict import TensorDictBase
 
 from envkit import rules, tally
 from envkit.base import EnvBase
-from envkit.env_specs import Key, as_key, as_path
 from envkit.errors import ArgumentError, NoParentError, ResetMaskError
+from envkit.keys import Key, Path, as_key, as_path
 from envkit.leaves import Changes, Leaves
 from envkit.specs import Categorical, Composite, TensorSpec, Unbounded
 from envkit.transforms.base import Transform
@@ -34,8 +34,6 @@ __all__ = [
     "StepCounter",
     "TrajCounter",
 ]
-
-Path = tuple[str, ...]
 
 
 class EpisodeTransform(Transform):
@@ -201,7 +199,7 @@ class StepCounter(FusableTransform, EpisodeTransform):
                 before = tally.uncounted(following[self._flag_path(level)])
             count = changes[self._count_path(level)] = tally.counted(before)
             if self.max_steps is not None:
-                cut = tally.over_limit(count, constants["max_steps"])
+                cut = count >= constants["max_steps"]
                 changes |= self._truncated(following, level, cut)
         return changes
 

@@ -12,8 +12,8 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules, tally
-from envkit.env_specs import Key, as_key, as_path
 from envkit.errors import ArgumentError
+from envkit.keys import Key, as_key, as_path
 from envkit.specs import Composite
 from envkit.transforms.base import Transform
 from envkit.transforms.episodes import EpisodeTransform

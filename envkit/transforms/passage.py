@@ -21,8 +21,8 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.base import EnvBase, OutputLeaf
-from envkit.env_specs import Key, as_key, as_path, leaf_paths
 from envkit.errors import FusionError
+from envkit.keys import Key, as_key, as_path, leaf_paths
 from envkit.specs import Composite
 from envkit.transforms.base import Transform
 from envkit.transforms.wrapper import Wrapper
@@ -382,12 +382,6 @@ class Passage(Wrapper):
 
     def _fast_rollout(self, *run: Any) -> TensorDictBase | list[TensorDictBase] | None:
         return None if self._runner is None else self._runner._fast_rollout(*run)
-
-    def _fast_episode(self, *run: Any) -> TensorDictBase | list[TensorDictBase] | None:
-        return None if self._runner is None else self._runner._fast_episode(*run)
-
-    def _fast_episodes(self, *run: Any) -> TensorDictBase | list[TensorDictBase] | None:
-        return None if self._runner is None else self._runner._fast_episodes(*run)
 
 
 def _kept_where_skipped(

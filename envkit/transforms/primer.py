@@ -17,15 +17,14 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, TensorDictBase
 
-from envkit.env_specs import Key, as_key, as_path
 from envkit.errors import ArgumentError, MissingKeyError, PrimerError
+from envkit.keys import Key, Path, as_key, as_path
 from envkit.specs import Composite, NonTensor, TensorSpec
 from envkit.transforms.episodes import EpisodeTransform
 from envkit.transition import empty_like, leaves
 
 __all__ = ["TensorDictPrimer"]
 
-Path = tuple[str, ...]
 Default = float | Callable[[], Any] | Mapping[Key, Any]
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from torch import nn
 
 from envkit.base import EnvBase
-from envkit.env_specs import as_key, as_path
 from envkit.errors import ArgumentError
+from envkit.keys import as_key, as_path
 from envkit.specs import Composite, Unbounded
 from envkit.transforms.base import Transform
 from envkit.transforms.compose import Compose

@@ -12,8 +12,8 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from envkit import tally
-from envkit.env_specs import Key, as_key, as_path
 from envkit.errors import ArgumentError
+from envkit.keys import Key, Path, as_key, as_path
 from envkit.leaves import Changes, Leaves
 from envkit.specs import Composite, Unbounded
 from envkit.transforms.base import Keys, as_keys
@@ -21,8 +21,6 @@ from envkit.transforms.episodes import EpisodeTransform
 from envkit.transforms.fusable import FusableTransform, dtype_name
 
 __all__ = ["RewardSum", "TargetReturn"]
-
-Path = tuple[str, ...]
 
 
 class _RewardTransform(FusableTransform, EpisodeTransform):

@@ -27,17 +27,10 @@ class Wrapper(EnvBase):
         nn.Module.__init__(self)  # what EnvBase would set is asked of the base env
         self.base_env = base_env
 
-    @property
+    @EnvBase.batch_locked.getter
     def batch_locked(self) -> bool:
         """True when the base env accepts its own batch size only."""
         return self.base_env.batch_locked
-
-    @batch_locked.setter
-    def batch_locked(self, value: bool) -> None:
-        raise RuntimeError(
-            f"batch_locked is read-only (it is {self.batch_locked}): it is a property of the "
-            "simulator."
-        )
 
     @property
     def is_closed(self) -> bool:

@@ -45,7 +45,7 @@ def assert_equals_bare(env, rows, steps):
     actions = actions_for(rows, steps, env.action_size) * 0.3
     env.set_seed(0)
     td = env.reset(TensorDict(batch_size=[rows]))
-    brax_env = vars(env)["_env"]
+    brax_env = env._env
     step = jax.jit(jax.vmap(brax_env.step))
 
     fresh = bare_reset(brax_env, rows)
@@ -143,7 +143,7 @@ def test_gradients_through_three_steps_equal_those_of_brax_in_jax(name):
     root = env.reset()
     actions = (actions_for(4, 3, env.action_size) * 0.3).requires_grad_()
     floats = root["state", "floats"].clone().requires_grad_()
-    brax_env = vars(env)["_env"]
+    brax_env = env._env
     first = filled(bare_reset(brax_env, 4), env.unpack(root["state"]))
 
     @jax.jit

@@ -106,7 +106,7 @@ def test_registered_names_are_listed():  # W22
 def test_without_the_library_there_are_no_names_and_no_envs():  # W22
     done = run_without(
         "gymnasium",
-        """
+        code="""
         from envkit import GymEnv
         assert GymEnv.available_envs == []
         try:

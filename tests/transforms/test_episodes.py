@@ -295,5 +295,3 @@ def test_tallies_work_on_numpy_arrays():
     assert tally.counted(count).tolist() == [1, 5]
     assert tally.added(rewards, rewards).tolist() == [1.0, 4.0]
     assert tally.left(rewards, rewards).tolist() == [0.0, 0.0]
-    assert tally.over_limit(count, 4).tolist() == [False, True]
-    assert tally.over_limit(count, 5, np.array([True, False])).tolist() == [True, False]
