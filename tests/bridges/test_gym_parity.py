@@ -16,7 +16,8 @@ import torch
 from tensordict import TensorDict
 
 from bridges.gymnasium import GymEnv
-from bridges.spaces import Codec, nested
+from bridges.spaces import Codec
+from envkit.nesting import nest
 from envkit.specs import contains_lazy_spec
 from tests.bridges.gym_envs import same
 
@@ -73,7 +74,7 @@ class Follow:
     """Take the given actions, one a call."""
 
     def __init__(self, codec: Codec, actions: list[Any]):
-        self.actions = (TensorDict(nested(codec.encode(action))) for action in actions)
+        self.actions = (TensorDict(nest(codec.encode(action))) for action in actions)
 
     def __call__(self, td: TensorDict) -> TensorDict:
         return td.update(next(self.actions))
