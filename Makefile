@@ -30,8 +30,9 @@ $(BENCH_STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/python -m envkit demo
 
+# A file of tests stays in one process, with the envs it has compiled.
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 600

@@ -37,7 +37,8 @@ class Tally(Count):
         return super()._step(td)
 
     def add_part(self):
-        self.part += 0.5
+        with self.shared_lock:
+            self.part += 0.5
 
 
 class Born(Count):

@@ -287,7 +287,10 @@ def twins(request, tmp_path_factory):
     twins.close()
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(block, marks=pytest.mark.slow if block > 1 else ()) for block in range(BLOCKS)],
+)
 def test_random_calls_and_faults_give_the_data_of_the_serial_twin(twins, block):
     count = BLOCK if len(twins.groups) == ROWS else BLOCK // 4
     for seed in range(block * count, (block + 1) * count):
