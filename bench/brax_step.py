@@ -14,6 +14,7 @@ import importlib.util
 import resource
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -86,12 +87,16 @@ def envkit_rollout(env: BraxEnv, steps: int, policy: torch.nn.Module) -> Callabl
     return run
 
 
-def torchrl_loop(name: str, rows: int, steps: int, policy: torch.nn.Module) -> Callable[[], None]:
-    """The reference API, its default cache clearing switched off."""
+def torchrl_env(name: str, rows: int, **kwargs: Any) -> Any:
+    """The env of the reference API, its default cache clearing switched off."""
     from torchrl.envs import BraxWrapper as PeerWrapper
 
     bare = import_brax().get_environment(name, backend="spring")
-    env = PeerWrapper(bare, batch_size=[rows], device="cpu", cache_clear_frequency=False)
+    return PeerWrapper(bare, batch_size=[rows], device="cpu", cache_clear_frequency=False, **kwargs)
+
+
+def torchrl_loop(env: Any, steps: int, policy: torch.nn.Module) -> Callable[[], None]:
+    """Step an env of the reference API as a user of it writes it."""
     first = env.reset()
 
     @torch.no_grad()
@@ -116,7 +121,7 @@ def measure(name: str, rows: int, steps: int, *, device: str, quick: bool) -> No
         "envkit rollout, state recorded": envkit_rollout(env, steps, policy),
     }
     if importlib.util.find_spec("torchrl") and not quick and rows <= 1024:
-        works["TorchRL, cache kept"] = torchrl_loop(name, rows, steps, policy)
+        works["TorchRL, cache kept"] = torchrl_loop(torchrl_env(name, rows), steps, policy)
     compare(
         f"{name} spring x {rows} on {device}, torch policy",
         works,

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import torch
 from tensordict import TensorDictBase
 
-from bench.brax_step import policy_for
+from bench.brax_step import policy_for, torchrl_env
 from bench.harness import compare, record
 from bridges.brax import import_brax
 from envkit import BraxEnv
@@ -87,14 +87,9 @@ def envkit_rollout(env: BraxEnv, policy: torch.nn.Module) -> Callable[[], None]:
     return run
 
 
-def torchrl_loop(name: str, rows: int, policy: torch.nn.Module) -> Callable[[], None]:
-    """The reference API, its default cache clearing switched off."""
-    from torchrl.envs import BraxWrapper as PeerWrapper
-
-    bare = import_brax().get_environment(name, backend="spring")
-    env = PeerWrapper(
-        bare, batch_size=[rows], device="cpu", requires_grad=True, cache_clear_frequency=False
-    )
+def torchrl_gradient(name: str, rows: int, policy: torch.nn.Module) -> Callable[[], None]:
+    """The reference API, as a user of it writes it."""
+    env = torchrl_env(name, rows, requires_grad=True)
     first = env.reset()
 
     def run() -> None:
@@ -121,7 +116,7 @@ def measure(name: str, rows: int, *, device: str, quick: bool) -> None:
         "envkit rollout, state recorded": envkit_rollout(env, policy),
     }
     if importlib.util.find_spec("torchrl") and not quick:
-        works["TorchRL, cache kept"] = torchrl_loop(name, rows, policy)
+        works["TorchRL, cache kept"] = torchrl_gradient(name, rows, policy)
     compare(
         f"gradient of {STEPS} steps, {name} spring x {rows} on {device}",
         works,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import time
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -20,9 +19,8 @@ import torch
 
 import envkit
 from bench.brax_scan import envkit_unroll
-from bench.brax_step import envkit_loop, policy_for
+from bench.brax_step import envkit_loop, policy_for, torchrl_env, torchrl_loop
 from bench.harness import compare
-from bridges.brax import import_brax
 from envkit import BraxEnv, Compose, Transform, TransformedEnv
 
 WORKS = (
@@ -56,28 +54,6 @@ def five(library: ModuleType, size: int) -> list[Any]:
     ]
 
 
-def torchrl_loop(
-    name: str, rows: int, steps: int, policy: torch.nn.Module, size: int | None
-) -> Callable[[], None]:
-    """The reference API behind its own five transforms, or (``size`` None) without any."""
-    from torchrl import envs as peer
-
-    bare = import_brax().get_environment(name, backend="spring")
-    env = peer.BraxWrapper(bare, batch_size=[rows], device="cpu", cache_clear_frequency=False)
-    if size is not None:
-        env = peer.TransformedEnv(env, peer.Compose(*five(peer, size)))
-    first = env.reset()
-
-    @torch.no_grad()
-    def run() -> None:
-        td = first.clone()
-        for _ in range(steps):
-            td["action"] = policy(td["observation"])
-            _, td = env.step_and_maybe_reset(td)
-
-    return run
-
-
 def measure(name: str, rows: int, steps: int, *, device: str, quick: bool) -> None:
     """Compare one env at one batch size with and without transforms."""
     bare = BraxEnv(name, backend="spring", batch_size=[rows], device=device, episode_length=1000)
@@ -92,8 +68,12 @@ def measure(name: str, rows: int, steps: int, *, device: str, quick: bool) -> No
         "envkit, five outside": envkit_loop(outside, steps, policy),
     }
     if importlib.util.find_spec("torchrl") and not quick:
-        works["TorchRL, no transforms"] = torchrl_loop(name, rows, steps, policy, None)
-        works["TorchRL, five"] = torchrl_loop(name, rows, steps, policy, size)
+        from torchrl import envs as peer
+
+        theirs = torchrl_env(name, rows)
+        works["TorchRL, no transforms"] = torchrl_loop(theirs, steps, policy)
+        five_of_theirs = peer.TransformedEnv(theirs, peer.Compose(*five(peer, size)))
+        works["TorchRL, five"] = torchrl_loop(five_of_theirs, steps, policy)
     options = {"steps": steps * rows, "reference": "envkit, no transforms", "rounds": 9}
     compare(f"{name} spring x {rows} on {device}, torch policy, transforms", works, **options)
     compare(

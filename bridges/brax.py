@@ -19,7 +19,7 @@ import jax
 
 from bridges.jax_env import JaxEnv
 from bridges.libraries import require
-from envkit.errors import ArgumentError
+from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.functional import Box, ResetMode, Timestep
 
 __all__ = ["BraxCore", "BraxEnv", "BraxWrapper"]
@@ -67,6 +67,10 @@ class BraxWrapper(JaxEnv):
         **kwargs: of `JaxEnv`: ``batch_size``, ``requires_grad``, ``episode_length``, ``state_layout``, ...
 
     Unknown public attributes are looked up on the Brax env.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) ``env`` is no Brax env.
+        ArgumentError: it is one of Brax's own wrappers.
     """
 
     libname = "brax"
@@ -83,6 +87,12 @@ class BraxWrapper(JaxEnv):
         if from_pixels:
             raise NotImplementedError(
                 "Brax envs give no pixels here. Render states with brax.io.image instead."
+            )
+        if not hasattr(env, "action_size"):
+            fix = f"BraxEnv({env!r})" if isinstance(env, str) else "BraxEnv with the name of one"
+            raise ArgumentTypeError(
+                f"BraxWrapper was given {env!r}, of type {type(env).__name__}, but wraps an env object "
+                f"of Brax. Pass one, or let {fix} build it."
             )
         if device is None:
             warnings.warn(

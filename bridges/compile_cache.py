@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from envkit.errors import ArgumentError
+from envkit.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["cache_dir"]
 
@@ -35,7 +35,13 @@ def cache_dir(path: str | os.PathLike[str] | None = None) -> Path:
 
     Raises:
         ArgumentError: the folder cannot be made or written.
+        ArgumentTypeError: ``path`` is no path.
     """
+    if not isinstance(path, str | os.PathLike | None):
+        raise ArgumentTypeError(
+            f"path is {path!r} of type {type(path).__name__}, but names a folder. Pass a string or a "
+            "Path, or nothing for the user's cache folder."
+        )
     if path is None:
         path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "envkit"
     folder = Path(path).expanduser().absolute()

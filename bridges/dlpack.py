@@ -173,6 +173,11 @@ def jax_device_of(device: torch.device | str) -> JaxDevice:
         found = jax.local_devices(backend=platform) if platform else []
     except RuntimeError:
         found = []
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise HandoffError(
+            f"torch sees no {str(device)!r}: this installation of it, or this machine, has no CUDA. Use "
+            "device='cpu', or install torch for CUDA."
+        )
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         found = [candidate for candidate in found if candidate.local_hardware_id == index]

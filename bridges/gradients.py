@@ -12,6 +12,7 @@ Conventions
 
 Decided here: the backward pass computes the program once more from its inputs. So a step keeps its
 inputs, which the data holds anyway, and nothing of JAX; and one backward program serves all steps.
+Gradients of gradients are refused where they are asked for.
 Rows whose cotangents are all zero (padding, rows that a mask left out) get gradients of zero, also where
 the derivative is no number.
 """
@@ -25,7 +26,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from torch.autograd.function import once_differentiable
 
 from bridges.dlpack import to_jit, to_torch
 from envkit import rules
@@ -165,12 +165,30 @@ class _Border(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         saved = ctx.saved_tensors
         wanted = [
             leaf for leaf, is_floating in zip(cotangents, ctx.floating, strict=True) if is_floating
         ]
-        pulled = iter(ctx.pull(saved, wanted))
-        gradients = [next(pulled) if leaf.is_floating_point() else None for leaf in saved]
+        with torch.no_grad():
+            pulled = ctx.pull(saved, wanted)
+        if torch.is_grad_enabled():  # create_graph=True
+            pulled = _NotTwice.apply(*(leaf.requires_grad_() for leaf in pulled))
+        found = iter(pulled)
+        gradients = [next(found) if leaf.is_floating_point() else None for leaf in saved]
         return None, None, *gradients
+
+
+class _NotTwice(torch.autograd.Function):
+    """Gradients as they are, which cannot be differentiated again and say so."""
+
+    @staticmethod
+    def forward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(leaf.view_as(leaf) for leaf in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        raise GradientError(
+            "gradients of gradients through a step of this env are not computed. Leave create_graph=True "
+            "out, or detach the gradients before you compute with them."
+        )

@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from bridges.libraries import require
 from envkit.batched.choices import choose, chosen, forget
-from envkit.errors import ArgumentError
+from envkit.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["gym_backend", "library_of", "set_gym_backend"]
 
@@ -51,6 +51,7 @@ class set_gym_backend:
 
     Raises:
         ArgumentError: another name.
+        ArgumentTypeError: neither a name nor a module that makes envs.
     """
 
     def __init__(self, backend: str | ModuleType):
@@ -58,6 +59,11 @@ class set_gym_backend:
             raise ArgumentError(
                 f"there is no gym backend called {backend!r}. Pass one of {', '.join(_NAMES)}, or "
                 "the module itself."
+            )
+        if not isinstance(backend, str) and not hasattr(backend, "make"):
+            raise ArgumentTypeError(
+                f"backend is {backend!r}, of type {type(backend).__name__}, which makes no envs. Pass "
+                f"one of {', '.join(_NAMES)}, or a module with `make` and `spaces`."
             )
         self.backend = backend
         self._tokens: list[Token] = []

@@ -11,14 +11,14 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from envkit.errors import ArgumentError, EncodingError, MissingKeyError
+from envkit.errors import ArgumentError, EncodingError
 from envkit.specs import Composite, TensorSpec, Unbounded
 
 __all__ = ["default_info_dict_reader"]
@@ -29,8 +29,8 @@ class default_info_dict_reader:
 
     Args:
         keys: names to copy; None takes all that the info of a first step holds.
-        spec: what describes them: a Composite, a dict, or one spec for each of ``keys``. Without
-            it, given keys are described by ``Unbounded(())`` and found ones by what was found.
+        spec: what describes them: a Composite, a dict, or one spec for each of ``keys``. Given keys
+            without one are described by ``Unbounded(())``, found ones by what was found.
         ignore_private: leave out names that begin with an underscore, given ones included.
 
     Entries that an info lacks, most often that of a reset, are written as zeros. Of the infos that
@@ -47,8 +47,8 @@ class default_info_dict_reader:
         ignore_private: bool = True,
     ):
         self.ignore_private = ignore_private
-        names = None if keys is None else [name for name in keys if self._is_public(name)]
-        self._spec = _as_composite(names, spec)
+        names = None if keys is None else [keys] if isinstance(keys, str) else list(keys)
+        self._spec = _as_composite(names, spec, self._is_public)
 
     def _is_public(self, name: str) -> bool:
         return not (self.ignore_private and name.startswith("_"))
@@ -92,15 +92,16 @@ class default_info_dict_reader:
     def __call__(self, info: Mapping[str, Any], tensordict: TensorDictBase) -> TensorDictBase:
         """Write the entries of ``info`` into ``tensordict``, which is returned.
 
+        A reader that was not told what to copy finds it out at the first info that holds anything.
+
         Raises:
             EncodingError: a value does not fit its spec.
         """
         if self._spec is None:
-            raise MissingKeyError(
-                "this reader does not know yet what to copy. Add it with env.set_info_dict_reader, "
-                "which looks at one step, or say which keys: default_info_dict_reader(keys=[...])."
-            )
-        return tensordict.update(_read(info, self._spec, ()))
+            if not info:
+                return tensordict
+            self.complete(info, tensordict.batch_size)
+        return tensordict.update(_read(info, self.info_spec, ()))
 
 
 def _read(info: Mapping[str, Any], spec: Composite, path: tuple[str, ...]) -> dict[str, Any]:
@@ -137,13 +138,16 @@ def _as_array(value: Any) -> np.ndarray | None:
     return None
 
 
-def _as_composite(names: list[str] | None, spec: Any) -> Composite | None:
+def _as_composite(
+    names: list[str] | None, spec: Any, is_public: Callable[[str], bool]
+) -> Composite | None:
+    """Describe the public ones of ``names``; None when neither names nor specs were given."""
     if spec is None:
-        return None if names is None else Composite({name: Unbounded(()) for name in names})
-    if isinstance(spec, Composite):
-        composite = spec
+        known = Composite()
+    elif isinstance(spec, Composite):
+        known = spec
     elif isinstance(spec, Mapping):
-        composite = Composite(dict(spec))
+        known = Composite(dict(spec))
     else:
         specs = list(spec)
         if names is None or len(names) != len(specs):
@@ -151,12 +155,17 @@ def _as_composite(names: list[str] | None, spec: Any) -> Composite | None:
                 f"{len(specs)} info specs were given for the keys {names}. Pass one for each key, "
                 "or a dict of specs by key."
             )
-        return Composite(dict(zip(names, specs, strict=True)))
+        known = Composite(dict(zip(names, specs, strict=True)))
     if names is None:
-        return composite
-    if missing := [name for name in names if name not in composite.keys()]:
+        return None if spec is None else known
+    if len(known) and not set(names) & set(known.keys()):
         raise ArgumentError(
-            f"the info keys {missing} have no spec; there are specs for {sorted(composite.keys())}. "
-            "Add theirs, or leave the specs out."
+            f"the info specs are for {sorted(known.keys())}, but the keys are {names}. Give specs of these "
+            "keys, or leave them out."
         )
-    return Composite({name: composite[name] for name in names}, shape=composite.shape)
+    found = {
+        name: known[name] if name in known.keys() else Unbounded(tuple(known.shape))
+        for name in names
+        if is_public(name)
+    }
+    return Composite(found, shape=known.shape)

@@ -25,12 +25,14 @@ from envkit import rules
 from envkit.base import EnvBase
 from envkit.errors import (
     ArgumentError,
+    ArgumentTypeError,
     EncodingError,
     InfoReaderError,
     InputError,
     KeyCollisionError,
     MissingKeyError,
     ResetMaskError,
+    SpecError,
 )
 from envkit.keys import Key, as_key, as_path
 from envkit.specs import Composite, make_composite_from_td
@@ -53,7 +55,7 @@ class GymLikeEnv(EnvBase):
         device: where data is delivered, "cpu" by default.
         **kwargs: of `EnvBase`.
 
-    A subclass declares its specs after ``super().__init__(simulator)``. Public attributes that it
+    A subclass declares its specs in `_make_specs`, or after ``super().__init__(simulator)``. Public attributes that it
     lacks are looked up on the simulator, through the simulator's own wrappers.
 
     Raises:
@@ -84,6 +86,10 @@ class GymLikeEnv(EnvBase):
         self.frame_skip = frame_skip
         self.convert_actions_to_numpy = convert_actions_to_numpy
         self.info_dict_reader: list[Reader] = []
+        self._make_specs(env)
+
+    def _make_specs(self, env: Any) -> None:
+        """Declare the specs of simulator ``env``, for a subclass to override; called last."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -121,7 +127,14 @@ class GymLikeEnv(EnvBase):
         if isinstance(observations, TensorDictBase):
             return dict(observations.items())
         if not isinstance(observations, Mapping):
-            return {next(iter(self.full_observation_spec.keys())): observations}
+            name = next(iter(self.full_observation_spec.keys()), None)
+            if name is None:
+                raise SpecError(
+                    f"{type(self).__name__} declares no observation spec, so an observation of its "
+                    "simulator has no name. Declare one after super().__init__(simulator), or in "
+                    "_make_specs: self.observation_spec = Composite(observation=...)."
+                )
+            return {name: observations}
         if "state" in observations and "observation" not in observations:
             return {
                 "observation" if name == "state" else name: value
@@ -286,10 +299,16 @@ class GymLikeEnv(EnvBase):
         reset and stepped.
 
         Raises:
+            ArgumentTypeError: ``reader`` cannot be called.
             KeyCollisionError: an entry of that name exists already.
         """
         if reader is None:
             reader = default_info_dict_reader(ignore_private=ignore_private)
+        if not callable(reader):
+            raise ArgumentTypeError(
+                f"the info reader is {reader!r}, of type {type(reader).__name__}, which cannot be "
+                "called. Pass a function reader(info, td), default_info_dict_reader(keys), or nothing."
+            )
         if isinstance(reader, default_info_dict_reader):
             info = {} if reader.is_complete else self._info_of_one_step()
             reader.complete(info, self.batch_size)

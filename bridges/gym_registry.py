@@ -24,8 +24,9 @@ import torch
 
 from bridges.gym_backend import gym_backend, set_gym_backend
 from bridges.spaces import space_of
+from envkit.arguments import as_int
 from envkit.base import EnvBase
-from envkit.errors import ArgumentError, OptionError
+from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from envkit.keys import Key
 from envkit.registry import GymFace
 from envkit.specs import Binary, Categorical, Composite, MultiOneHot, OneHot, TensorSpec
@@ -57,6 +58,14 @@ def register(
     **kwargs: Any,
 ) -> None:
     """Do what `EnvBase.register_gym` documents."""
+    if not isinstance(id, str):
+        raise ArgumentTypeError(
+            f"id is {id!r}, of type {type(id).__name__}, but must be a string, the name in the "
+            'registry: register_gym("MyEnv-v0").'
+        )
+    if options["max_episode_steps"] is not None:
+        meaning = "the length of the longest episode, or None for no limit"
+        as_int("max_episode_steps", options["max_episode_steps"], least=1, meaning=meaning)
     library = _library(backend)
     make = env_class if entry_point is None else entry_point
     if inspect.isabstract(make):

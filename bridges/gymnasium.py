@@ -27,7 +27,8 @@ from bridges.gym_rows import GymCore, reward_array
 from bridges.gym_vector import VectorCore, frame_skipping, is_vector
 from bridges.spaces import Codec, codec_of
 from envkit import rules
-from envkit.errors import ArgumentError, BatchSizeError
+from envkit.arguments import as_batch_size, as_int
+from envkit.errors import ArgumentError, ArgumentTypeError, BatchSizeError
 from envkit.keys import as_key
 from envkit.nesting import nest
 from envkit.policy import Policy
@@ -56,6 +57,7 @@ class GymWrapper(GymLikeEnv):
     Raises:
         ValueError: ``frame_skip`` is not a positive int, or pixels are asked of an env that does
             not render them.
+        ArgumentTypeError: (a TypeError) ``env`` is no env object.
         SpecError: a space has no counterpart in specs: Graph, OneOf, a Sequence that is not stacked
             or holds Text, a Tuple of Texts or of unlike kinds.
     """
@@ -75,10 +77,16 @@ class GymWrapper(GymLikeEnv):
         batch_size: Any = None,
         **kwargs: Any,
     ):
+        if not (is_vector(env) or hasattr(env, "observation_space")):
+            fix = f"GymEnv({env!r})" if isinstance(env, str) else "GymEnv with the name of one"
+            raise ArgumentTypeError(
+                f"GymWrapper was given {env!r}, of type {type(env).__name__}, but wraps an env object "
+                f"of a gym library. Pass one, or let {fix} build it."
+            )
         batch = (env.num_envs,) if is_vector(env) else ()
-        if batch_size is not None and torch.Size(batch_size) != torch.Size(batch):
+        if batch_size is not None and (size := as_batch_size(batch_size)) != torch.Size(batch):
             raise BatchSizeError(
-                f"batch_size is {tuple(batch_size)}, but the simulator has batch size {batch}. "
+                f"batch_size is {tuple(size)}, but the simulator has batch size {batch}. "
                 "Leave it out; SerialEnv, ParallelEnv and GymEnv(..., num_envs=n) make batches."
             )
         super().__init__(
@@ -298,6 +306,7 @@ class GymEnv(GymWrapper):
 
     Raises:
         ValueError: ``num_envs`` is negative.
+        ArgumentTypeError: (a TypeError) ``env_name`` is no name, or ``num_envs`` no int.
     """
 
     available_envs: ClassVar[Any] = _Names()
@@ -319,9 +328,13 @@ class GymEnv(GymWrapper):
         allow_done_after_reset: bool = False,
         **make_kwargs: Any,
     ):
-        if num_envs < 0:
-            raise ArgumentError(
-                f"num_envs is {num_envs}. Pass the number of envs of a vector env, or 0 for one env."
+        meaning = "the number of envs of a vector env, or 0 for one env"
+        num_envs = as_int("num_envs", num_envs, least=0, meaning=meaning)
+        if not isinstance(env_name, str) and not hasattr(env_name, "entry_point"):
+            fix = "GymWrapper(env)" if hasattr(env_name, "step") else "GymEnv('CartPole-v1'), say"
+            raise ArgumentTypeError(
+                f"env_name is {env_name!r}, of type {type(env_name).__name__}, but must be the name of "
+                f"a registered env, or its spec. Use {fix}."
             )
         library = gym_backend()
         if backend is not None:

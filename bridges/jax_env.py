@@ -29,10 +29,17 @@ from bridges.sharding import AXIS, Shards
 from bridges.torch_policy.acting import is_compilable
 from bridges.unrolling import unroll, unroll_until
 from envkit import rules
+from envkit.arguments import as_int, require_tensordict
 from envkit.base import EnvBase
-from envkit.errors import ArgumentError, FusionError, GradientError
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    FusionError,
+    GradientError,
+    MissingKeyError,
+)
 from envkit.functional import BatchedEnv, ResetMode, StatelessEnv, TimeLimit
-from envkit.keys import Path, as_key
+from envkit.keys import Key, Path, as_key
 from envkit.nesting import tensordict_of
 from envkit.rollout import Stop
 from envkit.rules import STEP
@@ -70,7 +77,7 @@ class JaxEnv(RowEnv):
         traces: how often each program was traced, by name.
 
     Raises:
-        ArgumentError: unknown ``state_layout``.
+        ArgumentError: unknown ``state_layout``, or ``cache_clear_frequency`` is no number of steps.
     """
 
     _batch_locked = False
@@ -107,7 +114,7 @@ class JaxEnv(RowEnv):
         self.state_layout = state_layout
         self.episode_length = episode_length
         self.categorical_action_encoding = categorical_action_encoding
-        self.cache_clear_frequency = cache_clear_frequency
+        self.cache_clear_frequency = _clearing(cache_clear_frequency)
         limited = TimeLimit(env, episode_length)
         axis = None if shards is None else AXIS
         rows = BatchedEnv(limited, reset_mode=reset_mode, pool_size=pool_size, axis=axis)
@@ -294,11 +301,15 @@ class JaxEnv(RowEnv):
             memory, and the root after the last step, from which the next call goes on.
 
         Raises:
+            ArgumentError: ``steps`` is no integer above 0.
+            DataTypeError: ``td`` is no TensorDict.
             PolicyError: (a TypeError) ``policy`` is of another kind.
             TranslationError: (a NotImplementedError) the policy cannot be translated.
             FusionError: (a NotImplementedError) a subclass steps or resets in its own way.
             GradientError: gradients would be asked for, see `requires_grad`.
         """
+        require_tensordict("td", td)
+        steps = as_int("steps", steps, least=1, meaning="the number of steps to take")
         if not self._steps_by_itself:
             raise FusionError(
                 f"unroll would pass by what {type(self).__name__} makes of a step or a reset, since it runs "
@@ -361,16 +372,30 @@ class JaxEnv(RowEnv):
         Returns:
             Nested TensorDict by field name, in the dtypes of the buffers: bools and small integers
             as int32, uint32 (keys) as int32 of the same bits, 64-bit integers as pairs of those.
+
+        Raises:
+            DataTypeError: ``state`` is no TensorDict.
+            MissingKeyError: (a KeyError) it is no packed state.
         """
-        tree = {}
-        for field in self._programs.env.packing.fields:
+        require_tensordict("state", state, 'td["state"], packed')
+        fields, tree = self._programs.env.packing.fields, {}
+        _require_entries(state, sorted({field.buffer for field in fields}), 'td["state"], packed')
+        for field in fields:
             part = state.get(field.buffer)[..., field.offset : field.offset + field.size]
             part = part.unflatten(-1, field.stored_shape) if field.stored_shape else part[..., 0]
             tree[field.name] = part
         return tensordict_of(tree, state.batch_size, state.device)
 
     def pack(self, nested: TensorDictBase) -> TensorDict:
-        """Build a packed state from what `unpack` gave; the inverse, copied."""
+        """Build a packed state from what `unpack` gave; the inverse, copied.
+
+        Raises:
+            DataTypeError: ``nested`` is no TensorDict.
+            MissingKeyError: (a KeyError) it lacks a field of the state.
+        """
+        require_tensordict("nested", nested, 'what env.unpack(td["state"]) gave')
+        names = [as_key(field.name) for field in self._programs.env.packing.fields]
+        _require_entries(nested, names, 'what env.unpack(td["state"]) gave')
         packing, batch = self._programs.env.packing, nested.batch_size
         dtypes = {"floats": torch_dtype_of(packing.float_dtype), "words": torch.int32}
         parts: dict[str, list[torch.Tensor]] = {
@@ -383,6 +408,27 @@ class JaxEnv(RowEnv):
             parts[field.buffer].append(stored)
         built = {name: torch.cat(found, -1) for name, found in parts.items()}
         return TensorDict(built, batch, device=nested.device)
+
+
+def _require_entries(td: TensorDictBase, keys: Sequence[Key], expected: str) -> None:
+    if missing := [key for key in keys if td.get(key, None) is None]:
+        raise MissingKeyError(
+            f"the TensorDict has no {', '.join(map(repr, missing))}; it has "
+            f"{sorted(map(str, td.keys(True, True)))}. Pass {expected}."
+        )
+
+
+def _clearing(frequency: Any) -> int:
+    """Check after how many steps caches are cleared; 0 is never."""
+    if frequency is None or frequency is False:
+        return 0
+    if frequency is True:
+        raise ArgumentTypeError(
+            "cache_clear_frequency is True, which does not say how often. Pass a number of steps, or "
+            "False to keep what is compiled."
+        )
+    meaning = "the number of steps after which JAX forgets what it compiled, or False for never"
+    return as_int("cache_clear_frequency", frequency, least=0, meaning=meaning)
 
 
 _STEPPING = {

@@ -155,7 +155,9 @@ class Programs:
 
     def _restart(self, state: ByPath, mask: jax.Array, constants: Constants) -> dict[str, Any]:
         """Begin new episodes where ``mask`` is set; other rows keep their state and show anything."""
-        return self._outputs(*self._rows(constants).restart(mask, self._read_state(state)))
+        rows = self._rows(constants)
+        restarted, root = rows.restart(mask, self._read_state(state), self._write_state)
+        return {"state": restarted.inner, **self._shown(root)}
 
     def _advance(
         self, state: ByPath, action: Any, memory: ByPath, constants: Constants
@@ -163,8 +165,11 @@ class Programs:
         """Step, then begin new episodes where one has ended; gives `next` and the root after it."""
         rows, before = self._rows(constants), RowState(self._read_state(state), memory)
         following, timestep = rows.step(before, action)
-        fresh = rows.restart_where(done_of(timestep), following, timestep)
-        return self._outputs(following, timestep), self._outputs(*fresh)
+        restarted, root = rows.restart_written(
+            done_of(timestep), following, timestep, self._write_state
+        )
+        fresh = {"state": restarted.inner, **self._shown(root)}
+        return self._outputs(following, timestep), fresh
 
     def _reseed(self, state: ByPath, key: jax.Array) -> ByPath:
         rows = self._read_state(state)

@@ -15,7 +15,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -122,16 +122,24 @@ class NamedRows:
         self, mask: jax.Array, state: RowState, timestep: Timestep
     ) -> tuple[RowState, Timestep]:
         """Start new episodes in the rows of ``mask``; the others keep what they show."""
-        inner, fresh = self._restarted(mask, state.inner)
+        return self.restart_written(mask, state, timestep, lambda inner: inner)
+
+    # ------------------------------------------------------------------------- other ways to begin
+
+    def restart_written(
+        self, mask: jax.Array, state: RowState, timestep: Timestep, write: Callable[[Any], Any]
+    ) -> tuple[RowState, Timestep]:
+        """Restart as `restart_where` does, the state of the env given as ``write`` writes it."""
+        inner, fresh = self._restarted(mask, state.inner, write)
         kept = _leaves(timestep)
         root = {path: rules.choose(mask, leaf, kept[path]) for path, leaf in fresh.items()}
         return self._moment(inner, root | {path: kept[path] for path in self._carried})
 
-    # ------------------------------------------------------------------------- other ways to begin
-
-    def restart(self, mask: jax.Array, inner: Any) -> tuple[RowState, Timestep]:
+    def restart(
+        self, mask: jax.Array, inner: Any, write: Callable[[Any], Any]
+    ) -> tuple[RowState, Timestep]:
         """Start new episodes in the rows of ``mask``; what the others show means nothing."""
-        return self._moment(*self._restarted(mask, inner))
+        return self._moment(*self._restarted(mask, inner, write))
 
     def resume(self, inner: Any, given: ByPath, flags: jax.Array) -> tuple[RowState, Timestep]:
         """Go on from a root of which some leaves are given; the others begin as after a reset.
@@ -151,9 +159,12 @@ class NamedRows:
 
     # -------------------------------------------------------------------------------------- leaves
 
-    def _restarted(self, mask: jax.Array, inner: Any) -> tuple[Any, ByPath]:
-        inner, fresh = self.env.restart_where(mask, inner, self._blank(mask.shape[0]))
-        return inner, self._begun(_named(fresh))
+    def _restarted(
+        self, mask: jax.Array, inner: Any, write: Callable[[Any], Any]
+    ) -> tuple[Any, ByPath]:
+        blank = self._blank(mask.shape[0])
+        written, fresh = self.env.restart_written(mask, inner, blank, write)
+        return written, self._begun(_named(fresh))
 
     def _begun(self, leaves: ByPath) -> ByPath:
         for transform, constants in self._chain:

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bridges.compile_note import jit_with_note
 from bridges.dlpack import jax_device_of, torch_device_of
-from envkit.errors import ArgumentError
+from envkit.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["AXIS", "EVERYWHERE", "FLAGS", "ROWS", "Shards", "after_time"]
 
@@ -43,9 +43,15 @@ class Shards:
 
     Raises:
         ArgumentError: none is given, one twice, or of several platforms.
+        ArgumentTypeError: ``devices`` is no list.
     """
 
     def __init__(self, devices: Sequence[Any]):
+        if not isinstance(devices, Sequence) or isinstance(devices, str):
+            raise ArgumentTypeError(
+                f"devices is {devices!r} of type {type(devices).__name__}, but must be a list of devices. "
+                "Pass jax.devices(), or some of them."
+            )
         found = [
             device if isinstance(device, jax.Device) else jax_device_of(torch.device(device))
             for device in devices

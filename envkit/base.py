@@ -14,6 +14,7 @@ Conventions
 
 from __future__ import annotations
 
+import inspect
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from envkit.arguments import as_batch_size, as_bool, require_tensordict
 from envkit.errors import ClosedEnvError, NotCallableError
 from envkit.keys import Key
 from envkit.outputs import OutputLeaf
@@ -47,6 +49,7 @@ class _EnvMeta(ABCMeta):
         policy: Any = None,
         **kwargs: Any,
     ) -> Any:
+        as_bool("spec_locked", spec_locked)
         env = super().__call__(*args, **kwargs)
         if not isinstance(env, EnvBase):  # __new__ may return something else
             return env
@@ -61,6 +64,20 @@ class _EnvMeta(ABCMeta):
             env = with_policy_transforms(env, policy)
         return env
 
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """Show what the class takes, which `__call__` above would hide: completion asks for it."""
+        _, *own = inspect.signature(cls.__init__).parameters.values()
+        names = {parameter.name for parameter in own}
+        of_every_env = inspect.signature(_EnvMeta.__call__).parameters.values()
+        more = [
+            parameter
+            for parameter in of_every_env
+            if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in names
+        ]
+        rest = [parameter for parameter in own if parameter.kind is parameter.VAR_KEYWORD]
+        return inspect.Signature([*own[: len(own) - len(rest)], *more, *rest])
+
 
 class EnvBase(Stepping, metaclass=_EnvMeta):
     """Base class of all environments.
@@ -68,7 +85,8 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
     Args:
         device: where inputs are expected and outputs delivered; None sets no constraint.
         batch_size: number of environments along each axis; None means one environment.
-        run_type_checks: compare the dtypes of every step with the specs (TypeError).
+        run_type_checks: compare the dtypes of every reset and step, and the actions, with the specs
+            (TypeError; ValueError where an action has another shape).
         allow_done_after_reset: accept done flags that are set right after a reset.
 
     Every subclass also accepts
@@ -97,7 +115,7 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
     ):
         super().__init__()
         self._device = None if device is None else torch.device(device)
-        self._batch_size = torch.Size(() if batch_size is None else batch_size)
+        self._batch_size = as_batch_size(batch_size)
         self.run_type_checks = run_type_checks
         self.allow_done_after_reset = allow_done_after_reset
         self.is_closed = False
@@ -117,6 +135,7 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         if tensordict is None:
             tensordict = TensorDict({}, batch_size=self.batch_size, device=self.device)
         else:
+            require_tensordict("what rand_action() was given", tensordict)
             self._check_batch(tensordict)
         batch = tensordict.batch_size
         spec = self.full_action_spec
@@ -193,7 +212,8 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
             return_contiguous: stack densely; False gives a lazy stack along time.
             tensordict: what to start from.
             set_truncated: mark the last step ``truncated`` and ``done``.
-            out: preallocated destination, at least as long as the result.
+            out: preallocated destination, at least as long as the result, with an entry of the same
+                shape and dtype for each of the result's.
             trust_policy: call ``policy`` with the TensorDict whatever its signature.
 
         Returns:
@@ -201,10 +221,12 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
 
         Raises:
             ArgumentError: (a ValueError) ``max_steps`` is below 1.
-            OptionError: (a TypeError) both stop rules are True.
+            ArgumentTypeError: (a TypeError) ``max_steps``, ``callback``, ``tensordict`` or ``out`` is of
+                another type.
+            OptionError: (a TypeError) both stop rules are True, or ``out`` is to be a lazy stack.
             PolicyError: (a TypeError) ``policy`` is not callable, or gave something else than actions.
             RolloutError: (a RuntimeError) ``auto_reset=False`` without ``tensordict``; steps that
-                cannot be stacked.
+                cannot be stacked, or do not fit ``out``.
             BatchSizeError: ``out`` does not have room for the result.
             DoneError: ``set_truncated`` without a ``truncated`` leaf.
         """
@@ -275,7 +297,7 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         *,
         entry_point: Callable[..., EnvBase] | str | None = None,
         transform: Any = None,
-        info_keys: list[Key] | None = None,
+        info_keys: list[Key] | str | None = None,
         backend: Any = None,
         to_numpy: bool = False,
         reward_threshold: float | None = None,

@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 
 from envkit.base import EnvBase
 from envkit.deviations import changed, deviations, distinct
-from envkit.errors import EnvkitError, OutOfSpecError, RolloutError
+from envkit.errors import ArgumentTypeError, EnvkitError, OutOfSpecError, RolloutError
 from envkit.keys import as_key
 from envkit.transition import empty_like
 
@@ -42,10 +42,19 @@ def check_env_specs(
         break_when_any_done: stop rule of the rollout.
 
     Raises:
+        ArgumentTypeError: ``env`` is no env, or the class of one.
         OutOfSpecError: an AssertionError that lists every key that is missing or too many, every
             shape, dtype and device that differs, every value outside its spec, what the env was
             refused for, and every entry that was written to after it had been returned.
     """
+    if not isinstance(env, EnvBase):
+        is_class = isinstance(env, type)
+        given = f"the class {env.__name__}" if is_class else f"a {type(env).__name__}"
+        fix = f"{env.__name__}(...)" if is_class else "env"
+        raise ArgumentTypeError(
+            f"check_env_specs was given {given}, but runs an env. Pass an instance: "
+            f"check_env_specs({fix})."
+        )
     if seed is not None:
         env.set_seed(seed)
     run = partial(

@@ -8,7 +8,8 @@ Conventions
     single_*      the same spec with the env's batch axes removed; older name ``*_unbatched``.
     key           a string when it is not nested, else a tuple of strings.
     declared      by assignment to a property, or as older code does by a class or its ``__new__`` in
-                  ``_input_spec`` and ``_output_spec``, composites of ``full_*_spec`` entries.
+                  ``_input_spec`` and ``_output_spec``, composites of ``full_*_spec`` entries; one
+                  that is None is not declared.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from envkit.arguments import as_bool
 from envkit.done_specs import complete_done_spec
 from envkit.errors import KeyCollisionError, ReadOnlyError, SpecError, SpecTypeError
 from envkit.keys import Path, as_key, leaf_paths, nodes
@@ -73,6 +75,13 @@ class SpecHolder(nn.Module):
         output_spec, input_spec = self.output_spec.clone(), self.input_spec.clone()
         return Composite(output_spec=output_spec, input_spec=input_spec, shape=self.batch_size)
 
+    @specs.setter
+    def specs(self, value: Any) -> None:
+        raise ReadOnlyError(
+            "specs of an env cannot be assigned. Assign their parts: action_spec, state_spec, "
+            "observation_spec, reward_spec and done_spec."
+        )
+
     def _specs_of(self, side: str) -> Composite:
         held = self.__dict__.get(side)
         if held is None:
@@ -82,7 +91,7 @@ class SpecHolder(nn.Module):
             setattr(self, side, held)
         for kind in _SIDES[side]:
             name = f"full_{kind}_spec"
-            if name not in held.keys():
+            if name not in held.keys() or held[name] is None:
                 self._write(held, name, Composite(shape=self.batch_size, device=self.device))
             elif not isinstance(held[name], Composite):
                 self._write(held, name, self._as_composite(held[name], kind))
@@ -105,7 +114,12 @@ class SpecHolder(nn.Module):
         return self._spec_locked
 
     def set_spec_lock_(self, mode: bool = True) -> SpecHolder:
-        """Lock the specs against in-place edits, or unlock them, inner envs too; returns self."""
+        """Lock the specs against in-place edits, or unlock them, inner envs too; returns self.
+
+        Raises:
+            ArgumentTypeError: ``mode`` is no bool.
+        """
+        as_bool("mode of set_spec_lock_", mode)
         for child in self.children():
             if isinstance(child, SpecHolder):
                 child.set_spec_lock_(mode)

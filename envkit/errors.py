@@ -15,8 +15,11 @@ from typing import Any
 __all__ = [
     "ArgumentCountError",
     "ArgumentError",
+    "ArgumentTypeError",
     "BatchSizeError",
     "ClosedEnvError",
+    "CopyError",
+    "DataTypeError",
     "DoneError",
     "EmptySpecError",
     "EncodingError",
@@ -70,8 +73,16 @@ class ArgumentError(EnvkitError, ValueError):
     """An argument has a value that the call cannot use."""
 
 
+class ArgumentTypeError(ArgumentError, TypeError):
+    """An argument is of another type than the call can use."""
+
+
+class DataTypeError(ArgumentTypeError, AttributeError):
+    """Something else than a TensorDict was given as the data of an env."""
+
+
 class OptionError(EnvkitError, TypeError):
-    """Options exclude each other, or the installed version of a library does not have one."""
+    """Options exclude each other, or a class or the installed version of a library lacks one."""
 
 
 class ArgumentCountError(EnvkitError, RuntimeError):
@@ -201,12 +212,16 @@ class ClosedEnvError(EnvkitError, RuntimeError):
     """An env was used after `close`, or closed twice."""
 
 
+class CopyError(EnvkitError, TypeError):
+    """An env was to be copied or pickled while worker processes belong to it."""
+
+
 class NotCallableError(EnvkitError, NotImplementedError):
     """Something was called like a module whose work is done by other methods."""
 
 
 class RolloutError(EnvkitError, RuntimeError):
-    """A rollout has nothing to start from, or its steps cannot be stacked."""
+    """A rollout has nothing to start from, or its steps cannot be stacked or written where asked."""
 
 
 class FusionError(EnvkitError, NotImplementedError):

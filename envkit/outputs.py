@@ -84,13 +84,14 @@ class OutputHolder(KeyLists):
             return out.to(self.device)
         return out
 
-    def _check_dtypes(self, out: TensorDictBase) -> None:
+    def _check_dtypes(self, out: TensorDictBase, method: str) -> None:
         for path, _, spec in self._output_leaves:
             value = out.get(as_key(path), None)
-            if value is not None and spec.dtype is not None and value.dtype != spec.dtype:
+            dtype = getattr(value, "dtype", None)
+            if value is not None and spec.dtype is not None and dtype != spec.dtype:
                 raise SpecTypeError(
-                    f"{as_key(path)!r} has dtype {value.dtype}, but its spec says {spec.dtype}. "
-                    "Cast it in _step, or declare the dtype it has."
+                    f"{as_key(path)!r} has dtype {dtype}, but its spec says {spec.dtype}. "
+                    f"Cast it in {method}, or declare the dtype it has."
                 )
 
     # -------------------------------------------------------------------------------- completion

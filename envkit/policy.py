@@ -22,6 +22,7 @@ from envkit.keys import Key, as_path
 
 if TYPE_CHECKING:
     from envkit.base import EnvBase
+    from envkit.specs import TensorSpec
 
 __all__ = [
     "BindsToEnv",
@@ -60,7 +61,8 @@ def as_policy(env: EnvBase, policy: Any, *, trust: bool = False) -> Policy:
         trust: use ``policy`` as it is, whatever its signature.
 
     Raises:
-        PolicyError: (a TypeError) ``policy`` is not callable.
+        PolicyError: (a TypeError) ``policy`` is not callable. What is given raises it when it returns
+            something that is no action.
     """
     if policy is None:
         return env.rand_action
@@ -75,7 +77,8 @@ def as_policy(env: EnvBase, policy: Any, *, trust: bool = False) -> Policy:
         return cast(Policy, policy)
     if trust or takes_tensordict(policy):
         return _CallOnRoot(policy)
-    return _CallOnLeaves(policy, observation_inputs(env), env.action_keys)
+    actions = {key: env.full_action_spec[key] for key in env.action_keys}
+    return _CallOnLeaves(policy, observation_inputs(env), actions, env.batch_dims)
 
 
 class _CallOnRoot:
@@ -95,12 +98,30 @@ class _CallOnRoot:
 
 
 class _CallOnLeaves:
-    """Call a plain function on observation leaves and write what it returns as the action."""
+    """Call a plain function on observation leaves and write what it returns as the action.
 
-    def __init__(self, function: Callable[..., Any], in_keys: list[Key], out_keys: list[Key]):
+    Args:
+        function: what the user passed.
+        in_keys: entries it is called with.
+        actions: spec of each entry it returns.
+        batch_dims: number of batch axes of these specs.
+
+    How many elements an action has is looked at in the first call only.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        in_keys: list[Key],
+        actions: dict[Key, TensorSpec],
+        batch_dims: int,
+    ):
         self.function = function
         self.in_keys = in_keys
-        self.out_keys = out_keys
+        self.out_keys = list(actions)
+        self.actions = actions
+        self.batch_dims = batch_dims
+        self._was_called = False
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         actions = self.function(*(tensordict.get(key) for key in self.in_keys))
@@ -112,8 +133,34 @@ class _CallOnLeaves:
                 f"{self.out_keys}. Return one tensor for each of them."
             )
         for key, action in zip(self.out_keys, actions, strict=True):
+            if not isinstance(action, torch.Tensor) and self.actions[key].dtype is not None:
+                action = self._as_tensor(action, key)
+            if not self._was_called:
+                self._check_size(action, key, tensordict.batch_size)
             tensordict.set(key, action)
+        self._was_called = True
         return tensordict
+
+    def _as_tensor(self, action: Any, key: Key) -> Any:
+        """Take numbers and arrays for tensors."""
+        try:
+            return torch.as_tensor(action)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise PolicyError(
+                f"the policy returned {action!r}, of type {type(action).__name__}, as {key!r}, but "
+                f"the env takes {self.actions[key]}. Return a tensor."
+            ) from error
+
+    def _check_size(self, action: Any, key: Key, batch: torch.Size) -> None:
+        spec = self.actions[key]
+        if spec.dtype is None or -1 in spec.shape:
+            return
+        shape = torch.Size((*batch, *spec.shape[self.batch_dims :]))
+        if action.numel() != shape.numel():
+            raise PolicyError(
+                f"the policy returned a tensor of shape {tuple(action.shape)} as {key!r}, but the "
+                f"env takes {tuple(shape)}: {spec}. Return one value for each element."
+            )
 
 
 def observation_inputs(env: EnvBase) -> list[Key]:

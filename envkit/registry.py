@@ -20,7 +20,7 @@ import torch
 from tensordict import TensorDictBase, is_non_tensor
 
 from envkit.base import EnvBase
-from envkit.errors import ArgumentError, MissingKeyError
+from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from envkit.keys import Key, Path, as_key, as_path, leaf_paths
 from envkit.specs import Composite, TensorSpec
 
@@ -32,12 +32,13 @@ class GymFace:
 
     Args:
         env: any environment; a batch of several shows values with its batch axes.
-        info_keys: observation entries that go to the info dictionary instead; the name of a node
-            moves all that is below it.
+        info_keys: observation entries that go to the info dictionary instead, or the name of one;
+            the name of a node moves all that is below it.
         to_numpy: give arrays instead of tensors, and Python numbers for integers without axes and
             for the rewards and end flags of a single env.
 
     Raises:
+        ArgumentTypeError: ``info_keys`` are no keys.
         MissingKeyError: the env has no observation of that name.
     """
 
@@ -45,7 +46,7 @@ class GymFace:
         self.env = env
         self.to_numpy = to_numpy
         self._root: TensorDictBase | None = None
-        moved = [as_path(key) for key in info_keys or ()]
+        moved = [as_path(key) for key in _listed(info_keys)]
         paths = leaf_paths(env.full_observation_spec)
         for path in moved:
             if not any(_is_below(known, path) for known in paths):
@@ -88,6 +89,7 @@ class GymFace:
 
         Raises:
             ArgumentError: `reset` was not called before.
+            ArgumentTypeError: the action is neither number nor array.
         """
         if self._root is None:
             raise ArgumentError("step was called before reset: call reset first.")
@@ -113,7 +115,7 @@ class GymFace:
         for key in self.env.action_keys:
             spec, value = self.env.full_action_spec[key], self._picked(action, key)
             if not isinstance(value, torch.Tensor):
-                value = torch.as_tensor(np.asarray(value))
+                value = _as_tensor(value, key, spec)
             fits = value.shape == spec.shape
             root.set(key, value.to(spec.device, spec.dtype) if fits else spec.encode(value))
 
@@ -171,6 +173,29 @@ class GymFace:
         if value.ndim == 0 and not value.is_floating_point():
             return value.item()  # one of several: gym libraries want an int
         return value.detach().cpu().numpy()
+
+
+def _listed(keys: Iterable[Key] | str | None) -> list[Key]:
+    if keys is None:
+        return []
+    if isinstance(keys, str):
+        return [keys]
+    if not isinstance(keys, Iterable):
+        raise ArgumentTypeError(
+            f"info_keys is {keys!r}, of type {type(keys).__name__}, but must be a list of keys. Pass "
+            'the observations that are infos: info_keys=["step_count"].'
+        )
+    return list(keys)
+
+
+def _as_tensor(value: Any, key: Key, spec: TensorSpec) -> torch.Tensor:
+    try:
+        return torch.as_tensor(np.asarray(value))
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"{key!r} is {value!r}, of type {type(value).__name__}, but its spec is {spec}. Pass "
+            "numbers, an array or a tensor."
+        ) from error
 
 
 def _is_below(path: Path, above: Path) -> bool:

@@ -19,9 +19,11 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.errors import ArgumentError, BatchSizeError, DoneError, OptionError, RolloutError
+from envkit.arguments import as_int, require_tensordict
+from envkit.errors import ArgumentTypeError, BatchSizeError, DoneError, OptionError, RolloutError
 from envkit.keys import Key, as_key, as_path
 from envkit.policy import Policy, as_policy, policy_device
+from envkit.transition import leaves
 
 if TYPE_CHECKING:
     from envkit.base import EnvBase
@@ -49,11 +51,17 @@ def rollout(
     trust_policy: bool = False,
 ) -> TensorDictBase:
     """Do what `EnvBase.rollout` documents."""
-    if max_steps < 1:
-        raise ArgumentError(
-            f"max_steps is {max_steps}, but a rollout has at least 1 step. Pass the most steps to take."
-        )
+    max_steps = as_int("max_steps", max_steps, least=1, meaning="the most steps to take")
     stop = _stop_rule(break_when_any_done, break_when_all_done)
+    if callback is not None and not callable(callback):
+        raise ArgumentTypeError(
+            f"callback is {callback!r}, of type {type(callback).__name__}, which cannot be called. "
+            "Pass a function callback(env, td), or None."
+        )
+    if tensordict is not None:
+        require_tensordict("tensordict", tensordict)
+    if out is not None:
+        _require_dense(out, return_contiguous)
     if set_truncated:
         _require_truncated(env)
     act = as_policy(env, policy, trust=trust_policy)
@@ -222,7 +230,38 @@ def _written(result: TensorDictBase, out: TensorDictBase) -> TensorDictBase:
             "Allocate at least as many steps, time last: env.fake_tensordict() expanded and cloned."
         )
     destination = out if room[-1] == steps else cast(TensorDictBase, out[..., :steps])
+    for path, value in leaves(result):
+        _require_place(as_key(path), value, destination)
     return destination.update_(result)
+
+
+def _require_dense(out: Any, return_contiguous: bool) -> None:
+    require_tensordict("out", out, "one to write into: env.rollout(n, policy).clone()")
+    if not return_contiguous:
+        raise OptionError(
+            "out is given and return_contiguous is False, but a lazy stack keeps the steps as they are "
+            "and writes them nowhere. Leave one of them out."
+        )
+
+
+def _require_place(key: Key, value: Any, destination: TensorDictBase) -> None:
+    """Check that ``destination`` holds an entry of the same shape and dtype."""
+    place = destination.get(key, None)
+    if place is None:
+        raise RolloutError(
+            f"out has no {key!r}, but the rollout has: it holds "
+            f"{sorted(map(str, destination.keys(True, True)))}. Allocate it with every entry of a "
+            "rollout: out = env.rollout(n, policy).clone()."
+        )
+    if not isinstance(value, torch.Tensor) or value.is_nested:
+        return
+    wanted = tuple(value.shape), value.dtype
+    held = tuple(place.shape), getattr(place, "dtype", None)
+    if held != wanted:
+        raise RolloutError(
+            f"{key!r} has shape {held[0]} and dtype {held[1]} in out, but shape {wanted[0]} and dtype "
+            f"{wanted[1]} in the rollout. Allocate it so: out = env.rollout(n, policy).clone()."
+        )
 
 
 def _require_truncated(env: EnvBase) -> None:

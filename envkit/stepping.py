@@ -21,12 +21,15 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
+from envkit.arguments import require_tensordict
 from envkit.errors import (
     BatchSizeError,
     ClosedEnvError,
     DoneError,
     EnvkitError,
+    InputError,
     MissingKeyError,
+    SpecTypeError,
 )
 from envkit.keys import as_key, as_path
 from envkit.outputs import OutputHolder
@@ -39,7 +42,7 @@ class Stepping(OutputHolder, ABC):
     """The part of an environment that resets and steps.
 
     Attributes:
-        run_type_checks: compare the dtypes of every step with the specs.
+        run_type_checks: compare the dtypes of every reset and step with the specs, and the actions.
         allow_done_after_reset: accept done flags that are set right after a reset.
         is_closed: the simulator has been released.
     """
@@ -91,17 +94,21 @@ class Stepping(OutputHolder, ABC):
             Observations, states and done flags, batch size ``(*batch,)``.
 
         Raises:
+            DataTypeError: ``tensordict`` is something else than a TensorDict.
             BatchSizeError: the env is batch-locked and ``tensordict`` has another batch size.
             ResetMaskError: a mask does not fit.
             DoneError: a done flag is set where a reset was requested.
         """
         given = TensorDict(batch_size=self.batch_size) if tensordict is None else tensordict
+        require_tensordict("what reset() was given", given)
         self._check_batch(given)
         masks = collect_reset_masks(given, self.done_levels, self.full_done_spec)
         if tensordict is not None and self._is_left_alone(masks):
             return self._kept_root(tensordict)
         fresh = self._checked(self._reset(tensordict, **kwargs), tensordict, "_reset")
         self._complete(fresh, rewards=False)
+        if self.run_type_checks:
+            self._check_dtypes(fresh, "_reset")
         self._refuse_done(fresh, tensordict, masks)
         if tensordict is None:
             return fresh
@@ -168,11 +175,14 @@ class Stepping(OutputHolder, ABC):
             ``tensordict`` itself.
 
         Raises:
+            DataTypeError: ``tensordict`` is something else than a TensorDict.
             BatchSizeError: the env is batch-locked and ``tensordict`` has another batch size.
             StepMaskError: the mask does not fit.
             MissingKeyError: (a KeyError) the env failed, and an action or state is not there.
             TypeError: ``run_type_checks`` is set and a dtype differs from its spec.
+            InputError: (a ValueError) it is set and an action has another shape than its spec.
         """
+        require_tensordict("what step() was given", tensordict)
         self._step_send(tensordict)
         return self._step_recv()
 
@@ -201,6 +211,8 @@ class Stepping(OutputHolder, ABC):
         return td
 
     def _computed_next(self, td: TensorDictBase) -> TensorDictBase:
+        if self.run_type_checks:
+            self._check_actions(td)
         try:
             out = self._step(td)
         except (KeyError, TypeError, AttributeError) as error:  # as data does that lacks an entry
@@ -209,8 +221,27 @@ class Stepping(OutputHolder, ABC):
         following = self._checked(out, td, "_step")
         self._complete(following, rewards=True)
         if self.run_type_checks:
-            self._check_dtypes(following)
+            self._check_dtypes(following, "_step")
         return following
+
+    def _check_actions(self, td: TensorDictBase) -> None:
+        """Compare actions with their specs; one that is missing is told by what needs it."""
+        for key in self.action_keys:
+            spec = self.full_action_spec[key]
+            if spec.dtype is None or -1 in spec.shape or (value := td.get(key, None)) is None:
+                continue
+            dtype = getattr(value, "dtype", None)
+            if dtype != spec.dtype:
+                raise SpecTypeError(
+                    f"{key!r} is a {type(value).__name__} of dtype {dtype}, but its spec says "
+                    f"{spec.dtype}. Have the policy give that, or declare the dtype it gives."
+                )
+            shape = (*td.batch_size, *spec.shape[len(self.batch_size) :])
+            if tuple(value.shape) != shape:
+                raise InputError(
+                    f"{key!r} has shape {tuple(value.shape)}, but the env takes {shape}. Have the "
+                    "policy give one value for each element of the spec."
+                )
 
     def _require_inputs(self, td: TensorDictBase, error: Exception) -> None:
         """Explain a step that failed on data without the entries that the specs name as inputs."""
@@ -230,7 +261,8 @@ class Stepping(OutputHolder, ABC):
         if bool(mask.all()):
             return self._computed_next(td.exclude(rules.STEP))
         if self.batch_locked and len(self.batch_size):
-            return self._computed_next(td)  # trusted to honour the mask: see docs/custom_envs.md
+            # trusted to honour the mask: see docs/custom_envs.md
+            return self._computed_next(td.copy().set(rules.STEP, mask))
         skipped = self._skipped_next(td)
         if not bool(mask.any()):
             return skipped
@@ -294,6 +326,7 @@ class Stepping(OutputHolder, ABC):
             ``(data, data_)``: the transition, whose ``next`` keeps the true last observation, and
             the root of the following transition, fresh where an episode ended.
         """
+        require_tensordict("what step_and_maybe_reset() was given", tensordict)
         self._advance_send(tensordict)
         return self._advance_recv()
 

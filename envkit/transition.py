@@ -24,6 +24,7 @@ from tensordict import (
 )
 
 from envkit import rules
+from envkit.errors import MissingKeyError
 from envkit.keys import Key, Path, as_key, as_path
 from envkit.specs import Composite
 
@@ -72,6 +73,9 @@ def carry(
 
     Returns:
         A new TensorDict that shares the carried tensors with ``td``.
+
+    Raises:
+        MissingKeyError: (a KeyError) ``td`` has no ``next``.
     """
     if isinstance(td, LazyStackedTensorDict):
         parts = [
@@ -111,14 +115,19 @@ def carry(
             else:
                 into.pop(name, None)
 
+    following = td.get("next", None)
+    if following is None:
+        raise MissingKeyError(
+            "the TensorDict has no 'next', from which step_mdp takes the root of the next step; it has "
+            f"{sorted(map(str, td.keys()))}. Pass what env.step(td) gave."
+        )
     source: dict[str, Any] = {}
     walk(td, (), False, source)
-    walk(td.get("next"), (), True, source)
-    return _rebuild(source, td)
+    walk(following, (), True, source)
+    return _rebuild(source, td, following)
 
 
-def _rebuild(source: dict[str, Any], like: TensorDictBase) -> TensorDict:
-    following = like.get("next")
+def _rebuild(source: dict[str, Any], like: TensorDictBase, following: TensorDictBase) -> TensorDict:
 
     def node(values: dict[str, Any], path: Path) -> TensorDict:
         model = like if not path else _node_at(following, like, path)
@@ -159,6 +168,9 @@ def step_mdp(
 
     Returns:
         The next root; ``_reset`` and ``_step`` never survive in it.
+
+    Raises:
+        MissingKeyError: (a KeyError) ``tensordict`` has no ``next``.
     """
     rewards, dones, actions = (
         {as_path(key) for key in ([keys] if isinstance(keys, str | tuple) else keys)}

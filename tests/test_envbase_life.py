@@ -335,3 +335,16 @@ def test_every_class_takes_the_common_keywords():
     assert isinstance(Bare(auto_reset=True), TransformedEnv)
     with pytest.raises(TypeError, match="unexpected keyword"):
         Bare(speed=3)
+
+
+def test_a_batch_is_locked_before_its_sub_envs_are_built():
+    locked, free, freed = SerialEnv(2, mk), SerialEnv(2, mk, spec_locked=False), SerialEnv(2, mk)
+
+    assert locked.is_spec_locked
+    assert not free.is_spec_locked
+    assert locked.is_closed and free.is_closed  # nothing was built to say so
+    assert not freed.set_spec_lock_(False).is_spec_locked
+    for env, stays in ((locked, True), (free, False), (freed, False)):
+        env.reset()
+        assert env.observation_spec.is_locked is env.is_spec_locked is stays
+        env.close()

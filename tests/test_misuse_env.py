@@ -20,6 +20,7 @@ from envkit import (
     InitTracker,
     MixedEnv,
     MultiStep,
+    ParallelEnv,
     RenameTransform,
     SerialEnv,
     StepCounter,
@@ -98,6 +99,41 @@ def owned():
     TransformedEnv(Count(), counter)
     return counter
 
+
+BATCHES = {
+    # arguments, keywords, class and message of what cannot be built
+    "an unknown keyword": (
+        (2, Count),
+        {"num_proceses": 3},
+        TypeError,
+        r"no keyword 'num_proceses'\. Did you mean 'num_processes'\?.*create_env_kwargs=",
+    ),
+    "a maker that is a number": ((2, 3), {}, TypeError, "create_env_fn is 3, of type int.*Pass a"),
+    "makers that are numbers": ((2, [Count, 3]), {}, TypeError, "create_env_fn holds 3.*Pass a"),
+    "a text of sub-envs": (("2", Count), {}, TypeError, "num_workers is '2'.*int.*Pass the number"),
+    **{
+        f"{what} that is {value!r}": (
+            (2, Count),
+            {what: value},
+            kind,
+            rf"{what}.*{value!r}.*{cure}",
+        )
+        for what, value, kind, cure in [
+            ("create_env_kwargs", "n=3", TypeError, "Pass one dict for all of them, or a list"),
+            ("create_env_kwargs", 3, TypeError, "Pass one dict for all of them, or a list"),
+            ("timeout", "x", TypeError, "positive number of seconds, or None"),
+            ("num_threads", -1, ValueError, "at least 1.*leave it out"),
+            ("num_threads", 1.5, TypeError, "at least 1.*leave it out"),
+            ("num_sub_threads", 0, ValueError, "at least 1.*Pass the torch threads"),
+            ("num_processes", 1.5, TypeError, "at least 1.*leave it out"),
+            ("num_processes", 0, ValueError, "at least 1.*leave it out"),
+            ("num_processes", 3, ValueError, r"between 1 and num_workers \(2\).*leave it out"),
+            ("max_restarts", "x", TypeError, "at least 0.*Pass the most restarts"),
+            ("use_buffers", "yes", TypeError, "True, False or None.*Leave it out"),
+            ("share_individual_td", 3, TypeError, "True, False or None.*Leave it out"),
+        ]
+    },
+}
 
 MISUSES = {
     # -- 1. construction
@@ -257,6 +293,16 @@ MISUSES = {
         r"partial reset came before the first full one.*reset\(\) once without a mask",
     ),
     # -- 6. steps
+    **{
+        f"{call} of a {type(data).__name__}": (
+            partial(getattr(Count(), call), data),
+            TypeError,
+            rf"{call}\(\) was given is a {type(data).__name__}.*must be a TensorDict.*Pass what",
+        )
+        for call in ("step", "reset", "step_and_maybe_reset", "rand_action")
+        for data in ({"action": 1}, torch.zeros(1))
+    },
+    "a step of nothing": (lambda: Count().step(None), AttributeError, "is a NoneType.*Pass what"),
     "an action that is missing": (
         lambda: Several().step(TensorDict()),
         KeyError,
@@ -316,7 +362,7 @@ MISUSES = {
     "no step": (
         lambda: Count().rollout(0),
         ValueError,
-        "max_steps is 0.*at least 1 step.*Pass",
+        "max_steps is 0.*at least 1.*Pass",
     ),
     "two stop rules": (
         lambda: Count().rollout(2, break_when_any_done=True, break_when_all_done=True),
@@ -374,6 +420,16 @@ MISUSES = {
         r"'x' has shape \(2,\), its spec says \(1,\).*Correct the specs",
     ),
     # -- batches
+    **{
+        f"{what}, {batched.__name__}": (partial(batched, *given, **options), kind, message)
+        for batched in (SerialEnv, ParallelEnv)
+        for what, (given, options, kind, message) in BATCHES.items()
+    },
+    "a start method without processes": (
+        lambda: serial(mp_start_method="spawn"),
+        TypeError,
+        r"SerialEnv takes no keyword 'mp_start_method'\. Leave it out",
+    ),
     "no member": (lambda: MixedEnv([]), ValueError, "empty list.*at least one env.*Pass envs"),
     "a member without a batch": (
         lambda: MixedEnv([Count()]),
@@ -389,6 +445,11 @@ MISUSES = {
         lambda: MixedEnv([serial(device="cpu"), serial(device="meta")]),
         ValueError,
         r"\['cpu', 'meta'\].*delivers to one.*device='cpu'",
+    ),
+    "a state of members that is None": (
+        lambda: MixedEnv([serial()]).load_state_dict(None),
+        TypeError,
+        r"state dict is of type NoneType.*Pass what state_dict\(\) gave",
     ),
     "the state of other members": (
         lambda: MixedEnv([serial()]).load_state_dict({}),

@@ -24,8 +24,8 @@ from tensordict.nn import TensorDictModuleBase
 from bridges.named_rows import Acted
 from bridges.torch_policy.compiled import CompiledPolicy, Translation
 from bridges.torch_policy.exporting import Signature
-from bridges.torch_policy.graph import STEPWISE
 from bridges.torch_policy.jax_policy import JaxPolicy, act
+from bridges.torch_policy.refusing import STEPWISE
 from envkit.errors import ArgumentError, MissingKeyError, PolicyError
 from envkit.functional import Discrete
 from envkit.keys import Path, as_key, as_path

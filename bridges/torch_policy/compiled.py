@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import torch
+from tensordict import TensorDictBase
 
 from bridges.dlpack import to_jit
 from bridges.torch_policy.exporting import Signature, export
-from bridges.torch_policy.graph import STEPWISE, Graph
-from envkit.errors import TranslationError
+from bridges.torch_policy.graph import Graph
+from bridges.torch_policy.refusing import STEPWISE
+from envkit.errors import PolicyError, TranslationError
 from envkit.keys import Path
-from envkit.policy import Policy, as_policy, exploration_type
+from envkit.policy import Policy, as_policy, exploration_type, takes_tensordict
 
 if TYPE_CHECKING:
     from envkit.base import EnvBase
@@ -98,8 +100,25 @@ class CompiledPolicy(torch.nn.Module):
         self._found: dict[Any, Translation] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module itself."""
-        return self.module(*args, **kwargs)
+        """Call the module itself.
+
+        A module that takes observation leaves is called with them, or with a TensorDict: it then reads
+        "observation" and writes "action". For other keys use `bound_to`.
+
+        Raises:
+            PolicyError: (a TypeError) there is no "observation" in the TensorDict.
+        """
+        root = args[0] if len(args) == 1 and not kwargs else None
+        if not isinstance(root, TensorDictBase) or takes_tensordict(self.module):
+            return self.module(*args, **kwargs)
+        observation = root.get("observation", None)
+        if observation is None:
+            raise PolicyError(
+                f"{type(self.module).__name__} takes observation leaves, and cannot know which of "
+                f"{sorted(root.keys())} they are. Bind it to the env: policy.bound_to(env)(td), or wrap the "
+                "module: TensorDictModule(module, in_keys=[...], out_keys=[...])."
+            )
+        return root.set("action", self.module(observation))
 
     def bound_to(self, env: EnvBase) -> Policy:
         """Give what acts step by step in ``env``: the module itself."""
@@ -125,9 +144,9 @@ class CompiledPolicy(torch.nn.Module):
                 return self._found[now, number]
         self._refuse_doubles()
         exported = export(self.module, signature, rows=rows)
-        graph = Graph(exported.program)
-        self.translations += 1
         reads = tuple(path for path, _, _ in signature.reads)
+        graph = Graph(exported.program, [".".join(path) for path in reads])
+        self.translations += 1
         found = Translation(graph, reads, dict(exported.writes))
         self._found[now, exported.rows] = found
         return found

@@ -11,6 +11,8 @@ Conventions
 from __future__ import annotations
 
 import copy
+import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,7 +24,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch.distributions import Distribution
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bridges.torch_policy.graph import STEPWISE
+from bridges.torch_policy.refusing import STEPWISE, refusal
 from envkit.errors import TranslationError
 from envkit.keys import Path
 from envkit.transition import leaves
@@ -83,9 +85,12 @@ def export(module: torch.nn.Module, signature: Signature, *, rows: int) -> Expor
                 raise
             except Exception as error:  # at the first try, most often a size that must be known
                 failure = error
+    if isinstance(failure, _ForwardError):
+        reads = {".".join(path): shape for path, shape, _ in signature.reads}
+        raise refusal(failure.error, module, reads) from failure.error
+    said = (str(failure).strip() or type(failure).__name__).splitlines()[0].rstrip(".")
     raise TranslationError(
-        f"torch.export cannot follow {type(module).__name__}: {_first_line(failure)}. What a policy does "
-        f"may not depend on the values of tensors. Change that, or {STEPWISE}."
+        f"torch.export cannot follow {type(module).__name__}: {said}. Change that, or {STEPWISE}."
     ) from failure
 
 
@@ -103,6 +108,14 @@ def _export(module: torch.nn.Module, signature: Signature, rows: int | None) -> 
     return Exported(program, tuple(written.items()), rows)
 
 
+class _ForwardError(Exception):
+    """What the forward of a module raised, apart from all that export itself may raise."""
+
+    def __init__(self, error: Exception):
+        super().__init__(error)
+        self.error = error
+
+
 class _ByPath(torch.nn.Module):
     """A module as a function of leaves; notes which entries it writes.
 
@@ -116,15 +129,22 @@ class _ByPath(torch.nn.Module):
         self.note = note
 
     def forward(self, entries: list[torch.Tensor]) -> list[torch.Tensor]:
-        paths = [path for path, _, _ in self.signature.reads]
-        if self.signature.writes is None:
-            written = self._through_tensordict(dict(zip(paths, entries, strict=True)))
-        else:
-            written = self._returned(entries, self.signature.writes)
+        try:
+            written = self._written(entries)
+        except TranslationError:
+            raise
+        except Exception as error:
+            raise _ForwardError(error) from error
         for path, value in written.items():
             self._check(path, value, entries[0].shape[0])
         self.note({path: value.dtype for path, value in written.items()})
         return list(written.values())
+
+    def _written(self, entries: list[torch.Tensor]) -> dict[Path, Any]:
+        if self.signature.writes is not None:
+            return self._returned(entries, self.signature.writes)
+        paths = [path for path, _, _ in self.signature.reads]
+        return self._through_tensordict(dict(zip(paths, entries, strict=True)))
 
     def _returned(self, entries: list[torch.Tensor], writes: Sequence[Path]) -> dict[Path, Any]:
         values = self.module(*entries)
@@ -163,7 +183,8 @@ def _tracing() -> Iterator[None]:
     """Make torch traceable while a module is exported, and put everything back after it.
 
     Distributions check their arguments by looking at values, which a trace has none of. Fused attention
-    has no decomposition on every device.
+    has no decomposition on every device. What torch logs of a failure is raised, and so not printed too,
+    unless TORCH_LOGS asks for it.
     """
     checked = Distribution._validate_args
     with ExitStack() as stack:
@@ -171,11 +192,28 @@ def _tracing() -> Iterator[None]:
         stack.enter_context(torch.no_grad())
         stack.enter_context(sdpa_kernel([SDPBackend.MATH]))
         stack.callback(Distribution.set_default_validate_args, checked)
+        if "TORCH_LOGS" not in os.environ:
+            stack.enter_context(_without_logs())
         warnings.simplefilter("ignore")
         Distribution.set_default_validate_args(False)
         yield
 
 
-def _first_line(error: Exception | None) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(".")
+@contextmanager
+def _without_logs() -> Iterator[None]:
+    """Switch off all loggers of torch."""
+    known = list(logging.root.manager.loggerDict.items())
+    speaking = [
+        logger
+        for name, logger in known
+        if name.partition(".")[0] == "torch"
+        and isinstance(logger, logging.Logger)
+        and not logger.disabled
+    ]
+    for logger in speaking:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger in speaking:
+            logger.disabled = False

@@ -18,16 +18,16 @@ from typing import Any
 
 import jax
 import torch
+from torch._higher_order_ops.effects import with_effects
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
 from bridges.dlpack import to_jax
 from bridges.torch_policy.ops import TABLE, Op
+from bridges.torch_policy.refusing import STEPWISE, is_own
 from envkit.errors import TranslationError
 
-__all__ = ["STEPWISE", "Graph"]
-
-STEPWISE = "step the module from Python instead: env.rollout(steps, module)"
+__all__ = ["Graph"]
 
 # What they check holds by construction, or is the caller's to keep, as for any compiled function.
 _CHECKS = {
@@ -38,7 +38,6 @@ _CHECKS = {
     "sym_constrain_range_for_size.default",
 }
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]+))?')
-_LIBRARIES = ("/torch/", "/tensordict/", "/torchrl/", "/bridges/torch_policy/")
 
 
 class Graph:
@@ -46,6 +45,7 @@ class Graph:
 
     Args:
         program: exported and decomposed, from a module that holds the policy as its member ``module``.
+        reads: names of the entries that its inputs are.
 
     Attributes:
         tensors: names, in the policy, of the parameters and buffers it reads, in the order `__call__`
@@ -55,8 +55,9 @@ class Graph:
         TranslationError: an operator is not covered, or the module changes its buffers or inputs.
     """
 
-    def __init__(self, program: torch.export.ExportedProgram):
-        _refuse_writes(program)
+    def __init__(self, program: torch.export.ExportedProgram, reads: Sequence[str]):
+        _refuse_writes(program, reads)
+        self._steps, self._outputs = _read(program.graph)
         self._constants: dict[str, Any] = {}
         self.tensors: list[str] = []
         self._names: list[str] = []
@@ -76,7 +77,6 @@ class Graph:
                     f"the module holds {target!r}, an object that is no tensor. Keep it out of "
                     f"forward, or {STEPWISE}."
                 )
-        self._steps, self._outputs = _read(program.graph)
 
     def __call__(
         self, tensors: Sequence[jax.Array], inputs: Sequence[jax.Array], key: jax.Array
@@ -153,6 +153,10 @@ def _needed(steps: list[_Step], outputs: Sequence[Any]) -> list[_Step]:
 
 def _op_of(node: Node) -> Op:
     target = node.target
+    if (
+        target is with_effects
+    ):  # an operator that raises for some values, behind a token of its order
+        target = node.args[1]
     found = TABLE.get(_name_of(target))
     if found is not None:
         return found
@@ -181,7 +185,7 @@ def _place(node: Node) -> str:
     if path:
         said = f"in submodule {path!r} "
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES)]
+    own = [frame for frame in frames if is_own(frame[0])]
     if not frames:
         return f"{said}(torch kept no line)".strip()
     file, line, code = (own or frames)[-1]
@@ -193,16 +197,18 @@ def _own_name(name: str) -> str:
     return name.removeprefix("module").removeprefix(".")
 
 
-def _refuse_writes(program: torch.export.ExportedProgram) -> None:
+def _refuse_writes(program: torch.export.ExportedProgram, reads: Sequence[str]) -> None:
+    inputs = program.graph_signature.user_inputs
+    names = dict(zip(inputs, reads, strict=True))
     for spec in program.graph_signature.output_specs:
         if spec.kind is OutputKind.BUFFER_MUTATION:
             raise TranslationError(
                 f"the module changes its buffer {_own_name(spec.target or '')!r} when it is called, as batch norm does while it "
                 f"trains. Call module.eval() first, or {STEPWISE}."
             )
-        if spec.kind is not OutputKind.USER_OUTPUT:
+        if spec.kind is OutputKind.USER_INPUT_MUTATION:
             raise TranslationError(
-                f"the module writes into {spec.target!r} in place. Let it return a new tensor, or "
+                f"the module writes into its input {names[spec.target or '']!r} in place. Let it compute on a clone, or "
                 f"{STEPWISE}."
             )
 

@@ -10,6 +10,7 @@ Conventions
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,14 +41,47 @@ class JaxPolicy:
         function: ``(params, observation, key) -> action``. Make it once: another function, even an
             equal one, is another program.
         params: any pytree of arrays. A policy with new ones (`dataclasses.replace`) compiles nothing.
+
+    Raises:
+        PolicyError: (a TypeError) ``function`` cannot be called with these three, or ``params`` holds
+            tensors of torch.
     """
 
     function: Callable[[Any, Any, jax.Array], Any]
     params: Any = None
 
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise PolicyError(
+                f"a JaxPolicy is made of a function, got {self.function!r} of type "
+                f"{type(self.function).__name__}. Pass a function (params, observation, key) -> action."
+            )
+        _check_signature(self.function)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.params):
+            if isinstance(leaf, torch.Tensor | TensorDictBase):
+                raise PolicyError(
+                    f"params{jax.tree_util.keystr(path)} is a {type(leaf).__name__} of torch, which JAX "
+                    "does not compute with. Pass arrays, e.g. jax.numpy.asarray(tensor.detach().numpy()), "
+                    "or translate a torch module with compile_policy."
+                )
+
     def bound_to(self, env: EnvBase) -> Policy:
         """Give what acts step by step in any env, with keys from the env's generator of actions."""
         return _Stepwise(self, env)
+
+
+def _check_signature(function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some builtins do not tell theirs
+        return
+    try:
+        signature.bind(None, None, None)
+    except TypeError as error:
+        raise PolicyError(
+            f"{function!r} cannot be called with (params, observation, key): {error}. Let it take these "
+            "three, even if it uses fewer."
+        ) from None
 
 
 class _Stepwise:
@@ -93,10 +127,15 @@ def act(
     """Call the function of a `JaxPolicy` on observation leaves and give its actions by name.
 
     Raises:
-        PolicyError: (a TypeError) it returned other names, or one array for several actions.
+        PolicyError: (a TypeError) it returned nothing, other names, or one array for several actions.
     """
     is_plain = set(leaves) == {("observation",)}
     action = function(params, leaves["observation",] if is_plain else nest(leaves), key)
+    if action is None:
+        raise PolicyError(
+            f"the JaxPolicy returned None, but the env takes the actions {sorted(names)}. Return the "
+            "action: the function does not write it anywhere."
+        )
     if not isinstance(action, Mapping) and len(names) == 1:
         return {names[0]: action}
     if not isinstance(action, Mapping) or set(action) != set(names):

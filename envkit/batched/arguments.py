@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 
 from envkit.base import EnvBase
-from envkit.errors import ArgumentCountError, ArgumentError
+from envkit.errors import ArgumentCountError, ArgumentError, ArgumentTypeError
 
-__all__ = ["Copies", "as_kwargs", "as_makers", "equal", "tasks_of"]
+__all__ = ["Copies", "as_kwargs", "as_makers", "as_own_kwargs", "equal", "tasks_of"]
 
 Make = Callable[..., Any]
 
@@ -35,12 +35,21 @@ def as_makers(count: int, create_env_fn: Any) -> list[Make]:
 
     Raises:
         ArgumentCountError: a list of another length.
+        ArgumentTypeError: something that makes no env, alone or in the list.
     """
     if isinstance(create_env_fn, EnvBase):
         return [Copies(create_env_fn)] * count
     if callable(create_env_fn):
         return [create_env_fn] * count
-    given = list(create_env_fn)
+    given = list(create_env_fn) if isinstance(create_env_fn, Iterable) else [create_env_fn]
+    for one in given:
+        if not callable(one):
+            verb = "is" if one is create_env_fn else "holds"
+            raise ArgumentTypeError(
+                f"create_env_fn {verb} {one!r}, of type {type(one).__name__}, which makes no env. "
+                "Pass a callable that returns one, e.g. lambda: GymEnv('CartPole-v1'), an env "
+                "instance, or a list of one for each sub-env."
+            )
     if len(given) != count:
         raise ArgumentCountError(
             f"create_env_fn has {len(given)} entries for {count} sub-envs. "
@@ -50,21 +59,50 @@ def as_makers(count: int, create_env_fn: Any) -> list[Make]:
     return [copies[id(one)] if isinstance(one, EnvBase) else one for one in given]
 
 
-def as_kwargs(count: int, kwargs: Any) -> list[dict[str, Any]]:
+def as_kwargs(count: int, kwargs: Any, name: str) -> list[dict[str, Any]]:
     """Give one dict of keywords for each of ``count`` rows; a dict for all is copied deeply.
+
+    Args:
+        count: number of rows.
+        kwargs: a dict for all rows, a list of one for each, or None.
+        name: of the argument, for messages.
 
     Raises:
         ArgumentCountError: a list of another length.
+        ArgumentTypeError: neither a dict nor a list of dicts.
     """
     if kwargs is None:
         kwargs = {}
-    if isinstance(kwargs, dict):
-        return [copy.deepcopy(kwargs) for _ in range(count)]
+    if isinstance(kwargs, Mapping):
+        return [copy.deepcopy(dict(kwargs)) for _ in range(count)]
+    return as_own_kwargs(count, kwargs, name, cure="Pass one dict for all of them, or")
+
+
+def as_own_kwargs(
+    count: int, kwargs: Any, name: str, *, cure: str = "Pass"
+) -> list[dict[str, Any]]:
+    """Give the dicts of keywords of ``count`` rows from a list of as many.
+
+    Raises:
+        ArgumentCountError: a list of another length.
+        ArgumentTypeError: something else than a list of dicts.
+    """
+    example = f"{cure} a list of one dict for each: {name}=[{{...}}, {{...}}]."
+    if isinstance(kwargs, (str, bytes, Mapping)) or not isinstance(kwargs, Sequence):
+        raise ArgumentTypeError(
+            f"{name} is {kwargs!r}, of type {type(kwargs).__name__}, which holds no keywords of "
+            f"{count} sub-envs. {example}"
+        )
     if len(kwargs) != count:
         raise ArgumentCountError(
-            f"{len(kwargs)} dicts of keywords were given for {count} sub-envs. "
-            "Pass one dict for all of them, or one for each."
+            f"{name} has {len(kwargs)} entries for {count} sub-envs. {cure} one dict for each."
         )
+    for own in kwargs:
+        if not isinstance(own, Mapping):
+            raise ArgumentTypeError(
+                f"{name} holds {own!r}, of type {type(own).__name__}, but keywords are given as a dict. "
+                f"{example}"
+            )
     return [dict(own) for own in kwargs]
 
 

@@ -11,13 +11,14 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
+from envkit.batched.arguments import as_own_kwargs
 from envkit.batched.attributes import AttributeLookup
 from envkit.batched.exchange import BufferExchange
 from envkit.batched.lifecycle import HostedEnv
@@ -26,7 +27,7 @@ from envkit.batched.routing import call_by_row
 from envkit.batched.stacking import by_row, empty_rows, keep_unstepped, stack_rows
 from envkit.batched.td_exchange import TensorDictExchange
 from envkit.errors import (
-    ArgumentCountError,
+    ArgumentTypeError,
     BatchSizeError,
     ClosedEnvError,
     MissingKeyError,
@@ -73,15 +74,11 @@ class BatchedEnv(AttributeLookup, HostedEnv):
         self._started()
         given = None
         if list_of_kwargs is not None:
-            if len(list_of_kwargs) != self.num_workers:
-                raise ArgumentCountError(
-                    f"list_of_kwargs has {len(list_of_kwargs)} entries for {self.num_workers} "
-                    "sub-envs. Pass one dict for each."
-                )
-            given = [{**kwargs, **own} for own in list_of_kwargs]
+            own_kwargs = as_own_kwargs(self.num_workers, list_of_kwargs, "list_of_kwargs")
+            given = [{**kwargs, **own} for own in own_kwargs]
         elif kwargs:
             given = [dict(kwargs) for _ in range(self.num_workers)]
-        if tensordict is not None and self.share_individual_td:
+        if isinstance(tensordict, TensorDictBase) and self.share_individual_td:
             self._check_batch(tensordict)
             tensordict = by_row(tensordict)
         return super().reset(tensordict, sub_kwargs=given)
@@ -106,9 +103,12 @@ class BatchedEnv(AttributeLookup, HostedEnv):
     @property
     def _the_exchange(self) -> BufferExchange | TensorDictExchange:
         if self._exchange is None:
-            raise ClosedEnvError(
-                f"{type(self).__name__} is not running. Call reset() first: it starts the sub-envs."
-            )
+            if self._was_closed:
+                raise ClosedEnvError(
+                    f"{type(self).__name__} was closed. Call reset() first: it starts new sub-envs."
+                )
+            self._started()
+        assert self._exchange is not None
         return self._exchange
 
     # ---------------------------------------------------------------------------------------- step
@@ -234,7 +234,8 @@ class BatchedEnv(AttributeLookup, HostedEnv):
         if self._share_individual_td:
             if tensordict is None:
                 tensordict = empty_rows(self.num_workers, self.batch_size[1:], self.device)
-            tensordict = by_row(tensordict)
+            if isinstance(tensordict, TensorDictBase):
+                tensordict = by_row(tensordict)
         return super().rand_action(tensordict)
 
     def fake_tensordict(self) -> TensorDict | TensorDictBase:  # type: ignore[override]
@@ -288,8 +289,14 @@ class BatchedEnv(AttributeLookup, HostedEnv):
         """Load what `state_dict` gave, or one sub-env's state dict into all of them.
 
         Raises:
+            ArgumentTypeError: it is no dict.
             MissingKeyError: it is that of another number of sub-envs.
         """
+        if not isinstance(state_dict, Mapping):
+            raise ArgumentTypeError(
+                f"the state dict is of type {type(state_dict).__name__}, but must be a dict. "
+                "Pass what state_dict() gave."
+            )
         names = [f"worker{row}" for row in range(self.num_workers)]
         if "worker0" not in state_dict:
             state_dict = dict.fromkeys(names, state_dict)

@@ -33,9 +33,18 @@ from envkit.transport import RowsFailedError
 __all__ = ["ADVANCE", "COMMAND_NAMES", "RESET", "STEP", "EnvHost", "HostFactory", "Maker"]
 
 STEP, RESET, ADVANCE = 1, 2, 3
-COMMAND_NAMES = {STEP: "step", RESET: "reset", ADVANCE: "step_and_maybe_reset"}
+COMMAND_NAMES: dict[int | str, str] = {
+    STEP: "step",
+    RESET: "reset",
+    ADVANCE: "step_and_maybe_reset",
+    "reset_rows": "reset",
+    "state_dicts": "state_dict",
+    "load_state_dicts": "load_state_dict",
+}
+"""What the user called where a command or call fails; other calls have the name of their method."""
 
 Maker = tuple[Callable[..., EnvBase], dict[str, Any]]
+Inputs = dict[int, tuple[TensorDictBase | None, dict[str, Any]]]  # data and keywords by row
 
 
 class HostFactory:
@@ -153,13 +162,20 @@ class EnvHost:
         """Reset bound rows with keywords of their own."""
         self._for_each(kwargs, lambda row, given: self._rows.reset(row, **given))
 
-    def call_tensordicts(
-        self,
-        method: str,
-        checked: bool,
-        inputs: dict[int, tuple[TensorDictBase | None, dict[str, Any]]],
-    ) -> dict[int, Any]:
-        """Call ``reset``, ``step`` or ``step_and_maybe_reset`` of some envs with whole TensorDicts.
+    def call_reset(self, checked: bool, inputs: Inputs) -> dict[int, Any]:
+        """Reset some envs with whole TensorDicts; see `_with_tensordicts`."""
+        return self._with_tensordicts("reset", checked, inputs)
+
+    def call_step(self, checked: bool, inputs: Inputs) -> dict[int, Any]:
+        """Step some envs with whole TensorDicts; see `_with_tensordicts`."""
+        return self._with_tensordicts("step", checked, inputs)
+
+    def call_step_and_maybe_reset(self, checked: bool, inputs: Inputs) -> dict[int, Any]:
+        """Step some envs with whole TensorDicts, and reset them; see `_with_tensordicts`."""
+        return self._with_tensordicts("step_and_maybe_reset", checked, inputs)
+
+    def _with_tensordicts(self, method: str, checked: bool, inputs: Inputs) -> dict[int, Any]:
+        """Call a method of some envs, and give what each of them returns.
 
         With ``checked``, make sure that what comes out has the form of the specs.
         """

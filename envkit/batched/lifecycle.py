@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import torch
 
+from envkit.arguments import as_int
 from envkit.base import EnvBase
 from envkit.batched.arguments import as_kwargs, as_makers, tasks_of
 from envkit.batched.choices import chosen
@@ -27,6 +28,7 @@ from envkit.batched.creator import EnvCreator, with_kwargs
 from envkit.batched.exchange import BufferExchange
 from envkit.batched.host import Maker
 from envkit.batched.metadata import EnvMetaData
+from envkit.batched.options import refuse_unknown, require_choice, require_seconds
 from envkit.batched.policy_proof import PolicyEntries, policy_entries
 from envkit.batched.recovery import Recovery, allowed_restarts, require_truncated
 from envkit.batched.stacking import has_own_rows
@@ -76,16 +78,26 @@ class HostedEnv(EnvBase):
             last root values and no reward, and go on with new envs; see `recovery`.
         max_restarts: with "restart", how many there may be before the error is raised after all.
         use_buffers: exchange rows in memory; None does where it can. It cannot where a spec has no
-            fixed size or is no tensor, or sub-envs differ in layout; asking for it there warns.
+            fixed size or is no tensor, or sub-envs differ in layout; asking for it there warns. Where
+            a `SerialEnv` is not told, sub-envs that do not step on NumPy rows hand on TensorDicts all
+            the same, which keep the autograd graph; the attribute says True there too.
         allow_done_after_reset: accept done flags right after a reset; those of sub-envs that do so
             are accepted anyway.
 
     `SerialEnv` takes the keywords about threads, processes and time too, without effect.
 
     Raises:
+        OptionError: (a TypeError) a keyword is unknown.
+        ArgumentTypeError: (a TypeError, a ValueError) an argument is of another type.
+        ArgumentError: (a ValueError) a number is out of range.
         ArgumentCountError: a list has another length than ``num_workers``.
         MemoryKindError: ``shared_memory`` and ``memmap`` are both True.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Refuse keywords that ``__init__`` does not take."""
+        refuse_unknown(cls, kwargs)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -110,15 +122,22 @@ class HostedEnv(EnvBase):
         allow_done_after_reset: bool = False,
     ):
         super().__init__(device=device, allow_done_after_reset=allow_done_after_reset)
-        if num_workers < 1:
-            raise ArgumentError(
-                f"num_workers is {num_workers}, but at least 1 sub-env is needed. Pass their number."
-            )
-        if num_processes is not None and not 1 <= num_processes <= num_workers:
-            raise ArgumentError(
-                f"num_processes is {num_processes}, but must be between 1 and num_workers "
-                f"({num_workers})."
-            )
+        num_workers = as_int("num_workers", num_workers, least=1, meaning="the number of sub-envs")
+        if num_processes is not None:
+            meaning = "the number of processes, or leave it out to take one for each core"
+            num_processes = as_int("num_processes", num_processes, least=1, meaning=meaning)
+            if num_processes > num_workers:
+                raise ArgumentError(
+                    f"num_processes is {num_processes}, but must be between 1 and num_workers "
+                    f"({num_workers}). Pass {meaning}."
+                )
+        if num_threads is not None:
+            meaning = "the torch threads of this process, or leave it out to change nothing"
+            num_threads = as_int("num_threads", num_threads, least=1, meaning=meaning)
+        meaning = "the torch threads of each worker"
+        num_sub_threads = as_int("num_sub_threads", num_sub_threads, least=1, meaning=meaning)
+        require_choice("use_buffers", use_buffers)
+        require_choice("share_individual_td", share_individual_td)
         if shared_memory and memmap:
             raise MemoryKindError(
                 "shared_memory and memmap are both True, but rows lie in one of them. "
@@ -134,7 +153,7 @@ class HostedEnv(EnvBase):
         self.serial_for_single = serial_for_single
         self.non_blocking = non_blocking
         self._makers = as_makers(num_workers, create_env_fn)
-        self._kwargs = as_kwargs(num_workers, create_env_kwargs)
+        self._kwargs = as_kwargs(num_workers, create_env_kwargs, "create_env_kwargs")
         self._given_device = self._device
         self._given_allow_done = allow_done_after_reset
         self._given_use_buffers = self._use_buffers = use_buffers
@@ -146,11 +165,12 @@ class HostedEnv(EnvBase):
         self._pool: Pool | None = None
         self._exchange: BufferExchange | TensorDictExchange | None = None
         self._started_by_hand = False
+        self._was_closed = False
         self._seed: int | None = None
         self._seed_is_static = False
 
     def _after_init(self, spec_locked: bool) -> None:
-        self._lock_when_started = spec_locked
+        self._lock_when_started = self._spec_locked = spec_locked
 
     # ---------------------------------------------------------------------------- what hosts decide
 
@@ -161,9 +181,14 @@ class HostedEnv(EnvBase):
         ``described`` are the rows whose metadata is wanted.
         """
 
-    @abstractmethod
-    def _prefers_buffers(self, pool: Pool) -> bool:
+    @property
+    def _can_share(self) -> bool:
+        """Say whether there is memory that all who hold sub-envs can map."""
+        return True
+
+    def _prefers_rows(self, pool: Pool) -> bool:
         """Say whether rows shall carry the data where they can and the user did not say."""
+        return True
 
     @abstractmethod
     def _set_seeds(self, seed: int | None, *, static: bool) -> int:
@@ -228,7 +253,7 @@ class HostedEnv(EnvBase):
             vars(self).update(known)  # a spec that is read next starts them again
             pool.close()
             raise
-        self._pool = pool
+        self._pool, self._was_closed = pool, False
         self._finalizer = weakref.finalize(self, _end, pool, self._limit_threads())
         if self._seed is not None:
             self._set_seeds(self._seed, static=self._seed_is_static)
@@ -245,8 +270,8 @@ class HostedEnv(EnvBase):
                 "differ in keys, shapes or dtypes; TensorDicts are exchanged instead.",
                 stacklevel=4,
             )
-        self._use_buffers = fits and (self._prefers_buffers(pool) if given is None else given)
-        if self._use_buffers:
+        self._use_buffers = fits and (self._can_share if given is None else given)
+        if self._use_buffers and (given or self._prefers_rows(pool)):
             more = {} if self._entries is None else self._entries.specs
             self._exchange = BufferExchange(
                 pool,
@@ -317,11 +342,7 @@ class HostedEnv(EnvBase):
 
     @timeout.setter
     def timeout(self, timeout_s: float | None) -> None:
-        if timeout_s is not None and not timeout_s > 0:
-            raise ArgumentError(
-                f"timeout is {timeout_s}, but must be a positive number of seconds, or None for no "
-                "limit."
-            )
+        require_seconds("timeout", timeout_s)
         self._timeout_s = timeout_s
         if self.__dict__.get("_pool") is not None:
             self._pool.timeout_s = timeout_s  # type: ignore[union-attr]
@@ -333,7 +354,10 @@ class HostedEnv(EnvBase):
 
     @property
     def use_buffers(self) -> bool | None:
-        """Whether rows in memory carry the data; before the start, what was asked for."""
+        """Whether fixed rows in memory may carry the data; before the start, what was asked for.
+
+        True also of a `SerialEnv` that was not told and hands on TensorDicts for the sake of graphs.
+        """
         return self._use_buffers
 
     @property
@@ -398,7 +422,7 @@ class HostedEnv(EnvBase):
         Args:
             kwargs: a dict for all, or a list of one dict per sub-env.
         """
-        given = as_kwargs(self.num_workers, kwargs)
+        given = as_kwargs(self.num_workers, kwargs, "kwargs")
         self._makers = with_kwargs(self._makers, given)
         for own, new in zip(self._kwargs, given, strict=True):
             own.update(new)
@@ -438,8 +462,9 @@ class HostedEnv(EnvBase):
                 raise ClosedEnvError(f"{type(self).__name__} is not running.")
             return
         self._pool = self._exchange = None
-        self._started_by_hand = False
+        self._started_by_hand, self._was_closed = False, True
         self._finalizer()
+        del self._finalizer, self._recovery  # they know the pool, which no copy could take along
 
     def __repr__(self) -> str:
         state = "not started" if self._pool is None else f"batch_size={tuple(self._batch_size)}"

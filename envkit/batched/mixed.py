@@ -23,6 +23,7 @@ from envkit import rules
 from envkit.base import EnvBase
 from envkit.errors import (
     ArgumentError,
+    ArgumentTypeError,
     MissingKeyError,
     ReadOnlyError,
     ResetMaskError,
@@ -234,8 +235,14 @@ class MixedEnv(EnvBase):
         """Load what `state_dict` gave.
 
         Raises:
+            ArgumentTypeError: it is no dict.
             MissingKeyError: (a KeyError) a member is not in it.
         """
+        if not isinstance(state_dict, Mapping):
+            raise ArgumentTypeError(
+                f"the state dict is of type {type(state_dict).__name__}, but must be a dict. "
+                "Pass what state_dict() gave."
+            )
         names = [_name_of(number) for number in range(len(self.members))]
         if sorted(state_dict) != sorted(names):
             raise MissingKeyError(

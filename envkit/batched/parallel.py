@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from envkit.batched.common import BatchedEnv
 from envkit.batched.host import COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.serial import SerialEnv
 from envkit.batched.threads import ThreadLimit
-from envkit.errors import ArgumentError
+from envkit.errors import ArgumentError, CopyError
 from envkit.transport import Pool, ProcessPool
 from envkit.transport.launch import choose_start_method
 
@@ -42,7 +43,8 @@ class ParallelEnv(BatchedEnv):
         create_env_fn: callable that makes one, or a list of one per sub-env.
         mp_start_method: "forkserver" (the default where it exists) or "spawn". "fork" is refused
             once JAX has started.
-        **kwargs: see `HostedEnv`.
+
+    The other arguments are those of every batched env, see `HostedEnv`.
 
     Raises:
         ArgumentError: ``use_buffers=True`` without memory that processes share, or an unknown
@@ -57,18 +59,52 @@ class ParallelEnv(BatchedEnv):
         if serial_for_single and num_workers == 1:
             choose_start_method(kwargs.pop("mp_start_method", None))
             return SerialEnv(*args, **kwargs)
-        return super().__new__(cls)
+        return super().__new__(cls, *args, serial_for_single=serial_for_single, **kwargs)
 
     def __init__(
         self,
         num_workers: int,
-        create_env_fn: Any,
+        create_env_fn: Callable[..., EnvBase] | EnvBase | Sequence[Callable[..., EnvBase]],
         *,
+        create_env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
+        share_individual_td: bool | None = None,
+        shared_memory: bool = True,
+        memmap: bool = False,
+        policy_proof: Any = None,
+        device: Any = None,
+        num_threads: int | None = None,
+        num_sub_threads: int = 1,
+        serial_for_single: bool = False,
+        non_blocking: bool = True,
+        num_processes: int | None = None,
+        timeout: float | None = 60.0,
+        on_worker_failure: str = "raise",
+        max_restarts: int = 10,
+        use_buffers: bool | None = None,
+        allow_done_after_reset: bool = False,
         mp_start_method: str | None = None,
-        **kwargs: Any,
     ):
         choose_start_method(mp_start_method)
-        super().__init__(num_workers, create_env_fn, **kwargs)
+        super().__init__(
+            num_workers,
+            create_env_fn,
+            create_env_kwargs=create_env_kwargs,
+            share_individual_td=share_individual_td,
+            shared_memory=shared_memory,
+            memmap=memmap,
+            policy_proof=policy_proof,
+            device=device,
+            num_threads=num_threads,
+            num_sub_threads=num_sub_threads,
+            serial_for_single=serial_for_single,
+            non_blocking=non_blocking,
+            num_processes=num_processes,
+            timeout=timeout,
+            on_worker_failure=on_worker_failure,
+            max_restarts=max_restarts,
+            use_buffers=use_buffers,
+            allow_done_after_reset=allow_done_after_reset,
+        )
         self.mp_start_method = mp_start_method
         if self.use_buffers and not self._can_share:
             raise ArgumentError(
@@ -106,9 +142,6 @@ class ParallelEnv(BatchedEnv):
             hide_warnings=hide,
         )
 
-    def _prefers_buffers(self, pool: Pool) -> bool:
-        return self._can_share
-
     def _limit_threads(self) -> ThreadLimit | None:
         return None if self.num_threads is None else ThreadLimit(self.num_threads)
 
@@ -140,6 +173,19 @@ class ParallelEnv(BatchedEnv):
             )
             self.set_seed(self._seed, self._seed_is_static)
         return self
+
+    def __getstate__(self) -> Any:
+        """Give what a copy starts from: everything but workers, so none may run.
+
+        Raises:
+            CopyError: (a TypeError) workers run.
+        """
+        if self._pool is not None:
+            raise CopyError(
+                f"{type(self).__name__} cannot be copied or pickled while its workers run: they belong "
+                "to it alone. Copy it before its first use or after close(), or build another one."
+            )
+        return super().__getstate__()
 
     @property
     def worker_pids(self) -> list[int]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import torch
 
+from envkit.arguments import as_int
 from envkit.batched.metadata import EnvMetaData
 from envkit.errors import ArgumentError, DoneError, InputError, MissingKeyError, WorkerError
 from envkit.keys import as_path
@@ -193,13 +194,14 @@ def allowed_restarts(on_worker_failure: str, max_restarts: int) -> int:
 
     Raises:
         ArgumentError: the policy is none of "raise" and "restart", or the budget is negative.
+        ArgumentTypeError: the budget is no integer.
     """
     if on_worker_failure not in ("raise", "restart"):
         raise ArgumentError(
             f"on_worker_failure is {on_worker_failure!r}, but must be 'raise' or 'restart'."
         )
-    if max_restarts < 0:
-        raise ArgumentError(f"max_restarts is {max_restarts}, but must be 0 or more.")
+    meaning = "the most restarts before an error is raised"
+    max_restarts = as_int("max_restarts", max_restarts, least=0, meaning=meaning)
     return max_restarts if on_worker_failure == "restart" else 0
 
 

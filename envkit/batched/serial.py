@@ -1,7 +1,8 @@
 """Many sub-envs in this process, one after the other.
 
-`SerialEnv` is the tool for tests and for gradients. Sub-envs that step on NumPy rows use the same
-buffers as worker processes; all others get and give TensorDicts, which keeps the autograd graph.
+`SerialEnv` is the tool for tests and for gradients. Unless ``use_buffers`` says otherwise, sub-envs
+that step on NumPy rows use the same buffers as worker processes, and all others get and give
+TensorDicts, which keeps the autograd graph.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class SerialEnv(BatchedEnv):
     """Step ``num_workers`` sub-envs in this process; see `HostedEnv` for the arguments.
 
     A loss on its outputs back-propagates to the stacked action where the sub-envs are
-    differentiable.
+    differentiable. For that, sub-envs that do not step on NumPy rows hand on TensorDicts unless
+    ``use_buffers=True`` asks for rows, which carry no graph; ``env.use_buffers`` is True in both cases,
+    and False only where the specs have no fixed sizes or the argument says so.
     """
 
     _attribute_type = LocalAttribute
@@ -31,7 +34,7 @@ class SerialEnv(BatchedEnv):
         factory = HostFactory(makers, described, choices=self._choices)
         return LocalPool(factory, self.num_workers, commands=COMMAND_NAMES)
 
-    def _prefers_buffers(self, pool: Pool) -> bool:
+    def _prefers_rows(self, pool: Pool) -> bool:
         return all(pool.call("has_row_core"))
 
     def to(self, *args: Any, **kwargs: Any) -> EnvBase:

@@ -97,13 +97,20 @@ class TensorDictExchange:
     def send(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
         """Check the inputs and remember the step; all of it happens in `recv`."""
         parts = {row: cast(TensorDictBase, td[row]) for row in rows_of(mask, self._num_rows)}
+        if (
+            not self._individual
+        ):  # one layout for all rows, and shapes are told as the caller sees them
+            for key, leaf in self._inputs[0].items():
+                shape = (self._num_rows, *leaf.shape)
+                require_input(key, td.get(key, None), shape, leaf.dtype)
         for row, part in parts.items():
             self._require_inputs(row, part)
         self._sent = td, mask, parts, advance
 
     def _require_inputs(self, row: int, part: TensorDictBase) -> None:
-        for key, leaf in self._inputs[row].items():
-            require_input(key, part.get(key, None), leaf.shape, leaf.dtype)
+        if self._individual:
+            for key, leaf in self._inputs[row].items():
+                require_input(key, part.get(key, None), leaf.shape, leaf.dtype)
         for path, check in self._action_checks[row].items():
             value = part.get(as_key(path))
             if value.device.type == "cpu":  # elsewhere a look would wait for the device
@@ -217,7 +224,7 @@ class TensorDictExchange:
         failed: WorkerError | None = None
         try:
             checked = not self._individual
-            replies = call_by_row(self._pool, "tensordicts", inputs, method, checked)
+            replies = call_by_row(self._pool, method, inputs, checked)
         except WorkerError as error:
             failed, replies = error, error.answers.values()
         for reply in replies:

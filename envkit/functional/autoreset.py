@@ -31,7 +31,7 @@ from envkit import rules
 from envkit.errors import ArgumentError
 from envkit.functional.core import StatelessEnv, Timestep, WrapperState
 
-__all__ = ["EpisodeState", "Episodic", "ResetMode", "chunk_size", "restart_where"]
+__all__ = ["EpisodeState", "Episodic", "ResetMode", "chunk_size", "reset_rows", "restart_where"]
 
 S = TypeVar("S")
 ResetMode = Literal["fresh", "pool", "cached"]
@@ -125,12 +125,17 @@ def restart_where(
     kept = (state, timestep)
     # The loop sees constants, so reverse-mode differentiation has nothing to do in it.
     values = jax.lax.stop_gradient(kept)
-    restarted = _reset_rows(reset, mask, state.key, values)
+    restarted = reset_rows(reset, mask, state.key, values)
     return jax.tree.map(lambda fresh, old: rules.choose(mask, fresh, old), restarted, kept)
 
 
-def _reset_rows(reset: BatchedReset, mask: jax.Array, keys: jax.Array, values: Any) -> Any:
-    """Overwrite the masked rows of ``values`` with fresh ones, chunk by chunk."""
+def reset_rows(
+    reset: Callable[[jax.Array], Any], mask: jax.Array, keys: jax.Array, values: Any
+) -> Any:
+    """Overwrite the rows of ``mask`` in ``values``, of any form, with what ``reset`` makes of their keys.
+
+    Not differentiable: `restart_where` is.
+    """
     num_rows = mask.shape[0]
     if num_rows == 0:
         return values

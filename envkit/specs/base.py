@@ -27,9 +27,9 @@ from envkit.errors import (
 from envkit.specs import display, shapes
 from envkit.specs.shapes import Index, ShapeOp, as_shape, known
 
-__all__ = ["TensorSpec", "as_device", "checks_values"]
+__all__ = ["TensorSpec", "as_device", "checks_values", "require_dtype"]
 
-Shape = Sequence[int]
+Shape = int | Sequence[int]
 
 
 def checks_values() -> bool:
@@ -43,6 +43,19 @@ def as_device(device: Any) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+def require_dtype(dtype: Any) -> torch.dtype:
+    """Give the dtype back.
+
+    Raises:
+        SpecTypeError: it is something else.
+    """
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    raise SpecTypeError(
+        f"dtype is {dtype!r} of type {type(dtype).__name__}. Pass a dtype of torch, e.g. torch.float32."
+    )
 
 
 class TensorSpec:
@@ -271,7 +284,7 @@ class TensorSpec:
     # -- values ------------------------------------------------------------------------
 
     def rand(self, shape: Shape = (), generator: Generator | None = None) -> Any:
-        """Draw a random value of shape ``(*shape, *self.shape)``.
+        """Draw a random value of shape ``(*shape, *self.shape)``; an int is one axis in front.
 
         From ``generator``, which must be on the spec's device; None takes torch's global one.
         """
@@ -361,7 +374,10 @@ class TensorSpec:
             )
 
     def project(self, value: Any) -> Any:
-        """Return the value itself if it is in the spec, else the nearest value that is."""
+        """Return the value itself if it is in the spec, else the nearest value that is.
+
+        NaN counts as 0 where the spec has bounds or options; `Unbounded` takes it as it is.
+        """
         raise NotImplementedError
 
     # -- conversion --------------------------------------------------------------------

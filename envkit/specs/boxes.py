@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor
 
 from envkit.errors import SpecError
-from envkit.specs.base import Shape, TensorSpec, as_device
+from envkit.specs.base import Shape, TensorSpec, as_device, require_dtype
 from envkit.specs.leaf import LeafSpec
 from envkit.specs.order import (
     coordinates,
@@ -25,7 +25,7 @@ from envkit.specs.order import (
     range_of,
     uniform_integers,
 )
-from envkit.specs.shapes import as_shape, known
+from envkit.specs.shapes import as_shape, known, lead
 from envkit.specs.spaces import BinaryBox, ContinuousBox
 
 __all__ = [
@@ -78,7 +78,7 @@ class _IntegerBox(_Box):
     def rand(self, shape: Shape = (), generator: Generator | None = None) -> Tensor:
         if self._sampler is None:
             self._sampler = self._make_sampler()
-        return self._sampler((*shape, *self._size), generator)
+        return self._sampler((*lead(shape), *self._size), generator)
 
     def _make_sampler(self) -> Callable[[tuple[int, ...], Generator | None], Tensor]:
         """Prepare uniform integers: from two numbers if the box is a cube, else from counts."""
@@ -179,7 +179,7 @@ class BoundedContinuous(Bounded):
             self._sampler = _float_sampler(self._low, self._high)
         low, scale, factor = self._sampler
         unit = torch.rand(
-            (*shape, *low.shape), generator=generator, dtype=low.dtype, device=self._device
+            (*lead(shape), *low.shape), generator=generator, dtype=low.dtype, device=self._device
         )
         value = torch.addcmul(low, unit, scale)
         return from_coordinates(value if factor is None else value.mul_(factor), self._dtype)
@@ -261,7 +261,7 @@ class UnboundedContinuous(Unbounded):
 
     def rand(self, shape: Shape = (), generator: Generator | None = None) -> Tensor:
         return torch.randn(
-            (*shape, *self._size), generator=generator, dtype=self._dtype, device=self._device
+            (*lead(shape), *self._size), generator=generator, dtype=self._dtype, device=self._device
         )
 
 
@@ -273,7 +273,7 @@ class UnboundedDiscrete(Unbounded):
     def rand(self, shape: Shape = (), generator: Generator | None = None) -> Tensor:
         return uniform_integers(
             *range_of(self._dtype),
-            (*shape, *self._size),
+            (*lead(shape), *self._size),
             dtype=self._dtype,
             device=self._device,
             generator=generator,
@@ -309,7 +309,7 @@ class Binary(_IntegerBox):
                 f"Binary got n={n} and shape {tuple(shape)}. The last size must equal n: pass "
                 f"shape {(*shape[:-1], n)}, or leave n out."
             )
-        if dtype.is_complex:
+        if require_dtype(dtype).is_complex:
             raise SpecError(f"Binary got dtype {dtype}. Pass a real one, for example torch.int8.")
         super().__init__(shape, device, dtype)
         low, high = coordinates(torch.tensor([0, 1], device=self._device).to(dtype))
@@ -340,7 +340,7 @@ def _is_continuous(dtype: torch.dtype | None, domain: str | None) -> bool:
         raise SpecError(f"domain is {domain!r}. Pass 'continuous', 'discrete' or leave it out.")
     if dtype is None:
         return domain != "discrete"
-    continuous = dtype.is_floating_point or dtype.is_complex
+    continuous = require_dtype(dtype).is_floating_point or dtype.is_complex
     if domain is not None and continuous != (domain == "continuous"):
         raise SpecError(
             f"domain {domain!r} contradicts dtype {dtype}. Floating dtypes are continuous, all "

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, ClassVar, Self
 
-from envkit.errors import MissingKeyError, SpecError, SpecTypeError
+from envkit.errors import ArgumentError, MissingKeyError, SpecError, SpecTypeError
 from envkit.specs.base import TensorSpec
 from envkit.specs.locks import Lockable
 from envkit.specs.tree import MISSING, TreeItems, TreeKeys, TreeValues, as_key, at_entry, is_key
@@ -107,10 +107,13 @@ class Branch(Lockable, TensorSpec):
         Raises:
             SpecLockedError: the composite at which the child goes is locked.
             MissingKeyError: the key leads through a leaf.
+            ArgumentError: it is no key, or has an empty part.
             SpecTypeError: neither a spec, a dict nor ``None``.
             SpecError: the child's shape does not begin with the composite's.
         """
         name, *rest = as_key(key)
+        if not name:
+            raise ArgumentError(f"{key!r} has an empty part. Name every part of a key.")
         if rest:
             child = self._lookup((name,))
             if child is MISSING or child is None:

@@ -18,7 +18,7 @@ from envkit.specs.base import Shape, TensorSpec, as_device
 from envkit.specs.choices import HotChoice, MultipleChoice, SingleChoice
 from envkit.specs.leaf import LeafSpec
 from envkit.specs.order import clamp
-from envkit.specs.shapes import as_shape
+from envkit.specs.shapes import as_shape, lead
 from envkit.specs.spaces import BoxList
 
 __all__ = ["Categorical", "MultiCategorical", "MultiOneHot", "OneHot"]
@@ -71,7 +71,7 @@ class Categorical(SingleChoice):
             return super().rand(shape, generator)
         return torch.randint(
             self._n,
-            (*shape, *self._size),
+            (*lead(shape), *self._size),
             generator=generator,
             dtype=self._dtype,
             device=self._device,
@@ -152,7 +152,7 @@ class MultiCategorical(MultipleChoice):
         mask: allowed options, see `update_mask`; all rows must share their numbers then.
 
     Raises:
-        SpecError: an entry below one, or a shape that does not end in the number of entries.
+        SpecError: no entry, one below one, or a shape that does not end in the number of entries.
     """
 
     _encoding_ndim = 1
@@ -170,6 +170,8 @@ class MultiCategorical(MultipleChoice):
     ):
         device = as_device(device)
         nvec = torch.atleast_1d(torch.as_tensor(nvec, dtype=torch.int64, device=device))
+        if not nvec.numel():
+            raise _no_choices_in(self)
         _checked_n(int(nvec.min()))
         shape = _ending_in(
             self, nvec.shape[-1], nvec.shape if shape is None else shape, "len(nvec)"
@@ -238,7 +240,7 @@ class MultiOneHot(MultipleChoice, HotChoice):
         mask: allowed options, see `update_mask`.
 
     Raises:
-        SpecError: an entry below one, or a shape that does not end in ``sum(nvec)``.
+        SpecError: no entry, one below one, or a shape that does not end in ``sum(nvec)``.
     """
 
     def __init__(
@@ -250,6 +252,8 @@ class MultiOneHot(MultipleChoice, HotChoice):
         mask: Any = None,
     ):
         self._nvec = tuple(_checked_n(int(n)) for n in nvec)
+        if not self._nvec:
+            raise _no_choices_in(self)
         super().__init__(_ending_in(self, sum(self._nvec), shape, "sum(nvec)"), device, dtype)
         self.update_mask(mask)
 
@@ -281,6 +285,12 @@ def _checked_n(n: Any) -> int:
     if n < 1 or int(n) != n:
         raise SpecError(f"a choice has {n} options. Give it a whole number, at least one.")
     return int(n)
+
+
+def _no_choices_in(spec: LeafSpec) -> SpecError:
+    return SpecError(
+        f"{type(spec).__name__} got an empty nvec. Give the options of each choice, e.g. [2, 3]."
+    )
 
 
 def _ending_in(spec: LeafSpec, size: int, shape: Any, meaning: str) -> torch.Size:

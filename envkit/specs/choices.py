@@ -22,9 +22,10 @@ import torch
 from torch import Generator, Tensor
 
 from envkit.errors import ArgumentError, EncodingError, SpecError, SpecMaskError
-from envkit.specs.base import Shape
+from envkit.specs.base import Shape, require_dtype
 from envkit.specs.leaf import LeafSpec
 from envkit.specs.order import coordinates, digits
+from envkit.specs.shapes import lead
 from envkit.specs.spaces import BoxList, CategoricalBox
 
 __all__ = ["Choices", "HotChoice", "MultipleChoice", "SingleChoice"]
@@ -45,7 +46,7 @@ class Choices(LeafSpec):
     _mask_is_checked: bool = False
 
     def __init__(self, shape: Any, device: Any, dtype: torch.dtype):
-        if dtype.is_complex:
+        if require_dtype(dtype).is_complex:
             raise SpecError(
                 f"{type(self).__name__} got dtype {dtype}, but options are counted. Pass an "
                 "integer dtype or torch.bool."
@@ -136,7 +137,7 @@ class Choices(LeafSpec):
     # -- values ------------------------------------------------------------------------
 
     def rand(self, shape: Shape = (), generator: Generator | None = None) -> Tensor:
-        return self._from_index(self._draw(tuple(shape), generator))
+        return self._from_index(self._draw(lead(shape), generator))
 
     def _draw(self, shape: tuple[int, ...], generator: Generator | None) -> Tensor:
         if self._mask is None:
@@ -293,7 +294,14 @@ class HotChoice(Choices):
         return index  # one read off a value always is
 
     def _to_tensor(self, raw: Any, ignore_device: bool = False) -> Tensor:
-        raw = raw if isinstance(raw, Tensor) else torch.from_numpy(np.array(raw))
+        if not isinstance(raw, Tensor):
+            array = np.array(raw)
+            if array.dtype.kind not in "biuf":
+                raise EncodingError(
+                    f"{raw!r} of type {type(raw).__name__} cannot become an option of "
+                    f"{type(self).__name__}. Pass option numbers, or one-hot rows of the spec's shape."
+                )
+            raw = torch.from_numpy(array)
         return raw if ignore_device else raw.to(self._device)
 
     def _to_shape(self, value: Tensor) -> Tensor:

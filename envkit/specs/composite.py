@@ -23,7 +23,7 @@ from envkit.specs import shapes
 from envkit.specs.base import Shape, TensorSpec, as_device
 from envkit.specs.branch import Branch
 from envkit.specs.order import digits
-from envkit.specs.shapes import Names, ShapeOp, as_shape
+from envkit.specs.shapes import Names, ShapeOp, as_shape, lead
 from envkit.specs.tree import at_entry
 
 __all__ = ["Composite", "entry_of"]
@@ -43,7 +43,7 @@ class Composite(Branch):
 
     Raises:
         SpecError: a child's shape does not begin with ``shape``.
-        SpecTypeError: a child is no spec.
+        SpecTypeError: a child is no spec, or ``specs`` is no dict.
     """
 
     _names: Names | None
@@ -64,6 +64,11 @@ class Composite(Branch):
             raise SpecError(
                 f"shape={shape} and batch_size={batch_size} differ. They are two names of one "
                 "thing: pass one."
+            )
+        if not isinstance(specs, Mapping | Branch | None):
+            raise SpecTypeError(
+                f"a Composite got {specs!r} of type {type(specs).__name__}. Pass a dict of specs, or "
+                "specs by keyword; a batch size is passed as shape=."
             )
         shape = batch_size if shape is None else shape
         self._shape = as_shape(() if shape is None else shape)
@@ -191,7 +196,7 @@ class Composite(Branch):
 
     # -- values ------------------------------------------------------------------------
 
-    def _pack(self, data: dict[str, Any], shape: Shape) -> Any:
+    def _pack(self, data: dict[str, Any], shape: Sequence[int]) -> Any:
         """Make the TensorDict of a prefix and this batch size from data known to fit."""
         size = torch.Size((*shape, *self._shape))
         if -1 in size:
@@ -215,12 +220,15 @@ class Composite(Branch):
         return data
 
     def rand(self, shape: Shape = (), generator: Generator | None = None) -> Any:
+        shape = lead(shape)
         return self._pack(self._make(lambda spec: spec.rand(shape, generator)), shape)
 
     def zero(self, shape: Shape = ()) -> Any:
+        shape = lead(shape)
         return self._pack(self._make(lambda spec: spec.zero(shape)), shape)
 
     def one(self, shape: Shape = ()) -> Any:
+        shape = lead(shape)
         return self._pack(self._make(lambda spec: spec.one(shape)), shape)
 
     def rand_update(self, value: Any) -> Any:

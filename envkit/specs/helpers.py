@@ -18,6 +18,7 @@ from tensordict import (
     is_tensor_collection,
 )
 
+from envkit.errors import SpecTypeError
 from envkit.specs.base import TensorSpec
 from envkit.specs.boxes import Binary, Bounded, Unbounded
 from envkit.specs.categorical import Categorical, MultiCategorical, MultiOneHot, OneHot
@@ -60,7 +61,15 @@ def make_composite_from_td(
 
     Returns:
         A `Composite` of the batch size and device of ``td``.
+
+    Raises:
+        SpecTypeError: ``td`` is no TensorDict.
     """
+    if not is_tensor_collection(td):
+        raise SpecTypeError(
+            f"got {td!r} of type {type(td).__name__}, which is no TensorDict. Pass one: "
+            "TensorDict(data, batch_size=[...])."
+        )
     options = {"unsqueeze_null_shapes": unsqueeze_null_shapes, "dynamic_shape": dynamic_shape}
     if isinstance(td, LazyStackedTensorDict):
         members = [make_composite_from_td(part, **options) for part in td.unbind(td.stack_dim)]

@@ -11,7 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 from envkit.errors import EncodingError, SpecError, SpecTypeError
 from envkit.specs import shapes
 from envkit.specs.base import Shape, TensorSpec, as_device, checks_values
-from envkit.specs.shapes import Index, ShapeOp, as_shape, known
+from envkit.specs.shapes import Index, ShapeOp, as_shape, known, lead
 
 __all__ = ["LeafSpec"]
 
@@ -107,10 +107,10 @@ class LeafSpec(TensorSpec):
     # -- values ------------------------------------------------------------------------
 
     def zero(self, shape: Shape = ()) -> Tensor:
-        return torch.zeros((*shape, *self._size), dtype=self._dtype, device=self._device)
+        return torch.zeros((*lead(shape), *self._size), dtype=self._dtype, device=self._device)
 
     def one(self, shape: Shape = ()) -> Tensor:
-        return torch.ones((*shape, *self._size), dtype=self._dtype, device=self._device)
+        return torch.ones((*lead(shape), *self._size), dtype=self._dtype, device=self._device)
 
     def _nearest(self, value: Tensor) -> Tensor:
         """Give the value of the domain that is nearest; shape and dtype are right already."""
@@ -125,11 +125,11 @@ class LeafSpec(TensorSpec):
             return self.to(value.device).is_in(value)
         return torch.equal(value, self._nearest(value))
 
-    def _is_shape(self, shape: Shape) -> bool:
+    def _is_shape(self, shape: Sequence[int]) -> bool:
         """Tell whether a shape is the spec's, with no further leading axes."""
         return len(shape) == len(self._shape) and self._fits(shape)
 
-    def _fits(self, shape: Shape) -> bool:
+    def _fits(self, shape: Sequence[int]) -> bool:
         """Tell whether a shape ends in the spec's shape."""
         extra = len(shape) - len(self._shape)
         if extra < 0:
@@ -156,6 +156,8 @@ class LeafSpec(TensorSpec):
                 f"a value of shape {tuple(value.shape)} cannot be projected: the spec has shape "
                 f"{tuple(self._shape)}. Give it these trailing axes first."
             )
+        if value.is_floating_point() or value.is_complex():
+            value = torch.where(value.isnan(), 0, value)
         spec = self if value.device == self._device else self.to(value.device)
         return spec._nearest(value.to(self._dtype))  # type: ignore[attr-defined]
 
@@ -224,6 +226,8 @@ def _owned(raw: Any, dtype: torch.dtype) -> Tensor:
     """Copy numbers, arrays and lists of either (or of tensors) into a new CPU tensor."""
     if isinstance(raw, (list, tuple)) and any(isinstance(item, Tensor) for item in raw):
         return torch.stack([torch.as_tensor(item) for item in raw])
+    if raw is None:  # which NumPy writes as NaN
+        raise EncodingError("None is no number. Pass one, an array, or a list of one shape.")
     try:
         return torch.from_numpy(np.array(raw, dtype=_NUMPY_DTYPES.get(dtype)))
     except (TypeError, ValueError, OverflowError) as error:

@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 from envkit.errors import NotEnumerableError, SpecError, SpecTypeError
 from envkit.specs.base import Shape, TensorSpec
 from envkit.specs.leaf import LeafSpec
+from envkit.specs.shapes import lead
 
 __all__ = ["NonTensor"]
 
@@ -63,7 +64,7 @@ class NonTensor(LeafSpec):
 
     def _wrap(self, data: Any, shape: Shape) -> Any:
         wrapped = NonTensorData(
-            data, batch_size=torch.Size((*shape, *self._size)), device=self._device
+            data, batch_size=torch.Size((*lead(shape), *self._size)), device=self._device
         )
         return wrapped.maybe_to_stack() if self.batched else wrapped  # type: ignore[attr-defined]
 

@@ -33,6 +33,7 @@ __all__ = [
     "expand_op",
     "flatten_op",
     "known",
+    "lead",
     "names_after",
     "reshape_op",
     "shape_after",
@@ -91,6 +92,24 @@ def as_shape(shape: Any) -> torch.Size:
     if len(shape) == 1 and isinstance(shape[0], Iterable):
         shape = tuple(shape[0])
     return torch.Size(int(size) for size in shape)
+
+
+def lead(shape: Any) -> tuple[int, ...]:
+    """Give the axes that a caller puts in front of those of a spec; an int is one axis.
+
+    Raises:
+        SpecTypeError: they are neither an int nor a sequence of ints.
+    """
+    if isinstance(shape, tuple):
+        return shape
+    if isinstance(shape, (int, np.integer)):
+        return (int(shape),)
+    if isinstance(shape, Sequence) and not isinstance(shape, str):
+        return tuple(shape)
+    raise SpecTypeError(
+        f"shape is {shape!r} of type {type(shape).__name__}. Pass the axes to put in front of those of "
+        "the spec, e.g. spec.rand((3,))."
+    )
 
 
 def known(shape: Iterable[int]) -> torch.Size:

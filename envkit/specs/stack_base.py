@@ -23,7 +23,7 @@ from envkit.errors import EncodingError, SpecError, SpecStackError
 from envkit.specs import restack
 from envkit.specs.base import Shape, TensorSpec
 from envkit.specs.order import digits
-from envkit.specs.shapes import ShapeOp
+from envkit.specs.shapes import ShapeOp, lead
 from envkit.specs.tree import at_member
 
 __all__ = ["Stack"]
@@ -139,12 +139,15 @@ class Stack(TensorSpec):
         raise NotImplementedError
 
     def rand(self, shape: Shape = (), generator: Generator | None = None) -> Any:
+        shape = lead(shape)
         return self._made(lambda spec: spec.rand(shape, generator), len(shape))
 
     def zero(self, shape: Shape = ()) -> Any:
+        shape = lead(shape)
         return self._made(lambda spec: spec.zero(shape), len(shape))
 
     def one(self, shape: Shape = ()) -> Any:
+        shape = lead(shape)
         return self._made(lambda spec: spec.one(shape), len(shape))
 
     def _made(self, make: Callable[[Any], Any], added: int) -> Any:

@@ -24,7 +24,7 @@ from envkit.specs.base import Shape
 from envkit.specs.leaf import LeafSpec
 from envkit.specs.objects import NonTensor
 from envkit.specs.order import digits
-from envkit.specs.shapes import Index, Reshape, ShapeOp, names_after
+from envkit.specs.shapes import Index, Reshape, ShapeOp, lead, names_after
 from envkit.specs.spaces import BoxList
 
 __all__ = ["Choice"]
@@ -50,13 +50,17 @@ class Choice(LeafSpec):
 
     def __init__(self, choices: Sequence[Any]):
         self._choices = tuple(_as_leaf(choice) for choice in choices)
-        kinds = {(tuple(spec.shape), spec.dtype, spec.device) for spec in self._choices}
-        if len(kinds) != 1:
-            raise SpecError(
-                "the members of a Choice have unlike shapes, dtypes or devices: "
-                f"{sorted(map(str, kinds))}. Pass at least one spec, all of the same kind."
-            )
+        if not self._choices:
+            raise SpecError("a Choice got no members. Pass at least one spec.")
         first = self._choices[0]
+        for what in ("shape", "dtype", "device"):
+            found = [getattr(spec, what) for spec in self._choices]
+            if any(other != found[0] for other in found):
+                said = [tuple(other) if what == "shape" else str(other) for other in found]
+                raise SpecError(
+                    f"the members of a Choice differ in {what}: {said}. Pass specs of the same kind: of "
+                    "one shape, dtype and device."
+                )
         super().__init__(first.shape, first.device, first.dtype)
         self._axes = ("value",) * self.ndim
 
@@ -137,6 +141,7 @@ class Choice(LeafSpec):
     # -- values ------------------------------------------------------------------------
 
     def rand(self, shape: Shape = (), generator: Generator | None = None) -> Any:
+        shape = lead(shape)
         draws = [spec.rand(shape, generator) for spec in self._choices]
         rows = self._rows if self._dtype is not None else ()
         device = None if generator is None else generator.device

@@ -12,7 +12,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit.base import EnvBase, fake_step
-from envkit.errors import MissingKeyError
+from envkit.errors import ArgumentTypeError, MissingKeyError
 from envkit.keys import Key, as_path
 from envkit.specs import Composite, StackedComposite
 from envkit.transforms.base import Transform
@@ -38,6 +38,7 @@ class TransformedEnv(Passage):
 
     Raises:
         TransformOwnerError: (an AttributeError) the transform belongs to another env already.
+        ArgumentTypeError: ``base_env`` is no environment.
     """
 
     _transform: Transform
@@ -45,6 +46,11 @@ class TransformedEnv(Passage):
     """Input and output specs as each transform saw them when they were read."""
 
     def __init__(self, base_env: EnvBase, transform: Any = None):
+        if not isinstance(base_env, EnvBase):
+            raise ArgumentTypeError(
+                f"base_env is {base_env!r} of type {type(base_env).__name__}, but must be an "
+                "environment. Pass one that is built, e.g. TransformedEnv(GymEnv('Pendulum-v1'), ...)."
+            )
         super().__init__(base_env)
         self._set_transform(Compose() if transform is None else transform)
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
 from envkit import rules, tally
-from envkit.errors import ArgumentError
+from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.keys import Key, as_key, as_path
 from envkit.specs import Composite
 from envkit.transforms.base import Transform
@@ -31,6 +32,9 @@ class ConditionalSkip(Transform):
         cond: function of the step's input that returns a bool, or a bool tensor of the batch size
             (a trailing singleton is accepted); True skips. A mask that is in the input already is
             only narrowed.
+
+    Raises:
+        ArgumentTypeError: (in a step) the condition gives something else.
     """
 
     only_adds_done = True
@@ -40,7 +44,13 @@ class ConditionalSkip(Transform):
         self.cond = cond
 
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
-        skips = torch.as_tensor(self.cond(td), dtype=torch.bool, device=td.device)
+        skips = self.cond(td)
+        if not isinstance(skips, bool | torch.Tensor | np.bool_ | np.ndarray):
+            raise ArgumentTypeError(
+                f"the condition of ConditionalSkip returned {skips!r} of type {type(skips).__name__}, but "
+                "must give a bool, or a bool tensor of the batch size: True where the step is skipped."
+            )
+        skips = torch.as_tensor(skips, dtype=torch.bool, device=td.device)
         skips = skips.expand(td.batch_size) if not skips.ndim else skips
         moves = ~rules.step_mask(skips, td.batch_size)
         given = td.get(rules.STEP, None)

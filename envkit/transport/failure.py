@@ -76,9 +76,12 @@ class Failure:
         except Exception:
             return self
 
-    def headline(self, num_workers: int, seeds: Mapping[int, int]) -> str:
-        """Say in one or two sentences what happened and what to do about it."""
-        who = f"worker {self.worker} of {num_workers}"
+    def headline(self, num_workers: int | None, seeds: Mapping[int, int]) -> str:
+        """Say in one or two sentences what happened and what to do about it.
+
+        ``num_workers`` is None where this process itself is the worker.
+        """
+        who = "this process" if num_workers is None else f"worker {self.worker} of {num_workers}"
         rows = _rows_text(self.rows, seeds)
         if self.kind == "raised":
             return f"{who} raised {self.error_type} in {rows} during {self.command!r}: " + (
@@ -137,13 +140,14 @@ def failures_of(
 
 def worker_error(
     failures: Sequence[Failure],
-    num_workers: int,
+    num_workers: int | None,
     seeds: Mapping[int, int],
     answers: Mapping[int, object] | None = None,
 ) -> WorkerError:
     """Make one error of all failures of a round; its cause is the first original exception.
 
-    ``seeds`` are those the rows were last given, ``answers`` what the others gave, by worker.
+    ``num_workers`` is None where this process itself is the worker. ``seeds`` are those the rows
+    were last given, ``answers`` what the others gave, by worker.
     """
     timed_out = any(failure.kind == "timeout" for failure in failures)
     error_class = WorkerTimeoutError if timed_out else WorkerError
@@ -155,11 +159,13 @@ def worker_error(
     return error
 
 
-def _story(failure: Failure, num_workers: int, seeds: Mapping[int, int]) -> str:
+def _story(failure: Failure, num_workers: int | None, seeds: Mapping[int, int]) -> str:
     headline = failure.headline(num_workers, seeds)
     if not failure.traceback:
         return headline
     title = "Traceback in the worker" if failure.kind == "raised" else "Stack of the worker"
+    if num_workers is None:
+        title = "Traceback"
     text = "\n".join("    " + line for line in failure.traceback.rstrip().splitlines())
     return f"{headline}\n  {title}:\n{text}"
 

@@ -75,7 +75,9 @@ class WorkerHandle:
         """Our ends of what leads to the worker."""
         return self.waker, self.reply, self.channel.fileno()
 
-    def post_setup(self, commands: Mapping[int, str], maker: bytes, *, hide_warnings: bool) -> None:
+    def post_setup(
+        self, commands: Mapping[int | str, str], maker: bytes, *, hide_warnings: bool
+    ) -> None:
         """Post the first message, which the worker awaits and answers like a request."""
         setup = Setup(
             index=self.index,

@@ -25,11 +25,11 @@ class LocalPool:
     Args:
         make_host: builds the host for ``range(num_rows)``.
         num_rows: number of rows.
-        commands: names of commands, for messages.
+        commands: names of commands, and of methods that are to be called otherwise, for messages.
     """
 
     def __init__(
-        self, make_host: MakeHost, num_rows: int, *, commands: Mapping[int, str] | None = None
+        self, make_host: MakeHost, num_rows: int, *, commands: Mapping[int | str, str] | None = None
     ) -> None:
         self.rows_of = (range(num_rows),)
         self.closed = False
@@ -98,7 +98,7 @@ class LocalPool:
         """Raise what the last `send` met."""
         failures, self._failures = self._failures, []
         if failures:
-            raise worker_error(failures, 1, self.seeds)
+            raise worker_error(failures, None, self.seeds)
 
     def call(
         self, method: str, *args: Any, workers: Sequence[int] | None = None, **kwargs: Any
@@ -119,7 +119,7 @@ class LocalPool:
             return [host.call(method, *args, **kwargs) for args, kwargs in arguments]
         except Exception as error:
             answers = {0: error.result} if isinstance(error, RowsFailedError) else None
-            raised = self._error(error, method, answers)
+            raised = self._error(error, self._commands.get(method, method), answers)
             raise raised from raised.__cause__
 
     def close(self) -> None:
@@ -137,4 +137,4 @@ class LocalPool:
         self, error: Exception, command: str, answers: Mapping[int, object] | None = None
     ) -> Exception:
         failures = failures_of(error, worker=0, rows=tuple(self._rows), command=command)
-        return worker_error(failures, 1, self.seeds, answers)
+        return worker_error(failures, None, self.seeds, answers)

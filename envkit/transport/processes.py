@@ -64,7 +64,8 @@ class ProcessPool:
         make_host: builds the host of a worker, called there with its rows. Sent by cloudpickle.
         num_rows: number of rows.
         num_processes: number of workers; at most one for each row is used.
-        commands: names of commands (0 to 255), for messages.
+        commands: names of commands (0 to 255), and of methods that are to be called otherwise, for
+            messages.
         start_method: "forkserver" (default where it exists), "spawn" or "fork".
         timeout_s: seconds that a round, `start` or a call may take; None for no limit.
         preload: modules that workers will need, imported once by the fork server.
@@ -79,7 +80,7 @@ class ProcessPool:
         num_rows: int,
         num_processes: int,
         *,
-        commands: Mapping[int, str] | None = None,
+        commands: Mapping[int | str, str] | None = None,
         start_method: str | None = None,
         timeout_s: float | None = 60.0,
         preload: Iterable[str] = (),
@@ -252,7 +253,7 @@ class ProcessPool:
         def post(handle: WorkerHandle) -> None:
             handle.post_call(method, of_worker[handle.index])
 
-        return self._exchange(method, chosen, post, _CONTROL)
+        return self._exchange(self._commands.get(method, method), chosen, post, _CONTROL)
 
     def restart_worker(self, index: int) -> object:
         """Replace worker ``index`` by a fresh process for the same rows, bound to the same block.

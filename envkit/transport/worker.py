@@ -69,7 +69,7 @@ class Setup:
 
     index: int
     rows: range
-    commands: dict[int, str]
+    commands: dict[int | str, str]
     parent_pid: int
     environ: dict[str, str]
     sys_path: list[str]
@@ -206,7 +206,8 @@ class _Worker:
             self._answer("bind", lambda: (None, self._bind(host, fd, pickle.loads(layout))))
         else:
             method, pickled = pickle.loads(self._channel.recv())
-            self._answer(method, lambda: (None, _call(host, method, pickled)))
+            name = self._setup.commands.get(method, method)
+            self._answer(name, lambda: (None, _call(host, method, pickled)))
 
     def _bind(self, host: Host, fd: int, layout: Layout) -> None:
         block = Block.attach(fd, layout)

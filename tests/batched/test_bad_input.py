@@ -6,6 +6,8 @@ mistake, and seeded anew those it gives at first.
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,8 +26,11 @@ from envkit.base import EnvBase
 from envkit.errors import (
     ArgumentCountError,
     ArgumentError,
+    ArgumentTypeError,
     BatchSizeError,
     ClosedEnvError,
+    CopyError,
+    DataTypeError,
     InputError,
     MissingKeyError,
     NotResetError,
@@ -117,6 +122,7 @@ KINDS: dict[str, Callable[[], EnvBase]] = {
     ),
     "brax": partial(BraxEnv, "fast", batch_size=[2], device="cpu"),
 }
+PLAIN = ["serial pole", "serial count", "parallel count"]
 POLES = [kind for kind in KINDS if kind.endswith(("pole", "pole, tds"))]
 PENDULUMS = [kind for kind in KINDS if kind.endswith("pendulum")]
 COUNTS = [kind for kind in KINDS if "count" in kind]
@@ -185,6 +191,13 @@ CASES = [
         step_with(action=lambda a: torch.stack([a, a], -1)),
         InputError,
         r"'action' has shape .*, but the env takes \(",
+    ),
+    Case(
+        "shape of an action, told as it was given",
+        ["serial count", "serial count, rows", "parallel count"],
+        step_with(action=lambda a: torch.cat([a, a], -1)),
+        InputError,
+        r"'action' has shape \(2, 2\), but the env takes \(2, 1\)",
     ),
     Case(
         "dtype of an action",
@@ -412,6 +425,60 @@ CASES = [
         r"list_of_kwargs has 3 entries for 2.*one dict for each",
     ),
     Case(
+        "keywords that are numbers",
+        PLAIN,
+        lambda env, td: env.reset(list_of_kwargs=[1, 2]),
+        ArgumentTypeError,
+        r"list_of_kwargs holds 1, of type int.*Pass a list of one dict for each",
+    ),
+    Case(
+        "keywords that are no list",
+        PLAIN,
+        lambda env, td: env.reset(list_of_kwargs={"x": 1}),
+        ArgumentTypeError,
+        r"list_of_kwargs is \{'x': 1\}, of type dict.*Pass a list of one dict for each",
+    ),
+    Case(
+        "new keywords for the sub-envs that are a number",
+        PLAIN,
+        lambda env, td: env.update_kwargs(3),
+        ArgumentTypeError,
+        r"kwargs is 3, of type int.*one dict for all of them, or a list",
+    ),
+    Case(
+        "a state that is None",
+        PLAIN,
+        lambda env, td: env.load_state_dict(None),
+        TypeError,
+        r"state dict is of type NoneType, but must be a dict. Pass what state_dict\(\) gave",
+    ),
+    Case(
+        "a limit of time that is a text",
+        PLAIN,
+        lambda env, td: setattr(env, "timeout", "x"),
+        TypeError,
+        r"timeout is 'x'.*positive number of seconds, or None",
+    ),
+    # data that is none
+    *(
+        Case(
+            f"{call} of a {type(data).__name__}",
+            [*SOME, "serial unlike", "vector pole"],
+            lambda env, td, call=call, data=data: getattr(env, call)(data),
+            DataTypeError,
+            rf"{call}\(\) was given is a {type(data).__name__}, but must be a TensorDict.*reset\(\)",
+        )
+        for call, data in [
+            ("step", {"action": 1}),
+            ("step", None),
+            ("step", torch.zeros(2)),
+            ("step_and_maybe_reset", {"action": 1}),
+            ("rand_action", {"action": 1}),
+            ("reset", {"action": 1}),
+            ("reset", 3),
+        ]
+    ),
+    Case(
         "keywords that the simulator does not know",
         [*POLES, "serial pendulum", "parallel pendulum"],
         lambda env, td: env.reset(colour="red"),
@@ -438,7 +505,14 @@ CASES = [
         SOME,
         lambda env, td: env.rollout(0),
         ValueError,
-        r"max_steps is 0, but a rollout has at least 1 step",
+        r"max_steps is 0, but must be an int of at least 1",
+    ),
+    Case(
+        "rollout of a text",
+        SOME,
+        lambda env, td: env.rollout("3"),
+        TypeError,
+        r"max_steps is '3', but must be an int.*Pass the most steps",
     ),
     Case(
         "rollout from nothing",
@@ -648,9 +722,9 @@ def test_sub_envs_need_a_reset_before_their_first_step(batched, make, action):
     env = batched(make)
     td = TensorDict({"action": torch.tensor(action)}, [2])
 
-    with pytest.raises(ClosedEnvError, match=r"not running. Call reset\(\) first"):
+    with pytest.raises(NotResetError, match=r"before its first reset.*Call reset\(\) first"):
         env.step(td)
-    env.start()
+    assert not env.is_closed
     env.set_seed(0)
     with pytest.raises(NotResetError, match=r"before its first reset.*Call reset\(\) first"):
         env.step(td)
@@ -662,6 +736,29 @@ def test_sub_envs_need_a_reset_before_their_first_step(batched, make, action):
     assert env.rollout(2).shape == (2, 2)
     assert env.step(td)["next"].shape == (2,)
     env.close()
+
+
+def test_an_env_whose_workers_run_is_neither_copied_nor_pickled(envs):
+    known = envs("parallel count")
+
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(CopyError, match=r"while its workers run.*or build another one\.$"):
+            copied(known.env)
+
+    assert_equal(played(known.env), known.seeded)
+
+
+@pytest.mark.parametrize("was_used", [False, True])
+def test_an_env_without_workers_is_copied(was_used):
+    env = parallel(Count)
+    if was_used:
+        env.reset()
+        env.close()
+
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(env)))
+
+    assert twin.rollout(2).shape == (2, 2)
+    twin.close()
 
 
 @pytest.mark.parametrize("use_buffers", [True, False])

@@ -109,7 +109,6 @@ HOW_IT_ENDED = {
 }
 PLACES = ["constructor", "set_seed", "reset", "step", "visit"]
 COMMANDS = {"constructor": "start", "step": "step_and_maybe_reset", "visit": "call_method"}
-TD_COMMANDS = {**COMMANDS, "reset": "tensordicts", "step": "tensordicts"}
 
 
 def provoke(env, orders: list[Path], place: str, fault: str) -> Callable:
@@ -149,7 +148,7 @@ def test_a_fault_in_a_worker_is_told_in_full_and_leaves_nothing(
     env.close(raise_if_closed=False)
     env.timeout = 60.0
 
-    command = (COMMANDS if use_buffers else TD_COMMANDS).get(place, place)
+    command = COMMANDS.get(place, place)
     seeds = "" if place == "constructor" else " (seeds 0, 795726461)"
     if fault == "raise":
         seed = "" if place == "constructor" else " (seed 795726461)"
@@ -184,7 +183,7 @@ def test_a_fault_in_this_process_is_told_in_the_same_way(closing, tmp_path, use_
     else:
         text = str(told_by(call))
         seed = "" if place == "constructor" else " (seed 795726461)"
-        assert f"worker 0 of 1 raised ValueError in row 1{seed} during" in text
+        assert f"this process raised ValueError in row 1{seed} during" in text
         assert "in fail" in text
 
     assert_works(env)
@@ -372,7 +371,7 @@ def test_data_that_cannot_be_pickled_is_blamed_on_its_row(closing):
     )
     td = env.rand_action(env.reset())
 
-    with pytest.raises(WorkerError, match=r"in row 1 during 'tensordicts'.*cannot be pickled"):
+    with pytest.raises(WorkerError, match=r"in row 1 during 'step'.*cannot be pickled"):
         env.step(td)
 
     assert env.reset()["count"].flatten().tolist() == [0, 0, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 import time
@@ -256,6 +257,17 @@ def test_dynamic_specs_travel_as_tensordicts(opened, batched):  # V22
     assert env.use_buffers is False
     assert data[1, 1]["next", "count"].tolist() == [2, 2, 2]
     assert data[0, 1]["next", "count"].tolist() == [2]
+
+
+@both
+def test_rows_are_used_where_specs_are_fixed(opened, batched):  # V22
+    env = opened(batched(2, make_count))
+
+    before = env.use_buffers
+    env.reset()
+
+    assert before is None
+    assert env.use_buffers is True
 
 
 @both
@@ -553,10 +565,21 @@ def test_unknown_keywords_and_counts_that_make_no_sense_are_refused(batched):
         batched(0, make_count)
 
 
+def test_signatures_show_every_keyword():
+    common = {"num_workers", "create_env_fn", "use_buffers", "timeout", "num_processes", "policy"}
+
+    serial, parallel = (inspect.signature(cls).parameters for cls in (SerialEnv, ParallelEnv))
+
+    assert common <= serial.keys()
+    assert parallel.keys() - serial.keys() == {"mp_start_method"}
+    assert all(parallel[name] == shown for name, shown in serial.items())
+    assert not any(one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) for one in parallel.values())
+
+
 @both
 def test_num_processes_is_between_one_and_all(batched):
     for count in (0, 3):
-        with pytest.raises(ValueError, match="between 1 and num_workers"):
+        with pytest.raises(ValueError, match=f"num_processes is {count}, but must be"):
             batched(2, make_count, num_processes=count)
 
 

@@ -182,6 +182,25 @@ def test_a_locked_sub_env_gets_its_part_of_a_step_mask(make):  # P13
     assert stepped == [[1, 0], [0, 0]]
 
 
+@pytest.mark.parametrize("shape", [(2,), (2, 1)])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_batch_of_its_own_gets_a_step_mask_in_its_shape(shape, wrapped):  # P06, P13
+    class Seeing(Pair):
+        def _step(self, td):
+            self.seen = td.get("_step")
+            return super()._step(td)
+
+    own = Seeing()
+    env = TransformedEnv(own) if wrapped else own
+    mask = torch.tensor([T, F]).reshape(shape)
+
+    out = env.step(env.rand_action(env.reset()).set("_step", mask))
+
+    assert own.seen.tolist() == [T, F]
+    assert mask.shape == shape
+    assert "_step" not in out.keys()
+
+
 @in_all_ways
 def test_parts_of_a_sub_env_begin_anew_each_for_itself(make):
     env = make(2, [Pair, partial(Pair, (1, 4))])

@@ -196,7 +196,7 @@ def test_specs_of_a_start_that_failed_are_forgotten(tmp_path):
 
 
 def test_truncated_keys_device_and_layout_errors_are_classes_of_envkit():
-    with pytest.raises(EnvkitError, match="at least 1 sub-env"):
+    with pytest.raises(EnvkitError, match="num_workers is 0, but must be an int of at least 1"):
         SerialEnv(0, Count)
     with pytest.raises(EnvkitError, match="both True"):
         SerialEnv(1, Count, memmap=True)

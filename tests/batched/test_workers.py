@@ -126,10 +126,10 @@ def test_keywords_are_one_dict_for_all_or_one_for_each(opened, batched):
 def test_lists_of_a_wrong_length_are_refused(opened, batched):
     with pytest.raises(RuntimeError, match="2 entries for 3 sub-envs"):
         batched(3, [make_count, make_count])
-    with pytest.raises(RuntimeError, match="1 dicts of keywords were given for 2"):
+    with pytest.raises(RuntimeError, match="kwargs has 1 entries for 2 sub-envs"):
         batched(2, Count, create_env_kwargs=[{"n": 1}])
     env = opened(batched(2, make_count))
-    with pytest.raises(RuntimeError, match="1 dicts"):
+    with pytest.raises(RuntimeError, match="kwargs has 1 entries"):
         env.update_kwargs([{"n": 1}])
     with pytest.raises(RuntimeError, match="list_of_kwargs has 3 entries for 2"):
         env.reset(list_of_kwargs=[{}, {}, {}])
@@ -438,7 +438,9 @@ def test_an_env_that_raises_is_named_with_its_traceback(opened, batched, place, 
 
     assert isinstance(error, RuntimeError)
     assert f"broke in {place}" in str(error)
-    assert "Traceback in the worker" in str(error)
+    assert ("Traceback in the worker" in str(error)) is env.works_elsewhere
+    assert ("worker 0 of" in str(error)) is env.works_elsewhere
+    assert repr({"constructor": "start"}.get(place, place)) in str(error)
     assert "in meet" in str(error)
     assert re.search(r"row 1\b", str(error))
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tensordict import TensorDict
 
 from bridges.gym_info import default_info_dict_reader
 from bridges.gymnasium import GymEnv, GymWrapper
@@ -18,7 +19,6 @@ from envkit.errors import (
     ArgumentError,
     EncodingError,
     KeyCollisionError,
-    MissingKeyError,
     OutOfSpecError,
 )
 from envkit.specs import Bounded, Composite, NonTensor, Unbounded
@@ -137,9 +137,28 @@ def test_a_value_that_does_not_fit_is_named():
         env.rand_step(td)
 
 
-def test_a_reader_that_knows_no_keys_yet_says_so():
-    with pytest.raises(MissingKeyError, match="keys="):
-        default_info_dict_reader()({"x": 1.0}, GymWrapper(Informed()).reset())
+def test_info_keys_without_a_spec_are_plain_numbers():  # wrappers.md, info dictionaries
+    reader = default_info_dict_reader(["x", "y"], {"y": Unbounded((2,))})
+
+    assert reader.info_spec == Composite(x=Unbounded(()), y=Unbounded((2,)))
+
+
+def test_private_keys_keep_their_place_among_specs():
+    reader = default_info_dict_reader(["_a", "x"], [Unbounded((1,)), Unbounded((2,))])
+
+    assert reader.info_spec == Composite(x=Unbounded((2,)))
+
+
+def test_a_reader_called_by_hand_takes_what_the_first_info_holds():
+    read = default_info_dict_reader()
+
+    silent = read({}, TensorDict())
+    first = read({"x": 1.5, "_p": 3}, TensorDict())
+    later = read({"x": 2.5, "y": 1}, TensorDict())
+
+    assert silent.is_empty()
+    assert first.to_dict() == {"x": torch.tensor(1.5)}
+    assert later.to_dict() == {"x": torch.tensor(2.5)}
 
 
 def test_several_readers_may_be_added():

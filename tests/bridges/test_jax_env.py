@@ -14,6 +14,7 @@ from envkit import RewardScaling, TransformedEnv
 from envkit.checks import check_env_specs
 from envkit.errors import (
     ArgumentError,
+    DataTypeError,
     FusionError,
     HandoffError,
     InputError,
@@ -627,6 +628,17 @@ def test_a_state_that_grows_between_reset_and_step_names_the_path():
         env.rand_step(env.reset())
 
 
+@pytest.mark.parametrize("steps", [0, -1, 2.5, "three", None])
+def test_unroll_takes_a_number_of_steps_above_zero(walker, steps):
+    with pytest.raises(ArgumentError, match=r"steps is .*an int of at least 1"):
+        walker.unroll(seeded(walker).reset(), steps)
+
+
+def test_unroll_begins_at_a_root(walker):
+    with pytest.raises(DataTypeError, match=r"td is a NoneType.*env\.reset\(\)"):
+        walker.unroll(None, 3)
+
+
 def test_unroll_takes_compiled_policies_only(walker):
     with pytest.raises(PolicyError, match=r"rollout\(steps, policy\)"):
         walker.unroll(seeded(walker).reset(), 3, lambda td: td)
@@ -857,6 +869,12 @@ def test_reset_keywords_are_refused_with_advice(walker):
 
 
 # ------------------------------------------------------------------------------- device and memory
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_an_env_on_cuda_without_cuda_says_so():
+    with pytest.raises(HandoffError, match=r"torch sees no 'cuda'.*device='cpu'"):
+        JaxEnv(Pendulum(), device="cuda")
 
 
 def test_an_env_moves_only_to_a_device_that_jax_sees(walker):

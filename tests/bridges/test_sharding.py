@@ -210,6 +210,12 @@ def test_devices_are_given_once_each(devices):
         JaxEnv(Pendulum(), batch_size=[8], devices=devices)
 
 
+@pytest.mark.parametrize("devices", [4, "cpu"])
+def test_devices_are_a_list(devices):
+    with pytest.raises(ArgumentError, match=r"devices is .*must be a list.*jax\.devices\(\)"):
+        JaxEnv(Pendulum(), batch_size=[8], devices=devices)
+
+
 def test_data_is_on_the_first_of_the_devices():
     with pytest.raises(ArgumentError, match="Leave device= out"):
         JaxEnv(Pendulum(), batch_size=[2], devices=jax.devices()[:1], device="meta")

@@ -141,6 +141,17 @@ def test_restart_where_carries_every_kind_of_leaf():
     assert same_bits(rows_of(after, mask), rows_of(jax.jit(env.reset)(before[0].key), mask))
 
 
+def test_a_written_restart_is_a_restart_written():
+    env = BatchedEnv(Zoo())
+    before = begin(env, 20)
+    mask = np.arange(20) % 3 == 0
+
+    state, timestep = jax.jit(env.restart_where)(mask, *before)
+    after = jax.jit(lambda *now: env.restart_written(mask, *now, env.pack))(*before)
+
+    assert same_bits(after, (env.pack(state), timestep))
+
+
 def test_no_restart_of_another_row_changes_the_next_episode_of_a_row():
     before = walked(40)
     alone = jit_restart(np.arange(40) == 3, *before)

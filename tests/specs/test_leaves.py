@@ -25,6 +25,7 @@ from envkit.specs import (
     UnboundedContinuous,
     UnboundedDiscrete,
 )
+from tests.specs.kinds import KINDS
 from tests.specs.strategies import leaves, shapes
 
 few = settings(max_examples=40, deadline=None)
@@ -304,6 +305,40 @@ def test_project_lands_inside_and_is_idempotent(spec, seed, scale):
 
     assert spec.is_in(projected)
     assert spec.project(projected) is projected
+
+
+@pytest.mark.parametrize(
+    ("spec", "value"),
+    [
+        (Bounded(-1, 1, (2,)), [0.0, 0.0]),
+        (Bounded(2, 5, (2,)), [2.0, 2.0]),
+        (Bounded(-5, -2, (2,), dtype=torch.float64), [-2.0, -2.0]),
+        (Bounded(-1 - 1j, 1 + 1j, (2,), dtype=torch.complex64), [0j, 0j]),
+        (torch.stack([Bounded(2, 5), Bounded(-5, -2)]), [2.0, -2.0]),
+        (Choice([Bounded(2, 5, (2,)), Bounded(7, 8, (2,))]), [2.0, 2.0]),
+        (Binary(2, dtype=torch.float32), [0.0, 0.0]),
+        (Categorical(3, (2,), dtype=torch.float32), [0.0, 0.0]),
+        (OneHot(2, dtype=torch.float32), [1.0, 0.0]),
+        (MultiCategorical([2, 3], dtype=torch.float32), [0.0, 0.0]),
+    ],
+)
+def test_project_takes_nan_for_zero_and_lands_inside(spec, value):
+    projected = spec.project(torch.full((2,), torch.nan, dtype=spec.dtype))
+
+    assert projected.tolist() == value
+    assert spec.is_in(projected)
+    assert not spec.is_in(torch.full((2,), torch.nan, dtype=spec.dtype))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("call", ["rand", "zero", "one"])
+def test_an_int_is_one_axis_in_front(kind, call):
+    spec = KINDS[kind]
+
+    made = getattr(spec, call)(3)
+
+    assert len(made) == 3
+    assert type(made) is type(getattr(spec, call)((3,)))
 
 
 def test_project_gives_the_nearest_value():

@@ -3,6 +3,7 @@
 Each message names the entry if there is one, what was got, what was expected and a way out.
 """
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -14,6 +15,7 @@ from envkit.specs import (
     Choice,
     Composite,
     MultiCategorical,
+    MultiOneHot,
     NonTensor,
     OneHot,
     Stacked,
@@ -60,7 +62,31 @@ MISUSES = {
     "unlike members of a choice": (
         lambda: Choice([Unbounded(2), Unbounded(3)]),
         ValueError,
-        r"\(2,\).*\(3,\).*same kind",
+        r"differ in shape.*\(2,\).*\(3,\).*same kind",
+    ),
+    "members of unlike dtypes": (
+        lambda: Choice([Unbounded(2), Unbounded(2, dtype=torch.int32)]),
+        ValueError,
+        r"differ in dtype.*float32.*int32.*same kind",
+    ),
+    "a choice of nothing": (lambda: Choice([]), ValueError, "no members.*at least one"),
+    "choices without options": (lambda: MultiCategorical([]), ValueError, r"empty nvec.*\[2, 3\]"),
+    "no one-hot vectors": (lambda: MultiOneHot([]), ValueError, r"empty nvec.*\[2, 3\]"),
+    "the name of a dtype": (
+        lambda: Unbounded(dtype="float32"),
+        TypeError,
+        r"'float32' of type str.*torch\.float32",
+    ),
+    "a dtype of NumPy": (
+        lambda: Categorical(3, dtype=np.int64),
+        TypeError,
+        r"numpy\.int64.*torch\.float32",
+    ),
+    "a number for a tree": (lambda: Composite(3), TypeError, "3 of type int.*shape="),
+    "a dict to be described": (
+        lambda: make_composite_from_td({"a": 1}),
+        TypeError,
+        r"\{'a': 1\} of type dict.*TensorDict\(data",
     ),
     "an example for a device": (
         lambda: NonTensor((2,), "red"),
@@ -73,6 +99,12 @@ MISUSES = {
     "a key through a leaf": (lambda: tree().set(("pos", "x"), None), KeyError, "'pos'.*Delete it"),
     "a deletion of nothing": (lambda: tree().__delitem__("arm"), KeyError, "'arm'.*Use one"),
     "a key that is no key": (lambda: tree().set(3, None), ValueError, "3 is no key.*a string"),
+    "an empty key": (lambda: tree().set("", None), ValueError, "'' has an empty part.*Name"),
+    "an empty part of a key": (
+        lambda: tree().set(("body", ""), None),
+        ValueError,
+        "'body'.*empty part.*Name",
+    ),
     "a key on a leaf": (lambda: Unbounded(3)["pos"], TypeError, "'pos'.*only a Composite has keys"),
     "a key that one member lacks": (lambda: envs()["a"], KeyError, "'a'.*'obs'.*Use one"),
     # -- shapes
@@ -171,6 +203,7 @@ MISUSES = {
         NotImplementedError,
         "Leave this entry",
     ),
+    "a word for a shape": (lambda: tree().rand("ab"), TypeError, r"'ab'.*rand\(\(3,\)\)"),
     # -- masks
     "a mask that allows nothing": (
         lambda: Composite(a=Categorical(3, mask=NO_OPTION)).rand(),
@@ -194,6 +227,8 @@ MISUSES = {
         r"'a'.*'b'.*3 elements.*\(2,\).*Pass 2",
     ),
     "raw data of an unknown key": (lambda: tree().encode({"vel": 3}), KeyError, "'vel'.*Use one"),
+    "no raw data": (lambda: Bounded(0, 1).encode(None), RuntimeError, "None is no number.*Pass"),
+    "no option": (lambda: OneHot(4).encode(None), RuntimeError, "None.*Pass option numbers"),
     "raw data that is no dict": (lambda: tree().encode(3), TypeError, "3 of type int.*Pass a dict"),
     "raw data that is no number": (
         lambda: Unbounded(1).encode("a"),

@@ -93,6 +93,14 @@ def test_a_condition_of_another_size_is_refused():
         env.rand_step(env.reset())
 
 
+@pytest.mark.parametrize("answer", ["yes", None, 1])
+def test_a_condition_that_gives_no_bool_is_refused(answer):
+    env = TransformedEnv(Count(9), ConditionalSkip(lambda td: answer))
+
+    with pytest.raises(TypeError, match=rf"returned {answer!r} of type.*must give a bool"):
+        env.rand_step(env.reset())
+
+
 def test_a_skip_cannot_be_called_on_data():
     with pytest.raises(NotImplementedError, match="TransformedEnv"):
         ConditionalSkip(lambda td: True)(TensorDict())

@@ -349,6 +349,12 @@ def test_a_compose_is_a_list():
     assert both.pop(0) is c and c._owner is None and len(both) == 2
 
 
+@pytest.mark.parametrize("base", [3, None, Count])
+def test_what_is_no_env_cannot_be_wrapped(base):
+    with pytest.raises(ArgumentError, match=r"base_env is .*must be an environment.*is built"):
+        TransformedEnv(base)
+
+
 def test_a_compose_names_what_is_wrong():
     with pytest.raises(ValueError, match="index 2 is out of range for 1"):
         Compose(Mean())[2]

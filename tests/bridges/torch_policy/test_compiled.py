@@ -292,8 +292,89 @@ def test_a_use_of_an_operator_that_is_not_covered_names_its_line_when_it_is_run(
         run(policy, plain((1, 5, 5)), torch.ones(2, 1, 5, 5))
 
 
-def test_a_module_that_looks_at_values_is_refused():
-    refused(Calls(lambda x: x if x.sum() > 0 else -x), match="depend on the values of tensors")
+class Breaks(nn.Module):
+    def forward(self, x):
+        raise RuntimeError("no such limb")
+
+
+class Bounds(torch.distributions.Normal):
+    def __init__(self, loc, scale):
+        if any((scale <= 0).flatten().tolist()):
+            raise ValueError("no scale")
+        super().__init__(loc, scale)
+
+
+class Inverts(nn.Module):
+    def forward(self, x):
+        return torch.linalg.inv(x[:, :, None] * x[:, None])
+
+
+REFUSED = {
+    "values": (
+        Calls(lambda x: x if x.sum() > 0 else -x),
+        r"depend on the values of tensors.*test_compiled\.py:\d+: `.*x\.sum\(\) > 0.*torch\.where",
+    ),
+    "numpy": (
+        Calls(lambda x: torch.from_numpy(np.tanh(x.numpy()))),
+        r"values of tensors.*test_compiled\.py:\d+: `.*np\.tanh",
+    ),
+    "values, in a distribution": (
+        Calls(lambda x: Bounds(x, x).sample()),
+        r"values of tensors.*in the distribution Bounds at .*: `if any",
+    ),
+    "an error of its own": (
+        nn.Sequential(nn.Identity(), Breaks()),
+        r"raised RuntimeError: no such limb, in submodule '1' \(Breaks\).*`raise RuntimeError.*'in_0' of shape \(rows, 2\)",
+    ),
+    "another width": (
+        nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)),
+        r"torch refuses.*in submodule '0' \(Linear\): RuntimeError: .*\[3, 2\] X \[3, 4\].*'in_0' of shape \(rows, 2\)",
+    ),
+    "an operator that raises": (
+        Inverts(),
+        r"linalg_inv_ex.*test_compiled\.py:\d+: `return torch\.linalg\.inv",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_torch_cannot_follow_is_named_with_its_line(case):
+    module, match = REFUSED[case]
+
+    refused(module, match=match)
+
+
+def test_what_a_module_raised_is_the_cause_of_the_refusal():
+    with pytest.raises(TranslationError) as caught:
+        compile_policy(Breaks()).translation(plain((2,)), 3)
+
+    assert type(caught.value.__cause__) is RuntimeError
+    assert str(caught.value.__cause__) == "no such limb"
+
+
+def test_torch_prints_and_logs_nothing_when_export_fails_and_its_loggers_are_on_again():
+    code = """
+        import logging
+        from torch import nn
+        from tests.bridges.torch_policy.networks import Calls
+        from tests.bridges.torch_policy.test_compiled import compile_policy, plain
+        from envkit.errors import TranslationError
+
+        for module in (nn.Linear(3, 2), Calls(lambda x: x if x.sum() > 0 else -x)):
+            try:
+                compile_policy(module).translation(plain((2,)), 4)
+            except TranslationError:
+                print("refused")
+        print(logging.getLogger("torch._subclasses.fake_tensor").disabled)
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+    assert (done.stdout, done.stderr) == ("refused\nrefused\nFalse\n", "")
 
 
 def test_a_module_that_changes_its_buffers_is_refused_until_it_evaluates():
@@ -305,7 +386,7 @@ def test_a_module_that_changes_its_buffers_is_refused_until_it_evaluates():
 
 
 def test_a_module_that_writes_into_its_input_is_refused():
-    refused(Calls(lambda x: x.mul_(2.0)), match="in place")
+    refused(Calls(lambda x: x.mul_(2.0)), match="its input 'in_0' in place")
 
 
 def test_a_module_of_doubles_is_refused():

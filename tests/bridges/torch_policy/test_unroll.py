@@ -276,6 +276,27 @@ def test_a_policy_in_jax_is_compiled_once_for_all_its_parameters(walker):
     assert moved["action"].mean() < data["action"].mean()
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: JaxPolicy(3), "made of a function, got 3"),
+        (lambda: JaxPolicy(lambda params, shown: shown), r"\(params, observation, key\): too many"),
+        (lambda: JaxPolicy(uniform_noise, {"a": torch.ones(2)}), r"params\['a'\].*jax\.numpy"),
+    ],
+)
+def test_what_is_no_policy_in_jax_is_refused_when_it_is_made(make, message):
+    with pytest.raises(PolicyError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("callback", [None, lambda env, td: None])
+def test_a_policy_in_jax_that_returns_nothing_is_refused(walker, callback):
+    policy = JaxPolicy(lambda params, shown, key: None)
+
+    with pytest.raises(PolicyError, match=r"returned None.*\['action'\].*Return the action"):
+        seeded(walker).rollout(3, policy, callback=callback)
+
+
 def test_a_policy_in_jax_speaks_the_encoding_of_the_env(chooser):
     policy = JaxPolicy(lambda params, shown, key: (jnp.argmax(shown, -1) + 1) % 3)
 
@@ -397,6 +418,28 @@ def test_transforms_that_fuse_are_part_of_the_run(walker, drawn):
 
 
 # ------------------------------------------------------------------------------------------ errors
+
+
+def test_a_compiled_plain_module_acts_when_it_is_called_with_a_root_or_with_leaves():
+    module = nn.Linear(3, 2)
+    policy, observation = compile_policy(module), torch.randn(4, 3)
+
+    acted = policy(TensorDict({"observation": observation}, [4]))
+
+    assert torch.equal(acted["action"], module(observation))
+    assert torch.equal(policy(observation), module(observation))
+
+
+def test_a_compiled_plain_module_that_cannot_know_its_keys_says_how_to_bind_it(walker):
+    class Here(nn.Module):
+        def forward(self, place, *others):
+            return place / 2
+
+    policy, root = compile_policy(Here()), seeded(walker).reset()
+
+    with pytest.raises(PolicyError, match=r"'place'.*policy\.bound_to\(env\).*TensorDictModule"):
+        policy(root)
+    assert torch.equal(policy.bound_to(walker)(root.clone())["action"], root["place"] / 2)
 
 
 def test_a_plain_module_is_stepped_by_rollout_and_refused_by_unroll(walker):

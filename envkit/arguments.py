@@ -1,0 +1,95 @@
+"""Whether an argument is of the kind that a call can use: an int, a bool, a batch size, a TensorDict.
+
+Each function gives the argument back or says what it is, what was expected and what to pass. It knows
+no env: what a number means is told by who asks.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit.errors import ArgumentError, ArgumentTypeError, DataTypeError
+
+__all__ = ["as_batch_size", "as_bool", "as_int", "require_tensordict"]
+
+
+def as_int(name: str, value: Any, *, least: int, meaning: str) -> int:
+    """Give an integer argument as an int.
+
+    Args:
+        name: of the argument.
+        value: an int, or what can stand for one: a NumPy integer, a tensor of one integer.
+        least: smallest value that is accepted.
+        meaning: what it is, for messages: "the most steps to take".
+
+    Raises:
+        ArgumentTypeError: it is no integer.
+        ArgumentError: it is below ``least``.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"{name} is {value!r}, but must be an int of at least {least}. Pass {meaning}."
+        ) from error
+    if number < least:
+        raise ArgumentError(
+            f"{name} is {number}, but must be an int of at least {least}. Pass {meaning}."
+        )
+    return number
+
+
+def as_bool(name: str, value: Any) -> bool:
+    """Give an argument that is True or False.
+
+    Raises:
+        ArgumentTypeError: it is something else, None and strings included.
+    """
+    if not isinstance(value, bool):
+        raise ArgumentTypeError(f"{name} is {value!r}, but must be a bool. Pass True or False.")
+    return value
+
+
+def as_batch_size(value: Any) -> torch.Size:
+    """Give a batch size as `torch.Size`; None is that of one environment, ``()``.
+
+    Raises:
+        ArgumentTypeError: it is no sequence of ints.
+        ArgumentError: one of them is negative.
+    """
+    try:
+        size = torch.Size(() if value is None else value)
+    except TypeError as error:
+        fix = f"[{value}]" if isinstance(value, int) else "[4], say, or [] for one environment"
+        raise ArgumentTypeError(
+            f"batch_size is {value!r}, but must be a sequence of ints, one for each batch axis. "
+            f"Pass batch_size={fix}."
+        ) from error
+    if any(length < 0 for length in size):
+        raise ArgumentError(
+            f"batch_size is {list(size)}, but no axis has a negative length. Pass the number of "
+            "environments along each axis, or leave it out for one environment."
+        )
+    return size
+
+
+def require_tensordict(name: str, value: Any, fix: str = "") -> None:
+    """See to it that an argument is a TensorDict.
+
+    Args:
+        name: of the argument.
+        value: what was given.
+        fix: what to pass, for messages; "" for the data of an env.
+
+    Raises:
+        DataTypeError: it is something else.
+    """
+    if not isinstance(value, TensorDictBase):
+        fix = fix or "what env.reset() gives, or TensorDict({...}, batch_size=env.batch_size)"
+        raise DataTypeError(
+            f"{name} is a {type(value).__name__}, but must be a TensorDict. Pass {fix}."
+        )
