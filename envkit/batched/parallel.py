@@ -25,7 +25,7 @@ from envkit.batched.serial import SerialEnv
 from envkit.batched.threads import ThreadLimit
 from envkit.errors import ArgumentError, CopyError
 from envkit.transport import Pool, ProcessPool
-from envkit.transport.launch import choose_start_method
+from envkit.transport.launch import choose_start_method, usable_cores
 
 __all__ = ["ParallelEnv"]
 
@@ -133,13 +133,14 @@ class ParallelEnv(BatchedEnv):
         return ProcessPool(
             factory,
             self.num_workers,
-            self.num_processes or min(self.num_workers, os.cpu_count() or 1),
+            self.num_processes or min(self.num_workers, len(usable_cores())),
             start_method=self.mp_start_method,
             timeout_s=self.timeout,
             preload=_PRELOAD,
             commands=COMMAND_NAMES,
             map_files_in=tempfile.gettempdir() if self.memmap else None,
             hide_warnings=hide,
+            core_each=self.num_sub_threads == 1,
         )
 
     def _limit_threads(self) -> ThreadLimit | None:

@@ -76,7 +76,12 @@ class WorkerHandle:
         return self.waker, self.reply, self.channel.fileno()
 
     def post_setup(
-        self, commands: Mapping[int | str, str], maker: bytes, *, hide_warnings: bool
+        self,
+        commands: Mapping[int | str, str],
+        maker: bytes,
+        *,
+        hide_warnings: bool,
+        core: int | None,
     ) -> None:
         """Post the first message, which the worker awaits and answers like a request."""
         setup = Setup(
@@ -89,6 +94,7 @@ class WorkerHandle:
             argv=list(sys.argv),
             cwd=working_directory(),
             hide_warnings=hide_warnings,
+            core=core,
             maker=maker,
         )
         self.channel.post(pickle.dumps(setup))

@@ -23,7 +23,14 @@ from envkit.transport import worker
 from envkit.transport.forkserver import STATUS, shared_fork_server
 from envkit.transport.interpreter import run_python
 
-__all__ = ["WorkerProcess", "choose_start_method", "launch", "send_signal", "wait_for"]
+__all__ = [
+    "WorkerProcess",
+    "choose_start_method",
+    "launch",
+    "send_signal",
+    "usable_cores",
+    "wait_for",
+]
 
 
 class WorkerProcess(Protocol):
@@ -45,6 +52,13 @@ class WorkerProcess(Protocol):
     def close(self) -> None:
         """Close the descriptors that watch the process."""
         ...
+
+
+def usable_cores() -> list[int]:
+    """Give the numbers of the cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 def choose_start_method(start_method: str | None) -> str:

@@ -30,7 +30,7 @@ from envkit.transport.failure import Failure, failure_of, worker_error
 from envkit.transport.forkserver import shared_fork_server
 from envkit.transport.handle import WorkerHandle, pickle_arguments, pickle_maker
 from envkit.transport.host import MakeHost
-from envkit.transport.launch import choose_start_method
+from envkit.transport.launch import choose_start_method, usable_cores
 from envkit.transport.layout import Field, Layout
 from envkit.transport.pool import Selection, mask_of, spread_rows
 from envkit.transport.resources import Resources
@@ -72,6 +72,9 @@ class ProcessPool:
         map_files_in: directory of the file that backs the shared arrays; None for memory.
         hide_warnings: ignore Python warnings in workers, from before they import anything for
             ``make_host``.
+        core_each: give every worker a core of its own, if there are as many cores as workers. Workers
+            that are woken together by a parent which then sleeps otherwise often end up on one core, one
+            behind the other: Linux leaves them there, since the other core is not idle for long.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class ProcessPool:
         preload: Iterable[str] = (),
         map_files_in: str | None = None,
         hide_warnings: bool = False,
+        core_each: bool = False,
     ) -> None:
         self.rows_of = spread_rows(num_rows, num_processes)
         self.timeout_s = timeout_s
@@ -95,6 +99,8 @@ class ProcessPool:
         self._maker = pickle_maker(make_host)
         self._map_files_in = map_files_in
         self._hide_warnings = hide_warnings
+        cores = usable_cores() if core_each and hasattr(os, "sched_setaffinity") else []
+        self._cores = cores if len(cores) == len(self.rows_of) else []
         self._start_method = choose_start_method(start_method)
         self._resources: Resources | None = None
         self._closed = False
@@ -305,7 +311,8 @@ class ProcessPool:
         )
 
     def _post_setup(self, handle: WorkerHandle) -> None:
-        handle.post_setup(self._commands, self._maker, hide_warnings=self._hide_warnings)
+        core = self._cores[handle.index] if self._cores else None
+        handle.post_setup(self._commands, self._maker, hide_warnings=self._hide_warnings, core=core)
 
     def _post_bind(self, handle: WorkerHandle) -> None:
         block = self._require_open().block

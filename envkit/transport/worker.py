@@ -76,6 +76,7 @@ class Setup:
     argv: list[str]
     cwd: str | None
     hide_warnings: bool
+    core: int | None  # the only one to run on
     maker: bytes  # unpickled last, since its imports may need all of the above
 
     def apply(self) -> None:
@@ -88,6 +89,11 @@ class Setup:
         sys.argv[:] = self.argv
         if self.cwd is not None:
             os.chdir(self.cwd)
+        if self.core is not None:
+            with contextlib.suppress(
+                OSError
+            ):  # it was taken from us meanwhile, which costs only speed
+                os.sched_setaffinity(0, {self.core})
 
 
 def main(

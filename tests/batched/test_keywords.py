@@ -22,6 +22,7 @@ from envkit.base import EnvBase
 from envkit.batched.host import STEP
 from envkit.errors import ArgumentError, DoneError, EmptySpecError, SpecError, WorkerError
 from envkit.specs import Composite, NonTensor, Unbounded
+from envkit.transport.launch import usable_cores
 from tests.envs import Count
 from tests.policies import Replay
 
@@ -512,6 +513,9 @@ class Threads(Count):
     def threads(self):
         return torch.get_num_threads()
 
+    def cores(self):
+        return os.sched_getaffinity(0)
+
 
 def test_threads_of_workers_are_set(opened):  # V18
     env = opened(ParallelEnv(2, Threads, num_processes=1, num_sub_threads=2))
@@ -526,6 +530,25 @@ def test_serial_env_leaves_threads_alone(opened):  # V17, V18
     env.start()
 
     assert env.threads() == [before, before]
+
+
+@pytest.mark.skipif(len(usable_cores()) < 2, reason="needs two cores")
+@pytest.mark.parametrize(
+    ("options", "own"),
+    [({}, True), ({"num_processes": 1}, False), ({"num_sub_threads": 2}, False)],
+)
+def test_as_many_workers_as_cores_keep_to_one_each(opened, options, own):
+    every = os.sched_getaffinity(0)
+    two = set(usable_cores()[:2])
+    os.sched_setaffinity(0, two)
+    try:
+        env = opened(ParallelEnv(2, Threads, **options))
+        env.start()
+    finally:
+        os.sched_setaffinity(0, every)
+    mine = env.cores()
+
+    assert (sorted(map(sorted, mine)) == [[core] for core in sorted(two)]) is own
 
 
 # ---------------------------------------------------------------------------------- which env
