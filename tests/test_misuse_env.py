@@ -109,6 +109,12 @@ BATCHES = {
         r"no keyword 'num_proceses'\. Did you mean 'num_processes'\?.*create_env_kwargs=",
     ),
     "a maker that is a number": ((2, 3), {}, TypeError, "create_env_fn is 3, of type int.*Pass a"),
+    "a maker that is a name": (
+        (2, "CartPole-v1"),
+        {},
+        TypeError,
+        "create_env_fn is 'CartPole-v1', of type str.*lambda: GymEnv",
+    ),
     "makers that are numbers": ((2, [Count, 3]), {}, TypeError, "create_env_fn holds 3.*Pass a"),
     "a text of sub-envs": (("2", Count), {}, TypeError, "num_workers is '2'.*int.*Pass the number"),
     **{

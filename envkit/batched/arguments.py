@@ -41,7 +41,8 @@ def as_makers(count: int, create_env_fn: Any) -> list[Make]:
         return [Copies(create_env_fn)] * count
     if callable(create_env_fn):
         return [create_env_fn] * count
-    given = list(create_env_fn) if isinstance(create_env_fn, Iterable) else [create_env_fn]
+    is_one = isinstance(create_env_fn, str) or not isinstance(create_env_fn, Iterable)
+    given: list[Any] = [create_env_fn] if is_one else list(create_env_fn)
     for one in given:
         if not callable(one):
             verb = "is" if one is create_env_fn else "holds"
