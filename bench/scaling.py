@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.brax_scan import acting_like, bare_scan, envkit_unroll
-from bench.brax_step import bare_loop, envkit_loop, policy_for, torchrl_loop
+from bench.brax_step import bare_loop, envkit_loop, policy_for, torchrl_env, torchrl_loop
 from bench.harness import Measured, compare, machine
 from envkit import BraxEnv, compile_policy
 
@@ -38,7 +38,7 @@ def measure(rows: int, device: str, rounds: int) -> list[Measured]:
         "envkit stepwise": envkit_loop(env, steps, policy),
     }
     if importlib.util.find_spec("torchrl"):
-        works["TorchRL stepwise"] = torchrl_loop(NAME, rows, steps, policy)
+        works["TorchRL stepwise"] = torchrl_loop(torchrl_env(NAME, rows), steps, policy)
     return compare(
         f"{NAME} spring x {rows} on {device}, against batch size",
         works,
