@@ -97,9 +97,7 @@ class TensorDictExchange:
     def send(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
         """Check the inputs and remember the step; all of it happens in `recv`."""
         parts = {row: cast(TensorDictBase, td[row]) for row in rows_of(mask, self._num_rows)}
-        if (
-            not self._individual
-        ):  # one layout for all rows, and shapes are told as the caller sees them
+        if not self._individual:  # one layout for all rows; told as the caller sees it
             for key, leaf in self._inputs[0].items():
                 shape = (self._num_rows, *leaf.shape)
                 require_input(key, td.get(key, None), shape, leaf.dtype)
