@@ -26,12 +26,10 @@ from envkit.errors import (
     SpecTypeError,
 )
 from envkit.key_lists import KeyLists
-from envkit.keys import Key, as_key, leaf_paths
-from envkit.transition import empty_like, leaves
+from envkit.keys import Key, as_key, as_path, leaf_paths
+from envkit.transition import OutputLeaf, empty_like, leaves, skipped_next
 
 __all__ = ["OutputHolder", "OutputLeaf"]
-
-OutputLeaf = tuple[tuple[str, ...], str, Any]  # path, kind, spec
 
 
 class OutputHolder(KeyLists):
@@ -154,20 +152,12 @@ class OutputHolder(KeyLists):
         """Build ``next`` of rows that are not stepped: their root values where known, else zeros."""
         return self._skipped(td, self._output_leaves, len(self.batch_size))
 
-    def _skipped(self, td: TensorDictBase, leaves: list[OutputLeaf], batch_dims: int) -> TensorDict:
-        """The same for data whose leaves have specs with ``batch_dims`` batch axes.
-
-        A reward is not at the root, and 0, unless it is a state as well.
-        """
-        following = empty_like(td)
-        for path, kind, spec in leaves:
-            key, shape = as_key(path), (*td.batch_size, *spec.shape[batch_dims:])
-            known = kind != "reward" or key in self.state_keys
-            previous = td.get(key, None) if known else None
-            if not hasattr(previous, "shape") or not rules.kept_shape(previous, shape):
-                previous = spec[(0,) * batch_dims].zero(td.batch_size)
-            following.set(key, previous)
-        return following
+    def _skipped(
+        self, td: TensorDictBase, outputs: list[OutputLeaf], batch_dims: int
+    ) -> TensorDict:
+        """The same for data whose outputs have specs with ``batch_dims`` batch axes."""
+        states = self._cached("state_paths", lambda: set(map(as_path, self.state_keys)))
+        return skipped_next(td, outputs, batch_dims=batch_dims, state_keys=states)
 
     def _scatter(
         self, mask: torch.Tensor, stepped: TensorDictBase, skipped: TensorDictBase

@@ -30,6 +30,7 @@ __all__ = [
     "complete_done",
     "done_from",
     "governing_level",
+    "is_at_root",
     "is_carried",
     "kept_shape",
     "reduce_mask",
@@ -224,6 +225,17 @@ def kept_shape(previous: Any | None, wanted: Sequence[int]) -> bool:
 # --------------------------------------------------------------------------- from a step to the next
 
 
+def is_at_root(
+    path: Path, *, reward_keys: Collection[Path], state_keys: Collection[Path] = ()
+) -> bool:
+    """Say whether an output of a step also stands at the root: all do but rewards.
+
+    A reward that is an input of the env as well does. What stands there is what the next step
+    carries on, and what `next` of a row that is not stepped repeats; a reward else is 0 there.
+    """
+    return path not in reward_keys or path in state_keys
+
+
 def is_carried(
     path: Path,
     *,
@@ -245,7 +257,7 @@ def is_carried(
     """
     if path[-1] in (STEP, RESET):
         return False
-    if path in reward_keys and path not in state_keys:
+    if not is_at_root(path, reward_keys=reward_keys, state_keys=state_keys):
         return False
     if path in done_keys or path in action_keys:
         return False

@@ -11,7 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from envkit.keys import Key, Path, as_key, as_path
 from envkit.specs import Composite
 
 __all__ = [
+    "OutputLeaf",
     "any_done",
     "carry",
     "choose",
@@ -36,9 +37,12 @@ __all__ = [
     "drop_private",
     "leaves",
     "merge_reset",
+    "skipped_next",
     "step_mdp",
     "terminated_or_truncated",
 ]
+
+OutputLeaf = tuple[Path, str, Any]  # path, kind (observation, reward or done), spec
 
 
 def leaves(td: TensorDictBase, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -185,6 +189,36 @@ def step_mdp(
         keep_other=keep_other,
     )
     return following if next_tensordict is None else next_tensordict.update(following)
+
+
+# --------------------------------------------------------------------------------- not stepped
+
+
+def skipped_next(
+    td: TensorDictBase,
+    outputs: Sequence[OutputLeaf],
+    *,
+    batch_dims: int,
+    state_keys: Collection[Path],
+) -> TensorDict:
+    """Build ``next`` of rows that are not stepped: their root values where known, else zeros.
+
+    Args:
+        td: root, any batch size.
+        outputs: what a step gives.
+        batch_dims: leading axes of their specs that are batch axes.
+        state_keys: inputs of the env besides actions.
+    """
+    following = empty_like(td)
+    rewards = {path for path, kind, _ in outputs if kind == "reward"}
+    for path, _, spec in outputs:
+        shape = (*td.batch_size, *spec.shape[batch_dims:])
+        known = rules.is_at_root(path, reward_keys=rewards, state_keys=state_keys)
+        previous = td.get(as_key(path), None) if known else None
+        if not hasattr(previous, "shape") or not rules.kept_shape(previous, shape):
+            previous = spec[(0,) * batch_dims].zero(td.batch_size)
+        following.set(as_key(path), previous)
+    return following
 
 
 # ------------------------------------------------------------------------------------------ resets

@@ -207,6 +207,8 @@ class BatchedEnv(AttributeLookup, HostedEnv):
             return None
         if self._share_individual_td or self._entries is not None:
             return None
+        if not set(self.reward_keys).isdisjoint(self.state_keys):
+            return None  # what is carried from `next` must have a root row
         is_complete = all(root.get(as_key(path), None) is not None for path in exchange.roots[0])
         if not (exchange.has_begun and is_complete):
             return None

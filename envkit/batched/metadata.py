@@ -15,12 +15,11 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from envkit import rules
 from envkit.base import EnvBase
 from envkit.errors import EmptySpecError
 from envkit.keys import Key, Path, as_key, as_path
 from envkit.specs import Composite, TensorSpec
-from envkit.transition import empty_like
+from envkit.transition import skipped_next
 
 __all__ = ["EnvLeaves", "EnvMetaData", "HasLeaves"]
 
@@ -204,14 +203,13 @@ class EnvMetaData:
         Args:
             td: root of this env alone, batch size ``batch_size``.
         """
-        following = empty_like(td)
-        for kind in ("observation", "reward", "done"):
-            for path, spec in self.paths(kind).items():
-                previous = None if kind == "reward" else td.get(as_key(path), None)
-                if not hasattr(previous, "shape") or not rules.kept_shape(previous, spec.shape):
-                    previous = spec.zero()
-                following.set(as_key(path), previous)
-        return following
+        outputs = [
+            (path, kind, spec)
+            for kind in ("observation", "reward", "done")
+            for path, spec in self.paths(kind).items()
+        ]
+        states = self.paths("state").keys()
+        return skipped_next(td, outputs, batch_dims=len(self.batch_size), state_keys=states)
 
     def lost_next(self, td: TensorDictBase) -> TensorDict:
         """Build ``next`` of an env that was lost: its root values, its episode truncated.
