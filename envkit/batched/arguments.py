@@ -16,10 +16,9 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import cloudpickle
-
 from envkit.base import EnvBase
 from envkit.errors import ArgumentCountError, ArgumentError, ArgumentTypeError
+from envkit.transport import by_value
 
 __all__ = ["Copies", "as_kwargs", "as_makers", "as_own_kwargs", "equal", "tasks_of"]
 
@@ -156,7 +155,7 @@ class Copies:
 
     def __reduce__(self) -> tuple[Any, ...]:
         try:
-            pickled = cloudpickle.dumps(self.env)
+            pickled = by_value.dumps(self.env)
         except Exception as error:
             raise ArgumentError(
                 f"the env instance, a {type(self.env).__name__}, cannot be pickled ({error}) and so "

@@ -18,7 +18,6 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
 import torch
 from torch import Tensor, nn
 
@@ -27,6 +26,7 @@ from envkit.batched.arguments import equal
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.shared_state import OwnState, SharedState
 from envkit.errors import MissingKeyError
+from envkit.transport import by_value
 
 __all__ = ["EnvCreator", "env_creator", "with_kwargs"]
 
@@ -109,7 +109,7 @@ class EnvCreator:
                 tensor.copy_(state_dict[name])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "create_env_fn": cloudpickle.dumps(self.create_env_fn)}
+        return {**vars(self), "create_env_fn": by_value.dumps(self.create_env_fn)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

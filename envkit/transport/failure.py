@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import cloudpickle
-
 from envkit.errors import WorkerError, WorkerTimeoutError
+from envkit.transport import by_value
 from envkit.transport.host import RowsFailedError
 
 __all__ = ["Failure", "failure_of", "failures_of", "worker_error"]
@@ -64,7 +63,7 @@ class Failure:
     def packed(self) -> "tuple[Failure, bytes | None]":
         """Split off the exception, pickled if it can be, so that the rest always arrives."""
         try:
-            pickled = cloudpickle.dumps(self.exception)
+            pickled = by_value.dumps(self.exception)
         except Exception:
             pickled = None
         return replace(self, exception=None), pickled

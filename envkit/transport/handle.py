@@ -15,10 +15,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
-import cloudpickle
-
 from envkit.errors import ArgumentError
-from envkit.transport import wake
+from envkit.transport import by_value, wake
 from envkit.transport.block import Block
 from envkit.transport.channel import Channel
 from envkit.transport.failure import Failure
@@ -161,13 +159,13 @@ class WorkerHandle:
 
 
 def pickle_maker(make_host: MakeHost) -> bytes:
-    """Pickle a maker, by value where it was defined in `__main__` or a notebook.
+    """Pickle a maker, by value where the workers could not import it.
 
     Raises:
         ArgumentError: something the maker refers to cannot be pickled.
     """
     try:
-        return cloudpickle.dumps(make_host)
+        return by_value.dumps(make_host)
     except Exception as error:
         raise ArgumentError(
             f"the function that builds the environments cannot be sent to workers ({error}). "
@@ -183,7 +181,7 @@ def pickle_arguments(method: str, arguments: tuple[tuple, dict[str, Any]]) -> by
         ArgumentError: something among them cannot be pickled.
     """
     try:
-        return cloudpickle.dumps(arguments)
+        return by_value.dumps(arguments)
     except Exception as error:
         raise ArgumentError(
             f"what {method!r} is called with cannot be sent to workers ({error}). Pass tensors, "

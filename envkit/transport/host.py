@@ -45,7 +45,7 @@ class Host(Protocol):
 
 
 MakeHost = Callable[[range], Host]
-"""Build a host for the rows given. Travels by cloudpickle."""
+"""Build a host for the rows given. Travels by value, see `by_value`."""
 
 
 class RowsFailedError(Exception):

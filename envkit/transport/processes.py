@@ -61,7 +61,7 @@ class ProcessPool:
     it: a fork of that has no part in its workers.
 
     Args:
-        make_host: builds the host of a worker, called there with its rows. Sent by cloudpickle.
+        make_host: builds the host of a worker, called there with its rows. Travels by value, see `by_value`.
         num_rows: number of rows.
         num_processes: number of workers; at most one for each row is used.
         commands: names of commands (0 to 255), and of methods that are to be called otherwise, for

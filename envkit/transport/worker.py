@@ -29,11 +29,10 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from envkit.errors import WorkerError
-from envkit.transport import wake
+from envkit.transport import by_value, wake
 from envkit.transport.block import Block
 from envkit.transport.channel import Channel
 from envkit.transport.failure import Failure, failures_of
@@ -198,7 +197,7 @@ class _Worker:
 
     def _start(self) -> tuple[Host, object]:
         self._setup.apply()
-        make_host = cloudpickle.loads(self._setup.maker)
+        make_host = pickle.loads(self._setup.maker)
         host: Host = make_host(self._setup.rows)
         try:
             return host, host.describe()
@@ -254,7 +253,7 @@ class _Worker:
 
 
 def _call(host: Host, method: str, pickled: bytes) -> object:
-    args, kwargs = cloudpickle.loads(pickled)
+    args, kwargs = pickle.loads(pickled)
     return host.call(method, *args, **kwargs)
 
 
@@ -264,7 +263,7 @@ def _dumps(message: tuple[object, list[Any]]) -> bytes:
         return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     except Exception:
         try:
-            return cloudpickle.dumps(message)
+            return by_value.dumps(message)
         except Exception as error:
             raise WorkerError(
                 f"the result, of type {type(message[0]).__qualname__}, cannot be pickled and so "

@@ -250,6 +250,58 @@ def test_a_script_without_main_guard_may_end_without_close(tmp_path):
     assert gone([int(pid) for pid in workers.split()[1:]])
 
 
+INSIDE_A_CHILD = """
+import sys
+import torch.multiprocessing as multiprocessing
+from torch.utils.data import DataLoader, IterableDataset
+from envkit import EnvCreator, GymEnv, ParallelEnv
+
+class Mine(GymEnv):
+    secret = 3
+
+def make():
+    return Mine("CartPole-v1")
+
+def played(*_):
+    for maker in (make, EnvCreator(make)):
+        env = ParallelEnv(2, maker, num_processes=1)
+        assert env.rollout(3).shape == (2, 3)
+        assert list(env.secret) == [3, 3]
+        env.close()
+    print("fine in", __name__, flush=True)
+
+class Played(IterableDataset):
+    def __iter__(self):
+        played()
+        yield 1
+
+if __name__ == "__main__":
+    if sys.argv[1] == "loader":
+        context = multiprocessing.get_context("spawn")
+        assert len(list(DataLoader(Played(), num_workers=1, multiprocessing_context=context))) == 1
+    else:
+        multiprocessing.spawn(played, nprocs=1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["loader", "ranks"])
+def test_a_script_may_use_workers_in_the_processes_that_torch_starts_for_it(tmp_path, how):  # B1
+    path = tmp_path / "script.py"
+    path.write_text(INSIDE_A_CHILD)
+
+    done = subprocess.run(
+        [sys.executable, path, how],
+        env={**tidy_environment(), "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "fine in __mp_main__\n"
+
+
 def test_what_tensordict_leaves_in_the_environment_does_not_reach_workers(opened, monkeypatch):
     class Surroundings(Count):
         def variable(self):
