@@ -18,7 +18,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -49,7 +49,7 @@ __all__ = ["PACKED", "Programs", "padded_size"]
 
 ByPath = dict[Path, Any]
 Constants = Sequence[Mapping[str, Any]]
-Begin = tuple[ByPath, ByPath, jax.Array]  # state, root and flags to start from
+Begin = tuple[ByPath, ByPath, jax.Array, ByPath]  # state, root, flags and what a policy remembers
 
 # torch stores these, but neither adds nor (in a TensorDict) clones them.
 _SIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
@@ -79,7 +79,7 @@ _SPREAD: dict[str, tuple[tuple[Any, ...], Any]] = {
     "advance": ((ROWS, ROWS, ROWS, EVERYWHERE), (_OUTPUTS, _OUTPUTS)),
     "reseed": ((ROWS, EVERYWHERE), ROWS),
     "relayout": ((ROWS,), ROWS),
-    "unroll": (((ROWS, ROWS, FLAGS), EVERYWHERE, EVERYWHERE, EVERYWHERE), (_RUN, _OUTPUTS)),
+    "unroll": (((ROWS, ROWS, FLAGS, ROWS), EVERYWHERE, EVERYWHERE, EVERYWHERE), (_RUN, _OUTPUTS)),
 }
 
 
@@ -138,8 +138,10 @@ class Programs:
     def _differentiable(self, name: str, function: Callable) -> Differentiable:
         return Differentiable(self._jit(name, function), self._jit(f"{name}_vjp", vjp_of(function)))
 
-    def _rows(self, constants: Constants, root: ByPath | None = None) -> NamedRows:
-        return NamedRows(self.env, self.transforms, constants, tuple(root or ()))
+    def _rows(
+        self, constants: Constants, root: Iterable[Path] = (), remembered: Iterable[Path] = ()
+    ) -> NamedRows:
+        return NamedRows(self.env, self.transforms, constants, tuple(root), tuple(remembered))
 
     # ----------------------------------------------------------------------------------- programs
 
@@ -241,9 +243,9 @@ class Programs:
         )
 
     def _begun(self, begin: Begin, constants: Constants) -> tuple[NamedRows, Any]:
-        state, root, flags = begin
-        rows = self._rows(constants, root)
-        return rows, rows.resume(self._read_state(state), root, flags)
+        state, root, flags, remembered = begin
+        rows = self._rows(constants, root, remembered)
+        return rows, rows.resume(self._read_state(state), root | remembered, flags)
 
     def _root_after(self, carry: tuple[RowState, Timestep]) -> dict[str, Any]:
         last, timestep = carry

@@ -9,8 +9,10 @@ Conventions
     memory    leaves that transforms read at the root of a step, see `FusableTransform`.
     timestep  a `Timestep` whose ``observation`` holds by path what roots show, and whose ``reward``
               what only a step shows; done is ``terminated | truncated``.
-    carried   entries of the root that neither the env nor a transform knows, such as what a policy
-              remembers. They stay as they are, also where an episode ends, until a policy writes them.
+    carried   entries of the root that neither the env nor a transform knows. They stay as they are,
+              until a policy writes them.
+    remembered  those of them that the policy writes. They are zero where an episode begins, see
+              `transition.forget`.
 """
 
 from __future__ import annotations
@@ -54,8 +56,9 @@ class RowState:
 class Acted:
     """What a policy gives that writes more than an action.
 
-    ``action``: what the env is stepped with. ``written``: all that it wrote, by path, to be recorded.
-    ``following``: entries of the next moment, which win over what the step shows there.
+    ``action``: what the env is stepped with. ``written``: all that it wrote, by path, to be recorded;
+    what stands at the root is what transforms read there. ``following``: entries of the next moment,
+    which win over what the step shows there.
     """
 
     action: Any
@@ -71,6 +74,7 @@ class NamedRows:
         transforms: what it is seen through, first to last.
         constants: what the transforms' `constants` gave, one mapping each.
         roots: entries that roots show; those that are not the env's are carried.
+        remembered: see the module.
     """
 
     def __init__(
@@ -79,10 +83,12 @@ class NamedRows:
         transforms: Sequence[FusableTransform] = (),
         constants: Sequence[Mapping[str, Any]] = (),
         roots: Collection[Path] = (),
+        remembered: Collection[Path] = (),
     ):
         self.env = env
         self._chain = list(zip(transforms, constants, strict=True))
-        self._carried = set(roots) - self._shown_by_reset
+        self._carried = {*roots, *remembered} - self._shown_by_reset
+        self._remembered = set(remembered)
         self._memory = {path for transform in transforms for path in transform.memory()}
         self._memory |= self._carried
 
@@ -107,16 +113,13 @@ class NamedRows:
 
     def step(self, state: RowState, action: Any) -> tuple[RowState, Timestep]:
         """Advance every row by its action."""
-        given = action.action if isinstance(action, Acted) else action
-        inner, timestep = self.env.step(state.inner, given)
+        acted = action if isinstance(action, Acted) else Acted(action, {}, {})
+        inner, timestep = self.env.step(state.inner, acted.action)
         following = {**_named(timestep), _REWARD: timestep.reward[..., None]}
-        following = self._stepped(state.memory, following)
-        following |= {path: state.memory[path] for path in self._carried}
-        if isinstance(action, Acted):
-            following |= {
-                path: leaf.astype(following[path].dtype) for path, leaf in action.following.items()
-            }
-        return self._moment(inner, following)
+        memory = _overwritten(state.memory, acted.written)
+        following = self._stepped(memory, following)
+        following |= {path: memory[path] for path in self._carried}
+        return self._moment(inner, _overwritten(following, acted.following))
 
     def restart_where(
         self, mask: jax.Array, state: RowState, timestep: Timestep
@@ -132,8 +135,9 @@ class NamedRows:
         """Restart as `restart_where` does, the state of the env given as ``write`` writes it."""
         inner, fresh = self._restarted(mask, state.inner, write)
         kept = _leaves(timestep)
+        fresh |= {path: jnp.zeros_like(kept[path]) for path in self._remembered}
         root = {path: rules.choose(mask, leaf, kept[path]) for path, leaf in fresh.items()}
-        return self._moment(inner, root | {path: kept[path] for path in self._carried})
+        return self._moment(inner, {path: kept[path] for path in self._carried} | root)
 
     def restart(
         self, mask: jax.Array, inner: Any, write: Callable[[Any], Any]
@@ -196,6 +200,14 @@ class NamedRows:
             leaves[_TERMINATED][..., 0],
             leaves[_TRUNCATED][..., 0],
         )
+
+
+def _overwritten(leaves: ByPath, written: ByPath) -> ByPath:
+    """Give ``leaves``, those that are in ``written`` from there, in their own dtypes."""
+    return {
+        path: written[path].astype(leaf.dtype) if path in written else leaf
+        for path, leaf in leaves.items()
+    }
 
 
 def _leaves(timestep: Timestep) -> ByPath:

@@ -8,7 +8,8 @@ Conventions
     data     transitions of batch size (*batch, time). They lie time-major in memory, and are seen
              with time last.
     carried  entries of the root that the policy reads and the env does not show: they go through the
-             programs. Other entries that the env does not know are repeated at every root.
+             programs, and those that the policy writes begin anew with an episode. Other entries that
+             the env does not know are repeated at every root.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from bridges.dlpack import to_jit, to_torch
 from bridges.torch_policy.acting import Actor, actor_for, free_entries
+from envkit.errors import PolicyError
 from envkit.functional import StopRule
 from envkit.keys import Path, as_key
 from envkit.nesting import tensordict_of
@@ -41,6 +43,7 @@ def unroll(
 ) -> tuple[TensorDict, TensorDict]:
     """Do what `JaxEnv.unroll` documents."""
     actor = actor_for(env, policy, td)
+    _refuse_leaks(actor)
     run, last = env._programs.unroll(
         steps,
         actor.function,
@@ -51,6 +54,16 @@ def unroll(
         env._constants(),
     )
     return _recorded(env, td, steps, run, actor), _following(env, td, last, actor)
+
+
+def _refuse_leaks(actor: Actor) -> None:
+    """Refuse memory at the root that nobody begins anew where an episode begins."""
+    if keys := [as_key(path) for path in actor.carries if path in actor.writes]:
+        raise PolicyError(
+            f"the policy reads {keys} and writes them at the root, where a reset leaves alone what the env "
+            "does not show: an episode would go on with what the one before it remembered. Write them "
+            "under 'next', or append a TensorDictPrimer, which says what an episode begins with."
+        )
 
 
 def unroll_until(
@@ -104,10 +117,11 @@ def _repeat(done: torch.Tensor, before: TensorDict, piece: TensorDict) -> None:
         piece[done] = last.expand(last.shape[0], piece.shape[-1])
 
 
-def _begin(env: JaxEnv, td: TensorDictBase, actor: Actor) -> tuple[Any, Any, Any]:
+def _begin(env: JaxEnv, td: TensorDictBase, actor: Actor) -> tuple[Any, Any, Any, Any]:
     """Read what a program starts from."""
     carried = {path: env._rows_in(td, td.get(as_key(path)), copy=True) for path in actor.carries}
-    begin = env._state_in(td), env._root_in(td) | carried, env._flags_in(td)
+    remembered = {path: carried.pop(path) for path in actor.remembers}
+    begin = env._state_in(td), env._root_in(td) | carried, env._flags_in(td), remembered
     return to_jit(begin, copy=False, detach=True)
 
 

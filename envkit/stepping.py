@@ -31,9 +31,17 @@ from envkit.errors import (
     MissingKeyError,
     SpecTypeError,
 )
-from envkit.keys import as_key, as_path
+from envkit.keys import Path, as_key, as_path
 from envkit.outputs import OutputHolder
-from envkit.transition import any_done, carry, collect_reset_masks, drop_private, merge_reset
+from envkit.transition import (
+    any_done,
+    carry,
+    collect_reset_masks,
+    drop_private,
+    forget,
+    leaves,
+    merge_reset,
+)
 
 __all__ = ["Stepping"]
 
@@ -322,13 +330,37 @@ class Stepping(OutputHolder, ABC):
     ) -> tuple[TensorDictBase, TensorDictBase]:
         """Step, and reset what is done.
 
+        Tensors that a policy has written under ``next`` and no spec declares are zero where an episode
+        begins; a `TensorDictPrimer` declares them, and says with which value they begin.
+
         Returns:
             ``(data, data_)``: the transition, whose ``next`` keeps the true last observation, and
             the root of the following transition, fresh where an episode ended.
         """
         require_tensordict("what step_and_maybe_reset() was given", tensordict)
+        remembered = self._undeclared(tensordict.get("next", None))
         self._advance_send(tensordict)
-        return self._advance_recv()
+        data, root = self._advance_recv()
+        if remembered:
+            forget(root, remembered, data.get("next"), self.done_levels)
+        return data, root
+
+    def _undeclared(self, following: TensorDictBase | None) -> list[Path]:
+        """List the tensors of a preset ``next`` that are nothing the env knows of."""
+        if following is None:
+            return []
+        known = self._cached("known_paths", self._known_paths)
+        return [
+            path
+            for path, value in leaves(following)
+            if isinstance(value, torch.Tensor)
+            and path not in known
+            and path[-1] not in (rules.STEP, rules.RESET)
+        ]
+
+    def _known_paths(self) -> set[Path]:
+        kinds = ("observation", "reward", "done", "state", "action")
+        return {as_path(key) for kind in kinds for key in getattr(self, f"{kind}_keys")}
 
     def _advance_send(self, td: TensorDictBase) -> None:
         """Begin a step that is followed by a reset of what is done; see `_step_send`."""

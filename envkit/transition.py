@@ -24,7 +24,7 @@ from tensordict import (
 )
 
 from envkit import rules
-from envkit.errors import MissingKeyError
+from envkit.errors import MissingKeyError, PrimerError
 from envkit.keys import Key, Path, as_key, as_path
 from envkit.specs import Composite
 
@@ -35,6 +35,7 @@ __all__ = [
     "choose",
     "collect_reset_masks",
     "drop_private",
+    "forget",
     "leaves",
     "merge_reset",
     "skipped_next",
@@ -296,6 +297,44 @@ def _is_alike(fresh: torch.Tensor, kept: Any) -> bool:
     if not isinstance(kept, torch.Tensor) or fresh.is_nested or kept.is_nested:
         return False
     return fresh.shape == kept.shape
+
+
+def forget(
+    root: TensorDictBase,
+    paths: Iterable[Path],
+    ended: TensorDictBase,
+    levels: Mapping[Path, list[str]],
+) -> None:
+    """Set to zero, in place, what a policy remembers of episodes that have ended.
+
+    Args:
+        root: root of the next step, after resets.
+        paths: tensors in it that are the policy's alone: it wrote them under ``next``, and no spec of the
+            env declares them. Nobody else can say what they are when an episode begins.
+        ended: ``next`` of the step, whose done flags say which episodes those are.
+        levels: done leaves by level.
+
+    Raises:
+        PrimerError: (a RuntimeError) an entry could belong to several levels.
+    """
+    if isinstance(root, LazyStackedTensorDict) and isinstance(ended, LazyStackedTensorDict):
+        for part, own in zip(root.tensordicts, ended.tensordicts, strict=True):
+            forget(part, paths, own, levels)
+        return
+    tops = [level for level in levels if rules.governing_level(level, levels) == level]
+    for path in paths:
+        level = tops[0] if len(tops) == 1 else rules.governing_level(path[:-1], tops)
+        if level is None:
+            raise PrimerError(
+                f"the policy remembers {as_key(path)!r}, but the env begins episodes at "
+                f"{list(map(as_key, tops))}, and nothing says which of them it obeys. Append a "
+                "TensorDictPrimer with reset_key=."
+            )
+        mask, kept = _ended(ended, level, levels[level]), root.get(as_key(path))
+        if mask is not None and bool(mask.any()):
+            mask = rules.reset_mask(mask, mask.shape, root.batch_dims, level)
+            mask = rules.reduce_mask(mask, kept.shape, root.batch_dims)
+            root.set(as_key(path), rules.choose(mask, torch.zeros_like(kept), kept))
 
 
 def choose(mask: torch.Tensor, fresh: Any, kept: Any) -> Any:

@@ -49,12 +49,14 @@ class Actor:
         function: what acts (see `functional.Policy`), hashable; None draws random actions.
         params: its first argument.
         carries: entries of the root that it reads and the env does not show.
+        remembers: those of them that it writes under ``next``.
         writes: what it writes, with torch's dtypes; empty if it gives an action only.
     """
 
     function: Callable[..., Any] | None = None
     params: Any = None
     carries: tuple[Path, ...] = ()
+    remembers: tuple[Path, ...] = ()
     writes: Mapping[Path, torch.dtype] = field(default_factory=dict)
 
 
@@ -103,9 +105,10 @@ def _translated(env: JaxEnv, policy: CompiledPolicy, td: TensorDictBase) -> Acto
             "output as the env names its action."
         )
     carries = tuple(path for path in translation.reads if path in others)
+    remembers = tuple(path for path in carries if ("next", *path) in translation.writes)
     function = _Translated(translation, actions, frozenset(shown) - set(_FLAGS) | set(carries))
     tensors = policy.tensors(translation, env.device or torch.device("cpu"))
-    return Actor(function, tensors, carries, translation.writes)
+    return Actor(function, tensors, carries, remembers, translation.writes)
 
 
 # --------------------------------------------------------------------------------- what it is given

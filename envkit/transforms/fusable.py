@@ -25,10 +25,17 @@ from envkit.keys import Path, as_key
 from envkit.leaves import Changes, Leaves
 from envkit.transforms.base import Transform
 
-__all__ = ["FusableTransform", "MomentTransform", "dtype_name", "take_out"]
+__all__ = [
+    "FusableTransform",
+    "LeavesOf",
+    "MomentTransform",
+    "dtype_name",
+    "take_out",
+    "written",
+]
 
 
-class _LeavesOf(Leaves):
+class LeavesOf(Leaves):
     """The leaves of a TensorDict, read when they are asked for."""
 
     def __init__(self, td: TensorDictBase):
@@ -65,7 +72,8 @@ def take_out(tree: Any, path: Path) -> None:
         del tree[path[:end]]
 
 
-def _written(td: TensorDictBase, changes: Changes) -> TensorDictBase:
+def written(td: TensorDictBase, changes: Changes) -> TensorDictBase:
+    """Make changes to the leaves of a TensorDict, in place."""
     for path, leaf in changes.items():
         if leaf is None:
             take_out(td, path)
@@ -135,12 +143,12 @@ class FusableTransform(Transform):
     # --------------------------------------------------------------------------- over TensorDicts
 
     def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
-        changes = self.step_leaves(_LeavesOf(td), _LeavesOf(next_td), self.constants())
-        return _written(next_td, changes)
+        changes = self.step_leaves(LeavesOf(td), LeavesOf(next_td), self.constants())
+        return written(next_td, changes)
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
         self._settle(td, td_reset)
-        return _written(td_reset, self.reset_leaves(_LeavesOf(td_reset), self.constants()))
+        return written(td_reset, self.reset_leaves(LeavesOf(td_reset), self.constants()))
 
 
 class MomentTransform(FusableTransform):
@@ -167,7 +175,7 @@ class MomentTransform(FusableTransform):
     _step = Transform._step
 
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
-        return _written(next_td, self.moment_leaves(_LeavesOf(next_td), self.constants()))
+        return written(next_td, self.moment_leaves(LeavesOf(next_td), self.constants()))
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
         return self._call(td_reset)

@@ -15,12 +15,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from tensordict import NonTensorData, TensorDictBase
+from tensordict import NonTensorData, TensorDict, TensorDictBase
 
+from envkit import tally
 from envkit.errors import ArgumentError, MissingKeyError, PrimerError
 from envkit.keys import Key, Path, as_key, as_path
+from envkit.leaves import Changes, Leaves
 from envkit.specs import Composite, NonTensor, TensorSpec
 from envkit.transforms.episodes import EpisodeTransform
+from envkit.transforms.fusable import FusableTransform, LeavesOf, dtype_name, written
 from envkit.transition import empty_like, leaves
 
 __all__ = ["TensorDictPrimer"]
@@ -28,11 +31,11 @@ __all__ = ["TensorDictPrimer"]
 Default = float | Callable[[], Any] | Mapping[Key, Any]
 
 
-class TensorDictPrimer(EpisodeTransform):
+class TensorDictPrimer(FusableTransform, EpisodeTransform):
     """Add entries to what a reset gives, and carry them from step to step.
 
     ``TensorDictPrimer(mem=Unbounded((2,)))`` adds ``mem``, which begins as zeros. A value that the
-    base env's reset has written itself stays.
+    base env's reset has written itself stays. It fuses if its values are numbers.
 
     Args:
         primers: specs of the entries, a Composite or a dict; or name them as keywords.
@@ -54,6 +57,8 @@ class TensorDictPrimer(EpisodeTransform):
         PrimerError: (a RuntimeError) the specs do not fit the batch size, a value does not fit its
             spec (checked once), or ``reset_key`` is missing.
     """
+
+    _twins = (*FusableTransform._twins, ("_fresh", "reset_leaves"), ("_for_reset", "reset_leaves"))
 
     def __init__(
         self,
@@ -172,6 +177,27 @@ class TensorDictPrimer(EpisodeTransform):
         self._was_checked = True
         return values
 
+    @property
+    def fuses(self) -> bool:
+        """Whether all values are numbers: others are drawn or made by torch at every reset."""
+        are_numbers = all(
+            isinstance(value, bool | int | float) for value in self._defaults.values()
+        )
+        hides_nothing = all(path[0] != "state" for path in self._defaults)
+        return are_numbers and hides_nothing and not self.random and super().fuses
+
+    @property
+    def _is_forward(self) -> bool:
+        return not self.call_before_env_reset
+
+    def memory(self) -> list[Path]:
+        return list(self._defaults)
+
+    def constants(self) -> dict[str, Any]:
+        if not self._was_checked:
+            self._fresh(TensorDict())
+        return {".".join(path): value for path, value in self._defaults.items()}
+
     def _set_seed(self, seed: int | None) -> None:
         self._generator = None
         if self.random and seed is not None:
@@ -212,17 +238,42 @@ class TensorDictPrimer(EpisodeTransform):
         return as_path(keys[0])[:-1]
 
     def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
-        fresh = None
-        for path in self._defaults:
-            key = as_key(path)
-            if next_td.get(key, None) is not None:
-                continue
-            value = td.get(key, None)
-            if value is None:
-                fresh = self._fresh(next_td) if fresh is None else fresh
-                value = fresh.get(key)
-            next_td.set(key, value)
-        return next_td
+        changes = self._carried(
+            LeavesOf(td), LeavesOf(next_td), lambda: LeavesOf(self._fresh(next_td))
+        )
+        return written(next_td, changes)
+
+    def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
+        return self._carried(root, following, lambda: self._numbers(following, constants))
+
+    def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
+        numbers = self._numbers(fresh, constants)
+        return {path: leaf for path, leaf in numbers.items() if fresh.get(path) is None}
+
+    def _carried(
+        self, root: Leaves, following: Leaves, fresh: Callable[[], Mapping[Path, Any]]
+    ) -> Changes:
+        """Take what is not written at the next moment from the root, or from ``fresh``."""
+        missing = [path for path in self._defaults if following.get(path) is None]
+        kept = {path: root.get(path) for path in missing}
+        if any(value is None for value in kept.values()):
+            begun = fresh()
+            kept = {path: begun[path] if leaf is None else leaf for path, leaf in kept.items()}
+        return kept
+
+    def _numbers(self, leaves: Leaves, constants: Mapping[str, Any]) -> dict[Path, Any]:
+        """Make the values of new episodes of numbers, for the batch of ``leaves``."""
+        flags = leaves[self._flag_path(self._levels()[0])]
+        return {
+            path: tally.begun(
+                flags,
+                leaves.batch_dims,
+                spec.shape,
+                dtype_name(spec.dtype),  # type: ignore[arg-type]
+                constants[".".join(path)],
+            )
+            for path, spec in self._element_specs().items()
+        }
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Add the entries that data does not have."""

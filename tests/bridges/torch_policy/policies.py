@@ -81,6 +81,19 @@ def remembering() -> TensorDictModule:
     )
 
 
+class Counting(nn.Module):
+    """Remembers how often it has acted, and walks the farther the more that is; it never forgets."""
+
+    def forward(self, place, memory):
+        memory = memory + torch.tensor([1.0, 0.5])
+        return 0.2 * place.sign() * memory, memory
+
+
+def counting(out_key=("next", "memory")) -> TensorDictModule:
+    """Give a policy whose memory begins anew only if somebody else sees to it."""
+    return TensorDictModule(Counting(), in_keys=["place", "memory"], out_keys=["action", out_key])
+
+
 def uniform_noise(params, observation, key):
     """A policy in JAX for the walker: go towards a point, with noise."""
     place = observation["place"]

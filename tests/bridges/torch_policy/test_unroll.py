@@ -29,6 +29,7 @@ from tests.bridges.compare import assert_close, assert_same, replay, replaying
 from tests.bridges.jax_envs import Chooser, Steered
 from tests.bridges.torch_policy.policies import (
     choosing,
+    counting,
     drawing,
     remembering,
     steering,
@@ -402,6 +403,85 @@ def test_what_a_policy_remembers_may_come_in_the_data(walker):
 
     assert_close(data, stepped.detach().exclude("state", ("next", "state")), atol=TOLERANCE)
     assert torch.equal(following["hidden"], data["next", "hidden"][:, -1])
+
+
+def primed(env, value=0.0):
+    primer = TensorDictPrimer(memory=Unbounded((2,)), expand_specs=True, default_value=value)
+    return TransformedEnv(env, primer)
+
+
+def looped(env, td, policy, steps):
+    """Act and step from Python; gives the stacked transitions and the last root."""
+    made = []
+    for _ in range(steps):
+        data, td = env.step_and_maybe_reset(policy(td))
+        made.append(data)
+    return torch.stack(made, 1), td
+
+
+def assert_alike(unrolled, stepped):
+    shared = stepped.select(*unrolled.keys(True, True))
+    assert_close(unrolled, shared.detach(), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("out_key", [("next", "memory"), "memory"])
+def test_what_a_policy_remembers_begins_with_what_its_primer_says(walker, out_key):
+    env, module = primed(walker, 0.25), counting(out_key)
+    td = seeded(env, 1).reset()
+    before, runs = td.clone(), []
+
+    for _ in range(3):
+        data, td = env.unroll(td, STEPS, compile_policy(module))
+        runs.append(data)
+    stepped, _ = looped(env, before, module, 3 * STEPS)
+
+    data = torch.cat(runs, 1)
+    ends = data["next", "done"].squeeze(-1)
+    assert len({tuple(row.tolist()) for row in ends}) > 1, "all rows end at the same times"
+    begun = torch.cat([torch.ones(4, 1, dtype=torch.bool), ends[:, :-1]], 1)
+    first = 0.25 if out_key != "memory" else 1.25  # what it has written there is shown
+    assert (data["memory"][begun][:, 0] == first).all()
+    assert (data["memory"][~begun][:, 0] > first).all()
+    assert env.traces.keys() >= {"unroll"} and not env._route.outside
+    assert_alike(data, stepped)
+
+
+def test_what_a_policy_remembers_is_zero_in_a_new_episode_if_nobody_says_otherwise(walker):
+    module = counting()
+    td = seeded(walker, 1).reset().set("memory", torch.full((4, 2), 0.5))
+    before, runs = td.clone(), []
+
+    for _ in range(2):
+        data, td = walker.unroll(td, STEPS, compile_policy(module))
+        runs.append(data)
+    stepped, _ = looped(walker, before, module, 2 * STEPS)
+
+    data = torch.cat(runs, 1)
+    begun = data["next", "done"].squeeze(-1)[:, :-1]
+    assert begun.any() and (data["memory"][:, 1:][begun] == 0).all()
+    assert (data["memory"][:, 1:][~begun] > 0).all()
+    assert_alike(data, stepped)
+
+
+def test_what_a_policy_is_told_of_a_row_and_does_not_write_stays_with_the_row(walker):
+    module = TensorDictModule(
+        lambda place, task: place.sign() * task, in_keys=["place", "task"], out_keys=["action"]
+    )
+    td = seeded(walker).reset().set("task", torch.tensor([[0.1], [0.3], [0.5], [1.0]]))
+
+    data, _ = walker.unroll(td.clone(), STEPS, compile_policy(module))
+    stepped, _ = looped(walker, td.clone(), module, STEPS)
+
+    assert data["next", "done"].any()
+    assert (data["task"] == td["task"][:, None]).all()
+    assert_alike(data, stepped)
+
+
+def test_memory_that_no_reset_reaches_is_refused(walker):
+    td = seeded(walker).reset().set("memory", torch.zeros(4, 2))
+
+    with pytest.raises(PolicyError, match=r"\['memory'\].*under 'next'.*TensorDictPrimer"):
+        walker.unroll(td, STEPS, compile_policy(counting("memory")))
 
 
 def test_transforms_that_fuse_are_part_of_the_run(walker, drawn):
