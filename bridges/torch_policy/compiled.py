@@ -3,9 +3,10 @@
 This module decides when a translation still holds and which values it is called with. How a module is
 exported stands in `exporting`, how a graph is computed in `graph`.
 
-A translation holds while the entries it reads, the interaction type, the training flags, and the names,
-shapes and dtypes of parameters and buffers are the same. Their values are looked up on the live module
-at every call, and copied: an optimiser may step as soon as the call has returned.
+A translation holds while the entries it reads, the interaction type, the submodules and their
+attributes (`cache_key`), and the names, shapes and dtypes of parameters and buffers are the same. The
+values of these are looked up on the live module at every call, and copied: an optimiser may step as soon
+as the call has returned.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from tensordict import TensorDictBase
 
 from bridges.dlpack import to_jit
+from bridges.torch_policy.cache_key import key_of
 from bridges.torch_policy.exporting import Signature, export
 from bridges.torch_policy.graph import Graph
 from bridges.torch_policy.refusing import STEPWISE
@@ -138,7 +140,7 @@ class CompiledPolicy(torch.nn.Module):
         Raises:
             TranslationError: it cannot be translated; the message says which line.
         """
-        now = (signature, exploration_type(), self._flags(), self._layout())
+        now = (signature, exploration_type(), key_of(self.module), self._layout())
         for number in (None, rows) if rows > 1 else (rows,):
             if (now, number) in self._found:
                 return self._found[now, number]
@@ -174,9 +176,6 @@ class CompiledPolicy(torch.nn.Module):
         named: dict[str, torch.Tensor] = dict(self.module.named_buffers(remove_duplicate=False))
         named.update(self.module.named_parameters(remove_duplicate=False))
         return named
-
-    def _flags(self) -> tuple[Any, ...]:
-        return tuple((type(part), part.training) for part in self.module.modules())
 
     def _layout(self) -> tuple[Any, ...]:
         return tuple((name, value.shape, value.dtype) for name, value in self._named().items())

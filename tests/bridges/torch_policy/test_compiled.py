@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import textwrap
+import weakref
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -115,6 +118,91 @@ def test_a_layer_of_another_size_makes_a_new_translation():
 
     np.testing.assert_allclose(out["action",], policy(torch.ones(3, 2)).detach(), rtol=1e-5)
     assert policy.translations == 2
+
+
+class Scaled(nn.Module):
+    """Scales by what it holds in many ways; returns the action."""
+
+    def __init__(self):
+        super().__init__()
+        self.std = 1.0
+        self.limits = {"low": [-9.0]}
+        self.offset = torch.zeros(2)
+        self.config = SimpleNamespace(gain=1.0)
+        self.shift = np.zeros(2, np.float32)
+        self.after = _adding(0.0)
+        self.register_buffer("unit", torch.ones(2))
+
+    def forward(self, x):
+        x = (x * self.std * self.unit).clamp_min(self.limits["low"][0])
+        return self.after(x * self.config.gain + self.offset + torch.as_tensor(self.shift))
+
+
+def _adding(number):
+    return lambda x: x + number
+
+
+CHANGES = {
+    "a number": lambda module: setattr(module, "std", 3.0),
+    "within a container": lambda module: module.limits["low"].__setitem__(0, 1.5),
+    "a tensor that is no buffer, in place": lambda module: module.offset.add_(2.0),
+    "a tensor that is no buffer": lambda module: setattr(module, "offset", torch.ones(2)),
+    "an object's attribute": lambda module: setattr(module.config, "gain", 0.5),
+    "an array, in place": lambda module: module.shift.__iadd__(1.0),
+    "what a function closes over": lambda module: setattr(module, "after", _adding(4.0)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_attribute_that_changes_makes_a_new_translation(change):
+    policy = compile_policy(Scaled())
+    before = run(policy, plain((2,)), torch.ones(3, 2))["action",]
+    run(policy, plain((2,)), torch.ones(3, 2))
+    assert policy.translations == 1
+
+    CHANGES[change](policy.module)
+    after = run(policy, plain((2,)), torch.ones(3, 2))["action",]
+
+    assert (after != before).all()
+    np.testing.assert_allclose(after, policy.module(torch.ones(3, 2)), rtol=1e-6)
+    assert policy.translations == 2
+
+
+def test_another_submodule_in_the_same_place_makes_a_new_translation():
+    policy = compile_policy(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Dropout(0.0)))
+    run(policy, plain((2,)), torch.ones(3, 2))
+
+    policy.module[1] = nn.ReLU()
+    run(policy, plain((2,)), torch.ones(3, 2))
+    policy.module[2].p = 1.0
+    out = run(policy, plain((2,)), torch.ones(3, 2))["action",]
+
+    assert (out == 0).all()
+    assert policy.translations == 3
+
+
+def test_acting_in_torch_makes_no_new_translation():
+    policy = compile_policy(drawing())
+    run(policy, PLACE, torch.randn(8, 2))
+
+    policy.module(_td(torch.randn(8, 2)))["action"].sum().backward()
+    for parameter in policy.parameters():
+        parameter.data.add_(0.1)
+    run(policy, PLACE, torch.randn(8, 2))
+
+    assert policy.translations == 1
+
+
+def test_a_translation_keeps_no_submodule_alive_that_was_replaced():
+    policy = compile_policy(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
+    run(policy, plain((2,)), torch.ones(3, 2))
+    replaced = weakref.ref(policy.module[1])
+
+    policy.module[1] = nn.ReLU()
+    run(policy, plain((2,)), torch.ones(3, 2))
+    gc.collect()
+
+    assert replaced() is None
 
 
 def test_tied_weights_stay_tied():
