@@ -213,7 +213,7 @@ class ClosedEnvError(EnvkitError, RuntimeError):
 
 
 class CopyError(EnvkitError, TypeError):
-    """An env was to be copied or pickled while worker processes belong to it."""
+    """What was to be copied, pickled or sent to a worker cannot be, or not as it is now."""
 
 
 class NotCallableError(EnvkitError, NotImplementedError):

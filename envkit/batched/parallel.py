@@ -18,6 +18,7 @@ from tensordict import TensorDictBase
 
 from envkit.base import EnvBase
 from envkit.batched.attributes import WorkerAttribute
+from envkit.batched.carried import carried
 from envkit.batched.choices import chosen
 from envkit.batched.common import BatchedEnv
 from envkit.batched.host import COMMAND_NAMES, HostFactory, Maker
@@ -137,6 +138,7 @@ class ParallelEnv(BatchedEnv):
             start_method=self.mp_start_method,
             timeout_s=self.timeout,
             preload=_PRELOAD,
+            prepare=carried(),
             commands=COMMAND_NAMES,
             map_files_in=tempfile.gettempdir() if self.memmap else None,
             hide_warnings=hide,

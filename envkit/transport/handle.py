@@ -78,6 +78,7 @@ class WorkerHandle:
         commands: Mapping[int | str, str],
         maker: bytes,
         *,
+        prepare: tuple[bytes, ...],
         hide_warnings: bool,
         core: int | None,
     ) -> None:
@@ -93,6 +94,7 @@ class WorkerHandle:
             cwd=working_directory(),
             hide_warnings=hide_warnings,
             core=core,
+            prepare=prepare,
             maker=maker,
         )
         self.channel.post(pickle.dumps(setup))

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from envkit.errors import ClosedEnvError, WorkerError
-from envkit.transport import wake
+from envkit.transport import by_value, wake
 from envkit.transport.block import Block
 from envkit.transport.failure import Failure, failure_of, worker_error
 from envkit.transport.forkserver import shared_fork_server
@@ -72,6 +72,8 @@ class ProcessPool:
         map_files_in: directory of the file that backs the shared arrays; None for memory.
         hide_warnings: ignore Python warnings in workers, from before they import anything for
             ``make_host``.
+        prepare: functions that every worker calls before it unpickles ``make_host``, in this order.
+            They travel by value.
         core_each: give every worker a core of its own, if there are as many cores as workers. Workers
             that are woken together by a parent which then sleeps otherwise often end up on one core, one
             behind the other: Linux leaves them there, since the other core is not idle for long.
@@ -89,6 +91,7 @@ class ProcessPool:
         preload: Iterable[str] = (),
         map_files_in: str | None = None,
         hide_warnings: bool = False,
+        prepare: Iterable[Callable[[], None]] = (),
         core_each: bool = False,
     ) -> None:
         self.rows_of = spread_rows(num_rows, num_processes)
@@ -97,6 +100,7 @@ class ProcessPool:
         self._num_rows = num_rows
         self._commands = dict(commands or {})
         self._maker = pickle_maker(make_host)
+        self._prepare = tuple(map(by_value.dumps, prepare))
         self._map_files_in = map_files_in
         self._hide_warnings = hide_warnings
         cores = usable_cores() if core_each and hasattr(os, "sched_setaffinity") else []
@@ -312,7 +316,13 @@ class ProcessPool:
 
     def _post_setup(self, handle: WorkerHandle) -> None:
         core = self._cores[handle.index] if self._cores else None
-        handle.post_setup(self._commands, self._maker, hide_warnings=self._hide_warnings, core=core)
+        handle.post_setup(
+            self._commands,
+            self._maker,
+            prepare=self._prepare,
+            hide_warnings=self._hide_warnings,
+            core=core,
+        )
 
     def _post_bind(self, handle: WorkerHandle) -> None:
         block = self._require_open().block

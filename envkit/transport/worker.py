@@ -76,10 +76,11 @@ class Setup:
     cwd: str | None
     hide_warnings: bool
     core: int | None  # the only one to run on
+    prepare: tuple[bytes, ...]  # called next
     maker: bytes  # unpickled last, since its imports may need all of the above
 
     def apply(self) -> None:
-        """Take over the parent's environment variables, import path and working directory."""
+        """Take over what the parent has set up, its surroundings first."""
         if self.hide_warnings:  # here, since imports that the maker needs may warn already
             warnings.simplefilter("ignore")
         os.environ.clear()
@@ -93,6 +94,8 @@ class Setup:
                 OSError
             ):  # it was taken from us meanwhile, which costs only speed
                 os.sched_setaffinity(0, {self.core})
+        for pickled in self.prepare:
+            pickle.loads(pickled)()
 
 
 def main(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+import threading
 import types
 from functools import partial
 
@@ -9,12 +12,13 @@ import gymnasium
 import psutil
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 from tensordict import TensorDict
 
 from bridges.gym_backend import gym_backend, set_gym_backend
 from envkit import EnvCreator, GymEnv, ParallelEnv, SerialEnv, TransformedEnv, VecNorm
 from envkit.batched.threads import ThreadLimit
-from envkit.errors import ArgumentError, EnvkitError, MissingKeyError
+from envkit.errors import ArgumentError, EnvkitError, MissingKeyError, WorkerError
 from envkit.specs import Composite, Unbounded
 from envkit.transport.launch import choose_start_method
 from tests.envs import Chaos, Count
@@ -105,6 +109,124 @@ def test_a_gym_library_chosen_when_sub_envs_are_built_serves_too(closing, batche
         env.start()
 
     assert (env.reset()["observation"] > 0.9).all()
+
+
+# ---------------------------------------------------------------------------------- registered ids
+
+ids = itertools.count()
+
+
+@pytest.fixture
+def id():
+    """A name of its own; after the test the registry is as before."""
+    before = dict(gymnasium.registry)
+    yield f"Carried{next(ids)}-v0"
+    gymnasium.registry.clear()
+    gymnasium.registry.update(before)
+
+
+def by_class(id, cls):
+    gymnasium.register(id, entry_point=cls)
+
+
+def by_function(id, cls):
+    gymnasium.register(id, entry_point=lambda **kwargs: cls(**kwargs))
+
+
+def by_name_in_the_script(id, cls):
+    script = sys.modules["__main__"]
+    script.CarriedEnv = cls  # type: ignore[attr-defined]
+    gymnasium.register(id, entry_point="__main__:CarriedEnv")
+
+
+def by_envkit(id, cls):
+    GymEnv.register_gym(id, entry_point=lambda **kwargs: Count(7, **kwargs))
+
+
+@pytest.mark.parametrize("register", [by_class, by_function, by_name_in_the_script, by_envkit])
+@pytest.mark.parametrize("method", [None, pytest.param("spawn", marks=pytest.mark.slow)])
+def test_ids_that_the_caller_registered_are_known_in_workers(closing, id, register, method):  # B2
+    class Mine(CartPoleEnv):
+        n = 7
+
+    env = closing(ParallelEnv(2, lambda: GymEnv(id), num_processes=1, mp_start_method=method))
+    closing(ParallelEnv(1, Count)).start()  # so the fork server runs, which never sees the id
+    register(id, Mine)
+
+    data = env.rollout(2)
+
+    assert data.shape == (2, 2)
+    of_class = env.unwrapped.n if register is not by_envkit else env.unwrapped.envkit_env.n
+    assert list(of_class) == [7, 7]
+
+
+def test_an_id_that_the_caller_registered_anew_means_the_same_in_workers(closing, id):
+    entry = gymnasium.spec("CartPole-v1")
+    del gymnasium.registry[entry.id]
+    gymnasium.register(entry.id, entry_point=entry.entry_point, max_episode_steps=3)
+
+    data = closing(ParallelEnv(1, lambda: GymEnv("CartPole-v1"))).rollout(50)
+
+    assert data.shape == (1, 3)
+
+
+@pytest.mark.parametrize("where", ["entry point", "keywords"])
+def test_an_id_that_cannot_be_carried_says_what_to_do(closing, id, where):
+    lock = threading.Lock()
+
+    def locked(held=lock, **kwargs):
+        return CartPoleEnv(**kwargs)
+
+    if where == "entry point":
+        gymnasium.register(id, entry_point=locked)
+    else:
+        gymnasium.register(id, entry_point=CartPoleEnv, kwargs={"lock": lock})
+    closing(ParallelEnv(1, Count)).start()  # others do not mind
+    env = closing(ParallelEnv(1, lambda: GymEnv(id)))
+
+    with pytest.raises(
+        WorkerError, match=rf"(?s){id}.*cannot be sent here.*lock.*Register it inside"
+    ):
+        env.start()
+
+
+def test_what_an_id_was_registered_with_is_imported_only_by_envs_that_need_it(
+    closing, id, tmp_path, monkeypatch
+):
+    (tmp_path / "carried_module.py").write_text(
+        "import os, pathlib\nfrom gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Mine(CartPoleEnv): pass\n"
+        "(pathlib.Path(__file__).parent / f'imported by {os.getpid()}').touch()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    gymnasium.register(id, entry_point=__import__("carried_module").Mine)
+    importers = []
+
+    for name in ("Pendulum-v1", id):
+        env = closing(ParallelEnv(1, partial(GymEnv, name)))
+        assert env.rollout(1).shape == (1, 1)
+        importers.append(len(list(tmp_path.glob("imported by *"))))
+
+    assert importers == [1, 2]
+
+
+# ----------------------------------------------------------------------------------- default dtype
+
+
+@pytest.fixture
+def doubles():
+    """Floats of torch are doubles meanwhile."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@both
+@pytest.mark.usefixtures("doubles")
+def test_floats_of_workers_have_the_dtype_that_the_caller_chose(closing, batched):  # B5
+    env = closing(batched(1, Draws))
+
+    assert env.reset()["draw"].dtype == torch.float64
 
 
 # ----------------------------------------------------------------------------------------- threads
