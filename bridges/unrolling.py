@@ -24,7 +24,7 @@ from bridges.dlpack import to_jit, to_torch
 from bridges.torch_policy.acting import Actor, actor_for, free_entries
 from envkit.errors import PolicyError
 from envkit.functional import StopRule
-from envkit.keys import Path, as_key
+from envkit.keys import Path, as_key, as_path
 from envkit.nesting import tensordict_of
 from envkit.specs import OneHot, TensorSpec
 
@@ -53,7 +53,7 @@ def unroll(
         env._next_key(),
         env._constants(),
     )
-    return _recorded(env, td, steps, run, actor), _following(env, td, last, actor)
+    return _recorded(env, td, steps, run, actor), _following(env, td, last, actor, run)
 
 
 def _refuse_leaks(actor: Actor) -> None:
@@ -107,7 +107,7 @@ def unroll_until(
         made += count
         if made == steps or bool(stopped.ended):
             return pieces[0] if len(pieces) == 1 else cast(TensorDict, torch.cat(pieces, td.ndim))
-        td = _following(env, td, last, actor)
+        td = _following(env, td, last, actor, run)
 
 
 def _repeat(done: torch.Tensor, before: TensorDict, piece: TensorDict) -> None:
@@ -125,20 +125,24 @@ def _begin(env: JaxEnv, td: TensorDictBase, actor: Actor) -> tuple[Any, Any, Any
     return to_jit(begin, copy=False, detach=True)
 
 
-def _following(env: JaxEnv, td: TensorDictBase, last: dict[str, Any], actor: Actor) -> TensorDict:
+def _following(
+    env: JaxEnv, td: TensorDictBase, last: dict[str, Any], actor: Actor, run: dict[str, Any]
+) -> TensorDict:
     """Name the root after the last step of a run that began at ``td``."""
     following = env._out(td.batch_size, to_torch(last))
     for path in actor.carries:
         key = as_key(path)
         following.set(key, following.get(key).to(td.get(key).dtype))
-    for path, value in _others(env, td, actor).items():
+    for path, value in _others(env, td, actor, run).items():
         following.set(as_key(path), value)
     return following
 
 
-def _others(env: JaxEnv, td: TensorDictBase, actor: Actor) -> dict[Path, torch.Tensor]:
+def _others(
+    env: JaxEnv, td: TensorDictBase, actor: Actor, run: dict[str, Any]
+) -> dict[Path, torch.Tensor]:
     """List the tensors of a root that nobody reads or writes."""
-    used = {*actor.carries, *actor.writes}
+    used = {*actor.carries, *_acted(run)}
     return {path: leaf for path, leaf in free_entries(env, td).items() if path not in used}
 
 
@@ -162,17 +166,18 @@ def _recorded(
             following[path] = following[path].to(actor.writes["next", *path])
         else:
             del following[path]
+    for path, value in _others(env, td, actor, run).items():
+        event = value.shape[len(shape) :]
+        root[path] = value.unsqueeze(len(shape)).expand(*shape, steps, *event).clone()
+    actions = set(map(as_path, env.action_keys))
     for path, leaf in _acted(run).items():
         value = placed(leaf)
         if path in actor.writes:
             value = value.to(actor.writes[path])
-        else:
+        elif path in actions:
             value = _encoded(value, env.full_action_spec[as_key(path)])
         side, name = (following, path[1:]) if path[0] == "next" else (root, path)
         side[name] = value
-    for path, value in _others(env, td, actor).items():
-        event = value.shape[len(shape) :]
-        root[path] = value.unsqueeze(len(shape)).expand(*shape, steps, *event).clone()
     entries = root | {("next", *path): leaf for path, leaf in following.items()}
     data = tensordict_of(entries, torch.Size((*shape, steps)), env.device)
     data.names = [*[None] * len(shape), "time"]

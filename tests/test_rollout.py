@@ -498,3 +498,40 @@ def test_a_policy_on_another_device_acts():  # M15
 
     assert [device.type for device in policy.seen] == ["cuda"] * 3
     assert data.device == data["action"].device == torch.device("cpu")
+
+
+# ------------------------------------------------------------------------------ what a policy remembers
+
+
+def remembering(*place: str):
+    """Make a policy that counts what it has seen, in an entry that no spec declares."""
+
+    def act(td: TensorDictBase) -> TensorDictBase:
+        key = (*place, "seen")
+        if td.get(key, None) is None:
+            td.set(key, torch.zeros(*td.batch_size, 1))
+        return td.set("action", torch.zeros(*td.batch_size, 1, dtype=torch.int64)).set(
+            ("next", *key), td.get(key) + 1
+        )
+
+    return act
+
+
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_what_a_policy_remembers_is_zero_where_an_episode_begins(two, stepwise):
+    callback = (lambda env, td: None) if stepwise else None
+
+    data = two.rollout(6, remembering(), callback=callback, break_when_any_done=False)
+    one = Count(2).rollout(5, remembering(), callback=callback, break_when_any_done=False)
+
+    assert data["seen"].squeeze(-1).tolist() == [[0, 1, 0, 1, 0, 1], [0, 1, 2, 3, 0, 1]]
+    assert data["next", "seen"].squeeze(-1).tolist() == [[1, 2, 1, 2, 1, 2], [1, 2, 3, 4, 1, 2]]
+    assert one["seen"].squeeze(-1).tolist() == [0, 1, 0, 1, 0]
+
+
+def test_what_stays_at_the_root_is_left_alone_by_resets(two):
+    td = two.reset().set("task", torch.tensor([[3.0], [4.0]]))
+
+    data = two.rollout(5, remembering(), tensordict=td, auto_reset=False, break_when_any_done=False)
+
+    assert data["task"].squeeze(-1).tolist() == [[3.0] * 5, [4.0] * 5]

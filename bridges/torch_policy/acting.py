@@ -11,7 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from tensordict.nn import TensorDictModuleBase
 from bridges.named_rows import Acted
 from bridges.torch_policy.compiled import CompiledPolicy, Translation
 from bridges.torch_policy.exporting import Signature
-from bridges.torch_policy.jax_policy import JaxPolicy, act
+from bridges.torch_policy.jax_policy import JaxPolicy, Places, act
 from bridges.torch_policy.refusing import STEPWISE
 from envkit.errors import ArgumentError, MissingKeyError, PolicyError
 from envkit.functional import Discrete
@@ -50,7 +50,7 @@ class Actor:
         params: its first argument.
         carries: entries of the root that it reads and the env does not show.
         remembers: those of them that it writes under ``next``.
-        writes: what it writes, with torch's dtypes; empty if it gives an action only.
+        writes: what it writes, with torch's dtypes; empty for one in JAX, whose arrays say it.
     """
 
     function: Callable[..., Any] | None = None
@@ -82,7 +82,9 @@ def actor_for(env: JaxEnv, policy: Any, td: TensorDictBase) -> Actor:
         return Actor()
     if isinstance(policy, JaxPolicy):
         paths = tuple(as_path(key) for key in observation_inputs(env))
-        return Actor(_InJax(policy.function, paths, _action_leaves(env)), policy.params)
+        return Actor(
+            _InJax(policy.function, paths, _action_leaves(env), Places.of(env)), policy.params
+        )
     if isinstance(policy, CompiledPolicy):
         return _translated(env, policy, td)
     hint = "compile_policy(module)" if isinstance(policy, torch.nn.Module) else "a JaxPolicy"
@@ -214,6 +216,25 @@ def _assembled(found: Mapping[Path, jax.Array]) -> Any:
     return {path[-1]: leaf for path, leaf in found.items()}
 
 
+def _acted(
+    written: Mapping[Path, jax.Array],
+    actions: Mapping[Path, jax.Array],
+    lasting: Collection[Path],
+) -> Acted:
+    """Sort what a policy wrote: actions for the env, what goes on into the next root, what is recorded."""
+    following = {
+        path[1:]: leaf
+        for path, leaf in written.items()
+        if path[0] == "next" and path[1:] in lasting
+    }
+    recorded = {
+        path: leaf
+        for path, leaf in written.items()
+        if path[0] != "next" or path[1:] not in following
+    }
+    return Acted(_assembled(actions), recorded, following)
+
+
 @dataclass(frozen=True)
 class _Translated:
     """A translated module as the policy of a program."""
@@ -226,18 +247,8 @@ class _Translated:
         rows = next(iter(observation.values())).shape[0]
         never = dict.fromkeys(_FLAGS, jnp.zeros((rows, 1), bool))
         written = self.translation(params, {**never, **observation}, key)
-        action = _assembled({leaf.path: leaf.read(written[leaf.path]) for leaf in self.actions})
-        following = {
-            path[1:]: leaf
-            for path, leaf in written.items()
-            if path[0] == "next" and path[1:] in self.lasting
-        }
-        recorded = {
-            path: leaf
-            for path, leaf in written.items()
-            if path[0] != "next" or path[1:] not in following
-        }
-        return Acted(action, recorded, following)
+        read = {leaf.path: leaf.read(written[leaf.path]) for leaf in self.actions}
+        return _acted(written, read, self.lasting)
 
 
 @dataclass(frozen=True)
@@ -247,9 +258,11 @@ class _InJax:
     function: Callable[..., Any]
     reads: tuple[Path, ...]
     actions: tuple[_ActionLeaf, ...]
+    places: Places
 
-    def __call__(self, params: Any, observation: Mapping[Path, jax.Array], key: jax.Array) -> Any:
+    def __call__(self, params: Any, observation: Mapping[Path, jax.Array], key: jax.Array) -> Acted:
         seen = {path: observation[path] for path in self.reads}
-        names = [leaf.path[-1] for leaf in self.actions]
-        given = act(self.function, names, params, seen, key)
-        return _assembled({leaf.path: leaf.given(given[leaf.path[-1]]) for leaf in self.actions})
+        written = act(self.function, self.places, params, seen, key)
+        written |= {leaf.path: leaf.given(written[leaf.path]) for leaf in self.actions}
+        given = {leaf.path: written[leaf.path] for leaf in self.actions}
+        return _acted(written, given, self.places.lasting)

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 from envkit import (
     Bounded,
+    BraxEnv,
     Categorical,
     Compose,
     Composite,
@@ -200,6 +201,63 @@ def test_with_several_resets_the_one_to_obey_must_be_named():
         return env.rand_action(td).set(("next", "mem"), td["mem"] + 1)
 
     assert env.rollout(5, act, **NONSTOP)["mem"].flatten().tolist() == [0, 1, 2, 0, 1]
+
+
+def test_what_no_primer_declares_obeys_the_reset_of_its_group_and_without_one_it_is_refused():
+    def remembering(*place):
+        def act(td):
+            seen = td.get((*place, "seen"), torch.zeros(1))
+            td.set((*place, "seen"), seen)
+            return TwoTeams.rand_action(env, td).set(("next", *place, "seen"), seen + 1)
+
+        return act
+
+    env = TwoTeams((2, 3))
+
+    assert env.rollout(5, remembering("b"), **NONSTOP)["b", "seen"].flatten().tolist() == [
+        0,
+        1,
+        2,
+        0,
+        1,
+    ]
+    with pytest.raises(PrimerError, match=r"'seen'.*\['a', 'b'\].*reset_key="):
+        env.rollout(5, remembering(), **NONSTOP)
+
+
+def test_numbers_run_inside_programs_and_other_values_around_them():
+    specs = {"mem": Unbounded((2,)), "flag": Categorical(2, dtype=torch.bool, shape=(1,))}
+    fusing = TensorDictPrimer(specs, default_value={"mem": 0.5, "flag": True}, expand_specs=True)
+    others = [
+        TensorDictPrimer(specs, random=True),
+        TensorDictPrimer(specs, default_value={"mem": lambda: torch.ones(2)}),
+        TensorDictPrimer(specs, call_before_env_reset=True),
+        OwnFresh(specs),
+    ]
+    env = TransformedEnv(BraxEnv("fast", batch_size=[3], device="cpu", episode_length=2), fusing)
+
+    data, _ = env.unroll(env.reset(), 3)
+
+    assert (data["mem"] == 0.5).all() and data["flag"].all() and data["flag"].dtype == torch.bool
+    assert not any(primer.fuses for primer in others)
+    check_env_specs(env)
+
+
+def test_numbers_that_are_not_in_their_spec_are_refused_before_a_program_runs():
+    env = TransformedEnv(
+        BraxEnv("fast", batch_size=[3], device="cpu"),
+        TensorDictPrimer(mem=Bounded(0.0, 1.0, (1,)), default_value=2, expand_specs=True),
+    )
+
+    with pytest.raises(PrimerError, match=r"'mem'.*is not in its spec"):
+        env.reset()
+
+
+class OwnFresh(TensorDictPrimer):
+    """A subclass that makes values in its own way."""
+
+    def _fresh(self, like):
+        return super()._fresh(like)
 
 
 def test_a_primer_named_like_an_action_changes_the_action():

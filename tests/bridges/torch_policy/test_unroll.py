@@ -19,12 +19,19 @@ from bridges.jax_env import JaxEnv
 from bridges.torch_policy.compiled import CompiledPolicy, compile_policy
 from bridges.torch_policy.jax_policy import JaxPolicy
 from envkit.batched.serial import SerialEnv
-from envkit.errors import ArgumentError, MissingKeyError, PolicyError, TranslationError
+from envkit.errors import (
+    ArgumentError,
+    KeyCollisionError,
+    MissingKeyError,
+    PolicyError,
+    TranslationError,
+)
 from envkit.specs import Unbounded
 from envkit.transforms.env import TransformedEnv
 from envkit.transforms.episodes import InitTracker, StepCounter
 from envkit.transforms.primer import TensorDictPrimer
 from envkit.transforms.returns import RewardSum
+from envkit.transition import leaves
 from tests.bridges.compare import assert_close, assert_same, replay, replaying
 from tests.bridges.jax_envs import Chooser, Steered
 from tests.bridges.torch_policy.policies import (
@@ -361,6 +368,110 @@ def test_a_policy_in_jax_that_names_other_actions_is_told_which_there_are(given,
     env = JaxEnv(Steered(), batch_size=[2])
     with pytest.raises(PolicyError, match=r"the actions \['gear', 'wheel'\]\. Return a dict"):
         env.rollout(2, JaxPolicy(function), callback=callback)
+
+
+def telling(params, shown, key):
+    """Walk outwards, and tell more than the action."""
+    place = shown["place"]
+    return {
+        "action": 0.9 * jnp.sign(place),
+        "log_prob": -jnp.sum(place**2, -1),
+        "stats": {"loc": place * 2, "seen": shown["sight"]["lamps"]},
+        ("stats", "level"): shown["sight"]["level"][:, None],
+    }
+
+
+def test_all_that_a_policy_in_jax_returns_is_recorded_compiled_and_stepped(walker):
+    run = {"break_when_any_done": False}
+    compiled = seeded(walker).rollout(STEPS, JaxPolicy(telling), **run)
+    stepped = seeded(walker).rollout(
+        STEPS, JaxPolicy(telling), callback=lambda env, td: None, **run
+    )
+
+    assert compiled["next", "done"].any()
+    assert_close(compiled, stepped)
+    assert {path: leaf.dtype for path, leaf in leaves(compiled)} == {
+        path: leaf.dtype for path, leaf in leaves(stepped)
+    }
+    torch.testing.assert_close(compiled["log_prob"], -compiled["place"].square().sum(-1))
+    assert compiled["stats", "seen"].equal(compiled["sight", "lamps"])
+    assert compiled["stats", "level"].shape == (4, STEPS, 1)
+
+
+def test_what_a_policy_in_jax_returns_wins_over_what_the_data_held(walker):
+    td = seeded(walker).reset().set("log_prob", torch.full((4,), 7.0))
+
+    data, following = walker.unroll(td, STEPS, JaxPolicy(telling))
+
+    assert (data["log_prob"] <= 0).all()
+    assert "log_prob" not in following.keys()
+
+
+def test_a_policy_in_jax_may_return_its_actions_under_their_own_keys():
+    def function(params, shown, key):
+        rows = len(shown)
+        actions = {"wheel": jnp.full((rows, 2), 0.5), "gear": jnp.full(rows, 3)}
+        return {"action": actions, "value": shown[:, 0]}
+
+    env = JaxEnv(Steered(), batch_size=[2])
+    compiled = seeded(env).rollout(3, JaxPolicy(function))
+    stepped = seeded(env).rollout(3, JaxPolicy(function), callback=lambda env, td: None)
+
+    assert_same(compiled, stepped)
+    assert compiled["value"].tolist() == [[0.0, 31.0, 62.0]] * 2
+    assert compiled["action", "gear"].argmax(-1).eq(3).all()
+
+
+def remembering_in_jax(params, shown, key):
+    memory = shown["memory"] + jnp.array([1.0, 0.5])
+    return {"action": 0.2 * jnp.sign(shown["place"]) * memory, ("next", "memory"): memory}
+
+
+def test_a_policy_in_jax_remembers_within_an_episode(walker):
+    env, policy = primed(walker, 0.25), JaxPolicy(remembering_in_jax)
+    root = seeded(env, 1).reset()
+
+    data, following = env.unroll(root.clone(), STEPS, policy)
+    stepped, _ = looped(env, root.clone(), policy.bound_to(env), STEPS)
+
+    begun = data["next", "done"].squeeze(-1)[:, :-1]
+    assert begun.any() and (data["memory"][:, 1:][begun] == 0.25).all()
+    assert (data["memory"][:, 1:][~begun] > 0.25).all()
+    assert_alike(data, stepped)
+    assert following["memory"].equal(data["next", "memory"][:, -1])
+
+
+@pytest.mark.parametrize("callback", [None, lambda env, td: None], ids=["compiled", "stepped"])
+@pytest.mark.parametrize(
+    ("outputs", "error", "message"),
+    [
+        ({"act": "action"}, PolicyError, r"returned \['act'\].*or a dict with 'action'"),
+        ({"place": "action"}, KeyCollisionError, "'place', which the env writes itself"),
+        (
+            {("next", "reward"): "rows"},
+            KeyCollisionError,
+            r"\('next', 'reward'\).*TensorDictPrimer",
+        ),
+        (
+            {("next", "hidden"): "rows"},
+            KeyCollisionError,
+            r"\('next', 'hidden'\).*TensorDictPrimer",
+        ),
+        ({"value": "one"}, PolicyError, r"'value' with shape \(1,\).*for 4 rows.*\(4, \.\.\.\)"),
+        ({"value": "number"}, PolicyError, r"'value' with shape \(\).*for 4 rows"),
+        ({"value": "text"}, PolicyError, r"str as 'value'"),
+        ({3: "rows"}, PolicyError, "the key 3"),
+    ],
+)
+def test_what_a_policy_in_jax_may_not_return_is_told(walker, outputs, error, message, callback):
+    def function(params, shown, key):
+        kinds = {"rows": jnp.zeros(4), "one": jnp.zeros(1), "number": 0.0, "text": "high"}
+        kinds["action"] = shown["place"]
+        given = {name: kinds[kind] for name, kind in outputs.items()}
+        return given if "act" in given else {"action": shown["place"], **given}
+
+    with pytest.raises(error, match=message):
+        seeded(walker).rollout(3, JaxPolicy(function), callback=callback)
 
 
 def test_infos_are_not_given_to_a_plain_policy(walker):
