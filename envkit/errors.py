@@ -54,6 +54,7 @@ __all__ = [
     "SpecMaskError",
     "SpecStackError",
     "SpecTypeError",
+    "StaleDataError",
     "StartedError",
     "StateStructureError",
     "StatisticsError",
@@ -99,6 +100,10 @@ class MemoryKindError(EnvkitError, RuntimeError):
 
 class NotResetError(EnvkitError, RuntimeError):
     """An env was stepped before its first reset."""
+
+
+class StaleDataError(EnvkitError, RuntimeError):
+    """Data is to be stepped from which a simulator has moved on."""
 
 
 class NotStartedError(EnvkitError, RuntimeError, AttributeError):

@@ -73,8 +73,9 @@ def test_the_first_example_gives_one_layout_for_both_worlds():
         {key: (leaf.dtype, leaf.shape[2:]) for key, leaf in td.items(True, True)} for td in rollouts
     )
     assert [tuple(td.shape) for td in rollouts] == [(2048, 32), (8, 32), (2056, 32)]
-    assert gym == both == {key: leaf for key, leaf in brax.items() if "state" not in key}
-    assert names["both"].members[0].state.shape == (2048,)
+    assert gym == {key: leaf for key, leaf in brax.items() if "state" not in key}
+    assert gym == {key: leaf for key, leaf in both.items() if "state" not in key}
+    assert names["td"]["state", "member0", "state"].keys() == names["jax_td"]["state"].keys()
 
 
 def test_the_first_screen_is_the_two_commands_and_ten_lines():

@@ -1,87 +1,53 @@
 """Envs of different worlds as one batch, side by side.
 
 `MixedEnv` concatenates the batches of its members. It hands out the step to all of them before it
-waits for any, so that worker processes step while JAX computes. It knows neither.
+waits for any, so that worker processes step while JAX computes. It knows neither. Where the states of
+members stand in the data is decided in `members`.
 
 Conventions
-    member  an env with one batch axis; its rows follow those of the member before it. It is the
-            submodule ``member{i}``.
-    state   entries only stateless members have; they stay inside, in ``env.members[i].state``.
+    member  an env with one batch axis; it is the submodule ``member{i}``.
+    moment  ``("state", "moment")``, int64 (rows, 1): how often a row of a stateful (batch-locked) member
+            was stepped or reset since it was seeded. It tells data that its simulator has left behind.
+            0 makes no such claim; rows of stateless members hold it.
     device  where the mixed env delivers; each member is given data where it expects it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.base import EnvBase
+from envkit.batched.members import STATE, Member, delivered, members_of
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
+    KeyCollisionError,
     MissingKeyError,
     ReadOnlyError,
     ResetMaskError,
     SpecError,
+    StaleDataError,
 )
 from envkit.keys import Path, as_key, as_path
 from envkit.specs import Bounded, Composite, TensorSpec, Unbounded
+from envkit.transition import collect_reset_masks
 
-__all__ = ["Member", "MixedEnv"]
+__all__ = ["MixedEnv"]
 
 _KINDS = ("observation", "action", "reward", "done")
-_Placed = TypeVar("_Placed", TensorDictBase, TensorSpec)
-
-
-@dataclass
-class Member:
-    """An env of a `MixedEnv`, the rows it has there, and what it showed last."""
-
-    env: EnvBase
-    rows: slice
-    state_paths: frozenset[Path]
-    newest: TensorDictBase | None = field(default=None)
-
-    @property
-    def state(self) -> TensorDictBase | None:
-        """What the next step of a stateless member starts from; None before the first reset."""
-        if self.newest is None or not self.state_paths:
-            return None
-        return self.newest.select(*map(as_key, self.state_paths))
-
-    def part(self, td: TensorDictBase) -> TensorDictBase:
-        """Give this member's rows of a root where it expects them, its state put back in."""
-        part, state = self.taken(td).exclude("next"), self.state
-        return part if state is None else part.update(state)
-
-    def taken(self, td: TensorDictBase) -> TensorDictBase:
-        """Give this member's rows, where it expects them."""
-        return _delivered(td[self.rows], self.env.device)  # type: ignore[type-var]
-
-    def completed(self, td: TensorDictBase) -> TensorDictBase:
-        """The same, with the newest known values of what ``td`` lacks."""
-        part = self.part(td)
-        return part if self.newest is None else self.newest.copy().update(part)
-
-    def keep(self, td: TensorDictBase) -> TensorDictBase:
-        """Remember the newest root, and give what other members have too."""
-        self.newest = td.select(*self.env.observation_keys, *self.env.done_keys, strict=False)
-        return self.without_state(td)
-
-    def without_state(self, td: TensorDictBase) -> TensorDictBase:
-        """Give what other members have too."""
-        if not self.state_paths:
-            return td
-        return td.exclude(*map(as_key, self.state_paths)).filter_empty_()
+_MOMENT = (STATE, "moment")
 
 
 class MixedEnv(EnvBase):
     """Concatenate envs along their batch axis; batch-locked.
+
+    A step reads the state of stateless members from its input: to step one TensorDict twice gives
+    the same twice. Stateful members cannot go back: their rows are stepped from their newest data.
 
     Args:
         members: envs with one batch axis each, of equal keys (state apart), shapes and dtypes.
@@ -90,7 +56,9 @@ class MixedEnv(EnvBase):
     Raises:
         ArgumentError: (a ValueError) there is no member, or members name several devices and
             ``device`` none.
-        SpecError: the members differ; the message lists every difference.
+        SpecError: the members differ; the message lists every difference. Or a state has an entry
+            that is no tensor of fixed shape.
+        KeyCollisionError: members have another entry named ``state``.
     """
 
     def __init__(self, members: Sequence[EnvBase], *, device: Any = None):
@@ -107,73 +75,182 @@ class MixedEnv(EnvBase):
                     "needs exactly one batch axis. Build it with batch_size=[n], or put a single "
                     "env in SerialEnv(1, ...)."
                 )
-        leaves = [_shared_leaves(env) for env in members]
-        _require_alike(leaves)
-        ends = torch.tensor([env.batch_size[0] for env in members]).cumsum(0).tolist()
+        placed = members_of(members)
+        shared = [_shared_leaves(member) for member in placed]
+        _require_alike(shared)
         super().__init__(
-            batch_size=[ends[-1]],
+            batch_size=[placed[-1].rows.stop],
             device=_common_device(members) if device is None else device,
             allow_done_after_reset=any(env.allow_done_after_reset for env in members),
         )
-        self.members = [
-            Member(env, slice(end - env.batch_size[0], end), _state_paths(env))
-            for env, end in zip(members, ends, strict=True)
-        ]
+        self.members = placed
         masks = [pair for env in members for pair in env._action_masks]
         self._action_masks = tuple(dict.fromkeys(masks))
-        for number, env in enumerate(members):
-            self.add_module(_name_of(number), env)
+        for member in self.members:
+            self.add_module(member.name, member.env)
         for kind in _KINDS:
             spec = Composite(shape=self.batch_size, device=self.device)
-            for path in leaves[0][kind]:
+            for path in shared[0][kind]:
                 spec[as_key(path)] = _concatenated(
-                    [_delivered(found[kind][path], self.device) for found in leaves]
+                    [delivered(found[kind][path], self.device) for found in shared]
                 )
             setattr(self, f"full_{kind}_spec", spec)
+        self._is_stateful = torch.zeros(self.batch_size, dtype=torch.bool)
+        for member in self.members:
+            self._is_stateful[member.rows] = member.env.batch_locked
+        self._moments = torch.zeros(self.batch_size, dtype=torch.int64)
+        self._declare_state()
 
     keeps_last_output = True
+
+    def _declare_state(self) -> None:
+        """Declare the states that travel in the data, as input and as observation."""
+        forms = {
+            member.state_key(path): (leaf.shape[1:], leaf.dtype)
+            for member in self.members
+            for path, leaf in member.state.items()
+        }
+        if self._has_moments:
+            forms[_MOMENT] = (1,), torch.int64
+        observation, device = self.full_observation_spec.clone(), self.device
+        _require_free(map(as_path, forms), observation)
+        for key, (event, dtype) in forms.items():
+            observation[key] = Unbounded((*self.batch_size, *event), dtype=dtype, device=device)
+        read = {key for member in self.members for key in member.env.state_keys}
+        state = Composite(shape=self.batch_size, device=device)
+        for key, leaf in observation.items(True, True):
+            if key in forms or key in read:
+                state[key] = leaf.clone()
+        self.full_observation_spec, self.full_state_spec = observation, state
+        self._hidden = (_MOMENT, *((STATE, member.name) for member in self.members))
+
+    @property
+    def _has_moments(self) -> bool:
+        return bool(self._is_stateful.any())
 
     # ---------------------------------------------------------------------------------------- step
 
     def _step_send(self, td: TensorDictBase) -> None:
-        self._check_batch(td)
-        vars(self)["_sent"] = td
-        for member in reversed(self._in_order_of_waiting()):
-            member.env._step_send(member.part(td))
-
-    def _step_recv(self) -> TensorDictBase:
-        td = vars(self).pop("_sent")
-        parts = {
-            id(member): member.keep(member.env._step_recv().get("next"))
-            for member in self._in_order_of_waiting()
-        }
-        return self._attach_next(td.exclude(rules.STEP, inplace=True), self._joined(parts))
+        self._send(td, advance=False)
 
     def _advance_send(self, td: TensorDictBase) -> None:
+        # What the caller preset under `next` may change which rows are done, and rows that are left
+        # out may be done already: then the reset follows apart.
+        self._send(td, advance=td.get("next", None) is None and td.get(rules.STEP, None) is None)
+
+    def _send(self, td: TensorDictBase, *, advance: bool) -> None:
         self._check_batch(td)
-        vars(self)["_sent"] = td
+        mask = td.get(rules.STEP, None)
+        mask = None if mask is None else rules.step_mask(mask, td.batch_size).cpu()
+        moving = self._is_stateful if mask is None else self._is_stateful & mask
+        self._require_newest(td, moving)
+        vars(self)["_sent"] = td, mask, advance
+        self._moments = self._moments + moving
         for member in reversed(self._in_order_of_waiting()):
-            part = member.part(td)
-            preset = td.get("next", None)
-            if preset is not None:  # what the caller preset may change which rows are done
-                part.set("next", member.taken(preset).copy())
-            member.env._advance_send(part)
+            part = member.part(td, self._hidden)
+            if advance:
+                member.env._advance_send(part)
+            else:
+                member.env._step_send(part)
+
+    def _require_newest(self, td: TensorDictBase, moving: torch.Tensor) -> None:
+        """Check that no simulator has left behind the data it is to be stepped from.
+
+        Raises:
+            StaleDataError: one has.
+        """
+        given = td.get(_MOMENT, None)
+        if given is None or not self._has_moments:
+            return
+        given, newest = given.reshape(self.batch_size).cpu(), self._moments
+        stale = moving & (given != newest) & (given != 0) & (newest != 0)
+        if bool(stale.any()):
+            row = int(stale.nonzero()[0])
+            raise StaleDataError(
+                f"row {row} is to be stepped from moment {int(given[row])}, but its simulator is at "
+                f"moment {int(newest[row])} and cannot go back. Go on from what the last step or reset "
+                "gave: env.step_mdp(td), or begin anew: env.reset()."
+            )
+
+    def _step_recv(self) -> TensorDictBase:
+        td, mask, _ = vars(self).pop("_sent")
+
+        def receive(member: Member) -> TensorDictBase:
+            following = member.env._step_recv().get("next")
+            member.keep(following, None if mask is None else mask[member.rows])
+            return following
+
+        following = self._joined(self._received(receive))
+        self._tell_moments(following, td, mask)
+        return self._attach_next(td.exclude(rules.STEP, inplace=True), following)
 
     def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
-        td = vars(self).pop("_sent").exclude(rules.STEP, inplace=True)
-        nexts, roots = {}, {}
-        for member in self._in_order_of_waiting():
+        td, _, advance = vars(self)["_sent"]
+        if not advance:
+            return super()._advance_recv()
+        del vars(self)["_sent"]
+
+        def receive(member: Member) -> tuple[TensorDictBase, TensorDictBase]:
             data, root = member.env._advance_recv()
-            nexts[id(member)] = member.without_state(data.get("next"))
-            roots[id(member)] = member.keep(root)
-        return self._attach_next(td, self._joined(nexts)), self._joined(roots)
+            member.keep(root)
+            return data.get("next"), root
 
-    def _joined(self, parts: dict[int, TensorDictBase]) -> TensorDictBase:
-        """Concatenate what each member gave, named by its id, in the order of the rows."""
-        return self._concatenated([parts[id(member)] for member in self.members])
+        pairs = self._received(receive)
+        following = self._joined({name: told for name, (told, _) in pairs.items()})
+        self._tell_moments(following)
+        data = self._attach_next(td, following)
+        root = self._joined({name: root for name, (_, root) in pairs.items()})
+        if self._has_moments:
+            self._moments = self._moments + (self._begun_after(following) & self._is_stateful)
+            self._tell_moments(root)
+        return data, root
 
-    def _concatenated(self, parts: list[TensorDictBase]) -> TensorDictBase:
-        return _concatenate([_delivered(part, self.device) for part in parts])
+    def _begun_after(self, following: TensorDictBase) -> torch.Tensor:
+        """Say which rows have begun an episode after a step that ended with ``following``."""
+        flags = following.select(*self.done_keys)
+        self.any_done(flags)
+        return self._rows_of(collect_reset_masks(flags, self.done_levels, self.full_done_spec))
+
+    def _rows_of(self, masks: Mapping[Path, torch.Tensor]) -> torch.Tensor:
+        """Say which rows the `_reset` masks of all levels touch."""
+        touched = torch.zeros(self.batch_size, dtype=torch.bool)
+        for mask in masks.values():
+            touched |= mask.reshape(len(touched), -1).any(-1).cpu()
+        return touched
+
+    def _received(self, receive: Callable[[Member], Any]) -> dict[str, Any]:
+        """Receive from every member, also if one fails, and give what they gave by name."""
+        parts: dict[str, Any] = {}
+        failed: Exception | None = None
+        for member in self._in_order_of_waiting():
+            try:
+                parts[member.name] = receive(member)
+            except Exception as error:
+                member.newest = None  # which of its rows have moved is not known
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return parts
+
+    def _tell_moments(
+        self,
+        told: TensorDictBase,
+        root: TensorDictBase | None = None,
+        stepped: torch.Tensor | None = None,
+    ) -> None:
+        """Write the moments of all rows; those that were not ``stepped`` keep what ``root`` says."""
+        if not self._has_moments:
+            return
+        moments = self._moments[:, None].to(told.device or "cpu", copy=True)
+        given = None if root is None else root.get(_MOMENT, None)
+        if given is not None and stepped is not None:
+            moments = rules.choose(stepped.to(moments.device), moments, given)
+        told.set(_MOMENT, moments)
+
+    def _joined(self, parts: Mapping[str, TensorDictBase]) -> TensorDictBase:
+        """Concatenate what each member told, by its name, in the order of the rows."""
+        shown = [member.shown(parts[member.name], self.members) for member in self.members]
+        return _concatenate([delivered(part, self.device) for part in shown])
 
     def _in_order_of_waiting(self) -> list[Member]:
         """Members that compute in this process first: the others work meanwhile."""
@@ -185,26 +262,28 @@ class MixedEnv(EnvBase):
     # --------------------------------------------------------------------------------------- reset
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
-        parts = [member.keep(self._reset_member(member, td, kwargs)) for member in self.members]
-        keys = [key for kind in ("observation", "done") for key in getattr(self, f"{kind}_keys")]
-        return self._concatenated([part.select(*keys, strict=False) for part in parts])
-
-    def _reset_member(
-        self, member: Member, td: TensorDictBase | None, kwargs: dict[str, Any]
-    ) -> TensorDictBase:
-        if td is None:
-            return member.env.reset(**kwargs)
-        mask = td.get(rules.RESET, None)
-        if mask is None:
-            return member.env.reset(member.part(td), **kwargs)
-        if member.newest is None:
+        masks = {}
+        if td is not None:
+            masks = collect_reset_masks(td, self.done_levels, self.full_done_spec)
+        if masks and any(member.newest is None for member in self.members):
             raise ResetMaskError(
-                "a partial reset came before the first full one. Call reset() once without a mask."
+                "a partial reset came before the first full one, or after a step that failed, so what the "
+                "other rows show is not known. Call reset() once without a mask."
             )
-        part = member.completed(td)
-        if not bool(part.get(rules.RESET).any()):
-            return part.exclude(rules.RESET)
-        return member.env.reset(part, **kwargs)
+        rows = self._rows_of(masks) if masks else torch.ones(self.batch_size, dtype=torch.bool)
+        take = Member.part_to_reset if masks else Member.part
+        parts: dict[str, Any] = {}
+        for member in self.members:
+            own = rows[member.rows]
+            if bool(own.any()):
+                part = None if td is None else take(member, td, self._hidden)
+                told = member.env.reset(part, **kwargs)
+                member.keep(told, None if bool(own.all()) else own)
+                self._moments[member.rows] += own & self._is_stateful[member.rows]
+            parts[member.name] = member.newest
+        fresh = self._joined(parts)
+        self._tell_moments(fresh)
+        return fresh
 
     # ------------------------------------------------------------------------- specs, place, state
 
@@ -221,15 +300,12 @@ class MixedEnv(EnvBase):
         for member in self.members:
             member.env.to(*args, **kwargs)
             if member.newest is not None:
-                member.newest = _delivered(member.newest, member.env.device)
+                member.newest = delivered(member.newest, member.env.device)
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Give ``{"member0": {...}, ...}``, the state dict of every member."""
-        return {
-            _name_of(number): member.env.state_dict(*args, **kwargs)
-            for number, member in enumerate(self.members)
-        }
+        return {member.name: member.env.state_dict(*args, **kwargs) for member in self.members}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         """Load what `state_dict` gave.
@@ -243,7 +319,7 @@ class MixedEnv(EnvBase):
                 f"the state dict is of type {type(state_dict).__name__}, but must be a dict. "
                 "Pass what state_dict() gave."
             )
-        names = [_name_of(number) for number in range(len(self.members))]
+        names = [member.name for member in self.members]
         if sorted(state_dict) != sorted(names):
             raise MissingKeyError(
                 f"the state dict has the entries {list(state_dict)}, but this env has the members "
@@ -257,6 +333,7 @@ class MixedEnv(EnvBase):
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
         """Seed the members one after the other, each with the seed the one before returned."""
         self._seed_actions(seed)
+        self._moments = torch.zeros_like(self._moments)
         for member in self.members:
             seed = member.env.set_seed(seed, static_seed=static_seed)
         return seed
@@ -271,11 +348,6 @@ class MixedEnv(EnvBase):
             member.env.close(raise_if_closed=False)
 
 
-def _name_of(number: int) -> str:
-    """Name a member as a submodule and in state dicts."""
-    return f"member{number}"
-
-
 def _common_device(members: list[EnvBase]) -> torch.device | None:
     devices = list(dict.fromkeys(env.device for env in members if env.device is not None))
     if len(devices) > 1:
@@ -286,25 +358,17 @@ def _common_device(members: list[EnvBase]) -> torch.device | None:
     return devices[0] if devices else None
 
 
-def _delivered(value: _Placed, device: torch.device | None) -> _Placed:
-    return value if device is None or value.device == device else value.to(device)
-
-
 def _concatenate(parts: list[TensorDictBase]) -> TensorDictBase:
     return torch.cat(parts, 0)  # type: ignore[return-value, arg-type]
 
 
-def _state_paths(env: EnvBase) -> frozenset[Path]:
-    return frozenset(as_path(key) for key in env.full_state_spec.keys(True, True))
-
-
-def _shared_leaves(env: EnvBase) -> dict[str, dict[Path, TensorSpec]]:
-    state = _state_paths(env)
+def _shared_leaves(member: Member) -> dict[str, dict[Path, TensorSpec]]:
+    """Give what a member must have in common with the others."""
     return {
         kind: {
             as_path(key): leaf
-            for key, leaf in getattr(env, f"full_{kind}_spec").items(True, True)
-            if as_path(key) not in state
+            for key, leaf in getattr(member.env, f"full_{kind}_spec").items(True, True)
+            if not (kind == "observation" and as_path(key) in member.state)
         }
         for kind in _KINDS
     }
@@ -328,6 +392,18 @@ def _require_alike(leaves: list[dict[str, dict[Path, TensorSpec]]]) -> None:
             + "\n".join(differences)
             + "\nBring them to one spec with wrappers, e.g. gymnasium's DtypeObservation."
         )
+
+
+def _require_free(places: Iterable[Path], observation: Composite) -> None:
+    """Check that no observation of the members stands where their states go."""
+    for path in places:
+        for taken in map(as_path, observation.keys(True, True)):
+            if path[: len(taken)] == taken or taken[: len(path)] == path:
+                raise KeyCollisionError(
+                    f"the members have an observation {as_key(taken)!r}, but a mixed env has its own entry "
+                    f"{as_key(path)!r}, for states. Give theirs another name, e.g. with RenameTransform in "
+                    "each member."
+                )
 
 
 def _shown(leaf: TensorSpec | None, kind: str) -> str:

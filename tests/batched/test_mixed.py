@@ -13,12 +13,32 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 from bridges.gymnasium import GymWrapper
-from envkit import MixedEnv, ParallelEnv, SerialEnv, TransformedEnv, VecNorm, check_env_specs
-from envkit.errors import ArgumentError, MissingKeyError, ReadOnlyError, ResetMaskError, SpecError
+from envkit import (
+    Compose,
+    DTypeCastTransform,
+    MixedEnv,
+    ObservationNorm,
+    ParallelEnv,
+    RenameTransform,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    VecNorm,
+    check_env_specs,
+)
+from envkit.errors import (
+    ArgumentError,
+    KeyCollisionError,
+    MissingKeyError,
+    ReadOnlyError,
+    ResetMaskError,
+    SpecError,
+    StaleDataError,
+)
 from envkit.seeding import next_seed
 from envkit.specs import Bounded, Unbounded
 from tests.drift import GymDrift, gym_rows, make_gym
-from tests.envs import Count, Slow, StatelessCount
+from tests.envs import Chaos, Count, Slow, StatelessCount
 from tests.jax_drift import jax_rows
 from tests.policies import Replay
 
@@ -73,9 +93,8 @@ def test_rows_are_those_of_the_members_run_alone(mixed, alone, stop):
     ]
 
     assert together.shape == (5, steps)
-    assert "state" not in together
     for part, rows in zip(parts, (slice(0, 3), slice(3, 5)), strict=True):
-        assert (together[rows] == shared(part)).all()
+        assert (shared(together)[rows] == shared(part)).all()
 
 
 def test_a_mixed_env_keeps_its_specs(mixed):
@@ -83,7 +102,11 @@ def test_a_mixed_env_keeps_its_specs(mixed):
 
     assert mixed.batch_size == (5,)
     assert mixed.batch_locked
-    assert list(mixed.full_state_spec.keys(True, True)) == []
+    assert set(mixed.full_state_spec.keys(True, True)) == {
+        ("state", "moment"),
+        ("state", "member0", "state", "floats"),
+        ("state", "member0", "state", "words"),
+    }
 
 
 def test_seeds_follow_one_another(mixed):
@@ -97,17 +120,6 @@ def test_a_seed_repeats_the_rollout(mixed):
         runs.append(mixed.rollout(6, Replay(actions(5, 6)), break_when_any_done=False))
 
     assert (runs[0] == runs[1]).all()
-
-
-def test_the_state_of_jax_rows_stays_inside(mixed):
-    root = mixed.reset()
-    before = mixed.members[0].state
-
-    mixed.step(root.set("action", torch.ones(5, 1)))
-    after = mixed.members[0].state
-
-    assert mixed.members[1].state is None
-    assert (after["state", "floats"] != before["state", "floats"]).any()
 
 
 def test_what_a_step_gave_is_safe_from_later_steps(mixed):
@@ -202,6 +214,204 @@ def test_an_action_that_is_missing_leaves_the_env_usable(mixed):
         mixed.step(mixed.reset())
 
     assert mixed.rollout(3).shape[0] == 5
+
+
+# ------------------------------------------------------------------------------------------- state
+
+
+def acted(root: TensorDict) -> TensorDict:
+    """Copy a root of any of these envs and put an action in."""
+    return root.clone().set("action", torch.zeros(*root.batch_size, 1, dtype=torch.int64))
+
+
+def unlike() -> MixedEnv:
+    """Two stateless members whose states differ."""
+    counted = TransformedEnv(StatelessCount(9, batch_size=[2]), StepCounter())
+    return MixedEnv([StatelessCount(9, batch_size=[3]), counted])
+
+
+def test_the_state_of_jax_rows_travels_in_the_data(mixed, alone):
+    root = mixed.reset()
+    state = root["state", "member0", "state"]
+    own = root[:3].exclude("state").set("state", state[:3]).set("action", torch.full((3, 1), 0.5))
+
+    together = mixed.step(root.clone().set("action", torch.full((5, 1), 0.5)))
+    by_itself = alone[0].step(own)
+
+    assert not state[3:]["floats"].any()
+    assert (together["next", "state", "member0", "state"][:3] == by_itself["next", "state"]).all()
+    assert (shared(together)[:3] == shared(by_itself)).all()
+
+
+@pytest.mark.parametrize("call", ["step", "step_and_maybe_reset"])
+def test_stepping_one_tensordict_twice_gives_the_same_twice(call):
+    env = unlike()
+    root = acted(env.step_mdp(env.step(acted(env.reset()))))
+
+    first, again = (getattr(env, call)(root.clone()) for _ in range(2))
+
+    if call == "step":
+        first, again = (first,), (again,)
+    assert first[0]["next", "count"].flatten().tolist() == [2] * 5
+    for one, other in zip(first, again, strict=True):
+        assert (one == other).all()
+
+
+def test_states_that_all_members_have_alike_stand_as_in_theirs():
+    env = MixedEnv([counts(), StatelessCount(9, batch_size=[2])])
+
+    root = env.reset()
+    root["count"][2:] = torch.tensor([[3], [5]])
+    data = env.step(acted(root))
+
+    assert set(env.full_state_spec.keys(True, True)) == {"count", ("state", "moment")}
+    assert data["next", "count"].flatten().tolist() == [1, 1, 4, 6]
+    check_env_specs(env)
+
+
+def test_states_that_differ_stand_beside_each_other():
+    env = unlike()
+    root = env.step_mdp(env.step(acted(env.reset())))
+
+    assert root["count"].flatten().tolist() == [1] * 5
+    assert root["state", "member1", "step_count"].flatten().tolist() == [0, 0, 0, 1, 1]
+    check_env_specs(env)
+
+
+def test_a_stateful_row_is_not_stepped_from_data_that_it_has_left_behind():
+    env = MixedEnv([StatelessCount(9, batch_size=[1]), counts()])
+    root = acted(env.reset())
+    first = env.step(root.clone())
+
+    with pytest.raises(StaleDataError, match=r"row 1 .*moment 1.* at moment 2.*step_mdp.*reset"):
+        env.step(root.clone())
+    following = env.step(acted(env.step_mdp(first)))
+
+    assert following["next", "count"].flatten().tolist() == [2, 2, 2]
+
+
+def test_the_end_of_an_episode_is_left_behind_by_a_reset():
+    env = MixedEnv([SerialEnv(2, partial(Count, 1))])
+    data, root = env.step_and_maybe_reset(acted(env.reset()))
+
+    with pytest.raises(StaleDataError, match=r"moment 2, .* at moment 3"):
+        env.step(acted(env.step_mdp(data)))
+    assert env.step(acted(root))["next", "count"].flatten().tolist() == [1, 1]
+
+
+def seeds_anew(env, root):
+    env.set_seed(3)
+    return root
+
+
+def steps_a_row(env, root):
+    return env.step_mdp(env.step(root.set("_step", torch.tensor([T, F]))))
+
+
+def resets_a_row(env, root):
+    return env.reset(root.set("_reset", torch.tensor([[T], [F]])))
+
+
+@pytest.mark.parametrize(
+    "go_on",
+    [
+        lambda env, root: root.clone(),
+        lambda env, root: root[torch.arange(2)],
+        lambda env, root: env.step_mdp(env.step(root)),
+        lambda env, root: env.step_and_maybe_reset(root)[1],
+        lambda env, root: env.step_mdp(env.rollout(9, break_when_any_done=False)[..., -1]),
+        lambda env, root: root.exclude("state"),
+        lambda env, root: root.set("count", root["count"] - 7),
+        seeds_anew,
+        steps_a_row,
+        resets_a_row,
+    ],
+    ids=lambda go_on: getattr(go_on, "__name__", None),
+)
+def test_what_is_made_of_the_newest_data_can_be_stepped(go_on):
+    env = MixedEnv([counts()])
+    root = env.step_mdp(env.step(acted(env.reset())))
+
+    data = env.step(acted(env.maybe_reset(go_on(env, acted(root)))))
+
+    assert data["next", "reward"].all()
+
+
+@pytest.mark.parametrize(
+    "stop", [{}, {"break_when_any_done": False}, {"break_when_all_done": True}]
+)
+def test_rollouts_through_transforms_go_on_from_the_newest_data(stop):
+    env = MixedEnv([SerialEnv(2, [partial(Count, 2), partial(Count, 4)]), counts()])
+    cast = DTypeCastTransform(torch.int64, torch.float32, in_keys=["count"])
+    scaled = ObservationNorm(loc=3.0, scale=2.0, in_keys=["count"])
+    env = TransformedEnv(env, Compose(cast, scaled, StepCounter()))
+
+    data = env.rollout(7, **stop)
+
+    assert (data["next", "count"] == data["next", "step_count"] * 2.0 + 3.0).all()
+
+
+def test_members_must_leave_the_name_of_the_states_free():
+    def make():
+        return SerialEnv(1, lambda: TransformedEnv(Count(3), RenameTransform(["count"], ["state"])))
+
+    with pytest.raises(KeyCollisionError, match=r"'state'.*\('state', 'moment'\).*RenameTransform"):
+        MixedEnv([make(), make()])
+
+
+# ----------------------------------------------------------------------------- what members told
+
+
+def reset_the_first(env, root):
+    root = env.reset(root.set("_reset", torch.tensor([[T], [F], [F], [F]])))
+    assert root["count"].flatten().tolist() == [0, 77, 77, 77]
+
+
+def step_the_first(env, root):
+    data = env.step(acted(root).set("_step", torch.tensor([T, F, F, F])))
+    assert data["next", "count"].flatten().tolist() == [2, 77, 77, 77]
+
+
+def preset_what_follows(env, root):
+    root = acted(root)
+    root["next", "count"] = torch.full((4, 1), 77)
+    data, _ = env.step_and_maybe_reset(root)
+    assert data["next", "count"].flatten().tolist() == [77, 77, 77, 77]
+
+
+@pytest.mark.parametrize(
+    ("call", "known"),
+    [
+        (reset_the_first, [0, 1, 1, 1]),
+        (step_the_first, [2, 1, 1, 1]),
+        (preset_what_follows, [2, 2, 2, 2]),
+    ],
+)
+def test_what_the_caller_says_of_a_row_is_not_what_its_member_told(call, known):
+    env = MixedEnv([counts(), counts()])
+    root = env.step_mdp(env.step(acted(env.reset())))
+
+    call(env, root.set("count", torch.full((4, 1), 77)))
+    told = env.reset(TensorDict({"_reset": torch.zeros(4, 1, dtype=torch.bool)}, [4]))
+
+    assert told["count"].flatten().tolist() == known
+
+
+def test_a_member_that_fails_leaves_no_other_in_the_middle_of_a_step():
+    def make():
+        return SerialEnv(2, partial(Chaos, 9), use_buffers=False)
+
+    env = MixedEnv([make(), make()])
+    root = env.reset()
+    faults = torch.tensor([[Chaos.FAULTS.index("raise")], [0], [0], [0]])
+
+    with pytest.raises(RuntimeError, match="cannot go on from 0"):
+        env.step(root.clone().set("action", faults))
+    with pytest.raises(ResetMaskError, match=r"after a step that failed.*without a mask"):
+        env.reset(root.clone().set("_reset", torch.tensor([[T], [F], [F], [F]])))
+
+    assert [*env.members[0].env.c, *env.members[1].env.c] == [0, 1, 1, 1]
+    assert env.step(acted(env.reset()))["next", "count"].flatten().tolist() == [1] * 4
 
 
 # ------------------------------------------------------------------------------------------ specs
@@ -344,7 +554,7 @@ def test_data_goes_where_the_env_and_each_member_expect_it():
     root = env.reset()
     parts = [member.part(TensorDict({"action": torch.ones(4, 1)}, [4])) for member in env.members]
     env.members[1].env.to("meta")
-    moved = env.members[1].taken(TensorDict({"action": torch.ones(4, 1)}, [4]))
+    moved = env.members[1].part(TensorDict({"action": torch.ones(4, 1)}, [4]))
 
     meta, cpu = torch.device("meta"), torch.device("cpu")
     assert {root.device, root["count"].device, env.action_spec.device} == {meta}
