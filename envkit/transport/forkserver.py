@@ -32,7 +32,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 
 from envkit.transport.interpreter import run_python
-from envkit.transport.lifeline import pidfd_of
+from envkit.transport.lifeline import end_groups, pidfd_of
 
 __all__ = ["STATUS", "ForkServer", "main", "shared_fork_server"]
 
@@ -145,24 +145,27 @@ def main(requests_fd: int, parent_pid: int) -> None:
     if parent is not None:
         poller.register(parent, select.POLLIN)
         private.append(parent)
-    with socket.socket(fileno=requests_fd) as requests:
-        while True:
-            ready = {fd for fd, _ in poller.poll()}
-            if ended_r in ready:
-                os.read(ended_r, 4096)
-                _report_ends(statuses)
-            if parent in ready:
-                return
-            if requests_fd not in ready:
-                continue
-            request, fds, _, _ = socket.recv_fds(requests, 1, _MAX_FDS)
-            if not request:
-                return
-            if request == _PRELOAD:
-                _preload(requests)
-            else:
-                count = requests.recv(1)[0]
-                _fork_worker(fds, statuses, complete=len(fds) == count, close=private)
+    try:
+        with socket.socket(fileno=requests_fd) as requests:
+            while True:
+                ready = {fd for fd, _ in poller.poll()}
+                if ended_r in ready:
+                    os.read(ended_r, 4096)
+                    _report_ends(statuses)
+                if parent in ready:
+                    return
+                if requests_fd not in ready:
+                    continue
+                request, fds, _, _ = socket.recv_fds(requests, 1, _MAX_FDS)
+                if not request:
+                    return
+                if request == _PRELOAD:
+                    _preload(requests)
+                else:
+                    count = requests.recv(1)[0]
+                    _fork_worker(fds, statuses, complete=len(fds) == count, close=private)
+    finally:
+        end_groups(statuses)
 
 
 def _preload(requests: socket.socket) -> None:
@@ -189,6 +192,7 @@ def _fork_worker(
             error = refused.errno or errno.EAGAIN
     if pid == 0:
         try:
+            os.setsid()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for fd in (*close, fds[0], *statuses.values()):
@@ -215,14 +219,19 @@ def _fork() -> int:
 
 
 def _report_ends(statuses: dict[int, int]) -> None:
-    while statuses:
+    """Wait for workers that have ended, end what they have left behind, and tell."""
+    ended: dict[int, int] = {}
+    while len(ended) < len(statuses):
         pid, wait_status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
-            return
-        status = statuses.pop(pid, None)
-        if status is not None:
-            _write_status(status, os.waitstatus_to_exitcode(wait_status))
-            os.close(status)
+            break
+        if pid in statuses:
+            ended[pid] = os.waitstatus_to_exitcode(wait_status)
+    end_groups(ended)
+    for pid, exitcode in ended.items():
+        status = statuses.pop(pid)
+        _write_status(status, exitcode)
+        os.close(status)
 
 
 def _write_status(status: int, number: int) -> None:

@@ -22,7 +22,8 @@ _PROGRAM = (
 def run_python(module: str, arguments: Sequence[int], fds: Sequence[int]) -> subprocess.Popen:
     """Start an interpreter that calls ``module.main(*arguments)`` and inherits ``fds``.
 
-    It ignores Ctrl-C, which is its parent's to handle, and has no standard input.
+    It ignores Ctrl-C, which is its parent's to handle, and has no standard input. It leads a session
+    of its own: no signal for the group or the terminal of this process reaches it.
     """
     program = _PROGRAM.format(path=absolute_sys_path(), module=module, arguments=tuple(arguments))
     executable = os.fsdecode(multiprocessing.spawn.get_executable())
@@ -36,6 +37,7 @@ def run_python(module: str, arguments: Sequence[int], fds: Sequence[int]) -> sub
             pass_fds=fds,
             env=worker_environ(),
             stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -22,6 +22,7 @@ from envkit.errors import ArgumentError
 from envkit.transport import worker
 from envkit.transport.forkserver import STATUS, shared_fork_server
 from envkit.transport.interpreter import run_python
+from envkit.transport.lifeline import end_groups
 
 __all__ = [
     "WorkerProcess",
@@ -162,6 +163,7 @@ class _ForkServerProcess:
         else:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+            end_groups([self.pid])
 
 
 class _ChildProcess:
@@ -189,8 +191,10 @@ class _ChildProcess:
         if self.exitcode is None and self.pid is not None:
             with suppress(ChildProcessError):  # someone else waited for all children
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-                self.exitcode = os.waitstatus_to_exitcode(status) if pid else None
-                return pid != 0
+                if pid == 0:
+                    return False
+                self.exitcode = os.waitstatus_to_exitcode(status)
+                end_groups([pid])
         return True
 
     def close(self) -> None:
@@ -227,6 +231,7 @@ def _fork(fds: Sequence[int], close: Sequence[int]) -> int:
     pid = os.fork()
     if pid == 0:
         try:
+            os.setsid()
             for fd in close:
                 os.close(fd)
             own = [os.dup(fd) for fd in fds]

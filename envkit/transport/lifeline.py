@@ -1,4 +1,4 @@
-"""How a process ends with the one it serves, however that ends.
+"""How a process ends with the one it serves, however that ends, and how what it has started ends.
 
 This module decides what is watched, and by whom. It does not know what the process does.
 
@@ -9,6 +9,11 @@ Three ways, since none of them covers all:
     a pidfd            becomes readable when the process that is served is gone. Linux only.
     a lifeline         a pipe nobody writes to, which ends with the last process that could. It works
                        everywhere, but forks of the process that is served may hold it open.
+
+A worker leads a session, and so a process group, of its own. What it starts belongs to that group,
+unless it goes out of its way to leave, and ends with it: whoever waits for the worker, its fork server
+or its parent, calls `end_groups`. Nobody is left to do so where the parent of a worker that no fork
+server has started is killed.
 """
 
 import ctypes
@@ -17,10 +22,13 @@ import select
 import signal
 import sys
 import threading
+import time
+from collections.abc import Iterable
 
-__all__ = ["end_with_parent", "pidfd_of", "start_watching"]
+__all__ = ["end_groups", "end_with_parent", "pidfd_of", "start_watching"]
 
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2), linux/prctl.h
+_TERMINATE_S, _LOOK_S = 0.3, 0.005
 
 
 def end_with_parent(parent_pid: int) -> None:
@@ -58,3 +66,28 @@ def start_watching(lifeline: int, served_pid: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def end_groups(leader_pids: Iterable[int]) -> None:
+    """End what is left of the groups of some workers, in bounded time: ask, wait, kill.
+
+    Args:
+        leader_pids: workers that run, or were waited for right before. The number of one that is gone
+            is taken as long as its group has members, and may be another's afterwards.
+    """
+    left = [pid for pid in leader_pids if _signal_group(pid, signal.SIGTERM)]
+    end = time.monotonic() + _TERMINATE_S
+    while left and time.monotonic() < end:
+        time.sleep(_LOOK_S)  # nothing tells of the end of a group
+        left = [pid for pid in left if _signal_group(pid, 0)]
+    for pid in left:
+        _signal_group(pid, signal.SIGKILL)
+
+
+def _signal_group(leader_pid: int, number: int) -> bool:
+    """Send a signal to a group, and say whether it has members."""
+    try:
+        os.killpg(leader_pid, number)
+    except ProcessLookupError:
+        return False
+    return True
