@@ -88,10 +88,10 @@ class TensorDictRows:
         slot = int(self._slot[self._first])
         for row in rows:
             env = self._envs[row]
-            ended = env.step(slot)
+            env.step(slot)
             if not advance:
                 continue
-            if ended:
+            if env.notes_a_reset():
                 env.reset(slot + 1)
             else:
                 env.write_root(slot + 1)
@@ -139,8 +139,8 @@ class TensorDictRow:
         self._write(self._roots, slot, self.root)
 
     @torch.no_grad()
-    def step(self, slot: int) -> bool:
-        """Step from and into the rows of ``slot``, and say whether anything is done."""
+    def step(self, slot: int) -> None:
+        """Step from and into the rows of ``slot``."""
         root = self.root
         if root is None:
             root = TensorDict({}, batch_size=self.env.batch_size, device=self.env.device)
@@ -152,18 +152,19 @@ class TensorDictRow:
         following = td.get("next")
         self._write(self._nexts, slot, following)
         self.root = self.env.step_mdp(td)
-        ended = self.env._reset_is_due(self.root)
-        if ended:
-            self._keep_masks(self.root)
-        return ended
 
-    def _keep_masks(self, root: TensorDictBase) -> None:
-        """Leave the masks of a following reset where `reset` looks for them."""
+    def notes_a_reset(self) -> bool:
+        """Leave the masks of what is done where `reset` looks for them, and say whether anything is."""
+        root = self.root
+        assert root is not None
+        if not self.env._reset_is_due(root):
+            return False
         for path, mask in self._reset_masks.items():
             given = root.get(as_key(path), None)
             if given is not None:
                 mask.copy_(given)
                 root.del_(as_key(path))
+        return True
 
     @staticmethod
     def _write(

@@ -194,10 +194,14 @@ class TensorDictExchange:
             inputs[row] = None
             if td is None or row in self._recovery.unstarted:
                 continue
-            part = inputs[row] = self._input(td, row, "next", *_masks_at(td))
-            for level, mask in own.items():
-                if not bool(mask.all()):
-                    part.set(as_key((*level, rules.RESET)), mask)
+            part = self._input(td, row, "next", *_masks_at(td))
+            last = self._last[row]
+            in_part = {level: mask for level, mask in own.items() if not bool(mask.all())}
+            if in_part and last is not None:  # what is not reset and not given is as it was last
+                part = last.copy().update(part)
+            for level, mask in in_part.items():
+                part.set(as_key((*level, rules.RESET)), mask)
+            inputs[row] = part
         refuse_early_part(inputs.keys(), [part is not None for part in self._last])
 
         def reset(rows: set[int]) -> None:

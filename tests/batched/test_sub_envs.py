@@ -215,6 +215,30 @@ def test_parts_of_a_sub_env_begin_anew_each_for_itself(make):
     assert data["count"].squeeze(-1)[0].tolist() == [[0, 1, 0, 1], [0, 1, 2, 0]]
 
 
+@in_all_ways
+def test_a_reset_begins_all_parts_anew_after_a_step_in_which_one_ended(make):
+    env = make(2, [Pair, partial(Pair, (1, 4))])
+
+    stepped = env.rand_step(env.reset())
+    root = env.reset()
+    env.close()
+
+    assert stepped["next", "done"].squeeze(-1).tolist() == [[F, F], [T, F]]
+    assert root["count"].squeeze(-1).tolist() == [[0, 0], [0, 0]]
+
+
+@in_all_ways
+def test_a_mask_without_data_leaves_the_other_parts_of_a_sub_env_as_they_were(make):
+    env = make(2, [Pair, partial(Pair, (1, 4))])
+    mask = torch.tensor([[F, F], [T, F]])
+
+    env.rand_step(env.reset())
+    root = env.reset(TensorDict({"_reset": mask}, [2, 2]))
+    env.close()
+
+    assert root["count"].squeeze(-1).tolist() == [[1, 1], [0, 1]]
+
+
 class Groups(EnvBase):
     """Two groups with done leaves of their own; the root is done when any or all of them are.
 
