@@ -30,7 +30,16 @@ from envkit.batched.rows import TensorDictRows, bind_rows, row_core
 from envkit.errors import WorkerError
 from envkit.transport import RowsFailedError
 
-__all__ = ["ADVANCE", "COMMAND_NAMES", "RESET", "STEP", "EnvHost", "HostFactory", "Maker"]
+__all__ = [
+    "ADVANCE",
+    "BUILDING",
+    "COMMAND_NAMES",
+    "RESET",
+    "STEP",
+    "EnvHost",
+    "HostFactory",
+    "Maker",
+]
 
 STEP, RESET, ADVANCE = 1, 2, 3
 COMMAND_NAMES: dict[int | str, str] = {
@@ -42,6 +51,9 @@ COMMAND_NAMES: dict[int | str, str] = {
     "load_state_dicts": "load_state_dict",
 }
 """What the user called where a command or call fails; other calls have the name of their method."""
+
+BUILDING = ("rebuild",)
+"""Methods that build envs, and may take as long as the start."""
 
 Maker = tuple[Callable[..., EnvBase], dict[str, Any]]
 Inputs = dict[int, tuple[TensorDictBase | None, dict[str, Any]]]  # data and keywords by row

@@ -71,8 +71,9 @@ class HostedEnv(EnvBase):
         non_blocking: copies to the device of delivery do not wait for it.
         num_processes: processes that share the sub-envs evenly; None takes one per core, at most
             one per sub-env. Shows in no result.
-        timeout: seconds a start, step, reset or any other call may take; None sets no limit. It may
-            be assigned while the env runs.
+        timeout: seconds a step, reset or any other call may take; None sets no limit.
+        start_timeout: seconds that building sub-envs may take, at the start or when they are built anew;
+            None sets no limit. Both may be assigned while the env runs.
         on_worker_failure: "raise", or "restart": an env that raises loses its row, a process that
             dies or hangs those it held. Lost rows end their episode with ``truncated``, at their
             last root values and no reward, and go on with new envs; see `recovery`.
@@ -116,6 +117,7 @@ class HostedEnv(EnvBase):
         non_blocking: bool = True,
         num_processes: int | None = None,
         timeout: float | None = 60.0,
+        start_timeout: float | None = 60.0,
         on_worker_failure: str = "raise",
         max_restarts: int = 10,
         use_buffers: bool | None = None,
@@ -147,7 +149,7 @@ class HostedEnv(EnvBase):
         self.shared_memory, self.memmap = shared_memory, memmap
         self.num_threads, self.num_sub_threads = num_threads, num_sub_threads
         self.num_processes = num_processes
-        self.timeout = timeout
+        self.timeout, self.start_timeout = timeout, start_timeout
         self.on_worker_failure, self.max_restarts = on_worker_failure, max_restarts
         self._allowed_restarts = allowed_restarts(on_worker_failure, max_restarts)
         self.serial_for_single = serial_for_single
@@ -337,7 +339,7 @@ class HostedEnv(EnvBase):
 
     @property
     def timeout(self) -> float | None:
-        """Seconds a start, step or reset may take; None sets no limit."""
+        """Seconds a step or reset may take; None sets no limit."""
         return self._timeout_s
 
     @timeout.setter
@@ -346,6 +348,18 @@ class HostedEnv(EnvBase):
         self._timeout_s = timeout_s
         if self.__dict__.get("_pool") is not None:
             self._pool.timeout_s = timeout_s  # type: ignore[union-attr]
+
+    @property
+    def start_timeout(self) -> float | None:
+        """Seconds that building sub-envs may take; None sets no limit."""
+        return self._start_timeout_s
+
+    @start_timeout.setter
+    def start_timeout(self, timeout_s: float | None) -> None:
+        require_seconds("start_timeout", timeout_s)
+        self._start_timeout_s = timeout_s
+        if self.__dict__.get("_pool") is not None:
+            self._pool.start_timeout_s = timeout_s  # type: ignore[union-attr]
 
     @property
     def policy_proof(self) -> Any:

@@ -21,7 +21,7 @@ from envkit.batched.attributes import WorkerAttribute
 from envkit.batched.carried import carried
 from envkit.batched.choices import chosen
 from envkit.batched.common import BatchedEnv
-from envkit.batched.host import COMMAND_NAMES, HostFactory, Maker
+from envkit.batched.host import BUILDING, COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.serial import SerialEnv
 from envkit.batched.threads import ThreadLimit
 from envkit.errors import ArgumentError, CopyError
@@ -79,6 +79,7 @@ class ParallelEnv(BatchedEnv):
         non_blocking: bool = True,
         num_processes: int | None = None,
         timeout: float | None = 60.0,
+        start_timeout: float | None = 60.0,
         on_worker_failure: str = "raise",
         max_restarts: int = 10,
         use_buffers: bool | None = None,
@@ -101,6 +102,7 @@ class ParallelEnv(BatchedEnv):
             non_blocking=non_blocking,
             num_processes=num_processes,
             timeout=timeout,
+            start_timeout=start_timeout,
             on_worker_failure=on_worker_failure,
             max_restarts=max_restarts,
             use_buffers=use_buffers,
@@ -137,6 +139,8 @@ class ParallelEnv(BatchedEnv):
             self.num_processes or min(self.num_workers, len(usable_cores())),
             start_method=self.mp_start_method,
             timeout_s=self.timeout,
+            start_timeout_s=self.start_timeout,
+            building=BUILDING,
             preload=_PRELOAD,
             prepare=carried(),
             commands=COMMAND_NAMES,

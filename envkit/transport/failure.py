@@ -89,7 +89,7 @@ class Failure:
         if self.kind == "timeout":
             return (
                 f"{who}, which held {rows}, did not answer {self.command!r} {self.message} and was "
-                "killed. Raise the timeout if the work is this slow; otherwise its stack "
+                "killed. Raise that limit if the work is this slow; otherwise its stack "
                 + ("below says where it hangs." if self.traceback else "could not be had.")
             )
         if self.kind == "interrupted":

@@ -35,6 +35,7 @@ class LocalPool:
         self.closed = False
         self.seeds: dict[int, int] = {}
         self.timeout_s: float | None = None  # nobody is there to notice
+        self.start_timeout_s: float | None = None
         self._make_host = make_host
         self._commands = dict(commands or {})
         self._rows = Rows(range(num_rows))

@@ -78,7 +78,10 @@ class Pool(Protocol):
     """The seeds that rows were last given, by row; they stand in the messages of errors."""
 
     timeout_s: float | None
-    """Seconds that a round, `start` or a call may take from now on, where that can be enforced."""
+    """Seconds that a round or a call may take from now on, where that can be enforced."""
+
+    start_timeout_s: float | None
+    """Seconds that a start, also of a single worker, may take from now on, where that can be enforced."""
 
     def restart_worker(self, index: int) -> object:
         """Replace worker ``index`` by a fresh one for the same rows, bound to the same arrays.

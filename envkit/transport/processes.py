@@ -6,6 +6,7 @@ selector, with a deadline. It does not know what a command means.
 Conventions
     pending   workers that were woken and have not replied, by the descriptor of their reply pipe.
     deadline  counts from the `send` (or other request) of the round; one for all its workers.
+    limit     name of what sets it: "timeout", or "start_timeout" where hosts and envs are built.
     abandoned round  one that Ctrl-C interrupted. The next one finishes it first, and tells what
               failed in it beside its own failures.
     Ctrl-C may come behind any call. So a worker is pending before it is woken, with nothing called
@@ -17,9 +18,9 @@ import os
 import pickle
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -46,6 +47,8 @@ from envkit.transport.worker import (
 
 __all__ = ["ProcessPool"]
 
+Limit = Literal["timeout", "start_timeout"]
+
 _TO_ALL = [wake.encode(command | ALL_ROWS) for command in range(256)]
 _TO_CHOSEN = [wake.encode(command | CHOSEN_ROWS) for command in range(256)]
 _CONTROL, _BIND = wake.encode(CONTROL), wake.encode(BIND)
@@ -67,7 +70,10 @@ class ProcessPool:
         commands: names of commands (0 to 255), and of methods that are to be called otherwise, for
             messages.
         start_method: "forkserver" (default where it exists), "spawn" or "fork".
-        timeout_s: seconds that a round, `start` or a call may take; None for no limit.
+        timeout_s: seconds that a round or a call may take; None for no limit.
+        start_timeout_s: seconds that `start`, `bind` and the methods in ``building`` may take each, and
+            so the start of a single worker; None for no limit. A cold start imports what envs need.
+        building: methods of the host that build anew what `start` has built.
         preload: modules that workers will need, imported once by the fork server.
         map_files_in: directory of the file that backs the shared arrays; None for memory.
         hide_warnings: ignore Python warnings in workers, from before they import anything for
@@ -88,6 +94,8 @@ class ProcessPool:
         commands: Mapping[int | str, str] | None = None,
         start_method: str | None = None,
         timeout_s: float | None = 60.0,
+        start_timeout_s: float | None = 60.0,
+        building: Collection[str] = (),
         preload: Iterable[str] = (),
         map_files_in: str | None = None,
         hide_warnings: bool = False,
@@ -96,6 +104,8 @@ class ProcessPool:
     ) -> None:
         self.rows_of = spread_rows(num_rows, num_processes)
         self.timeout_s = timeout_s
+        self.start_timeout_s = start_timeout_s
+        self._building = building
         self.seeds: dict[int, int] = {}
         self._num_rows = num_rows
         self._commands = dict(commands or {})
@@ -112,6 +122,7 @@ class ProcessPool:
         self._selected: np.ndarray = np.zeros(num_rows, np.uint8)
         self._round = ""  # name of the command under way
         self._number = 0  # of the round
+        self._limit: Limit = "timeout"
         self._limit_s = self._deadline = math.inf
         self._failures: dict[tuple[int, int], list[Failure]] = {}  # by round and worker
         self._answers: dict[int, Any] = {}
@@ -141,7 +152,7 @@ class ProcessPool:
         try:
             for index in range(len(self.rows_of)):
                 resources.add(self._launch(resources, index))
-            return self._exchange("start", resources.handles, self._post_setup)
+            return self._start_up(resources.handles)
         except BaseException:
             self.close()
             raise
@@ -157,7 +168,7 @@ class ProcessPool:
         previous, resources.block = resources.block, block
         if previous is not None:
             previous.close()
-        self._exchange("bind", resources.handles, self._post_bind, _BIND)
+        self._bind(resources.handles)
         return arrays
 
     def send(self, command: int, rows: Selection = None) -> None:
@@ -263,7 +274,9 @@ class ProcessPool:
         def post(handle: WorkerHandle) -> None:
             handle.post_call(method, of_worker[handle.index])
 
-        return self._exchange(self._commands.get(method, method), chosen, post, _CONTROL)
+        name = self._commands.get(method, method)
+        limit: Limit = "start_timeout" if method in self._building else "timeout"
+        return self._exchange(name, chosen, post, _CONTROL, limit=limit)
 
     def restart_worker(self, index: int) -> object:
         """Replace worker ``index`` by a fresh process for the same rows, bound to the same block.
@@ -274,9 +287,9 @@ class ProcessPool:
         successor = self._launch(resources, index)
         try:
             resources.replace(successor)
-            description = self._exchange("start", [successor], self._post_setup)[0]
+            description = self._start_up([successor])[0]
             if resources.block is not None:
-                self._exchange("bind", [successor], self._post_bind, _BIND)
+                self._bind([successor])
         except BaseException as error:
             lost = successor.end("interrupted", "start")
             if isinstance(error, WorkerError):
@@ -314,6 +327,12 @@ class ProcessPool:
             close_in_fork=resources.fds,
         )
 
+    def _start_up(self, handles: Sequence[WorkerHandle]) -> list[object]:
+        return self._exchange("start", handles, self._post_setup, limit="start_timeout")
+
+    def _bind(self, handles: Sequence[WorkerHandle]) -> None:
+        self._exchange("bind", handles, self._post_bind, _BIND, limit="start_timeout")
+
     def _post_setup(self, handle: WorkerHandle) -> None:
         core = self._cores[handle.index] if self._cores else None
         handle.post_setup(
@@ -337,11 +356,12 @@ class ProcessPool:
         woken = np.logical_or.reduceat(mask, self._first_rows).tolist()
         return [handle for handle, wake in zip(resources.handles, woken, strict=True) if wake]
 
-    def _begin(self, name: str) -> None:
+    def _begin(self, name: str, limit: Limit = "timeout") -> None:
         self._round = name
         self._number += 1
         self._answers = {}
-        self._limit_s = math.inf if self.timeout_s is None else self.timeout_s
+        limit_s = self.timeout_s if limit == "timeout" else self.start_timeout_s
+        self._limit, self._limit_s = limit, math.inf if limit_s is None else limit_s
         self._deadline = time.monotonic() + self._limit_s
 
     def _exchange(
@@ -350,6 +370,8 @@ class ProcessPool:
         handles: Sequence[WorkerHandle],
         post: Callable[[WorkerHandle], None],
         code: Any = None,
+        *,
+        limit: Limit = "timeout",
     ) -> list[Any]:
         """Send a message to each of ``handles``, and return their answers in that order.
 
@@ -358,7 +380,7 @@ class ProcessPool:
         resources = self._require_open()
         if resources.pending:
             self._finish_abandoned(resources)
-        self._begin(name)
+        self._begin(name, limit)
         self._posting = True
         pending, write = resources.pending, wake.write
         for handle in handles:
@@ -452,6 +474,6 @@ class ProcessPool:
         for handle in stuck:
             handle.kill()
         for handle, stack in zip(stuck, stacks, strict=True):
-            within = f"within {self._limit_s:g} s"
+            within = f"within {self._limit_s:g} s ({self._limit})"
             handle.lost = handle.end("timeout", self._round, message=within, stack=stack)
             self._lose(resources, handle)

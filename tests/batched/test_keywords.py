@@ -567,9 +567,10 @@ def test_one_sub_env_may_be_served_in_this_process(opened):  # V19
 
 @both
 def test_keywords_can_be_read_back(batched):  # V20
-    env = batched(2, make_count, timeout=9.0, num_threads=None)
+    env = batched(2, make_count, timeout=9.0, start_timeout=90.0, num_threads=None)
 
     assert env.non_blocking is True
+    assert env.start_timeout == 90.0
     assert batched(2, make_count, non_blocking=False).non_blocking is False
     assert (env.timeout, env.num_sub_threads, env.shared_memory, env.memmap) == (
         9.0,

@@ -113,6 +113,12 @@ class HangsAtStart(Counter):
         threading.Event().wait()
 
 
+class StartsLate(Counter):
+    def __init__(self, gate, rows):
+        super().__init__(rows)
+        gate.read_text()  # waits for whoever opens it
+
+
 class HangsInClose(Counter):
     def close(self):
         threading.Event().wait()

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import psutil
@@ -22,6 +23,7 @@ from tests.transport.hosts import (
     ExitsAtStart,
     HangsAtStart,
     HangsInClose,
+    StartsLate,
     layout,
 )
 
@@ -220,12 +222,38 @@ def test_a_worker_that_exits_in_its_constructor_is_told(method):
 
 
 def test_a_constructor_that_hangs_is_told_with_its_stack():
-    pool = ProcessPool(HangsAtStart, 2, 2, timeout_s=1.0)
+    pool = ProcessPool(HangsAtStart, 2, 2, start_timeout_s=1.0)
 
-    with pytest.raises(WorkerTimeoutError, match=r"'start' within 1 s(.|\n)*in __init__") as caught:
+    told = r"'start' within 1 s \(start_timeout\) (.|\n)*in __init__"
+    with pytest.raises(WorkerTimeoutError, match=told) as caught:
         pool.start()
 
     assert len(caught.value.failures) == 2
+
+
+def test_a_start_has_a_limit_of_its_own(tmp_path):
+    os.mkfifo(tmp_path / "gate")
+    pool = ProcessPool(partial(StartsLate, tmp_path / "gate"), 1, 1, timeout_s=0.05)
+    opener = threading.Timer(0.5, lambda: (tmp_path / "gate").write_text("go"))
+    opener.daemon = True
+    opener.start()
+
+    pool.start()
+    pool.close()
+    opener.join()
+
+
+def test_building_anew_has_the_limit_of_a_start(new_pool):
+    pool, _ = new_pool(timeout_s=0.05, start_timeout_s=20.0, building=("sleep",))
+
+    pool.call("sleep", 0.3)
+    os.kill(pool.pids[0], signal.SIGSTOP)
+    with pytest.raises(WorkerTimeoutError, match=r"'add' within 0.05 s \(timeout\)"):
+        pool.call("add", 1)
+    pool.restart_worker(0)
+    pool.timeout_s = 20.0
+
+    assert pool.call("add", 1, workers=[0]) == [1]
 
 
 @pytest.mark.usefixtures("soon")
