@@ -62,6 +62,8 @@ class GymLikeEnv(EnvBase):
         ValueError: ``frame_skip`` is not a positive int.
     """
 
+    # the last two once their encoding is remembered
+    _passes_by = EnvBase._passes_by | {"read_obs", "read_reward"}
     available_envs: ClassVar[Any] = []
     libname: str | None = None
     env_name: str | None = None
@@ -396,11 +398,11 @@ class GymLikeEnv(EnvBase):
         Raises:
             EncodingError: `read_obs` or `read_reward` is overridden, and may encode in other ways.
         """
-        self._memoize_encoding(mode, GymLikeEnv)
+        self._memoize_encoding(mode)
 
-    def _memoize_encoding(self, mode: bool, standard: type[GymLikeEnv]) -> None:
+    def _memoize_encoding(self, mode: bool) -> None:
         for name in ("read_obs", "read_reward"):
-            if getattr(type(self), name) is not getattr(standard, name):
+            if self._overrides(frozenset((name,))):
                 raise EncodingError(
                     f"{type(self).__name__} overrides {name}, so how its values are encoded cannot "
                     "be remembered. Leave fast_encoding out."

@@ -23,7 +23,6 @@ from tensordict import TensorDict, TensorDictBase
 from bridges.gym_rows import DONE, reward_array
 from bridges.space_leaves import numpy_dtype
 from envkit import rules
-from envkit.base import EnvBase
 from envkit.keys import Path, as_key, as_path
 from envkit.nesting import tensordict_of
 from envkit.policy import Policy
@@ -53,8 +52,7 @@ def record_run(
     record = _Record(env, root, steps, stops)
     if not record.fits(root):
         return None
-    draws = policy is None and type(env).rand_action is EnvBase.rand_action
-    if draws and draws_in_order(env.action_spec):
+    if policy is None and draws_in_order(env.action_spec):
         return _record_random(env, record, root)
     return _record_policy(env, record, root, act)
 

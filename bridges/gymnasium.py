@@ -28,6 +28,7 @@ from bridges.gym_vector import VectorCore, frame_skipping, is_vector
 from bridges.spaces import Codec, codec_of
 from envkit import rules
 from envkit.arguments import as_batch_size, as_int
+from envkit.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, BatchSizeError
 from envkit.keys import as_key
 from envkit.nesting import nest
@@ -63,6 +64,11 @@ class GymWrapper(GymLikeEnv):
     """
 
     libname = "gymnasium"
+    _passes_by = EnvBase._passes_by | {
+        *("_step", "_reset", "_reset_simulator", "_repeated_step", "_action_in", "_to_tensordict"),
+        *("read_action", "read_obs", "read_reward", "read_done"),
+        *("_output_transform", "_reset_output_transform"),
+    }
 
     def __init__(
         self,
@@ -227,7 +233,7 @@ class GymWrapper(GymLikeEnv):
         Raises:
             EncodingError: `read_obs` or `read_reward` is overridden.
         """
-        self._memoize_encoding(mode, GymWrapper)
+        self._memoize_encoding(mode)
 
     # --------------------------------------------------------------------------------- fast ways
 
@@ -248,8 +254,7 @@ class GymWrapper(GymLikeEnv):
             and self.reward_spec.shape == (1,)
             and all(codec.has_rows for codec in codecs)
         )
-        changed = any(getattr(type(self), name) is not step for name, step in _STEPPING.items())
-        return core if is_plain and not changed else None
+        return core if is_plain and self._steps_by_itself else None
 
     def _fast_rollout(
         self, stop: Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy
@@ -257,17 +262,6 @@ class GymWrapper(GymLikeEnv):
         if self.row_core() is None or stop == "all":
             return None
         return record_run(self, root, steps, policy, act, stops=stop == "any")
-
-
-_STEPPING = {
-    name: getattr(GymWrapper, name)
-    for name in (
-        *("step", "reset", "step_mdp", "maybe_reset", "any_done", "step_and_maybe_reset"),
-        *("_step", "_reset", "_reset_simulator", "_repeated_step", "_action_in", "_to_tensordict"),
-        *("read_action", "read_obs", "read_reward", "read_done"),
-        *("_output_transform", "_reset_output_transform"),
-    )
-}
 
 
 def _expanded(spec: Composite, batch: torch.Size) -> Composite:

@@ -34,7 +34,6 @@ from envkit.base import EnvBase
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
-    FusionError,
     GradientError,
     MissingKeyError,
 )
@@ -81,6 +80,7 @@ class JaxEnv(RowEnv):
     """
 
     _batch_locked = False
+    _passes_by = EnvBase._passes_by | {"_step", "_reset"}
     _steps_since_clear = 0
 
     def __init__(
@@ -224,7 +224,7 @@ class JaxEnv(RowEnv):
         mask = td.get(STEP, None)
         self._sent = td
         self._running = None
-        if self._steps_by_itself and (mask is None or bool(mask.any())):
+        if not self._overrides(_PROGRAM) and (mask is None or bool(mask.any())):
             self._running = self._stepping(self._inputs(td))
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
@@ -250,7 +250,7 @@ class JaxEnv(RowEnv):
     def _advance_send(self, td: TensorDictBase) -> None:
         self._advancing = None
         is_free = td.get(STEP, None) is None and td.get("next", None) is None
-        if not (is_free and self._steps_by_itself):
+        if not is_free:
             self._step_send(td)
             return
         self._check_batch(td)
@@ -271,11 +271,6 @@ class JaxEnv(RowEnv):
         td, (following, fresh) = self._sent, to_torch(outputs)
         data = self._attach_next(td, self._out(td.batch_size, following))
         return data, self.step_mdp(data).update(self._out(td.batch_size, fresh))
-
-    @property
-    def _steps_by_itself(self) -> bool:
-        """Whether no subclass has a say in how it resets and steps, so that programs may do both."""
-        return all(getattr(type(self), name) is step for name, step in _STEPPING.items())
 
     # ------------------------------------------------------------------------------ many steps
 
@@ -310,11 +305,7 @@ class JaxEnv(RowEnv):
         """
         require_tensordict("td", td)
         steps = as_int("steps", steps, least=1, meaning="the number of steps to take")
-        if not self._steps_by_itself:
-            raise FusionError(
-                f"unroll would pass by what {type(self).__name__} makes of a step or a reset, since it runs "
-                "the programs of the env alone. Use rollout(steps, break_when_any_done=False)."
-            )
+        self._require_no_override(draws=policy is None)
         if self._gives_gradients(td, policy):
             raise GradientError(
                 "no gradient flows through unroll, but the env has requires_grad=True, and the policy or "
@@ -336,8 +327,7 @@ class JaxEnv(RowEnv):
     def _fast_rollout(
         self, stop: Stop, root: TensorDictBase, steps: int, policy: Any, act: Any
     ) -> TensorDictBase | None:
-        compiles = self._steps_by_itself and is_compilable(policy)
-        if not compiles or self._gives_gradients(root, policy):
+        if not is_compilable(policy) or self._gives_gradients(root, policy):
             return None
         if stop == "never":
             return self.unroll(root, steps, policy, record_state=True)[0]
@@ -351,8 +341,6 @@ class JaxEnv(RowEnv):
     def _fuse(self, transforms: Sequence[Transform]) -> tuple[EnvBase, int]:
         from bridges.fused import fuse
 
-        if not self._steps_by_itself:
-            return self, 0
         return fuse(self, transforms)
 
     # ------------------------------------------------------------------------------------ state
@@ -431,10 +419,4 @@ def _clearing(frequency: Any) -> int:
     return as_int("cache_clear_frequency", frequency, least=0, meaning=meaning)
 
 
-_STEPPING = {
-    name: getattr(JaxEnv, name)
-    for name in (
-        *("step", "reset", "step_mdp", "maybe_reset", "any_done", "step_and_maybe_reset"),
-        *("_step", "_reset"),
-    )
-}
+_PROGRAM = frozenset(("_step",))

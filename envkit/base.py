@@ -98,6 +98,10 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
       `TransformedEnv`.
     """
 
+    _passes_by = frozenset(
+        ("step", "reset", "step_mdp", "maybe_reset", "any_done", "step_and_maybe_reset")
+    )
+
     def __new__(cls, *args: Any, _batch_locked: bool | None = None, **kwargs: Any) -> Any:
         """Accept what a subclass's own ``__new__`` hands on; ``_batch_locked`` is one env's own."""
         env = super().__new__(cls)

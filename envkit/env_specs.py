@@ -17,12 +17,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from envkit.arguments import as_bool
 from envkit.done_specs import complete_done_spec
 from envkit.errors import KeyCollisionError, ReadOnlyError, SpecError, SpecTypeError
 from envkit.keys import Path, as_key, leaf_paths, nodes
+from envkit.overrides import Overridable
 from envkit.specs import Composite, TensorSpec, Unbounded
 
 __all__ = ["SpecHolder"]
@@ -33,7 +33,7 @@ _SIDES = {
 }
 
 
-class SpecHolder(nn.Module):
+class SpecHolder(Overridable):
     """The declared side of an environment: specs, locks, batch size and device."""
 
     _batch_size: torch.Size

@@ -65,11 +65,13 @@ def rollout(
     if set_truncated:
         _require_truncated(env)
     act = as_policy(env, policy, trust=trust_policy)
+    if policy is None and env._draws_its_own:
+        policy = act  # nobody may draw in its place
     if auto_cast_to_device:
         act = _on_device(act, policy_device(policy), env.device)
     root = _first_root(env, tensordict, auto_reset)
     steps = None
-    if callback is None and return_contiguous:
+    if callback is None and return_contiguous and env._steps_by_itself:
         steps = env._fast_rollout(stop, root, max_steps, policy, act)
     if steps is None:
         steps = list(_LOOPS[stop](env, root, act, max_steps, callback))

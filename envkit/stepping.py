@@ -8,7 +8,8 @@ Conventions
     td      TensorDict whose root is what was known before the action; ``td["next"]`` is what the
             step produced.
     masks   `_step` and `_reset`, see `rules`. They never survive in an output.
-    send    `_step_send` begins a step and `_step_recv` ends it; other work fits in between.
+    send    `_step_send` begins a step and `_step_recv` ends it; other work fits in between. Envs
+            around this one call `_begin_step` and `_finish_step`, which honour an overridden `step`.
 """
 
 from __future__ import annotations
@@ -339,8 +340,12 @@ class Stepping(OutputHolder, ABC):
         """
         require_tensordict("what step_and_maybe_reset() was given", tensordict)
         remembered = self._undeclared(tensordict.get("next", None))
-        self._advance_send(tensordict)
-        data, root = self._advance_recv()
+        if self._steps_by_itself:
+            self._advance_send(tensordict)
+            data, root = self._advance_recv()
+        else:
+            data = self.step(tensordict)
+            root = self.maybe_reset(self.step_mdp(data))
         if remembered:
             forget(root, remembered, data.get("next"), self.done_levels)
         return data, root
@@ -369,3 +374,33 @@ class Stepping(OutputHolder, ABC):
     def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
         data = self._step_recv()
         return data, self.maybe_reset(self.step_mdp(data))
+
+    # ------------------------------------------------------------------------- for envs around it
+
+    def _begin_step(self, td: TensorDictBase) -> None:
+        """Begin a step on behalf of an env around this one; `_finish_step` gives what `step` would.
+
+        Where `step` was overridden nothing can be begun early, and all of it happens in the end.
+        """
+        if self._overrides(_STEP):
+            vars(self)["_put_off"] = td
+        else:
+            self._step_send(td)
+
+    def _finish_step(self) -> TensorDictBase:
+        td = vars(self).pop("_put_off", None)
+        return self._step_recv() if td is None else self.step(td)
+
+    def _begin_advance(self, td: TensorDictBase) -> None:
+        """The same for `step_and_maybe_reset`, and for all that it stands for."""
+        if self._steps_by_itself:
+            self._advance_send(td)
+        else:
+            vars(self)["_put_off"] = td
+
+    def _finish_advance(self) -> tuple[TensorDictBase, TensorDictBase]:
+        td = vars(self).pop("_put_off", None)
+        return self._advance_recv() if td is None else self.step_and_maybe_reset(td)
+
+
+_STEP = frozenset(("step",))

@@ -18,6 +18,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
+from envkit.arguments import require_tensordict
+from envkit.base import EnvBase
 from envkit.batched.arguments import as_own_kwargs
 from envkit.batched.attributes import AttributeLookup
 from envkit.batched.exchange import BufferExchange
@@ -51,6 +53,7 @@ class BatchedEnv(AttributeLookup, HostedEnv):
     """
 
     keeps_last_output = True
+    _passes_by = EnvBase._passes_by | {"_reset"}
 
     # --------------------------------------------------------------------------------------- reset
 
@@ -238,7 +241,28 @@ class BatchedEnv(AttributeLookup, HostedEnv):
                 tensordict = empty_rows(self.num_workers, self.batch_size[1:], self.device)
             if isinstance(tensordict, TensorDictBase):
                 tensordict = by_row(tensordict)
+        if any(found.draws_its_own for found in self._metadata):
+            return self._drawn_inside(tensordict)
         return super().rand_action(tensordict)
+
+    @property
+    def _draws_its_own(self) -> bool:
+        self._started_specs()
+        return super()._draws_its_own or any(found.draws_its_own for found in self._metadata)
+
+    def _drawn_inside(self, td: TensorDictBase | None) -> TensorDictBase:
+        """Have each sub-env draw its actions, as some of them do in a way of their own."""
+        if td is None:
+            td = TensorDict({}, batch_size=self.batch_size, device=self.device)
+        require_tensordict("what rand_action() was given", td)
+        self._check_batch(td)
+        parts = {row: part.to("cpu") for row, part in enumerate(td.exclude("next").unbind(0))}
+        drawn: dict[int, TensorDictBase] = {}
+        for reply in call_by_row(self._started(), "rand_action", parts):
+            drawn.update(reply)
+        rows = [drawn[row] for row in range(self.num_workers)]
+        actions = stack_rows(rows, individual=bool(self._share_individual_td))
+        return td.update(actions if self.device is None else actions.to(self.device))
 
     def fake_tensordict(self) -> TensorDict | TensorDictBase:  # type: ignore[override]
         """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``."""

@@ -86,9 +86,6 @@ class BufferExchange:
         for mask in self.masks.values():
             mask.fill_(True)
         self._masks_are_full = True
-        self._rows_have_parts = (
-            sum(mask[0].numel() for path, mask in self.masks.items() if path[-1] == rules.RESET) > 1
-        )
         self._newest_is_next = np.zeros(num_rows, bool)
         self._has_roots = np.zeros(num_rows, bool)
         self.has_begun = False
@@ -133,8 +130,6 @@ class BufferExchange:
             chosen = range(len(self._newest_is_next)) if rows is None else rows
             rows = self._recovery.ready(chosen, self._reset_wholly)
         self._pool.send(ADVANCE if advance else STEP, rows)
-        if advance and self._rows_have_parts:
-            self._masks_are_full = False  # sub-envs note there which of their parts they reset
 
     def wait(self) -> None:
         """Wait for the step; rows that were not stepped hold anything."""

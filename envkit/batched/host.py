@@ -186,6 +186,15 @@ class EnvHost:
         """Step some envs with whole TensorDicts, and reset them; see `_with_tensordicts`."""
         return self._with_tensordicts("step_and_maybe_reset", checked, inputs)
 
+    def call_rand_action(self, inputs: dict[int, TensorDictBase]) -> dict[int, Any]:
+        """Have envs draw the actions for the data of their rows, and give them by row."""
+
+        def draw(row: int, td: TensorDictBase) -> TensorDictBase:
+            env = self.envs[row - self.first]
+            return env.rand_action(td).select(*env.action_keys)
+
+        return self._for_each(inputs, draw)
+
     def _with_tensordicts(self, method: str, checked: bool, inputs: Inputs) -> dict[int, Any]:
         """Call a method of some envs, and give what each of them returns.
 

@@ -77,6 +77,7 @@ class EnvMetaData:
         auto_done_twins: done leaves that were added by the twin rule.
         allow_done_after_reset: whether the env accepts done flags right after a reset.
         action_masks: actions, each with the entry that says which of its options are allowed.
+        draws_its_own: whether random actions come from an override of `EnvBase.rand_action`.
     """
 
     tensordict: TensorDictBase
@@ -89,6 +90,7 @@ class EnvMetaData:
     auto_done_twins: tuple[Path, ...] = ()
     allow_done_after_reset: bool = False
     action_masks: tuple[tuple[Key, Key], ...] = ()
+    draws_its_own: bool = False
 
     @classmethod
     def metadata_from_env(cls, env: EnvBase) -> EnvMetaData:
@@ -110,6 +112,7 @@ class EnvMetaData:
             auto_done_twins=env._auto_done_twins,
             allow_done_after_reset=env.allow_done_after_reset,
             action_masks=env._action_masks,
+            draws_its_own=env._draws_its_own,
         )
 
     def expand(self, *sizes: int) -> EnvMetaData:

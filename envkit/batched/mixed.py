@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
+from envkit.arguments import require_tensordict
 from envkit.base import EnvBase
 from envkit.batched.members import STATE, Member, delivered, members_of
 from envkit.errors import (
@@ -102,6 +103,26 @@ class MixedEnv(EnvBase):
         self._declare_state()
 
     keeps_last_output = True
+    _passes_by = EnvBase._passes_by | {"_reset"}
+
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Sample every action; see `EnvBase.rand_action`. Members that override it draw theirs."""
+        if not any(member.env._draws_its_own for member in self.members):
+            return super().rand_action(tensordict)
+        if tensordict is None:
+            tensordict = TensorDict({}, batch_size=self.batch_size, device=self.device)
+        require_tensordict("what rand_action() was given", tensordict)
+        self._check_batch(tensordict)
+        drawn = [
+            member.env.rand_action(member.part(tensordict, self._hidden)).select(*self.action_keys)
+            for member in self.members
+        ]
+        actions = _concatenate([delivered(part, self.device) for part in drawn])
+        return tensordict.update(actions)
+
+    @property
+    def _draws_its_own(self) -> bool:
+        return super()._draws_its_own or any(member.env._draws_its_own for member in self.members)
 
     def _declare_state(self) -> None:
         """Declare the states that travel in the data, as input and as observation."""
@@ -149,9 +170,9 @@ class MixedEnv(EnvBase):
         for member in reversed(self._in_order_of_waiting()):
             part = member.part(td, self._hidden)
             if advance:
-                member.env._advance_send(part)
+                member.env._begin_advance(part)
             else:
-                member.env._step_send(part)
+                member.env._begin_step(part)
 
     def _require_newest(self, td: TensorDictBase, moving: torch.Tensor) -> None:
         """Check that no simulator has left behind the data it is to be stepped from.
@@ -176,7 +197,7 @@ class MixedEnv(EnvBase):
         td, mask, _ = vars(self).pop("_sent")
 
         def receive(member: Member) -> TensorDictBase:
-            following = member.env._step_recv().get("next")
+            following = member.env._finish_step().get("next")
             member.keep(following, None if mask is None else mask[member.rows])
             return following
 
@@ -191,7 +212,7 @@ class MixedEnv(EnvBase):
         del vars(self)["_sent"]
 
         def receive(member: Member) -> tuple[TensorDictBase, TensorDictBase]:
-            data, root = member.env._advance_recv()
+            data, root = member.env._finish_advance()
             member.keep(root)
             return data.get("next"), root
 

@@ -53,6 +53,7 @@ class ParallelEnv(BatchedEnv):
     """
 
     works_elsewhere = True
+    _passes_by = BatchedEnv._passes_by
     _attribute_type = WorkerAttribute
 
     def __new__(cls, *args: Any, serial_for_single: bool = False, **kwargs: Any) -> Any:

@@ -87,14 +87,7 @@ class TensorDictRows:
     def step(self, rows: Sequence[int], *, advance: bool) -> None:
         slot = int(self._slot[self._first])
         for row in rows:
-            env = self._envs[row]
-            env.step(slot)
-            if not advance:
-                continue
-            if env.notes_a_reset():
-                env.reset(slot + 1)
-            else:
-                env.write_root(slot + 1)
+            self._envs[row].advance(slot) if advance else self._envs[row].step(slot)
 
     def to(self, device: torch.device) -> None:
         """Follow the envs, which were moved to another device."""
@@ -131,16 +124,24 @@ class TensorDictRow:
         else:
             root = None if root is None else empty_like(root)
         self.root = self.env.reset(root, **kwargs)
-        self.write_root(slot)
-
-    def write_root(self, slot: int) -> None:
-        """Write the current root into its row of ``slot``."""
-        assert self.root is not None
         self._write(self._roots, slot, self.root)
 
     @torch.no_grad()
     def step(self, slot: int) -> None:
         """Step from and into the rows of ``slot``."""
+        td = self.env.step(self._acted_root(slot))
+        self._write(self._nexts, slot, td.get("next"))
+        self.root = self.env.step_mdp(td)
+
+    @torch.no_grad()
+    def advance(self, slot: int) -> None:
+        """The same; what is done then begins anew, and the root row of the slot after is written."""
+        td, self.root = self.env.step_and_maybe_reset(self._acted_root(slot))
+        self._write(self._nexts, slot, td.get("next"))
+        self._write(self._roots, slot + 1, self.root)
+
+    def _acted_root(self, slot: int) -> TensorDictBase:
+        """Complete the current root by the inputs and the mask in the rows of ``slot``."""
         root = self.root
         if root is None:
             root = TensorDict({}, batch_size=self.env.batch_size, device=self.env.device)
@@ -148,23 +149,7 @@ class TensorDictRow:
             root.set(as_key(path), tensors[slot].clone())
         if not bool(self._step_mask.all()):
             root.set(STEP, self._step_mask.clone())
-        td = self.env.step(root)
-        following = td.get("next")
-        self._write(self._nexts, slot, following)
-        self.root = self.env.step_mdp(td)
-
-    def notes_a_reset(self) -> bool:
-        """Leave the masks of what is done where `reset` looks for them, and say whether anything is."""
-        root = self.root
-        assert root is not None
-        if not self.env._reset_is_due(root):
-            return False
-        for path, mask in self._reset_masks.items():
-            given = root.get(as_key(path), None)
-            if given is not None:
-                mask.copy_(given)
-                root.del_(as_key(path))
-        return True
+        return root
 
     @staticmethod
     def _write(

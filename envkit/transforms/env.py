@@ -12,7 +12,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit.base import EnvBase, fake_step
-from envkit.errors import ArgumentTypeError, MissingKeyError
+from envkit.errors import ArgumentTypeError, MissingKeyError, SpecError
 from envkit.keys import Key, as_path
 from envkit.specs import Composite, StackedComposite
 from envkit.transforms.base import Transform
@@ -41,6 +41,7 @@ class TransformedEnv(Passage):
         ArgumentTypeError: ``base_env`` is no environment.
     """
 
+    _passes_by = EnvBase._passes_by | {"_reset"}
     _transform: Transform
     _stages: list[tuple[Composite, Composite]]
     """Input and output specs as each transform saw them when they were read."""
@@ -190,6 +191,25 @@ class TransformedEnv(Passage):
     def _action_masks(self) -> tuple[tuple[Key, Key], ...]:  # type: ignore[override]
         own = [pair for leaf in self._transform.flat() for pair in leaf.action_masks]
         return tuple(dict.fromkeys([*self.base_env._action_masks, *own]))
+
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Sample every action; see `EnvBase.rand_action`.
+
+        A base env that overrides `rand_action` draws them.
+
+        Raises:
+            SpecError: it does, and the transforms give the actions another form.
+        """
+        base = self.base_env
+        if not base._draws_its_own:
+            return super().rand_action(tensordict)
+        if self.full_action_spec != base.full_action_spec:
+            raise SpecError(
+                f"{type(base).__name__} draws random actions of its own, for {base.full_action_spec}, but "
+                f"behind its transforms they are {self.full_action_spec}. Override rand_action in a "
+                "subclass of TransformedEnv too, or pass a policy that draws them."
+            )
+        return base.rand_action(tensordict)
 
     def add_truncated_keys(self) -> TransformedEnv:
         """Declare ``truncated`` beside every ``done`` of the base env; returns self."""

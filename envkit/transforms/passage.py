@@ -66,7 +66,8 @@ class Passage(Wrapper):
 
     @property
     def _route(self) -> _Route:
-        if not self._spec_locked:  # programs are made for specs that stay
+        if not (self._spec_locked and self.base_env._may_be_fused):
+            # programs are made for specs that stay, and for envs that step as their class says
             return _Route(self.base_env, [], [self._transform], is_direct=False)
         if self._found_route is None:
             self._found_route = self._find_route()
@@ -215,9 +216,9 @@ class Passage(Wrapper):
     def _send(self, step: _Step) -> None:
         stepper, self._sent = self._route.stepper, step
         if step.mask is None:
-            stepper._step_send(step.inner)
+            stepper._begin_step(step.inner)
         elif bool(step.mask.any()):
-            stepper._step_send(step.inner.exclude(*self._hidden_keys).set(rules.STEP, step.mask))
+            stepper._begin_step(step.inner.exclude(*self._hidden_keys).set(rules.STEP, step.mask))
 
     def _step_recv(self) -> TensorDictBase:
         step = self._sent
@@ -230,11 +231,11 @@ class Passage(Wrapper):
         """Receive what the stepper made of a step, and show it."""
         stepper = self._route.stepper
         if step.mask is None:
-            return self._shown_next(step.inner, stepper._step_recv())
+            return self._shown_next(step.inner, stepper._finish_step())
         skipped = self._skipped_next(step.td)
         if not bool(step.mask.any()):
             return skipped
-        done = stepper._step_recv()
+        done = stepper._finish_step()
         if not self.batch_locked:
             rows = step.mask
             stepped = self._shown_next(step.inner[rows], done[rows])  # type: ignore[arg-type]
@@ -302,7 +303,7 @@ class Passage(Wrapper):
         step.resets_too = free and all(leaf.only_adds_done for leaf in outside)
         if step.resets_too:
             self._sent = step
-            route.stepper._advance_send(step.inner)
+            route.stepper._begin_advance(step.inner)
         else:
             self._send(step)
 
@@ -312,7 +313,7 @@ class Passage(Wrapper):
             return stepper._advance_recv()
         if not step.resets_too:
             return super()._advance_recv()
-        done, root = stepper._advance_recv()
+        done, root = stepper._finish_advance()
         ended = done.get("next").select(*stepper.done_keys)
         following = self._shown_next(step.inner, done)
         data = self._attach_next(step.td.exclude(rules.STEP, inplace=True), following)
@@ -351,6 +352,7 @@ class Passage(Wrapper):
             FusionError: (a NotImplementedError) some transforms cannot run inside the program, or the
                 env has none.
         """
+        self._require_no_override(draws=policy is None)
         route = self._route
         if not hasattr(type(route.stepper), "unroll"):
             raise FusionError(

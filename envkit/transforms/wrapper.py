@@ -65,6 +65,18 @@ class Wrapper(EnvBase):
         """Whether the base env steps outside this process."""
         return self.base_env.works_elsewhere
 
+    @property
+    def _draws_its_own(self) -> bool:
+        return super()._draws_its_own or self.base_env._draws_its_own
+
+    @property
+    def _may_be_fused(self) -> bool:
+        return super()._may_be_fused and self.base_env._may_be_fused
+
+    def _require_no_override(self, *, draws: bool) -> None:
+        super()._require_no_override(draws=draws)
+        self.base_env._require_no_override(draws=draws)
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
