@@ -575,7 +575,7 @@ def test_a_lost_row_of_a_member_is_lost_in_the_mixed_env(closing):
 
     assert_lost(data, 1, 2, restart_seed(SEEDS[1], 0, 1))
     assert_lost(data, 2, 5, restart_seed(SEEDS[1], 1, 1))
-    assert equal(data[0], calm_run(9)[0])
+    assert equal(data[0].exclude("state", ("next", "state")), calm_run(9)[0])
     assert equal(rollout, data)
 
 
