@@ -11,7 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -135,8 +135,8 @@ class GymRows:
             ]
         return made
 
-    def reset(self, row: int, **kwargs: Any) -> None:
-        """Start an episode and write the root row."""
+    def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
+        """Start an episode and write the root row; a simulator takes no ``given`` inputs for that."""
         index, slot = row - self._first, self._slot[row] + 1
         observation, _ = self._resets[index](**kwargs)
         self._writer("root", slot)[index](observation)

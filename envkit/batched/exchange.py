@@ -22,7 +22,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.batched.actions import ActionChecks
 from envkit.batched.buffers import SLOT, BufferPlan
-from envkit.batched.host import ADVANCE, RESET, STEP
+from envkit.batched.host import ADVANCE, RESET, RESTART, STEP
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
 from envkit.batched.routing import call_by_row, can_wait, refuse_early_part, rows_of
@@ -86,6 +86,7 @@ class BufferExchange:
         for mask in self.masks.values():
             mask.fill_(True)
         self._masks_are_full = True
+        self._states = tuple(model.paths("state"))
         self._newest_is_next = np.zeros(num_rows, bool)
         self._has_roots = np.zeros(num_rows, bool)
         self.has_begun = False
@@ -178,10 +179,11 @@ class BufferExchange:
         refuse_early_part(chosen, self._has_roots)
         if self._recovery.unstarted:
             self._ask_for_all(self._recovery.unstarted)
+        given = () if td is None else self._take_states(td)
         self._recovery.reset(
             chosen,
             masks,
-            partial(self._reset_rows, kwargs=kwargs),
+            partial(self._reset_rows, kwargs=kwargs, given=given),
             partial(self._reset_wholly, kwargs=kwargs),
         )
         touched = slice(None) if rows is None else rows
@@ -190,11 +192,31 @@ class BufferExchange:
         self.has_begun = True  # the first reset was one of all rows
         return self._newest()
 
-    def _reset_rows(self, rows: set[int], kwargs: list[dict[str, Any]] | None) -> None:
-        if kwargs is not None:
-            call_by_row(self._pool, "reset_rows", {row: kwargs[row] for row in sorted(rows)})
+    def _take_states(self, td: TensorDictBase) -> tuple[Path, ...]:
+        """Write the states that ``td`` holds into the rows, and name them."""
+        found = {path: td.get(as_key(path), None) for path in self._states}
+        given = {path: value for path, value in found.items() if value is not None}
+        for path, value in given.items():
+            _fill(self.inputs[self.slot][path], value, path)
+        return tuple(given)
+
+    def _reset_rows(
+        self,
+        rows: set[int],
+        kwargs: list[dict[str, Any]] | None,
+        given: tuple[Path, ...] = (),
+    ) -> None:
+        """Reset rows from the states that are ``given``, but those whose env is new from nothing."""
+        new = self._recovery.unstarted & rows if given else set()
+        if kwargs is not None or new or given not in ((), self._states):
+            inputs = {
+                row: (() if row in new else given, kwargs[row] if kwargs else {})
+                for row in sorted(rows)
+            }
+            call_by_row(self._pool, "reset_rows", inputs)
         elif rows:
-            self._pool.send(RESET, None if len(rows) == len(self._has_roots) else sorted(rows))
+            command = RESTART if given else RESET
+            self._pool.send(command, None if len(rows) == len(self._has_roots) else sorted(rows))
             self._pool.recv()
 
     def _reset_wholly(self, rows: set[int], kwargs: list[dict[str, Any]] | None = None) -> None:

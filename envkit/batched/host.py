@@ -5,7 +5,8 @@ env asks: commands on rows (the hot path) and calls (seeds, attributes, whole Te
 knows neither pipes nor processes.
 
 Conventions
-    command  STEP, RESET or ADVANCE (a step, then a reset where something is done).
+    command  STEP, RESET (from nothing), RESTART (from the states that lie in the rows) or ADVANCE (a
+             step, then a reset where something is done).
     rows     global row numbers, all of them this host's.
 """
 
@@ -28,6 +29,7 @@ from envkit.batched.forms import OutputForms
 from envkit.batched.metadata import EnvLeaves, EnvMetaData
 from envkit.batched.rows import TensorDictRows, bind_rows, row_core
 from envkit.errors import WorkerError
+from envkit.keys import Path
 from envkit.transport import RowsFailedError
 
 __all__ = [
@@ -35,16 +37,18 @@ __all__ = [
     "BUILDING",
     "COMMAND_NAMES",
     "RESET",
+    "RESTART",
     "STEP",
     "EnvHost",
     "HostFactory",
     "Maker",
 ]
 
-STEP, RESET, ADVANCE = 1, 2, 3
+STEP, RESET, ADVANCE, RESTART = 1, 2, 3, 4
 COMMAND_NAMES: dict[int | str, str] = {
     STEP: "step",
     RESET: "reset",
+    RESTART: "reset",
     ADVANCE: "step_and_maybe_reset",
     "reset_rows": "reset",
     "state_dicts": "state_dict",
@@ -115,6 +119,7 @@ class EnvHost:
         self._makers = makers
         self._choices = choices
         self._rows: Any = None
+        self._states: tuple[Path, ...] = ()
         self._forms: dict[int, OutputForms] = {}
         self.envs: list[EnvBase] = []
         try:
@@ -153,14 +158,16 @@ class EnvHost:
         for row, env in enumerate(self.envs, self.first):
             with _blaming(row):
                 plan = BufferPlan.of(EnvLeaves(env), len(slot)).fitted(arrays)
+        self._states = tuple(EnvLeaves(self.envs[0]).paths("state"))
         regions = {region: plan.tensors(arrays, region) for region in plan.regions}
         self._rows = bind_rows(self.envs, rows, regions, slot)
 
     def run(self, command: int, rows: list[int]) -> None:
         """Carry out a command on rows, in order; see `envkit.transport.Host.run` for errors."""
-        if command == RESET:
+        if command in (RESET, RESTART):
+            given = self._states if command == RESTART else ()
             for row in rows:
-                self._rows.reset(row)
+                self._rows.reset(row, given)
         else:
             self._rows.step(rows, advance=command == ADVANCE)
 
@@ -170,9 +177,9 @@ class EnvHost:
         """Carry out one of the methods below by name."""
         return getattr(self, f"call_{method}")(*args, **kwargs)
 
-    def call_reset_rows(self, kwargs: dict[int, dict[str, Any]]) -> None:
-        """Reset bound rows with keywords of their own."""
-        self._for_each(kwargs, lambda row, given: self._rows.reset(row, **given))
+    def call_reset_rows(self, inputs: dict[int, tuple[tuple[Path, ...], dict[str, Any]]]) -> None:
+        """Reset bound rows, each from inputs of its row and with keywords of its own."""
+        self._for_each(inputs, lambda row, one: self._rows.reset(row, one[0], **one[1]))
 
     def call_reset(self, checked: bool, inputs: Inputs) -> dict[int, Any]:
         """Reset some envs with whole TensorDicts; see `_with_tensordicts`."""

@@ -11,7 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +22,6 @@ from envkit.base import EnvBase
 from envkit.batched.forms import require_form
 from envkit.keys import Path, as_key
 from envkit.rules import STEP
-from envkit.transition import empty_like
 
 __all__ = ["RowEnvs", "TensorDictRows", "bind_rows", "row_core"]
 
@@ -32,8 +31,11 @@ Regions = Mapping[str, Mapping[Path, torch.Tensor]]
 class RowEnvs(Protocol):
     """What a host asks of its sub-envs. Errors are raised as `envkit.transport.Host.run` says."""
 
-    def reset(self, row: int, **kwargs: Any) -> None:
-        """Start an episode where the row's masks ask for it, and write the following root row."""
+    def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
+        """Start an episode where the row's masks ask for it, and write the following root row.
+
+        ``given`` are the inputs that lie in the row and that the reset is to start from.
+        """
         ...
 
     def step(self, rows: Sequence[int], *, advance: bool) -> None:
@@ -81,13 +83,17 @@ class TensorDictRows:
     def replace(self, row: int, env: EnvBase) -> None:
         self._envs[row] = TensorDictRow(env, row, self._regions)
 
-    def reset(self, row: int, **kwargs: Any) -> None:
-        self._envs[row].reset(int(self._slot[row]) + 1, **kwargs)
+    def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
+        self._envs[row].reset(int(self._slot[row]), given, **kwargs)
 
     def step(self, rows: Sequence[int], *, advance: bool) -> None:
         slot = int(self._slot[self._first])
         for row in rows:
-            self._envs[row].advance(slot) if advance else self._envs[row].step(slot)
+            env = self._envs[row]
+            if advance:
+                env.advance(slot)
+            else:
+                env.step(slot)
 
     def to(self, device: torch.device) -> None:
         """Follow the envs, which were moved to another device."""
@@ -114,42 +120,43 @@ class TensorDictRow:
         self._reset_masks = masks
 
     @torch.no_grad()
-    def reset(self, slot: int, **kwargs: Any) -> None:
-        """Start an episode where the masks ask for it, and write the root row of ``slot``."""
-        root = self.root
-        masks = {path: mask for path, mask in self._reset_masks.items() if not bool(mask.all())}
-        if masks and root is not None:
+    def reset(self, slot: int, given: Collection[Path], /, **kwargs: Any) -> None:
+        """Start an episode where the masks ask for it, and write the root row that follows ``slot``."""
+        is_whole = all(bool(mask.all()) for mask in self._reset_masks.values())
+        root = self._blank() if self.root is None or is_whole else self.root.copy()
+        for path in given:
+            root.set(as_key(path), self._inputs[path][slot].clone())
+        if not is_whole and self.root is not None:
             for path, mask in self._reset_masks.items():
                 root.set(as_key(path), mask.clone())
-        else:
-            root = None if root is None else empty_like(root)
         self.root = self.env.reset(root, **kwargs)
-        self._write(self._roots, slot, self.root)
+        self._write(self._roots, slot + 1, self.root)
 
     @torch.no_grad()
     def step(self, slot: int) -> None:
         """Step from and into the rows of ``slot``."""
-        td = self.env.step(self._acted_root(slot))
+        td = self.env.step(self._input(slot))
         self._write(self._nexts, slot, td.get("next"))
         self.root = self.env.step_mdp(td)
 
     @torch.no_grad()
     def advance(self, slot: int) -> None:
-        """The same; what is done then begins anew, and the root row of the slot after is written."""
-        td, self.root = self.env.step_and_maybe_reset(self._acted_root(slot))
+        """The same, then reset what is done, and write the root row that follows ``slot``."""
+        td, self.root = self.env.step_and_maybe_reset(self._input(slot))
         self._write(self._nexts, slot, td.get("next"))
         self._write(self._roots, slot + 1, self.root)
 
-    def _acted_root(self, slot: int) -> TensorDictBase:
-        """Complete the current root by the inputs and the mask in the rows of ``slot``."""
-        root = self.root
-        if root is None:
-            root = TensorDict({}, batch_size=self.env.batch_size, device=self.env.device)
+    def _input(self, slot: int) -> TensorDictBase:
+        """Give the current root with the inputs of ``slot``, which later ones do not overwrite."""
+        root = self._blank() if self.root is None else self.root
         for path, tensors in self._inputs.items():
             root.set(as_key(path), tensors[slot].clone())
         if not bool(self._step_mask.all()):
             root.set(STEP, self._step_mask.clone())
         return root
+
+    def _blank(self) -> TensorDict:
+        return TensorDict({}, batch_size=self.env.batch_size, device=self.env.device)
 
     @staticmethod
     def _write(
