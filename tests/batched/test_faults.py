@@ -119,7 +119,7 @@ def provoke(env, orders: list[Path], place: str, fault: str) -> Callable:
         order_fault(orders[1], place, fault)
     td = env.reset() if place in ("step", "visit") else None
     if fault == "hang":
-        env.timeout = 1.0 if place != "constructor" else 5.0
+        env.timeout, env.start_timeout = 1.0, 5.0
     return {
         "constructor": env.start,
         "set_seed": partial(env.set_seed, 0),
@@ -143,10 +143,11 @@ def test_a_fault_in_a_worker_is_told_in_full_and_leaves_nothing(
     closing(env)
     call = provoke(env, orders, place, fault)
 
-    error = told_by(call, env.timeout if fault == "hang" else 0.0)
+    limit_s = env.start_timeout if place == "constructor" else env.timeout
+    error = told_by(call, limit_s if fault == "hang" else 0.0)
     text = str(error)
     env.close(raise_if_closed=False)
-    env.timeout = 60.0
+    env.timeout = env.start_timeout = 60.0
 
     command = COMMANDS.get(place, place)
     seeds = "" if place == "constructor" else " (seeds 0, 795726461)"
