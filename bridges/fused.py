@@ -8,6 +8,8 @@ Conventions
     memory     entries at the root of the data that transforms read at a step. They go in and out of
                the programs beside the state.
     constants  numbers and tensors of the transforms. They are read anew at every call.
+    state      tensors of the transforms that a program changes. What they are after it is written into
+               them as soon as it is called, so that whoever shares them reads the newest.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from typing import Any
 import jax
 import torch
 
-from bridges.dlpack import to_jit
+from bridges.dlpack import to_jit, to_torch
 from bridges.jax_env import JaxEnv
-from bridges.jax_programs import Programs
+from bridges.jax_programs import Constants, Programs
 from envkit.keys import as_path, leaf_paths
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Composite
@@ -39,7 +41,8 @@ def fuse(env: JaxEnv, transforms: Sequence[Transform]) -> tuple[JaxEnv, int]:
 
     A run ends where a transform says that it does not fuse (see `FusableTransform.fuses`), or where
     what it declares cannot be what a program gives: other actions or done flags, a state that is
-    changed or taken away, 64-bit floats where JAX has none.
+    changed or taken away, 64-bit floats where JAX has none. One with state of its own (`VecNorm`) needs
+    all rows on one device, and gives no gradients.
 
     Args:
         env: a `JaxEnv`.
@@ -55,12 +58,17 @@ def fuse(env: JaxEnv, transforms: Sequence[Transform]) -> tuple[JaxEnv, int]:
         inputs = transform.transform_input_spec(inputs)
         outputs = transform.transform_output_spec(outputs)
         fusable = isinstance(transform, FusableTransform) and transform.fuses
-        if not (fusable and _fits(env, inputs, outputs)):
+        if not (fusable and _runs(env, transform) and _fits(env, inputs, outputs)):
             inputs, outputs = before
             break
         taken.append(transform)
     runs_all = len(taken) == len(transforms)  # of no transforms, too
     return (FusedEnv(env, taken, inputs, outputs) if runs_all or taken else env), len(taken)
+
+
+def _runs(env: JaxEnv, transform: FusableTransform) -> bool:
+    """Say whether programs of ``env`` can take the state of a transform along, if it has any."""
+    return not transform.state() or (env._programs.shards is None and not env.requires_grad)
 
 
 def _fits(env: JaxEnv, inputs: Composite, outputs: Composite) -> bool:
@@ -137,11 +145,25 @@ class FusedEnv(Wrapper, JaxEnv):
     def _set_seed(self, seed: int | None) -> None:
         self.base_env._set_seed(seed)
 
-    def _constants(self) -> list[dict[str, Any]]:
-        return [
+    def _constants(self, shape: torch.Size, mask: torch.Tensor | None = None) -> Constants:
+        each = [
             {name: _argument(value) for name, value in transform.constants().items()}
+            | {name: _shared_argument(value) for name, value in transform.state().items()}
             for transform in self._transforms
         ]
+        if not any(transform.state() for transform in self._transforms):
+            return each, None
+        if mask is None:
+            mask = torch.ones(shape, dtype=torch.bool, device=self.device)
+        return each, to_jit(self._mask_in(mask), copy=True)
+
+    def _kept(self, outputs: dict[str, Any]) -> dict[str, Any]:
+        shared = to_torch(outputs.pop("shared", ()))
+        for transform, after in zip(self._transforms, shared, strict=bool(shared)):
+            before = transform.state()
+            for name, value in after.items():
+                before[name].copy_(value)
+        return outputs
 
     def _fuse(self, transforms: Sequence[Transform]) -> tuple[JaxEnv, int]:
         own = len(self._transforms)
@@ -154,6 +176,11 @@ def _wide_integers(outputs: Composite) -> Iterable[tuple[tuple[str, ...], torch.
         for key, leaf in outputs[f"full_{kind}_spec"].items(True, True):
             if leaf.dtype in _WIDE_INTEGERS:
                 yield as_path(key), leaf.dtype
+
+
+def _shared_argument(value: torch.Tensor) -> Any:
+    """Give a tensor that a program changes as an argument, in the dtype it has there."""
+    return to_jit(value.detach(), copy=True)
 
 
 def _argument(value: Any) -> Any:

@@ -22,7 +22,7 @@ from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_device_of, tor
 from bridges.gpu import warn_if_full
 from bridges.gradients import Running, is_wanted
 from bridges.jax_handoff import RowEnv
-from bridges.jax_programs import Programs
+from bridges.jax_programs import Constants, Programs
 from bridges.jax_specs import action_composite, array_leaf, done_composite
 from bridges.named_rows import observation_leaves
 from bridges.sharding import AXIS, Shards
@@ -184,9 +184,18 @@ class JaxEnv(RowEnv):
         device = jax_device_of(self.device or "cpu")
         self._key = jax.device_put(jax.random.PRNGKey(int(seed) % 2**32), device)
 
-    def _constants(self) -> list[dict[str, Any]]:
-        """Give what fused transforms compute with, as arguments of a program."""
-        return []
+    def _constants(self, shape: torch.Size, mask: torch.Tensor | None = None) -> Constants:
+        """Give what fused transforms compute with, as arguments of a program.
+
+        Args:
+            shape: batch of the data.
+            mask: parts of it that the program is called for, bool; None: all.
+        """
+        return (), None
+
+    def _kept(self, outputs: dict[str, Any]) -> dict[str, Any]:
+        """Take what fused transforms have seen in a program out of its last outputs, and keep it."""
+        return outputs
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         if kwargs:
@@ -197,13 +206,14 @@ class JaxEnv(RowEnv):
         shape = self.batch_size if td is None else td.batch_size
         if td is None or td.get("state", None) is None:
             size = self._size(shape.numel())
-            outputs = self._programs.init(size, self._next_key(), self._constants())
-            return self._out(shape, to_torch(outputs))
+            outputs = self._programs.init(size, self._next_key(), self._constants(shape))
+            return self._out(shape, to_torch(self._kept(outputs)))
         masks = collect_reset_masks(td, self.done_levels, self.full_done_spec)
         mask = masks.get((), torch.ones(shape, dtype=torch.bool, device=self.device))
         given = to_jit((self._state_in(td), self._mask_in(mask)), copy=False, detach=True)
         # No gradient is lost: rows that are not selected keep what ``td`` holds, graph included.
-        return self._out(shape, to_torch(self._programs.restart(*given, self._constants())))
+        outputs = self._programs.restart(*given, self._constants(shape, mask))
+        return self._out(shape, to_torch(self._kept(outputs)))
 
     def _inputs(self, td: TensorDictBase) -> tuple[Any, ...]:
         return self._state_in(td), self._action_in(td), self._memory_in(td)
@@ -215,9 +225,14 @@ class JaxEnv(RowEnv):
             self._steps_since_clear = 0
             jax.clear_caches()
 
-    def _stepping(self, inputs: tuple[Any, ...]) -> Running:
+    def _stepping(self, td: TensorDictBase) -> Running:
         self._count_steps(1)
-        return self._start(self._programs.step, inputs, (self._constants(),))
+        mask = td.get(STEP, None)
+        mask = None if mask is None else rules.step_mask(mask, td.batch_size)
+        constants = self._constants(td.batch_size, mask)
+        running = self._start(self._programs.step, self._inputs(td), (constants,))
+        self._kept(running.outputs)
+        return running
 
     def _step_send(self, td: TensorDictBase) -> None:
         self._check_batch(td)
@@ -225,12 +240,12 @@ class JaxEnv(RowEnv):
         self._sent = td
         self._running = None
         if not self._overrides(_PROGRAM) and (mask is None or bool(mask.any())):
-            self._running = self._stepping(self._inputs(td))
+            self._running = self._stepping(td)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         running, self._running = self._running, None
         if running is None:
-            running = self._stepping(self._inputs(td))
+            running = self._stepping(td)
         return self._out(td.batch_size, running.result())
 
     def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
@@ -258,11 +273,12 @@ class JaxEnv(RowEnv):
         inputs = self._inputs(td)
         if self.requires_grad and is_wanted(inputs):
             # The reset follows apart, so that one backward program serves every kind of step.
-            self._running = self._stepping(inputs)
+            self._running = self._stepping(td)
         else:
             given = to_jit(inputs, copy=False, detach=True)
             self._count_steps(1)
-            self._advancing = self._programs.advance(*given, self._constants())
+            following, fresh = self._programs.advance(*given, self._constants(td.batch_size))
+            self._advancing = following, self._kept(fresh)
 
     def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
         outputs, self._advancing = self._advancing, None

@@ -8,12 +8,15 @@ Conventions
     path       tuple of names; a state has either the two paths `PACKED`, or one for each leaf.
     flags      bool (3, rows, 1): done, terminated, truncated.
     memory     leaves by path that fused transforms read at the root; empty without any.
-    constants  one mapping for each fused transform, see `FusableTransform`.
+    constants  pair: one mapping for each fused transform, with what `FusableTransform` calls constants and
+               state; and rows that count for such state, bool (rows,), None if there is none.
     policy     see `functional.Policy`; observes leaves by path. None draws from the action space.
     run        dict of time-major arrays: "root" and "next", each as outputs are, "action" and, for a
                policy that writes more (`Acted`), "written" in its place.
     outputs    dict with "state" and "leaves" (arrays by path) and "flags". The leaves of a step
                include its rewards; those of a root do not. A "state" that is not recorded is empty.
+               The outputs of the last moment of a program have "shared" if a transform has state: what
+               that is then, one mapping for each transform.
 """
 
 from __future__ import annotations
@@ -45,10 +48,10 @@ from envkit.functional import (
 from envkit.keys import Path
 from envkit.transforms.fusable import FusableTransform
 
-__all__ = ["PACKED", "Programs", "padded_size"]
+__all__ = ["PACKED", "Constants", "Programs", "padded_size"]
 
 ByPath = dict[Path, Any]
-Constants = Sequence[Mapping[str, Any]]
+Constants = tuple[Sequence[Mapping[str, Any]], jax.Array | None]
 Begin = tuple[ByPath, ByPath, jax.Array, ByPath]  # state, root, flags and what a policy remembers
 
 # torch stores these, but neither adds nor (in a TensorDict) clones them.
@@ -141,7 +144,8 @@ class Programs:
     def _rows(
         self, constants: Constants, root: Iterable[Path] = (), remembered: Iterable[Path] = ()
     ) -> NamedRows:
-        return NamedRows(self.env, self.transforms, constants, tuple(root), tuple(remembered))
+        each, counted = constants
+        return NamedRows(self.env, self.transforms, each, counted, tuple(root), tuple(remembered))
 
     # ----------------------------------------------------------------------------------- programs
 
@@ -152,26 +156,27 @@ class Programs:
     def _step(
         self, state: ByPath, action: Any, memory: ByPath, constants: Constants
     ) -> dict[str, Any]:
-        before = RowState(self._read_state(state), memory)
-        return self._outputs(*self._rows(constants).step(before, action))
+        rows = self._rows(constants)
+        before = rows.begin(self._read_state(state), memory)
+        return self._outputs(*rows.step(before, action))
 
     def _restart(self, state: ByPath, mask: jax.Array, constants: Constants) -> dict[str, Any]:
         """Begin new episodes where ``mask`` is set; other rows keep their state and show anything."""
         rows = self._rows(constants)
         restarted, root = rows.restart(mask, self._read_state(state), self._write_state)
-        return {"state": restarted.inner, **self._shown(root)}
+        return self._fresh(restarted, root)
 
     def _advance(
         self, state: ByPath, action: Any, memory: ByPath, constants: Constants
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Step, then begin new episodes where one has ended; gives `next` and the root after it."""
-        rows, before = self._rows(constants), RowState(self._read_state(state), memory)
-        following, timestep = rows.step(before, action)
+        rows = self._rows(constants)
+        following, timestep = rows.step(rows.begin(self._read_state(state), memory), action)
         restarted, root = rows.restart_written(
             done_of(timestep), following, timestep, self._write_state
         )
-        fresh = {"state": restarted.inner, **self._shown(root)}
-        return self._outputs(following, timestep), fresh
+        moment = {"state": self._write_state(following.inner), **self._shown(timestep)}
+        return moment, self._fresh(restarted, root)
 
     def _reseed(self, state: ByPath, key: jax.Array) -> ByPath:
         rows = self._read_state(state)
@@ -264,7 +269,12 @@ class Programs:
     # -------------------------------------------------------------------------------------- names
 
     def _outputs(self, state: RowState, timestep: Timestep) -> dict[str, Any]:
-        return {"state": self._write_state(state.inner), **self._shown(timestep)}
+        return self._fresh(replace(state, inner=self._write_state(state.inner)), timestep)
+
+    def _fresh(self, written: RowState, timestep: Timestep) -> dict[str, Any]:
+        """Name the last moment of a program, of which the state of the env is written already."""
+        shared = {"shared": written.shared} if any(written.shared) else {}
+        return {"state": written.inner, **self._shown(timestep), **shared}
 
     def _shown(self, timestep: Timestep) -> dict[str, Any]:
         """List what a timestep of named rows shows; time, if any, stays in front of the rows."""

@@ -7,6 +7,9 @@ what a transform computes stands in the transform. No torch here.
 Conventions
     path      tuple of names; a leaf has shape (rows, *event), done flags and rewards (rows, 1).
     memory    leaves that transforms read at the root of a step, see `FusableTransform`.
+    shared    one mapping for each transform, by name: what all rows share and what is seen of them changes,
+              such as running statistics (the `state` of a `FusableTransform`).
+    counted   bool (rows,): rows that are seen so. Rows that fill up a batch, or are not stepped, are not.
     timestep  a `Timestep` whose ``observation`` holds by path what roots show, and whose ``reward``
               what only a step shows; done is ``terminated | truncated``.
     carried   entries of the root that neither the env nor a transform knows. They stay as they are,
@@ -28,7 +31,7 @@ import jax.numpy as jnp
 from envkit import rules
 from envkit.errors import KeyCollisionError
 from envkit.functional import BatchedEnv, Timestep, done_of, name_of
-from envkit.leaves import Leaves, changed
+from envkit.leaves import Changes, Leaves, changed
 
 if TYPE_CHECKING:
     from envkit.transforms.fusable import FusableTransform
@@ -37,6 +40,7 @@ __all__ = ["Acted", "NamedRows", "RowState", "observation_leaves"]
 
 Path = tuple[str, ...]
 ByPath = dict[Path, Any]
+Shared = tuple[Mapping[str, Any], ...]
 
 _DONE, _TERMINATED, _TRUNCATED = FLAGS = tuple((name,) for name in rules.DONE_LEAVES)
 _REWARD: Path = ("reward",)
@@ -45,10 +49,11 @@ _REWARD: Path = ("reward",)
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RowState:
-    """The state of rows, and what transforms remember of them."""
+    """The state of rows, and what transforms remember of each row and of all rows."""
 
     inner: Any
     memory: ByPath
+    shared: Shared = ()
 
 
 @jax.tree_util.register_dataclass
@@ -72,7 +77,8 @@ class NamedRows:
     Args:
         env: the env over rows.
         transforms: what it is seen through, first to last.
-        constants: what the transforms' `constants` gave, one mapping each.
+        constants: what the transforms' `constants` and `state` gave, one mapping each.
+        counted: see the module; needed if a transform has state.
         roots: entries that roots show; those that are not the env's are carried.
         remembered: see the module.
     """
@@ -82,11 +88,13 @@ class NamedRows:
         env: BatchedEnv,
         transforms: Sequence[FusableTransform] = (),
         constants: Sequence[Mapping[str, Any]] = (),
+        counted: jax.Array | None = None,
         roots: Collection[Path] = (),
         remembered: Collection[Path] = (),
     ):
         self.env = env
         self._chain = list(zip(transforms, constants, strict=True))
+        self._counted = counted
         self._carried = {*roots, *remembered} - self._shown_by_reset
         self._remembered = set(remembered)
         self._memory = {path for transform in transforms for path in transform.memory()}
@@ -106,20 +114,30 @@ class NamedRows:
         """Lay the state of the env out in its buffers."""
         return self.env.pack(state.inner)
 
+    def begin(self, inner: Any, memory: ByPath) -> RowState:
+        """Name a state of the env, and what is remembered, as a state of rows."""
+        return RowState(inner, memory, self._given)
+
     def init(self, key: jax.Array, rows: int) -> tuple[RowState, Timestep]:
         """Start ``rows`` episodes, all derived from one key."""
         inner, timestep = self.env.init(key, rows)
-        return self._moment(inner, self._begun(_named(timestep)))
+        return self._moment(inner, *self._begun(_named(timestep), self._given, self._counted))
 
     def step(self, state: RowState, action: Any) -> tuple[RowState, Timestep]:
         """Advance every row by its action."""
-        acted = action if isinstance(action, Acted) else Acted(action, {}, {})
-        inner, timestep = self.env.step(state.inner, acted.action)
-        following = {**_named(timestep), _REWARD: timestep.reward[..., None]}
-        memory = _overwritten(state.memory, acted.written)
-        following = self._stepped(memory, following)
-        following |= {path: memory[path] for path in self._carried}
-        return self._moment(inner, _overwritten(following, acted.following))
+        return self._step(state, action, self._counted)
+
+    def step_where(
+        self, mask: jax.Array, state: RowState, timestep: Timestep, action: Any
+    ) -> tuple[RowState, Timestep]:
+        """Advance the rows of ``mask``; the others keep every bit."""
+
+        def kept(new: Any, old: Any) -> Any:
+            return jax.tree.map(lambda leaf, before: rules.choose(mask, leaf, before), new, old)
+
+        after, shown = self._step(state, action, self._counted_in(mask))
+        inner, memory = kept((after.inner, after.memory), (state.inner, state.memory))
+        return RowState(inner, memory, after.shared), kept(shown, timestep)
 
     def restart_where(
         self, mask: jax.Array, state: RowState, timestep: Timestep
@@ -133,17 +151,17 @@ class NamedRows:
         self, mask: jax.Array, state: RowState, timestep: Timestep, write: Callable[[Any], Any]
     ) -> tuple[RowState, Timestep]:
         """Restart as `restart_where` does, the state of the env given as ``write`` writes it."""
-        inner, fresh = self._restarted(mask, state.inner, write)
+        inner, fresh, shared = self._restarted(mask, state, write)
         kept = _leaves(timestep)
         fresh |= {path: jnp.zeros_like(kept[path]) for path in self._remembered}
         root = {path: rules.choose(mask, leaf, kept[path]) for path, leaf in fresh.items()}
-        return self._moment(inner, {path: kept[path] for path in self._carried} | root)
+        return self._moment(inner, {path: kept[path] for path in self._carried} | root, shared)
 
     def restart(
         self, mask: jax.Array, inner: Any, write: Callable[[Any], Any]
     ) -> tuple[RowState, Timestep]:
         """Start new episodes in the rows of ``mask``; what the others show means nothing."""
-        return self._moment(*self._restarted(mask, inner, write))
+        return self._moment(*self._restarted(mask, self.begin(inner, {}), write))
 
     def resume(self, inner: Any, given: ByPath, flags: jax.Array) -> tuple[RowState, Timestep]:
         """Go on from a root of which some leaves are given; the others begin as after a reset.
@@ -152,34 +170,84 @@ class NamedRows:
             given: leaves of the root by path.
             flags: bool (3, rows, 1): done, terminated, truncated.
         """
-        blank = _named(self._blank(flags.shape[1]))
-        state, root = self._moment(
-            inner, self._begun(blank) | given | dict(zip(FLAGS, flags, strict=True))
-        )
+        blank, shared = _named(self._blank(flags.shape[1])), self._given
+        begun = self._begun(blank, shared)[0]
+        leaves = begun | given | dict(zip(FLAGS, flags, strict=True))
+        state, root = self._moment(inner, leaves, shared)
         reward = {_REWARD: jnp.zeros(flags.shape[1:])}
-        following = self._stepped(state.memory, blank | reward)
-        _, shown = self._moment(inner, following)
+        following = self._stepped(state.memory, blank | reward, shared)
+        _, shown = self._moment(inner, *following)
         return state, Timestep(root.observation, shown.reward, root.terminated, root.truncated)
 
     # -------------------------------------------------------------------------------------- leaves
 
+    @property
+    def _given(self) -> Shared:
+        """What rows share as it was given."""
+        return tuple(
+            {name: constants[name] for name in transform.state()}
+            for transform, constants in self._chain
+        )
+
+    def _counted_in(self, mask: jax.Array) -> jax.Array | None:
+        return None if self._counted is None else self._counted & mask
+
+    def _step(
+        self, state: RowState, action: Any, mask: jax.Array | None
+    ) -> tuple[RowState, Timestep]:
+        acted = action if isinstance(action, Acted) else Acted(action, {}, {})
+        inner, timestep = self.env.step(state.inner, acted.action)
+        following = {**_named(timestep), _REWARD: timestep.reward[..., None]}
+        memory = _overwritten(state.memory, acted.written)
+        following, shared = self._stepped(memory, following, state.shared, mask)
+        following |= {path: memory[path] for path in self._carried}
+        return self._moment(inner, _overwritten(following, acted.following), shared)
+
     def _restarted(
-        self, mask: jax.Array, inner: Any, write: Callable[[Any], Any]
-    ) -> tuple[Any, ByPath]:
+        self, mask: jax.Array, state: RowState, write: Callable[[Any], Any]
+    ) -> tuple[Any, ByPath, Shared]:
         blank = self._blank(mask.shape[0])
-        written, fresh = self.env.restart_written(mask, inner, blank, write)
-        return written, self._begun(_named(fresh))
+        written, fresh = self.env.restart_written(mask, state.inner, blank, write)
+        return written, *self._begun(_named(fresh), state.shared, self._counted_in(mask))
 
-    def _begun(self, leaves: ByPath) -> ByPath:
-        for transform, constants in self._chain:
-            leaves = changed(leaves, transform.reset_leaves(Leaves(leaves, 1), constants))
-        return leaves
+    def _begun(
+        self, leaves: ByPath, shared: Shared, mask: jax.Array | None = None
+    ) -> tuple[ByPath, Shared]:
+        return self._through(
+            lambda transform, seen, constants: transform.reset_leaves(seen, constants),
+            leaves,
+            shared,
+            mask,
+        )
 
-    def _stepped(self, memory: ByPath, leaves: ByPath) -> ByPath:
+    def _stepped(
+        self, memory: ByPath, leaves: ByPath, shared: Shared, mask: jax.Array | None = None
+    ) -> tuple[ByPath, Shared]:
         root = Leaves(memory, 1)
-        for transform, constants in self._chain:
-            leaves = changed(leaves, transform.step_leaves(root, Leaves(leaves, 1), constants))
-        return leaves
+        return self._through(
+            lambda transform, seen, constants: transform.step_leaves(root, seen, constants),
+            leaves,
+            shared,
+            mask,
+        )
+
+    def _through(
+        self,
+        hook: Callable[[FusableTransform, Leaves, Mapping[str, Any]], Changes],
+        leaves: ByPath,
+        shared: Shared,
+        mask: jax.Array | None,
+    ) -> tuple[ByPath, Shared]:
+        """Send the leaves of a moment through the transforms, which see the rows of ``mask`` (None: of none)."""
+        after = []
+        for (transform, constants), own in zip(self._chain, shared, strict=True):
+            constants, seen = {**constants, **own}, Leaves(leaves, 1)
+            if own and mask is not None:
+                own = {**own, **transform.seen_leaves(seen, mask, constants)}
+                constants |= own
+            leaves = changed(leaves, hook(transform, seen, constants))
+            after.append(own)
+        return leaves, tuple(after)
 
     def _blank(self, rows: int) -> Timestep:
         like = self.env.template[1]
@@ -187,14 +255,14 @@ class NamedRows:
 
     @cached_property
     def _shown_by_reset(self) -> set[Path]:
-        return set(jax.eval_shape(lambda: self._begun(_named(self._blank(1)))))
+        return set(jax.eval_shape(lambda: self._begun(_named(self._blank(1)), self._given)[0]))
 
-    def _moment(self, inner: Any, leaves: ByPath) -> tuple[RowState, Timestep]:
+    def _moment(self, inner: Any, leaves: ByPath, shared: Shared) -> tuple[RowState, Timestep]:
         memory = {path: leaf for path, leaf in leaves.items() if path in self._memory}
         shown = {path: leaf for path, leaf in leaves.items() if path not in FLAGS}
         at_root = self._shown_by_reset | self._carried
         root = {path: leaf for path, leaf in shown.items() if path in at_root}
-        return RowState(inner, memory), Timestep(
+        return RowState(inner, memory, shared), Timestep(
             root,
             {path: leaf for path, leaf in shown.items() if path not in root},
             leaves[_TERMINATED][..., 0],

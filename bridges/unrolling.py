@@ -51,8 +51,9 @@ def unroll(
         _begin(env, td, actor),
         actor.params,
         env._next_key(),
-        env._constants(),
+        env._constants(td.batch_size),
     )
+    last = env._kept(last)
     return _recorded(env, td, steps, run, actor), _following(env, td, last, actor, run)
 
 
@@ -95,11 +96,11 @@ def unroll_until(
             actor.params,
             key,
             made,
-            env._constants(),
+            env._constants(td.batch_size),
             to_jit(counted.to(td.device)),
             min(capacity, steps - made),
         )
-        count = int(stopped.made)
+        last, count = env._kept(last), int(stopped.made)
         piece = _recorded(env, td, capacity, run, actor)[..., :count]
         if pieces:
             _repeat(td["done"].squeeze(-1), pieces[-1], piece)

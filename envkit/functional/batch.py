@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from envkit import rules
 from envkit.functional.autoreset import EpisodeState, Episodic, ResetMode, reset_rows, restart_where
 from envkit.functional.core import StatelessEnv, Timestep, normalize
 from envkit.functional.packing import StatePacking
@@ -109,6 +110,13 @@ class BatchedEnv:
                 structure or shape. Dtypes are cast to those of `reset`.
         """
         return jax.vmap(self._step_row)(state, action)
+
+    def step_where(
+        self, mask: jax.Array, state: EpisodeState, timestep: Timestep, action: Any
+    ) -> tuple[EpisodeState, Timestep]:
+        """Advance the rows of ``mask``; the others keep every bit."""
+        stepped, kept = self.step(state, action), (state, timestep)
+        return jax.tree.map(lambda new, old: rules.choose(mask, new, old), stepped, kept)
 
     def restart_where(
         self, mask: jax.Array, state: EpisodeState, timestep: Timestep

@@ -38,6 +38,8 @@ class Rows(Protocol):
 
     def step(self, state: Any, action: Any) -> Carry: ...
 
+    def step_where(self, mask: jax.Array, state: Any, timestep: Timestep, action: Any) -> Carry: ...
+
     def restart_where(self, mask: jax.Array, state: Any, timestep: Timestep) -> Carry: ...
 
     def row_keys(self, key: jax.Array, num_rows: int) -> jax.Array: ...
@@ -84,11 +86,15 @@ def transition(
     *,
     auto_reset: bool = True,
     record_state: bool = False,
+    moving: jax.Array | None = None,
 ) -> tuple[Carry, Transition]:
-    """Make one step of a rollout; `unroll` is a loop of these."""
+    """Make one step of a rollout; `unroll` is a loop of these. Rows out of ``moving`` stay as they are."""
     state, root = env.restart_where(done_of(carry[1]), *carry) if auto_reset else carry
     action = policy(params, root.observation, key)
-    after, timestep = env.step(state, action)
+    if moving is None:
+        after, timestep = env.step(state, action)
+    else:
+        after, timestep = env.step_where(moving, state, root, action)
     recorded = Transition(
         root.observation,
         root.terminated,

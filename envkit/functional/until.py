@@ -71,13 +71,18 @@ def unroll_until(
 
     def one(carry: Carry, index: jax.Array, last: Transition | None) -> tuple[Carry, Transition]:
         step_key = jax.random.fold_in(key, first + index.astype(jnp.uint32))
+        moving = None if last is None else ~done_of(carry[1])
         after, made = transition(
-            env, carry, policy, params, step_key, auto_reset=False, record_state=record_state
+            env,
+            carry,
+            policy,
+            params,
+            step_key,
+            auto_reset=False,
+            record_state=record_state,
+            moving=moving,
         )
-        if last is None:
-            return after, made
-        moving = ~done_of(carry[1])
-        return _where(moving, (after, made), (carry, last))
+        return after, made if moving is None else _where(moving, made, last)
 
     def ended(timestep: Timestep) -> jax.Array:
         done = done_of(timestep)

@@ -11,15 +11,17 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from array_api_compat import array_namespace
 from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.keys import Key, as_path
 from envkit.transforms.episodes import EpisodeTransform
 
-__all__ = ["CoupledTransform"]
+__all__ = ["CoupledTransform", "by_rows"]
 
 
 class CoupledTransform(EpisodeTransform):
@@ -70,11 +72,31 @@ class CoupledTransform(EpisodeTransform):
             if value is None:
                 continue
             event = self._event_of(key, value.shape[td.batch_dims :])
-            lead = value.shape[: value.ndim - len(event)]
-            rows, mask = value.reshape(-1, *event), mask_of(key)
+            rows, mask = by_rows(value, event, mask_of(key), td.batch_dims)
             if mask is not None:
-                mask = rules.reduce_mask(mask, lead, td.batch_dims)
-                mask = mask.reshape((*mask.shape, *(1,) * (len(lead) - mask.ndim))).expand(lead)
-                rows = rows[mask.reshape(-1)]
+                rows = rows[mask]
             if len(rows):
                 self._observe_rows(key, rows)
+
+
+def by_rows(
+    value: Any, event: Sequence[int], mask: Any | None, batch_dims: int
+) -> tuple[Any, Any | None]:
+    """Flatten an entry to rows, and a mask with it.
+
+    Args:
+        value: array of any namespace, its last axes ``event``.
+        event: see the module.
+        mask: which parts are meant; its axes are the leading ones of ``value``, or more. None: all.
+        batch_dims: number of batch axes.
+
+    Returns:
+        Rows of shape ``(n, *event)``, and the mask ``(n,)``, if there is one.
+    """
+    xp, lead = array_namespace(value), tuple(value.shape[: value.ndim - len(event)])
+    rows = xp.reshape(value, (-1, *event))
+    if mask is None:
+        return rows, None
+    own = rules.reduce_mask(mask, lead, batch_dims)
+    own = xp.reshape(own, (*own.shape, *(1,) * (len(lead) - own.ndim)))
+    return rows, xp.reshape(xp.broadcast_to(own, lead), (-1,))

@@ -10,6 +10,9 @@ Conventions
     memory     entries at the root that the next step reads.
     constants  numbers and tensors that the arithmetic uses. They are given to a program at every
                call, so they may change; everything else is fixed when it is compiled.
+    state      tensors that the arithmetic uses and that what it sees changes, such as running
+               statistics of all rows. They are among the constants. A program changes them from step
+               to step; what they are after its last one is written back into the tensors.
 """
 
 from __future__ import annotations
@@ -122,6 +125,25 @@ class FusableTransform(Transform):
         """Give the numbers and tensors that the hooks use, by name."""
         return {}
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """Give the tensors that `seen_leaves` changes, by names of their own; most have none."""
+        return {}
+
+    def seen_leaves(
+        self, leaves: Leaves, mask: Any, constants: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Say what the state is once it has counted new values; called before the hook that uses it.
+
+        Args:
+            leaves: what a step or a reset produced.
+            mask: rows that were stepped or reset, bool, shape (rows,). There may be none.
+            constants: what `constants` gave, and the state.
+
+        Returns:
+            Changes to the state, in its shapes and dtypes.
+        """
+        return {}
+
     @property
     def fuses(self) -> bool:
         """Whether the hooks over leaves are all there is to this transform.
@@ -143,12 +165,21 @@ class FusableTransform(Transform):
     # --------------------------------------------------------------------------- over TensorDicts
 
     def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
-        changes = self.step_leaves(LeavesOf(td), LeavesOf(next_td), self.constants())
+        changes = self.step_leaves(LeavesOf(td), LeavesOf(next_td), self._constants_outside())
         return written(next_td, changes)
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
         self._settle(td, td_reset)
-        return written(td_reset, self.reset_leaves(LeavesOf(td_reset), self.constants()))
+        return written(td_reset, self.reset_leaves(LeavesOf(td_reset), self._constants_outside()))
+
+    def _constants_outside(self) -> dict[str, Any]:
+        """Give what the hooks over leaves use where those over TensorDicts are derived from them."""
+        if self.state():
+            raise NotImplementedError(
+                f"{type(self).__name__} has state, which changes with what is seen of all rows together. "
+                "Derive it from CoupledTransform as well, and write _observe_rows and _call, as VecNorm does."
+            )
+        return self.constants()
 
 
 class MomentTransform(FusableTransform):
@@ -175,7 +206,7 @@ class MomentTransform(FusableTransform):
     _step = Transform._step
 
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
-        return written(next_td, self.moment_leaves(LeavesOf(next_td), self.constants()))
+        return written(next_td, self.moment_leaves(LeavesOf(next_td), self._constants_outside()))
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
         return self._call(td_reset)

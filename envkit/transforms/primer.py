@@ -244,10 +244,10 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
         return written(next_td, changes)
 
     def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
-        return self._carried(root, following, lambda: self._numbers(following, constants))
+        return self._carried(root, following, lambda: self._begun_with(following, constants))
 
     def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
-        numbers = self._numbers(fresh, constants)
+        numbers = self._begun_with(fresh, constants)
         return {path: leaf for path, leaf in numbers.items() if fresh.get(path) is None}
 
     def _carried(
@@ -261,7 +261,7 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
             kept = {path: begun[path] if leaf is None else leaf for path, leaf in kept.items()}
         return kept
 
-    def _numbers(self, leaves: Leaves, constants: Mapping[str, Any]) -> dict[Path, Any]:
+    def _begun_with(self, leaves: Leaves, constants: Mapping[str, Any]) -> dict[Path, Any]:
         """Make the values of new episodes of numbers, for the batch of ``leaves``."""
         flags = leaves[self._flag_path(self._levels()[0])]
         return {

@@ -5,13 +5,13 @@ thing here that cannot be computed row by row. Which rows are new is decided in 
 measures them together, once each; what follows is element-wise.
 
 Conventions
-    moments  weight, mean and sum of squared deviations of what was seen, older values decayed.
+    moments  see the module of that name.
     event    axes of a value that have statistics of their own; all axes before are rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,14 +19,16 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from envkit import elementwise
-from envkit.errors import ArgumentError
-from envkit.keys import Key, as_path
+from envkit import elementwise, moments
+from envkit.errors import ArgumentError, StatisticsError
+from envkit.keys import Key, Path, as_path
+from envkit.leaves import Changes, Leaves
 from envkit.specs import Composite, TensorSpec, Unbounded
 from envkit.transforms.base import Keys, Transform
 from envkit.transforms.compose import Compose
-from envkit.transforms.coupled import CoupledTransform
-from envkit.transforms.leafwise import LeafTransform, require_regular
+from envkit.transforms.coupled import CoupledTransform, by_rows
+from envkit.transforms.fusable import MomentTransform
+from envkit.transforms.leafwise import ArrayTransform, require_regular
 from envkit.transforms.normalise import ObservationNorm
 
 __all__ = ["VecNorm"]
@@ -35,11 +37,7 @@ _MOMENTS = ("weight", "mean", "squares")
 
 
 class _Moments(nn.Module):
-    """Decayed moments of one entry; buffers that exist once its shape is known.
-
-    Source: T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating Formulae and a Pairwise Algorithm for
-    Computing Sample Variances", 1979.
-    """
+    """Moments of one entry; buffers that exist once its shape is known."""
 
     weight: torch.Tensor
     mean: torch.Tensor
@@ -48,6 +46,10 @@ class _Moments(nn.Module):
     @property
     def exist(self) -> bool:
         return "mean" in self._buffers
+
+    @property
+    def now(self) -> moments.Moments:
+        return self.weight, self.mean, self.squares
 
     def begin(self, shape: Sequence[int], dtype: torch.dtype, device: Any) -> None:
         """Make moments of nothing, unless there are some."""
@@ -59,24 +61,14 @@ class _Moments(nn.Module):
 
     @torch.no_grad()
     def add(self, rows: torch.Tensor, decay: float) -> None:
-        """Count rows of shape ``(n, *event)``, in place, so that copies that share them follow."""
-        count = len(rows)
-        weight = self.weight * decay
-        total = weight + count
-        mean = rows.mean(0)
-        change = mean - self.mean
-        squares = (rows - mean).square().sum(0) + change.square() * (weight * count / total)
-        self.squares.mul_(decay).add_(squares)
-        self.mean.add_(change * (count / total))
-        self.weight.copy_(total)
+        """Count rows, in place, so that copies that share them follow."""
+        after = moments.with_rows(self.now, rows, decay)
+        for tensor, value in zip(self.now, after, strict=True):
+            tensor.copy_(value)
 
     def loc_and_scale(self, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Give mean and standard deviation; 0 and 1 before anything was seen."""
-        seen = self.weight > 0
-        variance = (self.squares / self.weight.clamp_min(torch.finfo(torch.float64).tiny)).to(
-            self.mean.dtype
-        )
-        return self.mean, torch.where(seen, variance.clamp_min(eps), 1.0).sqrt()
+        return moments.loc_and_scale(self.now, eps)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         mean = state_dict.get(prefix + "mean")
@@ -85,12 +77,13 @@ class _Moments(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-class VecNorm(CoupledTransform, LeafTransform):
+class VecNorm(CoupledTransform, ArrayTransform):
     """Standardise values by their running mean and standard deviation.
 
     Every step counts the rows that were stepped, every reset those that were reset, and then all values
     are standardised. Statistics are buffers: clones share them, and so do the envs of one `EnvCreator`
-    and modules whose memory is shared. Nothing is counted in eval mode or after `freeze`.
+    and modules whose memory is shared. Nothing is counted in eval mode or after `freeze`. It fuses
+    unless processes or threads share it: a program changes statistics without asking anybody.
 
     Args:
         in_keys: entries to standardise, each by its own statistics; ``"observation"`` and ``"reward"``
@@ -108,6 +101,12 @@ class VecNorm(CoupledTransform, LeafTransform):
         ArgumentError: (a ValueError) ``decay`` is outside (0, 1], or there are not as many ``shapes``
             as in_keys.
     """
+
+    _twins = (
+        *MomentTransform._twins,
+        ("_observe_rows", "seen_leaves"),
+        ("_standardised", "moment_leaves"),
+    )
 
     def __init__(
         self,
@@ -149,10 +148,10 @@ class VecNorm(CoupledTransform, LeafTransform):
     def _observe_rows(self, key: Key, rows: torch.Tensor) -> None:
         if self.frozen or not self.training:
             return
-        rows, moments = _as_float(rows), self._moments_of(key)
+        rows, own = _as_float(rows), self._moments_of(key)
         with self.shared_lock:
-            moments.begin(rows.shape[1:], rows.dtype, rows.device)
-            moments.add(rows, self.decay)
+            own.begin(rows.shape[1:], rows.dtype, rows.device)
+            own.add(rows, self.decay)
 
     def _event_of(self, key: Key, shape: Sequence[int]) -> tuple[int, ...]:
         return tuple(shape) if self.shapes is None else self.shapes[self.in_keys.index(key)]
@@ -175,10 +174,10 @@ class VecNorm(CoupledTransform, LeafTransform):
         )
 
     def _standardised(self, value: torch.Tensor, key: Key) -> torch.Tensor:
-        moments, value = self._moments_of(key), _as_float(value)
-        if not moments.exist:
+        own, value = self._moments_of(key), _as_float(value)
+        if not own.exist:
             return value
-        return elementwise.standardised(value, *moments.loc_and_scale(self.eps))
+        return elementwise.standardised(value, *own.loc_and_scale(self.eps))
 
     def denorm(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the values before, in a copy of the data, at its root and under ``next``."""
@@ -186,10 +185,67 @@ class VecNorm(CoupledTransform, LeafTransform):
         following = data.get("next", None)
         for td in [data] if following is None else [data, following]:
             for source, target in zip(self.in_keys, self.out_keys, strict=True):
-                value, moments = td.get(target, None), self._moments_of(source)
-                if value is not None and moments.exist:
-                    td.set(source, elementwise.scaled(value, *moments.loc_and_scale(self.eps)))
+                value, own = td.get(target, None), self._moments_of(source)
+                if value is not None and own.exist:
+                    td.set(source, elementwise.scaled(value, *own.loc_and_scale(self.eps)))
         return data
+
+    # --------------------------------------------------------------------------- inside a program
+
+    @property
+    def fuses(self) -> bool:
+        """False where others may change the statistics while a program runs."""
+        return not self._is_shared and super().fuses
+
+    @property
+    def _is_shared(self) -> bool:
+        is_locked = not isinstance(self.shared_lock, nullcontext)
+        return is_locked or any(
+            tensor.is_shared() and not tensor.is_cuda for tensor in self.moments.buffers()
+        )
+
+    def constants(self) -> dict[str, Any]:
+        counts = self.training and not self.frozen
+        return {"decay": self.decay, "eps": self.eps, "counts": counts}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        if self._is_shared:
+            raise StatisticsError(
+                f"the statistics of VecNorm of {self.in_keys} are shared since its env has compiled them into "
+                "its programs, which change them without asking anybody. Share them before the env is used."
+            )
+        return {
+            name: tensor
+            for key in self.in_keys
+            if self._moments_of(key).exist
+            for name, tensor in zip(_names(key), self._moments_of(key).now, strict=True)
+        }
+
+    def seen_leaves(
+        self, leaves: Leaves, mask: Any, constants: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        changes = {}
+        for key in self.in_keys:
+            value = leaves.get(as_path(key))
+            if value is not None:  # rewards are absent at a reset
+                event = self._event_of(key, value.shape[leaves.batch_dims :])
+                rows, counts = by_rows(value, event, mask, leaves.batch_dims)
+                before = _of_state(key, constants)
+                rows, counts = elementwise.cast(rows, before[1].dtype), counts & constants["counts"]
+                after = moments.with_rows(before, rows, constants["decay"], counts)
+                changes |= dict(zip(_names(key), after, strict=True))
+        return changes
+
+    def moment_leaves(self, leaves: Leaves, constants: Mapping[str, Any]) -> Changes:
+        changes: dict[Path, Any] = {}
+        for source, target in zip(self.in_keys, self.out_keys, strict=True):
+            value = changes.get(as_path(source), leaves.get(as_path(source)))
+            if value is not None:
+                own = _of_state(source, constants)
+                loc, scale = moments.loc_and_scale(own, constants["eps"])
+                value = elementwise.cast(value, loc.dtype)
+                changes[as_path(target)] = elementwise.standardised(value, loc, scale)
+        return changes
 
     # --------------------------------------------------------------------------------------- specs
 
@@ -272,6 +328,16 @@ class VecNorm(CoupledTransform, LeafTransform):
 
 def _name(key: Key) -> str:
     return "/".join(as_path(key))
+
+
+def _names(key: Key) -> list[str]:
+    """Name the moments of an entry as state of a program."""
+    return [f"{_name(key)}/{name}" for name in _MOMENTS]
+
+
+def _of_state(key: Key, state: Mapping[str, Any]) -> moments.Moments:
+    weight, mean, squares = (state[name] for name in _names(key))
+    return weight, mean, squares
 
 
 def _as_float(value: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ Conventions
     Walker    a point in the plane that ends beyond distance 3, with a state of many dtypes, noise
               from a key of its own, dicts of observations and infos.
     Chooser   Discrete action; Steered a dict of actions.
+    Lottery   ends with the first high action.
 """
 
 from __future__ import annotations
@@ -103,6 +104,19 @@ class Chooser:
         steps, _ = state
         state = (steps + 1, jnp.asarray(action, jnp.int32))
         return state, Timestep(jax.nn.one_hot(state[1], 3), (action == steps % 3) * 1.0)
+
+
+@dataclass(frozen=True)
+class Lottery:
+    """Ends with the first action above 0.9; shows how many there were."""
+
+    action_space: Any = Box(0.0, 1.0, (1,))
+
+    def reset(self, key):
+        return jnp.float32(0), Timestep(jnp.zeros(1))
+
+    def step(self, state, action):
+        return state + 1, Timestep(state[None] + 1, terminated=action[0] > 0.9)
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def test_programs_communicate_nothing(pair, name):
     env = pair[1]
     td = env.rand_action(env.reset())
     given = jax.tree.map(np.asarray, env._inputs(td))
-    constants: list = []
+    constants = env._constants(td.batch_size)
     arguments = {
         "step": (*given, constants),
         "advance": (*given, constants),
@@ -170,6 +170,7 @@ def test_programs_communicate_nothing(pair, name):
                 given[0],
                 {path: np.asarray(leaf) for path, leaf in env._root_in(td).items()},
                 np.zeros((3, 8, 1), bool),
+                {},
             ),
             None,
             jax.random.PRNGKey(0),

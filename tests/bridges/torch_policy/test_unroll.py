@@ -33,7 +33,7 @@ from envkit.transforms.primer import TensorDictPrimer
 from envkit.transforms.returns import RewardSum
 from envkit.transition import leaves
 from tests.bridges.compare import assert_close, assert_same, replay, replaying
-from tests.bridges.jax_envs import Chooser, Steered
+from tests.bridges.jax_envs import Chooser, Lottery, Pendulum, Steered
 from tests.bridges.torch_policy.policies import (
     choosing,
     counting,
@@ -115,6 +115,37 @@ def test_rows_that_only_fill_up_a_batch_stop_nothing(walker, drawn, batch):
         assert done[:, -1].any() and not done[:, :-1].any()
         assert all_["next", "done"][..., -1, :].all()
         assert_same(all_[..., : one.shape[-1]], one)
+
+
+def test_rows_that_only_fill_up_a_batch_draw_actions_and_still_stop_nothing():
+    env, lengths = JaxEnv(Lottery(), batch_size=[8], device="cpu"), []
+
+    for seed in range(8):
+        td = TensorDict(batch_size=[5])  # compiled for 8 rows
+        data = seeded(env, seed).rollout(40, tensordict=td)
+        over = (data["action"] > 0.9).any(0).squeeze(-1)  # by time
+        assert over.tolist() == [False] * (len(over) - 1) + [True]
+        lengths.append(len(over))
+
+    assert len(set(lengths)) > 2
+
+
+def test_a_row_that_was_truncated_waits_for_the_others():
+    env = JaxEnv(Pendulum(), batch_size=[3], device="cpu", episode_length=5)
+    policy = compile_policy(nn.Linear(3, 1))
+    td = seeded(env).reset()
+    for moves in ([True, True, False], [True, False, False]):
+        td = env.step_mdp(env.step(env.rand_action(td).set("_step", torch.tensor(moves))))
+
+    compiled, stepped = (
+        env.rollout(9, act, tensordict=td.clone(), auto_reset=False, break_when_all_done=True)
+        for act in (policy, policy.module)
+    )
+
+    ends = compiled["next", "done"].squeeze(-1)
+    assert ends.sum(1).tolist() == [3, 2, 1] and compiled.shape == (3, 5)
+    assert (compiled["next", "observation"][0, 2:] == compiled["next", "observation"][0, 2]).all()
+    assert_close(compiled, stepped.detach(), atol=TOLERANCE)
 
 
 def test_random_actions_stop_where_the_stepwise_run_does(walker):
