@@ -7,8 +7,9 @@ Conventions
     rows     the envs of the vector env; masks over them are bool arrays of shape (num_envs,).
     ended    rows whose last step ended an episode and that were not reset since, as far as the
              data goes. They must be reset before the next step, or be frozen in it.
-    frozen   rows that a step leaves out. Gymnasium steps them nevertheless (it cannot skip any), so
-             only rows that have ended can be frozen, and their next reset is a real one.
+    frozen   rows that a step leaves out. Gymnasium steps them nevertheless. In a sync vector env a
+             stand-in takes the step, so any row can be frozen. Of others only rows that have ended
+             can, and their next reset is a real one.
     modes    NEXT_STEP resets a row in the step after its last: a reset comes before that step.
              SAME_STEP resets it in its last step: what that reset gave is kept for the next reset.
              DISABLED resets nothing.
@@ -61,6 +62,9 @@ class VectorCore:
         vector = library_of(env).vector
         self._utils = vector.utils
         self._is_ours = isinstance(env.unwrapped, vector.SyncVectorEnv | vector.AsyncVectorEnv)
+        self._has_stand_ins = isinstance(
+            env, vector.SyncVectorEnv
+        )  # wrappers would count their steps
         mode = vector.AutoresetMode(env.metadata.get("autoreset_mode", "NextStep"))
         self._resets_itself = mode != vector.AutoresetMode.DISABLED
         self._keeps_first = mode == vector.AutoresetMode.SAME_STEP
@@ -102,20 +106,41 @@ class VectorCore:
         """Leave rows out of the step that is made meanwhile.
 
         Raises:
-            StepMaskError: one of them has not ended, or the env cannot reset single rows.
+            StepMaskError: the env steps all its rows, and one of these has not ended or cannot be
+                reset alone.
         """
-        if not self._resets_rows or bool((rows & ~self._ended).any()):
+        can_wait = self._ended if self._resets_rows else np.zeros_like(rows)
+        if not self._has_stand_ins and bool((rows & ~can_wait).any()):
             raise StepMaskError(
-                f"rows {_numbers(rows)} are to be left out of a step, but a gymnasium vector env "
-                f"steps all its rows; only rows that have ended may be left out, here "
-                f"{_numbers(self._ended)}, and only by its sync and async vectorisation. "
-                "Use SerialEnv or ParallelEnv to step rows as you like."
+                f"rows {_numbers(rows)} are to be left out of a step, but {self.env} steps all its rows; "
+                f"of them only {_numbers(can_wait)} may be left out: those that have ended, and only with "
+                "async vectorisation or without autoreset. A SyncVectorEnv without vector wrappers, "
+                "SerialEnv and ParallelEnv step rows as you like: "
+                "GymEnv(name, num_envs=k, vectorization_mode='sync')."
             )
         self._frozen = rows.copy()
         try:
-            yield
+            with self._stood_in(_numbers(rows)):
+                yield
         finally:
             self._frozen = np.zeros_like(rows)
+
+    @contextmanager
+    def _stood_in(self, rows: list[int]) -> Iterator[None]:
+        """Put stand-ins in the place of some envs, where that can be done."""
+        if not self._has_stand_ins:
+            yield
+            return
+        envs = self.env.envs
+        kept = {row: envs[row] for row in rows}
+        observations = self._blank()
+        for row, env in kept.items():
+            envs[row] = _StandIn(env, observations[row])
+        try:
+            yield
+        finally:
+            for row, env in kept.items():
+                envs[row] = env
 
     def step(self, actions: Any) -> tuple[list[Any], Any, Any, Any, dict[str, Any]]:
         """Step all rows that are not frozen.
@@ -141,8 +166,8 @@ class VectorCore:
         over = np.logical_or(terminated, truncated)
         if self._keeps_first and over.any():
             infos = self._take_last(rows, over, infos)
-        self._ended = np.where(frozen, True, over)
-        self._went_on = frozen
+        self._ended = np.where(frozen, self._ended, over)
+        self._went_on = frozen & (not self._has_stand_ins)
         return rows, rewards, terminated, truncated, infos
 
     def _take_last(
@@ -160,6 +185,11 @@ class VectorCore:
         return _merged(
             {name: value for name, value in infos.items() if name not in hidden}, last_infos, over
         )
+
+    def _blank(self) -> list[Any]:
+        """Give an observation of zeros for each row."""
+        space = self.env.single_observation_space
+        return self._split(self._utils.create_empty_array(space, self.batch_size[0]))
 
     def _split(self, observations: Any) -> list[Any]:
         return list(self._utils.iterate(self.env.observation_space, observations))
@@ -187,8 +217,7 @@ class VectorCore:
                 "vector_kwargs={'autoreset_mode': AutoresetMode.DISABLED}, or use SerialEnv."
             )
         if not rows.any():
-            space = self.env.single_observation_space
-            return self._split(self._utils.create_empty_array(space, count)), {}
+            return self._blank(), {}
         given = self._given(rows) if not kwargs else np.zeros(count, bool)
         observations, infos = [None] * count, {}
         if (real := rows & ~given).any():
@@ -243,6 +272,22 @@ class VectorCore:
         space = self.action.space
         blank = self._utils.create_empty_array(space, len(values))
         return self._utils.concatenate(space, values, blank)
+
+
+class _StandIn:
+    """Takes calls in the place of an env that is not to move; all else is the env's own."""
+
+    def __init__(self, env: Any, observation: Any):
+        self._env, self._observation = env, observation
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self._observation, 0.0, False, False, {}
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        return self._observation, {}
 
 
 def frame_skipping(library: Any, repeats: int) -> Any:

@@ -209,8 +209,14 @@ class GymWrapper(GymLikeEnv):
         skipped = self._skipped_next(td)
         if not bool(mask.any()):
             return skipped
+        acted = td.exclude(rules.STEP).copy()
+        for key in self.action_keys:  # of rows that do not act, anything may be there
+            action = acted.get(key, None)
+            if action is not None and action.shape[:1] == mask.shape:
+                others = action[mask][:1].expand_as(action)
+                acted.set(key, rules.choose(mask, action, others))
         with self._vector.freezing(~mask.cpu().numpy()):
-            stepped = self._computed_next(td.exclude(rules.STEP))
+            stepped = self._computed_next(acted)
         following = empty_like(td)
         for path, value in leaves(stepped):
             following.set(as_key(path), rules.choose(mask, value, skipped.get(as_key(path))))

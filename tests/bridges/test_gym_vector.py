@@ -281,12 +281,52 @@ def test_a_refused_step_that_left_rows_out_leaves_nothing_behind(mode, spoil):
     assert left["next", "done"][:, :, 0].tolist() == [[False, True], [False, False]]
 
 
-def test_a_running_row_cannot_be_left_out_of_a_step():
-    env = counting([9, 9], AutoresetMode.DISABLED)
+@modes
+@pytest.mark.parametrize("name", ["CartPole-v1", "FrozenLake-v1"])
+def test_rows_that_a_mask_leaves_out_stand_still_as_those_of_single_envs_do(name, mode):
+    ours = vector(name, 3, mode, max_episode_steps=6)
+    serial = SerialEnv(3, lambda: GymEnv(name, max_episode_steps=6))
+    generator = torch.Generator().manual_seed(1)
+    masks = torch.rand(40, 3, generator=generator) < 0.6
+    masks[:2] = torch.tensor([[True, False, True], [False, False, False]])
+
+    runs = []
+    for env in (ours, serial):
+        env.set_seed(7)
+        td, steps = env.reset(), []
+        for mask in masks:
+            td = env.rand_action(td).set("_step", mask)
+            td["action"][~mask] = 0  # where nobody acts, nothing is looked at
+            data = env.step(td)
+            steps.append(data.clone())
+            td = env.maybe_reset(env.step_mdp(data))
+        runs.append(torch.stack(steps, 1))
+        env.close()
+
+    assert_same(*runs)
+    assert runs[0]["next", "done"].sum() >= 3
+
+
+def wrapped_in_a_counter():
+    envs = [partial(Informed, length=9)] * 2
+    return gymnasium.wrappers.vector.RecordEpisodeStatistics(
+        SyncVectorEnv(envs, autoreset_mode=AutoresetMode.DISABLED)
+    )
+
+
+def of_processes():
+    kwargs = {"autoreset_mode": AutoresetMode.DISABLED, "context": "spawn"}
+    return gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="async", vector_kwargs=kwargs)
+
+
+@pytest.mark.parametrize("make", [wrapped_in_a_counter, of_processes])
+def test_a_vector_env_that_steps_all_its_rows_says_so_when_a_running_one_is_left_out(make):
+    env = GymWrapper(make())
     td = env.rand_action(env.reset()).set("_step", torch.tensor([True, False]))
 
-    with pytest.raises(StepMaskError, match="SerialEnv"):
+    with pytest.raises(StepMaskError, match=r"rows \[1\].*only \[\].*SyncVectorEnv.*SerialEnv"):
         env.step(td)
+    env.close()
 
 
 @modes
