@@ -34,6 +34,7 @@ from envkit.keys import as_key
 from envkit.nesting import nest
 from envkit.policy import Policy
 from envkit.rollout import Stop
+from envkit.seeding import seed_chain
 from envkit.specs import Categorical, Composite, Unbounded
 from envkit.transition import empty_like, leaves
 
@@ -231,7 +232,17 @@ class GymWrapper(GymLikeEnv):
             return super().set_seed(seed, static_seed)
         following = self._vector.seed(seed, static=static_seed)
         self._seed_actions(seed)
+        self._seed_is_static = static_seed
         return following
+
+    _seed_is_static = False
+
+    @property
+    def _seeded_parts(self) -> list[tuple[Any, int | None]]:
+        if self._vector is None or self._action_seed is None:
+            return super()._seeded_parts
+        seeds, _ = seed_chain(self._action_seed, self.numel(), static=self._seed_is_static)
+        return list(enumerate(seeds))
 
     def fast_encoding(self, mode: bool = True) -> None:
         """Accepted for the sake of `GymLikeEnv`: codecs have decided everything beforehand.

@@ -250,6 +250,18 @@ def test_a_mask_that_is_not_that_of_the_ended_rows_is_refused(mode, mask):
         env.reset(td.set("_reset", torch.tensor(mask)))
 
 
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_a_mask_that_selects_nothing_resets_nothing(mode):
+    env = counting([1, 9], mode)
+    td = env.step_mdp(env.rand_step(env.reset()))
+    before = td.clone()
+
+    root = env.reset(td.set("_reset", torch.tensor([False, False])))
+
+    assert before["done"].squeeze(-1).tolist() == [True, False]
+    assert (root == before).all()
+
+
 @modes
 def test_an_ended_row_must_be_reset_before_it_is_stepped(mode):
     env = counting([1, 9], mode)
