@@ -210,14 +210,14 @@ class VectorCore:
         """
         count = self.batch_size[0]
         rows = np.ones(count, bool) if mask is None else mask.reshape(count).cpu().numpy()
+        if not rows.any():
+            return self._blank(), {}
         if self._resets_itself and not rows.all() and not np.array_equal(rows, self._ended):
             raise ResetMaskError(
                 f"rows {_numbers(rows)} are to be reset, but of a vector env that resets by itself "
                 f"only the rows that have ended can be, here {_numbers(self._ended)}. Make it with "
                 "vector_kwargs={'autoreset_mode': AutoresetMode.DISABLED}, or use SerialEnv."
             )
-        if not rows.any():
-            return self._blank(), {}
         given = self._given(rows) if not kwargs else np.zeros(count, bool)
         observations, infos = [None] * count, {}
         if (real := rows & ~given).any():

@@ -250,7 +250,7 @@ def test_a_mask_that_is_not_that_of_the_ended_rows_is_refused(mode, mask):
         env.reset(td.set("_reset", torch.tensor(mask)))
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@modes
 def test_a_mask_that_selects_nothing_resets_nothing(mode):
     env = counting([1, 9], mode)
     td = env.step_mdp(env.rand_step(env.reset()))
