@@ -141,14 +141,17 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         else:
             require_tensordict("what rand_action() was given", tensordict)
             self._check_batch(tensordict)
-        batch = tensordict.batch_size
-        spec = self.full_action_spec
+        return tensordict.update(self._drawn_actions(tensordict, self._action_generator))
+
+    def _drawn_actions(
+        self, td: TensorDictBase, generator: torch.Generator | None, part: Any = ()
+    ) -> TensorDictBase:
+        """Sample the actions of the whole batch of ``td``, or of a part of it, given as an index."""
+        batch, spec = td.batch_size, self.full_action_spec
         if not self.batch_locked and batch != self.batch_size:
-            sample = self.single_full_action_spec.rand(batch, self._action_generator)
-        else:
-            self._allow_what_is_allowed(spec, tensordict)
-            sample = spec.rand((), self._action_generator)
-        return tensordict.update(sample)
+            return self.single_full_action_spec.rand(batch, generator)
+        self._allow_what_is_allowed(spec, td)
+        return (spec if part == () else spec[part]).rand((), generator)
 
     _action_masks: tuple[tuple[Key, Key], ...] = ()
     """Actions, each with the entry of the data that says which of its options are allowed."""
@@ -387,6 +390,11 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         if seed is not None:
             generator = torch.Generator(self.device or "cpu").manual_seed(int(seed))
         self._action_seed, self._action_generator = seed, generator
+
+    @property
+    def _seeded_parts(self) -> list[tuple[Any, int | None]]:
+        """The parts of the batch that have a seed of their own, as indices, each with that seed."""
+        return [((), self._action_seed)]
 
     _action_seed: int | None = None
     _action_generator: torch.Generator | None = None

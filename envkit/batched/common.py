@@ -286,6 +286,13 @@ class BatchedEnv(AttributeLookup, HostedEnv):
         self._seed, self._seed_is_static = seed, static_seed
         return following
 
+    @property
+    def _seeded_parts(self) -> list[tuple[Any, int | None]]:
+        if self._seed is None:
+            return [(row, None) for row in range(self.num_workers)]
+        seeds, _ = seed_chain(self._seed, self.num_workers, static=self._seed_is_static)
+        return list(enumerate(seeds))
+
     def _set_seeds(self, seed: int | None, *, static: bool) -> int:
         seeds, following = seed_chain(seed, self.num_workers, static=static)
         pool, of_row = self._started(), dict(enumerate(seeds))

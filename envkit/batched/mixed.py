@@ -359,6 +359,14 @@ class MixedEnv(EnvBase):
             seed = member.env.set_seed(seed, static_seed=static_seed)
         return seed
 
+    @property
+    def _seeded_parts(self) -> list[tuple[Any, int | None]]:
+        return [
+            (member.rows if part == () else member.rows.start + part, seed)
+            for member in self.members
+            for part, seed in member.env._seeded_parts
+        ]
+
     def _set_seed(self, seed: int | None) -> None:
         self.set_seed(seed)
 

@@ -7,12 +7,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
 from envkit import rules, tally
+from envkit.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.keys import Key, as_key, as_path
 from envkit.specs import Composite
@@ -21,6 +23,8 @@ from envkit.transforms.episodes import EpisodeTransform
 from envkit.transition import empty_like
 
 __all__ = ["ConditionalSkip", "FrameSkipTransform", "NoopResetEnv", "RemoveEmptySpecs"]
+
+_Part = tuple[Any, torch.Generator | None]  # index into the batch, and where its numbers come from
 
 
 class ConditionalSkip(Transform):
@@ -130,8 +134,10 @@ class NoopResetEnv(_Stepping):
 
     Args:
         noops: most actions taken.
-        random: take between 1 and ``noops`` of them, drawn for each element, from the env's seed.
-            False: always ``noops``.
+        random: take between 1 and ``noops`` of them, drawn for each element. False: always ``noops``.
+
+    Actions and their numbers are drawn from the seeds of the env: for sub-envs each from its own, so that
+    it does not matter whether this transform is inside of them or around them.
 
     Raises:
         ArgumentError: (a ValueError) ``noops`` is below 1.
@@ -143,25 +149,41 @@ class NoopResetEnv(_Stepping):
             raise ArgumentError(f"noops is {noops}, but must be at least 1.")
         self.noops = noops
         self.random = random
-        self._generator: torch.Generator | None = None
+        self._parts: list[_Part] | None = None
 
     def _set_seed(self, seed: int | None) -> None:
-        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self._parts = None  # the env that tells them is seeded after its transforms
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
         assert self.container is not None
         env, base = self._env(), self.container.base_env
+        if self._parts is None:
+            self._parts = [(part, _generator(seed)) for part, seed in base._seeded_parts]
         begun = self._begun(td, td_reset.batch_size)
-        wanted = self._lengths(td_reset.batch_size).to(begun.device)
+        wanted = self._lengths(begun.cpu(), self._parts).to(begun.device)
         root = td_reset
         for number in range(int(wanted.max())):
-            moving = begun & (wanted > number)
+            moving = wanted > number
             for key in env.done_keys:  # what is not reset may be done, and must stay as it is
                 root.set(key, torch.zeros_like(root.get(key)))
-            root = base.rand_action(root.copy())
+            root = self._acted(base, root.copy(), moving, self._parts)
             done = self._step_again(root.set(rules.STEP, moving))
             root = env.maybe_reset(env.step_mdp(done))
         return root.select(*td_reset.keys(True, True))
+
+    def _acted(
+        self, base: EnvBase, root: TensorDictBase, moving: torch.Tensor, parts: list[_Part]
+    ) -> TensorDictBase:
+        """Draw actions for those parts of the batch in which anything moves."""
+        if base._draws_its_own:
+            return base.rand_action(root)
+        if len(parts) == 1:
+            return root.update(base._drawn_actions(root, parts[0][1]))
+        actions = base.full_action_spec.zero()  # of what does not move, nobody looks at them
+        for part, generator in parts:
+            if bool(moving[part].any()):
+                actions[part] = base._drawn_actions(root, generator, part)
+        return root.update(actions)
 
     def _begun(self, td: TensorDictBase, batch: torch.Size) -> torch.Tensor:
         rows = torch.zeros(batch, dtype=torch.bool, device=td.device)
@@ -172,13 +194,21 @@ class NoopResetEnv(_Stepping):
             rows |= rules.reduce_mask(mask, batch, len(batch))
         return rows
 
-    def _lengths(self, batch: torch.Size) -> torch.Tensor:
-        if not self.random:
-            return torch.full(batch, self.noops)
-        return torch.randint(1, self.noops + 1, batch, generator=self._generator)
+    def _lengths(self, begun: torch.Tensor, parts: list[_Part]) -> torch.Tensor:
+        """Say how many actions each element takes, 0 where no episode has begun."""
+        lengths = torch.full(begun.shape, self.noops)
+        for part, generator in parts if self.random else ():
+            if bool(begun[part].any()):
+                shape = begun[part].shape
+                lengths[part] = torch.randint(1, self.noops + 1, shape, generator=generator)
+        return lengths * begun
 
     def extra_repr(self) -> str:
         return f"noops={self.noops}, random={self.random}"
+
+
+def _generator(seed: int | None) -> torch.Generator | None:
+    return None if seed is None else torch.Generator().manual_seed(seed)
 
 
 class RemoveEmptySpecs(Transform):

@@ -66,6 +66,10 @@ class Wrapper(EnvBase):
         return self.base_env.works_elsewhere
 
     @property
+    def _seeded_parts(self) -> list[tuple[Any, int | None]]:
+        return self.base_env._seeded_parts
+
+    @property
     def _draws_its_own(self) -> bool:
         return super()._draws_its_own or self.base_env._draws_its_own
 

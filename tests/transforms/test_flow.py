@@ -13,7 +13,9 @@ from envkit import (
     ConditionalSkip,
     FrameSkipTransform,
     GymEnv,
+    MixedEnv,
     NoopResetEnv,
+    ParallelEnv,
     PixelRenderTransform,
     RemoveEmptySpecs,
     SerialEnv,
@@ -21,6 +23,7 @@ from envkit import (
     TransformedEnv,
     check_env_specs,
 )
+from envkit.base import EnvBase
 from tests.envs import Count, StatelessCount
 from tests.transforms.envs import Drawn, Hollow, TwoTeams
 from tests.transforms.test_transformed_env import Halved, Mean
@@ -216,6 +219,68 @@ def test_an_episode_that_ends_meanwhile_begins_anew():
     env = TransformedEnv(Count(3), NoopResetEnv(5, random=False))
 
     assert env.reset()["count"].tolist() == [2]
+
+
+def poles() -> GymEnv:
+    return GymEnv("CartPole-v1", max_episode_steps=9)  # shorter than some beginnings
+
+
+def mixed(inside: bool) -> EnvBase:
+    members = [
+        counts(SerialEnv(2, partial(Count, 3)), inside),
+        counts(StatelessCount(3, batch_size=[2]), inside),
+    ]
+    return counts(MixedEnv(members), not inside)
+
+
+def counts(env: EnvBase, begins: bool) -> EnvBase:
+    return TransformedEnv(env, NoopResetEnv(6)) if begins else env
+
+
+WAYS = {
+    "inside rows": lambda: SerialEnv(3, lambda: counts(poles(), True), use_buffers=True),
+    "inside workers": lambda: ParallelEnv(3, lambda: counts(poles(), True)),
+    "around sub-envs": lambda: counts(SerialEnv(3, poles), True),
+    "around workers": lambda: counts(ParallelEnv(3, poles), True),
+    "around a vector env": lambda: counts(
+        GymEnv("CartPole-v1", num_envs=3, max_episode_steps=9), True
+    ),
+}
+
+
+def played(env: EnvBase, static: bool) -> TensorDict:
+    """Play from a seed, with resets of single rows among the steps, and close the env."""
+    env.set_seed(4, static_seed=static)
+    first = env.rollout(15, **NONSTOP)
+    env.reset()
+    second = env.rollout(15, lambda td: td.set("action", first["action"][..., 0, :]), **NONSTOP)
+    env.close()
+    return second.exclude("state", ("next", "state"))
+
+
+@pytest.fixture(scope="module")
+def beginnings() -> dict[bool, TensorDict]:
+    """Play with the transform inside of each sub-env, with seeds of a chain and with one for all."""
+    make = partial(SerialEnv, 3, lambda: counts(poles(), True), use_buffers=False)
+    return {static: played(make(), static) for static in (False, True)}
+
+
+@pytest.mark.parametrize(
+    ("way", "static"),
+    [*((way, False) for way in WAYS), ("around sub-envs", True), ("around a vector env", True)],
+)
+def test_beginnings_are_the_same_inside_of_sub_envs_and_around_them(beginnings, way, static):
+    data, expected = played(WAYS[way](), static), beginnings[static]
+
+    assert set(data.keys(True, True)) == set(expected.keys(True, True))
+    assert (data == expected).all()
+    assert data["next", "done"].sum() > 3
+
+
+def test_beginnings_are_the_same_inside_of_members_and_around_them():
+    within, without = (played(mixed(inside), False) for inside in (True, False))
+
+    assert (within == without).all()
 
 
 # ---------------------------------------------------------------------------------- RemoveEmptySpecs
