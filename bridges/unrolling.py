@@ -24,7 +24,7 @@ from bridges.dlpack import to_jit, to_torch
 from bridges.torch_policy.acting import Actor, actor_for, free_entries
 from envkit.errors import PolicyError
 from envkit.functional import StopRule
-from envkit.keys import Path, as_key, as_path
+from envkit.keys import Key, Path, as_key, as_path
 from envkit.nesting import tensordict_of
 from envkit.specs import OneHot, TensorSpec
 
@@ -103,7 +103,7 @@ def unroll_until(
         last, count = env._kept(last), int(stopped.made)
         piece = _recorded(env, td, capacity, run, actor)[..., :count]
         if pieces:
-            _repeat(td["done"].squeeze(-1), pieces[-1], piece)
+            _repeat(td["done"].squeeze(-1), pieces[-1], piece, env.reward_keys)
         pieces.append(piece)
         made += count
         if made == steps or bool(stopped.ended):
@@ -111,10 +111,12 @@ def unroll_until(
         td = _following(env, td, last, actor, run)
 
 
-def _repeat(done: torch.Tensor, before: TensorDict, piece: TensorDict) -> None:
-    """Let rows that were done before a piece repeat the last transition that they made."""
+def _repeat(done: torch.Tensor, before: TensorDict, piece: TensorDict, paid: list[Key]) -> None:
+    """Let rows that were done before a piece repeat the last transition that they made, unpaid."""
     if bool(done.any()):
         last = before[done][:, -1:]
+        for key in paid:
+            last["next", *as_path(key)].zero_()
         piece[done] = last.expand(last.shape[0], piece.shape[-1])
 
 

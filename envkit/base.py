@@ -215,7 +215,8 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
             auto_cast_to_device: move data to the policy's device and back.
             break_when_any_done: stop after the first step in which any env is done (the default).
                 With both rules False, done envs are reset and collection goes on.
-            break_when_all_done: freeze done envs and stop when all are done.
+            break_when_all_done: freeze done envs and stop when all are done. Frozen rows repeat their
+                last transition with reward 0, so that a row's rewards sum up to its return.
             return_contiguous: stack densely; False gives a lazy stack along time.
             tensordict: what to start from.
             set_truncated: mark the last step ``truncated`` and ``done``.

@@ -6,13 +6,13 @@ what follows it, is asked of the env. An env that can do a whole run at once off
 
 Conventions
     stop    "never": what is done is reset; "any": after the first step in which an env is done; "all":
-            when all are, what is done before is frozen.
+            when all are; what is done before is frozen: it repeats its last transition with reward 0.
     result  TensorDict of batch size (*batch, T); time is the last batch axis, named "time".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -21,8 +21,9 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from envkit import rules
 from envkit.arguments import as_int, require_tensordict
 from envkit.errors import ArgumentTypeError, BatchSizeError, DoneError, OptionError, RolloutError
-from envkit.keys import Key, as_key, as_path
+from envkit.keys import Key, as_key, as_path, leaf_paths
 from envkit.policy import Policy, as_policy, policy_device
+from envkit.specs import Composite, StackedComposite
 from envkit.transition import leaves
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def _until_all_done(
             td.set(rules.STEP, running)
         td = env.step(td)
         if running is not None and not bool(running.all()):
-            td = _repeat_frozen(running, td, last)
+            td = _repeat_frozen(running, td, last, env.full_reward_spec, env.state_keys)
         yield td
         running = ~env._rows_done(td.get("next"))
         if index == steps - 1 or not running.any():
@@ -181,18 +182,46 @@ _LOOPS: dict[Stop, Callable] = {"never": nonstop, "any": until_any_done, "all": 
 
 
 def _repeat_frozen(
-    running: torch.Tensor, td: TensorDictBase, last: TensorDictBase
+    running: torch.Tensor,
+    td: TensorDictBase,
+    last: TensorDictBase,
+    specs: Composite,
+    states: Collection[Key],
 ) -> TensorDictBase:
-    """Rows of finished envs repeat their last transition as it was."""
-    if running.ndim == 0:
-        return td if bool(running) else last
+    """Let rows of finished envs repeat their last transition, but for its reward: that is 0 now.
+
+    Args:
+        running: rows that were stepped.
+        td: the step just made.
+        last: the one before.
+        specs: of the rewards; those of unlike rows are stacked.
+        states: entries that are repeated though they may be rewards as well.
+    """
     if isinstance(td, LazyStackedTensorDict) and isinstance(last, LazyStackedTensorDict):
         dim = td.stack_dim
         parts = zip(running.unbind(dim), td.unbind(dim), last.unbind(dim), strict=True)
-        return LazyStackedTensorDict(*(_repeat_frozen(*part) for part in parts), stack_dim=dim)
-    return td.apply(
-        lambda new, old: new if old is None else rules.choose(running, new, old), last, default=None
-    )
+        rows = [
+            _repeat_frozen(
+                *part, specs[row] if isinstance(specs, StackedComposite) else specs, states
+            )
+            for row, part in enumerate(parts)
+        ]
+        return LazyStackedTensorDict(*rows, stack_dim=dim)
+    if running.ndim:
+        chosen = td.apply(
+            lambda new, old: new if old is None else rules.choose(running, new, old),
+            last,
+            default=None,
+        )
+        shown = cast(TensorDictBase, chosen)
+    else:
+        shown = td if bool(running) else last.copy()
+    following = shown.get("next").copy()
+    for path in leaf_paths(specs):
+        key = as_key(path)
+        if key not in states and (paid := following.get(key, None)) is not None:
+            following.set(key, rules.choose(running, paid, torch.zeros_like(paid)))
+    return shown.set("next", following)
 
 
 # ------------------------------------------------------------------------------------- the result

@@ -29,6 +29,7 @@ from envkit.errors import ClosedEnvError, DoneError, NotEnumerableError, ResetMa
 from envkit.policy import observation_inputs
 from tests.drift import gym_rows
 from tests.envs import Count, StatelessCount
+from tests.frozen import stays_frozen
 from tests.jax_drift import jax_rows
 from tests.shaped_envs import Groups, Several
 
@@ -266,8 +267,7 @@ def test_a_rollout_until_all_are_done_freezes_what_is(env):
     assert data.shape[-1] < 60
     assert done[..., -1].all()
     assert (done[..., 1:] >= done[..., :-1]).all()
-    frozen = done[..., :-1]
-    assert is_equal(data[..., 1:][frozen], data[..., :-1][frozen])
+    assert stays_frozen(data, env.reward_keys, is_equal)
 
 
 def test_the_stop_rules_agree_up_to_the_first_end(env):

@@ -12,6 +12,7 @@ from torch import nn
 
 from envkit import GymEnv, SerialEnv, StepCounter, TransformedEnv
 from envkit.errors import BatchSizeError, DoneError
+from envkit.keys import as_path
 from envkit.specs import Composite, Unbounded
 from tests.envs import Count, StatelessCount
 from tests.shaped_envs import Groups, Growing, Quiet, Several, Wordy
@@ -114,21 +115,43 @@ def test_an_env_that_ends_is_stepped_no_further(two):
     assert simulators == [2, 4]
 
 
-def test_a_frozen_row_repeats_its_last_transition():
+def test_a_frozen_row_repeats_its_last_transition_unpaid():
     stateless = StatelessCount(4, batch_size=[2])
     root = stateless.reset().set("count", torch.tensor([[0], [2]]))
     data = stateless.rollout(9, auto_reset=False, tensordict=root, break_when_all_done=True)
     env = SerialEnv(2, [partial(Several, 2), partial(Several, 4)])
     several = env.rollout(9, break_when_all_done=True)
-    env.close()
+    env.close(raise_if_closed=False)
 
     assert counts(data) == [[0, 1, 2, 3], [2, 3, 3, 3]]
     assert counts(data, "next") == [[1, 2, 3, 4], [3, 4, 4, 4]]
     assert data["next", "done"].squeeze(-1).tolist() == [[F, F, F, T], [F, T, T, T]]
-    assert data["next", "reward"].unique().tolist() == [1]
-    for frozen, row, steps in ((data, 1, (1, 2, 3)), (several, 0, (1, 2, 3))):
-        for key in frozen.keys(True, True):
-            assert all(frozen[key][row, step].equal(frozen[key][row, 1]) for step in steps)
+    assert data["next", "reward"].squeeze(-1).tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert several["next", "gain"].squeeze(-1).tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+    for frozen, made, row in ((data, stateless, 1), (several, env, 0)):
+        paid = {("next", *as_path(key)) for key in made.reward_keys}
+        for key in set(frozen.keys(True, True)) - paid:
+            assert all(frozen[key][row, step].equal(frozen[key][row, 1]) for step in (1, 2, 3))
+        assert all(frozen[key][row, 2:].eq(0).all() for key in paid)
+
+
+def test_frozen_rows_of_unlike_envs_pay_nothing_under_any_name():
+    class Paid(Count):
+        def __init__(self, n, name):
+            super().__init__(n)
+            self.name = name
+            self.reward_spec = Composite({name: Unbounded((1,))})
+
+        def _step(self, td):
+            out = super()._step(td)
+            return out.set(self.name, out.pop("reward"))
+
+    env = SerialEnv(2, [partial(Paid, 2, "wage"), partial(Paid, 4, "gain")])
+    data = env.rollout(9, break_when_all_done=True, return_contiguous=False)
+    env.close()
+
+    assert data[0]["next", "wage"].flatten().tolist() == [1, 1, 0, 0]
+    assert data[1]["next", "gain"].flatten().tolist() == [1, 1, 1, 1]
 
 
 def test_the_root_flags_decide_when_there_are_several_levels():

@@ -11,7 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -54,8 +54,8 @@ def unroll_until(
 ) -> tuple[Carry, Transition, Stopped]:
     """Act and step until any row, or all rows, are done; nothing is reset.
 
-    With ``rule="all"``, a row that is done waits: it keeps its state and repeats its last transition.
-    One that is done in ``carry`` waits as well, but what it repeats is left to the caller.
+    With ``rule="all"``, a row that is done waits: it keeps its state and repeats its last transition
+    with reward 0. One that is done in ``carry`` waits as well, but what it repeats is left to the caller.
 
     Args:
         env, carry, policy, params, key, start, record_state: see `rollout.unroll`.
@@ -82,7 +82,7 @@ def unroll_until(
             record_state=record_state,
             moving=moving,
         )
-        return after, made if moving is None else _where(moving, made, last)
+        return after, made if moving is None else _frozen(moving, made, last)
 
     def ended(timestep: Timestep) -> jax.Array:
         done = done_of(timestep)
@@ -110,5 +110,10 @@ def unroll_until(
     return carry, record, Stopped(index, ended(carry[1]))
 
 
-def _where(mask: jax.Array, new: Any, old: Any) -> Any:
-    return jax.tree.map(lambda fresh, kept: rules.choose(mask, fresh, kept), new, old)
+def _frozen(moving: jax.Array, made: Transition, last: Transition) -> Transition:
+    """Take the transition of rows that move; the others repeat their last one with reward 0."""
+    shown = jax.tree.map(lambda new, old: rules.choose(moving, new, old), made, last)
+    paid = jax.tree.map(
+        lambda paid: rules.choose(moving, paid, jnp.zeros_like(paid)), shown.next.reward
+    )
+    return replace(shown, next=replace(shown.next, reward=paid))

@@ -34,6 +34,7 @@ from tests.bridges.compare import (
     write_into_all,
 )
 from tests.bridges.jax_envs import Chooser, Pendulum, Shifting, Steered, Walker
+from tests.jax_envs import Countdown
 
 STEPS = 15  # of every compiled rollout here: each length is a program of its own
 FAR = 1.0  # an action that leads out of the walker's disc within three steps
@@ -304,8 +305,26 @@ def test_done_rows_stay_as_they_were_until_all_are_done(walker):
     data = seeded(walker).rollout(10, replaying(actions), break_when_all_done=True)
 
     assert data.shape == (4, 6)
-    assert_same(data[1, 2], data[1, 5])
+    assert_same(*(data[1, step].exclude(("next", "reward")) for step in (2, 5)))
+    assert (data["next", "reward"][1, 2:] == 0).all() and (data["next", "reward"][0] != 0).any()
     assert data["next", "done"][:, -1].all()
+
+
+@pytest.mark.parametrize("paid", [1, 3], ids=["bare", "fused"])
+def test_a_row_that_waits_is_paid_nothing_in_a_compiled_run(paid):
+    """It ends with the last step of one program, and waits in the next one."""
+    env = JaxEnv(Countdown(70), batch_size=[2])
+    run = env if paid == 1 else TransformedEnv(env, RewardScaling(2.0, 1.0))
+    root = run.reset()
+    for _ in range(6):
+        ahead = run.rand_action(root).set("_step", torch.tensor([False, True]))
+        root = run.step_mdp(run.step(ahead))
+
+    data = run.rollout(90, auto_reset=False, tensordict=root, break_when_all_done=True)
+
+    assert data.shape == (2, 70)
+    assert data["next", "reward"].sum((1, 2)).tolist() == [70 * paid, 64 * paid]
+    assert data["next", "done"].sum((1, 2)).tolist() == [1, 7]
 
 
 # ---------------------------------------------------------------------------------------- the state

@@ -40,6 +40,7 @@ from envkit import (
 )
 from envkit.errors import SpecError
 from tests.envs import Count, StatelessCount
+from tests.frozen import stays_frozen
 from tests.transforms.test_transform_contract import actions_of, is_equal, play
 
 make_count = partial(Count, 5)
@@ -150,10 +151,11 @@ def test_every_way_to_step_gives_the_same(behind, name):
 
 @pytest.mark.parametrize("name", ROW_BY_ROW)
 def test_finished_rows_are_frozen(behind, name):
-    data = behind(name).rollout(30, break_when_all_done=True)
+    env = behind(name)
 
-    frozen = data["next", "done"][..., :-1, 0]
-    assert is_equal(data[..., 1:][frozen], data[..., :-1][frozen])
+    data = env.rollout(30, break_when_all_done=True)
+
+    assert stays_frozen(data, env.reward_keys, is_equal)
 
 
 # ------------------------------------------------------------------------------- inside and outside

@@ -33,6 +33,7 @@ from envkit import (
 )
 from envkit.batched.creator import EnvCreator
 from tests.envs import Count, StatelessCount
+from tests.frozen import stays_frozen
 from tests.policies import Replay
 
 make_count = partial(Count, 5)
@@ -159,8 +160,7 @@ def test_finished_rows_are_frozen_as_without_transforms(behind, name):
 
     done = data["next", "done"][..., 0]
     assert done[..., -1].all()
-    frozen = done[..., :-1]
-    assert is_equal(data[..., 1:][frozen], data[..., :-1][frozen])
+    assert stays_frozen(data, env.reward_keys, is_equal)
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
