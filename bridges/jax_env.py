@@ -262,7 +262,7 @@ class JaxEnv(RowEnv):
             following.set(key, rules.choose(mask, value, skipped.get(key)))
         return following
 
-    def _advance_send(self, td: TensorDictBase) -> None:
+    def _advance_send(self, td: TensorDictBase, *, restarts: bool = True) -> None:
         self._advancing = None
         is_free = td.get(STEP, None) is None and td.get("next", None) is None
         if not is_free:
@@ -277,7 +277,8 @@ class JaxEnv(RowEnv):
         else:
             given = to_jit(inputs, copy=False, detach=True)
             self._count_steps(1)
-            following, fresh = self._programs.advance(*given, self._constants(td.batch_size))
+            constants = self._constants(td.batch_size)
+            following, fresh = self._programs.advance(*given, constants, restarts)
             self._advancing = following, self._kept(fresh)
 
     def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
@@ -287,6 +288,16 @@ class JaxEnv(RowEnv):
         td, (following, fresh) = self._sent, to_torch(outputs)
         data = self._attach_next(td, self._out(td.batch_size, following))
         return data, self.step_mdp(data).update(self._out(td.batch_size, fresh))
+
+    def _step_last(self, td: TensorDictBase) -> TensorDictBase:
+        """Step by the program that has made the steps before, so that none is compiled for this one."""
+        if not self._steps_by_itself or self.run_type_checks:
+            return self.step(td)
+        self._advance_send(td, restarts=False)
+        outputs, self._advancing = self._advancing, None
+        if outputs is None:
+            return self._step_recv()
+        return self._attach_next(td, self._out(td.batch_size, to_torch(outputs[0])))
 
     # ------------------------------------------------------------------------------ many steps
 

@@ -79,7 +79,7 @@ _SPREAD: dict[str, tuple[tuple[Any, ...], Any]] = {
     "init": ((EVERYWHERE, EVERYWHERE), _OUTPUTS),
     "step": ((ROWS, ROWS, ROWS, EVERYWHERE), _OUTPUTS),
     "restart": ((ROWS, ROWS, EVERYWHERE), _OUTPUTS),
-    "advance": ((ROWS, ROWS, ROWS, EVERYWHERE), (_OUTPUTS, _OUTPUTS)),
+    "advance": ((ROWS, ROWS, ROWS, EVERYWHERE, EVERYWHERE), (_OUTPUTS, _OUTPUTS)),
     "reseed": ((ROWS, EVERYWHERE), ROWS),
     "relayout": ((ROWS,), ROWS),
     "unroll": (((ROWS, ROWS, FLAGS, ROWS), EVERYWHERE, EVERYWHERE, EVERYWHERE), (_RUN, _OUTPUTS)),
@@ -167,14 +167,21 @@ class Programs:
         return self._fresh(restarted, root)
 
     def _advance(
-        self, state: ByPath, action: Any, memory: ByPath, constants: Constants
+        self,
+        state: ByPath,
+        action: Any,
+        memory: ByPath,
+        constants: Constants,
+        restarts: bool | jax.Array,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Step, then begin new episodes where one has ended; gives `next` and the root after it."""
+        """Step, then begin new episodes where one has ended; gives `next` and the root after it.
+
+        Without ``restarts`` nothing begins: the same program is good for a step that nothing follows.
+        """
         rows = self._rows(constants)
         following, timestep = rows.step(rows.begin(self._read_state(state), memory), action)
-        restarted, root = rows.restart_written(
-            done_of(timestep), following, timestep, self._write_state
-        )
+        ended = done_of(timestep) & restarts
+        restarted, root = rows.restart_written(ended, following, timestep, self._write_state)
         moment = {"state": self._write_state(following.inner), **self._shown(timestep)}
         return moment, self._fresh(restarted, root)
 

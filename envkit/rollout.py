@@ -126,7 +126,7 @@ def nonstop(
     for index in range(steps):
         td = td if acted and index == 0 else act(td)
         if index == steps - 1:
-            yield env.step(td)
+            yield env.step(td) if index == 0 else env._step_last(td)
             return
         done, td = env.step_and_maybe_reset(td)
         yield done

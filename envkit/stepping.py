@@ -367,6 +367,10 @@ class Stepping(OutputHolder, ABC):
         kinds = ("observation", "reward", "done", "state", "action")
         return {as_path(key) for kind in kinds for key in getattr(self, f"{kind}_keys")}
 
+    def _step_last(self, td: TensorDictBase) -> TensorDictBase:
+        """Do what `step` does, after calls of `step_and_maybe_reset` and before none."""
+        return self.step(td)
+
     def _advance_send(self, td: TensorDictBase) -> None:
         """Begin a step that is followed by a reset of what is done; see `_step_send`."""
         self._step_send(td)

@@ -307,6 +307,13 @@ class Passage(Wrapper):
         else:
             self._send(step)
 
+    def _step_last(self, td: TensorDictBase) -> TensorDictBase:
+        route = self._route
+        if not route.is_direct or not self._steps_by_itself:
+            return self.step(td)
+        self._check_batch(td)
+        return route.stepper._step_last(td)
+
     def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
         step, stepper = self._sent, self._route.stepper
         if step is None:

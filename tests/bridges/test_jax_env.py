@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from bridges.jax_env import JaxEnv
-from envkit import RewardScaling, TransformedEnv
+from envkit import RewardScaling, StepCounter, TransformedEnv
 from envkit.checks import check_env_specs
 from envkit.errors import (
     ArgumentError,
@@ -92,6 +92,20 @@ def test_a_second_rollout_compiles_nothing(walker):
     seeded(walker, 1).rollout(3)
 
     assert walker.traces == before
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: TransformedEnv(env, StepCounter())])
+def test_all_steps_of_a_rollout_from_python_are_one_program(wrap):
+    env = wrap(JaxEnv(Walker(), batch_size=[4], device="cpu", episode_length=3))
+    env.set_seed(0)
+
+    data = env.rollout(6, lambda place, *rest: place / 9, break_when_any_done=False)
+
+    assert env.traces == {"init": 1, "advance": 1}
+    env.set_seed(0)
+    looped, _ = replay(env, env.reset(), data["action"])
+    assert data["next", "done"][:, -1].all()
+    assert_same(data, looped)
 
 
 def test_a_mask_that_is_all_true_is_no_mask(walker):

@@ -160,7 +160,7 @@ def test_programs_communicate_nothing(pair, name):
     constants = env._constants(td.batch_size)
     arguments = {
         "step": (*given, constants),
-        "advance": (*given, constants),
+        "advance": (*given, constants, True),
         "restart": (given[0], np.ones(8, bool), constants),
         "unroll": (
             3,

@@ -84,6 +84,18 @@ def test_a_compiled_rollout_leaves_the_statistics_of_the_stepwise_one(both, stop
     assert statistics(inside)["place", "weight"] > 10
 
 
+def test_the_last_step_of_a_rollout_from_python_begins_no_episodes_that_would_count(both):
+    actions, runs = torch.full((ROWS, 8, 2), 0.1), []
+
+    for env in both:
+        env.set_seed(3)
+        runs.append(env.rollout(8, Replay(actions), break_when_any_done=False))
+
+    assert runs[0]["next", "done"][:, -1].any()
+    assert_alike(*runs)
+    assert_alike(*map(statistics, both))
+
+
 def test_rows_that_wait_for_the_others_do_not_count(both):
     inside, outside = both
     roots = []
