@@ -38,6 +38,7 @@ __all__ = [
     "NotEnumerableError",
     "NotResetError",
     "NotStartedError",
+    "OpenFilesError",
     "OptionError",
     "OutOfSpecError",
     "OutputShapeError",
@@ -259,6 +260,10 @@ class MissingLibraryError(EnvkitError, ImportError):
 
 class SharedMemoryError(EnvkitError, MemoryError):
     """The machine cannot give the shared memory that a pool of workers needs."""
+
+
+class OpenFilesError(EnvkitError, OSError):
+    """The limit on open files is too low for a pool of workers."""
 
 
 class WorkerError(EnvkitError, RuntimeError):

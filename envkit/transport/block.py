@@ -9,6 +9,7 @@ Conventions
     All of it is reserved at creation: too little memory is an error there, not a SIGBUS later.
 """
 
+import errno
 import mmap
 import os
 import tempfile
@@ -18,8 +19,10 @@ import numpy as np
 from envkit.errors import SharedMemoryError
 from envkit.transport.layout import Layout
 
-__all__ = ["Block"]
+__all__ = ["TOO_MANY_FILES", "Block"]
 
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
+"""Numbers of errors (errno) that refuse a descriptor."""
 _ZEROS = bytes(1 << 20)
 
 
@@ -65,6 +68,8 @@ class Block:
             return cls(fd, layout)
         except (OSError, OverflowError, ValueError) as error:
             os.close(fd)
+            if getattr(error, "errno", None) in TOO_MANY_FILES:
+                raise
             raise SharedMemoryError(_too_little(layout, error)) from error
 
     @classmethod

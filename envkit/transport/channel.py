@@ -131,6 +131,14 @@ class Channel:
         """Descriptor of the socket."""
         return self._socket.fileno()
 
+    def end(self) -> None:
+        """Send nothing more: the other end is told so when it has read what is on its way.
+
+        Raises:
+            OSError: the other end is closed.
+        """
+        self._socket.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         """Close the socket; closing twice does nothing."""
         self._socket.close()

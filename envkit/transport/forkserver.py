@@ -83,12 +83,16 @@ class ForkServer:
             if not _hung_up(self._socket):
                 return self._socket
             self._close()
-        wanted, self._preloaded = self._preloaded, set()
-        self._socket, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with there:
             arguments = [there.fileno(), os.getpid()]
-            process = run_python("envkit.transport.forkserver", arguments, [there.fileno()])
-        self._owner_pid = os.getpid()
+            try:
+                process = run_python("envkit.transport.forkserver", arguments, [there.fileno()])
+            except BaseException:
+                here.close()
+                raise
+        self._socket, self._owner_pid = here, os.getpid()
+        wanted, self._preloaded = self._preloaded, set()
         self._close = weakref.finalize(self, _end, process, self._socket, self._owner_pid)
         self._ask_to_preload(self._socket, wanted)
         return self._socket

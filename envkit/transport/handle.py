@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Literal
 
 from envkit.errors import ArgumentError
@@ -52,21 +52,20 @@ class WorkerHandle:
         self.index = index
         self.rows = rows
         self.lost: Failure | None = None
-        self.channel, there = Channel.pair()
-        self.waker, ear = wake.open_pair()
-        self.reply, reply_w = os.pipe()
-        os.set_blocking(self.reply, False)  # it is read when it is known to be readable
-        fds = (there.fileno(), ear, reply_w, lifeline)
-        mine = (*close_in_fork, *self.fds)
-        try:
-            self.process = launch(start_method, fds, mine)
-        except BaseException:
-            self._close_descriptors()
-            raise
-        finally:
-            there.close()
-            os.close(ear)
-            os.close(reply_w)
+        with ExitStack() as theirs, ExitStack() as ours:
+            self.channel, there = Channel.pair()
+            ours.callback(self.channel.close)
+            theirs.callback(there.close)
+            self.waker, ear = wake.open_pair()
+            ours.callback(os.close, self.waker)
+            theirs.callback(os.close, ear)
+            self.reply, reply_w = os.pipe()
+            ours.callback(os.close, self.reply)
+            theirs.callback(os.close, reply_w)
+            os.set_blocking(self.reply, False)  # it is read when it is known to be readable
+            fds = (there.fileno(), ear, reply_w, lifeline)
+            self.process = launch(start_method, fds, close=(*close_in_fork, *self.fds))
+            self._close_ours = ours.pop_all().close
 
     @property
     def fds(self) -> tuple[int, int, int]:
@@ -151,13 +150,8 @@ class WorkerHandle:
 
     def close(self) -> None:
         """Close all descriptors; the process must be gone."""
-        self._close_descriptors()
+        self._close_ours()
         self.process.close()
-
-    def _close_descriptors(self) -> None:
-        os.close(self.waker)
-        os.close(self.reply)
-        self.channel.close()
 
 
 def pickle_maker(make_host: MakeHost) -> bytes:
@@ -197,6 +191,7 @@ def stop_all(handles: Sequence[WorkerHandle], *, busy: Sequence[WorkerHandle] = 
         for handle in handles:
             with suppress(OSError):  # gone already
                 wake.write(handle.waker, _STOP)
+                handle.channel.end()  # one that waits for its first message stops there
         living = _still_running([h for h in handles if h not in busy], _ASK_S)
         living += _still_running([h for h in handles if h in busy], _ASK_BUSY_S)
         _signal_all(living, signal.SIGTERM)

@@ -34,7 +34,7 @@ from envkit.transport.host import MakeHost
 from envkit.transport.launch import choose_start_method, usable_cores
 from envkit.transport.layout import Field, Layout
 from envkit.transport.pool import Selection, mask_of, spread_rows
-from envkit.transport.resources import Resources
+from envkit.transport.resources import Resources, within_open_files
 from envkit.transport.worker import (
     ALL_ROWS,
     BIND,
@@ -130,7 +130,8 @@ class ProcessPool:
         self._unsettled: WorkerHandle | None = None  # it announced a message
         self._posting = False  # whether messages of this round may have to be pushed
         if self._start_method == "forkserver":
-            shared_fork_server().warm_up(preload)
+            with within_open_files(len(self.rows_of)):
+                shared_fork_server().warm_up(preload)
 
     @property
     def closed(self) -> bool:
@@ -147,22 +148,24 @@ class ProcessPool:
         """Start all workers at the same time, and return what each host says of itself."""
         if self._closed or self._resources is not None:
             raise ClosedEnvError("this pool was started before; make a new one.")
-        resources = self._resources = Resources()
-        self._finalizer = weakref.finalize(self, resources.release)
-        try:
-            for index in range(len(self.rows_of)):
-                resources.add(self._launch(resources, index))
-            return self._start_up(resources.handles)
-        except BaseException:
-            self.close()
-            raise
+        with within_open_files(len(self.rows_of)):
+            try:
+                resources = self._resources = Resources()
+                self._finalizer = weakref.finalize(self, resources.release)
+                for index in range(len(self.rows_of)):
+                    resources.add(self._launch(resources, index))
+                return self._start_up(resources.handles)
+            except BaseException:
+                self.close()
+                raise
 
     def bind(self, layout: Layout) -> dict[str, np.ndarray]:
         """Allocate a shared block for ``layout`` and have every worker map it."""
         resources = self._require_open()
         selected = Field(SELECTED, (), "uint8")
         layout = Layout((*layout.fields, selected), self._num_rows)
-        block = Block.create(layout, self._map_files_in)
+        with within_open_files(len(self.rows_of)):
+            block = Block.create(layout, self._map_files_in)
         arrays = dict(block.arrays)
         self._selected = arrays.pop(SELECTED)
         previous, resources.block = resources.block, block
@@ -284,7 +287,8 @@ class ProcessPool:
         Returns what its host says of itself. The old process, if it lives, is ended first.
         """
         resources = self._require_open()
-        successor = self._launch(resources, index)
+        with within_open_files(len(self.rows_of)):
+            successor = self._launch(resources, index)
         try:
             resources.replace(successor)
             description = self._start_up([successor])[0]

@@ -7,13 +7,42 @@ be done again: watching, and ceasing to watch.
 
 import math
 import os
+import resource
 import select
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-from envkit.transport.block import Block
+from envkit.errors import OpenFilesError
+from envkit.transport.block import TOO_MANY_FILES, Block
 from envkit.transport.handle import WorkerHandle, stop_all
 
-__all__ = ["Resources"]
+__all__ = ["Resources", "within_open_files"]
+
+_EACH, _BESIDE = 5, 16  # descriptors that a worker takes, and those of the pool and of a start
+
+
+@contextmanager
+def within_open_files(num_workers: int) -> Iterator[None]:
+    """Tell which limit it was, where too many files are open for a pool of so many workers.
+
+    Raises:
+        OpenFilesError: the system refused a descriptor.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in TOO_MANY_FILES:
+            raise
+        limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = "none" if hard_limit == resource.RLIM_INFINITY else hard_limit
+        now_open = len(os.listdir("/dev/fd")) - 1  # one is that of the list
+        wanted = now_open + _EACH * num_workers + _BESIDE
+        raise OpenFilesError(
+            f"too many open files for {num_workers} worker processes: the limit of this process (ulimit "
+            f"-n) is {limit}, {now_open} are open, and about {wanted} are needed. Raise the limit in "
+            f"the shell before Python starts (ulimit -n {max(wanted, 4096)}; the hard limit is {most}), "
+            "or use fewer workers (num_processes=)."
+        ) from error
 
 
 class Resources:
@@ -24,10 +53,10 @@ class Resources:
         self.pending: dict[int, WorkerHandle] = {}
         self.watched: dict[int, WorkerHandle] = {}
         self.block: Block | None = None
-        self.lifeline_r, self._lifeline_w = os.pipe()
         self.owner_pid = os.getpid()
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
         self._selector = self._epoll or select.poll()
+        self.lifeline_r, self._lifeline_w = os.pipe()  # the epoll closes itself if this fails
 
     @property
     def fds(self) -> list[int]:

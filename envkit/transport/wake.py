@@ -47,7 +47,11 @@ if hasattr(os, "eventfd"):
     def open_pair() -> tuple[int, int]:
         """Make ``(waker, ear)``."""
         ear = os.eventfd(0)
-        return os.dup(ear), ear
+        try:
+            return os.dup(ear), ear
+        except BaseException:
+            os.close(ear)
+            raise
 
 else:
 

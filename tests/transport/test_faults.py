@@ -1,17 +1,26 @@
 """Workers that die, hang or answer nonsense: what is told, how soon, and what is left behind."""
 
 import os
+import re
+import resource
 import signal
 import threading
 import time
 from functools import partial
+from itertools import count, islice
 
 import numpy as np
 import psutil
 import pytest
 
-from envkit.errors import ArgumentError, ClosedEnvError, WorkerError, WorkerTimeoutError
-from envkit.transport import ProcessPool, shared_fork_server
+from envkit.errors import (
+    ArgumentError,
+    ClosedEnvError,
+    OpenFilesError,
+    WorkerError,
+    WorkerTimeoutError,
+)
+from envkit.transport import ForkServer, ProcessPool, shared_fork_server
 from tests.transport.hosts import (
     EXIT,
     HANG,
@@ -345,6 +354,69 @@ def test_opening_and_closing_twenty_times_leaks_nothing(holdings, method):
         del arrays
 
     assert holdings() == before
+
+
+@pytest.fixture
+def room_for_files():
+    """Set how many more files this process may open; the limit of before comes back."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def allow(more):
+        taken = [int(name) for name in os.listdir("/dev/fd")][:-1]  # one was that of the list
+        free = (number for number in count() if number not in taken)
+        limit = next(islice(free, more, None))  # the first number that is too high
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        return limit
+
+    yield allow
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("more", range(3, 45, 5))
+def test_too_few_open_files_are_told_with_the_limit_and_leave_nothing(
+    room_for_files, holdings, method, more
+):
+    before = holdings()
+    pool = ProcessPool(Counter, 16, 16, start_method=method, timeout_s=20.0)
+
+    limit = room_for_files(more)
+    with pytest.raises(OpenFilesError) as caught:
+        pool.start()
+
+    assert re.search(
+        rf"16 worker processes.* is {limit}, \d+ are open, and about \d+ are needed.*ulimit -n 4096.*"
+        r"num_processes=",
+        str(caught.value),
+    )
+    assert pool.closed
+    del caught
+    assert holdings() == before
+
+
+def test_too_few_open_files_for_the_memory_are_told_too(room_for_files):
+    pool = ProcessPool(Counter, 1, 1, timeout_s=20.0)
+    pool.start()
+
+    room_for_files(0)
+    with pytest.raises(OpenFilesError, match="1 worker processes"):
+        pool.bind(layout(1))
+
+    assert pool.call("add", 1) == [1]
+    pool.close()
+
+
+def test_a_fork_server_that_could_not_be_started_is_started_later(room_for_files):
+    server = ForkServer()
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    room_for_files(3)
+    with pytest.raises(OSError, match="Too many open files"):
+        server.warm_up()
+    resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    server.warm_up()
+
+    server.close()
 
 
 def test_faults_leak_nothing(new_pool, holdings):

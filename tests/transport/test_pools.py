@@ -280,3 +280,9 @@ def test_forked_workers_draw_different_random_numbers(new_pool):
     pool, _ = new_pool(rows=4, processes=4)
 
     assert len(set(pool.call("random_draw"))) == 4
+
+
+def test_forks_of_a_server_that_has_numpys_generator_draw_different_numbers(new_pool):
+    pool, _ = new_pool(rows=4, processes=4, preload=["numpy.random"])
+
+    assert len(set(pool.call("random_draw"))) == 4
