@@ -2,6 +2,7 @@
 # make test   install and run the tests
 # make slow   the slow ones: ant, other physics backends, the whole demo
 # make check  formatting, lint, types, layers
+# make demo-matrix  the demo's training over 4 seeds and 3 instruction sets
 # make bench  install peers into a venv of their own and measure
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +14,7 @@ BENCH_STAMP := $(BENCH_VENV)/.installed
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 1
 
-.PHONY: demo test slow check bench format clean
+.PHONY: demo demo-matrix test slow check bench format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +30,9 @@ $(BENCH_STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/python -m envkit demo
+
+demo-matrix: $(STAMP)
+	ENVKIT_DEMO_CACHE=$(CURDIR)/.cache/demo $(BIN)/python -m bench.demo_matrix
 
 # A file of tests stays in one process, with the envs it has compiled.
 test: $(STAMP)

@@ -1,6 +1,7 @@
 """The main job: simulate on Brax, train with torch, check in Gymnasium, mix both.
 
-Read it as the example it is: every env below is used through the same four lines.
+Read it as the example it is: training collects through `unroll` with a compiled policy, which is the
+fast way; evaluation calls `rollout`, which is the same for every env.
 
 Conventions
     length  steps until an episode ends; both tasks give reward 1 a step, so it is the return too.
@@ -9,27 +10,78 @@ Conventions
 from __future__ import annotations
 
 import os
+import statistics
 import time
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import gymnasium
-import matplotlib
 import numpy as np
 import torch
 from gymnasium import wrappers
 from tensordict import TensorDictBase
-from tqdm import tqdm
 
-from envkit import BraxEnv, EnvBase, GymWrapper, MixedEnv, ParallelEnv
+from envkit import (
+    BraxEnv,
+    EnvBase,
+    GymWrapper,
+    JaxEnv,
+    MixedEnv,
+    ParallelEnv,
+    cache_dir,
+    compile_policy,
+)
+from envkit.demo.display import TrainingBar, announcements_said, say
+from envkit.demo.picture import draw_curves
 from envkit.demo.ppo import PPO, Actor
 
-__all__ = ["run"]
+__all__ = ["Curve", "GoalMissedError", "run"]
 
 EPISODE_LENGTH = 1000
 GOAL = 950.0
+ROWS = 256
+STEPS = 32  # of each row, between two updates
 MAX_ITERATIONS = 300
 EVALUATE_EVERY = 20
+
+
+class GoalMissedError(RuntimeError):
+    """The policy does not balance after the last iteration."""
+
+
+@dataclass
+class Curve:
+    """Mean episode lengths over training.
+
+    Attributes:
+        steps: environment steps trained at each evaluation.
+        brax, gym: mean lengths there, in each simulator.
+        seconds: time from the first rollout to the last evaluation, compilations included.
+    """
+
+    steps: list[int] = field(default_factory=list)
+    brax: list[float] = field(default_factory=list)
+    gym: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the last evaluation reached the goal in both simulators."""
+        return min(self.brax[-1], self.gym[-1]) >= GOAL
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training leaves: the last rollout ``data``, and ``root``, from which the next would go on."""
+
+    actor: Actor
+    policy: Any
+    curve: Curve
+    data: TensorDictBase
+    root: TensorDictBase
 
 
 def make_gym() -> EnvBase:
@@ -39,100 +91,106 @@ def make_gym() -> EnvBase:
     return GymWrapper(wrappers.DtypeObservation(env, np.float32))
 
 
-@dataclass
-class Curve:
-    """Mean episode lengths over training."""
-
-    steps: list[int] = field(default_factory=list)
-    brax: list[float] = field(default_factory=list)
-    gym: list[float] = field(default_factory=list)
-
-
-def run(out: str | Path = "demo_out", device: str = "cpu", seed: int = 0) -> Curve:
+def run(
+    out: str | Path = "demo_out",
+    device: str = "cpu",
+    seed: int = 0,
+    cache: str | Path | None = None,
+    keep_programs: bool = True,
+) -> Curve:
     """Run the whole job and write its results to ``out``.
 
+    Args:
+        out: folder for the learning curve and the last rollout; made if need be.
+        device: where torch and JAX compute.
+        seed: of the networks, the policy's draws and the envs.
+        cache: folder where compiled programs are kept for the next run, see `cache_dir`.
+        keep_programs: False keeps none.
+
     Raises:
-        RuntimeError: the policy did not balance within the budget.
+        GoalMissedError: (a RuntimeError) the policy did not balance within the budget.
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(seed)
-    torch.set_num_threads(1)  # the networks are small, and the cores are for the simulators
-    measure_throughput(device)
-
-    brax = BraxEnv(
-        "inverted_pendulum",
-        backend="spring",
-        batch_size=[256],
-        episode_length=EPISODE_LENGTH,
-        device=device,
-    )
-    gym = ParallelEnv(8, make_gym)
-    brax.set_seed(seed)
-    gym.set_seed(seed)
-    mixed = MixedEnv([brax, gym])
-    try:
-        actor, curve, rollout = train(brax, gym)
-        compare(actor, {"Brax": brax, "Gymnasium": gym, "MixedEnv": mixed})
-    finally:
-        mixed.close()  # closes its members too
-
-    plot(curve, out / "learning_curve.png")
-    rollout.memmap(out / "rollout")
-    print(f"learning curve: {out / 'learning_curve.png'}")
-    print(f"last rollout, memory-mapped {tuple(rollout.shape)}: {out / 'rollout'}")
-    if curve.brax[-1] < GOAL:
-        raise RuntimeError(
-            f"the policy balances for {curve.brax[-1]:.0f} steps on average, but {GOAL:.0f} were "
-            f"expected after {MAX_ITERATIONS} iterations. Try another --seed."
+    with announcements_said():
+        if keep_programs:
+            say(f"compiled programs are kept in {cache_dir(cache)}")
+        brax, gym = make_envs(device, seed)
+        with closing(MixedEnv([brax, gym])) as mixed:  # closes its members too
+            trained = train(brax, gym)
+            compare(trained.actor, {"Gymnasium": gym, "MixedEnv": mixed})
+            compare_speed(brax, trained)
+        measure_ant(device)
+    curve, picture = trained.curve, out / "learning_curve.png"
+    curves = {"Brax (trained here)": curve.brax, "Gymnasium MuJoCo (never seen)": curve.gym}
+    draw_curves(picture, curve.steps, curves, goal=GOAL, longest=EPISODE_LENGTH)
+    trained.data.memmap(out / "rollout")
+    say(f"learning curve: {picture}")
+    say(f"last rollout, memory-mapped {tuple(trained.data.shape)}: {out / 'rollout'}")
+    if not curve.is_reached:
+        raise GoalMissedError(
+            f"after {curve.steps[-1]:,} steps the policy balances for {curve.brax[-1]:.0f} steps in Brax and "
+            f"{curve.gym[-1]:.0f} in MuJoCo, but {GOAL:.0f} in both is the goal. See {picture}."
         )
     return curve
 
 
-def measure_throughput(device: str, steps: int = 100) -> None:
-    """Step Brax ant with random actions, all steps in one XLA program."""
-    batch = 16384 if device.startswith("cuda") else 512 * (os.cpu_count() or 1)
-    print(f"ant, {batch} envs on {device}: compiling ...", flush=True)
-    env = BraxEnv("ant", backend="spring", batch_size=[batch], device=device)
-    env.set_seed(0)
-    _, td = env.unroll(env.reset(), steps)
-    start = time.perf_counter()
-    env.unroll(td, steps)
-    seconds = time.perf_counter() - start
-    print(f"ant, {batch} envs: {batch * steps / seconds:,.0f} steps/s")
+def make_envs(device: str, seed: int) -> tuple[BraxEnv, ParallelEnv]:
+    """Build both simulators, and seed them and torch."""
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)  # the networks are small, and the cores are for the simulators
+    say(f"building {ROWS} Brax envs and 8 MuJoCo envs ...")
+    brax = BraxEnv(
+        "inverted_pendulum",
+        backend="spring",
+        batch_size=[ROWS],
+        episode_length=EPISODE_LENGTH,
+        device=device,
+    )
+    gym = ParallelEnv(8, make_gym, device=device)
+    brax.set_seed(seed)
+    gym.set_seed(seed)
+    return brax, gym
 
 
-def train(brax: EnvBase, gym: EnvBase) -> tuple[Actor, Curve, TensorDictBase]:
-    """Train on Brax until the pole stays up, looking at both simulators as we go."""
+def train(brax: JaxEnv, gym: EnvBase) -> Trained:
+    """Train on Brax until the pole stays up in both simulators, looking at them as we go."""
     size = brax.observation_spec["observation"].shape[-1]
     actor = Actor(size, brax.action_spec.shape[-1]).to(brax.device)
     ppo, curve = PPO(actor, size), Curve()
-    td = brax.reset()
-    bar = tqdm(range(1, MAX_ITERATIONS + 1), desc="training", unit="rollout")
-    for iteration in bar:
-        with torch.no_grad():
-            data = brax.rollout(
-                32, actor, tensordict=td, auto_reset=False, break_when_any_done=False
-            )
-        td = brax.step_mdp(data[:, -1])
+    policy = compile_policy(actor)  # reads the parameters anew at every rollout
+    bar = TrainingBar(MAX_ITERATIONS * ROWS * STEPS)
+    start = time.perf_counter()
+    root = brax.reset()
+    for iteration in range(1, MAX_ITERATIONS + 1):
+        data, root = brax.unroll(root, STEPS, policy)
         ppo.update(data)
+        bar.advance(data.numel())
         if iteration % EVALUATE_EVERY and iteration != MAX_ITERATIONS:
             continue
         curve.steps.append(iteration * data.numel())
-        curve.brax.append(episode_length(brax, actor))
+        curve.brax.append(episode_length(brax, actor, policy))
         curve.gym.append(episode_length(gym, actor))
-        bar.set_postfix(brax=f"{curve.brax[-1]:.0f}", gym=f"{curve.gym[-1]:.0f}")
-        if min(curve.brax[-1], curve.gym[-1]) >= GOAL:
+        bar.evaluated(curve.steps[-1], {"Brax": curve.brax[-1], "MuJoCo": curve.gym[-1]})
+        if curve.is_reached:
             break
     bar.close()
-    return actor, curve, data
+    curve.seconds = time.perf_counter() - start
+    say(f"trained with {curve.steps[-1]:,} steps in {curve.seconds:.1f} s")
+    return Trained(actor, policy, curve, data, root)
 
 
 @torch.no_grad()
-def episode_length(env: EnvBase, actor: Actor) -> float:
-    """Mean length of one episode of every row, with the policy's mean action."""
+def episode_length(env: EnvBase, actor: Actor, policy: Any = None) -> float:
+    """Mean length of one episode of every row, with the policy's mean action.
+
+    Args:
+        env: any env.
+        actor: the policy.
+        policy: what runs it in ``env``, the compiled one say; the actor itself by default.
+    """
     actor.eval()
-    data = env.rollout(EPISODE_LENGTH, actor, break_when_all_done=True)
+    data = env.rollout(EPISODE_LENGTH, policy or actor, break_when_all_done=True)
     actor.train()
     ended: torch.Tensor = data.get(("next", "done")).squeeze(-1)
     first = torch.where(ended.any(-1), ended.int().argmax(-1) + 1, ended.shape[-1])
@@ -145,26 +203,46 @@ def compare(actor: Actor, envs: dict[str, EnvBase]) -> None:
         start = time.perf_counter()
         length = episode_length(env, actor)
         seconds = time.perf_counter() - start
-        print(f"{name:>10}: {env.numel():4d} rows, mean episode {length:6.1f} ({seconds:.1f} s)")
+        say(f"{name:>10}: {env.numel():4d} rows, mean episode {length:6.1f} ({seconds:.1f} s)")
 
 
-def plot(curve: Curve, path: Path) -> None:
-    """Draw mean episode length against environment steps."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+@torch.no_grad()
+def compare_speed(brax: JaxEnv, trained: Trained) -> None:
+    """Collect the same number of steps as one program, and one by one with the torch module."""
 
-    figure, axes = pyplot.subplots(figsize=(7, 4), dpi=150)
-    axes.plot(curve.steps, curve.brax, marker="o", label="Brax (trained here)")
-    axes.plot(curve.steps, curve.gym, marker="s", label="Gymnasium MuJoCo (never seen)")
-    axes.axhline(GOAL, color="0.6", linestyle="--", linewidth=1, label=f"goal: {GOAL:.0f}")
-    axes.set(
-        xlabel="environment steps",
-        ylabel="mean episode length",
-        ylim=(0, EPISODE_LENGTH * 1.05),
-        title="Inverted pendulum: one policy, two simulators",
+    def as_one_program() -> None:
+        brax.unroll(trained.root, STEPS, trained.policy)
+
+    def one_by_one() -> None:
+        td = trained.root.clone()
+        for _ in range(STEPS):
+            _, td = brax.step_and_maybe_reset(trained.actor(td))
+
+    count = trained.root.numel() * STEPS
+    whole, single = (count / _seconds(work) for work in (as_one_program, one_by_one))
+    say(
+        f"collecting: {whole:,.0f} steps/s by unroll with the compiled policy, "
+        f"{single:,.0f} steps/s one by one with the torch module"
     )
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)
+
+
+def measure_ant(device: str, steps: int = 50) -> None:
+    """Step Brax ant with random actions, all steps in one XLA program."""
+    batch = 16384 if device.startswith("cuda") else 512 * (os.cpu_count() or 1)
+    say(f"ant, {batch} envs on {device}: compiling ...")
+    env = BraxEnv("ant", backend="spring", batch_size=[batch], device=device)
+    env.set_seed(0)
+    root = env.reset()
+    seconds = _seconds(lambda: env.unroll(root, steps), times=1)
+    say(f"ant, {batch} envs, random actions: {batch * steps / seconds:,.0f} steps/s")
+
+
+def _seconds(work: Callable[[], object], times: int = 5) -> float:
+    """Time a call, the median of several after one that compiles."""
+    work()
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
