@@ -417,6 +417,10 @@ class GymLikeEnv(EnvBase):
         if was_open and hasattr(self._env, "close"):
             self._env.close()
 
+    @property
+    def _cannot_resume(self) -> str | None:
+        return type(self).__name__
+
     def render(self, *args: Any, **kwargs: Any) -> Any:
         """Render the simulator as it was made to."""
         return self._env.render(*args, **kwargs)

@@ -372,6 +372,26 @@ class JaxEnv(RowEnv):
 
     # ------------------------------------------------------------------------------------ state
 
+    def get_extra_state(self) -> dict[str, Any]:
+        """Give what a state dict holds beside parameters: where the random numbers of this env are.
+
+        The states of rows are in the data. With both, a run goes on as if it had not been cut.
+        """
+        generator = self._action_generator
+        return {
+            "key": to_torch(self._key).clone(),
+            "actions": None if generator is None else generator.get_state(),
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Take over what `get_extra_state` gave."""
+        key = to_jit(state["key"], copy=True)
+        self._key = jax.device_put(key, jax_device_of(self.device or "cpu"))
+        self._action_generator = None
+        if state["actions"] is not None:
+            self._action_generator = torch.Generator(self.device or "cpu")
+            self._action_generator.set_state(state["actions"])
+
     def reseed(self, td: TensorDictBase) -> TensorDictBase:
         """Give the rows of ``td`` new keys, so that copies of one state part ways; returns ``td``."""
         reseed = self._start(self._programs.reseed, (self._state_in(td),), (self._next_key(),))

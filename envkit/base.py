@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABCMeta, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit.arguments import as_batch_size, as_bool, require_tensordict
-from envkit.errors import ClosedEnvError, NotCallableError
+from envkit.errors import ClosedEnvError, NotCallableError, ResumeError
 from envkit.keys import Key
 from envkit.outputs import OutputLeaf
 from envkit.rollout import Stop, rollout
@@ -362,6 +362,32 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
             to_numpy=to_numpy,
             **kwargs,
         )
+
+    # ----------------------------------------------------------------------------------- states
+
+    @property
+    def _cannot_resume(self) -> str | None:
+        """Name the kind of env, here or inside, whose simulator is not in a state dict; or None."""
+        return None
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load what ``state_dict()`` gave: parameters, and what else the env says of itself.
+
+        Raises:
+            ResumeError: (a NotImplementedError) a simulator here or inside keeps a state of its own, which
+                a state dict does not hold.
+        """
+        self._require_resumable()
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
+    def _require_resumable(self) -> None:
+        if kind := self._cannot_resume:
+            raise ResumeError(
+                f"a state dict does not hold the state of the simulator of {kind}, so after loading it the "
+                "env would go on in another way than the one that was saved. Load the parts that are "
+                "whole, as env.transform.load_state_dict(...) or policy.load_state_dict(...), and begin "
+                "new episodes: env.set_seed(seed), env.reset()."
+            )
 
     # ------------------------------------------------------------------------------ seed and life
 

@@ -47,6 +47,7 @@ __all__ = [
     "ReadOnlyError",
     "ResetMaskError",
     "ResetOutputError",
+    "ResumeError",
     "RolloutError",
     "SharedMemoryError",
     "SpecAxisError",
@@ -224,6 +225,10 @@ class CopyError(EnvkitError, TypeError):
 
 class NotCallableError(EnvkitError, NotImplementedError):
     """Something was called like a module whose work is done by other methods."""
+
+
+class ResumeError(EnvkitError, NotImplementedError):
+    """A state dict was to be loaded into an env whose simulator it does not hold."""
 
 
 class RolloutError(EnvkitError, RuntimeError):

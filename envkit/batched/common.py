@@ -313,8 +313,16 @@ class BatchedEnv(AttributeLookup, HostedEnv):
 
     # -------------------------------------------------------------------------------------- states
 
+    @property
+    def _cannot_resume(self) -> str | None:
+        self._started_specs()
+        return next((found.cannot_resume for found in self._metadata if found.cannot_resume), None)
+
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Give ``{"worker0": {...}, ...}``, the state dict of every sub-env."""
+        """Give ``{"worker0": {...}, ...}``, the state dict of every sub-env.
+
+        The states of simulators are not in it, see `load_state_dict`.
+        """
         states = [state for part in self._started().call("state_dicts") for state in part]
         return {f"worker{row}": state for row, state in enumerate(states)}
 
@@ -324,6 +332,7 @@ class BatchedEnv(AttributeLookup, HostedEnv):
         Raises:
             ArgumentTypeError: it is no dict.
             MissingKeyError: it is that of another number of sub-envs.
+            ResumeError: (a NotImplementedError) simulators of sub-envs keep a state of their own.
         """
         if not isinstance(state_dict, Mapping):
             raise ArgumentTypeError(
@@ -339,5 +348,6 @@ class BatchedEnv(AttributeLookup, HostedEnv):
                 f"need {names}. Pass what state_dict() of an env of as many gave, or the state dict "
                 "of one sub-env for all."
             )
+        self._require_resumable()
         states = {row: state_dict[name] for row, name in enumerate(names)}
         call_by_row(self._started(), "load_state_dicts", states)

@@ -77,6 +77,7 @@ class EnvMetaData:
         auto_done_twins: done leaves that were added by the twin rule.
         allow_done_after_reset: whether the env accepts done flags right after a reset.
         action_masks: actions, each with the entry that says which of its options are allowed.
+        cannot_resume: the kind of env whose simulator is not in a state dict, if one is.
         draws_its_own: whether random actions come from an override of `EnvBase.rand_action`.
     """
 
@@ -91,6 +92,7 @@ class EnvMetaData:
     allow_done_after_reset: bool = False
     action_masks: tuple[tuple[Key, Key], ...] = ()
     draws_its_own: bool = False
+    cannot_resume: str | None = None
 
     @classmethod
     def metadata_from_env(cls, env: EnvBase) -> EnvMetaData:
@@ -113,6 +115,7 @@ class EnvMetaData:
             allow_done_after_reset=env.allow_done_after_reset,
             action_masks=env._action_masks,
             draws_its_own=env._draws_its_own,
+            cannot_resume=env._cannot_resume,
         )
 
     def expand(self, *sizes: int) -> EnvMetaData:

@@ -324,6 +324,11 @@ class MixedEnv(EnvBase):
                 member.newest = delivered(member.newest, member.env.device)
         return self
 
+    @property
+    def _cannot_resume(self) -> str | None:
+        kinds = [member.env._cannot_resume for member in self.members]
+        return next((kind for kind in kinds if kind), None)
+
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Give ``{"member0": {...}, ...}``, the state dict of every member."""
         return {member.name: member.env.state_dict(*args, **kwargs) for member in self.members}
@@ -334,6 +339,7 @@ class MixedEnv(EnvBase):
         Raises:
             ArgumentTypeError: it is no dict.
             MissingKeyError: (a KeyError) a member is not in it.
+            ResumeError: (a NotImplementedError) the simulator of a member keeps a state of its own.
         """
         if not isinstance(state_dict, Mapping):
             raise ArgumentTypeError(
@@ -346,6 +352,7 @@ class MixedEnv(EnvBase):
                 f"the state dict has the entries {list(state_dict)}, but this env has the members "
                 f"{names}. Pass what state_dict() of an env with as many members gave."
             )
+        self._require_resumable()
         for name, member in zip(names, self.members, strict=True):
             member.env.load_state_dict(state_dict[name], *args, **kwargs)
 

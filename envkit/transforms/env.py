@@ -257,7 +257,10 @@ class TransformedEnv(Passage):
     # -------------------------------------------------------------------------------------- states
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Give the state of the transforms, and that of the base env, if any, under ``base_env.``."""
+        """Give the state of the transforms, and that of the base env, if any, under ``base_env.``.
+
+        The state of a simulator is not in it, see `load_state_dict`.
+        """
         state = self._transform.state_dict(*args, **kwargs)
         base = self.base_env.state_dict()
         if _holds_anything(base):
@@ -265,7 +268,13 @@ class TransformedEnv(Passage):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load what `state_dict` gave; a base env the dict does not mention stays as it is."""
+        """Load what `state_dict` gave; a base env the dict does not mention stays as it is.
+
+        Raises:
+            ResumeError: (a NotImplementedError) the simulator of the base env keeps a state of its own;
+                ``env.transform.load_state_dict`` loads the state of the transforms alone.
+        """
+        self._require_resumable()
         base = {k.removeprefix(_BASE): v for k, v in state_dict.items() if k.startswith(_BASE)}
         if base:
             self.base_env.load_state_dict(base, *args, **kwargs)

@@ -81,6 +81,10 @@ class Wrapper(EnvBase):
         super()._require_no_override(draws=draws)
         self.base_env._require_no_override(draws=draws)
 
+    @property
+    def _cannot_resume(self) -> str | None:
+        return self.base_env._cannot_resume
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)

@@ -13,8 +13,8 @@ from gymnasium import spaces, wrappers
 from tensordict import TensorDict
 
 from bridges.gymnasium import GymEnv, GymWrapper
-from envkit import JaxEnv, ParallelEnv, SerialEnv, check_env_specs
-from envkit.errors import ClosedEnvError, ResetMaskError, WorkerError
+from envkit import JaxEnv, ParallelEnv, RewardSum, SerialEnv, TransformedEnv, check_env_specs
+from envkit.errors import ClosedEnvError, ResetMaskError, ResumeError, WorkerError
 from envkit.seeding import next_seed, seed_chain
 from envkit.specs import Bounded, Unbounded
 from tests.bridges.gym_envs import Sampler, same
@@ -573,3 +573,19 @@ def test_one_training_step_is_written_once_for_every_kind_of_env(kind, fast):  #
 
     assert data.shape == (*env.batch_size, 8)
     assert policy[0].bias.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(GymEnv, "CartPole-v1", num_envs=2),
+        lambda: TransformedEnv(GymEnv("CartPole-v1"), RewardSum()),
+        lambda: SerialEnv(2, lambda: TransformedEnv(GymEnv("CartPole-v1"), RewardSum())),
+    ],
+)
+def test_a_simulator_is_not_restored_by_a_state_dict_without_a_word(make):  # A1
+    env = make()
+
+    with pytest.raises(ResumeError, match=r"does not hold the state of the simulator of GymEnv"):
+        env.load_state_dict(env.state_dict())
+    env.close(raise_if_closed=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 
 import jax
 import pytest
@@ -342,6 +343,30 @@ def test_a_row_that_waits_is_paid_nothing_in_a_compiled_run(paid):
 
 
 # ---------------------------------------------------------------------------------------- the state
+
+
+def test_data_and_state_dict_go_on_as_if_a_run_had_not_been_cut():  # A1
+    first, second = (JaxEnv(Walker(), batch_size=[2], episode_length=3) for _ in range(2))
+    first.set_seed(5)
+    last = first.rollout(4, break_when_any_done=False)[:, -1]
+    saved = io.BytesIO()
+    torch.save(first.state_dict(), saved)
+    saved.seek(0)
+
+    second.load_state_dict(torch.load(saved, weights_only=True))
+
+    runs = [
+        [
+            env.rollout(
+                4, auto_reset=False, tensordict=env.step_mdp(last), break_when_any_done=False
+            ),
+            env.rand_action(),
+            env.reset(),
+        ]
+        for env in (first, second)
+    ]
+    for left, right in zip(*runs, strict=True):
+        assert_same(left, right)
 
 
 def test_unpacked_state_has_the_fields_by_name_and_their_values(walker):

@@ -122,7 +122,7 @@ def test_measured_numbers_travel_by_state_dict():
     trained.transform.init_stats(20)
     fresh = TransformedEnv(GymEnv("Pendulum-v1"), ObservationNorm(in_keys=["observation"]))
 
-    fresh.load_state_dict(trained.state_dict())
+    fresh.transform.load_state_dict(trained.transform.state_dict())
 
     assert fresh.transform.loc.equal(trained.transform.loc)
     assert fresh.observation_spec == trained.observation_spec
