@@ -24,6 +24,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch.distributions import Distribution
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bridges.torch_policy.known_outcomes import known_outcomes
 from bridges.torch_policy.refusing import STEPWISE, refusal
 from envkit.errors import TranslationError
 from envkit.keys import Path
@@ -191,6 +192,7 @@ def _tracing() -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(torch.no_grad())
         stack.enter_context(sdpa_kernel([SDPBackend.MATH]))
+        stack.enter_context(known_outcomes())
         stack.callback(Distribution.set_default_validate_args, checked)
         if "TORCH_LOGS" not in os.environ:
             stack.enter_context(_without_logs())

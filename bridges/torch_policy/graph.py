@@ -29,8 +29,10 @@ from envkit.errors import TranslationError
 
 __all__ = ["Graph"]
 
-# What they check holds by construction, or is the caller's to keep, as for any compiled function.
+# What they check holds by construction, or is the caller's to keep, as for any compiled function; of a
+# matrix, NaN tells what torch would have raised.
 _CHECKS = {
+    "_linalg_check_errors.default",
     "_assert_async.msg",
     "_assert_scalar.default",
     "_assert_tensor_metadata.default",
@@ -57,7 +59,7 @@ class Graph:
 
     def __init__(self, program: torch.export.ExportedProgram, reads: Sequence[str]):
         _refuse_writes(program, reads)
-        self._steps, self._outputs = _read(program.graph)
+        self._steps, self._outputs = _read(program)
         self._constants: dict[str, Any] = {}
         self.tensors: list[str] = []
         self._names: list[str] = []
@@ -72,7 +74,7 @@ class Graph:
                 self._constants[name] = to_jax(value, detach=True)
             elif spec.kind is InputKind.USER_INPUT:
                 self._inputs.append(name)
-            else:
+            elif spec.kind is not InputKind.TOKEN:  # which orders checks, and they are left out
                 raise TranslationError(
                     f"the module holds {target!r}, an object that is no tensor. Keep it out of "
                     f"forward, or {STEPWISE}."
@@ -123,14 +125,16 @@ class _Step:
             ) from error
 
 
-def _read(graph: torch.fx.Graph) -> tuple[list[_Step], Sequence[Any]]:
+def _read(program: torch.export.ExportedProgram) -> tuple[list[_Step], Sequence[Any]]:
+    kinds = [spec.kind for spec in program.graph_signature.output_specs]
     steps: list[_Step] = []
     outputs: Sequence[Any] = ()
     draws = 0
-    for node in graph.nodes:
+    for node in program.graph.nodes:
         if node.op == "output":
-            outputs = node.args[0]
-        elif node.op == "call_function" and _name_of(node.target) not in _CHECKS:
+            pairs = zip(node.args[0], kinds, strict=True)
+            outputs = [value for value, kind in pairs if kind is not OutputKind.TOKEN]
+        elif node.op == "call_function" and _name_of(_operator_of(node)) not in _CHECKS:
             steps.append(_Step(node, draws))
             draws += steps[-1].op.draws
     return _needed(steps, outputs), outputs
@@ -152,11 +156,7 @@ def _needed(steps: list[_Step], outputs: Sequence[Any]) -> list[_Step]:
 
 
 def _op_of(node: Node) -> Op:
-    target = node.target
-    if (
-        target is with_effects
-    ):  # an operator that raises for some values, behind a token of its order
-        target = node.args[1]
+    target = _operator_of(node)
     found = TABLE.get(_name_of(target))
     if found is not None:
         return found
@@ -168,6 +168,11 @@ def _op_of(node: Node) -> Op:
         f"{target} has no translation to JAX. The module uses it {_place(node)}. Write that line with "
         f"other operators (docs/compiled_policies.md lists those covered), or {STEPWISE}."
     )
+
+
+def _operator_of(node: Node) -> Any:
+    """Give what is called; an operator that raises for some values stands behind a token of its order."""
+    return node.args[1] if node.target is with_effects else node.target
 
 
 def _name_of(target: Any) -> str:
@@ -201,10 +206,16 @@ def _refuse_writes(program: torch.export.ExportedProgram, reads: Sequence[str]) 
     inputs = program.graph_signature.user_inputs
     names = dict(zip(inputs, reads, strict=True))
     for spec in program.graph_signature.output_specs:
+        name = _own_name(spec.target or "")
         if spec.kind is OutputKind.BUFFER_MUTATION:
             raise TranslationError(
-                f"the module changes its buffer {_own_name(spec.target or '')!r} when it is called, as batch norm does while it "
+                f"the module changes its buffer {name!r} when it is called, as batch norm does while it "
                 f"trains. Call module.eval() first, or {STEPWISE}."
+            )
+        if spec.kind is OutputKind.PARAMETER_MUTATION:
+            raise TranslationError(
+                f"the module changes its parameter {name!r} when it is called. Let an optimiser do that, "
+                f"or {STEPWISE}."
             )
         if spec.kind is OutputKind.USER_INPUT_MUTATION:
             raise TranslationError(

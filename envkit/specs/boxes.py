@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Generator, Tensor
+from torch.compiler import is_compiling
 
 from envkit.errors import SpecError
 from envkit.specs.base import Shape, TensorSpec, as_device, require_dtype
@@ -175,27 +176,36 @@ class BoundedContinuous(Bounded):
     domain = "continuous"
 
     def rand(self, shape: Shape = (), generator: Generator | None = None) -> Tensor:
-        if self._sampler is None:
-            self._sampler = _float_sampler(self._low, self._high)
-        low, scale, factor = self._sampler
+        low, scale, factor = self._scales()
         unit = torch.rand(
             (*lead(shape), *low.shape), generator=generator, dtype=low.dtype, device=self._device
         )
         value = torch.addcmul(low, unit, scale)
         return from_coordinates(value if factor is None else value.mul_(factor), self._dtype)
 
+    def _scales(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        if is_compiling():  # a trace has no values to look at, and none to keep
+            return _float_sampler(self._low, self._high)
+        if self._sampler is None:
+            low, scale, factor = _float_sampler(self._low, self._high)
+            self._sampler = low, scale, factor if bool((factor != 1).any()) else None
+        return self._sampler
 
-def _float_sampler(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Prepare ``(low + unit * scale) * factor``, which no rounding carries above ``high``."""
+
+def _float_sampler(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Prepare ``(low + unit * scale) * factor``, which no rounding carries above ``high``.
+
+    The difference of two floats is rounded by half a unit in its last place at most, so one unit less
+    is not above it.
+    """
     info = torch.finfo(low.dtype)
     low, high = low.clamp(info.min, info.max), high.clamp(info.min, info.max)
     wide = (high - low).isinf()
     halved = torch.where(wide, 0.5, 1.0).to(low.dtype)
     low, high = low * halved, high * halved
     scale = high - low
-    while bool((above := low + scale > high).any()):
-        scale = torch.where(above, scale * (1 - info.eps), scale)
-    return low, scale, 1 / halved if bool(wide.any()) else None
+    scale = torch.where(low + scale > high, scale * (1 - info.eps), scale)
+    return low, scale, 1 / halved
 
 
 class BoundedDiscrete(_IntegerBox, Bounded):
@@ -249,6 +259,9 @@ class Unbounded(LeafSpec):
 
     def is_in(self, value: Any) -> bool:
         return isinstance(value, Tensor) and value.dtype == self._dtype and self._fits(value.shape)
+
+    def project(self, value: Tensor) -> Tensor:
+        return value if self.is_in(value) else super().project(value)
 
     def _nearest(self, value: Tensor) -> Tensor:
         return value

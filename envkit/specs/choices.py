@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Generator, Tensor
+from torch.compiler import is_exporting
 
 from envkit.errors import ArgumentError, EncodingError, SpecError, SpecMaskError
 from envkit.specs.base import Shape, require_dtype
@@ -90,8 +91,14 @@ class Choices(LeafSpec):
             mask: bool, broadcasts to ``(*lead, n)``. It is copied.
 
         Raises:
-            SpecMaskError: another dtype, or a shape that does not broadcast.
+            SpecMaskError: another dtype, a shape that does not broadcast, or a call while torch exports a
+                program, in which the spec stays what it is.
         """
+        if is_exporting():
+            raise SpecMaskError(
+                "update_mask was called while torch exports a program (compile_policy does), which cannot "
+                "change a spec at every step. Mask scores with torch.where, or step the policy from Python."
+            )
         self._mask_is_checked = False
         if mask is None:
             self._mask = None

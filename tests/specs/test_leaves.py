@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envkit.errors import SpecMaskError
 from envkit.specs import (
     Binary,
     Bounded,
@@ -494,3 +495,62 @@ def test_non_tensor_specs_make_the_example_and_accept_any_object():
         spec.enumerate()
     with pytest.raises(TypeError):
         spec.project(torch.zeros(4))
+
+
+# ------------------------------------------------------------------------------------------ in a trace
+
+
+class Calling(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def exported(function, *args):
+    return torch.export.export(Calling(function), args, strict=False).module()
+
+
+@pytest.mark.parametrize(
+    "spec", [Bounded(-1, 1, (3,)), Unbounded((3,)), OneHot(3, dtype=torch.float32)]
+)
+def test_a_traced_projection_is_the_one_that_looks_at_values(spec):
+    values = torch.tensor([[0.5, -2.0, 3.0], [0.0, 1.0, 0.0], [float("nan"), 1.0, -0.5]])
+
+    traced = exported(spec.project, torch.zeros(3, 3))
+
+    for value in (values, values[1:2].expand(3, 3)):
+        torch.testing.assert_close(traced(value), spec.project(value), equal_nan=True)
+
+
+def test_a_box_that_was_traced_draws_within_its_bounds_and_keeps_nothing_of_the_trace():
+    low = torch.tensor([-1.0, 0.1, torch.finfo(torch.float32).min])
+    spec = Bounded(low, torch.tensor([0.3, 0.2, torch.finfo(torch.float32).max]))
+
+    traced = exported(lambda x: x + spec.rand((1000,)), torch.zeros(1000, 3))
+
+    assert spec.is_in(traced(torch.zeros(1000, 3)))
+    assert spec.is_in(spec.rand((1000,)))
+    assert type(spec.rand()) is torch.Tensor
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_no_bounds_are_exceeded_by_rounding(dtype):
+    torch.manual_seed(0)
+    ends = torch.randn(2, 20_000) * 10.0 ** torch.randint(-4, 4, (2, 20_000))
+    low, high = ends.to(dtype).sort(0)[0]
+
+    drawn = Bounded(low, high, dtype=dtype).rand((50,))
+
+    assert (drawn >= low).all() and (drawn <= high).all()
+
+
+def test_a_mask_cannot_be_changed_by_an_exported_program():
+    spec = Categorical(3)
+
+    with pytest.raises(SpecMaskError, match="while torch exports a program"):
+        exported(lambda x: spec.update_mask(x > 0), torch.ones(3))
+
+    assert spec.mask is None

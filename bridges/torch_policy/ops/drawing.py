@@ -1,7 +1,8 @@
 """Operators that draw random numbers: torch's generators replaced by a JAX key.
 
 The distribution is that of torch, the numbers are others. Each operator of a graph gets a key of its
-own; how the keys follow each other is decided in `graph`.
+own; how the keys follow each other is decided in `graph`. A generator that a module brings along is
+refused: its state would be the same at every step.
 """
 
 from __future__ import annotations
@@ -11,12 +12,29 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 
-from bridges.torch_policy.ops.table import table
+from bridges.torch_policy.ops.making import in_width
+from bridges.torch_policy.ops.table import Op, table
 
 __all__ = ["DRAWING"]
 
 Key = jax.Array
+
+
+def _draws(entries: dict[str, Callable[..., Any]]) -> dict[str, Op]:
+    return table({names: _without_generator(draw) for names, draw in entries.items()}, draws=True)
+
+
+def _without_generator(draw: Callable[..., Any]) -> Callable[..., Any]:
+    def drawn(key: Key, *args: Any, generator: Any = None, **kwargs: Any) -> Any:
+        if generator is not None or any(isinstance(arg, torch.Generator) for arg in args):
+            raise NotImplementedError(
+                "a generator of the module's own is not covered; leave it out: draws follow the env's seed"
+            )
+        return draw(key, *args, **kwargs)
+
+    return drawn
 
 
 def _sized(draw: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,23 +84,52 @@ def _dirichlet(key: Key, concentration: Any) -> Any:
     return jax.random.dirichlet(key, concentration, concentration.shape[:-1])
 
 
-DRAWING = table(
+def _integers(key: Key, low: int, high: int, shape: Any) -> Any:
+    """Draw from ``low`` to one below ``high``."""
+    return jax.random.randint(key, tuple(shape), in_width(low), in_width(high))
+
+
+def _from(key: Key, x: Any, low: int, high: int | None = None) -> Any:
+    if high is None:
+        raise NotImplementedError("random_ without an upper end is not covered; give it one")
+    return _integers(key, low, high, x.shape)
+
+
+def _cauchy(key: Key, x: Any, median: float = 0.0, sigma: float = 1.0) -> Any:
+    return median + sigma * jax.random.cauchy(key, x.shape)
+
+
+def _log_normal(key: Key, x: Any, mean: float = 1.0, std: float = 2.0) -> Any:
+    return jnp.exp(_normal_in(key, x, mean, std))
+
+
+DRAWING = _draws(
     {
-        "rand": _sized(jax.random.uniform),
-        "randn": _sized(jax.random.normal),
+        "rand rand.generator": _sized(jax.random.uniform),
+        "randn randn.generator": _sized(jax.random.normal),
         "rand_like": _alike(jax.random.uniform),
         "randn_like": _alike(jax.random.normal),
-        "randint.low": lambda key, low, high, size: jax.random.randint(key, tuple(size), low, high),
+        "randint randint.generator": lambda key, high, size: _integers(key, 0, high, size),
+        "randint.low randint.low_generator": _integers,
+        "randint_like": lambda key, x, high: _integers(key, 0, high, x.shape),
+        "randint_like.low_dtype": lambda key, x, low, high: _integers(key, low, high, x.shape),
+        "random.to": lambda key, x, high: _integers(key, 0, high, x.shape),
+        "random.from": _from,
+        "randperm randperm.generator": lambda key, n: jax.random.permutation(key, n),
         "normal_functional": _normal_in,
         "normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor": _normal,
         "uniform": _uniform,
         "exponential": _exponential,
+        "cauchy": _cauchy,
+        "log_normal": _log_normal,
+        "geometric": lambda key, x, p: jax.random.geometric(key, p, x.shape),
+        "poisson": lambda key, rate: jax.random.poisson(key, rate),
+        "binomial": lambda key, count, p: jax.random.binomial(key, count, p),
         "bernoulli": lambda key, rate: jax.random.bernoulli(key, rate),
         "bernoulli.p": lambda key, x, rate=0.5: jax.random.bernoulli(key, rate, x.shape),
         "multinomial": _multinomial,
         "native_dropout": _dropout,
         "_standard_gamma": lambda key, alpha: jax.random.gamma(key, alpha),
         "_sample_dirichlet": _dirichlet,
-    },
-    draws=True,
+    }
 )

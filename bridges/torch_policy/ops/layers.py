@@ -1,4 +1,4 @@
-"""Operators that layers are made of: matrix products, convolutions, norms, pools, embeddings.
+"""Operators that layers are made of: matrix products, convolutions, norms, embeddings.
 
 Matrix products are computed in the precision of their operands, as torch does by default; without
 saying so, JAX would take a faster and coarser one on some GPUs.
@@ -11,21 +11,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from bridges.torch_policy.ops.shaping import in_range
 from bridges.torch_policy.ops.table import table
 
-__all__ = ["LAYERS"]
+__all__ = ["LAYERS", "matmul"]
 
 _FULL = jax.lax.Precision.HIGHEST
 
 
-def _matmul(x: Any, y: Any) -> Any:
+def matmul(x: Any, y: Any) -> Any:
+    """Multiply matrices in the precision of their operands."""
     return jnp.matmul(x, y, precision=_FULL)
 
 
 def _addmm(bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    product = _matmul(x, y)
+    product = matmul(x, y)
     return (bias if beta == 1 else beta * bias) + (product if alpha == 1 else alpha * product)
 
 
@@ -124,71 +125,39 @@ def _instance_norm(
     return _affine(out, weight, bias, shape), mean.reshape(-1), scale.reshape(-1)
 
 
-def _windows(
-    x: Any, size: Sequence[int], stride: Sequence[int], padding: int | Sequence[int]
-) -> dict[str, Any]:
-    size = tuple(size) * (2 // len(size))
-    stride = tuple(stride) * (2 // len(stride)) if stride else size
-    pads = (padding,) * 2 if isinstance(padding, int) else tuple(padding) * (2 // len(padding))
-    front = x.ndim - 2
-    return {
-        "window_dimensions": (1,) * front + size,
-        "window_strides": (1,) * front + stride,
-        "padding": ((0, 0),) * front + tuple((pad, pad) for pad in pads),
-    }
-
-
-def _refuse_ceil(ceil_mode: bool) -> None:
-    if ceil_mode:
-        raise NotImplementedError("ceil_mode=True is not covered; pad the input instead")
-
-
-def _max_pool(
-    x: Any,
-    size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    ceil_mode: bool = False,
-) -> Any:
-    _refuse_ceil(ceil_mode)
-    spread = (dilation,) * 2 if isinstance(dilation, int) else tuple(dilation)
-    windows = _windows(x, size, stride, padding)
-    least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
-    pooled = jax.lax.reduce_window(
-        x,
-        np.asarray(least, x.dtype)[()],
-        jax.lax.max,
-        window_dilation=(1,) * (x.ndim - 2) + spread * (2 // len(spread)),
-        **windows,
-    )
-    return (pooled,)  # without the indices: asking for them is an error
-
-
-def _avg_pool(
-    x: Any,
-    size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: int | Sequence[int] = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Any:
-    _refuse_ceil(ceil_mode)
-    windows = _windows(x, size, stride, padding)
-
-    def total(values: Any) -> Any:
-        return jax.lax.reduce_window(values, np.zeros((), x.dtype)[()], jax.lax.add, **windows)
-
-    if divisor_override is not None:
-        return total(x) / divisor_override
-    if count_include_pad:
-        return total(x) / float(np.prod(windows["window_dimensions"]))
-    return total(x) / total(jnp.ones_like(x))
-
-
 def _embedding(weight: Any, indices: Any, *_: Any) -> Any:
-    return jnp.take(weight, indices, axis=0, mode="fill")
+    return jnp.take(weight, in_range(indices, weight.shape[0]), axis=0, mode="fill")
+
+
+def _embedding_bag(
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    """Sum (mode 0), average (1) or maximise (2) rows of ``weight``; bag i begins at ``offsets[i]``."""
+    number, bags = indices.shape[0], offsets.shape[0] - include_last_offset
+    bag = jnp.searchsorted(offsets[:bags], jnp.arange(number), side="right") - 1
+    if padding_idx >= 0:
+        bag = jnp.where(indices == padding_idx, bags, bag)  # no bag: left out
+    rows = _embedding(weight, indices)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights[:, None]
+    counts = jax.ops.segment_sum(jnp.ones(number), bag, bags)[:, None]
+    if mode == 2:
+        out = jnp.where(counts > 0, jax.ops.segment_max(rows, bag, bags), 0)
+    else:
+        out = jax.ops.segment_sum(rows, bag, bags)
+        out = out / jnp.maximum(counts, 1) if mode == 1 else out
+    proper = (offsets[:1] == 0).all()
+    if include_last_offset:
+        proper &= offsets[-1] == number
+    return (jnp.where(proper, out, jnp.nan),)  # without what only gradients need
 
 
 def _trilinear(
@@ -209,7 +178,7 @@ def _trilinear(
 
 LAYERS = table(
     {
-        "mm bmm": _matmul,
+        "mm bmm": matmul,
         "addmm baddbmm": _addmm,
         "convolution": _convolution,
         "native_layer_norm": _layer_norm,
@@ -218,9 +187,8 @@ LAYERS = table(
         "_native_batch_norm_legit.no_stats": _instance_norm,
         "_softmax": lambda x, dim, half_to_float: jax.nn.softmax(x, axis=dim),
         "_log_softmax": lambda x, dim, half_to_float: jax.nn.log_softmax(x, axis=dim),
-        "max_pool2d_with_indices": _max_pool,
-        "avg_pool2d": _avg_pool,
         "embedding": _embedding,
+        "_embedding_bag _embedding_bag_forward_only": _embedding_bag,
         "_trilinear": _trilinear,
     }
 )

@@ -13,10 +13,15 @@ import numpy as np
 
 from bridges.torch_policy.ops.table import table
 
-__all__ = ["MAKING"]
+__all__ = ["MAKING", "in_width"]
 
 
-def _checked(value: Any) -> Any:
+def in_width(value: Any) -> Any:
+    """Give a number as it is.
+
+    Raises:
+        OverflowError: an integer that this JAX cannot hold.
+    """
     widest = np.iinfo(jnp.zeros((), int).dtype)
     if isinstance(value, int) and not widest.min <= value <= widest.max:
         raise OverflowError(
@@ -26,19 +31,20 @@ def _checked(value: Any) -> Any:
 
 
 def _full(size: Sequence[int], value: Any) -> Any:
-    return jnp.full(tuple(size), _checked(value))
+    return jnp.full(tuple(size), in_width(value))
 
 
 def _arange(start: Any, end: Any, step: Any = 1) -> Any:
-    return jnp.arange(_checked(start), _checked(end), _checked(step))
+    return jnp.arange(in_width(start), in_width(end), in_width(step))
 
 
 MAKING = table(
     {
         "full": _full,
-        "full_like": lambda x, value: jnp.full(x.shape, _checked(value)),
-        "scalar_tensor": lambda value: jnp.asarray(_checked(value)),
+        "full_like": lambda x, value: jnp.full(x.shape, in_width(value)),
+        "scalar_tensor": lambda value: jnp.asarray(in_width(value)),
         "arange.start_step": _arange,
         "empty.memory_format": lambda size: jnp.zeros(tuple(size)),
+        "empty_permuted": lambda size, layout: jnp.zeros(tuple(size)),
     }
 )

@@ -1,10 +1,11 @@
-"""Operators that go along axes: sums, extremes, orders, norms."""
+"""Operators that go along axes: sums, extremes, orders, norms, searches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from bridges.torch_policy.ops.table import table
@@ -79,10 +80,79 @@ def _topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tr
 
 
 def _median(x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
-    """The lower one of the two in the middle, as torch has it."""
-    middle = (slice(None),) * (dim % x.ndim) + ((x.shape[dim] - 1) // 2,)
-    value, order = (part[middle] for part in _sort(x, dim))
-    return (jnp.expand_dims(value, dim), jnp.expand_dims(order, dim)) if keepdim else (value, order)
+    """The lower one of the two in the middle, as torch has it; the first NaN if there is one."""
+    value, order = _kth_value(x, (_size(x, dim) + 1) // 2, dim, keepdim)
+    if not jnp.issubdtype(x.dtype, jnp.inexact) or x.ndim == 0:
+        return value, order
+    missing = jnp.isnan(x)
+    lost, first = missing.any(dim, keepdims=keepdim), missing.argmax(dim, keepdims=keepdim)
+    return jnp.where(lost, jnp.nan, value), jnp.where(lost, first, order)
+
+
+def _median_of_all(x: Any) -> Any:
+    return _median(x.reshape(-1), 0)[0]
+
+
+def _size(x: Any, dim: int) -> int:
+    return x.shape[dim] if x.ndim else 1
+
+
+def _kth_value(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
+    if x.ndim == 0:
+        return x, jnp.zeros((), int)
+    value, order = (jax.lax.index_in_dim(part, k - 1, dim, keepdim) for part in _sort(x, dim))
+    return value, order
+
+
+def _running(extreme: Callable[..., Any]) -> Callable[..., Any]:
+    """Go along an axis; the place is that of the last of equal ones, as torch has it."""
+
+    def over(x: Any, dim: int) -> tuple[Any, Any]:
+        if x.ndim == 0:
+            return x, jnp.zeros((), int)
+        dim %= x.ndim
+        ordered = x.astype(jnp.uint8) if x.dtype == bool else x
+        best = extreme(ordered, dim)
+        places = jax.lax.broadcasted_iota(int, x.shape, dim)
+        is_best = (ordered == best) | (ordered != ordered)  # NaN stays the best
+        return best, jax.lax.cummax(jnp.where(is_best, places, -1), dim)
+
+    return over
+
+
+def _log_cum_sum_exp(x: Any, dim: int) -> Any:
+    return jax.lax.cumlogsumexp(x, dim % x.ndim) if x.ndim else x
+
+
+def _search(
+    ordered: Any,
+    values: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Any = None,
+) -> Any:
+    """Halve the span step by step as torch does, so that they agree on NaN and on what is not sorted."""
+    if sorter is not None:
+        ordered = jnp.take_along_axis(ordered, sorter, -1)
+    values = jnp.asarray(values)
+    size = ordered.shape[-1]
+    low = jnp.zeros(values.shape, int)
+    high = jnp.full(values.shape, size)
+    for _ in range(size.bit_length()):
+        middle = (low + high) // 2
+        places = jnp.minimum(middle, size - 1)
+        found = ordered[places] if ordered.ndim == 1 else jnp.take_along_axis(ordered, places, -1)
+        stays = found > values if right or side == "right" else found >= values
+        goes_on = low < high
+        high = jnp.where(goes_on & stays, middle, high)
+        low = jnp.where(goes_on & ~stays, middle + 1, low)
+    return low
+
+
+def _bucketize(values: Any, ordered: Any, *, out_int32: bool = False, right: bool = False) -> Any:
+    return _search(ordered, values, right=right)
 
 
 REDUCING = {
@@ -93,6 +163,7 @@ REDUCING = {
             "prod prod.dim_int": _along(jnp.prod),
             "cumsum": lambda x, dim: jnp.cumsum(x, axis=dim),
             "cumprod": lambda x, dim: jnp.cumprod(x, axis=dim),
+            "logcumsumexp": _log_cum_sum_exp,
             "var.correction": _var,
             "linalg_vector_norm": _vector_norm,
             "amax max": _along(jnp.max),
@@ -112,6 +183,12 @@ REDUCING = {
             "sort sort.stable": _sort,
             "topk": _topk,
             "median.dim": _median,
+            "median": _median_of_all,
+            "kthvalue": _kth_value,
+            "cummax": _running(jax.lax.cummax),
+            "cummin": _running(jax.lax.cummin),
+            "searchsorted.Tensor searchsorted.Scalar": _search,
+            "bucketize.Tensor bucketize.Scalar": _bucketize,
         }
     ),
 }

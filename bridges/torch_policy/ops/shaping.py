@@ -1,4 +1,8 @@
-"""Operators that move elements and change none: views, joins, slices, gathers, scatters."""
+"""Operators that move elements: views, joins, slices, gathers, scatters.
+
+Where torch raises since an index is out of range, a program cannot: what was to be read becomes NaN, and
+so does all of a tensor that was to be written to. In integers that is the least number there is.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,18 @@ import numpy as np
 
 from bridges.torch_policy.ops.table import table
 
-__all__ = ["SHAPING"]
+__all__ = ["SHAPING", "in_range"]
+
+
+def in_range(index: Any, size: int) -> Any:
+    """Put a negative index beyond the end: where JAX would count from the end, torch raises."""
+    return jnp.where(index < 0, size, index)
+
+
+def _void_where(bad: Any, x: Any) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.where(bad, jnp.nan, x)
+    return jnp.where(bad, True if x.dtype == bool else jnp.iinfo(x.dtype).min, x)
 
 
 def _expand(x: Any, sizes: Sequence[int], *, implicit: bool = False) -> Any:
@@ -92,25 +107,86 @@ def _index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = F
         mask = first.reshape(first.shape + (1,) * (x.ndim - first.ndim))
         return jnp.where(mask, values.reshape(()), x)
     place = x.at[_places(indices)]
-    return place.add(values) if accumulate else place.set(values)
+    pairs = zip(indices, x.shape, strict=False)
+    bad = [((i < -size) | (i >= size)).any() for i, size in pairs if i is not None]
+    out = place.add(values) if accumulate else place.set(values)
+    return _void_where(jnp.stack(bad).any(), out)
+
+
+def _index_select(x: Any, dim: int, index: Any) -> Any:
+    if x.ndim == 0:
+        return x
+    return jnp.take(x, in_range(index, x.shape[dim]), axis=dim, mode="fill")
+
+
+def _diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    return jnp.diagonal(x, offset, dim1, dim2)
 
 
 def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
     if x.ndim == 0:
         return jnp.broadcast_to(x, index.shape)
     dim %= x.ndim
+    index = in_range(index, x.shape[dim])
     span = tuple(
         slice(None) if axis == dim else slice(size) for axis, size in enumerate(index.shape)
     )
     return jnp.take_along_axis(x[span], index, dim, mode="fill")
 
 
-def _scatter(x: Any, dim: int, index: Any, source: Any) -> Any:
+_REDUCTIONS: dict[str | None, str] = {  # in JAX's words
+    None: "set",
+    "add": "add",
+    "sum": "add",
+    "mean": "add",
+    "multiply": "multiply",
+    "prod": "multiply",
+    "amax": "max",
+    "amin": "min",
+}
+
+
+def _scatter(x: Any, dim: int, index: Any, source: Any, *, reduce: str | None = None) -> Any:
+    if x.ndim == 0:
+        source = jnp.reshape(source, -1)
+        return _scatter(x[None], 0, index.reshape(-1), source, reduce=reduce)[0]
+    size = x.shape[dim]
     grid = list(jnp.indices(index.shape, sparse=True))
-    grid[dim % x.ndim] = index
+    grid[dim % x.ndim] = in_range(index, size)
     if getattr(source, "ndim", 0):
         source = source[tuple(slice(size) for size in index.shape)]
-    return x.at[tuple(grid)].set(source)
+    out = getattr(x.at[tuple(grid)], _REDUCTIONS[reduce])(source)
+    return _void_where(((index < 0) | (index >= size)).any(), out)
+
+
+def _scatter_add(x: Any, dim: int, index: Any, source: Any) -> Any:
+    return _scatter(x, dim, index, source, reduce="add")
+
+
+def _scatter_reduce(
+    x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    if not include_self:  # what is written to begins as if nothing were there
+        x = _scatter(x, dim, index, _neutral(_REDUCTIONS[reduce], x.dtype))
+    total = _scatter(x, dim, index, source, reduce=reduce)
+    if reduce != "mean":
+        return total
+    ones = jnp.ones(index.shape, total.dtype)
+    counts = _scatter(jnp.full_like(total, include_self), dim, index, ones, reduce="add")
+    whole = jnp.issubdtype(total.dtype, jnp.integer)
+    return (jnp.floor_divide if whole else jnp.divide)(total, jnp.maximum(counts, 1))
+
+
+def _neutral(reduction: str, dtype: Any) -> Any:
+    """Give the number that a reduction leaves all others unchanged with."""
+    if reduction in ("add", "multiply"):
+        return jnp.asarray(reduction == "multiply", dtype)
+    if dtype == bool:
+        return jnp.asarray(reduction == "min")
+    if jnp.issubdtype(dtype, jnp.integer):
+        range_ = jnp.iinfo(dtype)
+        return jnp.asarray(range_.min if reduction == "max" else range_.max, dtype)
+    return jnp.asarray(-jnp.inf if reduction == "max" else jnp.inf, dtype)
 
 
 def _repeat(x: Any, repeats: Sequence[int]) -> Any:
@@ -142,14 +218,17 @@ SHAPING = {
             "slice.Tensor": _slice,
             "select.int": _select,
             "index.Tensor": _index,
-            "index_select": lambda x, dim, index: jnp.take(x, index, axis=dim, mode="fill"),
+            "index_select": _index_select,
             "gather": _gather,
             "flip": jnp.flip,
             "repeat": _repeat,
             "constant_pad_nd": _pad,
             "unfold": _unfold,
             "index_put": _index_put,
-            "scatter.src scatter.value": _scatter,
+            "scatter.src scatter.value scatter.reduce scatter.value_reduce": _scatter,
+            "scatter_add": _scatter_add,
+            "scatter_reduce.two": _scatter_reduce,
+            "diagonal": _diagonal,
             "slice_scatter": _slice_scatter,
             "select_scatter": _select_scatter,
             "sym_size.int": lambda x, dim: x.shape[dim],
