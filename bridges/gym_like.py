@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor
 
+from bridges.gym_copies import deep_copy, pack, unpack
 from bridges.gym_info import default_info_dict_reader
 from envkit import rules
 from envkit.base import EnvBase
@@ -108,6 +109,12 @@ class GymLikeEnv(EnvBase):
             f"neither {type(self).__name__} nor its simulator {type(simulator).__name__} has an "
             f"attribute {name!r}."
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GymLikeEnv:
+        return deep_copy(self, memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unpack, pack(self)
 
     # ---------------------------------------------------------------- what subclasses may override
 

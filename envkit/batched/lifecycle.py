@@ -478,7 +478,16 @@ class HostedEnv(EnvBase):
         self._pool = self._exchange = None
         self._started_by_hand, self._was_closed = False, True
         self._finalizer()
-        del self._finalizer, self._recovery  # they know the pool, which no copy could take along
+        del self._finalizer, self._recovery  # they know the pool
+
+    def __getstate__(self) -> Any:
+        """Give what a copy starts from; who ends the sub-envs of a copy is its own business."""
+        return {name: value for name, value in vars(self).items() if name != "_finalizer"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._pool is not None:
+            self._finalizer = weakref.finalize(self, _end, self._pool, self._limit_threads())
 
     def __repr__(self) -> str:
         state = "not started" if self._pool is None else f"batch_size={tuple(self._batch_size)}"

@@ -12,8 +12,10 @@ from typing import Any
 from envkit.base import EnvBase
 from envkit.batched.attributes import LocalAttribute
 from envkit.batched.common import BatchedEnv
+from envkit.batched.exchange import BufferExchange
 from envkit.batched.host import COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.td_exchange import TensorDictExchange
+from envkit.errors import CopyError
 from envkit.transport import LocalPool, Pool
 
 __all__ = ["SerialEnv"]
@@ -36,6 +38,20 @@ class SerialEnv(BatchedEnv):
 
     def _prefers_rows(self, pool: Pool) -> bool:
         return all(pool.call("has_row_core"))
+
+    def __getstate__(self) -> Any:
+        """Give what a copy starts from; sub-envs that run are part of it.
+
+        Raises:
+            CopyError: (a TypeError) they share rows of memory with this env.
+        """
+        if isinstance(self._exchange, BufferExchange):
+            raise CopyError(
+                f"{type(self).__name__} cannot be copied or pickled while it shares rows of memory with "
+                "its sub-envs. Copy it before its first use or after close(), or make it with "
+                "use_buffers=False: it then takes the sub-envs along as they are."
+            )
+        return super().__getstate__()
 
     def to(self, *args: Any, **kwargs: Any) -> EnvBase:
         """Move the sub-envs and what is delivered to another device; returns self."""

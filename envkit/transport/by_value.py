@@ -9,6 +9,8 @@ Conventions
             other processes just as well; cloudpickle takes that name for an ordinary module.
 """
 
+import io
+import pickle
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["dumps"]
+__all__ = ["dumps", "dumps_parts", "loads_parts"]
 
 _SCRIPT = "__mp_main__"
 _registering = threading.RLock()  # cloudpickle's register is one for all threads
@@ -27,6 +29,30 @@ def dumps(thing: Any) -> bytes:
     """Pickle ``thing``; `pickle.loads` undoes it, in any process that has cloudpickle."""
     with _script_by_value():
         return cloudpickle.dumps(thing)
+
+
+def dumps_parts(parts: Any, whole: Any) -> bytes:
+    """Pickle what ``whole`` consists of, which may refer to it; `loads_parts` undoes it."""
+    file = io.BytesIO()
+    with _script_by_value():
+        _PartsPickler(file, whole).dump(parts)
+    return file.getvalue()
+
+
+def loads_parts(pickled: bytes, whole: Any) -> Any:
+    """Undo `dumps_parts`; the parts refer to another ``whole``, which may still be empty."""
+    unpickler = pickle.Unpickler(io.BytesIO(pickled))
+    unpickler.persistent_load = lambda _: whole  # type: ignore[method-assign]
+    return unpickler.load()
+
+
+class _PartsPickler(cloudpickle.Pickler):
+    def __init__(self, file: io.BytesIO, whole: Any):
+        super().__init__(file)
+        self._whole = whole
+
+    def persistent_id(self, obj: Any) -> str | None:
+        return "whole" if obj is self._whole else None
 
 
 @contextmanager
