@@ -23,10 +23,10 @@ import torch
 from bridges.dlpack import to_jit, to_torch
 from bridges.jax_env import JaxEnv
 from bridges.jax_programs import Constants, Programs
-from envkit.keys import as_path, leaf_paths
+from envkit.keys import Path, as_path, leaf_paths
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Composite
-from envkit.transforms.base import Transform
+from envkit.transforms.base import Transform, books_of
 from envkit.transforms.fusable import FusableTransform
 from envkit.transforms.wrapper import Wrapper
 
@@ -52,6 +52,7 @@ def fuse(env: JaxEnv, transforms: Sequence[Transform]) -> tuple[JaxEnv, int]:
         The env that runs them, and how many those are; ``env`` itself where it could take none.
     """
     taken: list[FusableTransform] = []
+    books = set(env._books)
     inputs, outputs = env.input_spec.clone(), env.output_spec.clone()
     for transform in transforms:
         before = inputs.clone(), outputs.clone()
@@ -62,8 +63,11 @@ def fuse(env: JaxEnv, transforms: Sequence[Transform]) -> tuple[JaxEnv, int]:
             inputs, outputs = before
             break
         taken.append(transform)
+        books |= books_of(transform, before[1], outputs)
     runs_all = len(taken) == len(transforms)  # of no transforms, too
-    return (FusedEnv(env, taken, inputs, outputs) if runs_all or taken else env), len(taken)
+    if not (runs_all or taken):
+        return env, 0
+    return FusedEnv(env, taken, inputs, outputs, books), len(taken)
 
 
 def _runs(env: JaxEnv, transform: FusableTransform) -> bool:
@@ -105,6 +109,7 @@ class FusedEnv(Wrapper, JaxEnv):
         env: the env without them.
         transforms: first to last; all of them fuse.
         inputs, outputs: specs of ``env`` seen through them.
+        books: observations that are bookkeeping, see `Transform.keeps_books`.
     """
 
     base_env: JaxEnv
@@ -115,12 +120,14 @@ class FusedEnv(Wrapper, JaxEnv):
         transforms: Sequence[FusableTransform],
         inputs: Composite,
         outputs: Composite,
+        books: Iterable[Path] = (),
     ):
         Wrapper.__init__(self, env)
         self._batch_size, self._device = env.batch_size, env.device
         self._input_spec, self._output_spec = inputs, outputs
         self._auto_done_twins = env._auto_done_twins
         self._transforms = tuple(transforms)
+        self._own_books = frozenset(books)
         self._programs = Programs(
             env._programs.env,
             self._transforms,
@@ -138,6 +145,10 @@ class FusedEnv(Wrapper, JaxEnv):
 
     def _after_init(self, spec_locked: bool) -> None:
         self._spec_locked = True
+
+    @property
+    def _books(self) -> frozenset[Path]:
+        return self._own_books
 
     def _next_key(self) -> jax.Array:
         return self.base_env._next_key()

@@ -25,7 +25,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit.arguments import as_batch_size, as_bool, require_tensordict
 from envkit.errors import ClosedEnvError, NotCallableError, ResumeError
-from envkit.keys import Key
+from envkit.keys import Key, Path
 from envkit.outputs import OutputLeaf
 from envkit.rollout import Stop, rollout
 from envkit.seeding import next_seed
@@ -272,6 +272,11 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         return None
 
     # --------------------------------------------------------------------------------- transforms
+
+    @property
+    def _books(self) -> frozenset[Path]:
+        """Observations that transforms have added for bookkeeping; see `Transform.keeps_books`."""
+        return frozenset()
 
     def append_transform(self, transform: Any) -> EnvBase:
         """Wrap this env in a transform.

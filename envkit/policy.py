@@ -56,13 +56,13 @@ def as_policy(env: EnvBase, policy: Any, *, trust: bool = False) -> Policy:
         policy: None for random actions; one that `BindsToEnv`, such as a compiled one; a
             TensorDictModule, or a callable with one argument named ``tensordict`` or ``td`` or
             annotated as a TensorDict, is used as it is; any other callable gets the observation
-            leaves, in the order of ``observation_spec``, and returns the action (a tuple when there
-            are several action keys).
+            leaves (see `observation_inputs`), in the order of ``observation_spec``, and returns the
+            action (a tuple when there are several action keys).
         trust: use ``policy`` as it is, whatever its signature.
 
     Raises:
-        PolicyError: (a TypeError) ``policy`` is not callable. What is given raises it when it returns
-            something that is no action.
+        PolicyError: (a TypeError) ``policy`` is not callable, or takes another number of arguments. What
+            is given raises it when it returns something that is no action.
     """
     if policy is None:
         return env.rand_action
@@ -78,7 +78,39 @@ def as_policy(env: EnvBase, policy: Any, *, trust: bool = False) -> Policy:
     if trust or takes_tensordict(policy):
         return _CallOnRoot(policy)
     actions = {key: env.full_action_spec[key] for key in env.action_keys}
-    return _CallOnLeaves(policy, observation_inputs(env), actions, env.batch_dims)
+    inputs = observation_inputs(env)
+    _require_room(policy, inputs)
+    return _CallOnLeaves(policy, inputs, actions, env.batch_dims)
+
+
+def _require_room(policy: Callable[..., Any], inputs: list[Key]) -> None:
+    """Check that a plain function takes as many arguments as there are entries for it.
+
+    Raises:
+        PolicyError: (a TypeError) it takes more or fewer.
+    """
+    signature = _signature_of(policy)
+    if signature is None:
+        return
+    try:
+        signature.bind(*inputs)
+    except TypeError as error:
+        name = getattr(policy, "__name__", type(policy).__name__)
+        raise PolicyError(
+            f"a policy that is a plain function is called with the observations, here {inputs}, but "
+            f"{name}{signature} does not take {len(inputs)} arguments: {error}. Say which entries it reads: "
+            'TensorDictModule(policy, in_keys=["observation"], out_keys=["action"]), from tensordict.nn; or '
+            "take the TensorDict itself, as an argument named tensordict."
+        ) from error
+
+
+def _signature_of(policy: Any) -> inspect.Signature | None:
+    """Read what a callable takes; None of builtins, which do not tell."""
+    call = policy.forward if isinstance(policy, torch.nn.Module) else policy
+    try:
+        return inspect.signature(call)
+    except (TypeError, ValueError):
+        return None
 
 
 class _CallOnRoot:
@@ -166,15 +198,17 @@ class _CallOnLeaves:
 def observation_inputs(env: EnvBase) -> list[Key]:
     """List what a plain policy sees: observation entries in declared order.
 
-    Nested entries that the env also reads back as state (a simulator's own state), and what stands
-    under "info", are not observations in that sense and are left out.
+    Nested entries that the env also reads back as state (a simulator's own state), what stands under
+    "info", and what transforms have added for bookkeeping (`StepCounter`, `RewardSum`, ...) are not
+    observations in that sense and are left out.
     """
+    books = env._books
     state = {as_path(key) for key in env.full_state_spec.keys(True, True)}
     paths = {key: as_path(key) for key in env.full_observation_spec.keys(True, True)}
     return [
         key
         for key, path in paths.items()
-        if len(path) == 1 or (path not in state and path[0] != "info")
+        if path not in books and (len(path) == 1 or (path not in state and path[0] != "info"))
     ]
 
 
@@ -190,11 +224,10 @@ def takes_tensordict(policy: Any) -> bool:
     """Say whether a callable takes a TensorDict, by its type, parameter name or annotation."""
     if isinstance(policy, TensorDictModuleBase):
         return True
-    call = policy.forward if isinstance(policy, torch.nn.Module) else policy
-    try:
-        parameters = inspect.signature(call).parameters.values()
-    except (TypeError, ValueError):  # builtins have no signature; they do not take a TensorDict
+    signature = _signature_of(policy)
+    if signature is None:
         return False
+    parameters = signature.parameters.values()
     required = [
         parameter
         for parameter in parameters
@@ -208,6 +241,7 @@ def takes_tensordict(policy: Any) -> bool:
     annotation = required[0].annotation
     if isinstance(annotation, str):
         try:
+            call = policy.forward if isinstance(policy, torch.nn.Module) else policy
             annotation = get_type_hints(call).get(required[0].name)
         except (NameError, TypeError):  # a name that only exists for type checkers
             return "TensorDict" in str(required[0].annotation)

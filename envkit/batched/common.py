@@ -36,7 +36,7 @@ from envkit.errors import (
     NotResetError,
     WorkerError,
 )
-from envkit.keys import as_key, as_path
+from envkit.keys import Path, as_key, as_path
 from envkit.policy import Policy
 from envkit.rollout import Stop, nonstop
 from envkit.seeding import seed_chain
@@ -249,6 +249,11 @@ class BatchedEnv(AttributeLookup, HostedEnv):
     def _draws_its_own(self) -> bool:
         self._started_specs()
         return super()._draws_its_own or any(found.draws_its_own for found in self._metadata)
+
+    @property
+    def _books(self) -> frozenset[Path]:
+        self._started_specs()
+        return frozenset[Path]().union(*(found.books for found in self._metadata))
 
     def _drawn_inside(self, td: TensorDictBase | None) -> TensorDictBase:
         """Have each sub-env draw its actions, as some of them do in a way of their own."""

@@ -77,6 +77,7 @@ class EnvMetaData:
         auto_done_twins: done leaves that were added by the twin rule.
         allow_done_after_reset: whether the env accepts done flags right after a reset.
         action_masks: actions, each with the entry that says which of its options are allowed.
+        books: observations that its transforms have added for bookkeeping.
         cannot_resume: the kind of env whose simulator is not in a state dict, if one is.
         draws_its_own: whether random actions come from an override of `EnvBase.rand_action`.
     """
@@ -93,6 +94,7 @@ class EnvMetaData:
     action_masks: tuple[tuple[Key, Key], ...] = ()
     draws_its_own: bool = False
     cannot_resume: str | None = None
+    books: frozenset[Path] = frozenset()
 
     @classmethod
     def metadata_from_env(cls, env: EnvBase) -> EnvMetaData:
@@ -116,6 +118,7 @@ class EnvMetaData:
             action_masks=env._action_masks,
             draws_its_own=env._draws_its_own,
             cannot_resume=env._cannot_resume,
+            books=env._books,
         )
 
     def expand(self, *sizes: int) -> EnvMetaData:

@@ -124,6 +124,10 @@ class MixedEnv(EnvBase):
     def _draws_its_own(self) -> bool:
         return super()._draws_its_own or any(member.env._draws_its_own for member in self.members)
 
+    @property
+    def _books(self) -> frozenset[Path]:
+        return frozenset[Path]().union(*(member.env._books for member in self.members))
+
     def _declare_state(self) -> None:
         """Declare the states that travel in the data, as input and as observation."""
         forms = {

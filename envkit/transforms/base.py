@@ -25,14 +25,14 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from envkit.errors import ArgumentError, MissingKeyError, SpecTypeError, TransformOwnerError
-from envkit.keys import Key, as_key, as_path
+from envkit.keys import Key, Path, as_key, as_path
 from envkit.specs import Composite
 
 if TYPE_CHECKING:
     from envkit.base import EnvBase
     from envkit.transforms.env import TransformedEnv
 
-__all__ = ["Keys", "Transform", "as_keys"]
+__all__ = ["Keys", "Transform", "as_keys", "books_of"]
 
 Keys = Key | Sequence[Key] | None
 
@@ -47,6 +47,14 @@ def as_keys(keys: Keys) -> list[Key]:
     if isinstance(keys, str) or (isinstance(keys, tuple) and all(isinstance(k, str) for k in keys)):
         return [as_key(as_path(cast(Key, keys)))]
     return [as_key(as_path(key)) for key in keys]
+
+
+def books_of(transform: Transform, before: Composite, after: Composite) -> set[Path]:
+    """List the observations that a transform adds for its bookkeeping, from output specs."""
+    if not transform.keeps_books:
+        return set()
+    shown, known = (set(spec["full_observation_spec"].keys(True, True)) for spec in (after, before))
+    return {as_path(key) for key in shown - known}
 
 
 class Transform(nn.Module):
@@ -69,6 +77,10 @@ class Transform(nn.Module):
     only_adds_done = False
     """A promise: done flags that the env before has set stay set, and nothing must happen before a
     reset. Then the env may be told to step and to reset what is done in one go."""
+
+    keeps_books = False
+    """The observations it adds tell of the run, not of the world (a count of steps, a sum of rewards): a
+    policy that is a plain function is not given them."""
 
     action_masks: tuple[tuple[Key, Key], ...] = ()
     """Actions, each with the entry that says which of its options random actions are drawn from."""

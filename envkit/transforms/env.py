@@ -13,9 +13,9 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit.base import EnvBase, fake_step
 from envkit.errors import ArgumentTypeError, MissingKeyError, SpecError
-from envkit.keys import Key, as_path
+from envkit.keys import Key, Path, as_path
 from envkit.specs import Composite, StackedComposite
-from envkit.transforms.base import Transform
+from envkit.transforms.base import Transform, books_of
 from envkit.transforms.compose import Compose, as_transform
 from envkit.transforms.passage import Passage
 
@@ -177,6 +177,18 @@ class TransformedEnv(Passage):
         if self._spec_locked:
             inputs.lock_()
             outputs.lock_()
+
+    @property
+    def _books(self) -> frozenset[Path]:
+        return self._cached("books", self._found_books)
+
+    def _found_books(self) -> frozenset[Path]:
+        self._read_specs()
+        own: set[Path] = set()
+        shown = [*(outputs for _, outputs in self._stages), self.output_spec]
+        for leaf, before, after in zip(self._transform.flat(), shown, shown[1:], strict=False):
+            own |= books_of(leaf, before, after)
+        return self.base_env._books | own
 
     def fake_tensordict(self) -> TensorDict | TensorDictBase:  # type: ignore[override]
         """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``."""

@@ -157,6 +157,8 @@ class StepCounter(FusableTransform, EpisodeTransform):
         ArgumentError: (a ValueError) ``max_steps`` is below 1, or a name is not a string.
     """
 
+    keeps_books = True
+
     def __init__(
         self,
         max_steps: int | None = None,
@@ -258,6 +260,8 @@ class InitTracker(FusableTransform, EpisodeTransform):
         init_key: name of the entry.
     """
 
+    keeps_books = True
+
     def __init__(self, init_key: str = "is_init"):
         super().__init__()
         self.init_key = _name(init_key, "init_key")
@@ -297,6 +301,7 @@ class TrajCounter(EpisodeTransform):
         out_key: name of the entry.
     """
 
+    keeps_books = True
     next_number: torch.Tensor
 
     def __init__(self, out_key: str = "traj_count"):

@@ -111,6 +111,8 @@ class RewardSum(_RewardTransform):
         reward_spec: list the sums among the rewards instead of the observations.
     """
 
+    keeps_books = True
+
     def __init__(
         self,
         in_keys: Keys = None,

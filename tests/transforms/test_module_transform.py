@@ -180,7 +180,7 @@ def test_its_parameters_are_those_of_the_env():
 
     assert sum(parameter.numel() for parameter in env.parameters()) == 10
     twin = cartpole(Compose(encoder(), StepCounter()))
-    twin.load_state_dict(env.state_dict())
+    twin.transform.load_state_dict(env.transform.state_dict())
     assert all(map(torch.equal, env.parameters(), twin.parameters()))
 
 

@@ -139,7 +139,7 @@ def test_a_clone_with_the_same_state_does_what_the_transform_does(case):
     first.rollout(2)
     second, data = TransformedEnv(make(), first.transform.clone()), []
 
-    second.load_state_dict(first.state_dict())
+    second.transform.load_state_dict(first.transform.state_dict())
     for env in (first, second):
         env.set_seed(3)
         data.append(env.rollout(6, break_when_any_done=False))
