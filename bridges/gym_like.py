@@ -24,18 +24,18 @@ from bridges.gym_copies import deep_copy, pack, unpack
 from bridges.gym_info import default_info_dict_reader
 from envkit import rules
 from envkit.base import EnvBase
+from envkit.env_specs import require_names
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
     EncodingError,
     InfoReaderError,
-    InputError,
     KeyCollisionError,
     MissingKeyError,
     ResetMaskError,
     SpecError,
 )
-from envkit.keys import Key, as_key, as_path
+from envkit.keys import as_key, as_path
 from envkit.specs import Composite, make_composite_from_td
 from envkit.transition import leaves
 
@@ -52,7 +52,7 @@ class GymLikeEnv(EnvBase):
         env: the simulator.
         frame_skip: simulator steps per step; rewards are summed, and a finished episode stops them.
         convert_actions_to_numpy: give the simulator what `read_action` makes of an action; False
-            hands it the tensor (or the TensorDict of several actions) as it is.
+            hands it the tensor (or the TensorDict of several actions) that the spec describes.
         device: where data is delivered, "cpu" by default.
         **kwargs: of `EnvBase`.
 
@@ -236,29 +236,24 @@ class GymLikeEnv(EnvBase):
         return observation, total, terminated, truncated, done, info
 
     def _action_in(self, td: TensorDictBase) -> Any:
-        """Take the action out of a root: its tensor, or a TensorDict of several."""
-        forms = self._cached("action_forms", self._action_forms)
-        for key, shape in forms.items():
+        """Take the action out of a root, as its spec says: a tensor, or a TensorDict of several."""
+        keys, given = self.action_keys, self._with_actions(td)
+        return given.get(keys[0]) if len(keys) == 1 else given.select(*keys)
+
+    def _with_actions(self, td: TensorDictBase) -> TensorDictBase:
+        """Give a root whose actions are what their specs say; ``td`` itself where they are."""
+        for key in self.action_keys:
             value = td.get(key, None)
             if value is None:
                 raise MissingKeyError(
                     f"the TensorDict has no {key!r}; it has {sorted(map(str, td.keys(True)))}. "
                     "Write the action first, e.g. with env.rand_action(td)."
                 )
-            if shape is not None and value.shape != shape:
-                raise InputError(
-                    f"{key!r} has shape {tuple(value.shape)}, but the env takes "
-                    f"{tuple(shape)}: {self.full_action_spec[key]}."
-                )
-        return td.get(next(iter(forms))) if len(forms) == 1 else td.select(*forms)
-
-    def _action_forms(self) -> dict[Key, torch.Size | None]:
-        """Give the shape of each action, None for one that has no fixed shape."""
-        leaves = {key: self.full_action_spec[key] for key in self.action_keys}
-        return {
-            key: None if spec.dtype is None or -1 in spec.shape else spec.shape
-            for key, spec in leaves.items()
-        }
+            rule = self._action_inputs.get(key)
+            taken = value if rule is None else rule.take(value, self.batch_size)
+            if taken is not value:
+                td = td.copy().set(key, taken)
+        return td
 
     def _to_tensordict(self, entries: Mapping[str, Any], info: dict[str, Any]) -> TensorDict:
         td = self._packed(entries, ())
@@ -328,13 +323,14 @@ class GymLikeEnv(EnvBase):
     def _declare_infos(self, spec: Composite | Mapping[str, Any] | None) -> None:
         if not spec:
             return
-        taken = [*self.observation_keys, *self.reward_keys, *self.done_keys]
+        taken = [*self.observation_keys, *self.reward_keys, *self.done_keys, *self.action_keys]
         names = {as_path(key)[0] for key in taken}
         if clashes := sorted(names & set(spec.keys())):
             raise KeyCollisionError(
                 f"the infos {clashes} are named like entries that the env has already. Read others: "
                 "set_info_dict_reader(default_info_dict_reader(keys=[...]))."
             )
+        require_names({"info": Composite(dict(spec))})
         declared = self.full_observation_spec.clone()
         declared.update(spec if self.device is None else Composite(dict(spec)).to(self.device))
         self.full_observation_spec = declared

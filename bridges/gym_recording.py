@@ -61,15 +61,15 @@ def record_run(
 
 
 def _record_policy(env: GymWrapper, record: _Record, root: TensorDictBase, act: Policy) -> Recorded:
-    decode, paths = env.core.action.decode, list(env.core.action.leaves)
+    paths = list(env.core.action.leaves)
     written = _Written({*paths, *record.reward_paths})
     td, current = root, record.first_root(root)
     while True:
         td = act(td)
         given = written.take(td, current)
-        if given is None or not _fits(env, given):
+        if given is None or not given.keys() >= set(paths):
             return _go_on(env, record, written, td, act)
-        if record.step(decode(given)):
+        if record.step(_action_of(env, given)):
             break
         current = record.root()
         td = tensordict_of({**current, **written.others}, torch.Size(()), env.device)
@@ -132,11 +132,10 @@ def _is_plain(path: Path, value: Any) -> bool:
     )
 
 
-def _fits(env: GymWrapper, given: Leaves) -> bool:
-    """Say whether the actions have the form of their specs; a step by itself says what is wrong."""
-    return all(
-        path in given and given[path].shape == leaf.spec.shape
-        for path, (leaf, _) in env.core.action.leaves.items()
+def _action_of(env: GymWrapper, given: Leaves) -> Any:
+    rules = env._action_inputs
+    return env.core.action.decode(
+        {path: rules[as_key(path)].take(given[path]) for path in env.core.action.leaves}
     )
 
 

@@ -268,7 +268,8 @@ class VectorCore:
 
     def decode(self, actions: Mapping[Path, torch.Tensor]) -> Any:
         """Turn tensors with the rows in front into an action of the vector env."""
-        values = self.action.read(self.action.rows(actions))
+        rows = {path: value.numpy(force=True) for path, value in actions.items()}
+        values = self.action.read(rows)
         space = self.action.space
         blank = self._utils.create_empty_array(space, len(values))
         return self._utils.concatenate(space, values, blank)

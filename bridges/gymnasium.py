@@ -29,7 +29,7 @@ from bridges.spaces import Codec, codec_of
 from envkit import rules
 from envkit.arguments import as_batch_size, as_int
 from envkit.base import EnvBase
-from envkit.errors import ArgumentError, ArgumentTypeError, BatchSizeError
+from envkit.errors import ArgumentError, ArgumentTypeError, BatchSizeError, KeyCollisionError
 from envkit.keys import as_key
 from envkit.nesting import nest
 from envkit.policy import Policy
@@ -140,6 +140,7 @@ class GymWrapper(GymLikeEnv):
         device, batch = self.device, self.batch_size
         spec = Composite(device=device) if observation is None else observation.spec(device)
         if self.from_pixels:
+            _require_free("pixels", spec)
             self._simulator.reset()
             frame = self.render()[0] if batch else self.render()
             spec["pixels"] = Unbounded(np.shape(frame), dtype=torch.uint8, device=device)
@@ -173,9 +174,10 @@ class GymWrapper(GymLikeEnv):
         return codec.decode(data) if self._vector is None else self._vector.decode(data)
 
     def _action_in(self, td: TensorDictBase) -> Any:
-        action = super()._action_in(td)
         paths = self.core.action.leaves
-        return td.get(as_key(next(iter(paths)))) if len(paths) == 1 else action
+        if len(paths) > 1:
+            return super()._action_in(td)
+        return self._with_actions(td).get(as_key(next(iter(paths))))
 
     def read_obs(self, observations: Any) -> Mapping[str, Any]:
         """Turn a value of the gymnasium observation space into entries, by its codec.
@@ -279,6 +281,14 @@ class GymWrapper(GymLikeEnv):
         if self.row_core() is None or stop == "all":
             return None
         return record_run(self, root, steps, policy, act, stops=stop == "any")
+
+
+def _require_free(name: str, observed: Composite) -> None:
+    if name in observed.keys():
+        raise KeyCollisionError(
+            f"the env observes {name!r}, and so are its rendered frames called. Leave from_pixels=True "
+            "out, or rename the observation with a gymnasium wrapper."
+        )
 
 
 def _expanded(spec: Composite, batch: torch.Size) -> Composite:

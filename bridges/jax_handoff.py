@@ -20,16 +20,17 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.dlpack import torch_dtype_of
 from bridges.gradients import Differentiable, Running, start
 from bridges.jax_programs import PACKED, Programs, padded_size
+from bridges.jax_specs import action_composite
 from envkit.base import EnvBase
-from envkit.errors import InputError, MissingKeyError
+from envkit.errors import MissingKeyError
 from envkit.functional import Discrete
-from envkit.keys import Path, as_key
+from envkit.keys import Key, Path, as_key
 from envkit.nesting import tensordict_of
 from envkit.rules import DONE_LEAVES
-from envkit.transition import leaves
+from envkit.specs.inputs import ActionInput, action_inputs
+from envkit.transition import leaves, stepped_rows
 
 __all__ = ["RowEnv"]
 
@@ -108,31 +109,34 @@ class RowEnv(EnvBase):
         return dict(leaves(own))
 
     def _action_in(self, td: TensorDictBase) -> Any:
-        space = self._programs.env.action_space
-        if isinstance(space, Mapping):
-            return {name: self._one_action(td, ("action", name), space[name]) for name in space}
-        return self._one_action(td, ("action",), space)
+        space, stepped = self._programs.env.action_space, stepped_rows(td)
+        if not isinstance(space, Mapping):
+            return self._one_action(td, ("action",), space, stepped)
+        return {
+            name: self._one_action(td, ("action", name), member, stepped)
+            for name, member in space.items()
+        }
 
-    def _one_action(self, td: TensorDictBase, path: Path, space: Any) -> torch.Tensor:
+    def _one_action(
+        self, td: TensorDictBase, path: Path, space: Any, stepped: list[int] | None
+    ) -> torch.Tensor:
         key = as_key(path)
-        value = td.get(key, None)
-        if value is None:
-            raise MissingKeyError(
-                f"the TensorDict has no {key!r}. Write it first, e.g. with env.rand_action(td)."
-            )
-        spec = self.full_action_spec[key]
-        event = spec.shape[len(self.batch_size) :]
-        if value.shape != (*td.batch_size, *event):
-            raise InputError(
-                f"{key!r} has shape {tuple(value.shape)}, but the env takes "
-                f"{(*td.batch_size, *event)}. env.rand_action() shows what it takes."
-            )
+        value = self._action_rules[key].take(td.get(key, None), td.batch_size, rows=stepped)
         if isinstance(space, Discrete):
-            if not self.categorical_action_encoding:
-                value = value.to(torch.uint8).argmax(-1)
-            return self._rows_in(td, value.to(torch.int32), copy=True)
-        dtype = torch_dtype_of(space.dtype)
-        return self._rows_in(td, value if value.dtype == dtype else value.to(dtype), copy=True)
+            value = value if self.categorical_action_encoding else value.argmax(-1)
+            value = value.to(torch.int32)
+        return self._rows_in(td, value, copy=True)
+
+    @property
+    def _action_rules(self) -> dict[Key, ActionInput]:
+        """What actions of one row may be: the space says it, whatever batch the specs are of."""
+
+        def build() -> dict[Key, ActionInput]:
+            space, categorical = self._programs.env.action_space, self.categorical_action_encoding
+            one = action_composite(space, torch.Size(), None, categorical=categorical)
+            return action_inputs(one)
+
+        return self._cached("action_rules", build)
 
     def _mask_in(self, mask: torch.Tensor) -> torch.Tensor:
         """Flatten a mask; padding is not selected."""

@@ -46,7 +46,6 @@ from envkit.specs import (
     TensorSpec,
     Unbounded,
 )
-from envkit.specs.inputs import InputCheck
 from envkit.specs.stacked import stack
 
 __all__ = ["Codec", "codec_of", "space_of"]
@@ -86,28 +85,14 @@ class Codec:
         """Turn a value of the space into tensors and non-tensor data by path; see `writer`."""
         return {path: leaf.encode(pick(value)) for path, (leaf, pick) in self.leaves.items()}
 
-    @cached_property
-    def _checks(self) -> dict[Path, InputCheck]:
-        """What tells values outside the space, for leaves that have rows."""
-        return {
-            path: InputCheck(leaf.spec, as_key(path))
-            for path, (leaf, _) in self.leaves.items()
-            if isinstance(leaf, RowLeaf)
-        }
-
     def decode(self, data: Mapping[Path, Any]) -> Any:
         """Turn tensors and non-tensor data by path into a value of the space.
 
-        Raises:
-            InputError: a tensor has another form than its leaf, or is outside the space.
+        Nothing is checked: they are what the specs say.
         """
-        checks, values = self._checks, {}
-        for path, (leaf, _) in self.leaves.items():
-            if path in checks:
-                values[path] = leaf.read(checks[path].row(data[path]))
-            else:
-                values[path] = [leaf.decode(data[path])]
-        return self.assemble(values)[0]
+        return self.assemble(
+            {path: [leaf.decode(data[path])] for path, (leaf, _) in self.leaves.items()}
+        )[0]
 
     # --------------------------------------------------------------------------- rows of many envs
 
@@ -129,18 +114,10 @@ class Codec:
 
         return write
 
-    def rows(self, data: Mapping[Path, torch.Tensor]) -> Rows:
-        """Turn tensors with one leading axis into rows for `read`.
-
-        Raises:
-            InputError: see `decode`.
-        """
-        return {path: check.rows(data[path]) for path, check in self._checks.items()}
-
     def read(self, rows: Rows) -> list[Any]:
         """Turn leaves with one leading axis into that many values of the space.
 
-        Nothing is checked: who fills the rows does that.
+        Nothing is checked: they are what the specs say.
         """
         return self.assemble(
             {path: leaf.read(rows[path]) for path, (leaf, _) in self.leaves.items()}

@@ -14,18 +14,22 @@ Conventions
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import combinations
 from typing import Any
 
 import torch
 
+from envkit import rules
 from envkit.arguments import as_bool
 from envkit.done_specs import complete_done_spec
 from envkit.errors import KeyCollisionError, ReadOnlyError, SpecError, SpecTypeError
-from envkit.keys import Path, as_key, leaf_paths, nodes
+from envkit.keys import Key, Path, as_key, leaf_paths, nodes
 from envkit.overrides import Overridable
 from envkit.specs import Composite, TensorSpec, Unbounded
+from envkit.specs.inputs import ActionInput, action_inputs
 
-__all__ = ["SpecHolder"]
+__all__ = ["SpecHolder", "require_names"]
 
 _SIDES = {
     "_input_spec": ("state", "action"),
@@ -378,6 +382,11 @@ class SpecHolder(Overridable):
             "simulator. Choose a stateless env to step batches of any size."
         )
 
+    @property
+    def _action_inputs(self) -> dict[Key, ActionInput]:
+        """What actions of one element of the batch may be, by key; see `specs.inputs`."""
+        return self._cached("action_inputs", lambda: action_inputs(self.single_full_action_spec))
+
     # -------------------------------------------------------------------------------------- caches
 
     def empty_cache(self) -> None:
@@ -433,17 +442,8 @@ class SpecHolder(Overridable):
         return self._as_composite(spec, kind)
 
     def _check_names_differ(self) -> None:
-        groups = (("observation", "reward", "done"), ("state", "action"))
-        for kinds in groups:
-            seen: dict[tuple[str, ...], str] = {}
-            for kind in kinds:
-                for path in leaf_paths(getattr(self, f"full_{kind}_spec")):
-                    if path in seen:
-                        raise KeyCollisionError(
-                            f"{as_key(path)!r} is declared both in the {seen[path]} spec and in "
-                            f"the {kind} spec. Give one of them another name."
-                        )
-                    seen[path] = kind
+        kinds = ("observation", "reward", "done", "state", "action")
+        require_names({kind: getattr(self, f"full_{kind}_spec") for kind in kinds})
 
     def _check_nodes_agree(self) -> None:
         """Check that entries which lie in one node of the data fit the batch size of that node."""
@@ -476,6 +476,58 @@ class SpecHolder(Overridable):
             spec[(*level, "truncated")] = spec[(*level, "done")].clone()
         self.full_done_spec = spec
         return self
+
+
+def require_names(specs: Mapping[str, Composite]) -> None:
+    """Check that entries which lie in one TensorDict have names of their own.
+
+    A state is shown as an observation too, or as a reward or a flag, under one name. Every other name
+    belongs to one kind, is no node where another entry is a leaf, and is none that data has already.
+
+    Args:
+        specs: full specs by kind.
+
+    Raises:
+        KeyCollisionError: a name is taken, or declared twice.
+    """
+    paths = {kind: dict.fromkeys(leaf_paths(spec)) for kind, spec in specs.items()}
+    for kind, own in paths.items():
+        for path in own:
+            _refuse_reserved(path, kind)
+    for first, second in combinations(paths, 2):
+        if {first, second} in _SHOWN_TWICE:
+            continue
+        for path in paths[first]:
+            if path in paths[second]:
+                raise KeyCollisionError(
+                    f"{as_key(path)!r} is declared both in the {first} spec and in "
+                    f"the {second} spec. Give one of them another name."
+                )
+    of_leaf = {path: kind for kind, own in paths.items() for path in own}
+    for path, kind in of_leaf.items():
+        for node in (path[:end] for end in range(1, len(path))):
+            if node in of_leaf:
+                raise KeyCollisionError(
+                    f"{as_key(node)!r} of the {of_leaf[node]} spec is one entry, but the {kind} spec "
+                    f"has {as_key(path)!r} below that name. Give one of them another name."
+                )
+
+
+def _refuse_reserved(path: Path, kind: str) -> None:
+    """Check that no part of the data that is not the env's own has the name of an entry."""
+    taken = next((name for name in path if name in _MASKS), None)
+    if path[0] == "next":
+        taken = "next"
+    if taken is not None:
+        use = "a mask" if taken in _MASKS else "what a step produces"
+        raise KeyCollisionError(
+            f"the {kind} spec declares {as_key(path)!r}, but {taken!r} is reserved for {use}. Give the "
+            "entry another name."
+        )
+
+
+_MASKS = (rules.STEP, rules.RESET)
+_SHOWN_TWICE = [{"state", kind} for kind in ("observation", "reward", "done")]
 
 
 def _only_leaf(spec: Composite, ignore: tuple[Path, ...] = ()) -> TensorSpec:

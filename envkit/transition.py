@@ -40,6 +40,7 @@ __all__ = [
     "merge_reset",
     "skipped_next",
     "step_mdp",
+    "stepped_rows",
     "terminated_or_truncated",
 ]
 
@@ -407,3 +408,17 @@ def terminated_or_truncated(
             if mask is not None:
                 tensordict.set(as_key((*level, key)), mask)
     return found
+
+
+def stepped_rows(td: TensorDictBase) -> list[int] | None:
+    """Give the rows that the `_step` mask of a root selects, counted along its flattened batch.
+
+    None: all of them, or the mask is where looking at it would wait for a device.
+
+    Raises:
+        StepMaskError: the mask does not fit the data.
+    """
+    mask = td.get(rules.STEP, None)
+    if mask is None or mask.device.type != "cpu":
+        return None
+    return rules.step_mask(mask, td.batch_size).flatten().nonzero().squeeze(-1).tolist()

@@ -26,7 +26,7 @@ from bridges.torch_policy.compiled import CompiledPolicy, Translation
 from bridges.torch_policy.exporting import Signature
 from bridges.torch_policy.jax_policy import JaxPolicy, Places, act
 from bridges.torch_policy.refusing import STEPWISE
-from envkit.errors import ArgumentError, MissingKeyError, PolicyError
+from envkit.errors import ArgumentError, InputError, MissingKeyError, PolicyError
 from envkit.functional import Discrete
 from envkit.keys import Path, as_key, as_path
 from envkit.policy import observation_inputs, takes_tensordict
@@ -170,17 +170,26 @@ class _ActionLeaf:
     is_one_hot: bool
 
     def read(self, value: jax.Array) -> jax.Array:
-        """Bring what a torch policy wrote into the env's own encoding."""
+        """Bring what a torch policy wrote into the env's own encoding; see `specs.inputs`."""
         self._check(value, self.event)
         if self.is_one_hot:
-            return value.astype(jnp.uint8).argmax(-1).astype(jnp.int32)
+            return value.argmax(-1).astype(jnp.int32)
+        self._check_dtype(value)
         return value.astype(self.dtype)
 
     def given(self, value: Any) -> jax.Array:
         """Check what a policy in JAX gave, which is in the env's own encoding."""
         value = jnp.asarray(value)
         self._check(value, self.event[:-1] if self.is_one_hot else self.event)
+        self._check_dtype(value)
         return value.astype(self.dtype)
+
+    def _check_dtype(self, value: jax.Array) -> None:
+        if jnp.issubdtype(value.dtype, jnp.floating) != jnp.issubdtype(self.dtype, jnp.floating):
+            raise InputError(
+                f"the policy gave {as_key(self.path)!r} as {value.dtype}, but the env takes "
+                f"{self.dtype}. Have it give that: floats never become integers, nor integers floats."
+            )
 
     def _check(self, value: jax.Array, event: tuple[int, ...]) -> None:
         if value.shape[1:] != event:

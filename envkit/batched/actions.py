@@ -1,77 +1,69 @@
-"""Whether the actions of a batch lie in the specs of the sub-envs that get them.
+"""How the actions of a batch become those of the sub-envs that get them.
 
-A sub-env may trust what it is given: this is asked before anybody steps. Which options a spec
-allows may change with every step, and only the sub-env knows: masks of specs are not looked at.
+A sub-env may trust what it is given: this is asked before anybody steps. What an action may be is
+decided in `specs.inputs`, here which spec is that of which row.
 
 Conventions
     row   number of a sub-env, 0 .. num_rows - 1.
-    rows  array of shape (num_rows, *leaf): the values of one action for all rows.
+    rows  tensor of shape (num_rows, *leaf): the values of one action for all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-import numpy as np
 import torch
 
 from envkit.batched.metadata import EnvMetaData
-from envkit.keys import Path, as_key
-from envkit.specs import TensorSpec
-from envkit.specs.inputs import InputCheck
-from envkit.specs.stacked import Stacked
+from envkit.keys import Path, as_path
+from envkit.specs.inputs import ActionInput, action_inputs
 
-__all__ = ["ActionChecks", "action_checks"]
+__all__ = ["ActionRows", "inputs_by_path"]
 
 
-class ActionChecks:
-    """Tell actions that are outside the spec of their row, for all rows together.
+class ActionRows:
+    """Write actions into the rows of the sub-envs, each as the spec of its row says.
 
     Args:
         metadata: of each row; they share one layout.
     """
 
     def __init__(self, metadata: Sequence[EnvMetaData]):
-        self._checks = [
-            (path, check, rows)
-            for found, rows in _runs(metadata)
-            for path, check in action_checks(found).items()
-        ]
+        self._runs = [(inputs_by_path(found), rows) for found, rows in _runs(metadata)]
 
     @property
     def paths(self) -> set[Path]:
-        """The actions that are looked at."""
-        return {path for path, _, _ in self._checks}
+        """The actions that have a rule."""
+        return set(self._runs[0][0])
 
-    def require(
-        self, actions: Mapping[Path, np.ndarray], stepped: Sequence[int] | None = None
+    def write(
+        self,
+        path: Path,
+        value: torch.Tensor | None,
+        rows: torch.Tensor,
+        stepped: Sequence[int] | None = None,
     ) -> None:
-        """Check the rows that are to be stepped, None for all.
-
-        Args:
-            actions: of each of `paths` the rows; they have the form that the specs say.
+        """Write one action of all rows; those that are not ``stepped`` (None steps all) hold anything.
 
         Raises:
-            InputError: one lies outside the spec of its row.
+            InputError, MissingKeyError: see `ActionInput.take`.
         """
-        for path, check, rows in self._checks:
-            if stepped is None:
-                check.require(actions[path][rows.start : rows.stop], rows)
-            elif numbers := [row for row in stepped if row in rows]:
-                check.require(actions[path][numbers], numbers)
+        self._runs[0][0][path].require_form(value, (len(rows),))  # told as the caller sees it
+        assert value is not None
+        value = value.detach().to(rows.device)
+        for inputs, run in self._runs:
+            own = None if stepped is None else [row - run.start for row in stepped if row in run]
+            taken = inputs[path].take(
+                value[run.start : run.stop], (len(run),), rows=own, first=run.start
+            )
+            rows[run.start : run.stop].copy_(taken)
 
 
-def action_checks(metadata: EnvMetaData) -> dict[Path, InputCheck]:
-    """Give the check of each action of one env.
-
-    Actions of varying size, without a dtype, or of a dtype that NumPy lacks have none.
-    """
-    return {
-        path: InputCheck(_without_mask(leaf).to("cpu"), as_key(path))
-        for path, leaf in metadata.paths("action").items()
-        if leaf.dtype not in (None, torch.bfloat16) and min(leaf.shape, default=0) >= 0
-    }
+def inputs_by_path(metadata: EnvMetaData) -> dict[Path, ActionInput]:
+    """Give the rule of each action of one env."""
+    found = action_inputs(metadata.full_spec("action"))
+    return {as_path(key): rule for key, rule in found.items()}
 
 
 def _runs(metadata: Sequence[EnvMetaData]) -> Iterator[tuple[EnvMetaData, range]]:
@@ -90,14 +82,3 @@ def _runs(metadata: Sequence[EnvMetaData]) -> Iterator[tuple[EnvMetaData, range]
         stop = start + len(list(run))
         yield kinds[kind], range(start, stop)
         start = stop
-
-
-def _without_mask(spec: TensorSpec) -> TensorSpec:
-    member = spec
-    while isinstance(member, Stacked):
-        member = member.members[0]  # they are of one class
-    if not hasattr(member, "update_mask"):
-        return spec
-    free = spec.clone()
-    free.update_mask(None)  # type: ignore[attr-defined]
-    return free

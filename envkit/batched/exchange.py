@@ -20,7 +20,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.batched.actions import ActionChecks
+from envkit.batched.actions import ActionRows
 from envkit.batched.buffers import SLOT, BufferPlan
 from envkit.batched.host import ADVANCE, RESET, RESTART, STEP
 from envkit.batched.metadata import EnvMetaData
@@ -43,8 +43,8 @@ class BufferExchange:
 
     ``slot`` is the moment that the next step reads and writes, see `buffers`. Stepping one by one
     leaves it at 0; `recording` moves it. ``more_inputs`` are sent beside what the specs ask for.
-    Actions outside their specs are refused here: the sub-envs trust their rows. ``has_begun`` says
-    that every row has been reset once.
+    Actions are converted, or refused, here: the sub-envs trust their rows. ``has_begun`` says that
+    every row has been reset once.
 
     Args:
         metadata: of each row; they share one layout.
@@ -76,10 +76,7 @@ class BufferExchange:
             plan.tensors(arrays, region) for region in ("in", "root", "next")
         )
         self.inputs = _by_slot(self.input_ring, plan.num_slots)
-        self._checks = ActionChecks(metadata)
-        self._actions = [
-            {path: rows[path].numpy() for path in self._checks.paths} for rows in self.inputs
-        ]
+        self._actions = ActionRows(metadata)
         self.roots = _by_slot(self.root_ring, plan.num_slots + 1)
         self.nexts = _by_slot(self.next_ring, plan.num_slots)
         self.masks = plan.tensors(arrays, "mask")
@@ -105,12 +102,14 @@ class BufferExchange:
 
     def send(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
         """Hand out the inputs and wake whoever has a row to step."""
-        slot = self.slot
-        for path, tensor in self.inputs[slot].items():
-            _fill(tensor, td.get(as_key(path), None), path)
-        self._checks.require(
-            self._actions[slot], None if mask is None else rows_of(mask, len(mask))
-        )
+        stepped = None if mask is None else rows_of(mask, len(mask))
+        actions = self._actions.paths
+        for path, rows in self.inputs[self.slot].items():
+            value = td.get(as_key(path), None)
+            if path in actions:
+                self._actions.write(path, value, rows, stepped)
+            else:
+                _fill(rows, value, path)
         self.wake(td, mask, advance=advance)
 
     def wake(

@@ -19,7 +19,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.batched.actions import action_checks
+from envkit.batched.actions import inputs_by_path
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
 from envkit.batched.routing import call_by_row, can_wait, refuse_early_part, rows_of
@@ -59,8 +59,8 @@ class TensorDictExchange:
         self._device = device
         self._non_blocking = False
         self._individual = individual
-        self._inputs = [_inputs_of(found) for found in metadata]
-        self._action_checks = [action_checks(found) for found in metadata]
+        self._states = [_states_of(found) for found in metadata]
+        self._actions = [inputs_by_path(found) for found in metadata]
         self._root_keys = [
             [as_key(path) for path in found.paths("observation", "done")] for found in metadata
         ]
@@ -96,23 +96,30 @@ class TensorDictExchange:
 
     def send(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
         """Check the inputs and remember the step; all of it happens in `recv`."""
-        parts = {row: cast(TensorDictBase, td[row]) for row in rows_of(mask, self._num_rows)}
         if not self._individual:  # one layout for all rows; told as the caller sees it
-            for key, leaf in self._inputs[0].items():
-                shape = (self._num_rows, *leaf.shape)
-                require_input(key, td.get(key, None), shape, leaf.dtype)
-        for row, part in parts.items():
-            self._require_inputs(row, part)
+            lead = (self._num_rows,)
+            for key, leaf in self._states[0].items():
+                require_input(key, td.get(key, None), (*lead, *leaf.shape), leaf.dtype)
+            for path, rule in self._actions[0].items():
+                rule.require_form(td.get(as_key(path), None), lead)
+        parts = {
+            row: self._checked(row, cast(TensorDictBase, td[row]))
+            for row in rows_of(mask, self._num_rows)
+        }
         self._sent = td, mask, parts, advance
 
-    def _require_inputs(self, row: int, part: TensorDictBase) -> None:
+    def _checked(self, row: int, part: TensorDictBase) -> TensorDictBase:
+        """Give a row's part, its actions as the spec of its env says."""
         if self._individual:
-            for key, leaf in self._inputs[row].items():
+            for key, leaf in self._states[row].items():
                 require_input(key, part.get(key, None), leaf.shape, leaf.dtype)
-        for path, check in self._action_checks[row].items():
-            value = part.get(as_key(path))
-            if value.device.type == "cpu":  # elsewhere a look would wait for the device
-                check.require(value.detach().numpy()[None], [row])
+        converted = {}
+        for path, rule in self._actions[row].items():
+            value = part.get(as_key(path), None)
+            taken = rule.take(value, first=row)
+            if taken is not value:
+                converted[as_key(path)] = taken
+        return part.copy().update(converted) if converted else part  # the caller's stays as it is
 
     def recv(self) -> TensorDictBase:
         """Step the selected sub-envs and give their stacked `next`."""
@@ -260,10 +267,10 @@ def _masks_at(td: TensorDictBase) -> list:
     ]
 
 
-def _inputs_of(found: EnvMetaData) -> dict[Any, Any]:
-    """Give the leaves of the inputs whose form is known beforehand, by key."""
+def _states_of(found: EnvMetaData) -> dict[Any, Any]:
+    """Give the leaves of the state whose form is known beforehand, by key."""
     return {
         as_key(path): leaf
-        for path, leaf in found.paths("action", "state").items()
+        for path, leaf in found.paths("state").items()
         if leaf.dtype is not None and min(leaf.shape, default=0) >= 0
     }

@@ -1,12 +1,25 @@
-"""Whether an input that is about to reach a simulator is what its spec says.
+"""How an action that a policy wrote becomes what a simulator takes, and which are refused.
 
-A simulator takes NumPy rows and may do anything with an index out of range or NaN. This module says
-so before, in words, and at the cost of a comparison or two for all rows together. What lies in a
-spec is decided by its ``is_in``; the comparisons here only spare asking it. One thing is stricter:
-NaN is never an input, though an unbounded spec holds it.
+A simulator may do anything with an index out of range or NaN, and a cast may change what was chosen.
+This module alone decides about both; every kind of env asks it, so that one action means the same
+everywhere.
 
 Conventions
-    rows  array of shape (count, *leaf): values of several envs side by side.
+    form     shape and dtype, as the spec says them.
+    lead     batch axes in front of the shape of the spec, flattened for messages into rows.
+    array    values in the dtype they came in, shape (rows, *leaf).
+
+Decided here, by what the spec describes
+    choices spelled one-hot   floats choose their largest entry, before anything is cast; integers and
+                              bools are one-hot already, or refused.
+    other integers, bools     integers and bools in the range of the spec change their dtype; floats never
+                              become integers.
+    floats                    floats are rounded to the dtype. Bounds are left to the simulator, as in
+                              gymnasium; NaN and infinity are refused.
+    All else is refused. Which options a mask allows changes with every step: the env knows.
+
+Values on an accelerator are not looked at, which would make every step wait for it; only where
+integers are cast to another dtype, which could change them silently, they are.
 """
 
 from __future__ import annotations
@@ -22,82 +35,126 @@ from envkit.errors import InputError, MissingKeyError
 from envkit.specs.base import TensorSpec
 from envkit.specs.boxes import Binary, Bounded, Unbounded
 from envkit.specs.categorical import Categorical, MultiCategorical, MultiOneHot, OneHot
+from envkit.specs.composite import Composite
+from envkit.specs.stacked import Stacked
+from envkit.specs.unions import Choice
 
-__all__ = ["InputCheck", "require_input"]
+__all__ = ["ActionInput", "action_inputs", "require_input"]
 
 Test = Callable[[np.ndarray], bool]
 
 _MOST_SPELLINGS = 256  # of one one-hot row that are listed
 
 
-class InputCheck:
-    """Tell values of one entry that are outside its spec.
+def action_inputs(actions: Composite) -> dict[Any, ActionInput]:
+    """Give the rule of each action by key; those of varying size or without a dtype have none."""
+    return {
+        key: ActionInput(leaf, key)
+        for key, leaf in actions.items(True, True)
+        if leaf.dtype is not None and min(leaf.shape, default=0) >= 0
+    }
+
+
+class ActionInput:
+    """Bring values of one action into the form of its spec.
 
     Args:
-        spec: of one env, a leaf with a dtype.
-        key: name of the entry, for messages.
+        spec: a leaf with a dtype and a fixed shape.
+        key: name of the action, for messages.
     """
 
     def __init__(self, spec: TensorSpec, key: Any):
         assert spec.dtype is not None
         self.key = key
-        self._spec = spec
-        self._shape, self._dtype = tuple(spec.shape), spec.dtype
-        self._holds = _test_of(spec)
+        self.shape, self.dtype = spec.shape, spec.dtype
+        self._spec = _without_mask(spec).to("cpu")
+        self._sizes = _sizes_of(self._spec)
+        self._holds = _test_of(self._spec)
 
-    def row(self, value: Tensor | None) -> np.ndarray:
-        """Give the value of one env as its only row.
+    def take(
+        self,
+        value: Tensor | None,
+        lead: Sequence[int] = (),
+        *,
+        rows: Sequence[int] | None = None,
+        first: int | None = None,
+    ) -> Tensor:
+        """Give an action in the form of its spec; ``value`` itself where it has that.
+
+        Args:
+            value: shape ``(*lead, *spec.shape)``, on any device, which stays; a gradient flows
+                through.
+            lead: batch axes.
+            rows: the rows that are looked at, None for all; what becomes of others is open.
+            first: what the first row is called in messages, 0 by default; without ``lead``, the only
+                one.
 
         Raises:
             MissingKeyError: it is None.
-            InputError: it has another form than the spec says, or lies outside it.
+            InputError: it has another form that cannot be converted, or is no value of the spec.
         """
-        rows = self._array(value, self._shape)[None]
-        if not self._holds(rows):
-            raise self._error(rows, None)
-        return rows
-
-    def rows(self, values: Tensor) -> np.ndarray:
-        """Give the values of several envs, stacked on the first axis; see `row`."""
-        rows = self._array(values, (len(values), *self._shape))
-        self.require(rows)
-        return rows
-
-    def require(self, rows: np.ndarray, numbers: Sequence[int] | None = None) -> None:
-        """Check rows of the right form.
-
-        Args:
-            rows: values.
-            numbers: what the rows are called; by default they are counted from 0.
-
-        Raises:
-            InputError: one lies outside the spec.
-        """
-        if not self._holds(rows):
-            raise self._error(rows, range(len(rows)) if numbers is None else numbers)
-
-    def _array(self, value: Tensor | None, shape: tuple[int, ...]) -> np.ndarray:
-        require_input(self.key, value, shape, self._dtype)
+        self.require_form(value, lead)
         assert value is not None
-        return value.detach().cpu().numpy()
+        if value.device.type == "cpu" or self._may_change(value):
+            self._require_values(value, lead, rows, first)
+        if self._sizes and value.is_floating_point():
+            parts = [part.argmax(-1) for part in value.split(self._sizes, -1)]
+            spelled = zip(parts, self._sizes, strict=True)
+            hot = [torch.nn.functional.one_hot(part, size) for part, size in spelled]
+            value = torch.cat(hot, -1)
+        return value if value.dtype == self.dtype else value.to(self.dtype)
 
-    def _error(self, rows: np.ndarray, numbers: Sequence[int] | None) -> InputError:
-        index = next(i for i in range(len(rows)) if not self._holds(rows[i : i + 1]))
-        row = rows[index]
-        where = "" if numbers is None else f" of row {numbers[index]}"
+    def require_form(self, value: Tensor | None, lead: Sequence[int] = ()) -> None:
+        """Check all of a value but its numbers; see `take`."""
+        require_input(self.key, value, (*lead, *self.shape), None)
+        assert value is not None
+        if not self._takes(value.dtype):
+            like = "another float" if self.dtype.is_floating_point else "another integer or bool"
+            raise InputError(
+                f"{self.key!r} has dtype {value.dtype}, but the env takes {self.dtype}, or {like}. "
+                f"Convert it: value.to({self.dtype})."
+            )
+
+    def _takes(self, dtype: torch.dtype) -> bool:
+        if dtype == self.dtype:
+            return True
+        if dtype.is_complex or self.dtype.is_complex:
+            return False
+        if self._sizes:
+            return True
+        return dtype.is_floating_point == self.dtype.is_floating_point
+
+    def _may_change(self, value: Tensor) -> bool:
+        """Say whether casting an integer could give another one."""
+        return value.dtype != self.dtype and not value.is_floating_point()
+
+    def _require_values(
+        self, value: Tensor, lead: Sequence[int], rows: Sequence[int] | None, first: int | None
+    ) -> None:
+        found = _array_of(value).reshape(-1, *self.shape)
+        if rows is not None:
+            found = found[list(rows)]
+        if self._holds(found):
+            return
+        index = next(i for i in range(len(found)) if not self._holds(found[i : i + 1]))
+        raise self._error(
+            found[index], _name_of(index if rows is None else rows[index], lead, first)
+        )
+
+    def _error(self, row: np.ndarray, where: str) -> InputError:
         cure = "Bring it there, e.g. with env.action_spec.project(action)."
-        if row.dtype.kind == "f" and np.isnan(row).any():
-            cure = "NaN comes from the policy, or from what it was given."
+        if row.dtype.kind == "f" and not np.isfinite(row).all():
+            cure = "NaN and infinity come from the policy, or from what it was given."
         shown = np.array2string(row, threshold=16, separator=", ").replace("\n", "")
-        return InputError(f"{self.key!r}{where} is {shown}, but {_demand(self._spec)}. {cure}")
+        return InputError(f"{self.key!r}{where} is {shown}, but {_demand(self._spec, row)}. {cure}")
 
 
-def require_input(key: Any, value: Any, shape: Sequence[int], dtype: torch.dtype) -> None:
-    """Check the form of an entry that is given to an env.
+def require_input(key: Any, value: Any, shape: Sequence[int], dtype: torch.dtype | None) -> None:
+    """Check the form of an entry that is given to an env; None accepts every dtype.
 
     Raises:
         MissingKeyError: it is None.
-        InputError: it has another shape or dtype, or holds no data.
+        InputError: it is no tensor, has another shape or dtype, or holds no data.
     """
     if value is None:
         raise MissingKeyError(
@@ -109,7 +166,12 @@ def require_input(key: Any, value: Any, shape: Sequence[int], dtype: torch.dtype
             f"{key!r} has shape {tuple(value.shape)}, but the env takes {tuple(shape)}. "
             "env.rand_action() shows what it takes."
         )
-    if value.dtype != dtype:
+    if not isinstance(value, Tensor):
+        raise InputError(
+            f"{key!r} is of type {type(value).__name__}, but the env takes a tensor of shape "
+            f"{tuple(shape)}. env.rand_action() shows what it takes."
+        )
+    if dtype is not None and value.dtype != dtype:
         raise InputError(
             f"{key!r} has dtype {value.dtype}, but the env takes {dtype}. "
             f"Convert it: value.to({dtype})."
@@ -121,38 +183,96 @@ def require_input(key: Any, value: Any, shape: Sequence[int], dtype: torch.dtype
         )
 
 
+def _array_of(value: Tensor) -> np.ndarray:
+    """Show a tensor to NumPy; what it has no dtype for, as the float32 of the same value."""
+    if value.is_floating_point() and value.dtype not in _FLOATS:
+        value = value.float()
+    return value.numpy(force=True)
+
+
+_FLOATS = (torch.float16, torch.float32, torch.float64)
+
+
+def _name_of(row: int, lead: Sequence[int], first: int | None) -> str:
+    if not lead and first is None:
+        return ""
+    if len(lead) <= 1:
+        return f" of row {(first or 0) + row}"
+    return f" of row {tuple(map(int, np.unravel_index(row, tuple(lead))))}"
+
+
+def _without_mask(spec: TensorSpec) -> TensorSpec:
+    if isinstance(spec, Stacked):
+        return Stacked(*map(_without_mask, spec.members), dim=spec.stack_dim)
+    if getattr(spec, "mask", None) is None:
+        return spec
+    free = spec.clone()
+    free.update_mask(None)  # type: ignore[attr-defined]
+    return free
+
+
+def _sizes_of(spec: TensorSpec) -> list[int]:
+    """Give how many options lie side by side in each part of a one-hot spelling; [] for others."""
+    if isinstance(spec, OneHot):
+        return [spec.n]
+    if isinstance(spec, MultiOneHot):
+        return list(spec.nvec)
+    members = spec.members if isinstance(spec, Stacked) else getattr(spec, "choices", ())
+    sizes = [_sizes_of(member) for member in members]
+    return sizes[0] if sizes and all(found == sizes[0] for found in sizes) else []
+
+
 # ---------------------------------------------------------------------------------- the comparisons
 
 
 def _test_of(spec: TensorSpec) -> Test:
-    if isinstance(spec, Bounded):
-        low, high = spec.low.cpu().numpy(), spec.high.cpu().numpy()
-        return lambda rows: bool(((rows >= low) & (rows <= high)).all())
-    if isinstance(spec, Unbounded):
-        if not spec.dtype.is_floating_point:
-            return _anything
-        return lambda rows: not np.isnan(rows).any()
-    if isinstance(spec, Binary):
-        return _anything if spec.dtype == torch.bool else _below(2)
-    if getattr(spec, "mask", None) is not None:
+    """Make what tells arrays that a spec holds, in the spec's dtype or in one that becomes it."""
+    if isinstance(spec, Stacked):
+        return _each_member(spec)
+    if isinstance(spec, OneHot | MultiOneHot):
+        return _hot(_one_hot(spec) if isinstance(spec, OneHot) else _many_hot(spec), spec)
+    assert spec.dtype is not None
+    if spec.dtype.is_floating_point and spec.domain == "continuous":
+        return _finite(_numpy_dtype(spec.dtype))
+    if spec.dtype.is_floating_point or spec.dtype.is_complex or isinstance(spec, Choice):
         return _asking(spec)
+    if isinstance(spec, Binary):
+        return _below(2)
     if isinstance(spec, Categorical):
-        return _anything if spec.dtype == torch.bool else _below(spec.n)
+        return _below(spec.n)
     if isinstance(spec, MultiCategorical):
         return _below(np.asarray(spec.nvec))
-    if isinstance(spec, OneHot):
-        return _one_hot(spec)
-    if isinstance(spec, MultiOneHot):
-        return _many_hot(spec)
+    if isinstance(spec, Bounded):
+        return _between(spec.low.numpy(), spec.high.numpy())
+    if isinstance(spec, Unbounded):
+        return _fitting(_numpy_dtype(spec.dtype))
     return _asking(spec)
 
 
-def _anything(rows: np.ndarray) -> bool:
-    return True
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
+    return _array_of(torch.empty(0, dtype=dtype)).dtype
 
 
-def _asking(spec: TensorSpec) -> Test:
-    return lambda rows: all(spec.is_in(row) for row in torch.from_numpy(rows).unbind(0))
+def _finite(dtype: np.dtype) -> Test:
+    def test(rows: np.ndarray) -> bool:
+        if rows.dtype != dtype:
+            with np.errstate(over="ignore"):  # what is too large becomes infinite
+                rows = rows.astype(dtype)
+        return bool(np.isfinite(rows).all())
+
+    return test
+
+
+def _fitting(dtype: np.dtype) -> Test:
+    if dtype == bool:
+        return _below(2)
+    info = np.iinfo(dtype)
+    inside = _between(np.asarray(info.min, dtype), np.asarray(info.max, dtype))
+    return lambda rows: rows.dtype == dtype or inside(rows)
+
+
+def _between(low: np.ndarray, high: np.ndarray) -> Test:
+    return lambda rows: bool(((rows >= low) & (rows <= high)).all())
 
 
 def _below(count: Any) -> Test:
@@ -164,15 +284,51 @@ def _below(count: Any) -> Test:
     return test
 
 
+def _asking(spec: TensorSpec) -> Test:
+    def test(rows: np.ndarray) -> bool:
+        values = torch.from_numpy(rows)
+        cast = values.to(spec.dtype)
+        is_kept = rows.dtype.kind == "f" or torch.equal(cast.to(values.dtype), values)
+        return is_kept and all(spec.is_in(row) for row in cast.unbind(0))
+
+    return test
+
+
+def _each_member(spec: Stacked) -> Test:
+    tests = [_test_of(member) for member in spec.members]
+    axis = 1 + spec.stack_dim
+
+    def test(rows: np.ndarray) -> bool:
+        parts = [np.take(rows, index, axis) for index in range(len(tests))]
+        return all(holds(part) for holds, part in zip(tests, parts, strict=True))
+
+    return test
+
+
+def _hot(integers: Test, spec: Any) -> Test:
+    """Floats must have one largest entry in each part, integers and bools be one-hot."""
+    ends = np.cumsum(_sizes_of(spec))[:-1]
+
+    def test(rows: np.ndarray) -> bool:
+        if rows.dtype.kind != "f":
+            return integers(rows)
+        return bool(np.isfinite(rows).all()) and all(
+            bool(((part == part.max(-1, keepdims=True)).sum(-1) == 1).all())
+            for part in np.split(rows, ends, -1)
+        )
+
+    return test
+
+
 def _one_hot(spec: OneHot) -> Test:
     count = spec.n
     spellings: set[bytes] = set()
+    dtype = _numpy_dtype(spec.dtype)
     if len(spec.shape) == 1 and count <= _MOST_SPELLINGS:
-        eye = np.eye(count, dtype=torch.empty(0, dtype=spec.dtype).numpy().dtype)
-        spellings = {row.tobytes() for row in eye}
+        spellings = {row.tobytes() for row in np.eye(count, dtype=dtype)}
 
     def test(rows: np.ndarray) -> bool:
-        if len(rows) == 1 and spellings:
+        if len(rows) == 1 and spellings and rows.dtype == dtype:
             return rows.tobytes() in spellings
         if np.count_nonzero(rows) != rows.size // count:
             return False
@@ -193,22 +349,27 @@ def _many_hot(spec: MultiOneHot) -> Test:
     return test
 
 
-def _demand(spec: TensorSpec) -> str:
+def _demand(spec: TensorSpec, row: np.ndarray) -> str:
+    sizes = _sizes_of(spec)
+    if sizes and row.dtype.kind == "f":
+        parts = f" in each of its parts, of {sizes} entries" if len(sizes) > 1 else ""
+        return f"must have a single largest entry, which is the choice{parts}"
+    if isinstance(spec, OneHot):
+        return f"must be one-hot: a single 1 among {spec.n} entries, else 0"
+    if isinstance(spec, MultiOneHot):
+        return f"must be one-hot in each of its parts, of {sizes} entries"
+    assert spec.dtype is not None
+    if spec.dtype.is_floating_point and spec.domain == "continuous":
+        return f"must hold finite numbers of {spec.dtype}"
     if isinstance(spec, Bounded):
         low, high = (end.flatten().tolist() for end in (spec.low, spec.high))
         if len(set(low)) == len(set(high)) == 1:
             return f"must lie between {low[0]:g} and {high[0]:g}"
         return f"must lie between {low} and {high}"
-    if isinstance(spec, Unbounded):
-        return "must be a number"
     if isinstance(spec, Binary):
         return "must hold 0 and 1 only"
     if isinstance(spec, Categorical):
         return f"must be an integer from 0 to {spec.n - 1}"
-    if isinstance(spec, OneHot):
-        return f"must be one-hot: a single 1 among {spec.n} entries, else 0"
-    if isinstance(spec, MultiOneHot):
-        return f"must be one-hot in each of its parts, of {list(spec.nvec)} entries"
     if isinstance(spec, MultiCategorical):
         return f"must be integers below {np.asarray(spec.nvec).tolist()}"
     return f"must lie in {spec}"

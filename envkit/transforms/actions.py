@@ -25,8 +25,10 @@ from envkit.specs import (
     OneHot,
     TensorSpec,
 )
+from envkit.specs.inputs import ActionInput
 from envkit.transforms.base import Transform
 from envkit.transforms.episodes import EpisodeTransform
+from envkit.transition import stepped_rows
 
 __all__ = ["ActionDiscretizer", "ActionMask", "DiscreteActionProjection"]
 
@@ -101,7 +103,28 @@ class ActionMask(EpisodeTransform):
         env.full_action_spec[self.action_key].update_mask(mask)
 
 
-class DiscreteActionProjection(Transform):
+class _Choosing(Transform):
+    """A transform for which the user gives a choice, which is converted and refused as envs do."""
+
+    _rule: ActionInput | None = None  # of one row, once specs are read
+
+    def _rule_for(self, leaf: TensorSpec, batch_dims: int) -> None:
+        self._rule = ActionInput(leaf[(0,) * batch_dims], self.out_keys_inv[0])
+
+    def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
+        (key,) = self.out_keys_inv
+        value = td.get(key, None)
+        if self._rule is not None and value is not None:
+            td.set(key, self._rule.take(value, td.batch_size, rows=stepped_rows(td)))
+        return super()._inv_call(td)
+
+
+def _chosen(value: torch.Tensor) -> torch.Tensor:
+    """Give the place of the largest entry, of bools too."""
+    return (value.byte() if value.dtype == torch.bool else value).argmax(-1)
+
+
+class DiscreteActionProjection(_Choosing):
     """Accept more options than the env has; those it does not have become random ones it has.
 
     For one policy over envs of several numbers of actions. One-hot or categorical, as the env.
@@ -142,7 +165,7 @@ class DiscreteActionProjection(Transform):
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
 
     def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
-        option = value.long().argmax(-1) if self._is_one_hot else value
+        option = _chosen(value) if self._is_one_hot else value
         drawn = torch.randint(
             self.num_actions_effective, option.shape, generator=self._generator, dtype=option.dtype
         ).to(option.device)
@@ -170,6 +193,7 @@ class DiscreteActionProjection(Transform):
         lead = leaf.shape[:-1] if self._is_one_hot else leaf.shape
         shape = (*lead, self.max_actions) if self._is_one_hot else lead
         action_spec[key] = type(leaf)(self.max_actions, shape, leaf.device, leaf.dtype)
+        self._rule_for(action_spec[key], action_spec.ndim)
         return action_spec
 
     def extra_repr(self) -> str:
@@ -188,7 +212,7 @@ class SamplingStrategy(IntEnum):
     RANDOM = 3
 
 
-class ActionDiscretizer(Transform):
+class ActionDiscretizer(_Choosing):
     """Cut a bounded continuous action into bins; the user gives the number of a bin.
 
     Args:
@@ -243,8 +267,7 @@ class ActionDiscretizer(Transform):
     def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
         bins = self._bins(self.low.shape[-1])
         if not self.categorical:
-            parts = value.long().split(bins, -1)
-            value = torch.stack([part.argmax(-1) for part in parts], -1)
+            value = torch.stack([_chosen(part) for part in value.split(bins, -1)], -1)
         width = (self.high - self.low) / torch.tensor(bins, device=self.low.device)
         return self.low + width * (value + self._place(value)).to(self.low.dtype)
 
@@ -277,6 +300,7 @@ class ActionDiscretizer(Transform):
         self.low, self.high = leaf.low[row], leaf.high[row]
         del action_spec[inner]
         action_spec[outer] = self._cut(leaf, bins)
+        self._rule_for(action_spec[outer], action_spec.ndim)
         return action_spec
 
     def _cut(self, leaf: TensorSpec, bins: list[int]) -> TensorSpec:

@@ -21,7 +21,7 @@ from gymnasium import spaces
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from bridges.gymnasium import GymWrapper
-from envkit import BraxEnv, GymEnv, ParallelEnv, SerialEnv
+from envkit import BraxEnv, Discrete, GymEnv, JaxEnv, ParallelEnv, SerialEnv
 from envkit.base import EnvBase
 from envkit.errors import (
     ArgumentCountError,
@@ -39,6 +39,7 @@ from envkit.errors import (
     WorkerError,
 )
 from envkit.specs import Bounded, Categorical, Composite, Unbounded
+from tests.bridges.jax_envs import Chooser
 from tests.envs import Count
 
 F, T = False, True
@@ -121,7 +122,12 @@ KINDS: dict[str, Callable[[], EnvBase]] = {
         SerialEnv, 2, [partial(Reach, 1), partial(Reach, 1, 3.0)], use_buffers=True
     ),
     "brax": partial(BraxEnv, "fast", batch_size=[2], device="cpu"),
+    "choice": partial(JaxEnv, Chooser(Discrete(2)), batch_size=[2]),
+    "index": partial(
+        JaxEnv, Chooser(Discrete(2)), batch_size=[2], categorical_action_encoding=True
+    ),
 }
+JAX = ("brax", "choice", "index")
 PLAIN = ["serial pole", "serial count", "parallel count"]
 POLES = [kind for kind in KINDS if kind.endswith(("pole", "pole, tds"))]
 PENDULUMS = [kind for kind in KINDS if kind.endswith("pendulum")]
@@ -130,7 +136,7 @@ INDICES = [kind for kind in KINDS if kind.endswith("pole index")]
 PANELS = [kind for kind in KINDS if "panel" in kind]
 GYM = [*POLES, *PENDULUMS, *INDICES]
 POOLS = [kind for kind in KINDS if kind.startswith(("serial", "parallel"))]
-LOCKED = [kind for kind in KINDS if kind != "brax"]
+LOCKED = [kind for kind in KINDS if kind not in JAX]
 BATCHED = [*POOLS, "vector pole"]
 SOME = ["pole", "serial pole", "parallel pole", "parallel pole, tds", "brax"]
 
@@ -183,6 +189,11 @@ def last_row(change: Callable[[torch.Tensor], Any]) -> Callable:
     return work
 
 
+def last_row_as_float(change: Callable[[torch.Tensor], Any]) -> Callable:
+    """The same, of values that are made floats."""
+    return lambda value: last_row(change)(value.float())
+
+
 CASES = [
     # what an action looks like
     Case(
@@ -200,11 +211,18 @@ CASES = [
         r"'action' has shape \(2, 2\), but the env takes \(2, 1\)",
     ),
     Case(
-        "dtype of an action",
-        [*GYM, "serial count", "serial count, rows", "parallel count"],
+        "floats for an index",
+        [*INDICES, "index", "serial count", "serial count, rows", "parallel count"],
         step_with(action=lambda a: a.to(torch.float16)),
         InputError,
         r"'action' has dtype torch.float16, but the env takes .*Convert it: value.to\(torch",
+    ),
+    Case(
+        "integers for a force",
+        [*PENDULUMS, "brax", "serial bounds", "serial bounds, rows"],
+        step_with(action=lambda a: a.to(torch.int32)),
+        InputError,
+        r"'action' has dtype torch.int32, but the env takes torch.float32, or another float",
     ),
     Case(
         "action without data",
@@ -230,7 +248,7 @@ CASES = [
     # what an action says
     Case(
         "two choices at once",
-        POLES,
+        [*POLES, "choice"],
         step_with(action=last_row(lambda row: [1, 1])),
         (InputError, WorkerError),
         r"'action'.* is \[1, 1\], but must be one-hot.*Bring it there",
@@ -238,7 +256,7 @@ CASES = [
     ),
     Case(
         "no choice",
-        POLES,
+        [*POLES, "choice"],
         step_with(action=last_row(lambda row: [0, 0])),
         (InputError, WorkerError),
         r"'action'.* is \[0, 0\], but must be one-hot.*Bring it there",
@@ -246,53 +264,61 @@ CASES = [
     ),
     Case(
         "a choice that counts double",
-        POLES,
+        [*POLES, "choice"],
         step_with(action=last_row(lambda row: [2, 0])),
         (InputError, WorkerError),
         r"'action'.* is \[2, 0\], but must be one-hot.*Bring it there",
         InputError,
     ),
     Case(
+        "floats that choose nothing",
+        [*POLES, "choice"],
+        step_with(action=last_row_as_float(lambda row: [0.5, 0.5])),
+        (InputError, WorkerError),
+        r"'action'.* is \[0\.5, 0\.5\], but must have a single largest entry",
+        InputError,
+    ),
+    Case(
         "index too large",
-        INDICES,
+        [*INDICES, "index"],
         step_with(action=lambda a: torch.full_like(a, 2)),
         InputError,
         r"'action'.* is 2, but must be an integer from 0 to 1\. .*project",
     ),
     Case(
         "negative index",
-        INDICES,
+        [*INDICES, "index"],
         step_with(action=lambda a: torch.full_like(a, -1)),
         InputError,
         r"'action'.* is -1, but must be an integer from 0 to 1",
     ),
     Case(
-        "above the bounds",
-        PENDULUMS,
-        step_with(action=last_row(lambda row: [2.5])),
-        InputError,
-        r"'action'.* is \[2.5\], but must lie between -2 and 2\. .*project",
-    ),
-    Case(
-        "below the bounds",
-        PENDULUMS,
+        "an infinite force",
+        [*PENDULUMS, "brax"],
         step_with(action=last_row(lambda row: [-np.inf])),
         InputError,
-        r"'action'.* is \[-inf\], but must lie between -2 and 2",
+        r"'action'.* is \[-inf\], but must hold finite numbers.*NaN and infinity come from the policy",
     ),
     Case(
-        "NaN within bounds",
-        PENDULUMS,
+        "a force that is no number",
+        [*PENDULUMS, "brax"],
         step_with(action=last_row(lambda row: [np.nan])),
         InputError,
-        r"'action'.* is \[nan\], but must lie.*NaN comes from the policy",
+        r"'action'.* is \[nan\], but must hold finite numbers.*NaN and infinity come from the policy",
     ),
     Case(
-        "NaN without bounds",
+        "a force too large for its dtype",
+        [*PENDULUMS, "brax"],
+        step_with(action=lambda a: a.double() * 0 + 1e300),
+        InputError,
+        r"'action'.* is \[1\.e\+300\], but must hold finite numbers of torch.float32",
+    ),
+    Case(
+        "one of several forces",
         PANELS,
         step_with(force=last_row(lambda row: [0.0, np.nan])),
         InputError,
-        r"'force'.* is \[ *0., *nan\], but must be a number.*NaN comes from the policy",
+        r"'force'.* is \[ *0., *nan\], but must hold finite numbers.*NaN and infinity come from",
     ),
     Case(
         "one of several one-hot choices",
@@ -330,25 +356,18 @@ CASES = [
         r"'action' of row 1 is \[-1\], but must be an integer from 0 to 1",
     ),
     Case(
-        "above the bounds of a row",
-        ["serial bounds", "serial bounds, rows"],
-        step_with(action=lambda a: torch.tensor([[2.0], [2.0]])),
-        InputError,
-        r"'action' of row 0 is \[2\.\], but must lie between -1 and 1",
-    ),
-    Case(
         "NaN for a torch env",
         ["serial bounds", "serial bounds, rows"],
         step_with(action=last_row(lambda row: [np.nan])),
         InputError,
-        r"'action' of row 1 is \[nan\], but must lie between -3 and 3\. NaN comes from",
+        r"'action' of row 1 is \[nan\], but must hold finite numbers.*NaN and infinity come from",
     ),
     Case(
-        "above the bounds of one of unlike rows",
+        "NaN for one of unlike rows",
         ["serial unlike"],
-        lambda env, td: (td[1].set("action", torch.full((2,), 1.5)), env.step(td)),
+        lambda env, td: (td[1].set("action", torch.tensor([0.5, np.nan])), env.step(td)),
         InputError,
-        r"'action' of row 1 is \[1\.5, 1\.5\], but must lie between -1 and 1",
+        r"'action' of row 1 is \[0\.5, +nan\], but must hold finite numbers",
     ),
     Case(
         "bad action of a row that is stepped, beside one that is not",

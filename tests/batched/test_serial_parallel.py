@@ -340,7 +340,7 @@ def test_data_of_another_batch_size_is_refused(opened, batched):
     ("action", "message"),
     [
         (torch.zeros(2, 3, dtype=torch.int64), r"'action' has shape \(2, 3\)"),
-        (torch.zeros(2, 2), r"'action' has dtype torch.float32"),
+        (torch.zeros(2, 2, dtype=torch.complex64), r"'action' has dtype torch.complex64"),
         (None, "no 'action'.*rand_action"),
     ],
     ids=["shape", "dtype", "missing"],

@@ -1,4 +1,4 @@
-"""The quick check of inputs: it agrees with ``is_in``, and names what is wrong."""
+"""What becomes of actions: the conversions that are made, and the values that are refused."""
 
 from __future__ import annotations
 
@@ -18,47 +18,63 @@ from envkit.specs import (
     OneHot,
     Unbounded,
 )
-from envkit.specs.inputs import InputCheck
+from envkit.specs.inputs import ActionInput
 from envkit.specs.stacked import stack
 
 SPECS = {
     "bounded": Bounded(-1.0, 1.0, (2,)),
     "half bounded": Bounded(torch.tensor([0.0, -torch.inf]), torch.tensor([torch.inf, 1.0]), (2,)),
     "bounded integers": Bounded(-1, 2, (2,), dtype=torch.int64),
+    "small bounded integers": Bounded(-1, 2, (2,), dtype=torch.int8),
     "unbounded integers": Unbounded((2,), dtype=torch.int32),
+    "unbounded unsigned": Unbounded((2,), dtype=torch.uint8),
     "binary": Binary(3, shape=(3,), dtype=torch.int8),
     "binary bools": Binary(2, shape=(2,), dtype=torch.bool),
     "categorical": Categorical(3, shape=()),
     "categorical grid": Categorical(2, shape=(2, 2), dtype=torch.int32),
     "categorical bools": Categorical(2, shape=(1,), dtype=torch.bool),
-    "masked categorical": Categorical(3, shape=(), mask=torch.tensor([True, False, True])),
     "one-hot": OneHot(3, dtype=torch.int64),
     "one-hot bools": OneHot(2, dtype=torch.bool),
     "one-hot grid": OneHot(2, shape=(2, 2), dtype=torch.int64),
     "many-hot": MultiOneHot([2, 1, 3], dtype=torch.int64),
     "multi-categorical": MultiCategorical([2, 3]),
     "unlike bounds": stack([Bounded(-1.0, 1.0, (2,)), Bounded(0.0, 2.0, (2,))], 0),
+    "unlike integers": stack(
+        [Bounded(0, 1, (2,), dtype=torch.int8), Bounded(0, 2, (2,), dtype=torch.int8)], 0
+    ),
 }
+INTEGERS = [torch.bool, torch.int8, torch.uint8, torch.int32, torch.int64, torch.uint16]
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
-def anything(spec, data) -> torch.Tensor:
-    """Draw a value of the form of a spec: one of its own, or any small numbers."""
+def anything(spec, data, dtypes=None) -> torch.Tensor:
+    """Draw a value of the shape of a spec: one of its own, or any small numbers."""
+    dtype = spec.dtype if dtypes is None else data.draw(st.sampled_from(dtypes))
     if data.draw(st.booleans()):
-        return spec.rand()
-    numbers = st.integers(-2, 3) if spec.dtype != torch.bool else st.booleans()
-    if spec.dtype.is_floating_point:
+        return spec.rand().to(dtype)
+    numbers = st.integers(-2, 3)
+    if dtype.is_floating_point:
         numbers = st.sampled_from([-np.inf, -2.0, -1.0, 0.0, 0.5, 1.0, 2.0, np.inf, np.nan])
     size = spec.shape.numel()
     drawn = data.draw(st.lists(numbers, min_size=size, max_size=size))
-    return torch.tensor(drawn, dtype=spec.dtype).reshape(spec.shape)
+    if dtype == torch.uint16:
+        return torch.tensor(drawn).abs().to(dtype).reshape(spec.shape)
+    return torch.tensor(drawn).to(dtype).reshape(spec.shape)
 
 
-def is_refused(call, value) -> bool:
+def taken(spec, value, lead=()) -> torch.Tensor | None:
+    """Give what becomes of a value, None where it is refused."""
     try:
-        call(value)
+        return ActionInput(spec, "action").take(value, lead)
     except InputError:
-        return True
-    return False
+        return None
+
+
+def is_allowed(spec, value) -> bool:
+    """Say the same slowly: what is continuous must be finite, else the spec must hold it."""
+    if spec.dtype.is_floating_point:
+        return bool(value.isfinite().all())
+    return spec.is_in(value)
 
 
 @pytest.mark.parametrize("kind", SPECS)
@@ -67,7 +83,9 @@ def test_one_value_is_refused_where_the_spec_does_not_hold_it(kind, data):
     spec = SPECS[kind]
     value = anything(spec, data)
 
-    assert is_refused(InputCheck(spec, "action").row, value) is not spec.is_in(value)
+    found = taken(spec, value)
+
+    assert (found is value) if is_allowed(spec, value) else (found is None)
 
 
 @pytest.mark.parametrize("kind", SPECS)
@@ -76,30 +94,144 @@ def test_rows_are_refused_where_the_spec_does_not_hold_one_of_them(kind, data, c
     spec = SPECS[kind]
     values = [anything(spec, data) for _ in range(count)]
 
-    refused = is_refused(InputCheck(spec, "action").rows, torch.stack(values))
+    found = taken(spec, torch.stack(values), (count,))
 
-    assert refused is not all(spec.is_in(value) for value in values)
+    assert (found is not None) is all(is_allowed(spec, value) for value in values)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind, spec in SPECS.items() if not spec.dtype.is_floating_point]
+)
+@given(data=st.data())
+def test_integers_change_their_dtype_where_the_spec_holds_the_number(kind, data):
+    spec = SPECS[kind]
+    value = anything(spec, data, INTEGERS)
+    wide = value.to(torch.int64)
+    number_is_held = torch.equal(wide.to(spec.dtype).to(torch.int64), wide) and spec.is_in(
+        wide.to(spec.dtype)
+    )
+
+    found = taken(spec, value)
+
+    assert (found is not None) is number_is_held
+    if found is not None:
+        assert found.dtype == spec.dtype and torch.equal(found.to(torch.int64), wide)
+
+
+@pytest.mark.parametrize("number", [-(2**40), -129, -2, 3, 128, 255, 256, 2**40])
+@pytest.mark.parametrize("kind", ["categorical", "unbounded unsigned", "small bounded integers"])
+def test_no_integer_wraps_around(kind, number):
+    spec = SPECS[kind].cast(torch.int8) if kind == "categorical" else SPECS[kind]
+    value = torch.full(spec.shape, number)
+
+    found = taken(spec, value)
+
+    assert found is None or found.tolist() == value.tolist()
+    assert (found is None) is not (kind == "unbounded unsigned" and 0 <= number < 256)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind, spec in SPECS.items() if not spec.dtype.is_floating_point]
+)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_floats_never_become_integers_but_for_one_hot(kind, dtype):
+    spec = SPECS[kind]
+    value = spec.rand()
+
+    found = taken(spec, value.to(dtype))
+
+    assert torch.equal(found, value) if "hot" in kind else found is None
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, torch.complex64])
+def test_only_floats_become_floats(dtype):
+    with pytest.raises(InputError, match=r"dtype torch.*env takes torch.float32, or another float"):
+        ActionInput(SPECS["bounded"], "force").take(torch.zeros(2, dtype=dtype))
+
+
+@pytest.mark.parametrize("wanted", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_floats_are_rounded_to_the_dtype_of_the_spec(dtype, wanted):
+    value = torch.tensor([0.3, 2.0000002], dtype=dtype)
+
+    found = taken(Bounded(-2.0, 2.0, (2,), dtype=wanted), value)
+
+    assert found is not None and found.dtype == wanted
+    assert torch.equal(found, value.to(wanted))
+
+
+def test_what_the_dtype_of_the_spec_cannot_hold_is_refused():
+    value = torch.tensor([0.0, 1e300], dtype=torch.float64)
+
+    with pytest.raises(InputError, match=r"'force' is .*1\.e\+300\], but must hold finite numbers"):
+        ActionInput(Unbounded((2,)), "force").take(value)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("kind", ["bounded", "half bounded", "unlike bounds"])
+def test_nan_and_infinity_are_no_actions(kind, number):
+    value = torch.zeros(SPECS[kind].shape)
+    value[..., 1] = number
+
+    with pytest.raises(InputError, match=r"(?s)'force' is .*NaN and infinity come from the policy"):
+        ActionInput(SPECS[kind], "force").take(value)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("kind", ["one-hot", "one-hot bools", "one-hot grid", "many-hot"])
+@given(data=st.data())
+def test_a_float_one_hot_chooses_its_largest_entry(kind, dtype, data):
+    spec = SPECS[kind]
+    value = spec.rand()
+    shifted = value.to(dtype) * data.draw(st.sampled_from([0.5, 0.99, 1.0, 7.0])) - 0.25
+
+    found = taken(spec, shifted)
+
+    assert found is not None and found.dtype == spec.dtype and torch.equal(found, value)
+
+
+def test_what_is_a_little_less_than_one_is_chosen():
+    value = torch.tensor([[0.0, 0.0, 0.99999994], [1.0000001, 0.0, 0.0]])
+
+    found = taken(OneHot(3, dtype=torch.int64), value, (2,))
+
+    assert found is not None and found.argmax(-1).tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("row", [[0.0, 0.0, 0.0], [1.0, 1.0, 0.0], [torch.nan, 1.0, 0.0]])
+def test_floats_without_one_largest_entry_choose_nothing(row):
+    with pytest.raises(InputError, match=r"must have a single largest entry"):
+        ActionInput(SPECS["one-hot"], "action").take(torch.tensor(row))
+
+
+def test_which_options_a_mask_allows_is_left_to_the_env():
+    spec = Categorical(3, shape=(), mask=torch.tensor([True, False, True]))
+
+    found = [taken(spec, torch.tensor(number)) is not None for number in (-1, 0, 1, 2, 3)]
+
+    assert found == [False, True, True, True, False]
 
 
 def test_the_first_bad_row_is_named_by_its_number():
-    check = InputCheck(Bounded(-1.0, 1.0, (1,)), "force")
-    rows = np.array([[0.0], [3.0], [4.0]], np.float32)
+    check = ActionInput(Bounded(-1, 1, (1,), dtype=torch.int64), "gear")
+    rows = torch.tensor([[0], [3], [4]])
 
-    with pytest.raises(
-        InputError, match=r"'force' of row 1 is \[3.\], but must lie between -1 and"
-    ):
-        check.require(rows)
-    with pytest.raises(InputError, match=r"of row 7 is \[3.\]"):
-        check.require(rows, [4, 7, 9])
+    with pytest.raises(InputError, match=r"'gear' of row 1 is \[3\], but must lie between -1 and"):
+        check.take(rows, (3,))
+    with pytest.raises(InputError, match=r"of row 9 is \[4\]"):
+        check.take(rows, (3,), rows=[0, 2], first=7)
+    with pytest.raises(InputError, match=r"of row 5 is \[3\]"):
+        check.take(rows[1], first=5)
+    with pytest.raises(InputError, match=r"of row \(1, 0\) is \[3\]"):
+        check.take(rows[[0, 0, 1, 2]].reshape(2, 2, 1), (2, 2))
 
 
-def test_nan_is_no_input_of_an_unbounded_spec():
-    check = InputCheck(Unbounded((2,)), "force")
+def test_rows_that_are_not_stepped_are_not_looked_at():
+    found = ActionInput(SPECS["bounded"], "force").take(
+        torch.tensor([[torch.nan, 0.0], [0.5, 9.0]]), (2,), rows=[1]
+    )
 
-    with pytest.raises(InputError, match=r"must be a number. NaN comes from the policy"):
-        check.row(torch.tensor([0.0, torch.nan]))
-
-    assert check.row(torch.tensor([0.0, torch.inf])).tolist() == [[0.0, np.inf]]
+    assert found[1].tolist() == [0.5, 9.0]
 
 
 @pytest.mark.parametrize(
@@ -107,16 +239,19 @@ def test_nan_is_no_input_of_an_unbounded_spec():
     [
         (None, MissingKeyError, r"no 'force'.*rand_action"),
         (torch.zeros(3), InputError, r"shape \(3,\), but the env takes \(2,\)"),
-        (torch.zeros(2, dtype=torch.float64), InputError, r"float64.*value.to\(torch.float32\)"),
+        (torch.zeros(2, dtype=torch.int64), InputError, r"int64.*value.to\(torch.float32\)"),
         (torch.zeros(2, device="meta"), InputError, r"meta device"),
+        (np.zeros(2, np.float32), InputError, r"type ndarray, but the env takes a tensor"),
     ],
 )
 def test_values_of_another_form_are_refused(value, error, message):
     with pytest.raises(error, match=message):
-        InputCheck(Unbounded((2,)), "force").row(value)
+        ActionInput(Unbounded((2,)), "force").take(value)
 
 
-def test_a_value_may_require_a_gradient():
-    value = torch.zeros(2, requires_grad=True)
+def test_a_gradient_flows_through():
+    value = torch.zeros(2, dtype=torch.float64, requires_grad=True)
 
-    assert InputCheck(Unbounded((2,)), "force").row(value).shape == (1, 2)
+    found = taken(Unbounded((2,)), value)
+
+    assert found is not None and torch.autograd.grad(found.sum(), value)[0].tolist() == [1.0, 1.0]

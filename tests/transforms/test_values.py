@@ -45,6 +45,7 @@ from envkit.errors import (
     ArgumentError,
     BatchSizeError,
     DoneError,
+    InputError,
     MissingKeyError,
     SpecError,
 )
@@ -336,14 +337,14 @@ def test_continuous_actions_are_cut_into_bins(place, categorical):
 
 
 def test_bins_differ_by_element_and_may_have_another_name():
-    cut = ActionDiscretizer(torch.tensor([2, 4]), out_action_key=("n", "bin"), sampling=3)
+    cut = ActionDiscretizer(torch.tensor([2, 4]), out_action_key=("m", "bin"), sampling=3)
     env = TransformedEnv(Doubles(), cut)
 
-    assert env.action_keys == [("n", "bin")]
+    assert env.action_keys == [("m", "bin")]
     assert env.action_spec.nvec.tolist() == [2, 4]
     check_env_specs(env)
     env.set_seed(0)
-    taken = cut.inv(TensorDict({("n", "bin"): torch.tensor([[0, 3]]).expand(9, 2)}, [9]))["action"]
+    taken = cut.inv(TensorDict({("m", "bin"): torch.tensor([[0, 3]]).expand(9, 2)}, [9]))["action"]
     assert bool((taken[:, 0] < 0).all()) and bool((taken[:, 1] >= 0.5).all())
     assert len(taken.unique()) == 18
     with pytest.raises(SpecError, match=r"num_intervals is \[2, 3, 4\]"):
@@ -379,3 +380,53 @@ def test_rewards_to_go_need_whole_episodes():
         Reward2GoTransform().inv(open_end)
     with pytest.raises(ArgumentError, match="cannot stand in an environment"):
         _ = TransformedEnv(Count(3), Reward2GoTransform()).action_spec
+
+
+def projected() -> TransformedEnv:
+    return TransformedEnv(
+        SerialEnv(2, partial(GymEnv, "CartPole-v1")), DiscreteActionProjection(2, 3)
+    )
+
+
+def cut(**kwargs) -> TransformedEnv:
+    return TransformedEnv(
+        SerialEnv(2, partial(GymEnv, "Pendulum-v1")), ActionDiscretizer(3, **kwargs)
+    )
+
+
+@pytest.mark.parametrize("make", [projected, partial(cut, categorical=False)])
+def test_a_float_one_hot_chooses_its_largest_entry_through_transforms(make):
+    env, taken = make(), []
+    choice = torch.tensor([[0, 1, 0], [1, 0, 0]])
+
+    for action in (choice, choice * 0.99999994, choice.to(torch.bool)):
+        env.set_seed(0)
+        taken.append(env.step(env.reset().set("action", action))["next"])
+
+    assert (taken[0] == taken[1]).all() and (taken[0] == taken[2]).all()
+    assert DiscreteActionProjection(2, 3)(TensorDict({"action": choice * 0.99999994}, [2]))[
+        "action"
+    ].argmax(-1).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("make", "bad", "message"),
+    [
+        (
+            projected,
+            [[0, 1, 0], [1, 0, 1]],
+            r"'action' of row 1 is \[1, 0, 1\], but must be one-hot",
+        ),
+        (cut, [[0], [7]], r"'action' of row 1 is \[7\], but must be integers below \[3\]"),
+        (cut, [[-1], [0]], r"'action' of row 0 is \[-1\], but must be integers below \[3\]"),
+    ],
+)
+def test_choices_that_a_transform_does_not_offer_are_refused(make, bad, message):
+    env = make()
+    td = env.reset().set("action", torch.tensor(bad))
+
+    with pytest.raises(InputError, match=message):
+        env.step(td)
+    stepped = env.step(td.set("_step", torch.tensor(["row 0" in message, True]).logical_not()))
+
+    assert stepped["next", "observation"].shape == td["observation"].shape
