@@ -300,7 +300,7 @@ def observation_leaves(timestep: Timestep) -> ByPath:
     So is an entry "state", since that name stands for the state of the env.
 
     Raises:
-        KeyCollisionError: there is an entry "observation" as well.
+        KeyCollisionError: there is an entry "observation" as well, or one named like the infos.
     """
     shown = jax.tree_util.tree_flatten_with_path(timestep.observation)[0]
     infos = jax.tree_util.tree_flatten_with_path(timestep.info)[0]
@@ -309,6 +309,11 @@ def observation_leaves(timestep: Timestep) -> ByPath:
         raise KeyCollisionError(
             "the env observes both 'state' and 'observation', but 'state' is where a stateless env "
             "keeps its own state. Give that observation another name."
+        )
+    if infos and any(name[0] == "info" for name in names):
+        raise KeyCollisionError(
+            "the env observes 'info' and gives infos, which lie under that name. Give that observation "
+            "another name, or leave Timestep(info=...) out."
         )
     names = [("observation", *name[1:]) if name[0] == "state" else name for name in names]
     return {

@@ -191,13 +191,55 @@ def test_a_missing_reward_spec_is_declared():
             },
             r"\('a', 'b'\) is declared both",
         ),
+        (
+            {"observation_spec": Composite(action=Unbounded((1,)))},
+            r"'action' is declared both in the observation spec and in the action spec",
+        ),
+        (
+            {"action_spec": Composite(reward=Unbounded((1,)))},
+            r"'reward' is declared both in the reward spec and in the action spec",
+        ),
+        (
+            {"action_spec": Composite(done=Unbounded((1,)))},
+            r"'done' is declared both in the done spec and in the action spec",
+        ),
+        (
+            {
+                "observation_spec": Composite(observation=Unbounded((1,))),
+                "action_spec": Composite(observation=Composite(wheel=Unbounded((1,)))),
+            },
+            r"'observation' of the observation spec is one entry, but the action spec has "
+            r"\('observation', 'wheel'\) below",
+        ),
+        (
+            {"observation_spec": Composite(next=Unbounded((1,)))},
+            r"observation spec declares 'next', but 'next' is reserved for what a step produces",
+        ),
+        (
+            {"action_spec": Composite(next=Composite(wheel=Unbounded((1,))))},
+            r"action spec declares \('next', 'wheel'\), but 'next' is reserved",
+        ),
+        (
+            {"observation_spec": Composite(agents=Composite(_step=Unbounded((1,))))},
+            r"\('agents', '_step'\), but '_step' is reserved for a mask",
+        ),
+        (
+            {"state_spec": Composite(_reset=Unbounded((1,)))},
+            r"state spec declares '_reset', but '_reset' is reserved for a mask",
+        ),
     ],
 )
-def test_names_of_one_side_differ(specs, message):
+def test_names_of_entries_differ(specs, message):
     with pytest.raises(KeyCollisionError, match=message) as error:
         Declared(**specs)
 
     assert isinstance(error.value, RuntimeError)
+
+
+def test_next_is_a_name_like_others_inside_a_node():
+    spec = Composite(cards=Composite(next=Unbounded((1,))))
+
+    assert Declared(observation_spec=spec).observation_keys == [("cards", "next")]
 
 
 def test_a_state_may_also_be_an_observation():
