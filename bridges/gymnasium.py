@@ -66,7 +66,8 @@ class GymWrapper(GymLikeEnv):
 
     libname = "gymnasium"
     _passes_by = EnvBase._passes_by | {
-        *("_step", "_reset", "_reset_simulator", "_repeated_step", "_action_in", "_to_tensordict"),
+        *("_step", "_reset", "_reset_simulator", "_repeated_step", "_to_tensordict"),
+        *("_action_in", "_with_actions"),
         *("read_action", "read_obs", "read_reward", "read_done"),
         *("_output_transform", "_reset_output_transform"),
     }

@@ -5,7 +5,8 @@
 
 Conventions
     state    everything of a row that a step needs, its PRNG key and elapsed steps included, under
-             ``("state", ...)``; nothing but the key for new rows lives in the env.
+             ``("state", ...)``; nothing but the key for new rows lives in the env. It is made of the
+             seed, or where none was set, of a number from torch's global generator at its first use.
     packed   state as two tensors: ``floats`` and int32 ``words``, each (*batch, width).
 """
 
@@ -42,6 +43,7 @@ from envkit.keys import Key, Path, as_key
 from envkit.nesting import tensordict_of
 from envkit.rollout import Stop
 from envkit.rules import STEP
+from envkit.seeding import checked_seed, drawn_seed
 from envkit.specs import Composite, Unbounded
 from envkit.transforms.base import Transform
 from envkit.transition import collect_reset_masks, leaves
@@ -72,6 +74,10 @@ class JaxEnv(RowEnv):
         categorical_action_encoding: discrete actions as integers instead of one-hot.
         **kwargs: of `EnvBase`.
 
+    Actions are converted and refused as `envkit.specs.inputs` says. On an accelerator their values are not
+    looked at, since each step would wait for the device: there an index out of range or NaN reaches
+    ``step``, which makes of it what JAX does. (Looking without waiting is part of the work on CUDA.)
+
     Attributes:
         traces: how often each program was traced, by name.
 
@@ -82,6 +88,7 @@ class JaxEnv(RowEnv):
     _batch_locked = False
     _passes_by = EnvBase._passes_by | {"_step", "_reset"}
     _steps_since_clear = 0
+    _key: jax.Array | None = None  # where keys for new rows come from; None is not seeded yet
 
     def __init__(
         self,
@@ -121,7 +128,6 @@ class JaxEnv(RowEnv):
         self._programs = Programs(rows, packed=state_layout == "packed", shards=shards)
         jax_device_of(device)  # or say now that JAX does not see it
         warn_if_full(device)
-        self._set_seed(0)
         self._declare()
         self._root_paths = tuple(observation_leaves(rows.template[1]))
 
@@ -138,7 +144,7 @@ class JaxEnv(RowEnv):
                 f"this env is spread over several devices and cannot move to {device}. Build another one, "
                 "with the devices it shall have."
             )
-        if device is not None:
+        if device is not None and self._key is not None:
             self._key = jax.device_put(self._key, jax_device_of(device))
         return super().to(*args, **kwargs)  # type: ignore[return-value]
 
@@ -173,6 +179,8 @@ class JaxEnv(RowEnv):
     # ------------------------------------------------------------------------------------ calls
 
     def _next_key(self) -> jax.Array:
+        if self._key is None:
+            self._set_seed(drawn_seed())
         self._key, now = jax.random.split(self._key)
         return now
 
@@ -182,7 +190,7 @@ class JaxEnv(RowEnv):
                 "a stateless env needs a seed: set_seed(0), say. None makes no key."
             )
         device = jax_device_of(self.device or "cpu")
-        self._key = jax.device_put(jax.random.PRNGKey(int(seed) % 2**32), device)
+        self._key = jax.device_put(_key_of(checked_seed(seed)), device)
 
     def _constants(self, shape: torch.Size, mask: torch.Tensor | None = None) -> Constants:
         """Give what fused transforms compute with, as arguments of a program.
@@ -443,6 +451,13 @@ class JaxEnv(RowEnv):
             parts[field.buffer].append(stored)
         built = {name: torch.cat(found, -1) for name, found in parts.items()}
         return TensorDict(built, batch, device=nested.device)
+
+
+def _key_of(seed: int) -> jax.Array:
+    """Make a key of a seed: other seeds, other keys. JAX alone would drop the upper 32 bits."""
+    upper, lower = divmod(seed, 2**32)
+    key = jax.random.PRNGKey(lower)
+    return jax.random.fold_in(key, upper) if upper else key
 
 
 def _require_entries(td: TensorDictBase, keys: Sequence[Key], expected: str) -> None:

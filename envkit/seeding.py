@@ -1,7 +1,8 @@
 """How one seed becomes a chain of seeds, one for each environment of a batch.
 
 Conventions
-    seed  Python int in [0, 2**32 - 2] after the first of a chain.
+    seed  Python int in [0, 2**64 - 1], what generators of torch and keys of JAX can tell apart; in
+          [0, 2**32 - 2] after the first of a chain.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import operator
 from typing import Any
 
 import numpy as np
+import torch
 
 from envkit.errors import ArgumentError
 
-__all__ = ["next_seed", "restart_seed", "seed_chain"]
+__all__ = ["checked_seed", "drawn_seed", "next_seed", "restart_seed", "seed_chain"]
 
 
 def next_seed(seed: int | None) -> int:
@@ -22,7 +24,7 @@ def next_seed(seed: int | None) -> int:
     The protocol is the reference API's: eight bytes of ``numpy.random.default_rng(seed)``, read
     big-endian, modulo ``2**32 - 1``. None draws from the operating system.
     """
-    drawn = np.random.default_rng(None if seed is None else _checked(seed)).bytes(8)
+    drawn = np.random.default_rng(None if seed is None else checked_seed(seed)).bytes(8)
     return int.from_bytes(drawn, byteorder="big") % (2**32 - 1)
 
 
@@ -31,7 +33,7 @@ def seed_chain(seed: int | None, count: int, *, static: bool = False) -> tuple[l
 
     With ``static`` all of them, the follower included, are ``seed`` itself.
     """
-    first = next_seed(None) if seed is None else _checked(seed)
+    first = next_seed(None) if seed is None else checked_seed(seed)
     if static:
         return [first] * count, first
     seeds = [first]
@@ -40,11 +42,11 @@ def seed_chain(seed: int | None, count: int, *, static: bool = False) -> tuple[l
     return seeds[:-1], seeds[-1]
 
 
-def _checked(seed: Any) -> int:
+def checked_seed(seed: Any) -> int:
     """Give a seed as a Python int.
 
     Raises:
-        ArgumentError: it is no integer, or negative.
+        ArgumentError: it is no integer, negative, or too large.
     """
     try:
         number = operator.index(seed)
@@ -52,7 +54,20 @@ def _checked(seed: Any) -> int:
         number = -1
     if number < 0:
         raise ArgumentError(f"seed is {seed!r}, but must be an integer of 0 or more, or None.")
+    if number > _LARGEST:
+        raise ArgumentError(
+            f"seed is {seed!r}, but must be at most 2**64 - 1: generators cannot tell larger ones "
+            f"apart. Pass a smaller one, e.g. {number % (_LARGEST + 1)}."
+        )
     return number
+
+
+_LARGEST = 2**64 - 1
+
+
+def drawn_seed() -> int:
+    """Draw a seed from torch's global generator, as what was not seeded begins with one."""
+    return int(torch.randint(2**63 - 1, (), device="cpu"))
 
 
 def restart_seed(seed: int, row: int, count: int) -> int:

@@ -30,6 +30,7 @@ from envkit import (
     TensorDictPrimer,
     TransformedEnv,
 )
+from envkit.errors import ArgumentError
 from envkit.seeding import next_seed
 from envkit.specs import Categorical, Composite, Unbounded
 from tests.envs import Count, StatelessCount
@@ -71,6 +72,26 @@ def test_the_next_seed_is_that_of_the_protocol(seed):
     expected = int.from_bytes(np.random.default_rng(seed).bytes(8), "big") % (2**32 - 1)
 
     assert Count(5).set_seed(seed) == next_seed(seed) == expected
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 2**200, 1.5, "seven"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        mk,
+        partial(GymEnv, "CartPole-v1"),
+        partial(GymEnv, "CartPole-v1", num_envs=2),
+        partial(SerialEnv, 2, mk),
+        partial(BraxEnv, "fast", device="cpu"),
+        lambda: TransformedEnv(Count(5), StepCounter()),
+        lambda: MixedEnv([SerialEnv(1, mk), SerialEnv(1, mk)]),
+    ],
+)
+def test_a_number_that_generators_cannot_take_is_no_seed(make, seed):
+    with pytest.raises(
+        ArgumentError, match=r"seed is .*must be (an integer of 0 or|at most 2\*\*64)"
+    ):
+        make().set_seed(seed)
 
 
 def test_seeds_from_numpy_are_seeds():

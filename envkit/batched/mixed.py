@@ -364,11 +364,12 @@ class MixedEnv(EnvBase):
 
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
         """Seed the members one after the other, each with the seed the one before returned."""
-        self._seed_actions(seed)
-        self._moments = torch.zeros_like(self._moments)
+        following = seed
         for member in self.members:
-            seed = member.env.set_seed(seed, static_seed=static_seed)
-        return seed
+            following = member.env.set_seed(following, static_seed=static_seed)
+        self._moments = torch.zeros_like(self._moments)
+        self._seed_actions(seed)
+        return following
 
     @property
     def _seeded_parts(self) -> list[tuple[Any, int | None]]:

@@ -247,9 +247,10 @@ class TransformedEnv(Passage):
 
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
         """Seed the base env, the transforms and the random actions; see `EnvBase.set_seed`."""
+        following = self.base_env.set_seed(seed, static_seed=static_seed)
         self._seed_actions(seed)
         self._transform._set_seed(seed)
-        return self.base_env.set_seed(seed, static_seed=static_seed)
+        return following
 
     def _set_seed(self, seed: int | None) -> None:
         self.set_seed(seed)

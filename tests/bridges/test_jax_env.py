@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+from functools import partial
 
 import jax
 import pytest
@@ -11,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from bridges.jax_env import JaxEnv
-from envkit import RewardScaling, StepCounter, TransformedEnv
+from envkit import ParallelEnv, RewardScaling, SerialEnv, StepCounter, TransformedEnv
 from envkit.checks import check_env_specs
 from envkit.errors import (
     ArgumentError,
@@ -507,10 +508,64 @@ def test_the_same_seed_gives_the_same_rollout_on_either_path(walker):
         assert not torch.equal(rollouts[0]["action"][:, 0], rollouts[2]["action"][:, 0])
 
 
-def test_an_env_that_was_never_seeded_has_seed_zero(walker):
-    fresh = JaxEnv(Walker(), batch_size=[4], device="cpu", episode_length=6)
+def begun_after(torch_seed, *, batched=None):
+    """Reset an env that was never seeded."""
+    torch.manual_seed(torch_seed)
+    make = partial(JaxEnv, Pendulum())
+    env = batched(2, make) if batched else JaxEnv(Pendulum(), batch_size=[2])
+    first, second = env.reset(), env.reset()
+    env.close()
+    return first, second
 
-    assert_same(fresh.reset(), seeded(walker).reset())
+
+def test_an_env_that_was_never_seeded_begins_with_the_global_generator_of_torch():
+    first, again, other = (begun_after(seed)[0] for seed in (3, 3, 4))
+
+    assert_same(first, again)
+    assert not torch.equal(first["observation"], other["observation"])
+
+
+def test_two_envs_that_were_never_seeded_differ():
+    torch.manual_seed(0)
+
+    one, two = (JaxEnv(Pendulum()).rollout(2) for _ in range(2))
+
+    assert not torch.equal(one["observation"][0], two["observation"][0])
+
+
+@pytest.mark.parametrize("batched", [SerialEnv, ParallelEnv])
+def test_rows_that_were_never_seeded_differ(batched):
+    first, _ = begun_after(0, batched=batched)
+
+    assert not torch.equal(first["observation"][0], first["observation"][1])
+
+
+def test_a_seed_that_is_set_leaves_the_global_generator_of_torch_alone():
+    env, before = JaxEnv(Pendulum()), torch.get_rng_state()
+
+    seeded(env).reset()
+
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_two_resets_differ(walker):
+    root = seeded(walker).reset()
+
+    assert not torch.equal(root["place"], walker.reset()["place"])
+
+
+def test_seeds_that_differ_in_any_bit_give_other_episodes(walker):
+    seeds = [5, *(5 + 2**bit for bit in (1, 31, 32, 33, 63))]
+
+    places = torch.stack([seeded(walker, seed).reset()["place"] for seed in seeds])
+
+    assert len(places.flatten(1).unique(dim=0)) == len(seeds)
+
+
+def test_small_seeds_are_the_keys_of_jax(walker):
+    key = jax.random.PRNGKey(2**31 + 3)
+
+    assert (seeded(walker, 2**31 + 3)._next_key() == jax.random.split(key)[1]).all()
 
 
 def test_copied_rows_share_their_future_until_they_are_reseeded(walker):
