@@ -156,7 +156,8 @@ class GymWrapper(GymLikeEnv):
     def _reward_of_one(self) -> Composite:
         space = _published(self._env, "reward_space")
         if space is None:
-            return Composite(reward=Unbounded((1,), device=self.device), device=self.device)
+            reward = Unbounded((1,), device=self.device, dtype=torch.float32)
+            return Composite(reward=reward, device=self.device)
         return codec_of(space, categorical=True, key="reward").spec(self.device)
 
     # -------------------------------------------------------------------------- values and simulator

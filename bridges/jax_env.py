@@ -166,7 +166,7 @@ class JaxEnv(RowEnv):
         self.full_action_spec = action_composite(
             rows.action_space, batch, device, categorical=self.categorical_action_encoding
         )
-        self.reward_spec = Unbounded((*batch, 1), device=device)
+        self.reward_spec = Unbounded((*batch, 1), device=device, dtype=torch.float32)
         self.done_spec = done_composite(batch, device)
 
     def _state_like(self) -> dict[Path, Any]:

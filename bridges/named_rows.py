@@ -174,7 +174,7 @@ class NamedRows:
         begun = self._begun(blank, shared)[0]
         leaves = begun | given | dict(zip(FLAGS, flags, strict=True))
         state, root = self._moment(inner, leaves, shared)
-        reward = {_REWARD: jnp.zeros(flags.shape[1:])}
+        reward = {_REWARD: jnp.zeros(flags.shape[1:], jnp.float32)}
         following = self._stepped(state.memory, blank | reward, shared)
         _, shown = self._moment(inner, *following)
         return state, Timestep(root.observation, shown.reward, root.terminated, root.truncated)
