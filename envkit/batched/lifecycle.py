@@ -42,6 +42,7 @@ from envkit.errors import (
     SpecError,
     StartedError,
 )
+from envkit.inference import lasting
 from envkit.specs import Composite
 from envkit.transport import Pool
 
@@ -231,6 +232,7 @@ class HostedEnv(EnvBase):
         assert self._pool is not None
         return self._pool
 
+    @lasting()
     def _start(self) -> None:
         makers: list[Maker] = [
             (maker, dict(own)) for maker, own in zip(self._makers, self._kwargs, strict=True)

@@ -304,7 +304,9 @@ class MixedEnv(EnvBase):
                 part = None if td is None else take(member, td, self._hidden)
                 told = member.env.reset(part, **kwargs)
                 member.keep(told, None if bool(own.all()) else own)
-                self._moments[member.rows] += own & self._is_stateful[member.rows]
+                moments = self._moments.clone()
+                moments[member.rows] += own & self._is_stateful[member.rows]
+                self._moments = moments
             parts[member.name] = member.newest
         fresh = self._joined(parts)
         self._tell_moments(fresh)

@@ -21,6 +21,7 @@ from tensordict import TensorDictBase
 from envkit import rules, tally
 from envkit.base import EnvBase
 from envkit.errors import ArgumentError, NoParentError, ResetMaskError
+from envkit.inference import lasting
 from envkit.keys import Key, Path, as_key, as_path
 from envkit.leaves import Changes, Leaves
 from envkit.specs import Categorical, Composite, TensorSpec, Unbounded
@@ -307,7 +308,8 @@ class TrajCounter(EpisodeTransform):
     def __init__(self, out_key: str = "traj_count"):
         super().__init__()
         self.out_key = _name(out_key, "out_key")
-        self.register_buffer("next_number", torch.zeros((), dtype=torch.int64))
+        with lasting():
+            self.register_buffer("next_number", torch.zeros((), dtype=torch.int64))
         self.shared_lock: AbstractContextManager = nullcontext()  # see envkit.batched.creator
 
     def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:

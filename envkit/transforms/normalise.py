@@ -16,6 +16,7 @@ import torch
 
 from envkit import elementwise
 from envkit.errors import ArgumentError, MissingKeyError, NoParentError, StatisticsError
+from envkit.inference import lasting
 from envkit.keys import Key, as_key, as_path
 from envkit.specs import TensorSpec
 from envkit.transforms.base import Keys
@@ -131,9 +132,10 @@ class ObservationNorm(_Affine):
         if loc is not None and scale is not None:
             self._fix(_buffer(loc), _buffer(scale))
 
+    @lasting()
     def _fix(self, loc: torch.Tensor, scale: torch.Tensor) -> None:
-        self.loc = loc
-        self.scale = scale.clamp_min(self.eps) if self.standard_normal else scale
+        self.loc = loc.clone()
+        self.scale = scale.clamp_min(self.eps) if self.standard_normal else scale.clone()
 
     @property
     def initialized(self) -> bool:

@@ -21,6 +21,7 @@ from torch import nn
 
 from envkit import elementwise, moments
 from envkit.errors import ArgumentError, StatisticsError
+from envkit.inference import lasting
 from envkit.keys import Key, Path, as_path
 from envkit.leaves import Changes, Leaves
 from envkit.specs import Composite, TensorSpec, Unbounded
@@ -51,6 +52,7 @@ class _Moments(nn.Module):
     def now(self) -> moments.Moments:
         return self.weight, self.mean, self.squares
 
+    @lasting()
     def begin(self, shape: Sequence[int], dtype: torch.dtype, device: Any) -> None:
         """Make moments of nothing, unless there are some."""
         if self.exist:
