@@ -77,7 +77,12 @@ class TensorDictExchange:
 
     def _remember(self, row: int, td: TensorDictBase) -> None:
         """Keep a row's newest root: what the env says of itself, not what the caller put there."""
-        self._last[row] = td.select(*self._root_keys[row], strict=False)
+        newest = td.select(*self._root_keys[row], strict=False)
+        self._last[row] = self._apart(newest)
+
+    def _apart(self, part: TensorDictBase) -> TensorDictBase:
+        """Copy what a lazy stack would hand on as it is: the caller may write into it."""
+        return part.clone() if self._individual else part
 
     def _declared(self, row: int, following: TensorDictBase) -> TensorDictBase:
         """Take out of a row's `next` what no spec of its env declares, as rows in memory do."""
@@ -184,7 +189,7 @@ class TensorDictExchange:
 
     def fresh_rows(self) -> TensorDictBase:
         """Give the newest root of every sub-env."""
-        return self._stack([part for part in self._last if part is not None])
+        return self._stack([self._apart(part) for part in self._last if part is not None])
 
     def reset(
         self,
@@ -216,7 +221,7 @@ class TensorDictExchange:
 
         wholly = partial(self._reset_wholly, kwargs=kwargs)
         self._recovery.reset(set(inputs), masks, reset, wholly)
-        return self._stack(list(self._last))  # type: ignore[arg-type]
+        return self.fresh_rows()
 
     def _reset_wholly(self, rows: set[int], kwargs: list[dict[str, Any]] | None = None) -> None:
         """Reset rows with all their parts, from nothing."""

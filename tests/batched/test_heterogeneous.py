@@ -246,6 +246,21 @@ def test_a_mask_alone_gives_the_newest_data_of_all(unlike):
     assert out[1]["deep", "c"].tolist() == [0.5] * 3
 
 
+def test_what_a_caller_writes_into_given_data_stays_his_own(unlike):
+    mask = torch.tensor([[F], [T]])
+    root = unlike.reset()
+    root.set("mine", torch.zeros(2))
+    newest = unlike.reset(TensorDict({"_reset": mask}, [2]))
+
+    following = unlike.rand_step(root.exclude("mine"))["next"]
+    for row in following.unbind(0):
+        row["done"].fill_(True)
+    again = unlike.reset(TensorDict({"_reset": mask}, [2]))
+
+    assert "mine" not in newest[0].keys()
+    assert not again[0]["done"]
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_parallel_gives_the_bits_of_serial(twins, masked):
     results = []
