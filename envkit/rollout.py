@@ -97,14 +97,18 @@ def _stop_rule(any_done: bool | None, all_done: bool | None) -> Stop:
 
 
 def _first_root(env: EnvBase, td: TensorDictBase | None, auto_reset: bool) -> TensorDictBase:
+    if td is not None:
+        td = td.copy()  # what the caller has is not written to
+        if td.device is None and env.device is not None:
+            td = td.to(env.device)  # as all that follows
     if auto_reset:
-        return env.reset(None if td is None else td.copy())  # what the caller has is not written to
+        return env.reset(td)
     if td is None:
         raise RolloutError(
             "rollout(auto_reset=False) needs the data to start from. Pass tensordict=, e.g. "
             "env.step_mdp(last_rollout[..., -1]), or let auto_reset=True."
         )
-    return env.maybe_reset(td.copy())
+    return env.maybe_reset(td)
 
 
 # ------------------------------------------------------------------------------------- stop rules

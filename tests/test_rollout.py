@@ -511,6 +511,17 @@ def test_data_goes_to_the_policy():  # M15, without a second device: data of an 
     assert as_it_is.seen == [None] * 3
 
 
+@pytest.mark.parametrize("auto_reset", [False, True])
+def test_data_that_names_no_device_is_taken_to_that_of_the_env(auto_reset):
+    env = Count(50, device="cpu")
+    root = env.reset(TensorDict(batch_size=[]))
+
+    data = env.rollout(2, tensordict=root, auto_reset=auto_reset)
+
+    assert root.device is None
+    assert data.device == torch.device("cpu")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_policy_on_another_device_acts():  # M15
