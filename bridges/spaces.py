@@ -276,7 +276,7 @@ def _sequence_codec(space: Any, path: Path, categorical: bool, renames: bool) ->
     def joined(lists: dict[Path, list[Any]]) -> Any:
         made = element.assemble(lists)
         blank = utils.create_empty_array(space.feature_space, len(made))
-        return utils.concatenate(space.feature_space, made, blank)
+        return utils.concatenate(space.feature_space, made, blank) if made else blank
 
     def each(pick: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
         return lambda value: [pick(one) for one in elements(value)]

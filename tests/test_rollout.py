@@ -16,6 +16,7 @@ from envkit.keys import as_path
 from envkit.specs import Composite, Unbounded
 from tests.envs import Count, StatelessCount
 from tests.shaped_envs import Groups, Growing, Quiet, Several, Wordy
+from tests.transforms.envs import TwoTeams
 
 T, F = True, False
 
@@ -325,6 +326,20 @@ def test_a_callback_runs_after_every_step_but_the_last():  # M13
 @pytest.mark.parametrize(
     "stop", [{}, {"break_when_any_done": False}, {"break_when_all_done": True}]
 )
+def test_a_callback_sees_the_transition_that_was_just_completed(stop):
+    seen = []
+
+    data = Count(50).rollout(4, callback=lambda env, td: seen.append(td.clone()), **stop)
+
+    assert len(seen) == 3
+    for index, td in enumerate(seen):
+        assert set(td.keys(True, True)) == set(data.keys(True, True))
+        assert (td == data[index]).all()
+
+
+@pytest.mark.parametrize(
+    "stop", [{}, {"break_when_any_done": False}, {"break_when_all_done": True}]
+)
 def test_what_a_callback_returns_is_dropped(stop):
     data = Count(50).rollout(3, callback=lambda env, td: TensorDict(), **stop)
 
@@ -569,3 +584,8 @@ def test_what_stays_at_the_root_is_left_alone_by_resets(two):
     data = two.rollout(5, remembering(), tensordict=td, auto_reset=False, break_when_any_done=False)
 
     assert data["task"].squeeze(-1).tolist() == [[3.0] * 5, [4.0] * 5]
+
+
+@pytest.mark.parametrize("batch", [[], [2]])
+def test_without_flags_at_the_root_a_rollout_goes_on_until_every_group_is_done(batch):
+    assert TwoTeams((2, 3), batch_size=batch).rollout(9).shape == (*batch, 3)

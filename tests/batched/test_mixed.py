@@ -41,6 +41,7 @@ from tests.drift import GymDrift, gym_rows, make_gym
 from tests.envs import Chaos, Count, Slow, StatelessCount
 from tests.jax_drift import jax_rows
 from tests.policies import Replay
+from tests.test_partial import Zeros
 
 F, T = False, True
 
@@ -395,6 +396,28 @@ def test_what_the_caller_says_of_a_row_is_not_what_its_member_told(call, known):
     told = env.reset(TensorDict({"_reset": torch.zeros(4, 1, dtype=torch.bool)}, [4]))
 
     assert told["count"].flatten().tolist() == known
+
+
+def test_what_the_caller_says_of_a_state_is_not_what_its_member_told():
+    env = MixedEnv([StatelessCount(9, batch_size=[2])])
+    root = env.reset().set("count", torch.tensor([[5], [6]]))
+
+    shown = env.reset(root.set("_reset", torch.tensor([[T], [F]])))["count"].tolist()
+    told = env.reset(TensorDict({"_reset": torch.zeros(2, 1, dtype=torch.bool)}, [2]))
+
+    assert shown == [[0], [6]]
+    assert told["count"].tolist() == [[0], [0]]
+
+
+def test_what_the_caller_says_of_a_part_of_a_row_is_not_what_its_member_told():
+    env = MixedEnv([SerialEnv(1, Zeros)])
+    root = env.reset().set("val", torch.tensor([[5, 6]]))
+
+    shown = env.reset(root.set("_reset", torch.tensor([[T, F]])))["val"].tolist()
+    told = env.reset(TensorDict({"_reset": torch.zeros(1, 2, dtype=torch.bool)}, [1]))
+
+    assert shown == [[0, 6]]
+    assert told["val"].tolist() == [[0, 0]]
 
 
 def test_a_member_that_fails_leaves_no_other_in_the_middle_of_a_step():

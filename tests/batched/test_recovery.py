@@ -25,7 +25,7 @@ from envkit.base import EnvBase
 from envkit.errors import DoneError, InputError, MissingKeyError, WorkerError
 from envkit.seeding import restart_seed, seed_chain
 from envkit.specs import Categorical, Composite, Unbounded
-from tests.envs import Chaos, Count, order_fault
+from tests.envs import Chaos, Count, StatelessCount, order_fault
 from tests.policies import Replay
 
 SEED = 3
@@ -577,6 +577,33 @@ def test_a_lost_row_of_a_member_is_lost_in_the_mixed_env(closing):
     assert_lost(data, 2, 5, restart_seed(SEEDS[1], 1, 1))
     assert equal(data[0].exclude("state", ("next", "state")), calm_run(9)[0])
     assert equal(rollout, data)
+
+
+class Fragile(StatelessCount):
+    """Raises where any of its actions is 1."""
+
+    def __init__(self):
+        super().__init__(9, batch_size=[2])
+        self.add_truncated_keys()
+
+    def _step(self, td):
+        if td["action"].any():
+            raise ValueError("broke")
+        return super()._step(td)
+
+
+@with_and_without_buffers
+def test_a_row_that_is_lost_in_a_step_of_some_parts_is_lost_with_all_of_them(use_buffers):
+    env = SerialEnv(2, Fragile, use_buffers=use_buffers, **restarting)
+    td = env.reset().set("count", torch.tensor([[[3], [4]], [[5], [6]]]))
+    td["action"] = torch.tensor([[[1], [0]], [[0], [0]]])
+
+    out = env.step(td.set("_step", torch.tensor([[True, False], [True, False]])))["next"]
+
+    assert out["count"].flatten().tolist() == [3, 4, 6, 6]
+    assert out["truncated"].flatten().tolist() == [True, True, False, False]
+    assert out["done"].flatten().tolist() == [True, True, False, False]
+    assert out["reward"].flatten().tolist() == [0, 0, 1, 0]
 
 
 # -------------------------------------------------------------------------------- gymnasium's rows

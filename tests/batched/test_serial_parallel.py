@@ -283,6 +283,78 @@ def test_a_mask_that_selects_nothing_touches_nothing(opened, batched, use_buffer
     assert list(env.c) == [1, 1]
 
 
+def short_pole(steps: int) -> GymEnv:
+    return GymEnv("CartPole-v1", max_episode_steps=steps)
+
+
+unlike_ends = pytest.mark.parametrize("make", [Count, short_pole], ids=["tensordicts", "arrays"])
+
+
+def newest(env) -> TensorDict:
+    """Ask with a mask alone for what the sub-envs show now."""
+    none = torch.zeros(*env.batch_size, 1, dtype=torch.bool)
+    return env.reset(TensorDict({"_reset": none}, env.batch_size))
+
+
+@both
+@unlike_ends
+def test_a_mask_alone_shows_what_followed_an_episode_that_ended(opened, batched, make):
+    env = opened(batched(2, [partial(make, 2), partial(make, 4)], use_buffers=True))
+    td = env.reset()
+    for _ in range(2):
+        data, td = env.step_and_maybe_reset(env.rand_action(td))
+
+    assert data["next", "done"].flatten().tolist() == [T, F]
+    assert equal(newest(env), td.exclude("action"))
+
+
+@both
+@unlike_ends
+def test_a_mask_alone_shows_what_a_step_of_some_rows_made(opened, batched, make):
+    env = opened(batched(2, [partial(make, 5), partial(make, 1)], use_buffers=True))
+    _, td = env.step_and_maybe_reset(env.rand_action(env.reset()))  # which ends the second
+
+    out = env.step(env.rand_action(td).set("_step", torch.tensor([T, F])))
+
+    assert equal(newest(env), env.step_mdp(out))
+
+
+@both
+@pytest.mark.parametrize("use_buffers", [True, False])
+def test_a_mask_alone_shows_nothing_of_what_the_caller_preset(opened, batched, use_buffers):
+    env = opened(batched(2, make_count, use_buffers=use_buffers))
+    td = env.rand_action(env.reset())
+    td["next", "count"] = torch.full((2, 1), 77)
+
+    out = env.step(td)
+
+    assert out["next", "count"].flatten().tolist() == [77, 77]
+    assert newest(env)["count"].flatten().tolist() == [1, 1]
+
+
+class Keeper(Count):
+    """Keeps the actions that it was given, as they were given."""
+
+    def __init__(self):
+        super().__init__()
+        self.taken: list[torch.Tensor] = []
+
+    def _step(self, td):
+        self.taken.append(td["action"])
+        return super()._step(td)
+
+
+@pytest.mark.parametrize("use_buffers", [True, False])
+def test_an_action_that_a_sub_env_keeps_is_its_own(use_buffers):
+    env = SerialEnv(1, Keeper, use_buffers=use_buffers)
+    td = env.reset()
+
+    for action in (1, 0, 1):
+        td = env.step_mdp(env.step(td.set("action", torch.tensor([[action]]))))
+
+    assert [action.item() for action in env.taken[0]] == [1, 0, 1]
+
+
 @both
 def test_a_partial_reset_touches_only_the_selected_sub_envs(opened, batched):
     env = opened(batched(3, make_count))

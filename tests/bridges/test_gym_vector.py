@@ -319,6 +319,18 @@ def test_rows_that_a_mask_leaves_out_stand_still_as_those_of_single_envs_do(name
     assert runs[0]["next", "done"].sum() >= 3
 
 
+@modes
+def test_rows_that_waited_for_others_begin_as_those_of_single_envs_do(mode):
+    runs = []
+    for env in (vector("CartPole-v1", 3, mode), SerialEnv(3, lambda: GymEnv("CartPole-v1"))):
+        env.set_seed(7)
+        runs.append([env.rollout(99, break_when_all_done=True) for _ in range(2)])
+        env.close()
+
+    for left, right in zip(*runs, strict=True):
+        assert_same(left, right)
+
+
 def wrapped_in_a_counter():
     envs = [partial(Informed, length=9)] * 2
     return gymnasium.wrappers.vector.RecordEpisodeStatistics(

@@ -267,6 +267,17 @@ def test_frame_skip_sums_rewards_and_stops_at_the_end(frame_skip, rewards):
     assert env.place == min(10, 3 * frame_skip)
 
 
+@pytest.mark.parametrize("make", [lambda env: env, lambda env: SerialEnv(1, env)], ids=["", "rows"])
+def test_frame_skip_stops_where_an_episode_is_cut_short(make):
+    env = make(lambda: GymEnv("CartPole-v1", max_episode_steps=5, frame_skip=3))
+    env = env if isinstance(env, SerialEnv) else env()
+
+    data = env.rollout(9)
+
+    assert data["next", "reward"].flatten().tolist() == [3.0, 2.0]
+    assert data["next", "truncated"].flatten().tolist() == [False, True]
+
+
 @pytest.mark.parametrize("frame_skip", [0, 1.5, True, "2"])
 def test_a_frame_skip_that_is_no_positive_int_is_refused(frame_skip):
     with pytest.raises(ValueError, match="frame_skip"):

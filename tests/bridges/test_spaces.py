@@ -324,6 +324,21 @@ def test_a_sequence_of_dicts_gives_each_entry_a_leading_axis():
     assert {key: spec[key].shape for key in spec.keys()} == {"a": (-1, 2), "observation": (-1,)}
 
 
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_sequence_has_as_many_values_as_it_has(count):
+    codec = codec_of(
+        spaces.Sequence(spaces.Box(-1, 1, (2,)), stack=True), categorical=True, key="k"
+    )
+    value = np.ones((count, 2), np.float32)
+
+    data = codec.encode(value)
+    back = codec.decode(data)
+
+    assert data["k",].shape == (count, 2)
+    assert data["k",].dtype == torch.float32
+    assert same(np.asarray(back).reshape(-1, 2), value)
+
+
 @pytest.mark.parametrize(
     "space",
     [

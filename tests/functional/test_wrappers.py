@@ -85,6 +85,14 @@ def test_frame_skip_stops_where_the_episode_ends():
     assert only.terminated
 
 
+def test_frame_skip_stops_where_the_episode_is_cut_short():
+    (only,) = play(FrameSkip(TimeLimit(Countdown(start=9), 2), frames=5), steps=1)
+
+    assert only.reward == 2.0
+    assert only.observation == 7.0
+    assert only.truncated and not only.terminated
+
+
 @pytest.mark.parametrize("frames", [0, 1.5, "2"])
 def test_frame_skip_takes_only_a_positive_integer(frames):
     with pytest.raises(ValueError, match="integer of at least 1"):

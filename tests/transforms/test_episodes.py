@@ -295,3 +295,35 @@ def test_tallies_work_on_numpy_arrays():
     assert tally.counted(count).tolist() == [1, 5]
     assert tally.added(rewards, rewards).tolist() == [1.0, 4.0]
     assert tally.left(rewards, rewards).tolist() == [0.0, 0.0]
+
+
+def test_a_step_counter_leaves_the_truncation_of_the_env_itself():
+    env = TransformedEnv(GymEnv("CartPole-v1", max_episode_steps=2), StepCounter(max_steps=5))
+
+    data = env.rollout(9)
+
+    assert values(data, "next", "truncated") == [False, True]
+    assert values(data, "next", "step_count") == [1, 2]
+
+
+def test_each_sum_obeys_its_own_reset():
+    sums = RewardSum(reset_keys=[("a", "_reset"), ("b", "_reset")])
+    env = TransformedEnv(TwoTeams((9, 9), batch_size=[1]), sums)
+    root = env.step_mdp(env.rand_step(env.reset()))
+    root["a", "_reset"], root["b", "_reset"] = torch.tensor([[False]]), torch.tensor([[True]])
+
+    fresh = env.reset(root)
+
+    assert fresh["a", "episode_reward"].item() == 1.0
+    assert fresh["b", "episode_reward"].item() == 0.0
+
+
+@pytest.mark.parametrize("names", [["time", None], [None, "time"]])
+def test_recorded_rewards_are_summed_along_the_axis_of_time(names):
+    data = TensorDict({"reward": torch.ones(3, 2, 1)}, [3, 2], names=names)
+
+    sums = RewardSum()(data)["episode_reward"][..., 0]
+
+    axis = names.index("time")
+    expected = torch.arange(1.0, data.shape[axis] + 1)
+    assert sums.equal(expected[:, None].expand(3, 2) if axis == 0 else expected.expand(3, 2))

@@ -482,3 +482,45 @@ def test_recorders_check_their_arguments():
     unbounded = Unbounded((4, 6, 4))
     with pytest.raises(SpecError, match="three channels"):
         VideoRecorder()._leaf_after(unbounded)
+
+
+class Nested(EnvBase):
+    """Counts at the root, its done flag beside an agent: no flag at the root."""
+
+    _batch_locked = False
+
+    def __init__(self):
+        super().__init__(batch_size=[2])
+        self.observation_spec = Composite(count=Unbounded((2, 1)), shape=[2])
+        self.state_spec = self.observation_spec.clone()
+        self.action_spec = Categorical(2, shape=(2, 1))
+        flag = Categorical(2, shape=(2, 1), dtype=torch.bool)
+        self.done_spec = Composite(agent=Composite(done=flag, shape=[2]), shape=[2])
+
+    def _out(self, count):
+        done = TensorDict({"done": count > 8}, count.shape[:1])
+        return TensorDict({"count": count, "agent": done}, count.shape[:1])
+
+    def _reset(self, td, **kwargs):
+        return self._out(torch.zeros(2, 1))
+
+    def _step(self, td):
+        return self._out(td["count"] + 1).set("reward", torch.ones(2, 1))
+
+    def _set_seed(self, seed):
+        pass
+
+
+@pytest.mark.parametrize("reset_key", [None, ("agent", "_reset")])
+def test_frames_at_the_root_begin_anew_only_where_the_only_flags_there_are_say_so(reset_key):
+    frames = CatFrames(3, -1, in_keys=["count"], out_keys=["frames"], reset_key=reset_key)
+    env = TransformedEnv(Nested(), frames)
+    root = env.reset()
+    for _ in range(2):
+        root = env.step_mdp(env.rand_step(root))
+    root["agent", "_reset"] = torch.tensor([[True], [False]])
+
+    data = env.rand_step(env.reset(root))
+
+    assert data["frames"].tolist() == [[0, 0, 0], [0, 1, 2]]
+    assert data["next", "frames"].tolist() == [[0, 0, 1], [1, 2, 3]]

@@ -111,6 +111,29 @@ def test_numbers_of_a_batch_are_averaged_over_rows_and_time():
     assert norm.scale.shape == (1, 1)
 
 
+def test_what_is_measured_counts_the_steps_of_all_rows():
+    norm = ObservationNorm(in_keys=["count"])
+    env = TransformedEnv(SerialEnv(4, partial(GymCount, 2)), norm)
+
+    norm.init_stats(8, reduce_dim=(0, 1), cat_dim=1)
+
+    assert list(env.base_env.steps) == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda loc, scale: ObservationNorm(loc, scale, ["a"]), lambda *n: RewardScaling(*n, ["a"])],
+    ids=["ObservationNorm", "RewardScaling"],
+)
+def test_numbers_are_those_that_were_given_whatever_becomes_of_the_tensors(make):
+    loc, scale = torch.tensor([1.0]), torch.tensor([2.0])
+    transform = make(loc, scale)
+
+    loc.add_(5), scale.add_(5)
+
+    assert transform(column(3.0))["a"].item() == 7.0
+
+
 def test_constant_entries_are_divided_by_the_least_scale():
     norm = ObservationNorm(0.0, 0.0, ["a"], standard_normal=True, eps=0.5)
 
