@@ -71,9 +71,10 @@ def train_once(seed: int, caps: str) -> dict:
 def run_child(seed: int, caps: str) -> None:
     """Train in this process and print the outcome as the last line, in JSON."""
     from envkit import cache_dir
+    from envkit.demo.display import announcements_said
     from envkit.demo.job import make_envs, train
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, announcements_said():
         # Programs for one instruction set are useless to another; each has a folder of its own.
         cache_dir(Path(os.environ.get("ENVKIT_DEMO_CACHE", folder)) / caps)
         brax, gym = make_envs("cpu", seed)

@@ -65,7 +65,6 @@ class _Note:
 
     def _say(self) -> None:
         self._said = True
-        _LOGGER.warning(
-            "compiling %s ... (once for each batch size; envkit.cache_dir() keeps it for the next process)",
-            self._what,
-        )
+        kept = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+        hint = "kept on disk" if kept else "envkit.cache_dir() keeps it for the next process"
+        _LOGGER.warning("compiling %s ... (once for each batch size; %s)", self._what, hint)

@@ -59,7 +59,7 @@ def curves_figure(
     axes.set(
         xlabel="environment steps",
         ylabel="mean episode length (steps)",
-        xlim=(0, max(steps) * 1.04 + 1),
+        xlim=(-0.02 * max(steps), 1.03 * max(steps)),
         ylim=(0, longest * 1.05),
         title="Inverted pendulum, one policy in two simulators: "
         + (f"goal reached after {steps[-1]:,} steps" if is_reached else "goal NOT reached"),

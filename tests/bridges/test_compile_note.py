@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -17,15 +18,25 @@ def slow_to_trace(x):
     return x + 1
 
 
-def test_a_long_compilation_is_announced_and_its_end_too(monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("folder", "hint"), [(None, "cache_dir()"), ("programs", "kept on disk")], ids=["off", "on"]
+)
+def test_a_long_compilation_is_announced_and_its_end_too(
+    monkeypatch, caplog, tmp_path, folder, hint
+):
     monkeypatch.setattr(compile_note, "NOTE_AFTER_S", 0.05)
     run = compile_note.jit_with_note(slow_to_trace, "the step of Ant")
 
-    run(jnp.zeros(2))
-    run(jnp.zeros(2))
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", folder and str(tmp_path / folder))
+    try:
+        run(jnp.zeros(2))
+        run(jnp.zeros(2))
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
 
     first, last = caplog.messages
-    assert first.startswith("compiling the step of Ant ...") and "cache_dir()" in first
+    assert first.startswith("compiling the step of Ant ...") and hint in first
     assert last.startswith("compiling the step of Ant took 0.")
 
 
