@@ -522,5 +522,6 @@ def test_frames_at_the_root_begin_anew_only_where_the_only_flags_there_are_say_s
 
     data = env.rand_step(env.reset(root))
 
+    assert data["count"].tolist() == [[0], [0]]  # of the env: no level speaks for its root
     assert data["frames"].tolist() == [[0, 0, 0], [0, 1, 2]]
-    assert data["next", "frames"].tolist() == [[0, 0, 1], [1, 2, 3]]
+    assert data["next", "frames"].tolist() == [[0, 0, 1], [1, 2, 1]]
