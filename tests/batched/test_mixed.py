@@ -28,6 +28,7 @@ from envkit import (
 )
 from envkit.errors import (
     ArgumentError,
+    InputError,
     KeyCollisionError,
     MissingKeyError,
     ReadOnlyError,
@@ -208,6 +209,32 @@ def test_a_partial_reset_before_the_first_full_one_is_refused():
 
     with pytest.raises(ResetMaskError, match="without a mask"):
         env.reset(TensorDict({"_reset": mask}, [5]))
+
+
+@pytest.mark.parametrize("row", [0, 4], ids=["of jax", "of processes"])
+@pytest.mark.parametrize("call", ["step", "step_and_maybe_reset"])
+def test_an_action_that_is_refused_moves_no_row(mixed, row, call):
+    root = mixed.reset()
+    wrong = torch.ones(5, 1)
+    wrong[row] = torch.nan
+
+    with pytest.raises(InputError, match=f"'action' of row {row} is .*nan"):
+        getattr(mixed, call)(root.clone().set("action", wrong))
+    out = mixed.step(root.clone().set("action", torch.ones(5, 1)))
+
+    moved = (out["next", "observation"] - root["observation"]).squeeze(-1)
+    assert moved.tolist() == pytest.approx([1] * 5)
+
+
+def test_an_action_of_a_row_that_is_left_out_may_be_anything(mixed):
+    root = mixed.reset()
+    actions, mask = torch.ones(5, 1), torch.tensor([T, F, T, T, F])
+    actions[~mask] = torch.nan
+
+    out = mixed.step(root.clone().set("action", actions).set("_step", mask))
+
+    moved = (out["next", "observation"] - root["observation"]).squeeze(-1)
+    assert moved.tolist() == pytest.approx([1, 0, 1, 1, 0])
 
 
 def test_an_action_that_is_missing_leaves_the_env_usable(mixed):
