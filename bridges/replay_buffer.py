@@ -2,22 +2,24 @@
 
 A buffer of TorchRL runs both passes of its own transforms: the inverse one on what is written, the
 forward one on what is sampled. Anything else it takes for a function and calls on samples alone, so an
-inverse pass would be left out without a word. `for_replay_buffer` gives a transform that class. It does
-not know which transforms there are.
+inverse pass would be left out without a word. `for_replay_buffer` gives a transform that class, and
+imports TorchRL only then. It does not know which transforms there are.
 """
 
 from __future__ import annotations
 
-from tensordict import TensorDictBase
-from torchrl.envs import transforms as torchrl
+from typing import TYPE_CHECKING
 
 from envkit.transforms.base import Transform
 from envkit.transforms.compose import as_transform
 
+if TYPE_CHECKING:
+    from torchrl.envs.transforms import Transform as TorchRLTransform
+
 __all__ = ["for_replay_buffer"]
 
 
-def for_replay_buffer(transform: Transform) -> torchrl.Transform:
+def for_replay_buffer(transform: Transform) -> TorchRLTransform:
     """Give a transform as one that TorchRL's replay buffers run both ways.
 
     Pass the result as ``ReplayBuffer(transform=...)``, to ``append_transform`` or to
@@ -29,23 +31,8 @@ def for_replay_buffer(transform: Transform) -> torchrl.Transform:
 
     Raises:
         ArgumentError: (a ValueError) it is none of these.
-        ModuleNotFoundError: when the name is imported: TorchRL is not installed.
+        ModuleNotFoundError: TorchRL is not installed.
     """
-    return _BothWays(as_transform(transform))
+    from bridges.replay_transform import BothWays
 
-
-class _BothWays(torchrl.Transform):
-    """A transform of TorchRL whose passes are those of one of ours."""
-
-    def __init__(self, transform: Transform):
-        super().__init__()
-        self.transform = transform
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        return self.transform(tensordict)
-
-    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        return self.transform(next_tensordict)
-
-    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        return self.transform.inv(tensordict)
+    return BothWays(as_transform(transform))

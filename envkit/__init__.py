@@ -117,13 +117,13 @@ __version__ = "0.1.0"
 filter_warnings_subprocess = True
 """Worker processes hide Python warnings; set to False (before they start) to see them."""
 
-__all__ = sorted(_HOME_OF)
-
 
 def __getattr__(name: str):
+    if name == "__all__":
+        return _importable()
     home = _HOME_OF.get(name)
     if home is None:
-        raise AttributeError(f"module 'envkit' has no attribute {name!r}")
+        raise AttributeError(f"module 'envkit' has no attribute {name!r}.{_nearest(name)}")
     try:
         value = getattr(_import_module(home), name)
     except ModuleNotFoundError as error:
@@ -133,4 +133,24 @@ def __getattr__(name: str):
 
 
 def __dir__():
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOME_OF})
+
+
+def _importable() -> list[str]:
+    """List what a star import brings: the public names whose libraries are installed."""
+    found = []
+    for home, names in _HOMES.items():
+        try:
+            _import_module(home)
+        except ModuleNotFoundError as error:
+            told = _import_module("bridges.libraries").explained(error)
+            if told is error:  # not a library that may be missing
+                raise
+        else:
+            found.extend(names)
+    return sorted(found)
+
+
+def _nearest(name: str) -> str:
+    close = _import_module("difflib").get_close_matches(name, _HOME_OF, 1)
+    return f" Did you mean {close[0]!r}?" if close else ""

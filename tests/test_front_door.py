@@ -46,7 +46,7 @@ def test_import_envkit_loads_neither_torch_nor_jax_and_says_nothing():
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
-@pytest.mark.parametrize("name", envkit.__all__)
+@pytest.mark.parametrize("name", sorted(envkit._HOME_OF))
 def test_every_public_name_resolves_to_the_object_of_that_name(name):
     value = getattr(envkit, name)
 
@@ -75,12 +75,48 @@ def test_the_stub_and_the_front_door_name_the_same_things_in_the_same_places():
 
 
 def test_dir_lists_every_public_name():
-    assert set(envkit.__all__) <= set(dir(envkit))
+    assert set(envkit._HOME_OF) <= set(dir(envkit))
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="'envkit' has no attribute 'ParalelEnv'"):
+    with pytest.raises(
+        AttributeError,
+        match=r"'envkit' has no attribute 'ParalelEnv'. Did you mean 'ParallelEnv'\?",
+    ):
         envkit.ParalelEnv  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'unheard_of'\.$"):
+        envkit.unheard_of  # noqa: B018
+
+
+def test_a_star_import_brings_all_names_and_leaves_the_process_as_it_is():  # B10
+    done = run("""
+        import multiprocessing, sys
+        from envkit import *
+        import envkit
+        print(set(envkit._HOME_OF) <= set(globals()), "torchrl" in sys.modules)
+        print(multiprocessing.get_start_method(allow_none=True))
+    """)
+
+    assert (done.returncode, done.stdout) == (0, "True False\nNone\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("libraries", "missing", "there"),
+    [
+        (("jax", "jaxlib", "brax"), {"BraxEnv", "JaxEnv", "Box"}, {"GymEnv", "ParallelEnv"}),
+        (("torchrl", "gymnasium"), set(), {"GymEnv", "for_replay_buffer", "Box"}),
+    ],
+)
+def test_a_star_import_brings_what_is_installed(libraries, missing, there):  # B10
+    done = run_without(
+        *libraries,
+        code=f"""
+        from envkit import *
+        print(sorted({missing | there!r} & set(globals())))
+        """,
+    )
+
+    assert (done.returncode, done.stdout) == (0, f"{sorted(there)}\n"), done.stderr
 
 
 def test_a_private_name_is_not_looked_up_in_other_modules():
