@@ -187,6 +187,11 @@ class BraxEnv(BraxWrapper):
             _make=make,
         )
         self.env_name = env_name
+        self._brax_kwargs = brax_kwargs
+
+    def _told_first(self) -> list[str]:
+        options = [f"{name}={value!r}" for name, value in self._brax_kwargs.items()]
+        return [repr(self.env_name), *options]
 
 
 def import_brax() -> Any:

@@ -23,7 +23,7 @@ from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_device_of, tor
 from bridges.gpu import warn_if_full
 from bridges.gradients import Running, is_wanted
 from bridges.jax_handoff import RowEnv
-from bridges.jax_programs import Constants, Programs
+from bridges.jax_programs import Constants, Programs, simulator_name
 from bridges.jax_specs import action_composite, array_leaf, done_composite
 from bridges.named_rows import observation_leaves
 from bridges.sharding import AXIS, Shards
@@ -147,6 +147,9 @@ class JaxEnv(RowEnv):
         if device is not None and self._key is not None:
             self._key = jax.device_put(self._key, jax_device_of(device))
         return super().to(*args, **kwargs)  # type: ignore[return-value]
+
+    def _told_first(self) -> list[str]:
+        return [simulator_name(self._programs.env)]
 
     # ---------------------------------------------------------------------------------- declaration
 

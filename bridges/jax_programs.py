@@ -48,7 +48,7 @@ from envkit.functional import (
 from envkit.keys import Path
 from envkit.transforms.fusable import FusableTransform
 
-__all__ = ["PACKED", "Constants", "Programs", "padded_size"]
+__all__ = ["PACKED", "Constants", "Programs", "padded_size", "simulator_name"]
 
 ByPath = dict[Path, Any]
 Constants = tuple[Sequence[Mapping[str, Any]], jax.Array | None]
@@ -133,7 +133,7 @@ class Programs:
             self.traces[name] = self.traces.get(name, 0) + 1
             return function(*args)
 
-        what = f"{name} of {_simulator_name(self.env)}"
+        what = f"{name} of {simulator_name(self.env)}"
         if self.shards is None or name not in _SPREAD:
             return jit_with_note(counted, what, static_argnums=tuple(range(static)))
         return self.shards.jit(counted, what, *_SPREAD[name], static=static)
@@ -322,7 +322,7 @@ def _same_bits(leaf: jax.Array, dtype: Any) -> jax.Array:
     return leaf if leaf.dtype == dtype else jax.lax.bitcast_convert_type(leaf, jnp.dtype(dtype))
 
 
-def _simulator_name(env: Any) -> str:
+def simulator_name(env: Any) -> str:
     while hasattr(env, "env"):
         env = env.env
     return type(env).__name__

@@ -18,7 +18,7 @@ import inspect
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -475,11 +475,25 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         """Move the env to a CUDA device; returns self."""
         return self.to(torch.device("cuda", 0 if device is None else device))
 
+    def __enter__(self) -> Self:
+        """Give the env itself; what follows ``with`` closes it in the end."""
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close(raise_if_closed=False)
+
+    def _told_first(self) -> list[str]:
+        """Say which simulator this is, as arguments of the constructor, for ``repr``."""
+        return []
+
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(batch_size={tuple(self.batch_size)}, device={self.device}, "
-            f"batch_locked={self.batch_locked})"
-        )
+        told = [
+            *self._told_first(),
+            f"batch_size={tuple(self.batch_size)}",
+            f"device={self.device}",
+            f"batch_locked={self.batch_locked}",
+        ]
+        return f"{type(self).__name__}({', '.join(told)})"
 
 
 def fake_step(inputs: Composite, outputs: Composite) -> TensorDict:

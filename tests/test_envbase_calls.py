@@ -12,6 +12,7 @@ from envkit import (
     BraxEnv,
     EnvBase,
     GymEnv,
+    JaxEnv,
     MixedEnv,
     ParallelEnv,
     SerialEnv,
@@ -31,6 +32,7 @@ from envkit.errors import (
 )
 from envkit.specs import Bounded, Categorical, Composite, MultiCategorical, OneHot, Unbounded
 from tests.envs import Count, StatelessCount
+from tests.jax_envs import Pendulum
 from tests.shaped_envs import Groups, Quiet, Several, Wordy
 
 mk = partial(Count, 5)
@@ -663,6 +665,60 @@ def test_a_closed_env_does_not_reset_without_data_either(kind):
 
 def test_the_repr_says_what_an_env_is():
     assert repr(Count(3)) == "Count(batch_size=(), device=None, batch_locked=True)"
+
+
+REPRS = {  # U2
+    "gym": (
+        lambda: GymEnv("CartPole-v1", frame_skip=2),
+        "GymEnv('CartPole-v1', frame_skip=2, batch_size=()",
+    ),
+    "vector": (lambda: GymEnv("CartPole-v1", num_envs=2), "GymEnv('CartPole-v1', batch_size=(2,)"),
+    "brax": (
+        lambda: BraxEnv("fast", device="cpu", use_dict_obs=True),
+        "BraxEnv('fast', use_dict_obs=True, batch_size=()",
+    ),
+    "jax": (lambda: JaxEnv(Pendulum(), episode_length=3), "JaxEnv(Pendulum, batch_size=()"),
+    "mixed": (
+        lambda: MixedEnv([GymEnv("CartPole-v1", num_envs=2)]),
+        "MixedEnv([GymEnv('CartPole-v1', batch_size=(2,)",
+    ),
+    "transformed": (lambda: TransformedEnv(GymEnv("CartPole-v1")), "env=GymEnv('CartPole-v1', "),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(REPRS))
+def test_the_repr_names_the_simulator(kind):
+    make, told = REPRS[kind]
+
+    assert told in repr(make())
+
+
+def test_the_repr_of_a_batch_names_what_it_is_made_of():
+    with SerialEnv(2, lambda: GymEnv("CartPole-v1")) as env:
+        env.start()
+
+        assert repr(env).startswith(
+            "SerialEnv(num_workers=2, batch_size=(2,), envs=GymEnv('CartPole-v1'"
+        )
+    assert repr(env) == "SerialEnv(num_workers=2, not started)"
+
+
+@pytest.mark.parametrize("kind", ["count", "transformed", "stateless"])
+def test_a_with_statement_closes_the_env_also_when_it_fails(kind):  # U2
+    env = KINDS[kind]()
+
+    def fail():
+        with env as inside:
+            assert inside is env
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+
+    assert env.is_closed
+    with KINDS[kind]() as other:
+        other.close()
+    assert other.is_closed
 
 
 def test_words_survive_a_skipped_step():

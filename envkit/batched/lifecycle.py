@@ -492,8 +492,13 @@ class HostedEnv(EnvBase):
             self._finalizer = weakref.finalize(self, _end, self._pool, self._limit_threads())
 
     def __repr__(self) -> str:
-        state = "not started" if self._pool is None else f"batch_size={tuple(self._batch_size)}"
-        return f"{type(self).__name__}(num_workers={self.num_workers}, {state})"
+        told = [f"num_workers={self.num_workers}"]
+        if self._pool is None:
+            told.append("not started")
+        else:
+            kinds = dict.fromkeys(found.env_str for found in self._metadata)
+            told += [f"batch_size={tuple(self._batch_size)}", f"envs={' | '.join(kinds)}"]
+        return f"{type(self).__name__}({', '.join(told)})"
 
 
 def _require_common_level(metadata: Sequence[EnvMetaData]) -> None:

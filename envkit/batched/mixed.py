@@ -386,6 +386,9 @@ class MixedEnv(EnvBase):
     def _set_seed(self, seed: int | None) -> None:
         self.set_seed(seed)
 
+    def _told_first(self) -> list[str]:
+        return [f"[{', '.join(repr(member.env) for member in self.members)}]"]
+
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close every member."""
         super().close(raise_if_closed=raise_if_closed)
