@@ -27,7 +27,7 @@ from bridges.gym_rows import GymCore, reward_array
 from bridges.gym_vector import VectorCore, frame_skipping, is_vector
 from bridges.spaces import Codec, codec_of
 from envkit import rules
-from envkit.arguments import as_batch_size, as_int
+from envkit.arguments import as_batch_size, as_bool, as_int
 from envkit.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, BatchSizeError, KeyCollisionError
 from envkit.keys import as_key
@@ -329,6 +329,8 @@ class GymEnv(GymWrapper):
             ``(k,)``. Its vectorisation is "sync" without autoreset, unless ``vectorization_mode``
             and ``vector_kwargs`` say otherwise.
         backend: the gym library to make it with, see `set_gym_backend`; the current one by default.
+        info: record what the info of a first step holds, see `set_info_dict_reader`. By default infos are
+            left out, and single envs step faster.
         batch_size, run_type_checks, allow_done_after_reset: of `EnvBase`.
         **make_kwargs: go to ``gymnasium.make``, or to ``gymnasium.make_vec`` with ``num_envs``.
 
@@ -349,6 +351,7 @@ class GymEnv(GymWrapper):
         frame_skip: int = 1,
         num_envs: int = 0,
         backend: str | ModuleType | None = None,
+        info: bool = False,
         convert_actions_to_numpy: bool = True,
         device: Any = "cpu",
         batch_size: Any = None,
@@ -356,6 +359,7 @@ class GymEnv(GymWrapper):
         allow_done_after_reset: bool = False,
         **make_kwargs: Any,
     ):
+        as_bool("info", info)
         meaning = "the number of envs of a vector env, or 0 for one env"
         num_envs = as_int("num_envs", num_envs, least=0, meaning=meaning)
         if not isinstance(env_name, str) and not hasattr(env_name, "entry_point"):
@@ -388,6 +392,8 @@ class GymEnv(GymWrapper):
             allow_done_after_reset=allow_done_after_reset,
         )
         self.env_name = env_name
+        if info:
+            self.set_info_dict_reader()
 
 
 def _make_vector(

@@ -48,6 +48,19 @@ def test_infos_are_ignored_without_a_reader():
     assert "x" not in data["next"].keys()
 
 
+@pytest.mark.parametrize("num_envs", [0, 2])
+def test_infos_are_recorded_on_request(num_envs):  # U3
+    env = GymEnv("FrozenLake-v1", num_envs=num_envs, info=True)
+
+    data = env.rollout(3, break_when_any_done=False)
+
+    assert "prob" in env.observation_keys
+    assert data["next", "prob"].shape[: data.ndim] == data.shape
+    assert torch.allclose(data["next", "prob"], torch.tensor(1 / 3).double(), atol=1e-3)
+    check_env_specs(env)
+    assert "prob" not in GymEnv("FrozenLake-v1", num_envs=num_envs).rollout(2).keys(True)
+
+
 def test_the_default_reader_takes_what_the_first_step_holds():  # W08
     env = informed()
 
