@@ -25,6 +25,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit.arguments import as_batch_size, as_bool, require_tensordict
 from envkit.errors import ClosedEnvError, NotCallableError, ResumeError
+from envkit.exclusive import InUse
 from envkit.keys import Key, Path
 from envkit.outputs import OutputLeaf
 from envkit.rollout import Stop, rollout
@@ -89,6 +90,8 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
             (TypeError; ValueError where an action has another shape).
         allow_done_after_reset: accept done flags that are set right after a reset.
 
+    Any thread may use an env, one at a time: a call while another thread's runs raises `BusyError`.
+
     Every subclass also accepts
 
     - ``spec_locked=True``: lock the specs after construction;
@@ -105,6 +108,7 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
     def __new__(cls, *args: Any, _batch_locked: bool | None = None, **kwargs: Any) -> Any:
         """Accept what a subclass's own ``__new__`` hands on; ``_batch_locked`` is one env's own."""
         env = super().__new__(cls)
+        vars(env)["_in_use"] = InUse(cls.__name__)
         if _batch_locked is not None:
             env._batch_locked = _batch_locked
         return env

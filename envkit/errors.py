@@ -17,6 +17,7 @@ __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
     "BatchSizeError",
+    "BusyError",
     "ClosedEnvError",
     "CopyError",
     "DataTypeError",
@@ -213,6 +214,10 @@ class PrimerError(EnvkitError, RuntimeError):
 
 class StatisticsError(EnvkitError, RuntimeError):
     """Numbers a normaliser needs have not been measured, or have been already."""
+
+
+class BusyError(EnvkitError, RuntimeError):
+    """An env is used by two threads at the same time."""
 
 
 class ClosedEnvError(EnvkitError, RuntimeError):

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from torch import nn
-
 from envkit.errors import FusionError
+from envkit.exclusive import Exclusive
 
 __all__ = ["Overridable"]
 
 
-class Overridable(nn.Module):
+class Overridable(Exclusive):
     """The part of an environment that knows which of its methods were overridden."""
 
     _passes_by: ClassVar[frozenset[str]]

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from envkit.errors import NotStartedError
+from envkit.exclusive import InUse
 from envkit.keys import Path
 from envkit.transport import Pool
 
@@ -38,10 +39,22 @@ class AttributeLookup:
                 f"{type(self).__name__} has no attribute {name!r} of its own, and its sub-envs are "
                 "not running to be asked. Start them first, e.g. with reset()."
             )
-        return _looked_up(self._attribute_type, type(self).__name__, pool, (name,))
+        calls = _Calls(pool, self._in_use)
+        return _looked_up(self._attribute_type, type(self).__name__, calls, (name,))
 
 
-def _looked_up(kind: Any, owner: str, pool: Pool, path: Path) -> Any:
+class _Calls:
+    """The calls of a pool, made by one thread at a time."""
+
+    def __init__(self, pool: Pool, in_use: InUse):
+        self._pool, self._in_use = pool, in_use
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        with self._in_use:
+            return self._pool.call(method, *args)
+
+
+def _looked_up(kind: Any, owner: str, pool: _Calls, path: Path) -> Any:
     if not all(pool.call("has_attribute", path)):
         raise AttributeError(
             f"neither {owner} nor its sub-envs have an attribute {'.'.join(path)!r}."
@@ -49,7 +62,7 @@ def _looked_up(kind: Any, owner: str, pool: Pool, path: Path) -> Any:
     return kind(owner, pool, path)
 
 
-def _values(pool: Pool, path: Path) -> list[Any]:
+def _values(pool: _Calls, path: Path) -> list[Any]:
     return [value for part in pool.call("get_attribute", path) for value in part]
 
 
@@ -59,7 +72,7 @@ class LocalAttribute(list):
     Calling it calls every value; a public name that lists do not have is looked up on the values.
     """
 
-    def __init__(self, owner: str, pool: Pool, path: Path):
+    def __init__(self, owner: str, pool: _Calls, path: Path):
         super().__init__(_values(pool, path))
         self._looked_up = owner, pool, path
 
@@ -79,7 +92,7 @@ class WorkerAttribute:
     name is looked up on the values, without fetching them.
     """
 
-    def __init__(self, owner: str, pool: Pool, path: Path):
+    def __init__(self, owner: str, pool: _Calls, path: Path):
         self._looked_up = owner, pool, path
 
     def _values(self) -> list[Any]:

@@ -34,6 +34,7 @@ from envkit.errors import (
     SpecError,
     StaleDataError,
 )
+from envkit.exclusive import InUse
 from envkit.keys import Path, as_key, as_path
 from envkit.specs import Bounded, Composite, TensorSpec, Unbounded
 from envkit.transition import collect_reset_masks
@@ -85,6 +86,7 @@ class MixedEnv(EnvBase):
             allow_done_after_reset=any(env.allow_done_after_reset for env in members),
         )
         self.members = placed
+        self._in_use = InUse(type(self).__name__, [env._in_use for env in members])
         masks = [pair for env in members for pair in env._action_masks]
         self._action_masks = tuple(dict.fromkeys(masks))
         for member in self.members:

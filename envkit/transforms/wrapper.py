@@ -26,6 +26,7 @@ class Wrapper(EnvBase):
     def __init__(self, base_env: EnvBase):
         nn.Module.__init__(self)  # what EnvBase would set is asked of the base env
         self.base_env = base_env
+        self._in_use = base_env._in_use
 
     @EnvBase.batch_locked.getter
     def batch_locked(self) -> bool:

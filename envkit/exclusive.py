@@ -1,0 +1,105 @@
+"""One env does one thing at a time, in whichever thread.
+
+Every public call of an env holds it until it returns. A call from another thread meanwhile raises at
+once: two of them would mix their data, or wait for each other's workers. This module knows threads, and
+the names of the calls; it does not know what they do.
+
+Conventions
+    held   by a thread, which may hold it again: overrides, callbacks and envs inside call each other.
+    inner  what is held with it: an env inside another is used with that, and not beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+
+from envkit.errors import BusyError
+
+__all__ = ["Exclusive", "InUse"]
+
+
+class InUse:
+    """What a thread holds while it uses an env; a copy is held by nobody.
+
+    Args:
+        name: of the env, for messages.
+        inner: what is held with it.
+    """
+
+    def __init__(self, name: str, inner: Sequence[InUse] = ()):
+        self.name = name
+        self.inner = tuple(inner)
+        self._lock = threading.RLock()
+        self._holder = 0
+        self._stacks: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._refuse()
+        self._holder = threading.get_ident()
+        if self.inner:
+            self._hold_inner()
+
+    def _hold_inner(self) -> None:
+        with ExitStack() as stack:
+            stack.callback(self._lock.release)
+            for use in self.inner:
+                stack.enter_context(use)
+            self._stacks.append(stack.pop_all())
+
+    def __exit__(self, *failure: object) -> None:
+        self._stacks.pop().close() if self.inner else self._lock.release()
+
+    def _refuse(self) -> None:
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        holder = names.get(self._holder, "another")
+        raise BusyError(
+            f"this {self.name} is in use by thread {holder!r}, and thread "
+            f"{threading.current_thread().name!r} wants to use it at the same time. Give each thread an "
+            "env of its own, or let one wait until the other is done: a threading.Lock around the calls."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return InUse, (self.name, self.inner)
+
+
+def _alone(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Hold the env while one of its methods runs."""
+
+    @functools.wraps(method)
+    def held(self: Exclusive, *args: Any, **kwargs: Any) -> Any:
+        with self._in_use:
+            return method(self, *args, **kwargs)
+
+    return held
+
+
+class Exclusive(nn.Module):
+    """The part of an environment that lets one thread use it at a time.
+
+    The calls below hold it, in every class that defines them: overrides in a subclass too.
+    """
+
+    _in_use: InUse
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        for name in _CALLS & vars(cls).keys():
+            if inspect.isfunction(method := vars(cls)[name]):
+                setattr(cls, name, _alone(method))
+
+
+_CALLS = frozenset(
+    [
+        *("reset", "step", "step_and_maybe_reset", "maybe_reset", "rand_action", "rand_step"),
+        *("rollout", "unroll", "set_seed", "state_dict", "load_state_dict"),
+        *("start", "_start", "close"),
+    ]
+)
