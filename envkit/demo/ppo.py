@@ -76,6 +76,8 @@ class Actor(nn.Module):
         super().__init__()
         self.normalizer = Normalizer(observation_size)
         self.mean = nn.Linear(observation_size, action_size)
+        nn.init.zeros_(self.mean.weight)  # random feedback would first have to be unlearned
+        nn.init.zeros_(self.mean.bias)
         self.log_std = nn.Parameter(torch.full((action_size,), -0.5))
 
     def distribution(self, observation: torch.Tensor) -> Normal:
