@@ -8,10 +8,12 @@ Conventions
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,7 +21,7 @@ import jax
 
 from bridges.jax_env import JaxEnv
 from bridges.libraries import require
-from envkit.errors import ArgumentError, ArgumentTypeError
+from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from envkit.functional import Box, ResetMode, Timestep
 
 __all__ = ["BraxCore", "BraxEnv", "BraxWrapper"]
@@ -142,6 +144,10 @@ class BraxEnv(BraxWrapper):
         categorical_action_encoding, cache_clear_frequency: of `JaxEnv`.
         run_type_checks, allow_done_after_reset: of `EnvBase`.
         **brax_kwargs: go to Brax, e.g. ``backend="spring"``.
+
+    Raises:
+        ArgumentError: (a ValueError) Brax has no env of that name.
+        OptionError: (a TypeError) neither this class nor that env of Brax knows a keyword.
     """
 
     available_envs: ClassVar[Any] = _Names()
@@ -169,6 +175,7 @@ class BraxEnv(BraxWrapper):
             raise ArgumentError(
                 f"Brax has no env called {env_name!r}. Choose one of: {', '.join(sorted(envs._envs))}."
             )
+        _refuse_unknown(envs._envs[env_name], brax_kwargs)
         make = partial(_environment, env_name, **brax_kwargs)
         super().__init__(
             make(),
@@ -192,6 +199,40 @@ class BraxEnv(BraxWrapper):
     def _told_first(self) -> list[str]:
         options = [f"{name}={value!r}" for name, value in self._brax_kwargs.items()]
         return [repr(self.env_name), *options]
+
+
+def _refuse_unknown(kind: type, given: Mapping[str, Any]) -> None:
+    """Check that an env of Brax takes the keywords that are given to it; most accept any.
+
+    An env that somebody else has registered decides for itself.
+
+    Raises:
+        OptionError: (a TypeError) neither it nor `BraxEnv` knows one of them.
+    """
+    if kind.__module__.partition(".")[0] != "brax":
+        return
+    known = _parameters(BraxEnv)
+    for base in kind.__mro__:
+        known |= {} if base is object else _parameters(base)
+    names = [
+        name for name, parameter in known.items() if parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    for name in given:
+        if name not in names:
+            near = ["batch_size"] if name in _BATCHES else get_close_matches(name, names, 1)
+            guess = f"Did you mean {near[0]!r}?" if near else "Leave it out."
+            raise OptionError(
+                f"BraxEnv of {kind.__name__} takes no keyword {name!r}. {guess} It takes "
+                f"{', '.join(names)}."
+            )
+
+
+_BATCHES = ("num_envs", "num_workers", "n_envs")
+
+
+def _parameters(kind: type) -> dict[str, inspect.Parameter]:
+    own = vars(kind).get("__init__")
+    return {} if own is None else dict([*inspect.signature(own).parameters.items()][1:])
 
 
 def import_brax() -> Any:

@@ -63,6 +63,7 @@ class GymLikeEnv(EnvBase):
         ValueError: ``frame_skip`` is not a positive int.
     """
 
+    leaves_torch = True
     # the last two once their encoding is remembered
     _passes_by = EnvBase._passes_by | {"read_obs", "read_reward"}
     available_envs: ClassVar[Any] = []

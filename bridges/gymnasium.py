@@ -29,7 +29,13 @@ from bridges.spaces import Codec, codec_of
 from envkit import rules
 from envkit.arguments import as_batch_size, as_bool, as_int
 from envkit.base import EnvBase
-from envkit.errors import ArgumentError, ArgumentTypeError, BatchSizeError, KeyCollisionError
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BatchSizeError,
+    KeyCollisionError,
+    SpecError,
+)
 from envkit.keys import as_key
 from envkit.nesting import nest
 from envkit.policy import Policy
@@ -123,6 +129,12 @@ class GymWrapper(GymLikeEnv):
         if not (from_pixels and pixels_only):
             observation = codec_of(observation_space, categorical=encoding, key="observation")
         action = codec_of(action_space, categorical=encoding, key="action")
+        if not action.leaves:
+            raise SpecError(
+                f"the action space of {env} is {action_space}, which holds no action, so there is nothing a "
+                "policy could decide. Give it an action, one that is ignored if need be: "
+                "gymnasium.spaces.Discrete(1)."
+            )
         self._vector: VectorCore | None = None
         if batch:
             self._vector = VectorCore(env, observation, action, pixels=from_pixels)

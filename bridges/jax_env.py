@@ -86,6 +86,7 @@ class JaxEnv(RowEnv):
     """
 
     _batch_locked = False
+    leaves_torch = True
     _passes_by = EnvBase._passes_by | {"_step", "_reset"}
     _steps_since_clear = 0
     _key: jax.Array | None = None  # where keys for new rows come from; None is not seeded yet

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import torch
 from tensordict import TensorDict, TensorDictBase
 
@@ -24,7 +25,7 @@ from bridges.gradients import Differentiable, Running, start
 from bridges.jax_programs import PACKED, Programs, padded_size
 from bridges.jax_specs import action_composite
 from envkit.base import EnvBase
-from envkit.errors import MissingKeyError
+from envkit.errors import InputError, MissingKeyError
 from envkit.functional import Discrete
 from envkit.keys import Key, Path, as_key
 from envkit.nesting import tensordict_of
@@ -88,9 +89,32 @@ class RowEnv(EnvBase):
                 "env reads its whole state from its input: start from env.reset()."
             )
         found = dict(leaves(state))
+        self._require_own(found, td)
         if any(path not in found for path in self._state_paths):
             found = self._relaid(td, found)
         return {path: self._rows_in(td, found[path], copy=False) for path in self._state_paths}
+
+    def _require_own(self, found: Rows, td: TensorDictBase) -> None:
+        """Check that a state has the sizes of this env's, in either layout.
+
+        Raises:
+            InputError: it has others, as that of another env has.
+        """
+        for path, shape in self._cached("state_shapes", self._state_shapes).items():
+            value = found.get(path)
+            if value is not None and value.shape[td.ndim :] != shape:
+                raise InputError(
+                    f"{as_key(('state', *path))!r} has shape {tuple(value.shape)}, but the state of "
+                    f"{self} has {(*td.batch_size, *shape)} there: it is that of another env. Step what "
+                    "reset() or step() of this env gave."
+                )
+
+    def _state_shapes(self) -> dict[Path, tuple[int, ...]]:
+        packing = self._programs.env.packing
+        packed = jax.eval_shape(packing.pack, packing.template)
+        nested = jax.eval_shape(self._programs.name_leaves, packing.template)
+        shapes = {path: like.shape for path, like in nested.items()}
+        return shapes | {(name,): like.shape for name, like in packed.items()}
 
     def _relaid(self, td: TensorDictBase, found: Rows) -> Rows:
         packing = self._programs.env.packing

@@ -26,6 +26,7 @@ from envkit.arguments import require_tensordict
 from envkit.errors import (
     BatchSizeError,
     ClosedEnvError,
+    DataTypeError,
     DoneError,
     EnvkitError,
     InputError,
@@ -60,6 +61,9 @@ class Stepping(OutputHolder, ABC):
     allow_done_after_reset: bool
     is_closed: bool
     _sent: Any
+
+    leaves_torch = False
+    """Steps are made of numbers outside torch: tensors without values of their own cannot be taken."""
 
     keeps_last_output = False
     """`_reset` returns the last known values of the parts that were not selected."""
@@ -281,11 +285,30 @@ class Stepping(OutputHolder, ABC):
     def _check_batch(self, td: TensorDictBase) -> None:
         if self.is_closed:
             raise ClosedEnvError(f"{self} is closed. Build a new one.")
+        self._require_values(td)
         if self.batch_locked and td.batch_size != self.batch_size:
             raise BatchSizeError(
                 f"the TensorDict has batch size {tuple(td.batch_size)}, but {type(self).__name__} "
                 f"is batch-locked to {tuple(self.batch_size)}. Pass data of that batch size."
             )
+
+    def _require_values(self, td: TensorDictBase) -> None:
+        """Check that a simulator outside torch is given numbers.
+
+        Raises:
+            DataTypeError: an entry is what torch.func makes of a tensor: its values are not at hand.
+        """
+        if not self.leaves_torch or _functorch.peek_interpreter_stack() is None:
+            return
+        for key in (*self.action_keys, *self.state_keys):
+            value = td.get(key, None)
+            if isinstance(value, torch.Tensor) and _functorch.is_functorch_wrapped_tensor(value):
+                raise DataTypeError(
+                    f"{key!r} is a tensor under a transform of torch.func (vmap, grad, ...), and "
+                    f"{type(self).__name__} steps outside torch, where such a tensor has no values. Call "
+                    "the env outside of it: many rows are a batch, and gradients of a stateless env come "
+                    "by requires_grad=True and backward()."
+                )
 
     # ---------------------------------------------------------------------------- the next input
 
@@ -407,4 +430,5 @@ class Stepping(OutputHolder, ABC):
         return self._advance_recv() if td is None else self.step_and_maybe_reset(td)
 
 
+_functorch = torch._C._functorch  # type: ignore[attr-defined]
 _STEP = frozenset(("step",))

@@ -674,8 +674,8 @@ REPRS = {  # U2
     ),
     "vector": (lambda: GymEnv("CartPole-v1", num_envs=2), "GymEnv('CartPole-v1', batch_size=(2,)"),
     "brax": (
-        lambda: BraxEnv("fast", device="cpu", use_dict_obs=True),
-        "BraxEnv('fast', use_dict_obs=True, batch_size=()",
+        lambda: BraxEnv("fast", device="cpu", asymmetric_obs=False),
+        "BraxEnv('fast', asymmetric_obs=False, batch_size=()",
     ),
     "jax": (lambda: JaxEnv(Pendulum(), episode_length=3), "JaxEnv(Pendulum, batch_size=()"),
     "mixed": (

@@ -122,6 +122,7 @@ class BatchedEnv(AttributeLookup, HostedEnv):
                 f"the TensorDict has batch size {tuple(td.batch_size)}, but {type(self).__name__} "
                 f"has {self.num_workers} sub-envs: pass batch size {tuple(self.batch_size)}."
             )
+        self._require_values(td)
 
     def _step_send(self, td: TensorDictBase) -> None:
         self._send(td, advance=False)

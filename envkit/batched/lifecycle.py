@@ -96,6 +96,8 @@ class HostedEnv(EnvBase):
         MemoryKindError: ``shared_memory`` and ``memmap`` are both True.
     """
 
+    leaves_torch = True
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Refuse keywords that ``__init__`` does not take."""
         refuse_unknown(cls, kwargs)

@@ -130,6 +130,11 @@ class MixedEnv(EnvBase):
     def _books(self) -> frozenset[Path]:
         return frozenset[Path]().union(*(member.env._books for member in self.members))
 
+    @property
+    def leaves_torch(self) -> bool:
+        """Whether a member makes its steps outside torch."""
+        return any(member.env.leaves_torch for member in self.members)
+
     def _declare_state(self) -> None:
         """Declare the states that travel in the data, as input and as observation."""
         forms = {
