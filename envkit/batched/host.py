@@ -23,6 +23,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.base import EnvBase
+from envkit.batched import unsigned  # noqa: F401 (it says how messages hold such tensors)
 from envkit.batched.buffers import SLOT, BufferPlan
 from envkit.batched.choices import holding
 from envkit.batched.forms import OutputForms

@@ -13,13 +13,14 @@ import io
 import pickle
 import sys
 import threading
-from collections.abc import Iterator
+from collections import ChainMap
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import cloudpickle
 
-__all__ = ["dumps", "dumps_parts", "loads_parts"]
+__all__ = ["dumps", "dumps_by_name", "dumps_parts", "loads_parts", "pickle_with"]
 
 _SCRIPT = "__mp_main__"
 _registering = threading.RLock()  # cloudpickle's register is one for all threads
@@ -27,8 +28,10 @@ _registering = threading.RLock()  # cloudpickle's register is one for all thread
 
 def dumps(thing: Any) -> bytes:
     """Pickle ``thing``; `pickle.loads` undoes it, in any process that has cloudpickle."""
+    file = io.BytesIO()
     with _script_by_value():
-        return cloudpickle.dumps(thing)
+        _Pickler(file).dump(thing)
+    return file.getvalue()
 
 
 def dumps_parts(parts: Any, whole: Any) -> bytes:
@@ -46,7 +49,28 @@ def loads_parts(pickled: bytes, whole: Any) -> Any:
     return unpickler.load()
 
 
-class _PartsPickler(cloudpickle.Pickler):
+def dumps_by_name(thing: Any) -> bytes:
+    """Pickle ``thing``, quicker, where all it refers to can be imported elsewhere; else this fails."""
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
+    pickler.dispatch_table = _reducers
+    pickler.dump(thing)
+    return file.getvalue()
+
+
+def pickle_with(kind: type, reduce: Callable[[Any], Any]) -> None:
+    """Pickle objects of just this class as ``reduce`` says: `copyreg.pickle` for messages alone."""
+    _reducers[kind] = reduce
+
+
+_reducers = ChainMap({}, cloudpickle.Pickler.dispatch_table)
+
+
+class _Pickler(cloudpickle.Pickler):
+    dispatch_table = _reducers
+
+
+class _PartsPickler(_Pickler):
     def __init__(self, file: io.BytesIO, whole: Any):
         super().__init__(file)
         self._whole = whole

@@ -263,7 +263,7 @@ def _call(host: Host, method: str, pickled: bytes) -> object:
 def _dumps(message: tuple[object, list[Any]]) -> bytes:
     """Pickle a reply; classes that only this process can import travel by value."""
     try:
-        return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        return by_value.dumps_by_name(message)
     except Exception:
         try:
             return by_value.dumps(message)
