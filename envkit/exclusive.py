@@ -22,7 +22,7 @@ from torch import nn
 
 from envkit.errors import BusyError
 
-__all__ = ["Exclusive", "InUse"]
+__all__ = ["CALLS", "Exclusive", "InUse"]
 
 
 class InUse:
@@ -91,15 +91,15 @@ class Exclusive(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        for name in _CALLS & vars(cls).keys():
+        for name in CALLS & vars(cls).keys():
             if inspect.isfunction(method := vars(cls)[name]):
                 setattr(cls, name, _alone(method))
 
 
-_CALLS = frozenset(
+CALLS = frozenset(
     [
         *("reset", "step", "step_and_maybe_reset", "maybe_reset", "rand_action", "rand_step"),
-        *("rollout", "unroll", "set_seed", "state_dict", "load_state_dict"),
+        *("rollout", "unroll", "reseed", "set_seed", "state_dict", "load_state_dict"),
         *("start", "_start", "close"),
     ]
 )

@@ -34,6 +34,7 @@ from envkit.errors import (
     SpecTypeError,
 )
 from envkit.keys import Path, as_key, as_path
+from envkit.opaque import Opaque
 from envkit.outputs import OutputHolder
 from envkit.transition import (
     any_done,
@@ -48,7 +49,7 @@ from envkit.transition import (
 __all__ = ["Stepping"]
 
 
-class Stepping(OutputHolder, ABC):
+class Stepping(Opaque, OutputHolder, ABC):
     """The part of an environment that resets and steps.
 
     Attributes:
@@ -170,7 +171,7 @@ class Stepping(OutputHolder, ABC):
                     warnings.warn(
                         f"{key!r} is set after a partial reset where nothing was reset and the "
                         "input does not hold it; the flag is kept. Pass the current data.",
-                        stacklevel=3,
+                        stacklevel=5,  # public calls are wrapped, see `Exclusive` and `Opaque`
                     )
                     td.set(key, flags)
 

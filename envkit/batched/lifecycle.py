@@ -274,7 +274,7 @@ class HostedEnv(EnvBase):
             warnings.warn(
                 "use_buffers=True, but a spec has no fixed size or is no tensor, or the sub-envs "
                 "differ in keys, shapes or dtypes; TensorDicts are exchanged instead.",
-                stacklevel=4,
+                stacklevel=10,  # the caller of what started: public calls are wrapped
             )
         self._use_buffers = fits and (self._can_share if given is None else given)
         if self._use_buffers and (given or self._prefers_rows(pool)):
