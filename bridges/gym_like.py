@@ -37,7 +37,7 @@ from envkit.errors import (
 )
 from envkit.keys import as_key, as_path
 from envkit.specs import Composite, make_composite_from_td
-from envkit.transition import leaves
+from envkit.transition import leaves, stepped_rows
 
 __all__ = ["GymLikeEnv", "Reader"]
 
@@ -241,6 +241,11 @@ class GymLikeEnv(EnvBase):
         keys, given = self.action_keys, self._with_actions(td)
         return given.get(keys[0]) if len(keys) == 1 else given.select(*keys)
 
+    def _checked_step(self, td: TensorDictBase, *, advance: bool) -> Callable[[], None]:
+        begin = super()._checked_step(td, advance=advance)
+        self._with_actions(td)
+        return begin
+
     def _with_actions(self, td: TensorDictBase) -> TensorDictBase:
         """Give a root whose actions are what their specs say; ``td`` itself where they are."""
         for key in self.action_keys:
@@ -251,7 +256,8 @@ class GymLikeEnv(EnvBase):
                     "Write the action first, e.g. with env.rand_action(td)."
                 )
             rule = self._action_inputs.get(key)
-            taken = value if rule is None else rule.take(value, self.batch_size)
+            rows = stepped_rows(td)
+            taken = value if rule is None else rule.take(value, self.batch_size, rows=rows)
             if taken is not value:
                 td = td.copy().set(key, taken)
         return td

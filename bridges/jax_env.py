@@ -12,7 +12,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -245,6 +245,12 @@ class JaxEnv(RowEnv):
         running = self._start(self._programs.step, self._inputs(td), (constants,))
         self._kept(running.outputs)
         return running
+
+    def _checked_step(self, td: TensorDictBase, *, advance: bool) -> Callable[[], None]:
+        begin = super()._checked_step(td, advance=advance)
+        if not self._overrides(_PROGRAM):
+            self._inputs(td)
+        return begin
 
     def _step_send(self, td: TensorDictBase) -> None:
         self._check_batch(td)

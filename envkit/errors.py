@@ -154,7 +154,12 @@ class OutOfSpecError(EnvkitError, AssertionError):
 
 
 class InputError(SpecError):
-    """An entry given to an env has another shape, dtype, device or value than its spec says."""
+    """An entry given to an env has another shape, dtype, device or value than its spec says.
+
+    ``row`` is the row of which the message speaks, None where it speaks of none.
+    """
+
+    row: int | None = None
 
 
 class MissingKeyError(EnvkitError, KeyError):

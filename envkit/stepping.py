@@ -9,13 +9,16 @@ Conventions
             step produced.
     masks   `_step` and `_reset`, see `rules`. They never survive in an output.
     send    `_step_send` begins a step and `_step_recv` ends it; other work fits in between. Envs
-            around this one call `_begin_step` and `_finish_step`, which honour an overridden `step`.
+            around this one call `_prepared`, which checks a step and gives what begins it, and
+            `_finish_step`: both honour an overridden `step`.
 """
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -405,26 +408,25 @@ class Stepping(Opaque, OutputHolder, ABC):
 
     # ------------------------------------------------------------------------- for envs around it
 
-    def _begin_step(self, td: TensorDictBase) -> None:
-        """Begin a step on behalf of an env around this one; `_finish_step` gives what `step` would.
+    def _prepared(self, td: TensorDictBase, *, advance: bool = False) -> Callable[[], None]:
+        """Check a step on behalf of an env around this one, and give what begins it.
 
-        Where `step` was overridden nothing can be begun early, and all of it happens in the end.
+        Nothing moves before that is called. Then `_finish_step` gives what `step` would, or with
+        ``advance`` `_finish_advance` what `step_and_maybe_reset` would. Where those were overridden
+        nothing can be checked nor begun early, and all of it happens in the end.
         """
-        if self._overrides(_STEP):
-            vars(self)["_put_off"] = td
-        else:
-            self._step_send(td)
+        if not self._steps_by_itself if advance else self._overrides(_STEP):
+            return partial(vars(self).__setitem__, "_put_off", td)
+        return self._checked_step(td, advance=advance)
+
+    def _checked_step(self, td: TensorDictBase, *, advance: bool) -> Callable[[], None]:
+        """Refuse what the step would refuse, and give what begins it; see `_prepared`."""
+        self._check_batch(td)
+        return partial(self._advance_send if advance else self._step_send, td)
 
     def _finish_step(self) -> TensorDictBase:
         td = vars(self).pop("_put_off", None)
         return self._step_recv() if td is None else self.step(td)
-
-    def _begin_advance(self, td: TensorDictBase) -> None:
-        """The same for `step_and_maybe_reset`, and for all that it stands for."""
-        if self._steps_by_itself:
-            self._advance_send(td)
-        else:
-            vars(self)["_put_off"] = td
 
     def _finish_advance(self) -> tuple[TensorDictBase, TensorDictBase]:
         td = vars(self).pop("_put_off", None)

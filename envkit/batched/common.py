@@ -11,7 +11,8 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -125,16 +126,14 @@ class BatchedEnv(AttributeLookup, HostedEnv):
         self._require_values(td)
 
     def _step_send(self, td: TensorDictBase) -> None:
-        self._send(td, advance=False)
+        self._checked_step(td, advance=False)()
 
     def _step_recv(self) -> TensorDictBase:
         td, mask = self._sent
         return self._attach_next(td, self._received(td, mask))
 
     def _advance_send(self, td: TensorDictBase) -> None:
-        # Entries the caller put under `next` may change what is done, and the workers
-        # cannot know: then the reset waits for the outcome.
-        self._send(td, advance=td.get("next", None) is None)
+        self._checked_step(td, advance=True)()
 
     def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
         td, mask = self._sent
@@ -159,7 +158,7 @@ class BatchedEnv(AttributeLookup, HostedEnv):
             self._entries.after_reset(fresh, masks)
         return merge_reset(following, fresh, masks, keeps_last=True)
 
-    def _send(self, td: TensorDictBase, *, advance: bool) -> None:
+    def _checked_step(self, td: TensorDictBase, *, advance: bool) -> Callable[[], None]:
         exchange = self._the_exchange
         self._check_batch(td)
         if not exchange.has_begun:
@@ -170,14 +169,19 @@ class BatchedEnv(AttributeLookup, HostedEnv):
         mask = td.get(rules.STEP, None)
         if mask is not None:
             mask = rules.step_mask(mask, td.batch_size)
-            td.exclude(rules.STEP, inplace=True)
-            advance = advance and bool(mask.all())
             mask = None if bool(mask.all()) else mask
+        # Entries the caller put under `next` may change what is done, and the workers
+        # cannot know: then the reset waits for the outcome.
+        advance = advance and mask is None and td.get("next", None) is None
         td = self._laid_out(td)
         if self._entries is not None:
             self._entries.complete(td)
-        exchange.send(td, mask, advance=advance)
-        self._sent = td, mask
+        exchange.fill(td, mask)
+        return partial(self._begin, td, mask, advance=advance)
+
+    def _begin(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
+        self._sent = td.exclude(rules.STEP, inplace=True), mask
+        self._the_exchange.wake(td, mask, advance=advance)
 
     def _received(self, td: TensorDictBase, mask: torch.Tensor | None) -> TensorDictBase:
         exchange = self._the_exchange

@@ -100,8 +100,8 @@ class BufferExchange:
 
     # --------------------------------------------------------------------------------------- step
 
-    def send(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
-        """Hand out the inputs and wake whoever has a row to step."""
+    def fill(self, td: TensorDictBase, mask: torch.Tensor | None) -> None:
+        """Check the inputs of a step and write them into the rows, where nobody looks before `wake`."""
         stepped = None if mask is None else rows_of(mask, len(mask))
         actions = self._actions.paths
         for path, rows in self.inputs[self.slot].items():
@@ -110,7 +110,6 @@ class BufferExchange:
                 self._actions.write(path, value, rows, stepped)
             else:
                 _fill(rows, value, path)
-        self.wake(td, mask, advance=advance)
 
     def wake(
         self,
@@ -119,7 +118,7 @@ class BufferExchange:
         *,
         advance: bool,
     ) -> None:
-        """Step with the inputs as they lie in the rows.
+        """Have the rows that a mask selects stepped with the inputs as they lie there.
 
         ``root`` is what is known before; None where it lies in the rows too.
         """

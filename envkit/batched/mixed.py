@@ -14,7 +14,9 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from envkit.batched.members import STATE, Member, delivered, members_of
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
+    InputError,
     KeyCollisionError,
     MissingKeyError,
     ReadOnlyError,
@@ -37,6 +40,7 @@ from envkit.errors import (
 from envkit.exclusive import InUse
 from envkit.keys import Path, as_key, as_path
 from envkit.specs import Bounded, Composite, TensorSpec, Unbounded
+from envkit.specs.inputs import counted_from
 from envkit.transition import collect_reset_masks
 
 __all__ = ["MixedEnv"]
@@ -163,29 +167,54 @@ class MixedEnv(EnvBase):
     # ---------------------------------------------------------------------------------------- step
 
     def _step_send(self, td: TensorDictBase) -> None:
-        self._send(td, advance=False)
+        self._checked_step(td, advance=False)()
 
     def _advance_send(self, td: TensorDictBase) -> None:
+        self._checked_step(td, advance=True)()
+
+    def _checked_step(self, td: TensorDictBase, *, advance: bool) -> Callable[[], None]:
+        self._check_batch(td)
         # What the caller preset under `next` may change which rows are done, and rows that are left
         # out may be done already: then the reset follows apart.
-        self._send(td, advance=td.get("next", None) is None and td.get(rules.STEP, None) is None)
-
-    def _send(self, td: TensorDictBase, *, advance: bool) -> None:
-        self._check_batch(td)
+        advance = advance and td.get("next", None) is None and td.get(rules.STEP, None) is None
         mask = td.get(rules.STEP, None)
         mask = None if mask is None else rules.step_mask(mask, td.batch_size).cpu()
         moving = self._is_stateful if mask is None else self._is_stateful & mask
         self._require_newest(td, moving)
         for member in self.members:  # all of them, before any of them moves
             member.require_actions(td, mask)
-        vars(self)["_sent"] = td, mask, advance
-        self._moments = self._moments + moving
+        begins = []
         for member in reversed(self._in_order_of_waiting()):
-            part = member.part(td, self._hidden)
-            if advance:
-                member.env._begin_advance(part)
-            else:
-                member.env._begin_step(part)
+            try:
+                begins.append(member.env._prepared(member.part(td, self._hidden), advance=advance))
+            except InputError as error:
+                if error.row is None:
+                    raise
+                raise counted_from(member.rows.start, error) from None
+        return partial(self._begin, (td, mask, advance), moving, begins)
+
+    def _begin(
+        self,
+        sent: tuple[TensorDictBase, torch.Tensor | None, bool],
+        moving: torch.Tensor,
+        begins: list[Callable[[], None]],
+    ) -> None:
+        """Begin a step that all members have checked."""
+        vars(self)["_sent"] = sent
+        self._moments = self._moments + moving
+        with self._unless_interrupted():
+            for begin in begins:
+                begin()
+
+    @contextmanager
+    def _unless_interrupted(self) -> Iterator[None]:
+        """Forget what the members told if it is not known any more which of them have moved."""
+        try:
+            yield
+        except BaseException:
+            for member in self.members:
+                member.newest = None
+            raise
 
     def _require_newest(self, td: TensorDictBase, moving: torch.Tensor) -> None:
         """Check that no simulator has left behind the data it is to be stepped from.
@@ -256,14 +285,14 @@ class MixedEnv(EnvBase):
         """Receive from every member, also if one fails, and give what they gave by name."""
         parts: dict[str, Any] = {}
         failed: Exception | None = None
-        for member in self._in_order_of_waiting():
-            try:
-                parts[member.name] = receive(member)
-            except Exception as error:
-                member.newest = None  # which of its rows have moved is not known
-                failed = failed or error
-        if failed is not None:
-            raise failed
+        with self._unless_interrupted():
+            for member in self._in_order_of_waiting():
+                try:
+                    parts[member.name] = receive(member)
+                except Exception as error:
+                    failed = failed or error
+            if failed is not None:
+                raise failed
         return parts
 
     def _tell_moments(

@@ -78,7 +78,8 @@ def record_rollout(
                 elif known is not None and value is not known:
                     known.copy_(value)  # the policy has put another value in its place
             exchange.slot = slot
-            exchange.send(td, None, advance=start + slot < steps - 1)
+            exchange.fill(td, None)
+            exchange.wake(td, advance=start + slot < steps - 1)
             exchange.wait()
         record.take_nexts(start, count)
     return record.result(_stacked(written, steps)), None

@@ -99,19 +99,22 @@ class TensorDictExchange:
         device = self._input_devices[row] or torch.device("cpu")
         return part if part.device in (None, device) else part.to(device)
 
-    def send(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
-        """Check the inputs and remember the step; all of it happens in `recv`."""
+    def fill(self, td: TensorDictBase, mask: torch.Tensor | None) -> None:
+        """Check the inputs of a step and take them apart by row."""
         if not self._individual:  # one layout for all rows; told as the caller sees it
             lead = (self._num_rows,)
             for key, leaf in self._states[0].items():
                 require_input(key, td.get(key, None), (*lead, *leaf.shape), leaf.dtype)
             for path, rule in self._actions[0].items():
                 rule.require_form(td.get(as_key(path), None), lead)
-        parts = {
+        self._parts = {
             row: self._checked(row, cast(TensorDictBase, td[row]))
             for row in rows_of(mask, self._num_rows)
         }
-        self._sent = td, mask, parts, advance
+
+    def wake(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
+        """Remember the step; all of it happens in `recv`."""
+        self._sent = td, mask, self._parts, advance
 
     def _checked(self, row: int, part: TensorDictBase) -> TensorDictBase:
         """Give a row's part, its actions as the spec of its env says."""

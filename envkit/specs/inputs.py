@@ -39,7 +39,7 @@ from envkit.specs.composite import Composite
 from envkit.specs.stacked import Stacked
 from envkit.specs.unions import Choice
 
-__all__ = ["ActionInput", "action_inputs", "require_input"]
+__all__ = ["ActionInput", "action_inputs", "counted_from", "require_input"]
 
 Test = Callable[[np.ndarray], bool]
 
@@ -137,9 +137,11 @@ class ActionInput:
         if self._holds(found):
             return
         index = next(i for i in range(len(found)) if not self._holds(found[i : i + 1]))
-        raise self._error(
-            found[index], _name_of(index if rows is None else rows[index], lead, first)
-        )
+        number = index if rows is None else rows[index]
+        error = self._error(found[index], _name_of(number, lead, first))
+        if len(lead) == 1 or first is not None:
+            error.row = number + (first or 0)
+        raise error
 
     def _error(self, row: np.ndarray, where: str) -> InputError:
         cure = "Bring it there, e.g. with env.action_spec.project(action)."
@@ -197,8 +199,21 @@ def _name_of(row: int, lead: Sequence[int], first: int | None) -> str:
     if not lead and first is None:
         return ""
     if len(lead) <= 1:
-        return f" of row {(first or 0) + row}"
+        return _row_named((first or 0) + row)
     return f" of row {tuple(map(int, np.unravel_index(row, tuple(lead))))}"
+
+
+def _row_named(number: int) -> str:
+    return f" of row {number}"
+
+
+def counted_from(first: int, error: InputError) -> InputError:
+    """Give an error that speaks of a row as the error of a batch in which row 0 is row ``first``."""
+    assert error.row is not None
+    told = str(error).replace(_row_named(error.row), _row_named(error.row + first), 1)
+    counted = InputError(told)
+    counted.row = error.row + first
+    return counted
 
 
 def _without_mask(spec: TensorSpec) -> TensorSpec:

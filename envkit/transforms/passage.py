@@ -13,7 +13,9 @@ Conventions
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -205,20 +207,36 @@ class Passage(Wrapper):
         return _Step(td, inner, mask)
 
     def _step_send(self, td: TensorDictBase) -> None:
+        self._checked_step(td, advance=False)()
+
+    def _checked_step(self, td: TensorDictBase, *, advance: bool) -> Callable[[], None]:
         route = self._route
         if route.is_direct:
             self._check_batch(td)
-            self._sent = None
-            route.stepper._step_send(td)
-        else:
-            self._send(self._entering(td))
+            return partial(self._begin, None, route.stepper._checked_step(td, advance=advance))
+        step = self._entering(td)
+        if advance:
+            free = step.mask is None and td.get("next", None) is None
+            outside = [leaf for transform in route.outside for leaf in transform.flat()]
+            step.resets_too = free and all(leaf.only_adds_done for leaf in outside)
+        return self._ready(step)
 
-    def _send(self, step: _Step) -> None:
-        stepper, self._sent = self._route.stepper, step
+    def _ready(self, step: _Step) -> Callable[[], None]:
+        """Have the stepper check its part of a step, and give what begins it."""
+        stepper = self._route.stepper
         if step.mask is None:
-            stepper._begin_step(step.inner)
-        elif bool(step.mask.any()):
-            stepper._begin_step(step.inner.exclude(*self._hidden_keys).set(rules.STEP, step.mask))
+            return partial(
+                self._begin, step, stepper._prepared(step.inner, advance=step.resets_too)
+            )
+        if not bool(step.mask.any()):
+            return partial(self._begin, step, None)
+        inner = step.inner.exclude(*self._hidden_keys).set(rules.STEP, step.mask)
+        return partial(self._begin, step, stepper._prepared(inner))
+
+    def _begin(self, step: _Step | None, begin: Callable[[], None] | None) -> None:
+        self._sent = step
+        if begin is not None:
+            begin()
 
     def _step_recv(self) -> TensorDictBase:
         step = self._sent
@@ -282,7 +300,7 @@ class Passage(Wrapper):
     def _step_inverted(self, td: TensorDictBase) -> TensorDictBase:
         """Step with an input that has been through the inverse pass, for a transform of this env."""
         mask = td.get(rules.STEP, None)
-        self._send(_Step(td, td.exclude("next", rules.STEP).copy(), mask))
+        self._ready(_Step(td, td.exclude("next", rules.STEP).copy(), mask))()
         return self._step_recv()
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
@@ -291,21 +309,7 @@ class Passage(Wrapper):
     # ----------------------------------------------------------------------------- step, then reset
 
     def _advance_send(self, td: TensorDictBase) -> None:
-        route = self._route
-        if route.is_direct:
-            self._check_batch(td)
-            self._sent = None
-            route.stepper._advance_send(td)
-            return
-        step = self._entering(td)
-        free = step.mask is None and td.get("next", None) is None
-        outside = [leaf for transform in route.outside for leaf in transform.flat()]
-        step.resets_too = free and all(leaf.only_adds_done for leaf in outside)
-        if step.resets_too:
-            self._sent = step
-            route.stepper._begin_advance(step.inner)
-        else:
-            self._send(step)
+        self._checked_step(td, advance=True)()
 
     def _step_last(self, td: TensorDictBase) -> TensorDictBase:
         route = self._route

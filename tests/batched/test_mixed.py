@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 
-from bridges.gymnasium import GymWrapper
+from bridges.gymnasium import GymEnv, GymWrapper
 from envkit import (
     Compose,
     DTypeCastTransform,
@@ -35,6 +35,7 @@ from envkit.errors import (
     ResetMaskError,
     SpecError,
     StaleDataError,
+    StepMaskError,
 )
 from envkit.seeding import next_seed
 from envkit.specs import Bounded, Unbounded
@@ -445,6 +446,74 @@ def test_what_the_caller_says_of_a_part_of_a_row_is_not_what_its_member_told():
 
     assert shown == [[0, 6]]
     assert told["val"].tolist() == [[0, 0]]
+
+
+KINDS = {
+    "rows": lambda: SerialEnv(2, Count, use_buffers=True),
+    "tensordicts": lambda: SerialEnv(2, Count, use_buffers=False),
+    "lazy stacks": lambda: SerialEnv(2, Count, share_individual_td=True),
+    "processes": lambda: ParallelEnv(2, Count),
+    "transformed": lambda: TransformedEnv(SerialEnv(2, Count), StepCounter()),
+    "nested": lambda: MixedEnv([SerialEnv(1, Count), SerialEnv(1, Count)]),
+}
+
+
+@pytest.fixture(params=KINDS)
+def beside(request) -> Iterator[MixedEnv]:
+    """A member of each kind between two that have nothing to do with it, reset."""
+    env = MixedEnv([counts(), KINDS[request.param](), ParallelEnv(1, Count)])
+    yield env
+    env.close()
+
+
+@pytest.mark.parametrize("call", ["step", "step_and_maybe_reset"])
+def test_an_action_that_one_member_refuses_leaves_all_as_they_were(beside, call):
+    root = acted(beside.reset())
+    wrong = root.clone().set("action", torch.tensor([[0], [0], [0], [7], [0]]))
+
+    with pytest.raises(InputError, match=r"'action' of row 3 is \[7\]"):
+        getattr(beside, call)(wrong.clone())
+    with pytest.raises(InputError, match=r"'action' of row 3 "):
+        getattr(beside, call)(wrong.set("_step", torch.tensor([T, F, F, T, T])))
+    data = beside.step(root.set("_step", torch.tensor([T, T, T, F, T])))
+
+    assert data["next", "count"].flatten().tolist() == [1, 1, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "match"),
+    [
+        (lambda td: td["action"][1].fill_(torch.nan), InputError, "'action' of row 1 .*NaN"),
+        (lambda td: td["action"][4].fill_(torch.nan), InputError, "'action' of row 4 .*NaN"),
+        (lambda td: td.pop("state"), MissingKeyError, "'state'"),
+        (lambda td: td.set("_step", torch.ones(5)), StepMaskError, "boolean"),
+    ],
+)
+def test_a_refused_step_moves_neither_jax_rows_nor_processes(mixed, spoil, error, match):
+    root = mixed.reset().set("action", torch.full((5, 1), 0.5))
+    wrong = root.clone()
+    spoil(wrong)
+
+    with pytest.raises(error, match=match):
+        mixed.step(wrong)
+    data = mixed.step(root)
+
+    moved = data["next", "observation"] - data["observation"]
+    assert moved.flatten().tolist() == pytest.approx([0.5] * 5)
+
+
+def test_rows_of_a_vector_env_are_checked_before_others_are_stepped():
+    lax = {"categorical_action_encoding": True}
+    poles = GymEnv("CartPole-v1", num_envs=2, **lax)
+    env = MixedEnv([SerialEnv(1, lambda: GymEnv("CartPole-v1", **lax)), poles])
+    root = env.reset()
+
+    with pytest.raises(InputError, match="'action' of row 2 is 5"):
+        env.step(root.clone().set("action", torch.tensor([0, 1, 5])))
+    data = env.step(root.set("action", torch.tensor([0, 1, 1])))
+
+    assert (data["next", "observation"] != data["observation"]).any(-1).all()
+    env.close()
 
 
 def test_a_member_that_fails_leaves_no_other_in_the_middle_of_a_step():
