@@ -1,5 +1,6 @@
 # make demo   install everything into .venv and run the main job
 # make test   install and run the tests
+# make isa    those whose result hangs on rounding, under older instructions
 # make slow   the slow ones: ant, other physics backends, the whole demo
 # make check  formatting, lint, types, layers
 # make demo-matrix  the demo's training over 4 seeds and 3 instruction sets
@@ -14,7 +15,7 @@ BENCH_STAMP := $(BENCH_VENV)/.installed
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 1
 
-.PHONY: demo demo-matrix test slow check bench format clean
+.PHONY: demo demo-matrix test isa slow check bench format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -37,6 +38,14 @@ demo-matrix: $(STAMP)
 # A file of tests stays in one process, with the envs it has compiled.
 test: $(STAMP)
 	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile
+
+# XLA, torch and MKL keep to SSE4.2; what is compiled for it has a cache of its own.
+isa: export JAX_COMPILATION_CACHE_DIR = $(CURDIR)/.cache/jax-sse4_2
+isa: export XLA_FLAGS = --xla_cpu_max_isa=SSE4_2
+isa: export ATEN_CPU_CAPABILITY = default
+isa: export MKL_CBWR = COMPATIBLE
+isa: $(STAMP)
+	$(BIN)/python -m pytest -m 'rounding and not slow' -n 2 --dist loadfile
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 600

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from envkit.functional import Box, Discrete, Timestep
+from tests.half import HALF
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Zoo:
     def reset(self, key):
         words, noise = jax.random.bits(key, (5,)), jax.random.normal(key, (5,))
         state = {
-            "half": noise[:4].reshape(2, 2).astype(jnp.float16),
+            "half": noise[:4].reshape(2, 2).astype(HALF),
             "brain": noise[:3].astype(jnp.bfloat16),
             "float": noise[4],
             "empty": jnp.zeros((0, 3)),

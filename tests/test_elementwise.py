@@ -10,6 +10,8 @@ import torch
 
 from envkit import elementwise
 
+pytestmark = pytest.mark.rounding
+
 VALUE = np.array([[-2.0, 0.0, 0.5], [1.0, 3.0, -0.0]], dtype=np.float32)
 
 CASES = {

@@ -19,6 +19,8 @@ from bridges.jax_env import JaxEnv
 from envkit.batched.parallel import ParallelEnv
 from tests.bridges.jax_envs import Pendulum
 
+pytestmark = pytest.mark.rounding
+
 ROWS, STEPS = 3, 12
 
 

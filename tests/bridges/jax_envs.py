@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from envkit.functional import Box, Discrete, Timestep
+from tests.half import HALF
 
 
 class Pendulum:
@@ -47,7 +48,7 @@ class WalkerState:
     lamps: jax.Array  # bool (3,)
     level: jax.Array  # uint8 ""
     noise: jax.Array  # typed key ""
-    parts: dict[str, Any]  # {"half": float16 (2, 2), "empty": float32 (0,)}
+    parts: dict[str, Any]  # {"half": HALF (2, 2), "empty": float32 (0,)}
     extra: None = None
 
 
@@ -65,7 +66,7 @@ class Walker:
             lamps=jnp.array([True, False, True]),
             level=jnp.uint8(200),
             noise=jax.random.wrap_key_data(key),
-            parts={"half": jnp.ones((2, 2), jnp.float16), "empty": jnp.zeros((0,))},
+            parts={"half": jnp.ones((2, 2), HALF), "empty": jnp.zeros((0,))},
         )
         return state, self.shown(state, 0.0)
 

@@ -67,10 +67,12 @@ def assert_equals_bare(env, rows, steps):
 # --------------------------------------------------------------------------------------- same numbers
 
 
+@pytest.mark.rounding
 def test_fast_equals_brax_stepped_by_hand(fast):
     assert_equals_bare(fast, 4, steps=4)
 
 
+@pytest.mark.rounding
 def test_inverted_pendulum_equals_brax_stepped_by_hand(pendulum):
     assert_equals_bare(pendulum, 8, steps=6)
 
@@ -85,6 +87,7 @@ def test_every_backend_equals_brax_stepped_by_hand(name, backend):
     assert_equals_bare(env, 4, steps=4)
 
 
+@pytest.mark.rounding
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ant_repeats_itself_stepped_and_advanced_and_nearly_so_compiled_or_at_another_size():
@@ -107,6 +110,7 @@ def test_ant_repeats_itself_stepped_and_advanced_and_nearly_so_compiled_or_at_an
     assert_close(part["next"], advanced["next"][:3, 0], atol=1e-4)
 
 
+@pytest.mark.rounding
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_compiled_rollout_of_a_physics_engine_equals_the_python_loop(pendulum):
@@ -122,6 +126,7 @@ def test_a_compiled_rollout_of_a_physics_engine_equals_the_python_loop(pendulum)
     assert (fresh.abs() < 0.1).all() and len(fresh.unique(dim=0)) == len(fresh) > 2
 
 
+@pytest.mark.rounding
 def test_a_stored_state_steps_to_the_same_bits_and_nearly_so_at_another_size(pendulum):
     pendulum.set_seed(2)
     td = pendulum.rollout(5, lambda td: td.set("action", torch.full((8, 1), 0.2)))
@@ -134,6 +139,7 @@ def test_a_stored_state_steps_to_the_same_bits_and_nearly_so_at_another_size(pen
     assert_close(part["next"], wanted[:3])
 
 
+@pytest.mark.rounding
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["inverted_pendulum", "ant"])
@@ -229,6 +235,7 @@ def test_the_nested_layout_has_the_references_keys(nested_fast):
     }
 
 
+@pytest.mark.rounding
 def test_the_layouts_of_a_brax_state_agree(fast, nested_fast):
     fast.set_seed(0)
     nested_fast.set_seed(0)

@@ -32,6 +32,8 @@ from envkit.functional import Box, Timestep, unroll
 from tests.bridges.compare import assert_same
 from tests.bridges.jax_envs import Pendulum, Walker
 
+pytestmark = pytest.mark.rounding
+
 PAGE = (Path(__file__).parents[2] / "docs" / "gradients.md").read_text()
 ROWS, LIMIT = 4, 5
 

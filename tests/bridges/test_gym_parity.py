@@ -41,6 +41,7 @@ MUJOCO = names_of("mujoco", "-v5")
 
 # Announcements of gymnasium's about its own envs.
 pytestmark = [
+    pytest.mark.rounding,
     pytest.mark.filterwarnings("ignore:.*is out of date"),
     pytest.mark.filterwarnings("ignore:.*you are not rendering"),
 ]

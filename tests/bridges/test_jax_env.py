@@ -36,6 +36,7 @@ from tests.bridges.compare import (
     write_into_all,
 )
 from tests.bridges.jax_envs import Chooser, Pendulum, Shifting, Steered, Walker
+from tests.half import TORCH_HALF
 from tests.jax_envs import Countdown
 
 STEPS = 15  # of every compiled rollout here: each length is a program of its own
@@ -96,6 +97,7 @@ def test_a_second_rollout_compiles_nothing(walker):
     assert walker.traces == before
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("wrap", [lambda env: env, lambda env: TransformedEnv(env, StepCounter())])
 def test_all_steps_of_a_rollout_from_python_are_one_program(wrap):
     env = wrap(JaxEnv(Walker(), batch_size=[4], device="cpu", episode_length=3))
@@ -131,6 +133,7 @@ def test_any_batch_size_is_accepted(walker, batch):
     assert following["state", "floats"].shape[:-1] == torch.Size(batch)
 
 
+@pytest.mark.rounding
 def test_a_batch_of_two_axes_computes_what_its_flat_rows_do(walker):
     flat = act(seeded(walker).reset(TensorDict(batch_size=[6])), 0.5)
     square = flat.clone().reshape(2, 3)
@@ -149,6 +152,7 @@ def test_specs_and_reset_follow_the_envs_own_batch_size(walker, single_walker):
         assert not env.batch_locked
 
 
+@pytest.mark.rounding
 def test_a_masked_subset_steps_like_the_same_rows_of_the_whole(walker):
     root = act(seeded(walker).reset(), 0.3)
     mask = torch.tensor([True, False, True, True])
@@ -159,6 +163,7 @@ def test_a_masked_subset_steps_like_the_same_rows_of_the_whole(walker):
     assert_close(part, whole[mask])
 
 
+@pytest.mark.rounding
 def test_rows_from_different_times_are_stepped_together(walker):
     start = seeded(walker).reset()
     later = steps_of(walker, start.copy(), 3, 0.1)
@@ -210,6 +215,7 @@ def test_next_keeps_the_last_observation_and_the_following_root_is_fresh(walker)
     assert not data["done"].any()
 
 
+@pytest.mark.rounding
 def test_a_python_policy_repeats_a_compiled_rollout_bit_for_bit(walker):
     compiled = seeded(walker, 3).rollout(STEPS, break_when_any_done=False)
 
@@ -229,6 +235,7 @@ def test_the_second_episode_of_a_row_differs_from_its_first_and_from_other_rows(
     assert len(torch.unique(starts, dim=0)) == len(starts)
 
 
+@pytest.mark.rounding
 def test_a_reset_row_draws_the_same_whatever_the_others_do(walker):
     root = steps_of(walker, seeded(walker).reset(), 2)
 
@@ -240,6 +247,7 @@ def test_a_reset_row_draws_the_same_whatever_the_others_do(walker):
     assert_close(alone[1], outside)
 
 
+@pytest.mark.rounding
 def test_first_draws_of_a_row_do_not_depend_on_the_batch_size(walker):
     own = seeded(walker, 5).reset()
     larger = seeded(walker, 5).reset(TensorDict(batch_size=[9]))
@@ -247,6 +255,7 @@ def test_first_draws_of_a_row_do_not_depend_on_the_batch_size(walker):
     assert_close(own, larger[:4])
 
 
+@pytest.mark.rounding
 def test_a_partial_reset_leaves_the_other_rows_bit_for_bit(walker):
     root = steps_of(walker, seeded(walker).reset(), 2, 0.1)
     before = root.clone()
@@ -414,9 +423,10 @@ def test_the_nested_layout_has_one_entry_for_each_leaf(nested_walker):
     }
     assert root["state", "lamps"].dtype == torch.bool
     assert root["state", "level"].dtype == torch.uint8
-    assert root["state", "parts", "half"].dtype == torch.float16
+    assert root["state", "parts", "half"].dtype == TORCH_HALF
 
 
+@pytest.mark.rounding
 def test_the_layouts_compute_the_same(walker, nested_walker):
     packed = seeded(walker, 2).rollout(STEPS, break_when_any_done=False)
 
@@ -460,6 +470,7 @@ def test_a_python_rollout_starts_from_the_other_layout(walker, nested_walker):
     assert set(data["state"].keys()) == {"floats", "words"}
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("layout", ["packed", "nested"])
 def test_a_saved_state_steps_to_the_same_bits_later(walker, nested_walker, layout, tmp_path):
     env = walker if layout == "packed" else nested_walker
@@ -478,6 +489,7 @@ def test_a_saved_state_steps_to_the_same_bits_later(walker, nested_walker, layou
         assert_same(env.step(td), wanted)
 
 
+@pytest.mark.rounding
 def test_a_saved_state_steps_to_nearly_the_same_at_another_size(walker):
     root = act(steps_of(walker, seeded(walker).reset(), 2), 0.4)
     rows = torch.cat([root, root, root[:1]]).clone()
@@ -496,6 +508,7 @@ def test_stepping_an_old_root_again_repeats_the_result(walker):
 # -------------------------------------------------------------------------------------------- seeds
 
 
+@pytest.mark.rounding
 def test_the_same_seed_gives_the_same_rollout_on_either_path(walker):
     for nonstop in (True, False):
         rollouts = [
@@ -760,6 +773,7 @@ def test_unroll_takes_compiled_policies_only(walker):
 # ------------------------------------------------------------------------------------------- unroll
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("batch", [[4], [2, 3], []])
 def test_unroll_repeats_a_python_loop_with_the_same_actions(walker, batch):
     root = seeded(walker).reset(TensorDict(batch_size=batch))
@@ -775,6 +789,7 @@ def test_unroll_repeats_a_python_loop_with_the_same_actions(walker, batch):
     assert_same(begun, last)
 
 
+@pytest.mark.rounding
 def test_unroll_in_chunks_goes_on_where_it_stopped(walker):
     root = seeded(walker).reset()
 
@@ -843,6 +858,7 @@ def test_data_of_a_compiled_rollout_agrees_with_the_specs(nested_walker):
     check_env_specs(nested_walker, seed=0, break_when_any_done=False)
 
 
+@pytest.mark.rounding
 def test_fifteen_lines_of_jax_are_an_environment():
     env = seeded(JaxEnv(Pendulum(), batch_size=[5], episode_length=4))
 
@@ -941,6 +957,7 @@ class Marked(JaxEnv):
         return fresh.set("observation", torch.full_like(fresh["observation"], 9.0))
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("way", ["step", "masked", "advance", "random", "replayed", "transformed"])
 def test_a_subclass_that_overrides_a_step_is_obeyed_on_every_path(way):
     plain, env = (kind(Pendulum(), batch_size=[3], episode_length=9) for kind in (JaxEnv, Shaped))

@@ -21,6 +21,8 @@ from envkit.transforms.episodes import StepCounter
 from tests.bridges.compare import assert_close, assert_same
 from tests.bridges.jax_envs import Pendulum, Steered, Walker
 
+pytestmark = pytest.mark.rounding
+
 SHARDS = 4
 on_four = pytest.mark.skipif(
     len(jax.devices()) < SHARDS,

@@ -26,6 +26,8 @@ from envkit.functional import (
 from envkit.functional.autoreset import chunk_size
 from tests.jax_envs import Countdown, NoisyWalk, Pendulum, Zoo
 
+pytestmark = pytest.mark.rounding
+
 KEY = jax.random.PRNGKey(7)
 WALK = BatchedEnv(TimeLimit(NoisyWalk(), 4))
 jit_restart = jax.jit(WALK.restart_where)

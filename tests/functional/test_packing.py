@@ -17,11 +17,12 @@ from bridges.brax import BraxCore, import_brax
 from envkit.errors import KeyCollisionError, StateStructureError
 from envkit.functional import BatchedEnv, StatePacking, TimeLimit, Timestep
 from tests.functional.test_batch import begin, same_bits
+from tests.half import HALF
 from tests.jax_envs import Countdown, NoisyWalk, Pendulum, Zoo
 
 KEY = jax.random.PRNGKey(3)
 DTYPES = [
-    *(np.float32, np.float16, ml_dtypes.bfloat16, np.bool_),
+    *(np.float32, HALF, ml_dtypes.bfloat16, np.bool_),
     *(np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32),
 ]
 
@@ -95,7 +96,7 @@ def test_wide_leaves_survive_with_x64():
             "float": jnp.array([np.pi, -0.0, np.inf]),
             "int": jnp.array([2**40 + 3, -(2**63)]),
             "uint": jnp.uint64(2**64 - 1),
-            "half": jnp.float16(1.5),
+            "half": HALF(1.5),
             "empty": jnp.zeros((0,), jnp.int64),
         }
         packing = StatePacking(jax.eval_shape(lambda: tree))
@@ -106,6 +107,7 @@ def test_wide_leaves_survive_with_x64():
         assert same_bits(packing.unpack(buffers), tree)
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("name", ["fast", "inverted_pendulum"])
 def test_a_brax_state_survives(name):
     options = {} if name == "fast" else {"backend": "spring"}

@@ -48,7 +48,10 @@ from envkit.errors import FusionError, MissingKeyError
 from envkit.transition import leaves
 from tests.bridges.compare import assert_close, assert_same, replay
 from tests.bridges.jax_envs import Pendulum, Walker
+from tests.half import TORCH_HALF
 from tests.policies import Replay
+
+pytestmark = pytest.mark.rounding
 
 ROWS, STEPS = 4, 9
 
@@ -80,7 +83,7 @@ def values():
         ClipTransform(["place"], ["near"], low=-0.25),
         ObservationNorm(torch.tensor([0.5, -1.0]), 2.0, ["place"], standard_normal=True),
         ObservationNorm(0.1, 0.5, [("sight", "level")], ["light"]),
-        DTypeCastTransform(torch.float32, torch.float16, ["near"], ["coarse"]),
+        DTypeCastTransform(torch.float32, TORCH_HALF, ["near"], ["coarse"]),
         DTypeCastTransform(torch.uint8, torch.int64, [("sight", "level")]),
         DoubleToFloat(),
     ]

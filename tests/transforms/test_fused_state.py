@@ -27,6 +27,8 @@ from tests.envs import Count
 from tests.policies import Replay
 from tests.transforms.test_fused import Opaque
 
+pytestmark = pytest.mark.rounding
+
 ROWS, STEPS, DECAY = 4, 9, 0.9
 
 

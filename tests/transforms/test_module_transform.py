@@ -45,15 +45,16 @@ def cartpole(transform) -> TransformedEnv:
 # ------------------------------------------------------------------------------------ what it computes
 
 
+@pytest.mark.rounding
 def test_a_module_sees_every_reset_and_every_step():
     transform = encoder(no_grad=True)
     env = cartpole(transform)
 
     data = env.rollout(5)
 
-    with torch.no_grad():
-        assert data["code"].equal(transform.module.module(data["observation"]))
-        assert data["next", "code"].equal(transform.module.module(data["next", "observation"]))
+    with torch.no_grad():  # all steps at once are rounded apart from one after the other
+        for part in (data, data["next"]):
+            torch.testing.assert_close(part["code"], transform.module.module(part["observation"]))
 
 
 def test_gradients_are_kept_unless_told_otherwise():

@@ -28,6 +28,8 @@ from envkit.errors import ArgumentError, MissingKeyError, NoParentError, Statist
 from tests.envs import Count, StatelessCount
 from tests.transforms.envs import TwoTeams
 
+pytestmark = pytest.mark.rounding
+
 NONSTOP = {"break_when_any_done": False}
 
 

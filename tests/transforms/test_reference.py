@@ -20,6 +20,8 @@ import torchrl.envs as reference
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs.transforms import transforms as reference_transforms
 
+pytestmark = pytest.mark.rounding
+
 A = ["a"]
 CASES = {  # name, keywords, direction
     "affine": ("ObservationNorm", {"loc": 1.0, "scale": 2.0, "in_keys": A}, "out"),

@@ -46,6 +46,7 @@ from envkit import (
     VideoRecorder,
     check_env_specs,
 )
+from tests.bridges.compare import assert_close
 from tests.envs import Count
 from tests.transforms.envs import (
     Cards,
@@ -101,6 +102,7 @@ def test_specs_follow_data_around_an_env_around_a_batch_and_inside(case):
     check_env_specs(SerialEnv(2, lambda: TransformedEnv(make(), transform())))
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("case", [case for case in CASES if case not in DRAWING])
 def test_inside_the_sub_envs_is_as_outside_around_them(case):
     make, transform = CASES[case]
@@ -111,7 +113,7 @@ def test_inside_the_sub_envs_is_as_outside_around_them(case):
         env.set_seed(3)
         data.append(env.rollout(7, break_when_any_done=False))
 
-    assert is_equal(*data)
+    assert_close(*data)  # one batch of two and two of one are rounded apart
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.half import TORCH_HALF
+
 __all__ = ["NETWORKS", "Calls", "Network"]
 
 
@@ -162,7 +164,7 @@ def _made(x):
 
 def _casts(x):
     return (
-        x.half().float()
+        x.to(TORCH_HALF).float()
         + x.bfloat16().relu()
         + (x * 3).int().float()
         + (x * 3).long() / 2

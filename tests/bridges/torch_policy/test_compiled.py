@@ -66,6 +66,7 @@ def test_the_interaction_type_chooses_the_translation():
     assert policy.translations == 2
 
 
+@pytest.mark.rounding
 def test_dropout_draws_while_the_module_trains():
     module = nn.Sequential(nn.Linear(2, 400), nn.Dropout(0.5))
     policy = compile_policy(module.eval())
@@ -109,6 +110,7 @@ def test_parameters_that_were_replaced_are_found_by_name():
     assert policy.translations == 1
 
 
+@pytest.mark.rounding
 def test_a_layer_of_another_size_makes_a_new_translation():
     policy = compile_policy(nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2)))
     run(policy, plain((2,)), torch.ones(3, 2))
@@ -205,6 +207,7 @@ def test_a_translation_keeps_no_submodule_alive_that_was_replaced():
     assert replaced() is None
 
 
+@pytest.mark.rounding
 def test_tied_weights_stay_tied():
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     module[1].weight = module[0].weight
@@ -218,6 +221,7 @@ def test_tied_weights_stay_tied():
     np.testing.assert_allclose(out["action",], module(torch.ones(2, 3)).detach(), rtol=1e-5)
 
 
+@pytest.mark.rounding
 def test_an_optimiser_step_cannot_race_with_a_program_that_runs():
     size = 600
     module = nn.Sequential(*(nn.Linear(size, size, bias=False) for _ in range(6)))
@@ -259,6 +263,7 @@ def independent(loc, scale):
     return torch.distributions.Independent(torch.distributions.Normal(loc, scale), 1)
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("distribution", [torch.distributions.Normal, tanh_normal, independent])
 def test_drawn_actions_have_the_distribution_that_torch_draws_from(distribution):
     policy = compile_policy(drawing(distribution))
@@ -286,6 +291,7 @@ def test_another_key_draws_something_else_and_the_same_key_the_same():
     assert not (one == other).any()
 
 
+@pytest.mark.rounding
 def test_torchrls_tanh_normal_is_translated():
     torchrl = pytest.importorskip("torchrl.modules")
     policy = compile_policy(drawing(torchrl.TanhNormal, distribution_kwargs={"low": -2, "high": 2}))
@@ -495,6 +501,7 @@ def test_what_a_module_reads_as_data_of_a_tensor_is_followed():
     np.testing.assert_allclose(out["action",], module(torch.ones(3, 2)).detach(), rtol=1e-6)
 
 
+@pytest.mark.rounding
 def test_a_matrix_that_torch_would_refuse_gives_nan_in_its_row():
     module = Calls(lambda x: torch.linalg.solve(x, torch.ones(2)))
     x = torch.stack([torch.eye(2), torch.ones(2, 2), 2 * torch.eye(2)])

@@ -30,6 +30,8 @@ from tests.bridges.jax_envs import Chooser, Walker
 from tests.bridges.torch_policy.networks import Calls
 from tests.bridges.torch_policy.test_compiled import plain, run
 
+pytestmark = pytest.mark.rounding
+
 modules = pytest.importorskip("torchrl.modules")
 ROWS, STEPS = 256, 12
 DRAWN = ROWS * STEPS

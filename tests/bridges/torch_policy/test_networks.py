@@ -20,6 +20,8 @@ from bridges.torch_policy.compiled import compile_policy
 from bridges.torch_policy.exporting import Signature
 from tests.bridges.torch_policy.networks import NETWORKS, Calls
 
+pytestmark = pytest.mark.rounding
+
 TOLERANCE = 1e-5
 CPU = torch.device("cpu")
 

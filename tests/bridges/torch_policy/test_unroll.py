@@ -65,6 +65,7 @@ def drawn():
 # ------------------------------------------------------------------------- the same as step by step
 
 
+@pytest.mark.rounding
 def test_a_compiled_rollout_is_the_stepwise_one_with_the_same_actions(walker, drawn):
     compiled = seeded(walker).rollout(STEPS, drawn, break_when_any_done=False)
 
@@ -78,6 +79,7 @@ def test_a_compiled_rollout_is_the_stepwise_one_with_the_same_actions(walker, dr
     assert compiled.names == stepped.names
 
 
+@pytest.mark.rounding
 def test_a_deterministic_policy_does_what_its_module_does(walker, steered):
     compiled = seeded(walker).rollout(STEPS, steered, break_when_any_done=False)
 
@@ -86,6 +88,7 @@ def test_a_deterministic_policy_does_what_its_module_does(walker, steered):
     assert_close(compiled, stepped.detach(), atol=TOLERANCE)
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("chunk", [64, 2])
 @pytest.mark.parametrize("rule", ["any", "all"])
 def test_a_run_that_stops_early_is_the_stepwise_one(walker, drawn, monkeypatch, rule, chunk):
@@ -101,6 +104,7 @@ def test_a_run_that_stops_early_is_the_stepwise_one(walker, drawn, monkeypatch, 
     assert_same(compiled, stepped)
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("batch", [[3], [1, 3]])
 def test_rows_that_only_fill_up_a_batch_stop_nothing(walker, drawn, batch):
     td = TensorDict(batch_size=batch)
@@ -130,6 +134,7 @@ def test_rows_that_only_fill_up_a_batch_draw_actions_and_still_stop_nothing():
     assert len(set(lengths)) > 2
 
 
+@pytest.mark.rounding
 def test_a_row_that_was_truncated_waits_for_the_others():
     env = JaxEnv(Pendulum(), batch_size=[3], device="cpu", episode_length=5)
     policy = compile_policy(nn.Linear(3, 1))
@@ -148,6 +153,7 @@ def test_a_row_that_was_truncated_waits_for_the_others():
     assert_close(compiled, stepped.detach(), atol=TOLERANCE)
 
 
+@pytest.mark.rounding
 def test_random_actions_stop_where_the_stepwise_run_does(walker):
     compiled = seeded(walker, 2).rollout(STEPS)
 
@@ -156,6 +162,7 @@ def test_random_actions_stop_where_the_stepwise_run_does(walker):
     assert_same(compiled, stepped)
 
 
+@pytest.mark.rounding
 def test_unroll_goes_on_where_it_stopped_and_the_policy_with_it(walker, steered):
     root = seeded(walker).reset()
 
@@ -178,6 +185,7 @@ def test_a_rollout_is_written_into_storage_that_is_there(walker, drawn):
     assert result["place"].data_ptr() == out["place"].data_ptr()
 
 
+@pytest.mark.rounding
 def test_entries_nobody_knows_stay_at_the_roots(walker, steered):
     td = seeded(walker).reset().set("task", torch.arange(4))
 
@@ -206,6 +214,7 @@ def test_what_a_policy_draws_follows_the_seed(walker, drawn):
     assert len(actions.reshape(-1, 2).unique(dim=0)) == 4 * STEPS
 
 
+@pytest.mark.rounding
 def test_recorded_log_probs_are_those_of_the_recorded_actions(walker, drawn):
     data = seeded(walker).rollout(STEPS, drawn, break_when_any_done=False)
 
@@ -236,6 +245,7 @@ def test_discrete_actions_are_recorded_as_the_policy_writes_them(chooser):
     assert len(chosen.unique()) == 3
 
 
+@pytest.mark.rounding
 def test_a_dict_of_actions_is_written_by_one_module():
     class Both(nn.Module):
         def __init__(self):
@@ -258,6 +268,7 @@ def test_a_dict_of_actions_is_written_by_one_module():
 # -------------------------------------------------------------------------------- live parameters
 
 
+@pytest.mark.rounding
 def test_an_optimiser_step_is_seen_without_tracing_again(walker):
     policy = compile_policy(steering(seed=3))
     optimiser = torch.optim.SGD(policy.parameters(), lr=0.5)
@@ -301,6 +312,7 @@ def test_a_callback_makes_a_compiled_policy_step_from_python(walker, steered):
 # ------------------------------------------------------------------------------- policies in JAX
 
 
+@pytest.mark.rounding
 def test_a_policy_in_jax_is_compiled_once_for_all_its_parameters(walker):
     policy = JaxPolicy(uniform_noise, {"gain": jnp.float32(0.5)})
     data = seeded(walker).rollout(STEPS, policy, break_when_any_done=False)
@@ -521,6 +533,7 @@ def test_an_action_of_another_shape_is_refused(walker):
 # --------------------------------------------------------------------------- memory and transforms
 
 
+@pytest.mark.rounding
 def test_a_recurrent_policy_forgets_where_an_episode_ends(walker):
     env = TransformedEnv(walker, InitTracker())
     env.append_transform(TensorDictPrimer(hidden=Unbounded((3,)), expand_specs=True))
@@ -535,6 +548,7 @@ def test_a_recurrent_policy_forgets_where_an_episode_ends(walker):
     assert (compiled["hidden"][begun] == 0).all() and (compiled["hidden"][~begun] != 0).any()
 
 
+@pytest.mark.rounding
 def test_what_a_policy_remembers_may_come_in_the_data(walker):
     env = TransformedEnv(walker, InitTracker())
     module = remembering()
@@ -626,6 +640,7 @@ def test_memory_that_no_reset_reaches_is_refused(walker):
         walker.unroll(td, STEPS, compile_policy(counting("memory")))
 
 
+@pytest.mark.rounding
 def test_transforms_that_fuse_are_part_of_the_run(walker, drawn):
     env = TransformedEnv(walker, StepCounter(max_steps=4))
     compiled = seeded(env).rollout(STEPS, drawn, break_when_any_done=False)
