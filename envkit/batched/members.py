@@ -63,23 +63,6 @@ class Member:
                 own.set(as_key(path), value[self.rows])
         return delivered(own, self.env.device)
 
-    def require_actions(self, td: TensorDictBase, stepped: torch.Tensor | None) -> None:
-        """Check the actions of this member's rows, by their numbers in the whole batch.
-
-        Args:
-            td: root of the whole batch.
-            stepped: rows that are to be stepped; None for all.
-
-        Raises:
-            MissingKeyError, InputError: see `ActionInput.take`.
-        """
-        rows = None if stepped is None else stepped[self.rows].nonzero().flatten().tolist()
-        for key, rule in self.env._action_inputs.items():
-            value = td.get(key, None)
-            rule.require_form(value, td.batch_size)  # told as the caller sees it
-            own = cast(torch.Tensor, value)[self.rows]
-            rule.take(own, own.shape[:1], rows=rows, first=self.rows.start)
-
     def part_to_reset(self, td: TensorDictBase, hidden: Sequence[Key] = ()) -> TensorDictBase:
         """The same for a partial reset, with what the member told in place of what ``td`` made of it.
 

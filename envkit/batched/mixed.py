@@ -181,8 +181,6 @@ class MixedEnv(EnvBase):
         mask = None if mask is None else rules.step_mask(mask, td.batch_size).cpu()
         moving = self._is_stateful if mask is None else self._is_stateful & mask
         self._require_newest(td, moving)
-        for member in self.members:  # all of them, before any of them moves
-            member.require_actions(td, mask)
         begins = []
         for member in reversed(self._in_order_of_waiting()):
             try:
