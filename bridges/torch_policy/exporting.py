@@ -168,7 +168,7 @@ class _ByPath(torch.nn.Module):
                 f"{type(self.module).__name__} returned {type(out).__name__}, but a policy on "
                 "TensorDicts returns the one it was given."
             )
-        return {path: value for path, value in leaves(out) if given.get(path) is not value}
+        return {path: value for path, value in leaves(out) if not _is_same(value, given.get(path))}
 
     def _check(self, path: Path, value: Any, rows: Any) -> None:
         if not isinstance(value, torch.Tensor) or not value.ndim or value.shape[0] != rows:
@@ -177,6 +177,18 @@ class _ByPath(torch.nn.Module):
                 f"the module writes {'.'.join(path)!r} as {kind}, but a compiled policy writes tensors "
                 f"with one entry for each row. Change that, or {STEPWISE}."
             )
+
+
+def _is_same(value: Any, given: torch.Tensor | None) -> bool:
+    """Tell whether a value is what was given, if only after it was reshaped to and fro."""
+    if not isinstance(value, torch.Tensor) or given is None:
+        return False
+    return value is given or _layout(value) == _layout(given)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    storage = tensor.untyped_storage()._cdata
+    return storage, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 @contextmanager

@@ -548,6 +548,33 @@ def test_a_function_is_not_a_module():
         compile_policy(lambda x: x)
 
 
+def test_entries_that_a_module_only_reshapes_to_and_fro_are_not_written():
+    class Reshaping(nn.Module):
+        def forward(self, tensordict):
+            flat = tensordict.unsqueeze(-1)
+            flat["turned"] = flat["place"].flip(-1)
+            return tensordict.update(
+                flat.squeeze(-1).clone(recurse=False).select("place", "turned")
+            )
+
+    out = run(compile_policy(Reshaping()), PLACE, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+
+    assert {path: value.tolist() for path, value in out.items()} == {
+        ("turned",): [[2.0, 1.0], [4.0, 3.0]]
+    }
+
+
+def test_a_transposed_input_is_written():
+    class Turning(nn.Module):
+        def forward(self, tensordict):
+            return tensordict.set("place", tensordict["place"].mT)
+
+    square = Signature(((("place",), torch.Size([2, 2]), torch.float32),), None)
+    out = run(compile_policy(Turning()), square, torch.arange(12.0).reshape(3, 2, 2))
+
+    assert out["place",][0].tolist() == [[0.0, 2.0], [1.0, 3.0]]
+
+
 def test_other_names_of_a_tensordict_module_are_kept():
     module = TensorDictModule(nn.Linear(2, 2), in_keys=["place"], out_keys=[("deep", "action")])
 
