@@ -125,7 +125,7 @@ def test_early_stops_step_from_python(pair):
 @on_four
 def test_transforms_fuse_and_policies_compile_as_on_one_device():
     def function(params, observation, key):
-        return params * observation["observation"][:, :1]
+        return params * observation[:, :1]
 
     runs = []
     for devices in (None, jax.devices()[:SHARDS]):
