@@ -12,7 +12,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from tensordict import TensorDict, TensorDictBase
 from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_device_of, torch_dtype_of
 from bridges.gpu import warn_if_full
 from bridges.gradients import Running, is_wanted
+from bridges.jax_draws import unkeyed_draws
 from bridges.jax_handoff import RowEnv
 from bridges.jax_programs import Constants, Programs, simulator_name
 from bridges.jax_specs import action_composite, array_leaf, done_composite
@@ -148,6 +149,9 @@ class JaxEnv(RowEnv):
         if device is not None and self._key is not None:
             self._key = jax.device_put(self._key, jax_device_of(device))
         return super().to(*args, **kwargs)  # type: ignore[return-value]
+
+    def _faults(self) -> Iterable[str]:
+        return unkeyed_draws(self._programs.env)
 
     def _told_first(self) -> list[str]:
         return [simulator_name(self._programs.env)]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABCMeta, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
 
@@ -184,6 +184,13 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
     def fake_tensordict(self) -> TensorDict:
         """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``."""
         return fake_step(self.input_spec, self.output_spec)
+
+    _gives_nan = False
+    """NaN stands for values that this env cannot know."""
+
+    def _faults(self) -> Iterable[str]:
+        """Name what is wrong with this kind of env that no data can show, for `check_env_specs`."""
+        return ()
 
     def check_env_specs(self, *args: Any, **kwargs: Any) -> None:
         """Compare a few steps with the specs; see `envkit.check_env_specs`."""

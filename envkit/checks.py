@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.base import EnvBase
+from envkit.conduct import faults
 from envkit.deviations import changed, deviations, distinct
 from envkit.errors import ArgumentTypeError, EnvkitError, OutOfSpecError, RolloutError
 from envkit.keys import as_key
@@ -31,7 +32,9 @@ def check_env_specs(
     tensordict: TensorDictBase | None = None,
     break_when_any_done: bool | None = None,
 ) -> None:
-    """Compare three random steps of an env with its specs; silent when they agree.
+    """Compare random steps of an env with its specs, and look at what else it does; silent when all is well.
+
+    The env is seeded: with ``seed``, else with the seed that it has.
 
     Args:
         env: any environment.
@@ -44,8 +47,9 @@ def check_env_specs(
     Raises:
         ArgumentTypeError: ``env`` is no env, or the class of one.
         OutOfSpecError: an AssertionError that lists every key that is missing or too many, every
-            shape, dtype and device that differs, every value outside its spec, what the env was
-            refused for, and every entry that was written to after it had been returned.
+            shape, dtype and device that differs, every value outside its spec and every NaN, what
+            the env was refused for, and every entry that was written to after it had been returned.
+            Of an env whose data is right: what it does wrong, see `conduct`.
     """
     if not isinstance(env, EnvBase):
         is_class = isinstance(env, type)
@@ -64,7 +68,13 @@ def check_env_specs(
         auto_reset=True,
         break_when_any_done=break_when_any_done,
     )
-    find = partial(deviations, env.specs, device=env.device, check_dtype=check_dtype)
+    find = partial(
+        deviations,
+        env.specs,
+        device=env.device,
+        check_dtype=check_dtype,
+        accept_nan=env._gives_nan,
+    )
     try:
         problems = find(env.fake_tensordict(), run(return_contiguous=return_contiguous))
     except RolloutError:  # perhaps steps cannot be stacked because one of them is not as it says
@@ -75,6 +85,7 @@ def check_env_specs(
         problems = _by_hand(env, tensordict, find) or [str(error)]
     else:
         problems += _alone(env, tensordict, find)
+    problems = problems or faults(env, seed, tensordict)
     if problems:
         raise OutOfSpecError(
             f"{env} does not do what its specs say:\n"

@@ -45,6 +45,7 @@ def deviations(
     *,
     device: torch.device | None,
     check_dtype: bool,
+    accept_nan: bool = False,
 ) -> list[str]:
     """List where ``real`` differs from ``fake`` in keys, shapes, dtypes and devices, or leaves its specs.
 
@@ -54,8 +55,9 @@ def deviations(
         real: the data.
         device: where data must be; None does not ask.
         check_dtype: compare dtypes too.
+        accept_nan: NaN may stand for a value that nobody knows.
     """
-    same = partial(deviations, device=device, check_dtype=check_dtype)
+    same = partial(deviations, device=device, check_dtype=check_dtype, accept_nan=accept_nan)
     if isinstance(real, LazyStackedTensorDict) and real.stack_dim >= specs.ndim:
         steps = (same(specs, fake, step) for step in real.unbind(real.stack_dim))
         return distinct(line for lines in steps for line in lines)
@@ -74,7 +76,7 @@ def deviations(
         event = tuple(dynamic[specs.ndim :])
         lines += _leaf_lines(
             path, wanted[path], value, event, len(real.batch_size), device, check_dtype
-        ) or _value_lines(path, value, spec[(0,) * specs.ndim], check_dtype)
+        ) or _value_lines(path, value, spec[(0,) * specs.ndim], check_dtype, accept_nan)
     return lines
 
 
@@ -168,11 +170,16 @@ def _leaf_lines(
     return lines
 
 
-def _value_lines(path: Path, value: Any, spec: TensorSpec, check_dtype: bool) -> list[str]:
+def _value_lines(
+    path: Path, value: Any, spec: TensorSpec, check_dtype: bool, accept_nan: bool
+) -> list[str]:
     if not isinstance(value, torch.Tensor) or spec.dtype is None:
         return []
     if not check_dtype and not value.is_nested:
         value = value.to(spec.dtype)
+    has_nan = value.is_floating_point() and not value.is_nested and bool(value.isnan().any())
+    if has_nan and not accept_nan:
+        return [f"{as_key(path)!r} holds NaN"]
     if spec.is_in(value):
         return []
     found = ""

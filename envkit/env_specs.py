@@ -47,6 +47,7 @@ class SpecHolder(Overridable):
     _output_spec: Composite | None = None
     _spec_locked = False
     _auto_done_twins: tuple[Path, ...] = ()
+    _reward_is_implied = False  # nobody has declared one
 
     # ------------------------------------------------------------------------- composites and locks
 
@@ -414,7 +415,8 @@ class SpecHolder(Overridable):
         if added:
             self._auto_done_twins = added
             self._store("_output_spec", "done", completed)
-        if self.full_reward_spec.is_empty():
+        self._reward_is_implied = self.full_reward_spec.is_empty()
+        if self._reward_is_implied:
             self.full_reward_spec = Unbounded((*self.batch_size, 1), device=self.device)
         self._check_names_differ()
         self._check_nodes_agree()

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import jax
+import numpy as np
 import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
+from torch import nn
 
-from envkit import EnvBase, SerialEnv, check_env_specs
+from envkit import (
+    EnvBase,
+    GymEnv,
+    JaxEnv,
+    ModuleTransform,
+    SerialEnv,
+    TransformedEnv,
+    check_env_specs,
+)
 from envkit.deviations import deviations
 from envkit.errors import OutOfSpecError
 from envkit.specs import Bounded, Categorical, Composite, NonTensor, OneHot, Unbounded
+from tests.jax_envs import Countdown, NoisyWalk
 
 INTS = torch.int64
 
@@ -327,6 +340,128 @@ class Everything_at_once(Sound):
         return super()._step(td).set("extra", torch.zeros(1))
 
 
+# ------------------------------------------------------- right data, wrong conduct (B22)
+
+
+@broken("'place' holds NaN", "('next', 'place') holds NaN")
+class An_observation_that_is_no_number(Sound):
+    def declare(self):
+        self.observation_spec = Composite(count=Unbounded((1,), dtype=INTS), place=Unbounded((2,)))
+
+    def out(self, **entries):
+        return super().out(**entries).set("place", torch.tensor([1.0, torch.nan]))
+
+
+@broken("_step returns no 'reward', so it is 0 in every step: return it, or zeros")
+class A_reward_left_out(Sound):
+    def _step(self, td):
+        return super()._step(td).exclude("reward")
+
+
+@broken(
+    "_step writes 'action' into its input, which is the caller's: return it in a new TensorDict"
+)
+class A_step_that_writes_into_its_input(Sound):
+    def _step(self, td):
+        return super()._step(td.set("action", 1 - td["action"]))
+
+
+@broken("'done' is False where 'terminated' is True: leave it out, and it is made of the others")
+class A_flag_that_denies_another(Sound):
+    def _step(self, td):
+        out = super()._step(td)
+        return out.set("terminated", ~out["terminated"]).set("done", torch.tensor([False]))
+
+
+MASK = (
+    "of rows that the '_step' mask leaves out is not that of their root: a batched env must honour the mask "
+    "in _step, see docs/custom_envs.md"
+)
+
+
+@broken(f"'count' {MASK}", f"'reward' {MASK}")
+class A_batch_that_ignores_masks(Sound):
+    batch = (3,)
+
+
+@broken(
+    "set_seed(3) raises OSError: the device is gone. Seed the simulator in _set_seed, or let it do "
+    "nothing where there is nothing random"
+)
+class A_seed_that_fails(Sound):
+    _action_seed = 3
+
+    def _set_seed(self, seed):
+        raise OSError("the device is gone")
+
+
+def global_draws(library):
+    return (
+        f"a reset or a step draws from the global generator of {library}, which set_seed does not touch: draw "
+        "from a generator of the env's own, made anew in _set_seed"
+    )
+
+
+@broken(*map(global_draws, ("torch", "NumPy", "Python")))
+class Draws_that_no_seed_decides(Sound):
+    def _reset(self, td):
+        torch.rand(1), np.random.rand()
+        return super()._reset(td)
+
+    def _step(self, td):
+        random.random()
+        return super()._step(td)
+
+
+@dataclass(frozen=True)
+class Stuck(NoisyWalk):
+    """Draws its beginning from a key of its own."""
+
+    def reset(self, key):
+        return super().reset(jax.random.PRNGKey(7))
+
+
+@broken(
+    "reset of Stuck draws random numbers from another key than it is given, so all episodes begin alike: "
+    "draw from that, split where several are needed"
+)
+def Beginnings_that_no_key_decides():
+    return JaxEnv(Stuck(), batch_size=[2])
+
+
+@pytest.mark.parametrize("core", [NoisyWalk(), Countdown(5)])
+def test_a_reset_may_use_its_key_or_draw_nothing(core):
+    check_env_specs(JaxEnv(core, batch_size=[2]))
+
+
+def test_a_batch_that_honours_masks_passes():
+    class Honest(A_batch_that_ignores_masks):
+        def _step(self, td):
+            moves = td.get("_step", torch.ones(3, dtype=torch.bool))[:, None]
+            self.count = self.count + moves
+            return self.out(reward=moves.float(), terminated=self.count >= 9)
+
+    check_env_specs(Honest())
+
+
+def test_a_check_leaves_a_seeded_env_as_its_seed_does():
+    runs = []
+    for _ in range(2):
+        env = GymEnv("CartPole-v1")
+        env.set_seed(3)
+        check_env_specs(env)
+        runs.append(env.rollout(5)["observation"])
+
+    assert torch.equal(*runs)
+    assert "_step" not in vars(env)
+
+
+def test_a_transform_may_draw_from_the_global_generator():
+    noise = ModuleTransform(module=nn.Dropout(), in_keys=["place"], out_keys=["place"])
+
+    check_env_specs(TransformedEnv(JaxEnv(NoisyWalk(), batch_size=[2]), noise))
+
+
 def test_the_envs_below_break_something_sound():
     check_env_specs(Sound())
     Sound().check_env_specs(seed=0)
@@ -376,7 +511,7 @@ def test_episodes_after_the_first_are_looked_at_on_request():
 
         def _step(self, td):
             self.count = torch.full((1,), 7 if self.episodes > 2 else 1)
-            return self.out(terminated=torch.ones(1, dtype=torch.bool))
+            return self.out(reward=torch.ones(1), terminated=torch.ones(1, dtype=torch.bool))
 
     for stop in (None, True):
         check_env_specs(Third_episode_differs(), break_when_any_done=stop)

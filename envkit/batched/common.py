@@ -260,6 +260,11 @@ class BatchedEnv(AttributeLookup, HostedEnv):
         self._started_specs()
         return frozenset[Path]().union(*(found.books for found in self._metadata))
 
+    @property
+    def _gives_nan(self) -> bool:  # type: ignore[override]
+        self._started_specs()
+        return any(found.gives_nan for found in self._metadata)
+
     def _drawn_inside(self, td: TensorDictBase | None) -> TensorDictBase:
         """Have each sub-env draw its actions, as some of them do in a way of their own."""
         if td is None:

@@ -77,6 +77,7 @@ class EnvMetaData:
         auto_done_twins: done leaves that were added by the twin rule.
         allow_done_after_reset: whether the env accepts done flags right after a reset.
         action_masks: actions, each with the entry that says which of its options are allowed.
+        gives_nan: whether NaN stands for values that the env cannot know.
         books: observations that its transforms have added for bookkeeping.
         cannot_resume: the kind of env whose simulator is not in a state dict, if one is.
         draws_its_own: whether random actions come from an override of `EnvBase.rand_action`.
@@ -95,6 +96,7 @@ class EnvMetaData:
     draws_its_own: bool = False
     cannot_resume: str | None = None
     books: frozenset[Path] = frozenset()
+    gives_nan: bool = False
 
     @classmethod
     def metadata_from_env(cls, env: EnvBase) -> EnvMetaData:
@@ -119,6 +121,7 @@ class EnvMetaData:
             draws_its_own=env._draws_its_own,
             cannot_resume=env._cannot_resume,
             books=env._books,
+            gives_nan=env._gives_nan,
         )
 
     def expand(self, *sizes: int) -> EnvMetaData:

@@ -135,6 +135,10 @@ class MixedEnv(EnvBase):
         return frozenset[Path]().union(*(member.env._books for member in self.members))
 
     @property
+    def _gives_nan(self) -> bool:  # type: ignore[override]
+        return any(member.env._gives_nan for member in self.members)
+
+    @property
     def leaves_torch(self) -> bool:
         """Whether a member makes its steps outside torch."""
         return any(member.env.leaves_torch for member in self.members)

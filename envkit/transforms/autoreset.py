@@ -32,6 +32,8 @@ __all__ = ["AutoResetEnv", "AutoResetTransform", "VecGymEnvTransform"]
 class _AutoReset(Transform):
     """Keep what a simulator says of episodes it has begun, until a reset asks for it."""
 
+    gives_nan = True  # in place of last observations that nobody has seen
+
     def __init__(self) -> None:
         super().__init__()
         self._rows: torch.Tensor | None = None

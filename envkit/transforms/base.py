@@ -78,6 +78,9 @@ class Transform(nn.Module):
     """A promise: done flags that the env before has set stay set, and nothing must happen before a
     reset. Then the env may be told to step and to reset what is done in one go."""
 
+    gives_nan = False
+    """NaN stands for values that it cannot know."""
+
     keeps_books = False
     """The observations it adds tell of the run, not of the world (a count of steps, a sum of rewards): a
     policy that is a plain function is not given them."""

@@ -179,6 +179,11 @@ class TransformedEnv(Passage):
             outputs.lock_()
 
     @property
+    def _gives_nan(self) -> bool:  # type: ignore[override]
+        own = any(leaf.gives_nan for leaf in self._transform.flat())
+        return own or self.base_env._gives_nan
+
+    @property
     def _books(self) -> frozenset[Path]:
         return self._cached("books", self._found_books)
 

@@ -174,11 +174,11 @@ class SelfResettingRows(EnvBase):
         return self._out(self.count)
 
     def _step(self, td):
-        last = self.count + 1
-        ended = last == self.ends
+        moves = td.get("_step", torch.ones(self.batch_size, dtype=torch.bool))[:, None]
+        last = self.count + moves
+        ended = moves & (last == self.ends)
         self.count = torch.where(ended, 0, last)
-        out = self._out(last)
-        return out.update({"reward": torch.ones(self.ends.shape), "terminated": ended})
+        return self._out(last).update({"reward": moves.float(), "terminated": ended})
 
     def _set_seed(self, seed):
         pass
