@@ -11,7 +11,7 @@ Conventions
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -29,8 +29,18 @@ from envkit.transition import leaves
 __all__ = ["faults"]
 
 
+_GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "torch": (torch.get_rng_state, torch.set_rng_state),
+    "NumPy": (lambda: np.random.get_state(legacy=False), np.random.set_state),
+    "Python": (random.getstate, random.setstate),
+}
+"""The global generators: how to read their states, and how to write them."""
+
+
 def faults(env: EnvBase, seed: int | None, start: TensorDictBase | None) -> list[str]:
     """List what an env does wrong, whose data is as its specs say.
+
+    The global generators are left as they were.
 
     Args:
         env: it is seeded, with ``seed``, else with the seed it has, else with one that torch's global
@@ -38,8 +48,19 @@ def faults(env: EnvBase, seed: int | None, start: TensorDictBase | None) -> list
         seed: what the user gave.
         start: what a reset is given.
     """
-    if unseeded := list(_seed(env, seed)):
-        return unseeded
+    before = _states()
+    try:
+        return list(_seed(env, seed)) or _faults_of(env, start)
+    finally:
+        for name, (_, write) in _GENERATORS.items():
+            write(before[name])
+
+
+def _states() -> dict[str, Any]:
+    return {name: read() for name, (read, _) in _GENERATORS.items()}
+
+
+def _faults_of(env: EnvBase, start: TensorDictBase | None) -> list[str]:
     core = env
     while isinstance(inner := getattr(core, "base_env", None), EnvBase):
         core = inner
@@ -73,15 +94,10 @@ def _seed(env: EnvBase, seed: int | None) -> Iterator[str]:
 
 def _drawn_elsewhere(env: EnvBase, start: TensorDictBase | None) -> Iterator[str]:
     """Look whether the global generators have moved, though the env was seeded."""
-    generators = {
-        "torch": torch.get_rng_state,
-        "NumPy": lambda: np.random.get_state(legacy=False),
-        "Python": random.getstate,
-    }
-    before = {name: state() for name, state in generators.items()}
+    before = _states()
     env.step(_begun(env, start))
-    for name, state in generators.items():
-        if not _is_same(before[name], state()):
+    for name, state in _states().items():
+        if not _is_same(before[name], state):
             yield (
                 f"a reset or a step draws from the global generator of {name}, which set_seed does not "
                 "touch: draw from a generator of the env's own, made anew in _set_seed"
