@@ -32,7 +32,7 @@ from tensordict import TensorDict
 
 from bench.brax_step import policy_for
 from bench.harness import compare, record
-from bridges.brax import import_brax
+from bridges.worlds.brax import import_brax
 from envkit import BraxEnv, JaxPolicy, compile_policy
 
 WORKS = (

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import torch
 
 from bench.harness import compare, record
-from bridges.brax import import_brax
+from bridges.worlds.brax import import_brax
 from envkit import BraxEnv
 
 WORKS = (

@@ -23,7 +23,7 @@ from tensordict import TensorDictBase
 
 from bench.brax_step import policy_for, torchrl_env
 from bench.harness import compare, record
-from bridges.brax import import_brax
+from bridges.worlds.brax import import_brax
 from envkit import BraxEnv
 
 STEPS = 10

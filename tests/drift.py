@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces, wrappers
 
-from bridges.gymnasium import GymWrapper
+from bridges.gym.wrapper import GymWrapper
 from envkit import ParallelEnv
 
 

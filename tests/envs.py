@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from tensordict import TensorDict
 
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from envkit.specs import Categorical, Composite, Unbounded
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from tensordict import TensorDictBase
 
-from envkit.keys import Key, as_path
+from envkit.data.paths import Key, as_path
 
 
 def stays_frozen(

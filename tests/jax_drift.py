@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import jax
 
-from bridges.jax_env import JaxEnv
+from bridges.jax.env import JaxEnv
 from envkit.functional import Box, Timestep
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from envkit.specs import Bounded, Categorical, Composite, NonTensor, OneHot, Unbounded
 
 FLAG = Categorical(2, shape=(1,), dtype=torch.bool)

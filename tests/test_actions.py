@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 
-from bridges.gymnasium import GymWrapper
+from bridges.gym.wrapper import GymWrapper
 from envkit import (
     Compose,
     Discrete,
@@ -25,7 +25,7 @@ from envkit import (
     TransformedEnv,
     compile_policy,
 )
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from envkit.errors import InputError
 from tests.bridges.jax_envs import Chooser, Pendulum
 from tests.envs import Count

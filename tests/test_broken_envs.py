@@ -23,7 +23,7 @@ from envkit import (
     TransformedEnv,
     check_env_specs,
 )
-from envkit.deviations import deviations
+from envkit.env.deviations import deviations
 from envkit.errors import OutOfSpecError
 from envkit.specs import Bounded, Categorical, Composite, NonTensor, OneHot, Unbounded
 from tests.jax_envs import Countdown, NoisyWalk

@@ -19,7 +19,7 @@ from envkit import (
     StepCounter,
     TransformedEnv,
 )
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from tests.bridges.jax_envs import Pendulum
 
 pendulum = partial(GymEnv, "Pendulum-v1")

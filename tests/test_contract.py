@@ -24,9 +24,9 @@ from envkit import (
     TransformedEnv,
     check_env_specs,
 )
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
+from envkit.env.policy import observation_inputs
 from envkit.errors import ClosedEnvError, DoneError, NotEnumerableError, ResetMaskError, ResumeError
-from envkit.policy import observation_inputs
 from tests.drift import gym_rows
 from tests.envs import Count, StatelessCount
 from tests.frozen import stays_frozen

@@ -24,7 +24,7 @@ from envkit import (
     TransformedEnv,
     check_env_specs,
 )
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from tests.bridges.jax_envs import Pendulum, Walker
 from tests.envs import Count
 

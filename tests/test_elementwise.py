@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from envkit import elementwise
+from envkit.arrays import elementwise
 
 pytestmark = pytest.mark.rounding
 

@@ -30,8 +30,8 @@ from envkit import (
     TensorDictPrimer,
     TransformedEnv,
 )
+from envkit.env.seeding import next_seed
 from envkit.errors import ArgumentError
-from envkit.seeding import next_seed
 from envkit.specs import Categorical, Composite, Unbounded
 from tests.envs import Count, StatelessCount
 from tests.shaped_envs import Groups, Quiet, Several

@@ -16,12 +16,12 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.brax import BraxEnv
-from bridges.gymnasium import GymEnv
-from bridges.torch_policy.jax_policy import JaxPolicy
+from bridges.gym.wrapper import GymEnv
+from bridges.jax.policy.jax_policy import JaxPolicy
+from bridges.worlds.brax import BraxEnv
 from envkit import MixedEnv, ParallelEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
-from envkit.base import EnvBase
-from envkit.seeding import next_seed
+from envkit.env.base import EnvBase
+from envkit.env.seeding import next_seed
 from tests.zoo.jax_trail import following, jax_trail
 from tests.zoo.kinds import Follow, make_gym, make_vector
 from tests.zoo.trail import TrailBatch, TrailData, TrailEnv

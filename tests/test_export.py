@@ -14,8 +14,8 @@ from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
 from torch.utils.data import DataLoader
 
-from bridges.gymnasium import GymEnv
-from bridges.jax_env import JaxEnv
+from bridges.gym.wrapper import GymEnv
+from bridges.jax.env import JaxEnv
 from envkit.batched.parallel import ParallelEnv
 from tests.bridges.jax_envs import Pendulum
 

@@ -22,7 +22,7 @@ from envkit import (
     TransformedEnv,
     VecNorm,
 )
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from tests.bridges.jax_envs import Pendulum
 from tests.envs import Count
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from bridges.brax import BraxWrapper
-from bridges.gym_backend import set_gym_backend
-from bridges.gym_like import GymLikeEnv
-from bridges.jax_env import JaxEnv
+from bridges.gym.backend import set_gym_backend
+from bridges.gym.like import GymLikeEnv
+from bridges.jax.env import JaxEnv
+from bridges.worlds.brax import BraxWrapper
 from envkit import EnvBase, GymEnv, GymWrapper, check_env_specs, step_mdp
+from envkit.env.as_gym import GymFace
 from envkit.errors import EnvkitError
-from envkit.registry import GymFace
 from envkit.specs import Composite, OneHot, Unbounded
 from tests.bridges.gym_envs import Informed
 from tests.bridges.jax_envs import Pendulum

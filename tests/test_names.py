@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridges.gymnasium import GymWrapper
+from bridges.gym.wrapper import GymWrapper
 from envkit import JaxEnv, RenameTransform, SerialEnv, Timestep, TransformedEnv
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from envkit.errors import KeyCollisionError, WorkerError
 from tests.bridges.jax_envs import Pendulum
 from tests.envs import Count

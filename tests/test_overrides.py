@@ -19,7 +19,7 @@ from envkit import (
     TransformedEnv,
     UnsqueezeTransform,
 )
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from envkit.errors import FusionError, SpecError
 from tests.envs import Count
 from tests.jax_envs import Countdown

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from envkit import Compose, InitTracker, RewardSum, StepCounter, TransformedEnv
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from envkit.errors import BatchSizeError, DoneError, ResetMaskError, StepMaskError
 from envkit.specs import Categorical, Composite, Unbounded
 from tests.envs import Count, StatelessCount

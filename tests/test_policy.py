@@ -22,8 +22,8 @@ from envkit import (
     TransformedEnv,
     UnsqueezeTransform,
 )
+from envkit.env.policy import observation_inputs
 from envkit.errors import PolicyError
-from envkit.policy import observation_inputs
 from envkit.specs import Composite, Unbounded
 from tests.envs import Count
 from tests.jax_envs import Pendulum

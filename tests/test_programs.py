@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from bridges.gymnasium import GymWrapper
-from bridges.jax_env import JaxEnv
+from bridges.gym.wrapper import GymWrapper
+from bridges.jax.env import JaxEnv
 from envkit import SerialEnv
 from envkit.specs import Composite, Unbounded
 from tests.zoo.jax_trail import JaxTrail

@@ -11,8 +11,8 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from envkit import GymEnv, SerialEnv, StepCounter, TransformedEnv
+from envkit.data.paths import as_path
 from envkit.errors import BatchSizeError, DoneError
-from envkit.keys import as_path
 from envkit.specs import Composite, Unbounded
 from tests.envs import Count, StatelessCount
 from tests.shaped_envs import Groups, Growing, Quiet, Several, Wordy

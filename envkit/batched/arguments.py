@@ -16,7 +16,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from envkit.errors import ArgumentCountError, ArgumentError, ArgumentTypeError
 from envkit.transport import by_value
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from envkit.data.paths import Path
+from envkit.env.exclusive import InUse
 from envkit.errors import NotStartedError
-from envkit.exclusive import InUse
-from envkit.keys import Path
 from envkit.transport import Pool
 
 __all__ = ["AttributeLookup", "LocalAttribute", "WorkerAttribute"]

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from envkit.base import EnvBase
 from envkit.batched.arguments import equal
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.shared_state import OwnState, SharedState
+from envkit.env.base import EnvBase
 from envkit.errors import MissingKeyError
 from envkit.transport import by_value
 

@@ -22,15 +22,15 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from envkit.base import EnvBase
 from envkit.batched import unsigned  # noqa: F401 (it says how messages hold such tensors)
-from envkit.batched.buffers import SLOT, BufferPlan
-from envkit.batched.choices import holding
-from envkit.batched.forms import OutputForms
+from envkit.batched.creation_context import holding
+from envkit.batched.exchange.buffers import SLOT, BufferPlan
+from envkit.batched.host_rows import TensorDictRows, bind_rows, row_core
 from envkit.batched.metadata import EnvLeaves, EnvMetaData
-from envkit.batched.rows import TensorDictRows, bind_rows, row_core
+from envkit.batched.output_checks import OutputForms
+from envkit.data.paths import Path
+from envkit.env.base import EnvBase
 from envkit.errors import WorkerError
-from envkit.keys import Path
 from envkit.transport import RowsFailedError
 
 __all__ = [

@@ -20,11 +20,11 @@ from typing import Any, TypeVar, cast
 import torch
 from tensordict import TensorDictBase
 
-from envkit.base import EnvBase
+from envkit.data.paths import Key, Path, as_key, as_path
+from envkit.data.transition import choose, leaves
+from envkit.env.base import EnvBase
 from envkit.errors import SpecError
-from envkit.keys import Key, Path, as_key, as_path
 from envkit.specs import TensorSpec
-from envkit.transition import choose, leaves
 
 __all__ = ["STATE", "Member", "delivered", "members_of"]
 

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from envkit.base import EnvBase
+from envkit.data.paths import Key, Path, as_key, as_path
+from envkit.data.transition import skipped_next
+from envkit.env.base import EnvBase
 from envkit.errors import EmptySpecError
-from envkit.keys import Key, Path, as_key, as_path
 from envkit.specs import Composite, TensorSpec
-from envkit.transition import skipped_next
 
 __all__ = ["EnvLeaves", "EnvMetaData", "HasLeaves"]
 

@@ -23,9 +23,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.arguments import require_tensordict
-from envkit.base import EnvBase
 from envkit.batched.members import STATE, Member, delivered, members_of
+from envkit.data.arguments import require_tensordict
+from envkit.data.paths import Path, as_key, as_path
+from envkit.data.transition import collect_reset_masks
+from envkit.env.base import EnvBase
+from envkit.env.exclusive import InUse
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -37,11 +40,8 @@ from envkit.errors import (
     SpecError,
     StaleDataError,
 )
-from envkit.exclusive import InUse
-from envkit.keys import Path, as_key, as_path
 from envkit.specs import Bounded, Composite, TensorSpec, Unbounded
 from envkit.specs.inputs import counted_from
-from envkit.transition import collect_reset_masks
 
 __all__ = ["MixedEnv"]
 

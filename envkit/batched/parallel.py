@@ -16,21 +16,21 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from envkit.base import EnvBase
 from envkit.batched.attributes import WorkerAttribute
 from envkit.batched.carried import carried
-from envkit.batched.choices import chosen
-from envkit.batched.common import BatchedEnv
+from envkit.batched.creation_context import chosen
+from envkit.batched.env import BatchedEnv
 from envkit.batched.host import BUILDING, COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.serial import SerialEnv
 from envkit.batched.threads import ThreadLimit
+from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, CopyError
 from envkit.transport import Pool, ProcessPool
 from envkit.transport.launch import choose_start_method, usable_cores
 
 __all__ = ["ParallelEnv"]
 
-_PRELOAD = ("torch", "tensordict", "gymnasium", "envkit.batched.host", "bridges.gymnasium")
+_PRELOAD = ("torch", "tensordict", "gymnasium", "envkit.batched.host", "bridges.gym.wrapper")
 
 
 class ParallelEnv(BatchedEnv):

@@ -18,13 +18,13 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.keys import Path, as_key
-from envkit.policy import as_policy
+from envkit.data.paths import Path, as_key
+from envkit.data.transition import leaves
+from envkit.env.policy import as_policy
 from envkit.specs import TensorSpec, Unbounded
-from envkit.transition import leaves
 
 if TYPE_CHECKING:
-    from envkit.base import EnvBase
+    from envkit.env.base import EnvBase
 
 __all__ = ["PolicyEntries", "policy_entries"]
 
@@ -34,7 +34,7 @@ def policy_entries(env: EnvBase, policy: Any) -> dict[Path, TensorSpec]:
 
     Args:
         env: gives the zeros it is called on, batch size ``(rows, *sub_batch)``.
-        policy: see `envkit.policy.as_policy`.
+        policy: see `envkit.env.policy.as_policy`.
 
     Returns:
         For each entry an unbounded spec of one row, shape ``(*sub_batch, *event)``.

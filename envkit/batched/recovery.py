@@ -16,11 +16,11 @@ from collections.abc import Callable, Collection, Mapping
 
 import torch
 
-from envkit.arguments import as_int
 from envkit.batched.metadata import EnvMetaData
+from envkit.data.arguments import as_int
+from envkit.data.paths import as_path
+from envkit.env.seeding import restart_seed
 from envkit.errors import ArgumentError, DoneError, InputError, MissingKeyError, WorkerError
-from envkit.keys import as_path
-from envkit.seeding import restart_seed
 from envkit.transport import Failure, Pool
 
 __all__ = ["Recovery", "allowed_restarts", "require_truncated"]

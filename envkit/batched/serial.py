@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from envkit.base import EnvBase
 from envkit.batched.attributes import LocalAttribute
-from envkit.batched.common import BatchedEnv
-from envkit.batched.exchange import BufferExchange
+from envkit.batched.env import BatchedEnv
+from envkit.batched.exchange.rows import BufferExchange
+from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.host import COMMAND_NAMES, HostFactory, Maker
-from envkit.batched.td_exchange import TensorDictExchange
+from envkit.env.base import EnvBase
 from envkit.errors import CopyError
 from envkit.transport import LocalPool, Pool
 

@@ -18,9 +18,9 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit.batched.metadata import EnvMetaData
+from envkit.data.paths import as_key
+from envkit.data.transition import choose, leaves
 from envkit.errors import ArgumentError
-from envkit.keys import as_key
-from envkit.transition import choose, leaves
 
 __all__ = ["by_row", "empty_rows", "has_own_rows", "keep_unstepped", "stack_rows"]
 

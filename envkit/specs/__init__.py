@@ -4,7 +4,7 @@ This package knows torch and TensorDict only. See `spec/specs.md` for the behavi
 """
 
 from envkit.specs.base import TensorSpec
-from envkit.specs.boxes import (
+from envkit.specs.leaves.boxes import (
     Binary,
     Bounded,
     BoundedContinuous,
@@ -13,19 +13,25 @@ from envkit.specs.boxes import (
     UnboundedContinuous,
     UnboundedDiscrete,
 )
-from envkit.specs.categorical import Categorical, MultiCategorical, MultiOneHot, OneHot
-from envkit.specs.composite import Composite
-from envkit.specs.helpers import (
+from envkit.specs.leaves.categorical import Categorical, MultiCategorical, MultiOneHot, OneHot
+from envkit.specs.leaves.objects import NonTensor
+from envkit.specs.leaves.spaces import (
+    BinaryBox,
+    BoxList,
+    CategoricalBox,
+    ContinuousBox,
+    DiscreteBox,
+)
+from envkit.specs.leaves.unions import Choice
+from envkit.specs.stacks.stacked import Stacked, StackedComposite
+from envkit.specs.trees.composite import Composite
+from envkit.specs.trees.helpers import (
     check_no_exclusive_keys,
     consolidate_spec,
     contains_lazy_spec,
     draws_in_order,
     make_composite_from_td,
 )
-from envkit.specs.objects import NonTensor
-from envkit.specs.spaces import BinaryBox, BoxList, CategoricalBox, ContinuousBox, DiscreteBox
-from envkit.specs.stacked import Stacked, StackedComposite
-from envkit.specs.unions import Choice
 
 __all__ = [
     "Binary",

@@ -277,7 +277,9 @@ class TensorSpec:
     ) -> Any:
         if func is not torch.stack:
             return NotImplemented
-        from envkit.specs.stacked import stack  # a stack is a spec, so this import points both ways
+        from envkit.specs.stacks.stacked import (
+            stack,  # a stack is a spec, so this import points both ways
+        )
 
         return stack(*args, **(kwargs or {}))
 

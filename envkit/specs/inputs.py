@@ -33,11 +33,11 @@ from torch import Tensor
 
 from envkit.errors import InputError, MissingKeyError
 from envkit.specs.base import TensorSpec
-from envkit.specs.boxes import Binary, Bounded, Unbounded
-from envkit.specs.categorical import Categorical, MultiCategorical, MultiOneHot, OneHot
-from envkit.specs.composite import Composite
-from envkit.specs.stacked import Stacked
-from envkit.specs.unions import Choice
+from envkit.specs.leaves.boxes import Binary, Bounded, Unbounded
+from envkit.specs.leaves.categorical import Categorical, MultiCategorical, MultiOneHot, OneHot
+from envkit.specs.leaves.unions import Choice
+from envkit.specs.stacks.stacked import Stacked
+from envkit.specs.trees.composite import Composite
 
 __all__ = ["ActionInput", "action_inputs", "counted_from", "require_input"]
 

@@ -14,8 +14,9 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
+from envkit.data.paths import Key, as_key, as_path
+from envkit.data.transition import stepped_rows
 from envkit.errors import ArgumentError, BatchSizeError, MissingKeyError, NoParentError, SpecError
-from envkit.keys import Key, as_key, as_path
 from envkit.specs import (
     BoundedContinuous,
     Categorical,
@@ -26,9 +27,8 @@ from envkit.specs import (
     TensorSpec,
 )
 from envkit.specs.inputs import ActionInput
-from envkit.transforms.base import Transform
+from envkit.transforms.core.base import Transform
 from envkit.transforms.episodes import EpisodeTransform
-from envkit.transition import stepped_rows
 
 __all__ = ["ActionDiscretizer", "ActionMask", "DiscreteActionProjection"]
 

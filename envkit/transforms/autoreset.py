@@ -18,13 +18,13 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.base import EnvBase
+from envkit.data.paths import Key, as_key, as_path
+from envkit.data.transition import collect_reset_masks, empty_like, leaves
+from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, NoParentError, ResetMaskError
-from envkit.keys import Key, as_key, as_path
 from envkit.specs import Composite, TensorSpec, Unbounded
-from envkit.transforms.base import Transform
-from envkit.transforms.env import TransformedEnv
-from envkit.transition import collect_reset_masks, empty_like, leaves
+from envkit.transforms.core.base import Transform
+from envkit.transforms.core.env import TransformedEnv
 
 __all__ = ["AutoResetEnv", "AutoResetTransform", "VecGymEnvTransform"]
 

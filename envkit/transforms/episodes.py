@@ -18,16 +18,17 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from envkit import rules, tally
-from envkit.base import EnvBase
+from envkit import rules
+from envkit.arrays import episode_counters
+from envkit.arrays.leaves import Changes, Leaves
+from envkit.data.inference import lasting
+from envkit.data.paths import Key, Path, as_key, as_path
+from envkit.data.transition import collect_reset_masks
+from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, NoParentError, ResetMaskError
-from envkit.inference import lasting
-from envkit.keys import Key, Path, as_key, as_path
-from envkit.leaves import Changes, Leaves
 from envkit.specs import Categorical, Composite, TensorSpec, Unbounded
-from envkit.transforms.base import Transform
-from envkit.transforms.fusable import FusableTransform
-from envkit.transition import collect_reset_masks
+from envkit.transforms.core.base import Transform
+from envkit.transforms.core.fusable import FusableTransform
 
 __all__ = [
     "EpisodeTransform",
@@ -199,8 +200,8 @@ class StepCounter(FusableTransform, EpisodeTransform):
         for level in self._levels():
             before = root.get(self._count_path(level))
             if before is None:
-                before = tally.uncounted(following[self._flag_path(level)])
-            count = changes[self._count_path(level)] = tally.counted(before)
+                before = episode_counters.uncounted(following[self._flag_path(level)])
+            count = changes[self._count_path(level)] = episode_counters.counted(before)
             if self.max_steps is not None:
                 cut = count >= constants["max_steps"]
                 changes |= self._truncated(following, level, cut)
@@ -210,7 +211,10 @@ class StepCounter(FusableTransform, EpisodeTransform):
         changes = {}
         for below in self._levels_below(level):
             path, done = (*below, self.truncated_key), (*below, "done")
-            own, before = tally.spread(cut, following[self._flag_path(below)]), following.get(path)
+            own, before = (
+                episode_counters.spread(cut, following[self._flag_path(below)]),
+                following.get(path),
+            )
             truncated = changes[path] = own if before is None else own | before
             if self.update_done and following.get(done) is not None:
                 changes[done] = rules.done_from(following[done], truncated)
@@ -222,10 +226,12 @@ class StepCounter(FusableTransform, EpisodeTransform):
     def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
         changes: dict[Path, Any] = {}
         for level in self._levels():
-            changes[self._count_path(level)] = tally.uncounted(fresh[self._flag_path(level)])
+            changes[self._count_path(level)] = episode_counters.uncounted(
+                fresh[self._flag_path(level)]
+            )
             for below in self._levels_below(level) if self.max_steps is not None else ():
                 if fresh.get((*below, self.truncated_key)) is None:
-                    unset = tally.unset(fresh[self._flag_path(below)])
+                    unset = episode_counters.unset(fresh[self._flag_path(below)])
                     changes[(*below, self.truncated_key)] = unset
         return changes
 
@@ -268,15 +274,15 @@ class InitTracker(FusableTransform, EpisodeTransform):
         self.init_key = _name(init_key, "init_key")
 
     def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
-        return self._marks(following, tally.unset)
+        return self._marks(following, episode_counters.unset)
 
     def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
-        return self._marks(fresh, lambda flags: ~tally.unset(flags))
+        return self._marks(fresh, lambda flags: ~episode_counters.unset(flags))
 
     def _settle(self, td: TensorDictBase, td_reset: TensorDictBase) -> None:
         for level in self._levels():  # what is not reset now is not at its start
             flags = td_reset.get(as_key(self._flag_path(level)))
-            td.set(as_key((*level, self.init_key)), tally.unset(flags))
+            td.set(as_key((*level, self.init_key)), episode_counters.unset(flags))
 
     def _marks(self, leaves: Leaves, make: Callable[[Any], Any]) -> Changes:
         return {
@@ -317,7 +323,7 @@ class TrajCounter(EpisodeTransform):
             key = as_key((*level, self.out_key))
             number = td.get(key, None)
             if number is None:
-                number = tally.uncounted(next_td.get(as_key(self._flag_path(level))))
+                number = episode_counters.uncounted(next_td.get(as_key(self._flag_path(level))))
             next_td.set(key, number)
         return next_td
 

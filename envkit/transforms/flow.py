@@ -13,14 +13,15 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from envkit import rules, tally
-from envkit.base import EnvBase
+from envkit import rules
+from envkit.arrays import episode_counters
+from envkit.data.paths import Key, as_key, as_path
+from envkit.data.transition import empty_like
+from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError
-from envkit.keys import Key, as_key, as_path
 from envkit.specs import Composite
-from envkit.transforms.base import Transform
+from envkit.transforms.core.base import Transform
 from envkit.transforms.episodes import EpisodeTransform
-from envkit.transition import empty_like
 
 __all__ = ["ConditionalSkip", "FrameSkipTransform", "NoopResetEnv", "RemoveEmptySpecs"]
 
@@ -115,7 +116,7 @@ class FrameSkipTransform(_Stepping):
             root.update(td.select(*self._actions()))
             following = self._step_again(root.set(rules.STEP, running)).get("next")
             for key in env.reward_keys:
-                following.set(key, tally.added(next_td.get(key), following.get(key)))
+                following.set(key, episode_counters.added(next_td.get(key), following.get(key)))
             next_td = following
         return next_td
 

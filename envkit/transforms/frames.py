@@ -18,21 +18,21 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from envkit import elementwise
+from envkit.arrays import elementwise
+from envkit.arrays.leaves import Changes, Leaves
+from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import ArgumentError, KeyCollisionError, MissingKeyError, SpecError
-from envkit.keys import Key, Path, as_key, as_path
-from envkit.leaves import Changes, Leaves
 from envkit.specs import Bounded, BoundedContinuous, BoundedDiscrete, Composite, TensorSpec
-from envkit.transforms.base import Keys
-from envkit.transforms.episodes import EpisodeTransform
-from envkit.transforms.fusable import FusableTransform
-from envkit.transforms.leafwise import (
+from envkit.transforms.core.base import Keys
+from envkit.transforms.core.fusable import FusableTransform
+from envkit.transforms.core.leafwise import (
     LeafTransform,
     require_known,
     require_negative,
     require_regular,
     reshaped,
 )
+from envkit.transforms.episodes import EpisodeTransform
 from envkit.transforms.postprocess import time_axis
 
 __all__ = ["CatFrames", "TimeMaxPool"]

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from envkit.errors import ArgumentError, SpecError
 from envkit.specs import TensorSpec, Unbounded
-from envkit.transforms.base import Keys
-from envkit.transforms.leafwise import LeafTransform, image_of
+from envkit.transforms.core.base import Keys
+from envkit.transforms.core.leafwise import LeafTransform, image_of
 
 __all__ = ["CenterCrop", "Crop", "GrayScale", "Resize", "ToTensorImage"]
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envkit import elementwise
+from envkit.arrays import elementwise
+from envkit.arrays.leaves import Changes, Leaves
+from envkit.data.paths import Key, as_path
 from envkit.errors import (
     ArgumentError,
     KeyCollisionError,
@@ -17,12 +19,10 @@ from envkit.errors import (
     NoParentError,
     SpecError,
 )
-from envkit.keys import Key, as_path
-from envkit.leaves import Changes, Leaves
 from envkit.specs import Composite, TensorSpec, Unbounded
-from envkit.transforms.base import Keys, as_keys
-from envkit.transforms.fusable import MomentTransform, take_out
-from envkit.transforms.leafwise import require_negative, require_regular
+from envkit.transforms.core.base import Keys, as_keys
+from envkit.transforms.core.fusable import MomentTransform, take_out
+from envkit.transforms.core.leafwise import require_negative, require_regular
 
 __all__ = ["CatTensors"]
 

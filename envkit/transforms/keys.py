@@ -16,13 +16,13 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from envkit import rules
+from envkit.arrays.leaves import Changes, Leaves
+from envkit.data.paths import Key, Path, as_path
 from envkit.errors import ArgumentError, KeyCollisionError, MissingKeyError
-from envkit.keys import Key, Path, as_path
-from envkit.leaves import Changes, Leaves
 from envkit.specs import Composite
-from envkit.transforms.base import Keys, Transform, as_keys
-from envkit.transforms.fusable import MomentTransform, take_out
-from envkit.transforms.leafwise import INPUTS, OUTPUTS, require_known
+from envkit.transforms.core.base import Keys, Transform, as_keys
+from envkit.transforms.core.fusable import MomentTransform, take_out
+from envkit.transforms.core.leafwise import INPUTS, OUTPUTS, require_known
 
 __all__ = ["ExcludeTransform", "RenameTransform", "SelectTransform"]
 

@@ -20,11 +20,11 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import nn
 
+from envkit.data.paths import Key, as_path
+from envkit.env.policy import policy_device
 from envkit.errors import ArgumentError, MissingKeyError
-from envkit.keys import Key, as_path
-from envkit.policy import policy_device
 from envkit.specs import Composite, TensorSpec, Unbounded
-from envkit.transforms.base import Keys, Transform, as_keys
+from envkit.transforms.core.base import Keys, Transform, as_keys
 
 __all__ = ["ModuleTransform"]
 

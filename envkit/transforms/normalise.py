@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from envkit import elementwise
+from envkit.arrays import elementwise
+from envkit.data.inference import lasting
+from envkit.data.paths import Key, as_key, as_path
 from envkit.errors import ArgumentError, MissingKeyError, NoParentError, StatisticsError
-from envkit.inference import lasting
-from envkit.keys import Key, as_key, as_path
 from envkit.specs import TensorSpec
-from envkit.transforms.base import Keys
-from envkit.transforms.leafwise import ArrayTransform, image_of
+from envkit.transforms.core.base import Keys
+from envkit.transforms.core.leafwise import ArrayTransform, image_of
 
 __all__ = ["ObservationNorm", "RewardScaling"]
 

@@ -14,12 +14,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from envkit.data.paths import Key, as_key, as_path
+from envkit.data.transition import leaves
 from envkit.errors import ArgumentError, DoneError, MissingKeyError
-from envkit.keys import Key, as_key, as_path
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Composite
-from envkit.transforms.base import Keys, Transform, as_keys
-from envkit.transition import leaves
+from envkit.transforms.core.base import Keys, Transform, as_keys
 
 __all__ = ["MultiStep", "Reward2GoTransform", "time_axis"]
 

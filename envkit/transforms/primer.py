@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase
 
-from envkit import tally
+from envkit.arrays import episode_counters
+from envkit.arrays.leaves import Changes, Leaves
+from envkit.data.paths import Key, Path, as_key, as_path
+from envkit.data.transition import empty_like, leaves
 from envkit.errors import ArgumentError, MissingKeyError, PrimerError
-from envkit.keys import Key, Path, as_key, as_path
-from envkit.leaves import Changes, Leaves
 from envkit.specs import Composite, NonTensor, TensorSpec
+from envkit.transforms.core.fusable import FusableTransform, LeavesOf, dtype_name, written
 from envkit.transforms.episodes import EpisodeTransform
-from envkit.transforms.fusable import FusableTransform, LeavesOf, dtype_name, written
-from envkit.transition import empty_like, leaves
 
 __all__ = ["TensorDictPrimer"]
 
@@ -265,7 +265,7 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
         """Make the values of new episodes of numbers, for the batch of ``leaves``."""
         flags = leaves[self._flag_path(self._levels()[0])]
         return {
-            path: tally.begun(
+            path: episode_counters.begun(
                 flags,
                 leaves.batch_dims,
                 spec.shape,

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from envkit.data.paths import as_path
 from envkit.errors import ArgumentError, SpecError
-from envkit.keys import as_path
 from envkit.specs import TensorSpec
-from envkit.transforms.base import Keys
+from envkit.transforms.core.base import Keys
+from envkit.transforms.core.leafwise import LeafTransform
 from envkit.transforms.episodes import EpisodeTransform
 from envkit.transforms.images import CenterCrop
-from envkit.transforms.leafwise import LeafTransform
 
 __all__ = ["VideoRecorder"]
 

@@ -17,12 +17,12 @@ from typing import Any
 
 from torch import nn
 
-from envkit.base import EnvBase
+from envkit.data.paths import as_key, as_path
+from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError
-from envkit.keys import as_key, as_path
 from envkit.specs import Composite, Unbounded
-from envkit.transforms.base import Transform
-from envkit.transforms.compose import Compose
+from envkit.transforms.core.base import Transform
+from envkit.transforms.core.compose import Compose
 from envkit.transforms.episodes import InitTracker
 from envkit.transforms.primer import TensorDictPrimer
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from envkit.errors import NoParentError, SpecError
 from envkit.specs import Bounded, Composite, TensorSpec, Unbounded
-from envkit.transforms.base import Keys, Transform
+from envkit.transforms.core.base import Keys, Transform
 
 __all__ = ["PixelRenderTransform"]
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from envkit import tally
+from envkit.arrays import episode_counters
+from envkit.arrays.leaves import Changes, Leaves
+from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import ArgumentError
-from envkit.keys import Key, Path, as_key, as_path
-from envkit.leaves import Changes, Leaves
 from envkit.specs import Composite, Unbounded
-from envkit.transforms.base import Keys, as_keys
+from envkit.transforms.core.base import Keys, as_keys
+from envkit.transforms.core.fusable import FusableTransform, dtype_name
 from envkit.transforms.episodes import EpisodeTransform
-from envkit.transforms.fusable import FusableTransform, dtype_name
 
 __all__ = ["RewardSum", "TargetReturn"]
 
@@ -69,7 +69,7 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
         changes = {}
         for source, target in self._pairs():
             spec = env.full_reward_spec[source]
-            changes[as_path(target)] = tally.begun(
+            changes[as_path(target)] = episode_counters.begun(
                 flags,
                 fresh.batch_dims,
                 spec.shape[env.batch_dims :],
@@ -131,7 +131,9 @@ class RewardSum(_RewardTransform):
         changes = {}
         for source, target in self._pairs():
             reward, before = following[as_path(source)], root.get(as_path(target))
-            changes[as_path(target)] = reward if before is None else tally.added(before, reward)
+            changes[as_path(target)] = (
+                reward if before is None else episode_counters.added(before, reward)
+            )
         return changes
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -209,9 +211,9 @@ class TargetReturn(_RewardTransform):
         for source, target in self._pairs():
             reward, before = following[as_path(source)], root.get(as_path(target))
             if before is None:
-                before = tally.filled(reward, self._first(constants))
+                before = episode_counters.filled(reward, self._first(constants))
             is_fixed = self.mode == "constant"
-            changes[as_path(target)] = before if is_fixed else tally.left(before, reward)
+            changes[as_path(target)] = before if is_fixed else episode_counters.left(before, reward)
         return changes
 
     def extra_repr(self) -> str:

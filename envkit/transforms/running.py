@@ -19,17 +19,17 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from envkit import elementwise, moments
+from envkit.arrays import elementwise, moments
+from envkit.arrays.leaves import Changes, Leaves
+from envkit.data.inference import lasting
+from envkit.data.paths import Key, Path, as_path
 from envkit.errors import ArgumentError, StatisticsError
-from envkit.inference import lasting
-from envkit.keys import Key, Path, as_path
-from envkit.leaves import Changes, Leaves
 from envkit.specs import Composite, TensorSpec, Unbounded
-from envkit.transforms.base import Keys, Transform
-from envkit.transforms.compose import Compose
-from envkit.transforms.coupled import CoupledTransform, by_rows
-from envkit.transforms.fusable import MomentTransform
-from envkit.transforms.leafwise import ArrayTransform, require_regular
+from envkit.transforms.core.base import Keys, Transform
+from envkit.transforms.core.compose import Compose
+from envkit.transforms.core.coupled import CoupledTransform, by_rows
+from envkit.transforms.core.fusable import MomentTransform
+from envkit.transforms.core.leafwise import ArrayTransform, require_regular
 from envkit.transforms.normalise import ObservationNorm
 
 __all__ = ["VecNorm"]

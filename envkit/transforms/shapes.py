@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from envkit import elementwise
+from envkit.arrays import elementwise
+from envkit.data.paths import Key
 from envkit.errors import ArgumentError, SpecAxisError
-from envkit.keys import Key
 from envkit.specs import Composite, TensorSpec
-from envkit.transforms.base import Keys
-from envkit.transforms.leafwise import ArrayTransform, require_negative, reshaped
+from envkit.transforms.core.base import Keys
+from envkit.transforms.core.leafwise import ArrayTransform, require_negative, reshaped
 
 __all__ = ["FlattenObservation", "PermuteTransform", "SqueezeTransform", "UnsqueezeTransform"]
 

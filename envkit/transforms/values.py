@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from envkit import elementwise
-from envkit.dtypes import dtype_named
+from envkit.arrays import elementwise
+from envkit.arrays.dtypes import dtype_named
+from envkit.data.paths import Key, as_key
+from envkit.data.transition import leaves
 from envkit.errors import ArgumentError, SpecError
-from envkit.keys import Key, as_key
 from envkit.specs import (
     Binary,
     Bounded,
@@ -25,10 +26,9 @@ from envkit.specs import (
     TensorSpec,
     Unbounded,
 )
-from envkit.transforms.base import Keys
-from envkit.transforms.fusable import dtype_name
-from envkit.transforms.leafwise import ArrayTransform, box_between, image_of
-from envkit.transition import leaves
+from envkit.transforms.core.base import Keys
+from envkit.transforms.core.fusable import dtype_name
+from envkit.transforms.core.leafwise import ArrayTransform, box_between, image_of
 
 __all__ = [
     "BinarizeReward",

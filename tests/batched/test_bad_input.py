@@ -20,9 +20,9 @@ import torch
 from gymnasium import spaces
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from bridges.gymnasium import GymWrapper
+from bridges.gym.wrapper import GymWrapper
 from envkit import BraxEnv, Discrete, GymEnv, JaxEnv, ParallelEnv, SerialEnv
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from envkit.errors import (
     ArgumentCountError,
     ArgumentError,

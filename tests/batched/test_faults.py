@@ -25,7 +25,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from bridges.gymnasium import GymWrapper
+from bridges.gym.wrapper import GymWrapper
 from envkit import MixedEnv, ParallelEnv, SerialEnv
 from envkit.errors import SharedMemoryError, WorkerError, WorkerTimeoutError
 from tests.envs import Chaos, Count, order_fault

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from envkit import GymEnv, ParallelEnv, SerialEnv
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from envkit.specs import Bounded, Composite, Unbounded
 
 pytestmark = [

@@ -9,7 +9,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from envkit import ParallelEnv, SerialEnv, check_env_specs
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from envkit.errors import OutOfSpecError, SpecError, WorkerError
 from envkit.specs import Bounded, Categorical, Composite, Stacked, StackedComposite, Unbounded
 from tests.envs import Count, StatelessCount

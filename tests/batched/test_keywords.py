@@ -18,8 +18,8 @@ from tensordict import LazyStackedTensorDict, TensorDict
 from tensordict.nn import TensorDictModule
 
 from envkit import GymEnv, ParallelEnv, SerialEnv, check_env_specs
-from envkit.base import EnvBase
 from envkit.batched.host import STEP
+from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, DoneError, EmptySpecError, SpecError, WorkerError
 from envkit.specs import Composite, NonTensor, Unbounded
 from envkit.transport.launch import usable_cores

@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 
-from bridges.gymnasium import GymEnv, GymWrapper
+from bridges.gym.wrapper import GymEnv, GymWrapper
 from envkit import (
     Compose,
     DTypeCastTransform,
@@ -26,6 +26,7 @@ from envkit import (
     VecNorm,
     check_env_specs,
 )
+from envkit.env.seeding import next_seed
 from envkit.errors import (
     ArgumentError,
     InputError,
@@ -37,7 +38,6 @@ from envkit.errors import (
     StaleDataError,
     StepMaskError,
 )
-from envkit.seeding import next_seed
 from envkit.specs import Bounded, Unbounded
 from tests.drift import GymDrift, gym_rows, make_gym
 from tests.envs import Chaos, Count, Slow, StatelessCount

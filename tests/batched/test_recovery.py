@@ -19,11 +19,11 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.gymnasium import GymEnv, GymWrapper
+from bridges.gym.wrapper import GymEnv, GymWrapper
 from envkit import MixedEnv, ParallelEnv, SerialEnv
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
+from envkit.env.seeding import restart_seed, seed_chain
 from envkit.errors import DoneError, InputError, MissingKeyError, WorkerError
-from envkit.seeding import restart_seed, seed_chain
 from envkit.specs import Categorical, Composite, Unbounded
 from tests.envs import Chaos, Count, StatelessCount, order_fault
 from tests.policies import Replay

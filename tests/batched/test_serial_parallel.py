@@ -11,7 +11,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from envkit import GymEnv, ParallelEnv, SerialEnv, check_env_specs
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from envkit.errors import BatchSizeError, SpecError
 from envkit.specs import Composite, Unbounded
 from tests.envs import Count, StatelessCount

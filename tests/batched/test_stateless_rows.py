@@ -8,9 +8,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from bridges.jax_env import JaxEnv
+from bridges.jax.env import JaxEnv
 from envkit import ParallelEnv, SerialEnv, StepCounter, TransformedEnv
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from envkit.specs import Categorical, Composite, Unbounded
 from tests.jax_drift import Drift
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from envkit import EnvCreator, ParallelEnv, SerialEnv, check_env_specs
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from envkit.specs import Categorical, Composite, Unbounded
-from envkit.transforms.env import TransformedEnv
+from envkit.transforms.core.env import TransformedEnv
 from envkit.transforms.episodes import StepCounter, TrajCounter
 from envkit.transforms.flow import ConditionalSkip, RemoveEmptySpecs
 from envkit.transforms.returns import RewardSum

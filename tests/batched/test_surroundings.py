@@ -15,7 +15,7 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from tensordict import TensorDict
 
-from bridges.gym_backend import gym_backend, set_gym_backend
+from bridges.gym.backend import gym_backend, set_gym_backend
 from envkit import EnvCreator, GymEnv, ParallelEnv, SerialEnv, TransformedEnv, VecNorm
 from envkit.batched.threads import ThreadLimit
 from envkit.errors import ArgumentError, EnvkitError, MissingKeyError, WorkerError

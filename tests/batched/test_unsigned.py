@@ -11,7 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from bridges.gymnasium import GymWrapper
+from bridges.gym.wrapper import GymWrapper
 from envkit import ParallelEnv, SerialEnv, check_env_specs
 from envkit.batched import unsigned
 from envkit.specs import Bounded

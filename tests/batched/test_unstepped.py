@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from envkit import ParallelEnv, SerialEnv
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from envkit.specs import Composite, Unbounded
 
 F, T = False, True

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from tensordict import TensorDictBase
 
-from envkit.transition import leaves
+from envkit.data.transition import leaves
 
 
 def assert_same(left: TensorDictBase, right: TensorDictBase, *, without: tuple[str, ...] = ()):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from bridges.brax import BraxEnv
-from bridges.jax_env import JaxEnv
+from bridges.jax.env import JaxEnv
+from bridges.worlds.brax import BraxEnv
 from tests.bridges.jax_envs import Walker
 
 ROWS = 4

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from bridges.brax import BraxEnv, BraxWrapper, import_brax
-from envkit.checks import check_env_specs
+from bridges.worlds.brax import BraxEnv, BraxWrapper, import_brax
+from envkit.env.checks import check_env_specs
 from envkit.errors import ArgumentError
 from envkit.functional import row_keys
 from tests.bridges.compare import assert_close, assert_same, replay, replaying

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bridges import compile_note
-from bridges.jax_env import JaxEnv
+from bridges.jax import compile_note
+from bridges.jax.env import JaxEnv
 from tests.bridges.jax_envs import Pendulum
 
 

@@ -9,9 +9,9 @@ import cloudpickle
 import pytest
 import torch
 
-from bridges.brax import BraxEnv, BraxWrapper
-from bridges.jax_env import JaxEnv
-from envkit.transforms.env import TransformedEnv
+from bridges.jax.env import JaxEnv
+from bridges.worlds.brax import BraxEnv, BraxWrapper
+from envkit.transforms.core.env import TransformedEnv
 from envkit.transforms.episodes import StepCounter
 from tests.bridges.compare import assert_same
 from tests.bridges.jax_envs import Pendulum

@@ -11,11 +11,11 @@ import jax
 import pytest
 import torch
 
-from bridges.brax import BraxEnv
-from bridges.gpu import configure_gpu, warn_if_full
-from bridges.jax_env import JaxEnv
-from bridges.torch_policy.compiled import compile_policy
-from envkit.checks import check_env_specs
+from bridges.jax.env import JaxEnv
+from bridges.jax.memory import configure_gpu, warn_if_full
+from bridges.jax.policy.compiled import compile_policy
+from bridges.worlds.brax import BraxEnv
+from envkit.env.checks import check_env_specs
 from envkit.errors import ArgumentError, StartedError
 from tests.bridges.compare import assert_close
 from tests.bridges.jax_envs import Pendulum, Walker

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
-from bridges.jax_env import JaxEnv
+from bridges.jax.env import JaxEnv
 from envkit import (
     ParallelEnv,
     RewardScaling,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from bridges.gymnasium import GymWrapper
+from bridges.gym.wrapper import GymWrapper
 from envkit import ParallelEnv, SerialEnv
 from envkit.errors import EncodingError, WorkerError
 from tests.bridges.gym_envs import Says

@@ -15,9 +15,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from bridges.gymnasium import GymEnv
-from bridges.spaces import Codec
-from envkit.nesting import nest
+from bridges.gym.spaces import Codec
+from bridges.gym.wrapper import GymEnv
+from envkit.data.nesting import nest
 from envkit.specs import contains_lazy_spec
 from tests.bridges.gym_envs import same
 

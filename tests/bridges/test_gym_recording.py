@@ -12,7 +12,7 @@ from gymnasium import spaces, wrappers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridges.gymnasium import GymEnv, GymWrapper
+from bridges.gym.wrapper import GymEnv, GymWrapper
 from envkit import EnvBase
 from envkit.errors import BatchSizeError, ClosedEnvError
 from tests.bridges.gym_envs import Informed, Sampler

@@ -12,9 +12,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridges.gym_info import default_info_dict_reader
-from bridges.gymnasium import GymEnv, GymWrapper
+from bridges.gym.info import default_info_dict_reader
+from bridges.gym.wrapper import GymEnv, GymWrapper
 from envkit import SerialEnv, check_env_specs
+from envkit.env.seeding import seed_chain
 from envkit.errors import (
     ArgumentError,
     BatchSizeError,
@@ -22,7 +23,6 @@ from envkit.errors import (
     ResetMaskError,
     StepMaskError,
 )
-from envkit.seeding import seed_chain
 from tests.bridges.gym_envs import Informed, Sampler
 
 MODES = list(AutoresetMode)

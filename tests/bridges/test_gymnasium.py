@@ -12,10 +12,10 @@ import torch
 from gymnasium import spaces, wrappers
 from tensordict import TensorDict
 
-from bridges.gymnasium import GymEnv, GymWrapper
+from bridges.gym.wrapper import GymEnv, GymWrapper
 from envkit import JaxEnv, ParallelEnv, RewardSum, SerialEnv, TransformedEnv, check_env_specs
+from envkit.env.seeding import next_seed, seed_chain
 from envkit.errors import ClosedEnvError, ResetMaskError, ResumeError, WorkerError
-from envkit.seeding import next_seed, seed_chain
 from envkit.specs import Bounded, Unbounded
 from tests.bridges.gym_envs import Sampler, same
 from tests.bridges.jax_envs import Pendulum

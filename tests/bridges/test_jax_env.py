@@ -11,9 +11,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from bridges.jax_env import JaxEnv
+from bridges.jax.env import JaxEnv
 from envkit import ParallelEnv, RewardScaling, SerialEnv, StepCounter, TransformedEnv
-from envkit.checks import check_env_specs
+from envkit.env.checks import check_env_specs
 from envkit.errors import (
     ArgumentError,
     DataTypeError,

@@ -6,8 +6,8 @@ import jax
 import pytest
 import torch
 
-from bridges.brax import BraxEnv
-from bridges.jax_env import JaxEnv
+from bridges.jax.env import JaxEnv
+from bridges.worlds.brax import BraxEnv
 from envkit.errors import ArgumentError
 from tests.bridges.jax_envs import Pendulum
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from bridges.jax_env import JaxEnv
-from bridges.torch_policy.jax_policy import JaxPolicy
-from envkit.checks import check_env_specs
+from bridges.jax.env import JaxEnv
+from bridges.jax.policy.jax_policy import JaxPolicy
+from envkit.env.checks import check_env_specs
 from envkit.errors import ArgumentError
-from envkit.transforms.env import TransformedEnv
+from envkit.transforms.core.env import TransformedEnv
 from envkit.transforms.episodes import StepCounter
 from tests.bridges.compare import assert_close, assert_same
 from tests.bridges.jax_envs import Pendulum, Steered, Walker

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridges.spaces import Codec, codec_of, space_of
+from bridges.gym.spaces import Codec, codec_of, space_of
 from envkit.errors import SpecError
 from envkit.specs import (
     Binary,

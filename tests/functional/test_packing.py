@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bridges.brax import BraxCore, import_brax
+from bridges.worlds.brax import BraxCore, import_brax
 from envkit.errors import KeyCollisionError, StateStructureError
 from envkit.functional import BatchedEnv, StatePacking, TimeLimit, Timestep
 from tests.functional.test_batch import begin, same_bits

@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bridges.spaces import codec_of, space_of
+from bridges.gym.spaces import codec_of, space_of
 from envkit.errors import SpecError
 from envkit.specs import (
     Binary,

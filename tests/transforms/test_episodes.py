@@ -23,8 +23,8 @@ from envkit import (
     TrajCounter,
     TransformedEnv,
     check_env_specs,
-    tally,
 )
+from envkit.arrays import episode_counters
 from envkit.errors import NoParentError, ResetMaskError
 from tests.envs import Count
 from tests.transforms.envs import Team, TwoTeams
@@ -292,9 +292,9 @@ def test_several_of_them_keep_out_of_each_others_way():
 def test_tallies_work_on_numpy_arrays():
     count, rewards = np.array([0, 4]), np.array([0.5, 2.0])
 
-    assert tally.counted(count).tolist() == [1, 5]
-    assert tally.added(rewards, rewards).tolist() == [1.0, 4.0]
-    assert tally.left(rewards, rewards).tolist() == [0.0, 0.0]
+    assert episode_counters.counted(count).tolist() == [1, 5]
+    assert episode_counters.added(rewards, rewards).tolist() == [1.0, 4.0]
+    assert episode_counters.left(rewards, rewards).tolist() == [0.0, 0.0]
 
 
 def test_a_step_counter_leaves_the_truncation_of_the_env_itself():

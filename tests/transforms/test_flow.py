@@ -23,7 +23,7 @@ from envkit import (
     TransformedEnv,
     check_env_specs,
 )
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from tests.envs import Count, StatelessCount
 from tests.transforms.envs import Drawn, Hollow, TwoTeams
 from tests.transforms.test_transformed_env import Halved, Mean

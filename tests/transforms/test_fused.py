@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.jax_env import JaxEnv
+from bridges.jax.env import JaxEnv
 from envkit import (
     BinarizeReward,
     CatFrames,
@@ -44,8 +44,8 @@ from envkit import (
     UnsqueezeTransform,
     check_env_specs,
 )
+from envkit.data.transition import leaves
 from envkit.errors import FusionError, MissingKeyError
-from envkit.transition import leaves
 from tests.bridges.compare import assert_close, assert_same, replay
 from tests.bridges.jax_envs import Pendulum, Walker
 from tests.half import TORCH_HALF

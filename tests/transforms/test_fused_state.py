@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.jax_env import JaxEnv
+from bridges.jax.env import JaxEnv
 from envkit import (
     BraxEnv,
     Compose,

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import torch
 from tensordict import TensorDictBase
 
-from bridges.jax_env import JaxEnv
-from bridges.torch_policy.jax_policy import JaxPolicy
+from bridges.jax.env import JaxEnv
+from bridges.jax.policy.jax_policy import JaxPolicy
 from envkit.functional import Box, Discrete, Timestep
 from tests.zoo import trail as rules
 from tests.zoo.trail import Trail

@@ -18,11 +18,11 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDictBase
 
-from bridges.gymnasium import GymEnv, GymWrapper
-from bridges.jax_env import JaxEnv
+from bridges.gym.wrapper import GymEnv, GymWrapper
+from bridges.jax.env import JaxEnv
 from envkit import Compose, MixedEnv, ParallelEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
-from envkit.base import EnvBase
-from envkit.seeding import next_seed, seed_chain
+from envkit.env.base import EnvBase
+from envkit.env.seeding import next_seed, seed_chain
 from envkit.specs import Categorical, Composite, OneHot, TensorSpec, Unbounded
 from tests.zoo.jax_trail import JaxTrail, jax_trail
 from tests.zoo.model import PLAIN, Around

@@ -20,7 +20,7 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from tests.zoo.jax_trail import KeyedTrail, following, keys_in
 from tests.zoo.kinds import Follow, Kind, bad_action, decoded, dtypes_of, encoded
 from tests.zoo.model import Model, Moment, Row, Stop, Transition

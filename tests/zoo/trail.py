@@ -22,7 +22,7 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 
-from envkit.base import EnvBase
+from envkit.env.base import EnvBase
 from envkit.specs import Bounded, Categorical, Composite, OneHot, Unbounded
 
 CHOICES = 4

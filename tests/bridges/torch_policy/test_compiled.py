@@ -17,8 +17,8 @@ from tensordict.nn import InteractionType, TensorDictModule, set_interaction_typ
 from torch import nn
 from torch.distributions import Distribution
 
-from bridges.torch_policy.compiled import compile_policy
-from bridges.torch_policy.exporting import Signature
+from bridges.jax.policy.compiled import compile_policy
+from bridges.jax.policy.exporting import Signature
 from envkit.errors import TranslationError
 from tests.bridges.torch_policy.networks import Calls
 from tests.bridges.torch_policy.policies import drawing
@@ -320,8 +320,8 @@ def test_argument_checks_of_distributions_are_off_only_while_a_module_is_exporte
     code = """
         import torch
         from tests.bridges.torch_policy.policies import drawing
-        from bridges.torch_policy.compiled import compile_policy
-        from bridges.torch_policy.exporting import Signature
+        from bridges.jax.policy.compiled import compile_policy
+        from bridges.jax.policy.exporting import Signature
         from torch.distributions import Categorical, Distribution, Normal
 
         assert Distribution._validate_args, "something else has switched the checks off"

@@ -19,11 +19,11 @@ from tensordict.nn import (
 )
 from torch import nn
 
-from bridges.jax_env import JaxEnv
-from bridges.torch_policy.compiled import compile_policy
+from bridges.jax.env import JaxEnv
+from bridges.jax.policy.compiled import compile_policy
 from envkit.errors import TranslationError
 from envkit.specs import Bounded
-from envkit.transforms.env import TransformedEnv
+from envkit.transforms.core.env import TransformedEnv
 from envkit.transforms.episodes import InitTracker
 from tests.bridges.compare import assert_close
 from tests.bridges.jax_envs import Chooser, Walker

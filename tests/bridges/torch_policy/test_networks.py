@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bridges.torch_policy.compiled import compile_policy
-from bridges.torch_policy.exporting import Signature
+from bridges.jax.policy.compiled import compile_policy
+from bridges.jax.policy.exporting import Signature
 from tests.bridges.torch_policy.networks import NETWORKS, Calls
 
 pytestmark = pytest.mark.rounding

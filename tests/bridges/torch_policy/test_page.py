@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from bridges.torch_policy.ops import TABLE
+from bridges.jax.policy.ops import TABLE
 
 PAGE = (Path(__file__).parents[3] / "docs" / "compiled_policies.md").read_text()
 

@@ -13,12 +13,13 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from bridges import unrolling
-from bridges.gymnasium import GymEnv
-from bridges.jax_env import JaxEnv
-from bridges.torch_policy.compiled import CompiledPolicy, compile_policy
-from bridges.torch_policy.jax_policy import JaxPolicy
+from bridges.gym.wrapper import GymEnv
+from bridges.jax import unrolling
+from bridges.jax.env import JaxEnv
+from bridges.jax.policy.compiled import CompiledPolicy, compile_policy
+from bridges.jax.policy.jax_policy import JaxPolicy
 from envkit.batched.serial import SerialEnv
+from envkit.data.transition import leaves
 from envkit.errors import (
     ArgumentError,
     KeyCollisionError,
@@ -27,11 +28,10 @@ from envkit.errors import (
     TranslationError,
 )
 from envkit.specs import Unbounded
-from envkit.transforms.env import TransformedEnv
+from envkit.transforms.core.env import TransformedEnv
 from envkit.transforms.episodes import InitTracker, StepCounter
 from envkit.transforms.primer import TensorDictPrimer
 from envkit.transforms.returns import RewardSum
-from envkit.transition import leaves
 from tests.bridges.compare import assert_close, assert_same, replay, replaying
 from tests.bridges.jax_envs import Chooser, Lottery, Pendulum, Steered
 from tests.bridges.torch_policy.policies import (

@@ -1,0 +1,440 @@
+"""Gym-style simulators as environments: what is asked of them, in methods that can be overridden.
+
+`GymLikeEnv` decides the order in which a simulator's results are read. What a simulator's values
+look like is left to the methods that read them; the defaults follow Gymnasium's API and the
+declared specs.
+
+Conventions
+    simulator   object with ``reset(**kwargs) -> (observation, info)`` and
+                ``step(action) -> (observation, reward, terminated, truncated, info)``. One that
+                answers in another form is brought to it by `_output_transform` and
+                `_reset_output_transform`.
+    entries     dict of tensors (or of what the entry's spec encodes) by name; dicts nest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from tensordict import TensorDict, TensorDictBase, is_non_tensor
+
+from bridges.gym.copies import deep_copy, pack, unpack
+from bridges.gym.info import default_info_dict_reader
+from envkit import rules
+from envkit.data.paths import as_key, as_path
+from envkit.data.transition import leaves, stepped_rows
+from envkit.env.base import EnvBase
+from envkit.env.declared import require_names
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    EncodingError,
+    InfoReaderError,
+    KeyCollisionError,
+    MissingKeyError,
+    ResetMaskError,
+    SpecError,
+)
+from envkit.specs import Composite, make_composite_from_td
+
+__all__ = ["GymLikeEnv", "Reader"]
+
+Reader = Callable[[dict[str, Any], TensorDictBase], Any]
+Outcome = tuple[Any, Any, Any, Any, Any, dict[str, Any]]
+
+
+class GymLikeEnv(EnvBase):
+    """Base of environments that stand on a gym-style simulator; unbatched and batch-locked.
+
+    Args:
+        env: the simulator.
+        frame_skip: simulator steps per step; rewards are summed, and a finished episode stops them.
+        convert_actions_to_numpy: give the simulator what `read_action` makes of an action; False
+            hands it the tensor (or the TensorDict of several actions) that the spec describes.
+        device: where data is delivered, "cpu" by default.
+        **kwargs: of `EnvBase`.
+
+    A subclass declares its specs in `_make_specs`, or after ``super().__init__(simulator)``. Public attributes that it
+    lacks are looked up on the simulator, through the simulator's own wrappers.
+
+    Raises:
+        ValueError: ``frame_skip`` is not a positive int.
+    """
+
+    leaves_torch = True
+    # the last two once their encoding is remembered
+    _passes_by = EnvBase._passes_by | {"read_obs", "read_reward"}
+    available_envs: ClassVar[Any] = []
+    libname: str | None = None
+    env_name: str | None = None
+    _env: Any
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        frame_skip: int = 1,
+        convert_actions_to_numpy: bool = True,
+        device: Any = "cpu",
+        **kwargs: Any,
+    ):
+        super().__init__(device=device, **kwargs)
+        if not isinstance(frame_skip, int) or isinstance(frame_skip, bool) or frame_skip < 1:
+            raise ArgumentError(
+                f"frame_skip is {frame_skip!r}, but must be an int of at least 1: the number of "
+                "simulator steps per step."
+            )
+        object.__setattr__(self, "_env", env)  # no submodule, even if the simulator is a module
+        self.frame_skip = frame_skip
+        self.convert_actions_to_numpy = convert_actions_to_numpy
+        self.info_dict_reader: list[Reader] = []
+        self._make_specs(env)
+
+    def _make_specs(self, env: Any) -> None:
+        """Declare the specs of simulator ``env``, for a subclass to override; called last."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            simulator = self.__dict__.get("_env")
+            if name.startswith("_") or simulator is None:
+                raise
+        if hasattr(simulator, name):
+            return getattr(simulator, name)
+        if hasattr(simulator, "get_wrapper_attr"):
+            return simulator.get_wrapper_attr(name)
+        raise AttributeError(
+            f"neither {type(self).__name__} nor its simulator {type(simulator).__name__} has an "
+            f"attribute {name!r}."
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GymLikeEnv:
+        return deep_copy(self, memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unpack, pack(self)
+
+    # ---------------------------------------------------------------- what subclasses may override
+
+    def read_action(self, action: Any) -> Any:
+        """Turn an action into what the simulator takes.
+
+        Args:
+            action: the tensor of the only action, or a TensorDict of several.
+        """
+        spec = self.full_action_spec if isinstance(action, TensorDictBase) else self.action_spec
+        return spec.to_numpy(action, safe=False)
+
+    def read_obs(self, observations: Any) -> Mapping[str, Any]:
+        """Turn an observation of the simulator into entries.
+
+        A value that is no dict belongs to the first observation that is declared. An entry
+        ``state`` is called ``observation`` where nothing else is.
+        """
+        if isinstance(observations, TensorDictBase):
+            return dict(observations.items())
+        if not isinstance(observations, Mapping):
+            name = next(iter(self.full_observation_spec.keys()), None)
+            if name is None:
+                raise SpecError(
+                    f"{type(self).__name__} declares no observation spec, so an observation of its "
+                    "simulator has no name. Declare one after super().__init__(simulator), or in "
+                    "_make_specs: self.observation_spec = Composite(observation=...)."
+                )
+            return {name: observations}
+        if "state" in observations and "observation" not in observations:
+            return {
+                "observation" if name == "state" else name: value
+                for name, value in observations.items()
+            }
+        return observations
+
+    def read_reward(self, reward: Any) -> Any:
+        """Turn the summed reward of a step into a tensor, or into a dict of several."""
+        return self.reward_spec.encode(reward)
+
+    def read_done(
+        self, terminated: Any = None, truncated: Any = None, done: Any = None
+    ) -> tuple[Any, Any, Any, bool]:
+        """Complete the end flags of a step.
+
+        Returns:
+            ``(terminated, truncated, done, stop)``: flags, or None for one that is not known, and
+            whether frames are no longer repeated. A lone ``done`` is read as termination.
+        """
+        if done is None:
+            known = [flag for flag in (terminated, truncated) if flag is not None]
+            done = known[0] if len(known) == 1 else rules.done_from(*known) if known else False
+        if terminated is None and truncated is None:
+            terminated = done
+        return terminated, truncated, done, _any(done)
+
+    def _output_transform(self, result: Any) -> Outcome:
+        """Turn a step of the simulator into (obs, reward, terminated, truncated, done, info).
+
+        Flags that the simulator does not report are None.
+        """
+        observation, reward, terminated, truncated, info = result
+        return observation, reward, terminated, truncated, None, info
+
+    def _reset_output_transform(self, result: Any) -> tuple[Any, dict[str, Any]]:
+        """Turn a reset of the simulator into (obs, info)."""
+        observation, info = result
+        return observation, info
+
+    # ----------------------------------------------------------------------------- steps and resets
+
+    sees_empty_masks = True  # and refuses them
+
+    @property
+    def _simulator(self) -> Any:
+        """What is stepped and reset."""
+        return self._env
+
+    def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        mask = None if td is None else td.get(rules.RESET, None)
+        result = self._reset_simulator(mask, **kwargs)
+        observation, info = self._reset_output_transform(result)
+        return self._to_tensordict(self.read_obs(observation), info)
+
+    def _reset_simulator(self, mask: torch.Tensor | None, **kwargs: Any) -> Any:
+        if mask is not None and not bool(mask.all()):
+            raise ResetMaskError(
+                f"the reset mask of {type(self).__name__} is {mask.tolist()}, but one simulator "
+                "cannot be reset in part. Leave the mask out, or do not call reset."
+            )
+        return self._simulator.reset(**kwargs)
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        action = self._action_in(td)
+        if self.convert_actions_to_numpy:
+            action = self.read_action(action)
+        observation, reward, terminated, truncated, done, info = self._repeated_step(action)
+        entries = dict(self.read_obs(observation))
+        reward = self.read_reward(reward)
+        entries.update(reward if isinstance(reward, Mapping) else {self.reward_key: reward})
+        flags = {"terminated": terminated, "truncated": truncated, "done": done}
+        for name, shape in self._cached("flag_shapes", self._flag_shapes).items():
+            if flags.get(name) is not None:
+                entries[name] = torch.as_tensor(flags[name], dtype=torch.bool).reshape(shape)
+        return self._to_tensordict(entries, info)
+
+    def _flag_shapes(self) -> dict[str, torch.Size]:
+        return {name: self.full_done_spec[name].shape for name in self.done_levels.get((), ())}
+
+    def _repeated_step(self, action: Any) -> Outcome:
+        total = None
+        for _ in range(self.frame_skip):
+            result = self._output_transform(self._simulator.step(action))
+            observation, reward, terminated, truncated, done, info = result
+            total = reward if total is None else total + reward
+            terminated, truncated, done, stop = self.read_done(terminated, truncated, done)
+            if stop:
+                break
+        return observation, total, terminated, truncated, done, info
+
+    def _action_in(self, td: TensorDictBase) -> Any:
+        """Take the action out of a root, as its spec says: a tensor, or a TensorDict of several."""
+        keys, given = self.action_keys, self._with_actions(td)
+        return given.get(keys[0]) if len(keys) == 1 else given.select(*keys)
+
+    def _checked_step(self, td: TensorDictBase, *, advance: bool) -> Callable[[], None]:
+        begin = super()._checked_step(td, advance=advance)
+        self._with_actions(td)
+        return begin
+
+    def _with_actions(self, td: TensorDictBase) -> TensorDictBase:
+        """Give a root whose actions are what their specs say; ``td`` itself where they are."""
+        for key in self.action_keys:
+            value = td.get(key, None)
+            if value is None:
+                raise MissingKeyError(
+                    f"the TensorDict has no {key!r}; it has {sorted(map(str, td.keys(True)))}. "
+                    "Write the action first, e.g. with env.rand_action(td)."
+                )
+            rule = self._action_inputs.get(key)
+            rows = stepped_rows(td)
+            taken = value if rule is None else rule.take(value, self.batch_size, rows=rows)
+            if taken is not value:
+                td = td.copy().set(key, taken)
+        return td
+
+    def _to_tensordict(self, entries: Mapping[str, Any], info: dict[str, Any]) -> TensorDict:
+        td = self._packed(entries, ())
+        for reader in self.info_dict_reader:
+            reader(info, td)
+        return td
+
+    def _packed(self, entries: Mapping[str, Any], path: tuple[str, ...]) -> TensorDict:
+        """Build a TensorDict, encoding by their specs the values that are not data yet."""
+        made: dict[str, Any] = {}
+        for name, value in entries.items():
+            if isinstance(value, torch.Tensor | TensorDictBase):
+                made[name] = value if self.device is None else value.to(self.device)
+            elif is_non_tensor(value):
+                made[name] = value
+            elif isinstance(value, Mapping):
+                made[name] = self._packed(value, (*path, name))
+            else:
+                made[name] = self._spec_at((*path, name)).encode(value)
+        return TensorDict._new_unsafe(made, batch_size=self.batch_size, device=self.device)
+
+    def _spec_at(self, path: tuple[str, ...]) -> Any:
+        for spec in (self.full_observation_spec, self.full_reward_spec, self.full_done_spec):
+            if as_key(path) in spec.keys(True):
+                return spec[as_key(path)]
+        raise MissingKeyError(
+            f"the simulator gave {as_key(path)!r}, which no spec declares; declared are "
+            f"{self.observation_keys}. Declare it in the observation spec, or leave it out in read_obs."
+        )
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._simulator.reset(seed=seed)
+
+    # --------------------------------------------------------------------------------------- infos
+
+    def set_info_dict_reader(
+        self, reader: Reader | None = None, ignore_private: bool = True
+    ) -> GymLikeEnv:
+        """Add a reader of info dictionaries, called as ``reader(info, td)``; returns self.
+
+        Args:
+            reader: writes into ``td`` after each reset and step; its ``info_spec``, if it has one,
+                is added to the observation spec. None makes a `default_info_dict_reader`.
+            ignore_private: for the default reader, leave out names that begin with an underscore.
+
+        A default reader without keys looks at one step to see what there is: the simulator is
+        reset and stepped.
+
+        Raises:
+            ArgumentTypeError: ``reader`` cannot be called.
+            KeyCollisionError: an entry of that name exists already.
+        """
+        if reader is None:
+            reader = default_info_dict_reader(ignore_private=ignore_private)
+        if not callable(reader):
+            raise ArgumentTypeError(
+                f"the info reader is {reader!r}, of type {type(reader).__name__}, which cannot be "
+                "called. Pass a function reader(info, td), default_info_dict_reader(keys), or nothing."
+            )
+        if isinstance(reader, default_info_dict_reader):
+            info = {} if reader.is_complete else self._info_of_one_step()
+            reader.complete(info, self.batch_size)
+        self._declare_infos(getattr(reader, "info_spec", None))
+        self.info_dict_reader.append(reader)
+        return self
+
+    def _declare_infos(self, spec: Composite | Mapping[str, Any] | None) -> None:
+        if not spec:
+            return
+        taken = [*self.observation_keys, *self.reward_keys, *self.done_keys, *self.action_keys]
+        names = {as_path(key)[0] for key in taken}
+        if clashes := sorted(names & set(spec.keys())):
+            raise KeyCollisionError(
+                f"the infos {clashes} are named like entries that the env has already. Read others: "
+                "set_info_dict_reader(default_info_dict_reader(keys=[...]))."
+            )
+        require_names({"info": Composite(dict(spec))})
+        declared = self.full_observation_spec.clone()
+        declared.update(spec if self.device is None else Composite(dict(spec)).to(self.device))
+        self.full_observation_spec = declared
+
+    def _info_of_one_step(self) -> dict[str, Any]:
+        """Take a step of its own; the env must be reset afterwards."""
+        generator = torch.Generator(self.device or "cpu").manual_seed(0)
+        self._simulator.reset()
+        action = self._action_in(self.full_action_spec.rand((), generator))
+        if self.convert_actions_to_numpy:
+            action = self.read_action(action)
+        info = self._output_transform(self._simulator.step(action))[-1]
+        self._simulator.reset()
+        return info
+
+    def auto_register_info_dict(
+        self, ignore_private: bool = True, *, info_dict_reader: Reader | None = None
+    ) -> EnvBase:
+        """Read infos in a way that specs and data agree, whatever the reader leaves out.
+
+        Args:
+            ignore_private, info_dict_reader: see `set_info_dict_reader`. A reader without an
+                ``info_spec`` is described by what it writes after one step.
+
+        Returns:
+            This env, or a `TransformedEnv` of it that adds zeros to the resets where the reader
+            writes nothing. It passes `check_env_specs`.
+
+        Raises:
+            InfoReaderError: the env has a reader already.
+        """
+        if self.info_dict_reader:
+            raise InfoReaderError(
+                f"{type(self).__name__} has an info reader already, {self.info_dict_reader[0]}. "
+                "Register infos on an env without one."
+            )
+        self.set_info_dict_reader(info_dict_reader, ignore_private)
+        reader = self.info_dict_reader[0]
+        spec = getattr(reader, "info_spec", None)
+        if not spec:
+            spec = self._written_by(reader)
+            self._declare_infos(spec)
+        at_reset = TensorDict({}, batch_size=self.batch_size)
+        _, info = self._reset_output_transform(self._simulator.reset())
+        reader(info, at_reset)
+        written = {path for path, _ in leaves(at_reset)}
+        missing = Composite(shape=self.batch_size)
+        for key, leaf in Composite(dict(spec), shape=self.batch_size).items(True, True):
+            if as_path(key) not in written:
+                missing[key] = leaf
+        if missing.is_empty():
+            return self
+        from envkit.transforms.core.env import TransformedEnv
+        from envkit.transforms.primer import TensorDictPrimer
+
+        return TransformedEnv(self, TensorDictPrimer(missing))
+
+    def _written_by(self, reader: Reader) -> Composite:
+        td = TensorDict({}, batch_size=self.batch_size)
+        reader(self._info_of_one_step(), td)
+        return make_composite_from_td(td, unsqueeze_null_shapes=False)
+
+    # ---------------------------------------------------------------------------------------- rest
+
+    def fast_encoding(self, mode: bool = True) -> None:
+        """Remember how observations and rewards are encoded, instead of finding out at each step.
+
+        Raises:
+            EncodingError: `read_obs` or `read_reward` is overridden, and may encode in other ways.
+        """
+        self._memoize_encoding(mode)
+
+    def _memoize_encoding(self, mode: bool) -> None:
+        for name in ("read_obs", "read_reward"):
+            if self._overrides(frozenset((name,))):
+                raise EncodingError(
+                    f"{type(self).__name__} overrides {name}, so how its values are encoded cannot "
+                    "be remembered. Leave fast_encoding out."
+                )
+        self.full_observation_spec.memoize_encode(mode)
+        self.full_reward_spec.memoize_encode(mode)
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Close the simulator, if it can be closed."""
+        was_open = not self.is_closed
+        super().close(raise_if_closed=raise_if_closed)
+        if was_open and hasattr(self._env, "close"):
+            self._env.close()
+
+    @property
+    def _cannot_resume(self) -> str | None:
+        return type(self).__name__
+
+    def render(self, *args: Any, **kwargs: Any) -> Any:
+        """Render the simulator as it was made to."""
+        return self._env.render(*args, **kwargs)
+
+
+def _any(flag: Any) -> bool:
+    return bool(flag.any()) if hasattr(flag, "any") else bool(flag)

@@ -1,0 +1,328 @@
+"""A whole rollout of one gymnasium env, written straight into its result.
+
+The simulator writes each observation where the result has it; no TensorDict is built for a step but
+the one the policy sees, and none at all for random actions. Results equal those of stepping one by
+one, bit for bit. What the policy does that this way of recording has no room for is met by going on
+step by step from there.
+
+Conventions
+    entry    leaf by path; in memory time is the leading axis.
+    roots    entries the env makes for the root of a step: observations and end flags.
+    others   root entries of the caller's or the policy's; carried on as `EnvBase.step_mdp` would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from bridges.gym.leaves import numpy_dtype
+from bridges.gym.rows import DONE, reward_array
+from envkit import rules
+from envkit.data.nesting import tensordict_of
+from envkit.data.paths import Path, as_key, as_path
+from envkit.data.transition import leaves
+from envkit.env.policy import Policy
+from envkit.env.rollout import nonstop, until_any_done
+from envkit.specs import TensorSpec, draws_in_order
+
+if TYPE_CHECKING:
+    from bridges.gym.wrapper import GymWrapper
+
+__all__ = ["record_run"]
+
+Leaves = dict[Path, torch.Tensor]
+Recorded = TensorDictBase | list[TensorDictBase] | None
+
+_FIRST_STEPS = 64
+
+
+def record_run(
+    env: GymWrapper, root: TensorDictBase, steps: int, policy: Any, act: Policy, *, stops: bool
+) -> Recorded:
+    """Do a whole rollout, which ``stops`` at the end of an episode or resets there.
+
+    Arguments and result are those of `EnvBase._fast_rollout`.
+    """
+    env._check_batch(root)
+    record = _Record(env, root, steps, stops)
+    if not record.fits(root):
+        return None
+    if policy is None and draws_in_order(env.action_spec):
+        return _record_random(env, record, root)
+    return _record_policy(env, record, root, act)
+
+
+# ------------------------------------------------------------------------------------- the two ways
+
+
+def _record_policy(env: GymWrapper, record: _Record, root: TensorDictBase, act: Policy) -> Recorded:
+    paths = list(env.core.action.leaves)
+    written = _Written({*paths, *record.reward_paths})
+    td, current = root, record.first_root(root)
+    while True:
+        td = act(td)
+        given = written.take(td, current)
+        if given is None or not given.keys() >= set(paths):
+            return _go_on(env, record, written, td, act)
+        if record.step(_action_of(env, given)):
+            break
+        current = record.root()
+        td = tensordict_of({**current, **written.others}, torch.Size(()), env.device)
+    return record.result(written.stacks(record.count))
+
+
+def _record_random(env: GymWrapper, record: _Record, root: TensorDictBase) -> Recorded:
+    (path,) = env.core.action.leaves
+    record.first_root(root)
+    others = {at: value for at, value in leaves(root) if at not in record.root_paths and at != path}
+    if not others.keys().isdisjoint(record.reward_paths) or not all(
+        _is_plain(at, value) for at, value in others.items()
+    ):
+        return None
+    parts: list[torch.Tensor] = []
+    first = _FIRST_STEPS if record.stops else record.steps
+    for drawn, rewind in _draws(env.action_spec, env._action_generator, record.steps, first):
+        used, is_over = 0, False
+        for action in env.core.action.read({path: drawn.numpy()}):
+            used, is_over = used + 1, record.step(action)
+            if is_over:
+                break
+        parts.append(drawn[:used])
+        if is_over:
+            rewind(used)
+            break
+    kept = {at: torch.stack([value] * record.count) for at, value in others.items()}
+    return record.result({**kept, path: torch.cat(parts)})
+
+
+def _draws(
+    spec: TensorSpec, generator: torch.Generator | None, steps: int, count: int
+) -> Iterator[tuple[torch.Tensor, Callable[[int], None]]]:
+    """Draw actions many at a time, first ``count``, the same that drawing one by one gives.
+
+    Yields:
+        Actions of shape ``(count, *spec.shape)``, and what to call with the number of those used:
+        it leaves the generator as if only they had been drawn.
+    """
+    source = torch.default_generator if generator is None else generator
+    while steps:
+        count = min(count, steps)
+        before = source.get_state()
+
+        def rewind(used: int, before: torch.Tensor = before, count: int = count) -> None:
+            if used < count:
+                source.set_state(before)
+                spec.rand((used,), generator)
+
+        yield spec.rand((count,), generator), rewind
+        steps, count = steps - count, 2 * count
+
+
+def _is_plain(path: Path, value: Any) -> bool:
+    """Say whether an entry does no more than stand at the root of a step."""
+    return (
+        isinstance(value, torch.Tensor)
+        and path[0] != "next"
+        and path[-1] not in (rules.STEP, rules.RESET)
+    )
+
+
+def _action_of(env: GymWrapper, given: Leaves) -> Any:
+    rules = env._action_inputs
+    return env.core.action.decode(
+        {path: rules[as_key(path)].take(given[path]) for path in env.core.action.leaves}
+    )
+
+
+def _go_on(
+    env: GymWrapper, record: _Record, written: _Written, td: TensorDictBase, act: Policy
+) -> list[TensorDictBase]:
+    """Do the rest step by step, from a root that holds its action."""
+    done = record.count
+    follow = until_any_done if record.stops else nonstop
+    rest = follow(env, td, act, record.steps - done, acted=True)
+    if not done:
+        return list(rest)
+    return [*record.result(written.stacks(done)).unbind(0), *rest]
+
+
+# ------------------------------------------------------------------------------- what is written down
+
+
+class _Written:
+    """What the policy leaves at the root, step by step."""
+
+    def __init__(self, dropped: set[Path]):
+        self._dropped = dropped
+        self._values: dict[Path, list[torch.Tensor]] = {}
+        self.others: Leaves = {}
+
+    def take(self, td: TensorDictBase, current: Leaves) -> Leaves | None:
+        """Note the entries that the env has not made itself, and give them.
+
+        Returns:
+            None, with nothing noted, when ``td`` holds what must be stepped one by one: other
+            entries than before, roots that were replaced or taken out, masks, a preset ``next``.
+        """
+        given: Leaves = {}
+        roots = 0
+        for path, value in leaves(td):
+            known = current.get(path)
+            if known is value:
+                roots += 1
+            elif known is not None or not _is_plain(path, value):
+                return None
+            else:
+                given[path] = value
+        if roots < len(current) or (self._values and given.keys() != self._values.keys()):
+            return None
+        for path, value in given.items():
+            self._values.setdefault(path, []).append(value)
+        dropped = self._dropped
+        self.others = {path: value for path, value in given.items() if path not in dropped}
+        return given
+
+    def stacks(self, count: int) -> Leaves:
+        """Stack the entries of the first ``count`` steps along time."""
+        return {path: torch.stack(values[:count]) for path, values in self._values.items()}
+
+
+class _Record:
+    """What the simulator did: observations in memory of their own, scalars in lists."""
+
+    def __init__(self, env: GymWrapper, root: TensorDictBase, steps: int, stops: bool):
+        self.steps, self.stops = steps, stops
+        self.count = 0
+        self._env, self._core = env, env.core
+        self._observed = {
+            as_path(key): env.full_observation_spec[key] for key in env.observation_keys
+        }
+        self.root_paths = [*self._observed, *DONE]
+        self.reward_paths = [as_path(key) for key in env.reward_keys]
+        first = min(_FIRST_STEPS, steps) if stops else steps
+        self._stacks = {path: _Stack(spec, first) for path, spec in self._observed.items()}
+        self._flags = [_Stack(env.full_done_spec[name], first) for (name,) in DONE]
+        self._starts: dict[int, Leaves] = {}
+        self._outcomes: list[tuple[Any, Any, Any]] = []
+        self._last: Leaves = {}
+
+    def fits(self, root: TensorDictBase) -> bool:
+        """Say whether a root has all that the env itself would have given it."""
+        for path in self.root_paths:
+            value = root.get(as_key(path), None)
+            spec = self._observed.get(path)
+            if value is None or (spec and (value.shape, value.dtype) != (spec.shape, spec.dtype)):
+                return False
+        return True
+
+    def first_root(self, root: TensorDictBase) -> Leaves:
+        """Take the entries of the given root."""
+        self._starts[0] = {path: root.get(as_key(path)) for path in self.root_paths}
+        return self._starts[0]
+
+    def step(self, action: Any) -> bool:
+        """Step, and say whether the rollout is over. If not, what has ended begins anew."""
+        observation, reward, terminated, truncated, _ = self._core.step(action)
+        self._last = self._write(observation)
+        self._outcomes.append((reward, terminated, truncated))
+        self.count += 1
+        over = terminated or truncated
+        if self.count == self.steps or (over and self.stops):
+            return True
+        if over:
+            self._starts[self.count] = self._fresh(self._core.env.reset()[0])
+        return False
+
+    def root(self) -> Leaves:
+        """Give the root of the next step."""
+        current = self._starts.get(self.count)
+        if current is None:
+            current = dict(self._last)
+        for path, flags in zip(DONE, self._flags, strict=True):
+            _, current[path] = flags.next()
+        return current
+
+    def _write(self, observation: Any) -> Leaves:
+        rows, views = {}, {}
+        for path, stack in self._stacks.items():
+            rows[path], views[path] = stack.next()
+        self._core.writer(rows)(observation)
+        return views
+
+    def _fresh(self, observation: Any) -> Leaves:
+        rows = {
+            path: np.empty(tuple(spec.shape), numpy_dtype(spec.dtype))
+            for path, spec in self._observed.items()
+        }
+        self._core.writer(rows)(observation)
+        return {path: torch.from_numpy(row) for path, row in rows.items()}
+
+    def result(self, others: Leaves) -> TensorDict:
+        """Show all steps, batch size ``(count,)``; ``others`` are stacked over time already."""
+        count = self.count
+        rewards, *flags = zip(*self._outcomes, strict=True)
+        terminated, truncated = (np.array(flag, bool).reshape(count, 1) for flag in flags)
+        entries = {**others, **self._roots()}
+        for path, stack in self._stacks.items():
+            entries[("next", *path)] = stack.tensor(count)
+        paid = _paid(rewards)
+        outcome = (paid, terminated | truncated, terminated, truncated)
+        for path, value in zip((("reward",), *DONE), outcome, strict=True):
+            entries[("next", *path)] = torch.from_numpy(value)
+        return tensordict_of(entries, torch.Size((count,)), self._env.device)
+
+    def _roots(self) -> Leaves:
+        count, roots = self.count, {}
+        for path, stack in self._stacks.items():
+            roots[path] = stack.tensor(count).roll(1, 0)
+        for path in DONE:
+            roots[path] = torch.zeros(count, 1, dtype=torch.bool)
+        for start, entries in self._starts.items():
+            if start < count:
+                for path, value in entries.items():
+                    roots[path][start] = value
+        return roots
+
+
+def _paid(rewards: Sequence[Any]) -> np.ndarray:
+    """Give rewards as float32, shape ``(count, 1)``; some may be arrays of one element."""
+    dtype = np.dtype(np.float32)
+    try:
+        paid = np.array(rewards, dtype)
+    except ValueError:
+        paid = np.empty(0)
+    if paid.size != len(rewards):
+        paid = np.stack([reward_array(reward, (1,), dtype) for reward in rewards])
+    return paid.reshape(len(rewards), 1)
+
+
+class _Stack:
+    """One leaf over time, zeros at first; it grows, and what was handed out stays where it is."""
+
+    def __init__(self, spec: TensorSpec, size: int):
+        assert spec.dtype is not None
+        self._shape, self._dtype = tuple(spec.shape), numpy_dtype(spec.dtype)
+        self._chunks: list[np.ndarray] = []
+        self._size, self._used = size, size
+
+    def next(self) -> tuple[np.ndarray, torch.Tensor]:
+        """Give the memory of the next moment, as an array and as a tensor."""
+        if self._used == self._size:
+            if self._chunks:
+                self._size *= 2
+            chunk = np.zeros((self._size, *self._shape), self._dtype)
+            self._chunks.append(chunk)
+            self._views, self._used = torch.from_numpy(chunk).unbind(0), 0
+        index, self._used = self._used, self._used + 1
+        return self._chunks[-1][index, ...], self._views[index]
+
+    def tensor(self, count: int) -> torch.Tensor:
+        """Give the first ``count`` moments, shape ``(count, *leaf)``."""
+        if len(self._chunks) == 1 and len(self._chunks[0]) == count:
+            return torch.from_numpy(self._chunks[0])
+        return torch.from_numpy(np.concatenate(self._chunks)[:count].copy())

@@ -1,0 +1,215 @@
+"""A gymnasium env on plain NumPy rows: how a worker process steps it without any TensorDict.
+
+`GymCore` is one env with the codecs of its spaces; `GymRows` are several of them bound to their
+rows of a pool's memory.
+
+Conventions
+    row    what one env owns of a leaf, see `bridges.gym.spaces`.
+    rows   global row numbers; slots and regions as in `envkit.batched.exchange.buffers`.
+    done   ``terminated | truncated``; the three flags are bool of shape (1,), the reward float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bridges.gym.leaves import CopyIn
+from bridges.gym.spaces import Codec
+from envkit.data.paths import Path
+from envkit.errors import EncodingError
+
+__all__ = ["DONE", "GymCore", "GymRows", "reward_array"]
+
+Rows = Mapping[Path, np.ndarray]
+
+DONE: tuple[Path, ...] = (("done",), ("terminated",), ("truncated",))
+
+
+class GymCore:
+    """Step one gymnasium env, writing what comes out into rows.
+
+    Args:
+        env: a gymnasium env.
+        observation, action: codecs of its spaces; ``observation`` is None when only pixels count.
+        frame_skip: inner steps per step; rewards are summed, and a finished episode stops them.
+        pixels: also write the rendered frame, uint8 (height, width, 3), to ``("pixels",)``.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        observation: Codec | None,
+        action: Codec,
+        *,
+        frame_skip: int = 1,
+        pixels: bool = False,
+    ):
+        self.env = env
+        self.observation = observation
+        self.action = action
+        self.frame_skip = frame_skip
+        self.pixels = pixels
+        self.step = env.step if frame_skip == 1 else self._repeated_step
+
+    def is_like(self, other: GymCore) -> bool:
+        """Say whether another core takes its actions in the same form."""
+        return isinstance(other, GymCore) and self.action.space == other.action.space
+
+    def bind(
+        self, cores: list[GymCore], rows: range, arrays: Mapping[str, Rows], slot: np.ndarray
+    ) -> GymRows:
+        """Fix the rows of some cores that are alike; see `envkit.batched.host_rows.bind_rows`."""
+        return GymRows(cores, rows, arrays, slot)
+
+    def writer(self, rows: Rows) -> Callable[[Any], None]:
+        """Give the function that writes an observation, and the frame if asked for, into rows."""
+        if not self.pixels:
+            assert self.observation is not None  # one of the two is observed
+            return self.observation.writer(rows)
+        write = None if self.observation is None else self.observation.writer(rows)
+        write_frame = CopyIn("pixels").into(rows[("pixels",)])
+
+        def write_both(observation: Any) -> None:
+            if write is not None:
+                write(observation)
+            write_frame(self.env.render())
+
+        return write_both
+
+    def _repeated_step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the env ``frame_skip`` times, or until the episode ends."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        for _ in range(self.frame_skip - 1):
+            if terminated or truncated:
+                break
+            observation, extra, terminated, truncated, info = self.env.step(action)
+            reward = reward + extra
+        return observation, reward, terminated, truncated, info
+
+
+class GymRows:
+    """Cores that are alike, bound to their rows: all lookups are done, scalars go out together.
+
+    The flags of a root are never set, and shared memory starts as zeros, so nobody writes them.
+    """
+
+    def __init__(
+        self, cores: list[GymCore], rows: range, arrays: Mapping[str, Rows], slot: np.ndarray
+    ):
+        self._cores = cores
+        self._first, self._slot = rows.start, memoryview(slot)
+        own = slice(rows.start, rows.stop)
+        self._inputs, self._roots, self._nexts = (
+            {path: array[:, own] for path, array in arrays[region].items()}
+            for region in ("in", "root", "next")
+        )
+        self._read = cores[0].action.read
+        self._resets = [core.env.reset for core in cores]
+        self._steps = [core.step for core in cores]
+        self._writers: dict[tuple[str, int], list[Callable[[Any], None]]] = {}
+        self._indices = range(len(cores))
+        scalars = [self._nexts[path][..., 0] for path in (("reward",), *DONE)]
+        self._scalars = list(zip(*scalars, strict=True))
+        self._carried = [
+            (self._nexts[path], root) for path, root in self._roots.items() if path not in DONE
+        ]
+
+    def replace(self, row: int, env: Any) -> None:
+        """Put another env, made by the same function, in the place of a row's env."""
+        index, core = row - self._first, env.row_core()
+        self._cores[index] = core
+        self._resets[index], self._steps[index] = core.env.reset, core.step
+        self._writers.clear()  # those of pixels hold on to the env that renders them
+
+    def _writer(self, region: str, slot: int) -> list[Callable[[Any], None]]:
+        """Give the functions that write an observation into each row of a slot."""
+        made = self._writers.get((region, slot))
+        if made is None:
+            arrays = self._roots if region == "root" else self._nexts
+            made = self._writers[region, slot] = [
+                core.writer({path: array[slot, index, ...] for path, array in arrays.items()})
+                for index, core in enumerate(self._cores)
+            ]
+        return made
+
+    def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
+        """Start an episode and write the root row; a simulator takes no ``given`` inputs for that."""
+        index, slot = row - self._first, self._slot[row] + 1
+        observation, _ = self._resets[index](**kwargs)
+        self._writer("root", slot)[index](observation)
+
+    def step(self, rows: Sequence[int], *, advance: bool) -> None:
+        """Step some rows and write their next rows; with ``advance`` also their next roots."""
+        slot, indices, steps = self._slot[self._first], self._indices, self._steps
+        puts, rewards = self._writer("next", slot), self._scalars[slot][0]
+        chosen: slice | Sequence[int] = slice(None)
+        if len(rows) != len(steps):
+            chosen = indices = [row - self._first for row in rows]
+            steps, puts = [steps[i] for i in chosen], [puts[i] for i in chosen]
+        actions = self._read({path: array[slot][chosen] for path, array in self._inputs.items()})
+        stepped = 0
+        ended: list[tuple[int, bool, bool]] = []
+        fresh: list[tuple[int, Any]] = []
+        try:
+            for _, index, action, step, put in zip(
+                rows, indices, actions, steps, puts, strict=True
+            ):
+                observation, reward, terminated, truncated, _ = step(action)
+                put(observation)
+                try:
+                    rewards[index] = reward
+                except ValueError:
+                    rewards[index] = reward_array(reward, (), rewards.dtype)
+                stepped += 1
+                if terminated or truncated:
+                    ended.append((index, bool(terminated), bool(truncated)))
+                    if advance:
+                        fresh.append((index, self._resets[index]()[0]))
+        finally:  # what was stepped before an error is not lost
+            if stepped < len(rows):
+                chosen = list(indices[:stepped])
+            self._write_flags(slot, chosen, ended)
+            if advance:
+                self._write_following(slot, chosen, fresh)
+
+    def _write_flags(
+        self, slot: int, chosen: slice | Sequence[int], ended: list[tuple[int, bool, bool]]
+    ) -> None:
+        _, *flags = self._scalars[slot]
+        done, terminated, truncated = flags
+        for flag in flags:
+            flag[chosen] = False
+        for index, failed, cut in ended:
+            done[index] = True
+            terminated[index] = failed
+            truncated[index] = cut
+
+    def _write_following(
+        self, slot: int, chosen: slice | Sequence[int], fresh: list[tuple[int, Any]]
+    ) -> None:
+        """Write the roots after a step: what it made, and a fresh episode where one has ended."""
+        for made, root in self._carried:
+            root[slot + 1][chosen] = made[slot][chosen]
+        if fresh:
+            puts = self._writer("root", slot + 1)
+            for index, observation in fresh:
+                puts[index](observation)
+
+
+def reward_array(reward: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Bring a reward, which may be a number or an array, into the shape of its spec.
+
+    Raises:
+        EncodingError: it has another number of elements.
+    """
+    found = np.asarray(reward, dtype)
+    try:
+        return found.reshape(shape)
+    except ValueError as error:
+        raise EncodingError(
+            f"the simulator gave a reward of shape {found.shape}, but its spec says {shape or (1,)}. "
+            "Return a number from step, or publish a reward_space."
+        ) from error

@@ -1,0 +1,422 @@
+"""Gymnasium environments as envkit environments.
+
+`GymWrapper` decides which specs a gymnasium env gets and which way its steps take. How a single env
+is stepped on rows is known to `gym_rows`, what autoreset does to vector envs to `gym_vector`, and
+how a whole rollout is recorded to `gym_recording`.
+
+Conventions
+    batch   () for a single env, (num_envs,) for one of gymnasium's vector envs.
+    done    ``terminated | truncated``, each bool of shape (*batch, 1); rewards float32 of that shape
+            unless the simulator publishes a ``reward_space``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from bridges.gym.backend import gym_backend, library_of, set_gym_backend
+from bridges.gym.like import GymLikeEnv
+from bridges.gym.recording import record_run
+from bridges.gym.rows import GymCore, reward_array
+from bridges.gym.spaces import Codec, codec_of
+from bridges.gym.vector import VectorCore, frame_skipping, is_vector
+from envkit import rules
+from envkit.data.arguments import as_batch_size, as_bool, as_int
+from envkit.data.nesting import nest
+from envkit.data.paths import as_key
+from envkit.data.transition import empty_like, leaves
+from envkit.env.base import EnvBase
+from envkit.env.policy import Policy
+from envkit.env.rollout import Stop
+from envkit.env.seeding import seed_chain
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BatchSizeError,
+    KeyCollisionError,
+    SpecError,
+)
+from envkit.specs import Categorical, Composite, Unbounded
+
+__all__ = ["GymEnv", "GymWrapper"]
+
+
+class GymWrapper(GymLikeEnv):
+    """A gymnasium env behind the TensorDict interface; batch-locked.
+
+    Args:
+        env: a gymnasium env, unbatched here, or one of gymnasium's vector envs, which has batch
+            size ``(num_envs,)``. Autoreset of the latter is undone: ``next`` holds the true last
+            observation, and no step ignores its action.
+        categorical_action_encoding: integers for discrete actions and observations, not one-hot.
+        frame_skip: inner steps per step, rewards summed, stopping at the end of an episode.
+        from_pixels: add ``pixels``, uint8 (height, width, 3); the env must render rgb arrays.
+        pixels_only: with ``from_pixels``, leave the state observation out.
+        convert_actions_to_numpy: False hands actions to the simulator as tensors.
+        device: where data is delivered, "cpu" by default.
+        **kwargs: of `EnvBase`.
+
+    Raises:
+        ValueError: ``frame_skip`` is not a positive int, or pixels are asked of an env that does
+            not render them.
+        ArgumentTypeError: (a TypeError) ``env`` is no env object.
+        SpecError: a space has no counterpart in specs: Graph, OneOf, a Sequence that is not stacked
+            or holds Text, a Tuple of Texts or of unlike kinds.
+    """
+
+    libname = "gymnasium"
+    _passes_by = EnvBase._passes_by | {
+        *("_step", "_reset", "_reset_simulator", "_repeated_step", "_to_tensordict"),
+        *("_action_in", "_with_actions"),
+        *("read_action", "read_obs", "read_reward", "read_done"),
+        *("_output_transform", "_reset_output_transform"),
+    }
+
+    def __init__(
+        self,
+        env: Any,
+        categorical_action_encoding: bool = False,
+        *,
+        frame_skip: int = 1,
+        from_pixels: bool = False,
+        pixels_only: bool = True,
+        convert_actions_to_numpy: bool = True,
+        device: Any = "cpu",
+        batch_size: Any = None,
+        **kwargs: Any,
+    ):
+        if not (is_vector(env) or hasattr(env, "observation_space")):
+            fix = f"GymEnv({env!r})" if isinstance(env, str) else "GymEnv with the name of one"
+            raise ArgumentTypeError(
+                f"GymWrapper was given {env!r}, of type {type(env).__name__}, but wraps an env object "
+                f"of a gym library. Pass one, or let {fix} build it."
+            )
+        batch = (env.num_envs,) if is_vector(env) else ()
+        if batch_size is not None and (size := as_batch_size(batch_size)) != torch.Size(batch):
+            raise BatchSizeError(
+                f"batch_size is {tuple(size)}, but the simulator has batch size {batch}. "
+                "Leave it out; SerialEnv, ParallelEnv and GymEnv(..., num_envs=n) make batches."
+            )
+        super().__init__(
+            env,
+            frame_skip=frame_skip,
+            convert_actions_to_numpy=convert_actions_to_numpy,
+            device=device,
+            batch_size=batch,
+            **kwargs,
+        )
+        self.libname = library_of(env).__name__
+        self.categorical_action_encoding = categorical_action_encoding
+        self.from_pixels = from_pixels
+        if from_pixels and getattr(env, "render_mode", None) != "rgb_array":
+            raise ArgumentError(
+                f"from_pixels=True needs an env that renders rgb arrays, but its render_mode is "
+                f"{getattr(env, 'render_mode', None)!r}. Make it with render_mode='rgb_array'."
+            )
+        observation_space, action_space = (
+            (env.single_observation_space, env.single_action_space)
+            if batch
+            else (env.observation_space, env.action_space)
+        )
+        encoding = categorical_action_encoding
+        observation = None
+        if not (from_pixels and pixels_only):
+            observation = codec_of(observation_space, categorical=encoding, key="observation")
+        action = codec_of(action_space, categorical=encoding, key="action")
+        if not action.leaves:
+            raise SpecError(
+                f"the action space of {env} is {action_space}, which holds no action, so there is nothing a "
+                "policy could decide. Give it an action, one that is ignored if need be: "
+                "gymnasium.spaces.Discrete(1)."
+            )
+        self._vector: VectorCore | None = None
+        if batch:
+            self._vector = VectorCore(env, observation, action, pixels=from_pixels)
+            self._check_single_frames()
+        self.core = GymCore(env, observation, action, frame_skip=frame_skip, pixels=from_pixels)
+        self._declare(observation, action)
+
+    def _check_single_frames(self) -> None:
+        if self.frame_skip > 1:
+            raise ArgumentError(
+                f"frame_skip is {self.frame_skip}, but rows of a vector env end at different frames. "
+                "Let GymEnv(..., num_envs=n, frame_skip=k) build it, or skip frames in each env."
+            )
+
+    def _declare(self, observation: Codec | None, action: Codec) -> None:
+        device, batch = self.device, self.batch_size
+        spec = Composite(device=device) if observation is None else observation.spec(device)
+        if self.from_pixels:
+            _require_free("pixels", spec)
+            self._simulator.reset()
+            frame = self.render()[0] if batch else self.render()
+            spec["pixels"] = Unbounded(np.shape(frame), dtype=torch.uint8, device=device)
+        self.observation_spec = _expanded(spec, batch)
+        self.action_spec = _expanded(action.spec(device), batch)
+        self.reward_spec = _expanded(self._reward_of_one(), batch)
+        flag = Categorical(2, shape=(*batch, 1), dtype=torch.bool, device=device)
+        self.done_spec = Composite(
+            done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=batch, device=device
+        )
+
+    def _reward_of_one(self) -> Composite:
+        space = _published(self._env, "reward_space")
+        if space is None:
+            reward = Unbounded((1,), device=self.device, dtype=torch.float32)
+            return Composite(reward=reward, device=self.device)
+        return codec_of(space, categorical=True, key="reward").spec(self.device)
+
+    def _told_first(self) -> list[str]:
+        id = getattr(getattr(self._env, "spec", None), "id", None)
+        told = [repr(id) if id else str(self._env)]
+        return told if self.frame_skip == 1 else [*told, f"frame_skip={self.frame_skip}"]
+
+    # -------------------------------------------------------------------------- values and simulator
+
+    @property
+    def _simulator(self) -> Any:
+        return self._env if self._vector is None else self._vector
+
+    def read_action(self, action: Any) -> Any:
+        """Turn an action into a value of the gymnasium action space, by its codec."""
+        codec = self.core.action
+        if len(codec.leaves) == 1:
+            data = dict.fromkeys(codec.leaves, action)
+        else:
+            data = {path: action.get(as_key(path)) for path in codec.leaves}
+        return codec.decode(data) if self._vector is None else self._vector.decode(data)
+
+    def _action_in(self, td: TensorDictBase) -> Any:
+        paths = self.core.action.leaves
+        if len(paths) > 1:
+            return super()._action_in(td)
+        return self._with_actions(td).get(as_key(next(iter(paths))))
+
+    def read_obs(self, observations: Any) -> Mapping[str, Any]:
+        """Turn a value of the gymnasium observation space into entries, by its codec.
+
+        Of a vector env: a list of one value for each row.
+        """
+        core = self.core
+        if self._vector is not None:
+            return nest(self._vector.encode(observations))
+        entries = {} if core.observation is None else core.observation.encode(observations)
+        if core.pixels:
+            entries[("pixels",)] = torch.from_numpy(np.array(self.render()))
+        return nest(entries)
+
+    def read_reward(self, reward: Any) -> Any:
+        """Turn the summed reward of a step into a tensor of the shape and dtype of its spec."""
+        shape, dtype = self._cached("reward_form", self._reward_form)
+        return torch.from_numpy(reward_array(reward, shape, dtype).copy())
+
+    def _reward_form(self) -> tuple[tuple[int, ...], np.dtype]:
+        spec = self.reward_spec
+        return tuple(spec.shape), torch.empty(0, dtype=spec.dtype).numpy().dtype
+
+    def _reset_simulator(self, mask: torch.Tensor | None, **kwargs: Any) -> Any:
+        if self._vector is None:
+            return super()._reset_simulator(mask, **kwargs)
+        return self._vector.reset(mask, **kwargs)
+
+    def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
+        if self._vector is None or bool(mask.all()):
+            return super()._masked_next(td, mask)
+        skipped = self._skipped_next(td)
+        if not bool(mask.any()):
+            return skipped
+        acted = td.exclude(rules.STEP).copy()
+        for key in self.action_keys:  # of rows that do not act, anything may be there
+            action = acted.get(key, None)
+            if action is not None and action.shape[:1] == mask.shape:
+                others = action[mask][:1].expand_as(action)
+                acted.set(key, rules.choose(mask, action, others))
+        with self._vector.freezing(~mask.cpu().numpy()):
+            stepped = self._computed_next(acted)
+        following = empty_like(td)
+        for path, value in leaves(stepped):
+            following.set(as_key(path), rules.choose(mask, value, skipped.get(as_key(path))))
+        return following
+
+    def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
+        """Seed the simulator; see `EnvBase.set_seed`.
+
+        Row i of a vector env gets the i-th seed of the chain; the one after the last is returned.
+        """
+        if self._vector is None:
+            return super().set_seed(seed, static_seed)
+        following = self._vector.seed(seed, static=static_seed)
+        self._seed_actions(seed)
+        self._seed_is_static = static_seed
+        return following
+
+    _seed_is_static = False
+
+    @property
+    def _seeded_parts(self) -> list[tuple[Any, int | None]]:
+        if self._vector is None or self._action_seed is None:
+            return super()._seeded_parts
+        seeds, _ = seed_chain(self._action_seed, self.numel(), static=self._seed_is_static)
+        return list(enumerate(seeds))
+
+    def fast_encoding(self, mode: bool = True) -> None:
+        """Accepted for the sake of `GymLikeEnv`: codecs have decided everything beforehand.
+
+        Raises:
+            EncodingError: `read_obs` or `read_reward` is overridden.
+        """
+        self._memoize_encoding(mode)
+
+    # --------------------------------------------------------------------------------- fast ways
+
+    def row_core(self) -> GymCore | None:
+        """Give the core that steps this env on NumPy rows.
+
+        None where the core is not the whole story: entries without a form in rows, infos that are
+        read, data that goes to another device, or a subclass that changes how a step is made.
+        """
+        core = self.core
+        codecs = [codec for codec in (core.observation, core.action) if codec is not None]
+        is_plain = (
+            self._vector is None
+            and self.convert_actions_to_numpy
+            and not self.info_dict_reader
+            and not self.run_type_checks
+            and self.device == torch.device("cpu")
+            and self.reward_spec.shape == (1,)
+            and all(codec.has_rows for codec in codecs)
+        )
+        return core if is_plain and self._steps_by_itself else None
+
+    def _fast_rollout(
+        self, stop: Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy
+    ) -> TensorDictBase | list[TensorDictBase] | None:
+        if self.row_core() is None or stop == "all":
+            return None
+        return record_run(self, root, steps, policy, act, stops=stop == "any")
+
+
+def _require_free(name: str, observed: Composite) -> None:
+    if name in observed.keys():
+        raise KeyCollisionError(
+            f"the env observes {name!r}, and so are its rendered frames called. Leave from_pixels=True "
+            "out, or rename the observation with a gymnasium wrapper."
+        )
+
+
+def _expanded(spec: Composite, batch: torch.Size) -> Composite:
+    return spec.expand(batch) if batch else spec
+
+
+def _published(env: Any, name: str) -> Any:
+    """Look an attribute up on the env and on what its wrappers hold; None when there is none."""
+    return getattr(env, name, getattr(env.unwrapped, name, None))
+
+
+class _Names:
+    """The ids of registered envs, read from the current gym library when looked at."""
+
+    def __get__(self, instance: Any, owner: type) -> list[str]:
+        try:
+            return sorted(gym_backend("registry"))
+        except ImportError:
+            return []
+
+
+class GymEnv(GymWrapper):
+    """A gymnasium env by name; see `GymWrapper`.
+
+    Args:
+        env_name: registered id, e.g. "CartPole-v1".
+        categorical_action_encoding, pixels_only, frame_skip, convert_actions_to_numpy, device:
+            of `GymWrapper`.
+        from_pixels: render rgb arrays and add them as ``pixels``.
+        num_envs: 0 for a single env; k > 0 for gymnasium's own vector env of k of them, batch size
+            ``(k,)``. Its vectorisation is "sync" without autoreset, unless ``vectorization_mode``
+            and ``vector_kwargs`` say otherwise.
+        backend: the gym library to make it with, see `set_gym_backend`; the current one by default.
+        info: record what the info of a first step holds, see `set_info_dict_reader`. By default infos are
+            left out, and single envs step faster.
+        batch_size, run_type_checks, allow_done_after_reset: of `EnvBase`.
+        **make_kwargs: go to ``gymnasium.make``, or to ``gymnasium.make_vec`` with ``num_envs``.
+
+    Raises:
+        ValueError: ``num_envs`` is negative.
+        ArgumentTypeError: (a TypeError) ``env_name`` is no name, or ``num_envs`` no int.
+    """
+
+    available_envs: ClassVar[Any] = _Names()
+
+    def __init__(
+        self,
+        env_name: str,
+        *,
+        categorical_action_encoding: bool = False,
+        from_pixels: bool = False,
+        pixels_only: bool = True,
+        frame_skip: int = 1,
+        num_envs: int = 0,
+        backend: str | ModuleType | None = None,
+        info: bool = False,
+        convert_actions_to_numpy: bool = True,
+        device: Any = "cpu",
+        batch_size: Any = None,
+        run_type_checks: bool = False,
+        allow_done_after_reset: bool = False,
+        **make_kwargs: Any,
+    ):
+        as_bool("info", info)
+        meaning = "the number of envs of a vector env, or 0 for one env"
+        num_envs = as_int("num_envs", num_envs, least=0, meaning=meaning)
+        if not isinstance(env_name, str) and not hasattr(env_name, "entry_point"):
+            fix = "GymWrapper(env)" if hasattr(env_name, "step") else "GymEnv('CartPole-v1'), say"
+            raise ArgumentTypeError(
+                f"env_name is {env_name!r}, of type {type(env_name).__name__}, but must be the name of "
+                f"a registered env, or its spec. Use {fix}."
+            )
+        library = gym_backend()
+        if backend is not None:
+            with set_gym_backend(backend):
+                library = gym_backend()
+        if from_pixels:
+            make_kwargs.setdefault("render_mode", "rgb_array")
+        if num_envs:
+            env = _make_vector(library, env_name, num_envs, frame_skip, make_kwargs)
+            frame_skip = 1  # it is in each of the envs
+        else:
+            env = library.make(env_name, **make_kwargs)
+        super().__init__(
+            env,
+            categorical_action_encoding,
+            frame_skip=frame_skip,
+            from_pixels=from_pixels,
+            pixels_only=pixels_only,
+            convert_actions_to_numpy=convert_actions_to_numpy,
+            device=device,
+            batch_size=batch_size,
+            run_type_checks=run_type_checks,
+            allow_done_after_reset=allow_done_after_reset,
+        )
+        self.env_name = env_name
+        if info:
+            self.set_info_dict_reader()
+
+
+def _make_vector(
+    library: ModuleType, env_name: str, num_envs: int, frame_skip: int, kwargs: dict[str, Any]
+) -> Any:
+    """Make a vector env, of single envs without autoreset unless ``kwargs`` ask for another."""
+    mode = kwargs.pop("vectorization_mode", "sync")
+    if str(getattr(mode, "value", mode)) in ("sync", "async"):
+        options = {"autoreset_mode": library.vector.AutoresetMode.DISABLED}
+        kwargs["vector_kwargs"] = {**options, **(kwargs.get("vector_kwargs") or {})}
+    if frame_skip > 1:
+        wrappers = [*(kwargs.get("wrappers") or ()), frame_skipping(library, frame_skip)]
+        kwargs["wrappers"] = wrappers
+    return library.make_vec(env_name, num_envs=num_envs, vectorization_mode=mode, **kwargs)

@@ -1,0 +1,216 @@
+"""A batch as rows and back: what a stateless env gives its programs, and how it names what they return.
+
+`RowEnv` reads the entries of a TensorDict that a program takes, flattens the batch, pads it to a compiled
+size, and names what comes back. Memory and dtypes at the border are decided in `dlpack`, gradients in
+`gradients`; when something is computed, and from what, is decided in `jax_env`.
+
+Conventions
+    rows     the flattened batch. Sizes other than the env's own are padded, see `padded_size`.
+    path     tuple of names: of a leaf of the state, or of an entry of the data.
+    lent     rows may share the memory of the data; what a caller may refill while a program runs is
+             copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from bridges.jax.gradients import Differentiable, Running, start
+from bridges.jax.programs import PACKED, Programs, padded_size
+from bridges.jax.specs import action_composite
+from envkit.data.nesting import tensordict_of
+from envkit.data.paths import Key, Path, as_key
+from envkit.data.transition import leaves, stepped_rows
+from envkit.env.base import EnvBase
+from envkit.errors import InputError, MissingKeyError
+from envkit.functional import Discrete
+from envkit.rules import DONE_LEAVES
+from envkit.specs.inputs import ActionInput, action_inputs
+
+__all__ = ["RowEnv"]
+
+Rows = dict[Path, torch.Tensor]
+
+
+class RowEnv(EnvBase):
+    """The part of a stateless env that hands batches over.
+
+    Attributes:
+        requires_grad: gradients flow from what programs return to what they were given.
+    """
+
+    requires_grad: bool
+    state_layout: str
+    categorical_action_encoding: bool
+    _programs: Programs
+    _state_paths: tuple[Path, ...]  # of the env's own layout
+    _root_paths: tuple[Path, ...]  # what a root shows besides the state and done flags
+    _memory_paths: tuple[Path, ...] = ()  # what fused transforms read of it
+    _wide: Mapping[Path, torch.dtype] = MappingProxyType({})  # declared in dtypes JAX lacks
+
+    def _start(
+        self, program: Differentiable, inputs: tuple[Any, ...], rest: tuple[Any, ...] = ()
+    ) -> Running:
+        return start(program, inputs, rest, requires_grad=self.requires_grad)
+
+    # ------------------------------------------------------------------------------ torch -> JAX
+
+    def _rows_in(self, td: TensorDictBase, value: torch.Tensor, copy: bool) -> torch.Tensor:
+        """Flatten the batch and pad it to a compiled size; ``copy`` to share no memory with ``value``."""
+        value = value.flatten(0, len(td.batch_size) - 1) if td.batch_size else value[None]
+        padded = self._padded(value)
+        return padded.clone() if copy and padded is value else padded
+
+    def _padded(self, rows: torch.Tensor) -> torch.Tensor:
+        """Repeat the first row (zeros if there is none) up to a compiled size."""
+        count = rows.shape[0]
+        missing = self._size(count) - count
+        if not missing:
+            return rows
+        model = rows[:1].detach() if count else rows.new_zeros(1, *rows.shape[1:])
+        return torch.cat([rows, model.expand(missing, *rows.shape[1:])])
+
+    def _size(self, rows: int) -> int:
+        shards = self._programs.shards
+        return padded_size(rows, self.numel(), 1 if shards is None else len(shards.devices))
+
+    def _state_in(self, td: TensorDictBase) -> Rows:
+        """Read the state, after bringing one of the other layout into the env's own, in ``td``."""
+        state = td.get("state", None)
+        if not isinstance(state, TensorDictBase):
+            raise MissingKeyError(
+                f"the TensorDict has no 'state'; it has {sorted(map(str, td.keys()))}. A stateless "
+                "env reads its whole state from its input: start from env.reset()."
+            )
+        found = dict(leaves(state))
+        self._require_own(found, td)
+        if any(path not in found for path in self._state_paths):
+            found = self._relaid(td, found)
+        return {path: self._rows_in(td, found[path], copy=False) for path in self._state_paths}
+
+    def _require_own(self, found: Rows, td: TensorDictBase) -> None:
+        """Check that a state has the sizes of this env's, in either layout.
+
+        Raises:
+            InputError: it has others, as that of another env has.
+        """
+        for path, shape in self._cached("state_shapes", self._state_shapes).items():
+            value = found.get(path)
+            if value is not None and value.shape[td.ndim :] != shape:
+                raise InputError(
+                    f"{as_key(('state', *path))!r} has shape {tuple(value.shape)}, but the state of "
+                    f"{self} has {(*td.batch_size, *shape)} there: it is that of another env. Step what "
+                    "reset() or step() of this env gave."
+                )
+
+    def _state_shapes(self) -> dict[Path, tuple[int, ...]]:
+        packing = self._programs.env.packing
+        packed = jax.eval_shape(packing.pack, packing.template)
+        nested = jax.eval_shape(self._programs.name_leaves, packing.template)
+        shapes = {path: like.shape for path, like in nested.items()}
+        return shapes | {(name,): like.shape for name, like in packed.items()}
+
+    def _relaid(self, td: TensorDictBase, found: Rows) -> Rows:
+        packing = self._programs.env.packing
+        nested = self.state_layout == "nested"
+        wanted = PACKED if nested else tuple(field.name for field in packing.fields)
+        missing = [as_key(path) for path in wanted if path not in found]
+        if missing:
+            raise MissingKeyError(
+                f"the 'state' of the TensorDict lacks {missing}. Pass the whole state that reset or "
+                "step returned, packed or nested."
+            )
+        given = {path: self._rows_in(td, found[path], copy=False) for path in wanted}
+        relaid = self._start(self._programs.relayout, (given,)).result()
+        own = self._named(td.batch_size, relaid)
+        td.set("state", own)
+        return dict(leaves(own))
+
+    def _action_in(self, td: TensorDictBase) -> Any:
+        space, stepped = self._programs.env.action_space, stepped_rows(td)
+        if not isinstance(space, Mapping):
+            return self._one_action(td, ("action",), space, stepped)
+        return {
+            name: self._one_action(td, ("action", name), member, stepped)
+            for name, member in space.items()
+        }
+
+    def _one_action(
+        self, td: TensorDictBase, path: Path, space: Any, stepped: list[int] | None
+    ) -> torch.Tensor:
+        key = as_key(path)
+        value = self._action_rules[key].take(td.get(key, None), td.batch_size, rows=stepped)
+        if isinstance(space, Discrete):
+            value = value if self.categorical_action_encoding else value.argmax(-1)
+            value = value.to(torch.int32)
+        return self._rows_in(td, value, copy=True)
+
+    @property
+    def _action_rules(self) -> dict[Key, ActionInput]:
+        """What actions of one row may be: the space says it, whatever batch the specs are of."""
+
+        def build() -> dict[Key, ActionInput]:
+            space, categorical = self._programs.env.action_space, self.categorical_action_encoding
+            one = action_composite(space, torch.Size(), None, categorical=categorical)
+            return action_inputs(one)
+
+        return self._cached("action_rules", build)
+
+    def _mask_in(self, mask: torch.Tensor) -> torch.Tensor:
+        """Flatten a mask; padding is not selected."""
+        rows = mask.reshape(-1)
+        missing = self._size(rows.shape[0]) - rows.shape[0]
+        return torch.cat([rows, rows.new_zeros(missing)])
+
+    def _flags_in(self, td: TensorDictBase) -> torch.Tensor:
+        blank = torch.zeros(*td.batch_size, 1, dtype=torch.bool, device=self.device)
+        flags = torch.stack([td.get(name, blank) for name in DONE_LEAVES])
+        rows = flags.flatten(1, -2) if td.batch_size else flags[:, None]
+        return self._padded(rows.transpose(0, 1)).transpose(0, 1)
+
+    def _root_in(self, td: TensorDictBase) -> Rows:
+        """Read what a root shows; leaves that are absent are left to the program."""
+        return self._found_in(td, self._root_paths, copy=True)
+
+    def _memory_in(self, td: TensorDictBase) -> Rows:
+        return self._found_in(td, self._memory_paths, copy=False)
+
+    def _found_in(self, td: TensorDictBase, paths: Iterable[Path], copy: bool) -> Rows:
+        found = {path: td.get(as_key(path), None) for path in paths}
+        return {
+            path: self._rows_in(td, value, copy)
+            for path, value in found.items()
+            if value is not None
+        }
+
+    # ------------------------------------------------------------------------------ JAX -> torch
+
+    def _out(self, td_shape: torch.Size, outputs: dict[str, Any]) -> TensorDict:
+        """Name the tensors of one moment, batch ``td_shape``; padding rows are dropped."""
+        return self._named(td_shape, self._by_path(outputs))
+
+    def _by_path(self, outputs: dict[str, Any]) -> Rows:
+        """List the tensors of one moment, in the dtypes that are declared."""
+        named: Rows = dict(outputs["leaves"])
+        for path, dtype in self._wide.items():
+            if path in named:
+                named[path] = named[path].to(dtype)
+        named.update({("state", *path): leaf for path, leaf in outputs["state"].items()})
+        named.update(zip(((n,) for n in DONE_LEAVES), outputs["flags"].unbind(0), strict=True))
+        return named
+
+    def _named(self, shape: torch.Size, named: Mapping[Path, torch.Tensor]) -> TensorDict:
+        rows, is_flat = shape.numel(), len(shape) == 1
+
+        def placed(leaf: torch.Tensor) -> torch.Tensor:
+            leaf = leaf if leaf.shape[0] == rows else leaf[:rows]
+            return leaf if is_flat else leaf.reshape((*shape, *leaf.shape[1:]))
+
+        entries = {path: placed(leaf) for path, leaf in named.items()}
+        return tensordict_of(entries, shape, self.device)

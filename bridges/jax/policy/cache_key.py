@@ -1,0 +1,121 @@
+"""What the forward of a module can see besides tensors that are looked up by name, as a hashable key.
+
+A translation has it built in: attributes such as the ``p`` of a dropout layer, which submodules there
+are, what functions close over. Two keys are equal only if all of that is the same. Globals of the code
+and attributes of classes are not looked at.
+
+Conventions
+    value   number, string and the like: compared by type and value.
+    opaque  an object that cannot be looked into, or belongs to a library: compared by identity.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from enum import Enum
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+
+from envkit.env.base import EnvBase
+
+__all__ = ["key_of"]
+
+_VALUES = (type(None), bool, int, str, bytes, complex, Enum, type, slice, torch.dtype, torch.device)
+_LIBRARIES = {"torch", "tensordict", "torchrl", "numpy", "jax", "envkit", "bridges", "builtins"}
+
+
+def key_of(module: torch.nn.Module) -> Hashable:
+    """Give the key of a module; one walk over its attributes, no tensor is read."""
+    named = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    return _Walk(named).key(module)
+
+
+class _Same:
+    """Equal to itself and to nothing else, without keeping ``value`` alive where that can be avoided."""
+
+    def __init__(self, value: Any):
+        self._id = id(value)
+        try:
+            self._refer: Callable[[], Any] = weakref.ref(value)
+        except TypeError:
+            self._refer = lambda: value
+
+    def __hash__(self) -> int:
+        return self._id
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same) or self._id != other._id:
+            return False
+        value = self._refer()
+        return value is not None and value is other._refer()
+
+
+class _Walk:
+    """One walk. An object that is met again is told by its identity; so is a container in itself."""
+
+    def __init__(self, named: set[int]):
+        self._named = named
+        self._met: dict[int, Any] = {}  # holds them, so that no other object gets their ids
+        self._around: list[int] = []
+
+    def key(self, value: Any) -> Hashable:
+        if isinstance(value, float):
+            return float, value.hex()  # equal for NaN, not for the two zeros
+        if isinstance(value, _VALUES):
+            return type(value), value
+        if isinstance(value, torch.Tensor):
+            return self._of_tensor(value)
+        if isinstance(value, np.ndarray | np.generic):
+            return value.dtype.str, value.shape, value.tobytes()
+        if isinstance(value, Mapping | list | tuple | set | frozenset):
+            return type(value), self._of_container(value)
+        if id(value) in self._met:
+            return _Same(value)
+        self._met[id(value)] = value
+        return _Same(value), *self._within(value)
+
+    def _of_container(self, value: Any) -> Hashable:
+        """Tell a container by what is in it: a copy is as good, and torch.export leaves copies behind."""
+        if id(value) in self._around:
+            return self._around.index(id(value))
+        self._around.append(id(value))
+        try:
+            if isinstance(value, Mapping):
+                return tuple((self.key(name), self.key(item)) for name, item in value.items())
+            keys = map(self.key, value)
+            return tuple(keys) if isinstance(value, list | tuple) else frozenset(keys)
+        finally:
+            self._around.pop()
+
+    def _of_tensor(self, tensor: torch.Tensor) -> Hashable:
+        if id(tensor) in self._named:
+            return "named"
+        return _Same(tensor), None if tensor.is_inference() else tensor._version
+
+    def _within(self, value: Any) -> tuple[Hashable, ...]:
+        """Look into an object of which more than its identity matters."""
+        if isinstance(value, FunctionType):
+            cells = [_held(cell) for cell in value.__closure__ or ()]
+            return tuple(map(self.key, (cells, value.__defaults__, value.__kwdefaults__)))
+        if isinstance(value, MethodType):
+            return self.key(value.__func__), self.key(value.__self__)
+        if isinstance(value, partial):
+            return self.key(value.func), self.key(value.args), self.key(value.keywords)
+        is_policy = isinstance(value, torch.nn.Module) and not isinstance(value, EnvBase)
+        is_own = type(value).__module__.partition(".")[0] not in _LIBRARIES
+        if is_policy or is_own:
+            return (self.key(getattr(value, "__dict__", None)),)
+        return ()
+
+
+def _held(cell: Any) -> Any:
+    """Give what a function closes over; None if that is not there yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None

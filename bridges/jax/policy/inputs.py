@@ -1,0 +1,277 @@
+"""How a policy enters the programs of a stateless env.
+
+This module decides what a policy is given of a root, and how what it gives becomes an action of the env.
+It does not know how a module is translated, nor what a program does with the result.
+
+Conventions
+    root   what a policy may read, by path: what the env and its transforms show, done flags (which are
+           never set at a root), and entries of the data that the env does not know.
+    rows   the flattened batch, in front of every array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+
+from bridges.jax.policy.compiled import CompiledPolicy, Translation
+from bridges.jax.policy.errors import STEPWISE
+from bridges.jax.policy.exporting import Signature
+from bridges.jax.policy.jax_policy import JaxPolicy, Places, act
+from bridges.jax.transformed_rows import Acted
+from envkit.data.paths import Path, as_key, as_path
+from envkit.data.transition import leaves
+from envkit.env.policy import observation_inputs, takes_tensordict
+from envkit.errors import ArgumentError, InputError, MissingKeyError, PolicyError
+from envkit.functional import Discrete
+from envkit.rules import DONE_LEAVES
+
+if TYPE_CHECKING:
+    from bridges.jax.env import JaxEnv
+
+__all__ = ["Actor", "actor_for", "free_entries", "is_compilable"]
+
+_FLAGS: tuple[Path, ...] = tuple((name,) for name in DONE_LEAVES)
+
+
+@dataclass(frozen=True)
+class Actor:
+    """A policy as a program takes it.
+
+    Attributes:
+        function: what acts (see `functional.Policy`), hashable; None draws random actions.
+        params: its first argument.
+        carries: entries of the root that it reads and the env does not show.
+        remembers: those of them that it writes under ``next``.
+        writes: what it writes, with torch's dtypes; empty for one in JAX, whose arrays say it.
+    """
+
+    function: Callable[..., Any] | None = None
+    params: Any = None
+    carries: tuple[Path, ...] = ()
+    remembers: tuple[Path, ...] = ()
+    writes: Mapping[Path, torch.dtype] = field(default_factory=dict)
+
+
+def is_compilable(policy: Any) -> bool:
+    """Say whether a policy can be part of a program: random, in JAX, or translated."""
+    return policy is None or isinstance(policy, JaxPolicy | CompiledPolicy)
+
+
+def actor_for(env: JaxEnv, policy: Any, td: TensorDictBase) -> Actor:
+    """Bring a policy into the form that the programs of ``env`` take.
+
+    Args:
+        env: its specs say what the policy is given and what actions are.
+        policy: None, a `JaxPolicy`, or what `compile_policy` gave.
+        td: root to start from.
+
+    Raises:
+        PolicyError: (a TypeError) any other policy.
+        MissingKeyError: the policy reads what the root does not have, or writes no action.
+        TranslationError: a module cannot be translated.
+    """
+    if policy is None:
+        return Actor()
+    if isinstance(policy, JaxPolicy):
+        paths = tuple(as_path(key) for key in observation_inputs(env))
+        return Actor(
+            _InJax(policy.function, paths, _action_leaves(env), Places.of(env)), policy.params
+        )
+    if isinstance(policy, CompiledPolicy):
+        return _translated(env, policy, td)
+    hint = "compile_policy(module)" if isinstance(policy, torch.nn.Module) else "a JaxPolicy"
+    raise PolicyError(
+        f"unroll compiles the policy into its program, but got {type(policy).__name__}. Pass {hint}, or "
+        "use rollout(steps, policy), which steps from Python."
+    )
+
+
+def _translated(env: JaxEnv, policy: CompiledPolicy, td: TensorDictBase) -> Actor:
+    shown, others = _shown(env), free_entries(env, td)
+    given = {path: (value.shape[td.ndim :], value.dtype) for path, value in others.items()}
+    signature = _signature(env, policy.module, {**shown, **given})
+    translation = policy.translation(signature, env._size(td.numel()))
+    actions = _action_leaves(env)
+    missing = [as_key(leaf.path) for leaf in actions if leaf.path not in translation.writes]
+    if missing:
+        raise MissingKeyError(
+            f"the policy writes {list(map(as_key, translation.writes))}, but not {missing}. Name its "
+            "output as the env names its action."
+        )
+    carries = tuple(path for path in translation.reads if path in others)
+    remembers = tuple(path for path in carries if ("next", *path) in translation.writes)
+    function = _Translated(translation, actions, frozenset(shown) - set(_FLAGS) | set(carries))
+    tensors = policy.tensors(translation, env.device or torch.device("cpu"))
+    return Actor(function, tensors, carries, remembers, translation.writes)
+
+
+# --------------------------------------------------------------------------------- what it is given
+
+
+def _shown(env: JaxEnv) -> dict[Path, tuple[torch.Size, torch.dtype]]:
+    """List what a root of an env shows: event shape and dtype, by path."""
+    batch = len(env.batch_size)
+    found = {as_path(key): leaf for key, leaf in env.full_observation_spec.items(True, True)}
+    shown = {path: leaf for path, leaf in found.items() if path[0] != "state"}
+    shown.update({as_path(key): env.full_done_spec[key] for key in env.done_keys})
+    return {path: (leaf.shape[batch:], leaf.dtype) for path, leaf in shown.items()}
+
+
+def free_entries(env: JaxEnv, td: TensorDictBase) -> dict[Path, torch.Tensor]:
+    """List the tensors of a root that are neither the env's, nor actions, masks or `next`."""
+    taken = {*_shown(env), *(as_path(key) for key in env.action_keys)}
+    return {
+        path: value
+        for path, value in leaves(td)
+        if isinstance(value, torch.Tensor)
+        and path not in taken
+        and path[0] not in ("state", "next")
+        and not path[-1].startswith("_")
+    }
+
+
+def _signature(env: JaxEnv, module: torch.nn.Module, given: Mapping[Path, Any]) -> Signature:
+    writes = None
+    if isinstance(module, TensorDictModuleBase):
+        reads = [as_path(key) for key in module.in_keys]
+    elif takes_tensordict(module):
+        reads = list(given)
+    else:
+        reads = [as_path(key) for key in observation_inputs(env)]
+        writes = tuple(as_path(key) for key in env.action_keys)
+    missing = [as_key(path) for path in reads if path not in given]
+    if missing:
+        raise MissingKeyError(
+            f"the policy reads {missing}, but a root has {list(map(as_key, given))}. Give what it "
+            "remembers a first value: pass it in the TensorDict, or append a TensorDictPrimer. What it "
+            f"reads of 'state' is not there in a program; {STEPWISE}."
+        )
+    return Signature(tuple((path, *given[path]) for path in dict.fromkeys(reads)), writes)
+
+
+# ----------------------------------------------------------------------------------- what it gives
+
+
+@dataclass(frozen=True)
+class _ActionLeaf:
+    """How one action of the env is written: where, and in which form."""
+
+    path: Path
+    dtype: str
+    event: tuple[int, ...]  # as the policy writes it
+    is_one_hot: bool
+
+    def read(self, value: jax.Array) -> jax.Array:
+        """Bring what a torch policy wrote into the env's own encoding; see `specs.inputs`."""
+        self._check(value, self.event)
+        if self.is_one_hot:
+            return value.argmax(-1).astype(jnp.int32)
+        self._check_dtype(value)
+        return value.astype(self.dtype)
+
+    def given(self, value: Any) -> jax.Array:
+        """Check what a policy in JAX gave, which is in the env's own encoding."""
+        value = jnp.asarray(value)
+        self._check(value, self.event[:-1] if self.is_one_hot else self.event)
+        self._check_dtype(value)
+        return value.astype(self.dtype)
+
+    def _check_dtype(self, value: jax.Array) -> None:
+        if jnp.issubdtype(value.dtype, jnp.floating) != jnp.issubdtype(self.dtype, jnp.floating):
+            raise InputError(
+                f"the policy gave {as_key(self.path)!r} as {value.dtype}, but the env takes "
+                f"{self.dtype}. Have it give that: floats never become integers, nor integers floats."
+            )
+
+    def _check(self, value: jax.Array, event: tuple[int, ...]) -> None:
+        if value.shape[1:] != event:
+            raise ArgumentError(
+                f"the policy gave {as_key(self.path)!r} with shape {value.shape}, but the env takes "
+                f"(rows, {', '.join(map(str, event))})."
+            )
+
+
+def _action_leaves(env: JaxEnv) -> tuple[_ActionLeaf, ...]:
+    space = env._programs.env.action_space
+    members = (
+        {("action", name): member for name, member in space.items()}
+        if isinstance(space, Mapping)
+        else {("action",): space}
+    )
+    batch = len(env.batch_size)
+    return tuple(
+        _ActionLeaf(
+            path,
+            "int32" if isinstance(member, Discrete) else jnp.dtype(member.dtype).name,
+            tuple(env.full_action_spec[as_key(path)].shape[batch:]),
+            isinstance(member, Discrete) and not env.categorical_action_encoding,
+        )
+        for path, member in members.items()
+    )
+
+
+def _assembled(found: Mapping[Path, jax.Array]) -> Any:
+    """Give a single action as it is, several as a dict by name."""
+    if ("action",) in found:
+        return found["action",]
+    return {path[-1]: leaf for path, leaf in found.items()}
+
+
+def _acted(
+    written: Mapping[Path, jax.Array],
+    actions: Mapping[Path, jax.Array],
+    lasting: Collection[Path],
+) -> Acted:
+    """Sort what a policy wrote: actions for the env, what goes on into the next root, what is recorded."""
+    following = {
+        path[1:]: leaf
+        for path, leaf in written.items()
+        if path[0] == "next" and path[1:] in lasting
+    }
+    recorded = {
+        path: leaf
+        for path, leaf in written.items()
+        if path[0] != "next" or path[1:] not in following
+    }
+    return Acted(_assembled(actions), recorded, following)
+
+
+@dataclass(frozen=True)
+class _Translated:
+    """A translated module as the policy of a program."""
+
+    translation: Translation
+    actions: tuple[_ActionLeaf, ...]
+    lasting: frozenset[Path]  # entries of a root that it may write into the next one
+
+    def __call__(self, params: Any, observation: Mapping[Path, jax.Array], key: jax.Array) -> Acted:
+        rows = next(iter(observation.values())).shape[0]
+        never = dict.fromkeys(_FLAGS, jnp.zeros((rows, 1), bool))
+        written = self.translation(params, {**never, **observation}, key)
+        read = {leaf.path: leaf.read(written[leaf.path]) for leaf in self.actions}
+        return _acted(written, read, self.lasting)
+
+
+@dataclass(frozen=True)
+class _InJax:
+    """A `JaxPolicy` as the policy of a program."""
+
+    function: Callable[..., Any]
+    reads: tuple[Path, ...]
+    actions: tuple[_ActionLeaf, ...]
+    places: Places
+
+    def __call__(self, params: Any, observation: Mapping[Path, jax.Array], key: jax.Array) -> Acted:
+        seen = {path: observation[path] for path in self.reads}
+        written = act(self.function, self.places, params, seen, key)
+        written |= {leaf.path: leaf.given(written[leaf.path]) for leaf in self.actions}
+        given = {leaf.path: written[leaf.path] for leaf in self.actions}
+        return _acted(written, given, self.places.lasting)

@@ -1,0 +1,328 @@
+"""The compiled programs behind a stateless env.
+
+`Programs` owns everything that is traced. It works on flat rows and on arrays by path; it does not
+know TensorDict, torch, or batches of more than one axis. What rows show is decided in `named_rows`.
+
+Conventions
+    rows       flat batch axis, padded to the size a program is compiled for.
+    path       tuple of names; a state has either the two paths `PACKED`, or one for each leaf.
+    flags      bool (3, rows, 1): done, terminated, truncated.
+    memory     leaves by path that fused transforms read at the root; empty without any.
+    constants  pair: one mapping for each fused transform, with what `FusableTransform` calls constants and
+               state; and rows that count for such state, bool (rows,), None if there is none.
+    policy     see `functional.Policy`; observes leaves by path. None draws from the action space.
+    run        dict of time-major arrays: "root" and "next", each as outputs are, "action" and, for a
+               policy that writes more (`Acted`), "written" in its place.
+    outputs    dict with "state" and "leaves" (arrays by path) and "flags". The leaves of a step
+               include its rewards; those of a root do not. A "state" that is not recorded is empty.
+               The outputs of the last moment of a program have "shared" if a transform has state: what
+               that is then, one mapping for each transform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bridges.jax.compile_note import jit_with_note
+from bridges.jax.gradients import Differentiable, vjp_of
+from bridges.jax.sharding import AXIS, EVERYWHERE, FLAGS, ROWS, Shards, after_time
+from bridges.jax.transformed_rows import Acted, NamedRows, RowState
+from envkit.data.paths import Path
+from envkit.functional import (
+    BatchedEnv,
+    Policy,
+    Stopped,
+    StopRule,
+    Timestep,
+    Transition,
+    done_of,
+    random_policy,
+    unroll,
+    unroll_until,
+)
+from envkit.transforms.core.fusable import FusableTransform
+
+__all__ = ["PACKED", "Constants", "Programs", "padded_size", "simulator_name"]
+
+ByPath = dict[Path, Any]
+Constants = tuple[Sequence[Mapping[str, Any]], jax.Array | None]
+Begin = tuple[ByPath, ByPath, jax.Array, ByPath]  # state, root, flags and what a policy remembers
+
+# torch stores these, but neither adds nor (in a TensorDict) clones them.
+_SIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
+
+PACKED: tuple[Path, Path] = (("floats",), ("words",))
+
+
+def padded_size(rows: int, own: int, multiple: int = 1) -> int:
+    """Give the size to compile for: the env's own as it is, any other rounded up to a power of two.
+
+    Sizes from 1 to N thus take about log2(N) programs. ``multiple`` must divide all but the own size.
+    """
+    if rows == own:
+        return own
+    size = 1 << max(rows - 1, 0).bit_length()
+    return -(-size // multiple) * multiple
+
+
+_OUTPUTS = {"state": ROWS, "leaves": ROWS, "flags": FLAGS}
+_MOMENTS = {name: after_time(spec) for name, spec in _OUTPUTS.items()}
+_RUN = {"root": _MOMENTS, "next": _MOMENTS, "action": after_time(ROWS), "written": after_time(ROWS)}
+# What each program takes and gives, apart from static arguments, where rows are spread over devices.
+_SPREAD: dict[str, tuple[tuple[Any, ...], Any]] = {
+    "init": ((EVERYWHERE, EVERYWHERE), _OUTPUTS),
+    "step": ((ROWS, ROWS, ROWS, EVERYWHERE), _OUTPUTS),
+    "restart": ((ROWS, ROWS, EVERYWHERE), _OUTPUTS),
+    "advance": ((ROWS, ROWS, ROWS, EVERYWHERE, EVERYWHERE), (_OUTPUTS, _OUTPUTS)),
+    "reseed": ((ROWS, EVERYWHERE), ROWS),
+    "relayout": ((ROWS,), ROWS),
+    "unroll": (((ROWS, ROWS, FLAGS, ROWS), EVERYWHERE, EVERYWHERE, EVERYWHERE), (_RUN, _OUTPUTS)),
+}
+
+
+class Programs:
+    """Jitted init, step, restart, advance, unroll, until, reseed and relayout over rows.
+
+    `step`, `reseed` and `relayout` are `Differentiable`.
+
+    Args:
+        env: the env over rows.
+        transforms: what is fused into the programs, first to last.
+        packed: give states out as two buffers; else leaf by leaf. Both are taken in.
+        shards: devices over which rows are spread. `until`, whose rows wait for each other, and the
+            backward passes do not run over several.
+
+    ``traces`` counts by name how often each program was traced.
+    """
+
+    def __init__(
+        self,
+        env: BatchedEnv,
+        transforms: Sequence[FusableTransform] = (),
+        *,
+        packed: bool = True,
+        shards: Shards | None = None,
+    ):
+        self.env = env
+        self.transforms = tuple(transforms)
+        self.packed = packed
+        self.shards = shards
+        self.traces: dict[str, int] = {}
+        self.init = self._jit("init", self._init, static=1)
+        self.step = self._differentiable("step", self._step)
+        self.restart = self._jit("restart", self._restart)
+        self.advance = self._jit("advance", self._advance)
+        self.reseed = self._differentiable("reseed", self._reseed)
+        self.relayout = self._differentiable("relayout", self._relayout)
+        self.unroll = self._jit("unroll", self._unroll, static=3)
+        self.until = self._jit("until", self._until, static=3)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy compiles for itself."""
+        make = partial(Programs, packed=self.packed, shards=self.shards)
+        return make, (self.env, self.transforms)
+
+    def _jit(self, name: str, function: Callable, static: int = 0) -> Callable:
+        def counted(*args: Any) -> Any:
+            self.traces[name] = self.traces.get(name, 0) + 1
+            return function(*args)
+
+        what = f"{name} of {simulator_name(self.env)}"
+        if self.shards is None or name not in _SPREAD:
+            return jit_with_note(counted, what, static_argnums=tuple(range(static)))
+        return self.shards.jit(counted, what, *_SPREAD[name], static=static)
+
+    def _differentiable(self, name: str, function: Callable) -> Differentiable:
+        return Differentiable(self._jit(name, function), self._jit(f"{name}_vjp", vjp_of(function)))
+
+    def _rows(
+        self, constants: Constants, root: Iterable[Path] = (), remembered: Iterable[Path] = ()
+    ) -> NamedRows:
+        each, counted = constants
+        return NamedRows(self.env, self.transforms, each, counted, tuple(root), tuple(remembered))
+
+    # ----------------------------------------------------------------------------------- programs
+
+    def _init(self, rows: int, key: jax.Array, constants: Constants) -> dict[str, Any]:
+        seen = rows if self.shards is None else rows // len(self.shards.devices)
+        return self._outputs(*self._rows(constants).init(key, seen))
+
+    def _step(
+        self, state: ByPath, action: Any, memory: ByPath, constants: Constants
+    ) -> dict[str, Any]:
+        rows = self._rows(constants)
+        before = rows.begin(self._read_state(state), memory)
+        return self._outputs(*rows.step(before, action))
+
+    def _restart(self, state: ByPath, mask: jax.Array, constants: Constants) -> dict[str, Any]:
+        """Begin new episodes where ``mask`` is set; other rows keep their state and show anything."""
+        rows = self._rows(constants)
+        restarted, root = rows.restart(mask, self._read_state(state), self._write_state)
+        return self._fresh(restarted, root)
+
+    def _advance(
+        self,
+        state: ByPath,
+        action: Any,
+        memory: ByPath,
+        constants: Constants,
+        restarts: bool | jax.Array,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Step, then begin new episodes where one has ended; gives `next` and the root after it.
+
+        Without ``restarts`` nothing begins: the same program is good for a step that nothing follows.
+        """
+        rows = self._rows(constants)
+        following, timestep = rows.step(rows.begin(self._read_state(state), memory), action)
+        ended = done_of(timestep) & restarts
+        restarted, root = rows.restart_written(ended, following, timestep, self._write_state)
+        moment = {"state": self._write_state(following.inner), **self._shown(timestep)}
+        return moment, self._fresh(restarted, root)
+
+    def _reseed(self, state: ByPath, key: jax.Array) -> ByPath:
+        rows = self._read_state(state)
+        return self._write_state(replace(rows, key=self.env.row_keys(key, rows.key.shape[0])))
+
+    def _relayout(self, state: ByPath) -> ByPath:
+        """Bring a state of either layout into the one that is given out."""
+        return self._write_state(self._read_state(state))
+
+    def _unroll(
+        self,
+        steps: int,
+        policy: Any,
+        record_state: bool,
+        begin: Begin,
+        params: Any,
+        key: jax.Array,
+        constants: Constants,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Take many steps, restarting what is done; gives the run and the root after the last step."""
+        rows, carry = self._begun(begin, constants)
+        carry, made = unroll(
+            rows,
+            carry,
+            random_policy(rows) if policy is None else self._drawing_apart(policy),
+            params,
+            key,
+            steps=steps,
+            record_state=record_state,
+        )
+        return self._run(made), self._root_after(carry)
+
+    def _until(
+        self,
+        capacity: int,
+        policy: Any,
+        rule: StopRule,
+        begin: Begin,
+        params: Any,
+        key: jax.Array,
+        start: Any,
+        constants: Constants,
+        counted: jax.Array,
+        limit: Any,
+    ) -> tuple[dict[str, Any], dict[str, Any], Stopped]:
+        """Take steps until rows are done, see `unroll_until`; gives what `_unroll` does, and the end."""
+        rows, carry = self._begun(begin, constants)
+        carry, made, stopped = unroll_until(
+            rows,
+            carry,
+            policy or random_policy(rows),
+            params,
+            key,
+            counted,
+            rule=rule,
+            capacity=capacity,
+            limit=limit,
+            start=start,
+            record_state=True,
+        )
+        return self._run(made), self._root_after(carry), stopped
+
+    def _drawing_apart(self, policy: Policy) -> Policy:
+        """Let a policy draw other numbers on every shard."""
+        if self.shards is None:
+            return policy
+        return lambda params, observation, key: policy(
+            params, observation, jax.random.fold_in(key, jax.lax.axis_index(AXIS))
+        )
+
+    def _begun(self, begin: Begin, constants: Constants) -> tuple[NamedRows, Any]:
+        state, root, flags, remembered = begin
+        rows = self._rows(constants, root, remembered)
+        return rows, rows.resume(self._read_state(state), root | remembered, flags)
+
+    def _root_after(self, carry: tuple[RowState, Timestep]) -> dict[str, Any]:
+        last, timestep = carry
+        return self._outputs(last, replace(timestep, reward={}))
+
+    def _run(self, made: Transition) -> dict[str, Any]:
+        root = Timestep(made.observation, {}, made.terminated, made.truncated, made.info)
+        is_acted = isinstance(made.action, Acted)
+        return {
+            "root": {**self._shown(root), "state": self._name_buffers(made.state)},
+            "next": {**self._shown(made.next), "state": self._name_buffers(made.next_state)},
+            "action": None if is_acted else made.action,
+            "written": made.action.written if is_acted else {},
+        }
+
+    # -------------------------------------------------------------------------------------- names
+
+    def _outputs(self, state: RowState, timestep: Timestep) -> dict[str, Any]:
+        return self._fresh(replace(state, inner=self._write_state(state.inner)), timestep)
+
+    def _fresh(self, written: RowState, timestep: Timestep) -> dict[str, Any]:
+        """Name the last moment of a program, of which the state of the env is written already."""
+        shared = {"shared": written.shared} if any(written.shared) else {}
+        return {"state": written.inner, **self._shown(timestep), **shared}
+
+    def _shown(self, timestep: Timestep) -> dict[str, Any]:
+        """List what a timestep of named rows shows; time, if any, stays in front of the rows."""
+        flags = jnp.stack([done_of(timestep), timestep.terminated, timestep.truncated])
+        return {"leaves": timestep.observation | timestep.reward, "flags": flags[..., None]}
+
+    def _write_state(self, state: Any) -> ByPath:
+        packing = self.env.packing
+        if not self.packed:
+            return self.name_leaves(state)
+        return {(name,): buffer for name, buffer in packing.pack(state).items()}
+
+    def _name_buffers(self, buffers: dict[str, jax.Array] | None) -> ByPath:
+        if buffers is None:
+            return {}
+        if not self.packed:
+            return self.name_leaves(self.env.packing.unpack(buffers))
+        return {(name,): buffer for name, buffer in buffers.items()}
+
+    def _read_state(self, state: ByPath) -> Any:
+        packing = self.env.packing
+        if set(state) == set(PACKED):
+            return packing.unpack({path[0]: buffer for path, buffer in state.items()})
+        dtypes = {field.name: field.dtype for field in packing.fields}
+        return packing.from_leaves(
+            {name: _same_bits(leaf, dtypes[name]) for name, leaf in state.items()}
+        )
+
+    def name_leaves(self, state: Any) -> ByPath:
+        """Give the leaves of a state by path, unsigned ones as signed ones of the same bits."""
+        return {
+            name: _same_bits(leaf, _SIGNED.get(leaf.dtype.name, leaf.dtype))
+            for name, leaf in self.env.packing.leaves(state).items()
+        }
+
+
+def _same_bits(leaf: jax.Array, dtype: Any) -> jax.Array:
+    return leaf if leaf.dtype == dtype else jax.lax.bitcast_convert_type(leaf, jnp.dtype(dtype))
+
+
+def simulator_name(env: Any) -> str:
+    while hasattr(env, "env"):
+        env = env.env
+    return type(env).__name__

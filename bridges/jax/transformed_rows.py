@@ -1,0 +1,322 @@
+"""Rows of a stateless env that show leaves by path, seen through transforms.
+
+`NamedRows` is what the programs run: a `BatchedEnv` whose timesteps are named and changed by the hooks
+of fused transforms. When something begins anew, and in which order, is decided elsewhere (`functional`);
+what a transform computes stands in the transform. No torch here.
+
+Conventions
+    path      tuple of names; a leaf has shape (rows, *event), done flags and rewards (rows, 1).
+    memory    leaves that transforms read at the root of a step, see `FusableTransform`.
+    shared    one mapping for each transform, by name: what all rows share and what is seen of them changes,
+              such as running statistics (the `state` of a `FusableTransform`).
+    counted   bool (rows,): rows that are seen so. Rows that fill up a batch, or are not stepped, are not.
+    timestep  a `Timestep` whose ``observation`` holds by path what roots show, and whose ``reward``
+              what only a step shows; done is ``terminated | truncated``.
+    carried   entries of the root that neither the env nor a transform knows. They stay as they are,
+              until a policy writes them.
+    remembered  those of them that the policy writes. They are zero where an episode begins, see
+              `transition.forget`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from envkit import rules
+from envkit.arrays.leaves import Changes, Leaves, changed
+from envkit.errors import KeyCollisionError
+from envkit.functional import BatchedEnv, Timestep, done_of, name_of
+
+if TYPE_CHECKING:
+    from envkit.transforms.core.fusable import FusableTransform
+
+__all__ = ["Acted", "NamedRows", "RowState", "observation_leaves"]
+
+Path = tuple[str, ...]
+ByPath = dict[Path, Any]
+Shared = tuple[Mapping[str, Any], ...]
+
+_DONE, _TERMINATED, _TRUNCATED = FLAGS = tuple((name,) for name in rules.DONE_LEAVES)
+_REWARD: Path = ("reward",)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RowState:
+    """The state of rows, and what transforms remember of each row and of all rows."""
+
+    inner: Any
+    memory: ByPath
+    shared: Shared = ()
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Acted:
+    """What a policy gives that writes more than an action.
+
+    ``action``: what the env is stepped with. ``written``: all that it wrote, by path, to be recorded;
+    what stands at the root is what transforms read there. ``following``: entries of the next moment,
+    which win over what the step shows there.
+    """
+
+    action: Any
+    written: ByPath
+    following: ByPath
+
+
+class NamedRows:
+    """A batched env behind transforms.
+
+    Args:
+        env: the env over rows.
+        transforms: what it is seen through, first to last.
+        constants: what the transforms' `constants` and `state` gave, one mapping each.
+        counted: see the module; needed if a transform has state.
+        roots: entries that roots show; those that are not the env's are carried.
+        remembered: see the module.
+    """
+
+    def __init__(
+        self,
+        env: BatchedEnv,
+        transforms: Sequence[FusableTransform] = (),
+        constants: Sequence[Mapping[str, Any]] = (),
+        counted: jax.Array | None = None,
+        roots: Collection[Path] = (),
+        remembered: Collection[Path] = (),
+    ):
+        self.env = env
+        self._chain = list(zip(transforms, constants, strict=True))
+        self._counted = counted
+        self._carried = {*roots, *remembered} - self._shown_by_reset
+        self._remembered = set(remembered)
+        self._memory = {path for transform in transforms for path in transform.memory()}
+        self._memory |= self._carried
+
+    # ------------------------------------------------------------------------ what a rollout needs
+
+    def row_keys(self, key: jax.Array, num_rows: int) -> jax.Array:
+        """Derive one key a row."""
+        return self.env.row_keys(key, num_rows)
+
+    def sample_action(self, keys: jax.Array) -> Any:
+        """Draw one action a row from the action space, each from the row's key."""
+        return self.env.sample_action(keys)
+
+    def pack(self, state: RowState) -> dict[str, jax.Array]:
+        """Lay the state of the env out in its buffers."""
+        return self.env.pack(state.inner)
+
+    def begin(self, inner: Any, memory: ByPath) -> RowState:
+        """Name a state of the env, and what is remembered, as a state of rows."""
+        return RowState(inner, memory, self._given)
+
+    def init(self, key: jax.Array, rows: int) -> tuple[RowState, Timestep]:
+        """Start ``rows`` episodes, all derived from one key."""
+        inner, timestep = self.env.init(key, rows)
+        return self._moment(inner, *self._begun(_named(timestep), self._given, self._counted))
+
+    def step(self, state: RowState, action: Any) -> tuple[RowState, Timestep]:
+        """Advance every row by its action."""
+        return self._step(state, action, self._counted)
+
+    def step_where(
+        self, mask: jax.Array, state: RowState, timestep: Timestep, action: Any
+    ) -> tuple[RowState, Timestep]:
+        """Advance the rows of ``mask``; the others keep every bit."""
+
+        def kept(new: Any, old: Any) -> Any:
+            return jax.tree.map(lambda leaf, before: rules.choose(mask, leaf, before), new, old)
+
+        after, shown = self._step(state, action, self._counted_in(mask))
+        inner, memory = kept((after.inner, after.memory), (state.inner, state.memory))
+        return RowState(inner, memory, after.shared), kept(shown, timestep)
+
+    def restart_where(
+        self, mask: jax.Array, state: RowState, timestep: Timestep
+    ) -> tuple[RowState, Timestep]:
+        """Start new episodes in the rows of ``mask``; the others keep what they show."""
+        return self.restart_written(mask, state, timestep, lambda inner: inner)
+
+    # ------------------------------------------------------------------------- other ways to begin
+
+    def restart_written(
+        self, mask: jax.Array, state: RowState, timestep: Timestep, write: Callable[[Any], Any]
+    ) -> tuple[RowState, Timestep]:
+        """Restart as `restart_where` does, the state of the env given as ``write`` writes it."""
+        inner, fresh, shared = self._restarted(mask, state, write)
+        kept = _leaves(timestep)
+        fresh |= {path: jnp.zeros_like(kept[path]) for path in self._remembered}
+        root = {path: rules.choose(mask, leaf, kept[path]) for path, leaf in fresh.items()}
+        return self._moment(inner, {path: kept[path] for path in self._carried} | root, shared)
+
+    def restart(
+        self, mask: jax.Array, inner: Any, write: Callable[[Any], Any]
+    ) -> tuple[RowState, Timestep]:
+        """Start new episodes in the rows of ``mask``; what the others show means nothing."""
+        return self._moment(*self._restarted(mask, self.begin(inner, {}), write))
+
+    def resume(self, inner: Any, given: ByPath, flags: jax.Array) -> tuple[RowState, Timestep]:
+        """Go on from a root of which some leaves are given; the others begin as after a reset.
+
+        Args:
+            given: leaves of the root by path.
+            flags: bool (3, rows, 1): done, terminated, truncated.
+        """
+        blank, shared = _named(self._blank(flags.shape[1])), self._given
+        begun = self._begun(blank, shared)[0]
+        leaves = begun | given | dict(zip(FLAGS, flags, strict=True))
+        state, root = self._moment(inner, leaves, shared)
+        reward = {_REWARD: jnp.zeros(flags.shape[1:], jnp.float32)}
+        following = self._stepped(state.memory, blank | reward, shared)
+        _, shown = self._moment(inner, *following)
+        return state, Timestep(root.observation, shown.reward, root.terminated, root.truncated)
+
+    # -------------------------------------------------------------------------------------- leaves
+
+    @property
+    def _given(self) -> Shared:
+        """What rows share as it was given."""
+        return tuple(
+            {name: constants[name] for name in transform.state()}
+            for transform, constants in self._chain
+        )
+
+    def _counted_in(self, mask: jax.Array) -> jax.Array | None:
+        return None if self._counted is None else self._counted & mask
+
+    def _step(
+        self, state: RowState, action: Any, mask: jax.Array | None
+    ) -> tuple[RowState, Timestep]:
+        acted = action if isinstance(action, Acted) else Acted(action, {}, {})
+        inner, timestep = self.env.step(state.inner, acted.action)
+        following = {**_named(timestep), _REWARD: timestep.reward[..., None]}
+        memory = _overwritten(state.memory, acted.written)
+        following, shared = self._stepped(memory, following, state.shared, mask)
+        following |= {path: memory[path] for path in self._carried}
+        return self._moment(inner, _overwritten(following, acted.following), shared)
+
+    def _restarted(
+        self, mask: jax.Array, state: RowState, write: Callable[[Any], Any]
+    ) -> tuple[Any, ByPath, Shared]:
+        blank = self._blank(mask.shape[0])
+        written, fresh = self.env.restart_written(mask, state.inner, blank, write)
+        return written, *self._begun(_named(fresh), state.shared, self._counted_in(mask))
+
+    def _begun(
+        self, leaves: ByPath, shared: Shared, mask: jax.Array | None = None
+    ) -> tuple[ByPath, Shared]:
+        return self._through(
+            lambda transform, seen, constants: transform.reset_leaves(seen, constants),
+            leaves,
+            shared,
+            mask,
+        )
+
+    def _stepped(
+        self, memory: ByPath, leaves: ByPath, shared: Shared, mask: jax.Array | None = None
+    ) -> tuple[ByPath, Shared]:
+        root = Leaves(memory, 1)
+        return self._through(
+            lambda transform, seen, constants: transform.step_leaves(root, seen, constants),
+            leaves,
+            shared,
+            mask,
+        )
+
+    def _through(
+        self,
+        hook: Callable[[FusableTransform, Leaves, Mapping[str, Any]], Changes],
+        leaves: ByPath,
+        shared: Shared,
+        mask: jax.Array | None,
+    ) -> tuple[ByPath, Shared]:
+        """Send the leaves of a moment through the transforms, which see the rows of ``mask`` (None: of none)."""
+        after = []
+        for (transform, constants), own in zip(self._chain, shared, strict=True):
+            constants, seen = {**constants, **own}, Leaves(leaves, 1)
+            if own and mask is not None:
+                own = {**own, **transform.seen_leaves(seen, mask, constants)}
+                constants |= own
+            leaves = changed(leaves, hook(transform, seen, constants))
+            after.append(own)
+        return leaves, tuple(after)
+
+    def _blank(self, rows: int) -> Timestep:
+        like = self.env.template[1]
+        return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype), like)
+
+    @cached_property
+    def _shown_by_reset(self) -> set[Path]:
+        return set(jax.eval_shape(lambda: self._begun(_named(self._blank(1)), self._given)[0]))
+
+    def _moment(self, inner: Any, leaves: ByPath, shared: Shared) -> tuple[RowState, Timestep]:
+        memory = {path: leaf for path, leaf in leaves.items() if path in self._memory}
+        shown = {path: leaf for path, leaf in leaves.items() if path not in FLAGS}
+        at_root = self._shown_by_reset | self._carried
+        root = {path: leaf for path, leaf in shown.items() if path in at_root}
+        return RowState(inner, memory, shared), Timestep(
+            root,
+            {path: leaf for path, leaf in shown.items() if path not in root},
+            leaves[_TERMINATED][..., 0],
+            leaves[_TRUNCATED][..., 0],
+        )
+
+
+def _overwritten(leaves: ByPath, written: ByPath) -> ByPath:
+    """Give ``leaves``, those that are in ``written`` from there, in their own dtypes."""
+    return {
+        path: written[path].astype(leaf.dtype) if path in written else leaf
+        for path, leaf in leaves.items()
+    }
+
+
+def _leaves(timestep: Timestep) -> ByPath:
+    """List what a timestep of named rows shows at a root."""
+    flags = done_of(timestep), timestep.terminated, timestep.truncated
+    return {
+        **timestep.observation,
+        **{path: flag[..., None] for path, flag in zip(FLAGS, flags, strict=True)},
+    }
+
+
+def _named(timestep: Timestep) -> ByPath:
+    """Name what a timestep of the env shows, but for its reward."""
+    flags = done_of(timestep), timestep.terminated, timestep.truncated
+    named = {path: flag[..., None] for path, flag in zip(FLAGS, flags, strict=True)}
+    return {**observation_leaves(timestep), **named}
+
+
+def observation_leaves(timestep: Timestep) -> ByPath:
+    """Name the leaves of an observation; a bare array is called "observation".
+
+    So is an entry "state", since that name stands for the state of the env.
+
+    Raises:
+        KeyCollisionError: there is an entry "observation" as well, or one named like the infos.
+    """
+    shown = jax.tree_util.tree_flatten_with_path(timestep.observation)[0]
+    infos = jax.tree_util.tree_flatten_with_path(timestep.info)[0]
+    names = [name_of(path) or ("observation",) for path, _ in shown]
+    if {"state", "observation"} <= {name[0] for name in names}:
+        raise KeyCollisionError(
+            "the env observes both 'state' and 'observation', but 'state' is where a stateless env "
+            "keeps its own state. Give that observation another name."
+        )
+    if infos and any(name[0] == "info" for name in names):
+        raise KeyCollisionError(
+            "the env observes 'info' and gives infos, which lie under that name. Give that observation "
+            "another name, or leave Timestep(info=...) out."
+        )
+    names = [("observation", *name[1:]) if name[0] == "state" else name for name in names]
+    return {
+        **{name: leaf for name, (_, leaf) in zip(names, shown, strict=True)},
+        **{("info", *name_of(path)): leaf for path, leaf in infos},
+    }

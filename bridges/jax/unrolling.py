@@ -1,0 +1,203 @@
+"""Whole runs of a stateless env: one program, or a few of one kind, and their results as TensorDicts.
+
+This module decides what a program is given to start from, how a run is cut into programs, and how what
+they recorded is named. What is computed stands in `jax_programs`, how policies enter in
+`torch_policy.acting`.
+
+Conventions
+    data     transitions of batch size (*batch, time). They lie time-major in memory, and are seen
+             with time last.
+    carried  entries of the root that the policy reads and the env does not show: they go through the
+             programs, and those that the policy writes begin anew with an episode. Other entries that
+             the env does not know are repeated at every root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from bridges.dlpack import to_jit, to_torch
+from bridges.jax.policy.inputs import Actor, actor_for, free_entries
+from envkit.data.nesting import tensordict_of
+from envkit.data.paths import Key, Path, as_key, as_path
+from envkit.errors import PolicyError
+from envkit.functional import StopRule
+from envkit.specs import OneHot, TensorSpec
+
+if TYPE_CHECKING:
+    from bridges.jax.env import JaxEnv
+
+__all__ = ["unroll", "unroll_until"]
+
+
+# Most steps of a program that may stop early: what it records is laid out before it runs.
+_CHUNK = 64
+
+
+def unroll(
+    env: JaxEnv, td: TensorDictBase, steps: int, policy: Any, *, record_state: bool
+) -> tuple[TensorDict, TensorDict]:
+    """Do what `JaxEnv.unroll` documents."""
+    actor = actor_for(env, policy, td)
+    _refuse_leaks(actor)
+    run, last = env._programs.unroll(
+        steps,
+        actor.function,
+        record_state,
+        _begin(env, td, actor),
+        actor.params,
+        env._next_key(),
+        env._constants(td.batch_size),
+    )
+    last = env._kept(last)
+    return _recorded(env, td, steps, run, actor), _following(env, td, last, actor, run)
+
+
+def _refuse_leaks(actor: Actor) -> None:
+    """Refuse memory at the root that nobody begins anew where an episode begins."""
+    if keys := [as_key(path) for path in actor.carries if path in actor.writes]:
+        raise PolicyError(
+            f"the policy reads {keys} and writes them at the root, where a reset leaves alone what the env "
+            "does not show: an episode would go on with what the one before it remembered. Write them "
+            "under 'next', or append a TensorDictPrimer, which says what an episode begins with."
+        )
+
+
+def unroll_until(
+    env: JaxEnv, td: TensorDictBase, steps: int, policy: Any, rule: StopRule
+) -> TensorDict:
+    """Take up to ``steps`` steps, until any row or all rows are done, as `rollout` does.
+
+    Args:
+        env: the env.
+        td: root to start from, in which nothing is done.
+        steps: most steps.
+        policy: what `JaxEnv.unroll` takes.
+        rule: "any" stops at the first end, "all" freezes what is done and waits for the rest.
+
+    Returns:
+        The steps that were taken, with ``state``.
+    """
+    actor = actor_for(env, policy, td)
+    key, capacity = env._next_key(), min(_CHUNK, 1 << (steps - 1).bit_length())
+    counted = torch.arange(env._size(td.numel())) < td.numel()
+    pieces: list[TensorDict] = []
+    made = 0
+    while True:
+        run, last, stopped = env._programs.until(
+            capacity,
+            actor.function,
+            rule,
+            _begin(env, td, actor),
+            actor.params,
+            key,
+            made,
+            env._constants(td.batch_size),
+            to_jit(counted.to(td.device)),
+            min(capacity, steps - made),
+        )
+        last, count = env._kept(last), int(stopped.made)
+        piece = _recorded(env, td, capacity, run, actor)[..., :count]
+        if pieces:
+            _repeat(td["done"].squeeze(-1), pieces[-1], piece, env.reward_keys)
+        pieces.append(piece)
+        made += count
+        if made == steps or bool(stopped.ended):
+            return pieces[0] if len(pieces) == 1 else cast(TensorDict, torch.cat(pieces, td.ndim))
+        td = _following(env, td, last, actor, run)
+
+
+def _repeat(done: torch.Tensor, before: TensorDict, piece: TensorDict, paid: list[Key]) -> None:
+    """Let rows that were done before a piece repeat the last transition that they made, unpaid."""
+    if bool(done.any()):
+        last = before[done][:, -1:]
+        for key in paid:
+            last["next", *as_path(key)].zero_()
+        piece[done] = last.expand(last.shape[0], piece.shape[-1])
+
+
+def _begin(env: JaxEnv, td: TensorDictBase, actor: Actor) -> tuple[Any, Any, Any, Any]:
+    """Read what a program starts from."""
+    carried = {path: env._rows_in(td, td.get(as_key(path)), copy=True) for path in actor.carries}
+    remembered = {path: carried.pop(path) for path in actor.remembers}
+    begin = env._state_in(td), env._root_in(td) | carried, env._flags_in(td), remembered
+    return to_jit(begin, copy=False, detach=True)
+
+
+def _following(
+    env: JaxEnv, td: TensorDictBase, last: dict[str, Any], actor: Actor, run: dict[str, Any]
+) -> TensorDict:
+    """Name the root after the last step of a run that began at ``td``."""
+    following = env._out(td.batch_size, to_torch(last))
+    for path in actor.carries:
+        key = as_key(path)
+        following.set(key, following.get(key).to(td.get(key).dtype))
+    for path, value in _others(env, td, actor, run).items():
+        following.set(as_key(path), value)
+    return following
+
+
+def _others(
+    env: JaxEnv, td: TensorDictBase, actor: Actor, run: dict[str, Any]
+) -> dict[Path, torch.Tensor]:
+    """List the tensors of a root that nobody reads or writes."""
+    used = {*actor.carries, *_acted(run)}
+    return {path: leaf for path, leaf in free_entries(env, td).items() if path not in used}
+
+
+def _recorded(
+    env: JaxEnv, td: TensorDictBase, steps: int, run: dict[str, Any], actor: Actor
+) -> TensorDict:
+    """Name time-major arrays and put time last: views, no copies."""
+    shape, run = td.batch_size, to_torch(run)
+
+    def placed(leaf: torch.Tensor) -> torch.Tensor:
+        leaf = leaf[:, : shape.numel()]
+        return leaf.reshape(steps, *shape, *leaf.shape[2:]).movedim(0, len(shape))
+
+    root, following = (
+        {path: placed(leaf) for path, leaf in env._by_path(run[side]).items()}
+        for side in ("root", "next")
+    )
+    for path in actor.carries:
+        root[path] = root[path].to(td.get(as_key(path)).dtype)
+        if ("next", *path) in actor.writes:
+            following[path] = following[path].to(actor.writes["next", *path])
+        else:
+            del following[path]
+    for path, value in _others(env, td, actor, run).items():
+        event = value.shape[len(shape) :]
+        root[path] = value.unsqueeze(len(shape)).expand(*shape, steps, *event).clone()
+    actions = set(map(as_path, env.action_keys))
+    for path, leaf in _acted(run).items():
+        value = placed(leaf)
+        if path in actor.writes:
+            value = value.to(actor.writes[path])
+        elif path in actions:
+            value = _encoded(value, env.full_action_spec[as_key(path)])
+        side, name = (following, path[1:]) if path[0] == "next" else (root, path)
+        side[name] = value
+    entries = root | {("next", *path): leaf for path, leaf in following.items()}
+    data = tensordict_of(entries, torch.Size((*shape, steps)), env.device)
+    data.names = [*[None] * len(shape), "time"]
+    return data
+
+
+def _acted(run: dict[str, Any]) -> Mapping[Path, torch.Tensor]:
+    """List what a policy gave: all that it wrote, or else the action in the env's own encoding."""
+    action = run["action"]
+    if action is None:
+        return run["written"]
+    if not isinstance(action, dict):
+        return {("action",): action}
+    return {("action", name): leaf for name, leaf in action.items()}
+
+
+def _encoded(action: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    if isinstance(spec, OneHot):
+        return torch.nn.functional.one_hot(action.long(), spec.shape[-1]).to(spec.dtype)
+    return action.to(spec.dtype)

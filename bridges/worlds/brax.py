@@ -1,0 +1,256 @@
+"""Brax environments as stateless envs.
+
+Conventions
+    The simulator is Brax's bare env: no episode wrapper, no auto-reset of its own. Its ``done`` is
+    read as termination; time limits are envkit's and truncate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+
+from bridges.jax.env import JaxEnv
+from bridges.libraries import require
+from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
+from envkit.functional import Box, ResetMode, Timestep
+
+__all__ = ["BraxCore", "BraxEnv", "BraxWrapper"]
+
+
+@dataclass(frozen=True)
+class BraxCore:
+    """A bare Brax env as a `StatelessEnv`; its state is Brax's ``State``.
+
+    ``make`` makes the env again: most of Brax's envs can be built, but not pickled.
+    """
+
+    env: Any
+    make: Callable[[], Any] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BraxCore:
+        return self  # nothing in it ever changes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _core_of, (self.make or self.env, self.make is not None)
+
+    @property
+    def action_space(self) -> Box:
+        """Brax scales actions itself: every component lies in [-1, 1]."""
+        return Box(-1.0, 1.0, (self.env.action_size,))
+
+    def reset(self, key: jax.Array) -> tuple[Any, Timestep]:
+        """Reset; the observation is also part of the state."""
+        state = self.env.reset(key)
+        return state, Timestep(state.obs)
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, Timestep]:
+        """Step by Brax's own ``step``."""
+        state = self.env.step(state, action)
+        return state, Timestep(state.obs, state.reward, state.done > 0.5)
+
+
+class BraxWrapper(JaxEnv):
+    """A Brax env object behind the TensorDict interface; batch-unlocked.
+
+    Args:
+        env: a bare `brax.envs.Env`, without Brax's training wrappers.
+        device: where data and simulation are; warns and takes the CPU when None.
+        from_pixels: not supported.
+        **kwargs: of `JaxEnv`: ``batch_size``, ``requires_grad``, ``episode_length``, ``state_layout``, ...
+
+    Unknown public attributes are looked up on the Brax env.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) ``env`` is no Brax env.
+        ArgumentError: it is one of Brax's own wrappers.
+    """
+
+    libname = "brax"
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        device: Any = None,
+        from_pixels: bool = False,
+        _make: Callable[[], Any] | None = None,
+        **kwargs: Any,
+    ):
+        if from_pixels:
+            raise NotImplementedError(
+                "Brax envs give no pixels here. Render states with brax.io.image instead."
+            )
+        if not hasattr(env, "action_size"):
+            fix = f"BraxEnv({env!r})" if isinstance(env, str) else "BraxEnv with the name of one"
+            raise ArgumentTypeError(
+                f"BraxWrapper was given {env!r}, of type {type(env).__name__}, but wraps an env object "
+                f"of Brax. Pass one, or let {fix} build it."
+            )
+        if device is None:
+            warnings.warn(
+                "no device was given to a Brax env: torch data and JAX arrays stay on the CPU. "
+                "Say device='cpu' (or 'cuda').",
+                stacklevel=2,
+            )
+        if getattr(env, "unwrapped", env) is not env:
+            raise ArgumentError(
+                f"{type(env).__name__} is one of Brax's wrappers, which batch, limit or reset "
+                "episodes themselves. Pass the bare env: env.unwrapped."
+            )
+        self._core = BraxCore(env, _make)
+        super().__init__(self._core, device=device, **kwargs)
+
+    @property
+    def _env(self) -> Any:
+        return self._core.env
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            core = vars(self).get("_core")
+            if name.startswith("_") or core is None:
+                raise
+            return getattr(core.env, name)
+
+
+class _Names:
+    """The names of registered Brax envs, read from the library when looked at."""
+
+    def __get__(self, instance: Any, owner: type) -> list[str]:
+        try:
+            return sorted(import_brax()._envs)
+        except ImportError:
+            return []
+
+
+class BraxEnv(BraxWrapper):
+    """A Brax env by name; see `JaxEnv` and `BraxWrapper`.
+
+    Args:
+        env_name: registered name, e.g. "ant".
+        device, from_pixels: of `BraxWrapper`.
+        batch_size, requires_grad, episode_length, reset_mode, pool_size, state_layout: of `JaxEnv`.
+        categorical_action_encoding, cache_clear_frequency: of `JaxEnv`.
+        run_type_checks, allow_done_after_reset: of `EnvBase`.
+        **brax_kwargs: go to Brax, e.g. ``backend="spring"``.
+
+    Raises:
+        ArgumentError: (a ValueError) Brax has no env of that name.
+        OptionError: (a TypeError) neither this class nor that env of Brax knows a keyword.
+    """
+
+    available_envs: ClassVar[Any] = _Names()
+
+    def __init__(
+        self,
+        env_name: str,
+        *,
+        batch_size: Any = None,
+        device: Any = None,
+        requires_grad: bool = False,
+        episode_length: int | None = None,
+        reset_mode: ResetMode = "fresh",
+        pool_size: int = 64,
+        cache_clear_frequency: int | bool = False,
+        state_layout: str = "packed",
+        categorical_action_encoding: bool = False,
+        from_pixels: bool = False,
+        run_type_checks: bool = False,
+        allow_done_after_reset: bool = False,
+        **brax_kwargs: Any,
+    ):
+        envs = import_brax()
+        if env_name not in envs._envs:
+            raise ArgumentError(
+                f"Brax has no env called {env_name!r}. Choose one of: {', '.join(sorted(envs._envs))}."
+            )
+        _refuse_unknown(envs._envs[env_name], brax_kwargs)
+        make = partial(_environment, env_name, **brax_kwargs)
+        super().__init__(
+            make(),
+            batch_size=batch_size,
+            device=device,
+            from_pixels=from_pixels,
+            requires_grad=requires_grad,
+            episode_length=episode_length,
+            reset_mode=reset_mode,
+            pool_size=pool_size,
+            cache_clear_frequency=cache_clear_frequency,
+            state_layout=state_layout,
+            categorical_action_encoding=categorical_action_encoding,
+            run_type_checks=run_type_checks,
+            allow_done_after_reset=allow_done_after_reset,
+            _make=make,
+        )
+        self.env_name = env_name
+        self._brax_kwargs = brax_kwargs
+
+    def _told_first(self) -> list[str]:
+        options = [f"{name}={value!r}" for name, value in self._brax_kwargs.items()]
+        return [repr(self.env_name), *options]
+
+
+def _refuse_unknown(kind: type, given: Mapping[str, Any]) -> None:
+    """Check that an env of Brax takes the keywords that are given to it; most accept any.
+
+    An env that somebody else has registered decides for itself.
+
+    Raises:
+        OptionError: (a TypeError) neither it nor `BraxEnv` knows one of them.
+    """
+    if kind.__module__.partition(".")[0] != "brax":
+        return
+    known = _parameters(BraxEnv)
+    for base in kind.__mro__:
+        known |= {} if base is object else _parameters(base)
+    names = [
+        name for name, parameter in known.items() if parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    for name in given:
+        if name not in names:
+            near = ["batch_size"] if name in _BATCHES else get_close_matches(name, names, 1)
+            guess = f"Did you mean {near[0]!r}?" if near else "Leave it out."
+            raise OptionError(
+                f"BraxEnv of {kind.__name__} takes no keyword {name!r}. {guess} It takes "
+                f"{', '.join(names)}."
+            )
+
+
+_BATCHES = ("num_envs", "num_workers", "n_envs")
+
+
+def _parameters(kind: type) -> dict[str, inspect.Parameter]:
+    own = vars(kind).get("__init__")
+    return {} if own is None else dict([*inspect.signature(own).parameters.items()][1:])
+
+
+def import_brax() -> Any:
+    """Import `brax.envs` without the lines it prints about optional libraries."""
+    return _quietly(require, "brax.envs")
+
+
+def _environment(name: str, **kwargs: Any) -> Any:
+    return _quietly(import_brax().get_environment, name, **kwargs)
+
+
+def _core_of(given: Any, is_maker: bool) -> BraxCore:
+    """Build what another process pickled."""
+    return BraxCore(given(), given) if is_maker else BraxCore(given)
+
+
+def _quietly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call without the lines Brax prints, and its warnings about being little maintained."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return function(*args, **kwargs)

@@ -1,0 +1,84 @@
+"""How the actions of a batch become those of the sub-envs that get them.
+
+A sub-env may trust what it is given: this is asked before anybody steps. What an action may be is
+decided in `specs.inputs`, here which spec is that of which row.
+
+Conventions
+    row   number of a sub-env, 0 .. num_rows - 1.
+    rows  tensor of shape (num_rows, *leaf): the values of one action for all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import torch
+
+from envkit.batched.metadata import EnvMetaData
+from envkit.data.paths import Path, as_path
+from envkit.specs.inputs import ActionInput, action_inputs
+
+__all__ = ["ActionRows", "inputs_by_path"]
+
+
+class ActionRows:
+    """Write actions into the rows of the sub-envs, each as the spec of its row says.
+
+    Args:
+        metadata: of each row; they share one layout.
+    """
+
+    def __init__(self, metadata: Sequence[EnvMetaData]):
+        self._runs = [(inputs_by_path(found), rows) for found, rows in _runs(metadata)]
+
+    @property
+    def paths(self) -> set[Path]:
+        """The actions that have a rule."""
+        return set(self._runs[0][0])
+
+    def write(
+        self,
+        path: Path,
+        value: torch.Tensor | None,
+        rows: torch.Tensor,
+        stepped: Sequence[int] | None = None,
+    ) -> None:
+        """Write one action of all rows; those that are not ``stepped`` (None steps all) hold anything.
+
+        Raises:
+            InputError, MissingKeyError: see `ActionInput.take`.
+        """
+        self._runs[0][0][path].require_form(value, (len(rows),))  # told as the caller sees it
+        assert value is not None
+        value = value.detach().to(rows.device)
+        for inputs, run in self._runs:
+            own = None if stepped is None else [row - run.start for row in stepped if row in run]
+            taken = inputs[path].take(
+                value[run.start : run.stop], (len(run),), rows=own, first=run.start
+            )
+            rows[run.start : run.stop].copy_(taken)
+
+
+def inputs_by_path(metadata: EnvMetaData) -> dict[Path, ActionInput]:
+    """Give the rule of each action of one env."""
+    found = action_inputs(metadata.full_spec("action"))
+    return {as_path(key): rule for key, rule in found.items()}
+
+
+def _runs(metadata: Sequence[EnvMetaData]) -> Iterator[tuple[EnvMetaData, range]]:
+    """Part the rows into runs of equal action specs."""
+    kinds: list[EnvMetaData] = []
+
+    def kind_of(found: EnvMetaData) -> int:
+        for number, known in enumerate(kinds):
+            if found is known or found.full_spec("action") == known.full_spec("action"):
+                return number
+        kinds.append(found)
+        return len(kinds) - 1
+
+    start = 0
+    for kind, run in groupby(map(kind_of, metadata)):
+        stop = start + len(list(run))
+        yield kinds[kind], range(start, stop)
+        start = stop

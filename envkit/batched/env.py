@@ -1,0 +1,368 @@
+"""Many stateful envs behind one: what SerialEnv and ParallelEnv share, which is all but the pool.
+
+`BatchedEnv` routes masks to rows, and resets, steps, seeds and saves the sub-envs. It does not know
+when they are built (`lifecycle`), processes (the pool) nor bytes (the exchange).
+
+Conventions
+    row      number of a sub-env, 0 .. num_workers - 1.
+    worker   what hosts a range of rows: a process, or this process.
+    batch    ``(num_workers, *sub_batch)``; every spec is a sub spec with that axis in front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from envkit import rules
+from envkit.batched.arguments import as_own_kwargs
+from envkit.batched.attributes import AttributeLookup
+from envkit.batched.exchange.recording import record_random, record_rollout
+from envkit.batched.exchange.rows import BufferExchange
+from envkit.batched.exchange.tensordicts import TensorDictExchange
+from envkit.batched.pool_owner import HostedEnv
+from envkit.batched.routing import call_by_row
+from envkit.batched.stacking import by_row, empty_rows, keep_unstepped, stack_rows
+from envkit.data.arguments import require_tensordict
+from envkit.data.paths import Path, as_key, as_path
+from envkit.data.transition import collect_reset_masks, merge_reset
+from envkit.env.base import EnvBase
+from envkit.env.policy import Policy
+from envkit.env.rollout import Stop, nonstop
+from envkit.env.seeding import seed_chain
+from envkit.errors import (
+    ArgumentTypeError,
+    BatchSizeError,
+    ClosedEnvError,
+    MissingKeyError,
+    NotResetError,
+    WorkerError,
+)
+from envkit.specs import draws_in_order
+
+__all__ = ["BatchedEnv"]
+
+
+class BatchedEnv(AttributeLookup, HostedEnv):
+    """Base of SerialEnv and ParallelEnv; see `HostedEnv` for the arguments.
+
+    A public name that it does not have is looked up on the sub-envs, see `attributes`.
+    """
+
+    keeps_last_output = True
+    _passes_by = EnvBase._passes_by | {"_reset"}
+
+    # --------------------------------------------------------------------------------------- reset
+
+    def reset(
+        self,
+        tensordict: TensorDictBase | None = None,
+        list_of_kwargs: Sequence[dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> TensorDictBase:
+        """Start new episodes; see `EnvBase.reset`.
+
+        Args:
+            tensordict: current data and masks.
+            list_of_kwargs: reset keywords of each sub-env, over those in ``kwargs``.
+            **kwargs: reset keywords of every sub-env.
+
+        Returns:
+            ``tensordict`` itself, completed; where results are lazy stacks and it is not one, the
+            same data as a lazy stack.
+        """
+        self._started()
+        given = None
+        if list_of_kwargs is not None:
+            own_kwargs = as_own_kwargs(self.num_workers, list_of_kwargs, "list_of_kwargs")
+            given = [{**kwargs, **own} for own in own_kwargs]
+        elif kwargs:
+            given = [dict(kwargs) for _ in range(self.num_workers)]
+        if isinstance(tensordict, TensorDictBase) and self.share_individual_td:
+            self._check_batch(tensordict)
+            tensordict = by_row(tensordict)
+        return super().reset(tensordict, sub_kwargs=given)
+
+    def _reset(
+        self, td: TensorDictBase | None, sub_kwargs: list[dict[str, Any]] | None = None
+    ) -> TensorDictBase:
+        masks = {}
+        if td is not None:
+            masks = collect_reset_masks(td, self.done_levels, self.full_done_spec)
+        fresh = self._laid_out(self._the_exchange.reset(td, masks, sub_kwargs))
+        if self._entries is not None:
+            self._entries.after_reset(fresh, masks)
+        return fresh
+
+    def _complete(self, out: TensorDictBase, *, rewards: bool) -> None:
+        """Nothing is missing: the sub-envs have completed what they returned."""
+
+    def _laid_out(self, td: TensorDictBase) -> TensorDictBase:
+        return by_row(td) if self._share_individual_td else td
+
+    @property
+    def _the_exchange(self) -> BufferExchange | TensorDictExchange:
+        if self._exchange is None:
+            if self._was_closed:
+                raise ClosedEnvError(
+                    f"{type(self).__name__} was closed. Call reset() first: it starts new sub-envs."
+                )
+            self._started()
+        assert self._exchange is not None
+        return self._exchange
+
+    # ---------------------------------------------------------------------------------------- step
+
+    def _check_batch(self, td: TensorDictBase) -> None:
+        if td.batch_size != self.batch_size:
+            raise BatchSizeError(
+                f"the TensorDict has batch size {tuple(td.batch_size)}, but {type(self).__name__} "
+                f"has {self.num_workers} sub-envs: pass batch size {tuple(self.batch_size)}."
+            )
+        self._require_values(td)
+
+    def _step_send(self, td: TensorDictBase) -> None:
+        self._checked_step(td, advance=False)()
+
+    def _step_recv(self) -> TensorDictBase:
+        td, mask = self._sent
+        return self._attach_next(td, self._received(td, mask))
+
+    def _advance_send(self, td: TensorDictBase) -> None:
+        self._checked_step(td, advance=True)()
+
+    def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
+        td, mask = self._sent
+        had_next = td.get("next", None) is not None
+        data = self._attach_next(td, self._received(td, mask))
+        following = self.step_mdp(data)
+        if had_next:
+            return data, self.maybe_reset(following)
+        if self.any_done(following):
+            following = self._take_fresh(following, mask)
+        return data, following
+
+    def _take_fresh(
+        self, following: TensorDictBase, stepped: torch.Tensor | None
+    ) -> TensorDictBase:
+        """Put the roots of the episodes the workers have begun where old ones ended."""
+        masks = collect_reset_masks(following, self.done_levels, self.full_done_spec)
+        if stepped is not None and not bool(stepped.all()):
+            return self.reset(following)  # a row done before, and not stepped now, waits for this
+        fresh = self._laid_out(self._the_exchange.fresh_rows())
+        if self._entries is not None:
+            self._entries.after_reset(fresh, masks)
+        return merge_reset(following, fresh, masks, keeps_last=True)
+
+    def _checked_step(self, td: TensorDictBase, *, advance: bool) -> Callable[[], None]:
+        exchange = self._the_exchange
+        self._check_batch(td)
+        if not exchange.has_begun:
+            raise NotResetError(
+                f"{type(self).__name__} was stepped before its first reset, so its sub-envs are in no "
+                "episode. Call reset() first, and step from what it returns."
+            )
+        mask = td.get(rules.STEP, None)
+        if mask is not None:
+            mask = rules.step_mask(mask, td.batch_size)
+            mask = None if bool(mask.all()) else mask
+        # Entries the caller put under `next` may change what is done, and the workers
+        # cannot know: then the reset waits for the outcome.
+        advance = advance and mask is None and td.get("next", None) is None
+        td = self._laid_out(td)
+        if self._entries is not None:
+            self._entries.complete(td)
+        exchange.fill(td, mask)
+        return partial(self._begin, td, mask, advance=advance)
+
+    def _begin(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
+        self._sent = td.exclude(rules.STEP, inplace=True), mask
+        self._the_exchange.wake(td, mask, advance=advance)
+
+    def _received(self, td: TensorDictBase, mask: torch.Tensor | None) -> TensorDictBase:
+        exchange = self._the_exchange
+        following = exchange.recv()
+        if mask is not None and not exchange.keeps_unstepped:
+            if exchange.lost:
+                mask = mask.clone()
+                mask[sorted(exchange.lost)] = True
+            following = keep_unstepped(following, self._skipped_next(td), mask)
+        following = self._laid_out(following)
+        if self._entries is not None:
+            self._entries.after_step(td, following)
+        return following
+
+    def _skipped_next(self, td: TensorDictBase) -> TensorDict | TensorDictBase:  # type: ignore[override]
+        if not self._share_individual_td:
+            return super()._skipped_next(td)
+        rows = zip(td.unbind(0), self._metadata, strict=True)
+        return stack_rows([found.skipped_next(row) for row, found in rows], individual=True)
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        raise NotImplementedError("batched envs step through _step_send and _step_recv.")
+
+    def _fast_rollout(
+        self, stop: Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy
+    ) -> TensorDictBase | list[TensorDictBase] | None:
+        exchange = self._exchange
+        if stop != "never" or not isinstance(exchange, BufferExchange):
+            return None
+        if len(self.done_levels) > 1:
+            return None
+        if self._share_individual_td or self._entries is not None:
+            return None
+        if not set(self.reward_keys).isdisjoint(self.state_keys):
+            return None  # what is carried from `next` must have a root row
+        is_complete = all(root.get(as_key(path), None) is not None for path in exchange.roots[0])
+        if not (exchange.has_begun and is_complete):
+            return None
+        actions = frozenset(as_path(key) for key in self.action_keys)
+        random = policy is None and not self._action_masks and draws_in_order(self.action_spec)
+        if random and actions == exchange.inputs[0].keys():
+            drawn = self.full_action_spec.rand((steps,), self._action_generator)
+            return record_random(exchange, root, drawn, device=self._device)
+        recorded, acted = record_rollout(
+            exchange, root, act, steps, action_paths=actions, device=self._device
+        )
+        if acted is None:
+            return recorded
+        done = [] if recorded is None else list(recorded.unbind(len(self.batch_size)))
+        return [*done, *nonstop(self, acted, act, steps - len(done), acted=True)]
+
+    # -------------------------------------------------------------------------- actions and layout
+
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Sample every action from its spec; see `EnvBase.rand_action`.
+
+        Where results are lazy stacks, so is what this returns.
+        """
+        self._started_specs()
+        if self._share_individual_td:
+            if tensordict is None:
+                tensordict = empty_rows(self.num_workers, self.batch_size[1:], self.device)
+            if isinstance(tensordict, TensorDictBase):
+                tensordict = by_row(tensordict)
+        if any(found.draws_its_own for found in self._metadata):
+            return self._drawn_inside(tensordict)
+        return super().rand_action(tensordict)
+
+    @property
+    def _draws_its_own(self) -> bool:
+        self._started_specs()
+        return super()._draws_its_own or any(found.draws_its_own for found in self._metadata)
+
+    @property
+    def _books(self) -> frozenset[Path]:
+        self._started_specs()
+        return frozenset[Path]().union(*(found.books for found in self._metadata))
+
+    @property
+    def _gives_nan(self) -> bool:  # type: ignore[override]
+        self._started_specs()
+        return any(found.gives_nan for found in self._metadata)
+
+    def _drawn_inside(self, td: TensorDictBase | None) -> TensorDictBase:
+        """Have each sub-env draw its actions, as some of them do in a way of their own."""
+        if td is None:
+            td = TensorDict({}, batch_size=self.batch_size, device=self.device)
+        require_tensordict("what rand_action() was given", td)
+        self._check_batch(td)
+        parts = {row: part.to("cpu") for row, part in enumerate(td.exclude("next").unbind(0))}
+        drawn: dict[int, TensorDictBase] = {}
+        for reply in call_by_row(self._started(), "rand_action", parts):
+            drawn.update(reply)
+        rows = [drawn[row] for row in range(self.num_workers)]
+        actions = stack_rows(rows, individual=bool(self._share_individual_td))
+        return td.update(actions if self.device is None else actions.to(self.device))
+
+    def fake_tensordict(self) -> TensorDict | TensorDictBase:  # type: ignore[override]
+        """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``."""
+        self._started_specs()
+        if not self._share_individual_td:
+            return super().fake_tensordict()
+        parts = [found.tensordict.clone() for found in self._metadata]
+        fake = stack_rows(parts, individual=True)
+        return fake if self.device is None else fake.to(self.device)
+
+    # ---------------------------------------------------------------------------------------- seed
+
+    def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
+        """Seed sub-env i with the i-th seed of the chain, and return the one after the last.
+
+        With ``static_seed`` every sub-env gets ``seed``, which is returned.
+        """
+        self._started()
+        following = self._set_seeds(seed, static=static_seed)
+        self._seed_actions(seed)
+        self._seed, self._seed_is_static = seed, static_seed
+        return following
+
+    @property
+    def _seeded_parts(self) -> list[tuple[Any, int | None]]:
+        if self._seed is None:
+            return [(row, None) for row in range(self.num_workers)]
+        seeds, _ = seed_chain(self._seed, self.num_workers, static=self._seed_is_static)
+        return list(enumerate(seeds))
+
+    def _set_seeds(self, seed: int | None, *, static: bool) -> int:
+        seeds, following = seed_chain(seed, self.num_workers, static=static)
+        pool, of_row = self._started(), dict(enumerate(seeds))
+        pool.seeds.update(of_row)
+        self._recovery.begin_seeds(seeds[0])
+        try:
+            call_by_row(pool, "set_seed", of_row)
+        except WorkerError as error:
+            if any(failure.kind == "raised" for failure in error.failures):
+                raise
+            self._recovery.repair(error)
+            pool.seeds.update(of_row)
+            call_by_row(pool, "set_seed", of_row)
+        return following
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._set_seeds(seed, static=False)
+
+    # -------------------------------------------------------------------------------------- states
+
+    @property
+    def _cannot_resume(self) -> str | None:
+        self._started_specs()
+        return next((found.cannot_resume for found in self._metadata if found.cannot_resume), None)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Give ``{"worker0": {...}, ...}``, the state dict of every sub-env.
+
+        The states of simulators are not in it, see `load_state_dict`.
+        """
+        states = [state for part in self._started().call("state_dicts") for state in part]
+        return {f"worker{row}": state for row, state in enumerate(states)}
+
+    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Load what `state_dict` gave, or one sub-env's state dict into all of them.
+
+        Raises:
+            ArgumentTypeError: it is no dict.
+            MissingKeyError: it is that of another number of sub-envs.
+            ResumeError: (a NotImplementedError) simulators of sub-envs keep a state of their own.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise ArgumentTypeError(
+                f"the state dict is of type {type(state_dict).__name__}, but must be a dict. "
+                "Pass what state_dict() gave."
+            )
+        names = [f"worker{row}" for row in range(self.num_workers)]
+        if "worker0" not in state_dict:
+            state_dict = dict.fromkeys(names, state_dict)
+        if state_dict.keys() != set(names):
+            raise MissingKeyError(
+                f"the state dict has entries {sorted(state_dict)}, but {self.num_workers} sub-envs "
+                f"need {names}. Pass what state_dict() of an env of as many gave, or the state dict "
+                "of one sub-env for all."
+            )
+        self._require_resumable()
+        states = {row: state_dict[name] for row, name in enumerate(names)}
+        call_by_row(self._started(), "load_state_dicts", states)

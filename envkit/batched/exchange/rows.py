@@ -1,0 +1,279 @@
+"""Steps and resets through rows in memory that sub-envs share with the batched env.
+
+Rows are fast and need entries of fixed, equal shapes; `td_exchange` serves everything else. Both
+give the same data.
+
+Conventions
+    rows    global row numbers, or None for all.
+    masks   level path -> bool mask over rows and the sub-envs' own batch, see `rules`.
+    td      data of the whole batch, batch size (rows, *sub_batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from envkit import rules
+from envkit.batched.action_checks import ActionRows
+from envkit.batched.exchange.buffers import SLOT, BufferPlan
+from envkit.batched.host import ADVANCE, RESET, RESTART, STEP
+from envkit.batched.metadata import EnvMetaData
+from envkit.batched.recovery import Recovery
+from envkit.batched.routing import call_by_row, can_wait, refuse_early_part, rows_of
+from envkit.data.nesting import tensordict_of
+from envkit.data.paths import Path, as_key
+from envkit.errors import WorkerError
+from envkit.specs import TensorSpec
+from envkit.specs.inputs import require_input
+from envkit.transport import Layout, Pool
+
+__all__ = ["BufferExchange"]
+
+
+class BufferExchange:
+    """Steps and resets through rows in memory that parent and hosts share.
+
+    ``lost`` are the rows of which the last step told that they were lost, see `recovery`.
+
+    ``slot`` is the moment that the next step reads and writes, see `buffers`. Stepping one by one
+    leaves it at 0; `recording` moves it. ``more_inputs`` are sent beside what the specs ask for.
+    Actions are converted, or refused, here: the sub-envs trust their rows. ``has_begun`` says that
+    every row has been reset once.
+
+    Args:
+        metadata: of each row; they share one layout.
+    """
+
+    keeps_unstepped = False
+    """`recv` gives the root values of rows that were not stepped."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        metadata: Sequence[EnvMetaData],
+        device: Any,
+        *,
+        more_inputs: Mapping[Path, TensorSpec],
+        recovery: Recovery,
+    ):
+        model, num_rows = metadata[0], len(metadata)
+        plan = BufferPlan.of(model, num_rows, more_inputs)
+        arrays = pool.bind(Layout(plan.fields(), num_rows))
+        self._pool = pool
+        self._recovery = recovery
+        self._metadata = model
+        self._device, self._non_blocking = device, False
+        self._slot = arrays[SLOT.name]
+        self.batch_size = torch.Size((num_rows, *model.batch_size))
+        self.num_slots = plan.num_slots
+        self.input_ring, self.root_ring, self.next_ring = (
+            plan.tensors(arrays, region) for region in ("in", "root", "next")
+        )
+        self.inputs = _by_slot(self.input_ring, plan.num_slots)
+        self._actions = ActionRows(metadata)
+        self.roots = _by_slot(self.root_ring, plan.num_slots + 1)
+        self.nexts = _by_slot(self.next_ring, plan.num_slots)
+        self.masks = plan.tensors(arrays, "mask")
+        for mask in self.masks.values():
+            mask.fill_(True)
+        self._masks_are_full = True
+        self._states = tuple(model.paths("state"))
+        self._newest_is_next = np.zeros(num_rows, bool)
+        self._has_roots = np.zeros(num_rows, bool)
+        self.has_begun = False
+        self.lost: set[int] = set()
+
+    @property
+    def slot(self) -> int:
+        """The moment that the next step reads and writes."""
+        return int(self._slot[0])
+
+    @slot.setter
+    def slot(self, slot: int) -> None:
+        self._slot.fill(slot)
+
+    # --------------------------------------------------------------------------------------- step
+
+    def fill(self, td: TensorDictBase, mask: torch.Tensor | None) -> None:
+        """Check the inputs of a step and write them into the rows, where nobody looks before `wake`."""
+        stepped = None if mask is None else rows_of(mask, len(mask))
+        actions = self._actions.paths
+        for path, rows in self.inputs[self.slot].items():
+            value = td.get(as_key(path), None)
+            if path in actions:
+                self._actions.write(path, value, rows, stepped)
+            else:
+                _fill(rows, value, path)
+
+    def wake(
+        self,
+        root: TensorDictBase | None = None,
+        mask: torch.Tensor | None = None,
+        *,
+        advance: bool,
+    ) -> None:
+        """Have the rows that a mask selects stepped with the inputs as they lie there.
+
+        ``root`` is what is known before; None where it lies in the rows too.
+        """
+        rows = self._select({(rules.STEP,): mask} if mask is not None else {})
+        self._sent_rows, self._sent_root = rows, root
+        self._advanced = advance
+        if self._recovery.unstarted:
+            chosen = range(len(self._newest_is_next)) if rows is None else rows
+            rows = self._recovery.ready(chosen, self._reset_wholly)
+        self._pool.send(ADVANCE if advance else STEP, rows)
+
+    def wait(self) -> None:
+        """Wait for the step; rows that were not stepped hold anything."""
+        try:
+            self._pool.recv()
+        except WorkerError as error:
+            self._recovery.repair(error)
+        rows = slice(None) if self._sent_rows is None else self._sent_rows
+        self._newest_is_next[rows] = not self._advanced
+        self.lost = self._tell_lost() if self._recovery.lost else set()
+
+    def _tell_lost(self) -> set[int]:
+        """Write `next` of the rows that were lost, and their root where the others have one."""
+        lost = self._recovery.tell(self._sent_rows)
+        root = self._sent_root
+        if root is None:
+            root = tensordict_of(self.roots[self.slot], self.batch_size, None)
+        for row in lost:
+            outcome = self._metadata.lost_next(cast(TensorDictBase, root[row]))
+            for path, tensor in self.nexts[self.slot].items():
+                tensor[row].copy_(outcome.get(as_key(path)))
+        if self._advanced:
+            self._recovery.begin(lost, self._reset_wholly)
+        return lost
+
+    def recv(self) -> TensorDict:
+        """Wait for the step and give `next`; rows that were not stepped hold anything."""
+        self.wait()
+        return self._clone(self.nexts[self.slot])
+
+    def fresh_rows(self) -> TensorDict:
+        """Give the root rows as the last reset or advance left them."""
+        return self._clone(self.roots[self.slot + 1])
+
+    # -------------------------------------------------------------------------------------- reset
+
+    def reset(
+        self,
+        td: TensorDictBase | None,
+        masks: dict[Path, torch.Tensor],
+        kwargs: list[dict[str, Any]] | None,
+    ) -> TensorDict:
+        """Reset what the masks select and give the newest known values of everything."""
+        rows = self._select({(*level, rules.RESET): mask for level, mask in masks.items()})
+        chosen = set(range(len(self._has_roots)) if rows is None else rows)
+        refuse_early_part(chosen, self._has_roots)
+        if self._recovery.unstarted:
+            self._ask_for_all(self._recovery.unstarted)
+        given = () if td is None else self._take_states(td)
+        self._recovery.reset(
+            chosen,
+            masks,
+            partial(self._reset_rows, kwargs=kwargs, given=given),
+            partial(self._reset_wholly, kwargs=kwargs),
+        )
+        touched = slice(None) if rows is None else rows
+        self._newest_is_next[touched] = False
+        self._has_roots[touched] = True
+        self.has_begun = True  # the first reset was one of all rows
+        return self._newest()
+
+    def _take_states(self, td: TensorDictBase) -> tuple[Path, ...]:
+        """Write the states that ``td`` holds into the rows, and name them."""
+        found = {path: td.get(as_key(path), None) for path in self._states}
+        given = {path: value for path, value in found.items() if value is not None}
+        for path, value in given.items():
+            _fill(self.inputs[self.slot][path], value, path)
+        return tuple(given)
+
+    def _reset_rows(
+        self,
+        rows: set[int],
+        kwargs: list[dict[str, Any]] | None,
+        given: tuple[Path, ...] = (),
+    ) -> None:
+        """Reset rows from the states that are ``given``, but those whose env is new from nothing."""
+        new = self._recovery.unstarted & rows if given else set()
+        if kwargs is not None or new or given not in ((), self._states):
+            inputs = {
+                row: (() if row in new else given, kwargs[row] if kwargs else {})
+                for row in sorted(rows)
+            }
+            call_by_row(self._pool, "reset_rows", inputs)
+        elif rows:
+            command = RESTART if given else RESET
+            self._pool.send(command, None if len(rows) == len(self._has_roots) else sorted(rows))
+            self._pool.recv()
+
+    def _reset_wholly(self, rows: set[int], kwargs: list[dict[str, Any]] | None = None) -> None:
+        """Reset rows with all their parts, whatever the masks say."""
+        self._ask_for_all(rows)
+        self._reset_rows(rows, kwargs)
+
+    def _ask_for_all(self, rows: set[int]) -> None:
+        for path, mask in self.masks.items():
+            if path[-1] == rules.RESET:
+                mask[sorted(rows)] = True
+
+    def _newest(self) -> TensorDict:
+        slot = self.slot
+        root, made = self.roots[slot + 1], self.nexts[slot]
+        if not self._newest_is_next.any():
+            return self._clone(root)
+        stale = torch.from_numpy(self._newest_is_next)
+        return self._clone(
+            {path: rules.choose(stale, made[path], kept) for path, kept in root.items()}
+        )
+
+    def _select(self, masks: dict[Path, torch.Tensor]) -> list[int] | None:
+        """Write masks into the rows and say which rows are touched; None means all."""
+        if not self._masks_are_full:
+            for mask in self.masks.values():
+                mask.fill_(True)
+            self._masks_are_full = True
+        if not masks:
+            return None
+        touched = None
+        for path, mask in masks.items():
+            rows = self.masks[path]
+            rows.copy_(mask.reshape(*mask.shape, *(1,) * (rows.ndim - mask.ndim)))
+            flat = mask.reshape(len(mask), -1).any(-1).cpu()
+            touched = flat if touched is None else touched | flat
+        self._masks_are_full = False
+        assert touched is not None
+        return touched.nonzero().squeeze(-1).tolist()
+
+    def _clone(self, region: dict[Path, torch.Tensor]) -> TensorDict:
+        device, later = self._device, self._non_blocking
+        owned = {
+            path: tensor.to(device, copy=True, non_blocking=later)
+            for path, tensor in region.items()
+        }
+        return tensordict_of(owned, self.batch_size, device)
+
+    def deliver_to(self, device: torch.device | None, *, non_blocking: bool) -> None:
+        """Copy what comes out to ``device`` from now on."""
+        self._device, self._non_blocking = device, can_wait(device, non_blocking)
+
+
+def _by_slot(region: dict[Path, torch.Tensor], slots: int) -> list[dict[Path, torch.Tensor]]:
+    """Turn leaves with a leading slot axis into one dict of leaves for each slot."""
+    return [{path: tensor[slot] for path, tensor in region.items()} for slot in range(slots)]
+
+
+def _fill(rows: torch.Tensor, value: torch.Tensor | None, path: Path) -> None:
+    require_input(as_key(path), value, rows.shape, rows.dtype)
+    assert value is not None
+    rows.copy_(value.detach() if value.requires_grad else value)

@@ -1,0 +1,284 @@
+"""Steps and resets as whole TensorDicts, one for each sub-env.
+
+This serves what rows in memory cannot: entries of varying size, data that is no tensor, unlike
+sub-envs, and gradients within one process. `exchange` is the faster way; both give the same data.
+
+Conventions
+    rows    global row numbers.
+    masks   level path -> bool mask over rows and the sub-envs' own batch, see `rules`.
+    td      data of the whole batch, batch size (rows, *sub_batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit import rules
+from envkit.batched.action_checks import inputs_by_path
+from envkit.batched.metadata import EnvMetaData
+from envkit.batched.recovery import Recovery
+from envkit.batched.routing import call_by_row, can_wait, refuse_early_part, rows_of
+from envkit.batched.stacking import keep_unstepped, stack_rows
+from envkit.data.paths import Path, as_key
+from envkit.errors import WorkerError
+from envkit.specs.inputs import require_input
+from envkit.transport import Pool
+
+__all__ = ["TensorDictExchange"]
+
+
+class TensorDictExchange:
+    """Steps and resets by handing each sub-env its part of the TensorDict.
+
+    Within one process nothing is copied, and the autograd graph is kept. With ``individual`` what
+    comes out is a lazy stack, one TensorDict per row.
+    """
+
+    keeps_unstepped = True
+
+    def __init__(
+        self,
+        pool: Pool,
+        metadata: list[EnvMetaData],
+        device: Any,
+        *,
+        individual: bool,
+        recovery: Recovery,
+    ):
+        self._pool = pool
+        self._recovery = recovery
+        self.lost: set[int] = set()
+        self._num_rows = len(metadata)
+        self._metadata = metadata
+        self._input_devices = [found.device for found in metadata]
+        self._device = device
+        self._non_blocking = False
+        self._individual = individual
+        self._states = [_states_of(found) for found in metadata]
+        self._actions = [inputs_by_path(found) for found in metadata]
+        self._root_keys = [
+            [as_key(path) for path in found.paths("observation", "done")] for found in metadata
+        ]
+        self._next_keys = [
+            {as_key(path) for path in found.paths("observation", "reward", "done")}
+            for found in metadata
+        ]
+        self._last: list[TensorDictBase | None] = [None] * self._num_rows
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether every row has been reset once."""
+        return all(part is not None for part in self._last)
+
+    def _remember(self, row: int, td: TensorDictBase) -> None:
+        """Keep a row's newest root: what the env says of itself, not what the caller put there."""
+        newest = td.select(*self._root_keys[row], strict=False)
+        self._last[row] = self._apart(newest)
+
+    def _apart(self, part: TensorDictBase) -> TensorDictBase:
+        """Copy what a lazy stack would hand on as it is: the caller may write into it."""
+        return part.clone() if self._individual else part
+
+    def _declared(self, row: int, following: TensorDictBase) -> TensorDictBase:
+        """Take out of a row's `next` what no spec of its env declares, as rows in memory do."""
+        keys = self._next_keys[row]
+        if all(key in keys for key in following.keys(True, True)):
+            return following
+        return following.select(*keys, strict=False)
+
+    def _input(self, td: TensorDictBase, row: int, *without: Any) -> TensorDictBase:
+        """Give one row's part of ``td`` on the device of its sub-env, the CPU if it names none."""
+        return self._moved(cast(TensorDictBase, td[row]).exclude(*without), row)
+
+    def _moved(self, part: TensorDictBase, row: int) -> TensorDictBase:
+        device = self._input_devices[row] or torch.device("cpu")
+        return part if part.device in (None, device) else part.to(device)
+
+    def fill(self, td: TensorDictBase, mask: torch.Tensor | None) -> None:
+        """Check the inputs of a step and take them apart by row."""
+        if not self._individual:  # one layout for all rows; told as the caller sees it
+            lead = (self._num_rows,)
+            for key, leaf in self._states[0].items():
+                require_input(key, td.get(key, None), (*lead, *leaf.shape), leaf.dtype)
+            for path, rule in self._actions[0].items():
+                rule.require_form(td.get(as_key(path), None), lead)
+        self._parts = {
+            row: self._checked(row, cast(TensorDictBase, td[row]))
+            for row in rows_of(mask, self._num_rows)
+        }
+
+    def wake(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
+        """Remember the step; all of it happens in `recv`."""
+        self._sent = td, mask, self._parts, advance
+
+    def _checked(self, row: int, part: TensorDictBase) -> TensorDictBase:
+        """Give a row's part, its actions as the spec of its env says."""
+        if self._individual:
+            for key, leaf in self._states[row].items():
+                require_input(key, part.get(key, None), leaf.shape, leaf.dtype)
+        converted = {}
+        for path, rule in self._actions[row].items():
+            value = part.get(as_key(path), None)
+            taken = rule.take(value, first=row)
+            if taken is not value:
+                converted[as_key(path)] = taken
+        return part.copy().update(converted) if converted else part  # the caller's stays as it is
+
+    def recv(self) -> TensorDictBase:
+        """Step the selected sub-envs and give their stacked `next`."""
+        td, mask, parts, advance = self._sent
+        chosen = rows = list(parts)
+        if self._recovery.unstarted:
+            rows = self._recovery.ready(chosen, self._reset_wholly)
+        inputs = {}
+        for row in rows:
+            part = self._moved(parts[row].exclude(rules.STEP, "next"), row)
+            if mask is not None and mask.ndim > 1:
+                part.set(rules.STEP, mask[row])
+            inputs[row] = (part, {})
+        nexts: dict[int, TensorDictBase] = {}
+
+        def take(row: int, result: Any) -> None:
+            data, following = result if advance else (result, None)
+            nexts[row] = self._declared(row, data.get("next"))
+            self._remember(row, nexts[row] if following is None else following)
+
+        try:
+            self._call("step_and_maybe_reset" if advance else "step", inputs, take)
+        except WorkerError as error:
+            self._recovery.repair(error)
+        self.lost = self._tell_lost(td, chosen, nexts, advance) if self._recovery.lost else set()
+        if mask is not None:
+            nexts = self._keep_unstepped(td, mask, nexts)
+        return self._stack([nexts[row] for row in range(self._num_rows)])
+
+    def _tell_lost(
+        self,
+        td: TensorDictBase,
+        stepped: list[int],
+        nexts: dict[int, TensorDictBase],
+        advanced: bool,
+    ) -> set[int]:
+        """Write `next` of the rows that were lost, and their root where the others have one."""
+        lost = self._recovery.tell(stepped)
+        for row in lost:
+            nexts.pop(row, None)
+        for row in lost:
+            nexts[row] = self._metadata[row].lost_next(self._input(td, row))
+            self._remember(row, nexts[row])
+        if advanced:
+            self._recovery.begin(lost, self._reset_wholly)
+        return lost
+
+    def _keep_unstepped(
+        self, td: TensorDictBase, mask: torch.Tensor, nexts: dict[int, TensorDictBase]
+    ) -> dict[int, TensorDictBase]:
+        """Give `next` of all rows: where ``mask`` is False their root values, or else zeros."""
+        complete = {}
+        for row, found in enumerate(self._metadata):
+            skipped: TensorDictBase = found.skipped_next(self._input(td, row))
+            if row in self.lost:
+                complete[row] = nexts[row]
+            elif row in nexts:
+                complete[row] = keep_unstepped(nexts[row], skipped, mask[row])
+            else:
+                complete[row] = skipped
+        return complete
+
+    def fresh_rows(self) -> TensorDictBase:
+        """Give the newest root of every sub-env."""
+        return self._stack([self._apart(part) for part in self._last if part is not None])
+
+    def reset(
+        self,
+        td: TensorDictBase | None,
+        masks: dict[Path, torch.Tensor],
+        kwargs: list[dict[str, Any]] | None,
+    ) -> TensorDictBase:
+        """Reset what the masks select and give the newest known values of everything."""
+        inputs: dict[int, TensorDictBase | None] = {}
+        for row in range(self._num_rows):
+            own = {level: mask[row] for level, mask in masks.items()}
+            if own and not any(bool(mask.any()) for mask in own.values()):
+                continue
+            inputs[row] = None
+            if td is None or row in self._recovery.unstarted:
+                continue
+            part = self._input(td, row, "next", *_masks_at(td))
+            last = self._last[row]
+            in_part = {level: mask for level, mask in own.items() if not bool(mask.all())}
+            if in_part and last is not None:  # what is not reset and not given is as it was last
+                part = last.copy().update(part)
+            for level, mask in in_part.items():
+                part.set(as_key((*level, rules.RESET)), mask)
+            inputs[row] = part
+        refuse_early_part(inputs.keys(), [part is not None for part in self._last])
+
+        def reset(rows: set[int]) -> None:
+            self._reset_rows({row: inputs[row] for row in sorted(rows)}, kwargs)
+
+        wholly = partial(self._reset_wholly, kwargs=kwargs)
+        self._recovery.reset(set(inputs), masks, reset, wholly)
+        return self.fresh_rows()
+
+    def _reset_wholly(self, rows: set[int], kwargs: list[dict[str, Any]] | None = None) -> None:
+        """Reset rows with all their parts, from nothing."""
+        self._reset_rows(dict.fromkeys(sorted(rows)), kwargs)
+
+    def _reset_rows(
+        self, inputs: dict[int, TensorDictBase | None], kwargs: list[dict[str, Any]] | None
+    ) -> None:
+        given = {row: (part, {} if kwargs is None else kwargs[row]) for row, part in inputs.items()}
+        self._call("reset", given, self._remember)
+
+    def _call(self, method: str, inputs: dict[int, Any], take: Callable[[int, Any], None]) -> None:
+        """Call a method of the sub-envs, and hand each result to ``take``, also if others fail."""
+        failed: WorkerError | None = None
+        try:
+            checked = not self._individual
+            replies = call_by_row(self._pool, method, inputs, checked)
+        except WorkerError as error:
+            failed, replies = error, error.answers.values()
+        for reply in replies:
+            for row, result in reply.items():
+                take(row, result)
+        if failed is not None:
+            raise failed
+
+    def _stack(self, parts: list[TensorDictBase]) -> TensorDictBase:
+        stacked = stack_rows(parts, individual=self._individual)
+        if self._device is None:
+            return stacked
+        return stacked.to(self._device, non_blocking=self._non_blocking)
+
+    def deliver_to(self, device: torch.device | None, *, non_blocking: bool) -> None:
+        """Move what comes out to ``device`` from now on."""
+        self._device, self._non_blocking = device, can_wait(device, non_blocking)
+
+    def sub_envs_are_on(self, device: torch.device) -> None:
+        """Cast inputs to ``device`` from now on."""
+        self._input_devices = [device] * self._num_rows
+        self._metadata = [found.to(device) for found in self._metadata]
+
+
+def _masks_at(td: TensorDictBase) -> list:
+    """List the `_reset` entries of a TensorDict."""
+    return [
+        key
+        for key in td.keys(True, True)
+        if (key if isinstance(key, str) else key[-1]) == rules.RESET
+    ]
+
+
+def _states_of(found: EnvMetaData) -> dict[Any, Any]:
+    """Give the leaves of the state whose form is known beforehand, by key."""
+    return {
+        as_key(path): leaf
+        for path, leaf in found.paths("state").items()
+        if leaf.dtype is not None and min(leaf.shape, default=0) >= 0
+    }

@@ -1,0 +1,132 @@
+"""Recorded steps, one row for each trajectory.
+
+`split_trajectories` cuts a rollout where one trajectory ends and the next begins, and pads the pieces to
+one length. It reads data only; it knows no environment.
+
+Conventions
+    data   TensorDict of batch size (*batch, T); time is the last batch axis.
+    piece  consecutive steps of one row that belong to one trajectory.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit.data.paths import Key, as_key, as_path
+from envkit.errors import ArgumentError, MissingKeyError
+
+__all__ = ["split_trajectories"]
+
+_IDS = "traj_ids"
+
+
+def split_trajectories(
+    rollout_tensordict: TensorDictBase,
+    *,
+    prefix: Key | None = None,
+    trajectory_key: Key | None = None,
+    done_key: Key | None = None,
+) -> TensorDictBase:
+    """Give each trajectory of a rollout a row of its own, zero-padded.
+
+    A trajectory ends where its id changes. Data without ids ends it after each set done flag (which
+    includes truncation). The end of a row of the data ends it, too.
+
+    Padding costs memory and hides lengths from whoever forgets the mask. For new training code prefer
+    the flat layout, ``data.reshape(-1)``, and sample slices that stay within one id, with TorchRL's
+    ``SliceSampler(traj_key=...)`` for instance.
+
+    Args:
+        rollout_tensordict: data, batch size ``(*batch, T)``.
+        prefix: node of ids and mask; None takes ``"collector"`` where the data has it, else the root.
+        trajectory_key: entry of the ids, shape ``(*batch, T)`` or that with trailing singletons; None
+            takes ``traj_ids`` in the node of ``prefix``.
+        done_key: flags that end a trajectory, ``("next", "done")`` by default. When it is given and
+            ``trajectory_key`` is not, ids are not asked.
+
+    Returns:
+        Data of batch size ``(trajectories, longest)``, rows in the order of the data, and ``mask``
+        beside the ids: bool of that shape, True where a step is no padding. Tensors are 0 where it is
+        False, other data repeats the last step. Where no step needs padding the batch size of the
+        data is kept. Data without ids gets some.
+
+    Raises:
+        ArgumentError: the data has no time axis.
+        MissingKeyError: an entry that was named is absent, or neither ids nor flags are there.
+    """
+    data = rollout_tensordict
+    if not data.batch_dims:
+        raise ArgumentError(
+            "the data has batch size (), but its last batch axis must be time. Pass a rollout."
+        )
+    node = _node(data, prefix)
+    ids_key = (*node, _IDS) if trajectory_key is None else as_path(trajectory_key)
+    ids = data.get(as_key(ids_key), None)
+    if trajectory_key is not None and ids is None:
+        raise _missing(data, as_key(ids_key), "trajectory_key")
+    known = ids is not None and (done_key is None or trajectory_key is not None)
+    begins = _by_ids(data, ids) if known else _by_flags(data, done_key or ("next", "done"))
+    rows, mask = _rows(begins)
+    if mask.all() and mask.shape[1] == data.batch_size[-1]:
+        split, mask = data.copy(), mask.reshape(data.batch_size)
+    else:
+        split = _padded(data, rows, mask)
+    if ids is None:
+        numbers = torch.arange(len(rows), device=begins.device)[:, None].expand(rows.shape)
+        split.set(as_key(ids_key), (numbers * mask.reshape(rows.shape)).reshape(mask.shape))
+    return split.set(as_key((*ids_key[:-1], "mask")), mask)
+
+
+def _node(data: TensorDictBase, prefix: Key | None) -> tuple[str, ...]:
+    if prefix is not None:
+        return as_path(prefix)
+    return ("collector",) if "collector" in data.keys() else ()
+
+
+def _missing(data: TensorDictBase, key: Key, argument: str) -> MissingKeyError:
+    return MissingKeyError(
+        f"the data has no {key!r}; it has {sorted(map(str, data.keys(True, True)))}. "
+        f"Name an entry that is there: {argument}=..."
+    )
+
+
+def _by_ids(data: TensorDictBase, ids: torch.Tensor) -> torch.Tensor:
+    """Mark the steps that begin a piece, shape ``(rows, T)``."""
+    ids = ids.reshape(-1, data.batch_size[-1])
+    begins = torch.ones_like(ids, dtype=torch.bool)
+    begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    return begins
+
+
+def _by_flags(data: TensorDictBase, done_key: Key) -> torch.Tensor:
+    flags: Any = data.get(done_key, None)
+    if flags is None:
+        raise _missing(data, as_key(as_path(done_key)), "done_key")
+    ended = flags.reshape(*data.batch_size, -1).any(-1).reshape(-1, data.batch_size[-1])
+    begins = torch.ones_like(ended)
+    begins[:, 1:] = ended[:, :-1]
+    return begins
+
+
+def _rows(begins: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give the flat positions of each piece's steps, its last repeated, and which are no repeats."""
+    starts = begins.flatten().nonzero()[:, 0]
+    ends = torch.cat([starts[1:], starts.new_tensor([begins.numel()])])
+    steps = torch.arange(int((ends - starts).max()), device=begins.device)
+    positions = starts[:, None] + steps
+    return positions.minimum(ends[:, None] - 1), positions < ends[:, None]
+
+
+def _padded(data: TensorDictBase, rows: torch.Tensor, mask: torch.Tensor) -> TensorDictBase:
+    def blanked(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return leaf.masked_fill(~mask.reshape(*mask.shape, *(1,) * (leaf.ndim - 2)), 0)
+
+    pieces = cast(TensorDictBase, data.reshape(-1)[rows])
+    split = cast(TensorDictBase, pieces.apply(blanked))
+    split.names = [None, "time"]
+    return split

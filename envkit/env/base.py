@@ -1,0 +1,517 @@
+"""The environment interface: TensorDict in, TensorDict out.
+
+`EnvBase` is what users subclass: construction and life, random actions, rollouts, transforms. One
+reset and one step stand in `stepping`, what an output must be in `outputs`, what is declared in
+`env_specs`. A new kind of env writes `_reset`, `_step`, `_set_seed` and its specs, nothing else. It
+does not know JAX, Gymnasium or processes.
+
+Conventions
+    td      TensorDict whose root is what was known before the action; ``td["next"]`` is what the
+            step produced.
+    flags   rewards and done leaves carry a trailing singleton: shape (*batch, 1).
+    masks   `_step` and `_reset`, see `rules`. They never survive in an output.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABCMeta, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from envkit.data.arguments import as_batch_size, as_bool, require_tensordict
+from envkit.data.paths import Key, Path
+from envkit.env.exclusive import InUse
+from envkit.env.outputs import OutputLeaf
+from envkit.env.rollout import Stop, rollout
+from envkit.env.seeding import next_seed
+from envkit.env.stepping import Stepping
+from envkit.errors import ClosedEnvError, NotCallableError, ResumeError
+from envkit.specs import Composite, Stacked
+
+if TYPE_CHECKING:
+    from envkit.transforms.core.base import Transform
+
+__all__ = ["EnvBase", "OutputLeaf", "fake_step"]
+
+
+class _EnvMeta(ABCMeta):
+    """Take out the keywords every env accepts, and finish the specs after ``__init__``."""
+
+    def __call__(
+        cls,
+        *args: Any,
+        spec_locked: bool = True,
+        auto_reset: bool = False,
+        policy: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        as_bool("spec_locked", spec_locked)
+        env = super().__call__(*args, **kwargs)
+        if not isinstance(env, EnvBase):  # __new__ may return something else
+            return env
+        env._after_init(spec_locked)
+        if auto_reset:
+            from envkit.transforms.autoreset import AutoResetEnv
+
+            env = AutoResetEnv(env)
+        if policy is not None:
+            from envkit.transforms.recurrent import with_policy_transforms
+
+            env = with_policy_transforms(env, policy)
+        return env
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """Show what the class takes, which `__call__` above would hide: completion asks for it."""
+        _, *own = inspect.signature(cls.__init__).parameters.values()
+        names = {parameter.name for parameter in own}
+        of_every_env = inspect.signature(_EnvMeta.__call__).parameters.values()
+        more = [
+            parameter
+            for parameter in of_every_env
+            if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in names
+        ]
+        rest = [parameter for parameter in own if parameter.kind is parameter.VAR_KEYWORD]
+        return inspect.Signature([*own[: len(own) - len(rest)], *more, *rest])
+
+
+class EnvBase(Stepping, metaclass=_EnvMeta):
+    """Base class of all environments.
+
+    Args:
+        device: where inputs are expected and outputs delivered; None sets no constraint.
+        batch_size: number of environments along each axis; None means one environment.
+        run_type_checks: compare the dtypes of every reset and step, and the actions, with the specs
+            (TypeError; ValueError where an action has another shape).
+        allow_done_after_reset: accept done flags that are set right after a reset.
+
+    Any thread may use an env, one at a time: a call while another thread's runs raises `BusyError`.
+
+    Every subclass also accepts
+
+    - ``spec_locked=True``: lock the specs after construction;
+    - ``auto_reset=False``: the simulator begins a new episode in the step that ends one; the result is
+      an `AutoResetEnv`;
+    - ``policy=None``: a module; what its recurrent parts need is appended, and the result then is a
+      `TransformedEnv`.
+    """
+
+    _passes_by = frozenset(
+        ("step", "reset", "step_mdp", "maybe_reset", "any_done", "step_and_maybe_reset")
+    )
+
+    def __new__(cls, *args: Any, _batch_locked: bool | None = None, **kwargs: Any) -> Any:
+        """Accept what a subclass's own ``__new__`` hands on; ``_batch_locked`` is one env's own."""
+        env = super().__new__(cls)
+        vars(env)["_in_use"] = InUse(cls.__name__)
+        if _batch_locked is not None:
+            env._batch_locked = _batch_locked
+        return env
+
+    def __init__(
+        self,
+        *,
+        device: Any = None,
+        batch_size: Any = None,
+        run_type_checks: bool = False,
+        allow_done_after_reset: bool = False,
+    ):
+        super().__init__()
+        self._device = None if device is None else torch.device(device)
+        self._batch_size = as_batch_size(batch_size)
+        self.run_type_checks = run_type_checks
+        self.allow_done_after_reset = allow_done_after_reset
+        self.is_closed = False
+
+    def _after_init(self, spec_locked: bool) -> None:
+        self._finish_specs(lock=spec_locked)
+
+    # ------------------------------------------------------------------------------------ actions
+
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Sample every action from its spec; written into ``tensordict``, which is returned.
+
+        Without one, a new TensorDict of the env's batch size is made. The samples come from the
+        env's own generator, see `set_seed`. Where an `ActionMask`, of this env or inside of it, says
+        which entry of the data holds the allowed options, they are drawn from those.
+        """
+        if tensordict is None:
+            tensordict = TensorDict({}, batch_size=self.batch_size, device=self.device)
+        else:
+            require_tensordict("what rand_action() was given", tensordict)
+            self._check_batch(tensordict)
+        return tensordict.update(self._drawn_actions(tensordict, self._action_generator))
+
+    def _drawn_actions(
+        self, td: TensorDictBase, generator: torch.Generator | None, part: Any = ()
+    ) -> TensorDictBase:
+        """Sample the actions of the whole batch of ``td``, or of a part of it, given as an index."""
+        batch, spec = td.batch_size, self.full_action_spec
+        if not self.batch_locked and batch != self.batch_size:
+            return self.single_full_action_spec.rand(batch, generator)
+        self._allow_what_is_allowed(spec, td)
+        return (spec if part == () else spec[part]).rand((), generator)
+
+    _action_masks: tuple[tuple[Key, Key], ...] = ()
+    """Actions, each with the entry of the data that says which of its options are allowed."""
+
+    def _allow_what_is_allowed(self, actions: Composite, td: TensorDictBase) -> None:
+        for action, mask in self._action_masks:
+            leaf = actions.get(action, None)
+            is_stacked = isinstance(leaf, Stacked)  # rows of unlike options
+            allowed = [row.get(mask, None) for row in (td.unbind(0) if is_stacked else [td])]
+            if leaf is None or any(part is None or part.dtype != torch.bool for part in allowed):
+                continue
+            leaf.update_mask(allowed if is_stacked else allowed[0])
+
+    def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Take one step with random actions: ``step(rand_action(tensordict))``."""
+        return self.step(self.rand_action(tensordict))
+
+    def all_actions(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Enumerate the actions, stacked on a new first axis (discrete specs only)."""
+        return self.full_action_spec.enumerate()
+
+    def cardinality(self, tensordict: TensorDictBase | None = None) -> float | int:
+        """Count the actions; infinitely many where they are continuous."""
+        return self.full_action_spec.cardinality()
+
+    def fake_tensordict(self) -> TensorDict:
+        """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``."""
+        return fake_step(self.input_spec, self.output_spec)
+
+    _gives_nan = False
+    """NaN stands for values that this env cannot know."""
+
+    def _faults(self) -> Iterable[str]:
+        """Name what is wrong with this kind of env that no data can show, for `check_env_specs`."""
+        return ()
+
+    def check_env_specs(self, *args: Any, **kwargs: Any) -> None:
+        """Compare a few steps with the specs; see `envkit.check_env_specs`."""
+        import_module("envkit.env.checks").check_env_specs(self, *args, **kwargs)
+
+    # ------------------------------------------------------------------------------------ rollout
+
+    def rollout(
+        self,
+        max_steps: int,
+        policy: Any = None,
+        callback: Callable[[EnvBase, TensorDictBase], Any] | None = None,
+        *,
+        auto_reset: bool = True,
+        auto_cast_to_device: bool = False,
+        break_when_any_done: bool | None = None,
+        break_when_all_done: bool | None = None,
+        return_contiguous: bool = True,
+        tensordict: TensorDictBase | None = None,
+        set_truncated: bool = False,
+        out: TensorDictBase | None = None,
+        trust_policy: bool = False,
+    ) -> TensorDictBase:
+        """Run a policy for up to ``max_steps`` steps.
+
+        Args:
+            max_steps: most steps taken.
+            policy: see `envkit.env.policy.as_policy`; None takes random actions.
+            callback: called as ``callback(env, td)`` after each step except the last, with the
+                transition just completed; what it returns is dropped.
+            auto_reset: reset first; ``tensordict`` then gives batch size, parameters and state.
+                False: ``tensordict`` is required, and what is done in it is reset.
+            auto_cast_to_device: move data to the policy's device and back.
+            break_when_any_done: stop after the first step in which any env is done (the default).
+                With both rules False, done envs are reset and collection goes on.
+            break_when_all_done: freeze done envs and stop when all are done. Frozen rows repeat their
+                last transition with reward 0, so that a row's rewards sum up to its return.
+            return_contiguous: stack densely; False gives a lazy stack along time.
+            tensordict: what to start from.
+            set_truncated: mark the last step ``truncated`` and ``done``.
+            out: preallocated destination, at least as long as the result, with an entry of the same
+                shape and dtype for each of the result's.
+            trust_policy: call ``policy`` with the TensorDict whatever its signature.
+
+        Returns:
+            Transitions, batch size ``(*batch, T)``; T is the number of steps really taken.
+
+        Raises:
+            ArgumentError: (a ValueError) ``max_steps`` is below 1.
+            ArgumentTypeError: (a TypeError) ``max_steps``, ``callback``, ``tensordict`` or ``out`` is of
+                another type.
+            OptionError: (a TypeError) both stop rules are True, or ``out`` is to be a lazy stack.
+            PolicyError: (a TypeError) ``policy`` is not callable, or gave something else than actions.
+            RolloutError: (a RuntimeError) ``auto_reset=False`` without ``tensordict``; steps that
+                cannot be stacked, or do not fit ``out``.
+            BatchSizeError: ``out`` does not have room for the result.
+            DoneError: ``set_truncated`` without a ``truncated`` leaf.
+        """
+        return rollout(
+            self,
+            max_steps,
+            policy,
+            callback,
+            auto_reset=auto_reset,
+            auto_cast_to_device=auto_cast_to_device,
+            break_when_any_done=break_when_any_done,
+            break_when_all_done=break_when_all_done,
+            return_contiguous=return_contiguous,
+            tensordict=tensordict,
+            set_truncated=set_truncated,
+            out=out,
+            trust_policy=trust_policy,
+        )
+
+    def _fast_rollout(
+        self, stop: Stop, root: TensorDictBase, steps: int, policy: Any, act: Callable
+    ) -> TensorDictBase | list[TensorDictBase] | None:
+        """Do a whole rollout at once, or None to leave it to the loop of steps.
+
+        Args:
+            stop: when it ends.
+            root: where to start, nothing in it done.
+            steps: most steps.
+            policy: what the user passed.
+            act: the same as a callable from TensorDict to TensorDict.
+
+        Returns:
+            The transitions, stacked along a last axis of time or as a list; `rollout` does the rest.
+        """
+        return None
+
+    # --------------------------------------------------------------------------------- transforms
+
+    @property
+    def _books(self) -> frozenset[Path]:
+        """Observations that transforms have added for bookkeeping; see `Transform.keeps_books`."""
+        return frozenset()
+
+    def append_transform(self, transform: Any) -> EnvBase:
+        """Wrap this env in a transform.
+
+        Args:
+            transform: a `Transform`, or a function ``td -> td``, which is run on what each reset
+                and each step produces.
+
+        Returns:
+            A `TransformedEnv` of this env. One that is a `TransformedEnv` already is extended in
+            place and returned.
+        """
+        from envkit.transforms.core.env import TransformedEnv
+
+        return TransformedEnv(self, transform)
+
+    def _fuse(self, transforms: Sequence[Transform]) -> tuple[EnvBase, int]:
+        """Offer to run the first of some transforms inside this env.
+
+        Returns:
+            An env that acts like a `TransformedEnv` of them, and how many it has taken.
+        """
+        return self, 0
+
+    # ----------------------------------------------------------------------------- gym's registry
+
+    @classmethod
+    def register_gym(
+        cls,
+        id: str,
+        *,
+        entry_point: Callable[..., EnvBase] | str | None = None,
+        transform: Any = None,
+        info_keys: list[Key] | str | None = None,
+        backend: Any = None,
+        to_numpy: bool = False,
+        reward_threshold: float | None = None,
+        nondeterministic: bool = False,
+        max_episode_steps: int | None = None,
+        order_enforce: bool = True,
+        autoreset: bool = False,
+        disable_env_checker: bool = False,
+        apply_api_compatibility: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Register this class in gym or gymnasium, so that ``gymnasium.make(id)`` builds it.
+
+        The object obeys the gym protocol: ``reset(seed=None, options=None)`` gives an observation and
+        infos, ``step(action)`` observation, reward, terminated, truncated and infos. Observations are
+        nested dicts with sorted keys. What the env reads back, the state of a stateless env say, is
+        kept between calls. ``make(id).unwrapped.envkit_env`` is the env itself.
+
+        Args:
+            id: name in the registry, e.g. "MyEnv-v0".
+            entry_point: what is built instead of this class: a class or callable, or
+                "module:attribute".
+            transform: a `Transform`, a function ``td -> td``, or a list of them.
+            info_keys: observation entries that go to the infos; a node takes along what is below.
+            backend: "gymnasium", "gym" or a module like them; None takes the current one.
+            to_numpy: give arrays instead of tensors, and Python numbers as rewards and end flags.
+            reward_threshold, nondeterministic, max_episode_steps, order_enforce, autoreset,
+                disable_env_checker, apply_api_compatibility: of the library's ``register``. Its
+                checker, which looks at arrays, is left out unless ``to_numpy`` is set.
+            **kwargs: of the class; these, ``transform``, ``info_keys`` and ``to_numpy`` may also be
+                given, or given anew, in ``make``.
+
+        Raises:
+            OptionError: (a TypeError) the installed version lacks an option that is set.
+            ArgumentError: the class is abstract and ``entry_point`` is not given.
+        """
+        options = {
+            "reward_threshold": reward_threshold,
+            "nondeterministic": nondeterministic,
+            "max_episode_steps": max_episode_steps,
+            "order_enforce": order_enforce,
+            "autoreset": autoreset,
+            "disable_env_checker": disable_env_checker,
+            "apply_api_compatibility": apply_api_compatibility,
+        }
+        import_module("bridges.exports.gym_registry").register(
+            cls,
+            id,
+            entry_point=entry_point,
+            backend=backend,
+            options=options,
+            transform=transform,
+            info_keys=info_keys,
+            to_numpy=to_numpy,
+            **kwargs,
+        )
+
+    # ----------------------------------------------------------------------------------- states
+
+    @property
+    def _cannot_resume(self) -> str | None:
+        """Name the kind of env, here or inside, whose simulator is not in a state dict; or None."""
+        return None
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load what ``state_dict()`` gave: parameters, and what else the env says of itself.
+
+        Raises:
+            ResumeError: (a NotImplementedError) a simulator here or inside keeps a state of its own, which
+                a state dict does not hold.
+        """
+        self._require_resumable()
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
+    def _require_resumable(self) -> None:
+        if kind := self._cannot_resume:
+            raise ResumeError(
+                f"a state dict does not hold the state of the simulator of {kind}, so after loading it the "
+                "env would go on in another way than the one that was saved. Load the parts that are "
+                "whole, as env.transform.load_state_dict(...) or policy.load_state_dict(...), and begin "
+                "new episodes: env.set_seed(seed), env.reset()."
+            )
+
+    # ------------------------------------------------------------------------------ seed and life
+
+    @abstractmethod
+    def _set_seed(self, seed: int) -> None:
+        """Seed the simulator and nothing else."""
+
+    def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
+        """Seed this env only, and return the seed for the next one (see `envkit.env.seeding`).
+
+        With ``static_seed`` the same seed is returned. The global generators are never touched.
+
+        Raises:
+            ArgumentError: the seed is no integer of 0 or more.
+        """
+        following = next_seed(seed)
+        self._set_seed(seed)  # type: ignore[arg-type]
+        self._seed_actions(seed)
+        return seed if static_seed else following
+
+    def _seed_actions(self, seed: int | None) -> None:
+        """Random actions come from a generator of the env's own, begun anew by each seed.
+
+        An env that was never seeded draws from torch's global generator.
+        """
+        generator = None
+        if seed is not None:
+            generator = torch.Generator(self.device or "cpu").manual_seed(int(seed))
+        self._action_seed, self._action_generator = seed, generator
+
+    @property
+    def _seeded_parts(self) -> list[tuple[Any, int | None]]:
+        """The parts of the batch that have a seed of their own, as indices, each with that seed."""
+        return [((), self._action_seed)]
+
+    _action_seed: int | None = None
+    _action_generator: torch.Generator | None = None
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Release the simulator.
+
+        Raises:
+            ClosedEnvError: the env is closed already and ``raise_if_closed`` is set.
+        """
+        if self.is_closed and raise_if_closed:
+            raise ClosedEnvError(
+                f"{type(self).__name__} is closed already, and can be closed once. Build a new one to "
+                "go on, or pass raise_if_closed=False."
+            )
+        self.is_closed = True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Environments are not called like modules.
+
+        Raises:
+            NotCallableError: (a NotImplementedError) always.
+        """
+        raise NotCallableError(
+            f"{type(self).__name__} is an environment: call its step or reset. If it was passed "
+            "where a create function is expected, pass `lambda: env_class(...)` instead."
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> EnvBase:
+        """Move specs, parameters and future outputs to a device; returns self."""
+        device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
+        if device is not None:
+            locked = self._spec_locked
+            self._device = device
+            self._input_spec = self.input_spec.to(device)
+            self._output_spec = self.output_spec.to(device)
+            self._lock_own(locked)
+            self._seed_actions(self._action_seed)  # a generator cannot be moved
+        return super().to(*args, **kwargs)  # type: ignore[return-value]
+
+    def cpu(self) -> EnvBase:
+        """Move the env to the CPU; returns self."""
+        return self.to("cpu")
+
+    def cuda(self, device: int | None = None) -> EnvBase:
+        """Move the env to a CUDA device; returns self."""
+        return self.to(torch.device("cuda", 0 if device is None else device))
+
+    def __enter__(self) -> Self:
+        """Give the env itself; what follows ``with`` closes it in the end."""
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close(raise_if_closed=False)
+
+    def _told_first(self) -> list[str]:
+        """Say which simulator this is, as arguments of the constructor, for ``repr``."""
+        return []
+
+    def __repr__(self) -> str:
+        told = [
+            *self._told_first(),
+            f"batch_size={tuple(self.batch_size)}",
+            f"device={self.device}",
+            f"batch_locked={self.batch_locked}",
+        ]
+        return f"{type(self).__name__}({', '.join(told)})"
+
+
+def fake_step(inputs: Composite, outputs: Composite) -> TensorDict:
+    """Make zeros in the layout of one step of an env with these input and output specs."""
+    root, following = (outputs["full_observation_spec"].zero() for _ in range(2))
+    for spec in (inputs["full_state_spec"], inputs["full_action_spec"], outputs["full_done_spec"]):
+        root.update(spec.zero())
+    for spec in (outputs["full_reward_spec"], outputs["full_done_spec"]):
+        following.update(spec.zero())
+    return root.set("next", following)

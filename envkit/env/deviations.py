@@ -1,0 +1,188 @@
+"""Where data deviates from specs, in words.
+
+This module compares; it runs no environment. Each deviation is one line that names the entry, what it
+is and what its spec says.
+
+Conventions
+    specs    `EnvBase.specs`, shape (*batch,).
+    fake     zeros in the layout that the specs declare, batch size (*batch,).
+    real     data of batch size (*batch, *time), with or without ``next``; lazy stacks are compared
+             part by part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase
+
+from envkit.data.paths import Path, as_key, as_path
+from envkit.data.transition import leaves
+from envkit.specs import Composite, TensorSpec, contains_lazy_spec
+
+__all__ = ["changed", "deviations", "distinct"]
+
+_KINDS = {
+    (): (
+        ("output", "observation"),
+        ("input", "state"),
+        ("input", "action"),
+        ("output", "done"),
+    ),
+    ("next",): (("output", "observation"), ("output", "reward"), ("output", "done")),
+}
+
+_FOUND = ": found "
+
+
+def deviations(
+    specs: Composite,
+    fake: TensorDictBase,
+    real: TensorDictBase,
+    *,
+    device: torch.device | None,
+    check_dtype: bool,
+    accept_nan: bool = False,
+) -> list[str]:
+    """List where ``real`` differs from ``fake`` in keys, shapes, dtypes and devices, or leaves its specs.
+
+    Args:
+        specs: say which values are allowed, and which sizes only data can tell.
+        fake: what is expected; without ``next`` only the root is compared.
+        real: the data.
+        device: where data must be; None does not ask.
+        check_dtype: compare dtypes too.
+        accept_nan: NaN may stand for a value that nobody knows.
+    """
+    same = partial(deviations, device=device, check_dtype=check_dtype, accept_nan=accept_nan)
+    if isinstance(real, LazyStackedTensorDict) and real.stack_dim >= specs.ndim:
+        steps = (same(specs, fake, step) for step in real.unbind(real.stack_dim))
+        return distinct(line for lines in steps for line in lines)
+    if specs.ndim and (contains_lazy_spec(specs) or isinstance(real, LazyStackedTensorDict)):
+        return [
+            f"{line} (env {index})"
+            for index in range(specs.shape[0])
+            for line in same(specs[index], fake[index], real[index])
+        ]
+    lines = _key_lines(fake, real)
+    got, wanted = dict(leaves(real)), dict(leaves(fake))
+    declared = _declared(specs)
+    for path in sorted((path for path in wanted if path in got), key=_root_first):
+        spec, value = declared[path], got[path]
+        dynamic = spec.shape if -1 in spec.shape else getattr(wanted[path], "shape", ())
+        event = tuple(dynamic[specs.ndim :])
+        lines += _leaf_lines(
+            path, wanted[path], value, event, len(real.batch_size), device, check_dtype
+        ) or _value_lines(path, value, spec[(0,) * specs.ndim], check_dtype, accept_nan)
+    return lines
+
+
+def distinct(lines: Iterable[str]) -> list[str]:
+    """Drop lines that only repeat for other values what another says."""
+    distinct: dict[str, str] = {}
+    for line in lines:
+        distinct.setdefault(line.partition(_FOUND)[0], line)
+    return list(distinct.values())
+
+
+def changed(before: TensorDictBase, after: TensorDictBase) -> list[Path]:
+    """List the tensors of ``before`` that ``after``, of the same layout, holds with other values."""
+    if isinstance(before, LazyStackedTensorDict):
+        dim = before.stack_dim
+        parts = zip(before.unbind(dim), after.unbind(dim), strict=True)
+        return list(dict.fromkeys(path for part in parts for path in changed(*part)))
+    now = dict(leaves(after))
+    return [
+        path
+        for path, value in leaves(before)
+        if isinstance(value, torch.Tensor) and not _is_equal(value, now[path])
+    ]
+
+
+def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.is_nested:
+        return all(map(_is_equal, one.unbind(), other.unbind()))
+    both_nan = (one != one) & (other != other)
+    return bool(((one == other) | both_nan).all())
+
+
+def _declared(specs: Composite) -> dict[Path, TensorSpec]:
+    """Give the spec of every entry of a transition, by path."""
+    return {
+        (*place, *as_path(key)): leaf
+        for place, kinds in _KINDS.items()
+        for side, kind in kinds
+        for key, leaf in specs[f"{side}_spec", f"full_{kind}_spec"].items(True, True)
+    }
+
+
+def _root_first(path: Path) -> tuple[bool, Path]:
+    return path[0] == "next", path
+
+
+def _key_lines(fake: TensorDictBase, real: TensorDictBase) -> list[str]:
+    wanted, got = ({path for path, _ in leaves(td)} for td in (fake, real))
+    cures = {path: "_step" if path[0] == "next" else "_reset" for path in wanted}
+    return [
+        *(
+            f"{as_key(path)!r} is present in real but not in fake: declare it in a spec, or do not "
+            "return it"
+            for path in sorted(got - wanted, key=_root_first)
+        ),
+        *(
+            f"{as_key(path)!r} is present in fake but not in real: return it from {cures[path]}, or "
+            "do not declare it"
+            for path in sorted(wanted - got, key=_root_first)
+        ),
+    ]
+
+
+def _leaf_lines(
+    path: Path,
+    wanted: Any,
+    got: Any,
+    event: tuple[int, ...],
+    batch_ndim: int,
+    device: torch.device | None,
+    check_dtype: bool,
+) -> list[str]:
+    key = as_key(path)
+    if not isinstance(got, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+        if isinstance(got, torch.Tensor) == isinstance(wanted, torch.Tensor):
+            return []
+        kinds = [
+            "a tensor" if isinstance(v, torch.Tensor) else "non-tensor data" for v in (got, wanted)
+        ]
+        return [f"{key!r} is {kinds[0]}, its spec says {kinds[1]}"]
+    lines = []
+    if not got.is_nested:  # the shape of a nested tensor is that of its parts, which `is_in` asks
+        got_event = tuple(got.shape[batch_ndim:])
+        sizes = zip(event, got_event, strict=False)
+        if len(event) != len(got_event) or any(said not in (-1, size) for said, size in sizes):
+            lines.append(f"{key!r} has shape {got_event}, its spec says {event}")
+    if check_dtype and wanted.dtype != got.dtype:
+        lines.append(f"{key!r} has dtype {got.dtype}, its spec says {wanted.dtype}")
+    if device is not None and wanted.device != got.device:
+        lines.append(f"{key!r} is on {got.device}, its spec says {wanted.device}")
+    return lines
+
+
+def _value_lines(
+    path: Path, value: Any, spec: TensorSpec, check_dtype: bool, accept_nan: bool
+) -> list[str]:
+    if not isinstance(value, torch.Tensor) or spec.dtype is None:
+        return []
+    if not check_dtype and not value.is_nested:
+        value = value.to(spec.dtype)
+    has_nan = value.is_floating_point() and not value.is_nested and bool(value.isnan().any())
+    if has_nan and not accept_nan:
+        return [f"{as_key(path)!r} holds NaN"]
+    if spec.is_in(value):
+        return []
+    found = ""
+    if not value.is_nested and value.numel():
+        found = f"{_FOUND}{value.min().item():g} to {value.max().item():g}"
+    return [f"{as_key(path)!r} has values outside its spec {spec}{found}"]

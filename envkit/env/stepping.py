@@ -1,0 +1,437 @@
+"""One reset and one step: what is checked, called, completed and merged, in which order.
+
+`Stepping` owns the public calls that take one TensorDict and give one. What an output must be is
+decided in `outputs`, what masks select in `rules`. It does not know how specs are declared, how
+steps become a rollout, nor who drives it.
+
+Conventions
+    td      TensorDict whose root is what was known before the action; ``td["next"]`` is what the
+            step produced.
+    masks   `_step` and `_reset`, see `rules`. They never survive in an output.
+    send    `_step_send` begins a step and `_step_recv` ends it; other work fits in between. Envs
+            around this one call `_prepared`, which checks a step and gives what begins it, and
+            `_finish_step`: both honour an overridden `step`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from envkit import rules
+from envkit.data.arguments import require_tensordict
+from envkit.data.paths import Path, as_key, as_path
+from envkit.data.transition import (
+    any_done,
+    carry,
+    collect_reset_masks,
+    drop_private,
+    forget,
+    leaves,
+    merge_reset,
+)
+from envkit.env.opaque import Opaque
+from envkit.env.outputs import OutputHolder
+from envkit.errors import (
+    BatchSizeError,
+    ClosedEnvError,
+    DataTypeError,
+    DoneError,
+    EnvkitError,
+    InputError,
+    MissingKeyError,
+    SpecTypeError,
+)
+
+__all__ = ["Stepping"]
+
+
+class Stepping(Opaque, OutputHolder, ABC):
+    """The part of an environment that resets and steps.
+
+    Attributes:
+        run_type_checks: compare the dtypes of every reset and step with the specs, and the actions.
+        allow_done_after_reset: accept done flags that are set right after a reset.
+        is_closed: the simulator has been released.
+    """
+
+    run_type_checks: bool
+    allow_done_after_reset: bool
+    is_closed: bool
+    _sent: Any
+
+    leaves_torch = False
+    """Steps are made of numbers outside torch: tensors without values of their own cannot be taken."""
+
+    keeps_last_output = False
+    """`_reset` returns the last known values of the parts that were not selected."""
+
+    works_elsewhere = False
+    """Steps are made outside this process: sending them out first lets both sides work."""
+
+    sees_empty_masks = False
+    """`_reset` of an env without a batch is called even where its masks select nothing."""
+
+    # -------------------------------------------------------------------------- for concrete envs
+
+    @abstractmethod
+    def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        """Start new episodes where ``td``'s `_reset` masks ask for it.
+
+        Returns:
+            A new TensorDict with observations, states and done flags. What it holds of parts that
+            were not selected is ignored.
+        """
+
+    @abstractmethod
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        """Advance by one step.
+
+        Returns:
+            A new TensorDict with observations, states, rewards and done flags of the new moment.
+        """
+
+    # ------------------------------------------------------------------------------------- reset
+
+    def reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        """Start new episodes, in all of the env or where `_reset` masks say so.
+
+        Args:
+            tensordict: current data; gives the batch size (of an unlocked env), the masks, and the
+                values kept where nothing is reset. It is written to and returned.
+            **kwargs: passed on to the simulator.
+
+        Returns:
+            Observations, states and done flags, batch size ``(*batch,)``.
+
+        Raises:
+            DataTypeError: ``tensordict`` is something else than a TensorDict.
+            BatchSizeError: the env is batch-locked and ``tensordict`` has another batch size.
+            ResetMaskError: a mask does not fit.
+            DoneError: a done flag is set where a reset was requested.
+        """
+        given = TensorDict(batch_size=self.batch_size) if tensordict is None else tensordict
+        require_tensordict("what reset() was given", given)
+        self._check_batch(given)
+        masks = collect_reset_masks(given, self.done_levels, self.full_done_spec)
+        if tensordict is not None and self._is_left_alone(masks):
+            return self._kept_root(tensordict)
+        fresh = self._checked(self._reset(tensordict, **kwargs), tensordict, "_reset")
+        self._complete(fresh, rewards=False)
+        if self.run_type_checks:
+            self._check_dtypes(fresh, "_reset")
+        self._refuse_done(fresh, tensordict, masks)
+        if tensordict is None:
+            return fresh
+        return merge_reset(tensordict, fresh, masks, keeps_last=self.keeps_last_output)
+
+    def _is_left_alone(self, masks: dict[tuple[str, ...], torch.Tensor]) -> bool:
+        """Say whether masks ask nothing of an env that could not reset in part by itself."""
+        if self.sees_empty_masks or not self.batch_locked or len(self.batch_size):
+            return False
+        governing = [rules.governing_level(level, masks) for level in self.done_levels]
+        return all(level is not None and not bool(masks[level].any()) for level in governing)
+
+    def _kept_root(self, td: TensorDictBase) -> TensorDictBase:
+        """Leave a root as it is where nothing is reset; what it lacks becomes zeros, in place."""
+        for path, kind, spec in self._output_leaves:
+            if kind != "reward" and td.get(as_key(path), None) is None:
+                td.set(as_key(path), self._zeros(spec, td))
+        return drop_private(td, rules.RESET)
+
+    def _refuse_done(
+        self,
+        fresh: TensorDictBase,
+        td: TensorDictBase | None,
+        masks: dict[tuple[str, ...], torch.Tensor],
+    ) -> None:
+        if self.allow_done_after_reset:
+            return
+        for level, names in self.done_levels.items():
+            governing = rules.governing_level(level, masks)
+            for name in names:
+                key = as_key((*level, name))
+                flags = fresh.get(key)
+                if not bool(flags.any()):
+                    continue
+                if governing is None:
+                    selected = torch.ones_like(flags)
+                else:
+                    mask = rules.reduce_mask(masks[governing], flags.shape, len(fresh.batch_size))
+                    selected = mask.reshape(*mask.shape, *(1,) * (flags.ndim - mask.ndim))
+                if bool((flags & selected).any()):
+                    raise DoneError(
+                        f"{key!r} is set right after a reset of {self}. An episode must have at "
+                        "least one step: fix _reset, or pass allow_done_after_reset=True."
+                    )
+                if td is not None and td.get(key, None) is None:
+                    warnings.warn(
+                        f"{key!r} is set after a partial reset where nothing was reset and the "
+                        "input does not hold it; the flag is kept. Pass the current data.",
+                        stacklevel=5,  # public calls are wrapped, see `Exclusive` and `Opaque`
+                    )
+                    td.set(key, flags)
+
+    # -------------------------------------------------------------------------------------- step
+
+    def step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Advance by one step and write the outcome under ``"next"``.
+
+        Args:
+            tensordict: root with the action (and state of a stateless env), batch size
+                ``(*batch,)``. A `_step` mask limits the step to its rows. Entries already under
+                ``"next"`` win over computed ones.
+
+        Returns:
+            ``tensordict`` itself.
+
+        Raises:
+            DataTypeError: ``tensordict`` is something else than a TensorDict.
+            BatchSizeError: the env is batch-locked and ``tensordict`` has another batch size.
+            StepMaskError: the mask does not fit.
+            MissingKeyError: (a KeyError) the env failed, and an action or state is not there.
+            TypeError: ``run_type_checks`` is set and a dtype differs from its spec.
+            InputError: (a ValueError) it is set and an action has another shape than its spec.
+        """
+        require_tensordict("what step() was given", tensordict)
+        self._step_send(tensordict)
+        return self._step_recv()
+
+    def _step_send(self, td: TensorDictBase) -> None:
+        """Begin a step; between this and `_step_recv` other work may be done."""
+        self._check_batch(td)
+        self._sent = td
+
+    def _step_recv(self) -> TensorDictBase:
+        td = self._sent
+        mask = td.get(rules.STEP, None)
+        if mask is not None:
+            mask = rules.step_mask(mask, td.batch_size)
+        if mask is None:
+            following = self._computed_next(td)
+        else:
+            following = self._masked_next(td, mask)
+            td = td.exclude(rules.STEP, inplace=True)
+        return self._attach_next(td, following)
+
+    def _attach_next(self, td: TensorDictBase, following: TensorDictBase) -> TensorDictBase:
+        preset = td.get("next", None)
+        if preset is not None:
+            following.update(preset)
+        td.set("next", following)
+        return td
+
+    def _computed_next(self, td: TensorDictBase) -> TensorDictBase:
+        if self.run_type_checks:
+            self._check_actions(td)
+        try:
+            out = self._step(td)
+        except (KeyError, TypeError, AttributeError) as error:  # as data does that lacks an entry
+            self._require_inputs(td, error)
+            raise
+        following = self._checked(out, td, "_step")
+        self._complete(following, rewards=True)
+        if self.run_type_checks:
+            self._check_dtypes(following, "_step")
+        return following
+
+    def _check_actions(self, td: TensorDictBase) -> None:
+        """Compare actions with their specs; one that is missing is told by what needs it."""
+        for key in self.action_keys:
+            spec = self.full_action_spec[key]
+            if spec.dtype is None or -1 in spec.shape or (value := td.get(key, None)) is None:
+                continue
+            dtype = getattr(value, "dtype", None)
+            if dtype != spec.dtype:
+                raise SpecTypeError(
+                    f"{key!r} is a {type(value).__name__} of dtype {dtype}, but its spec says "
+                    f"{spec.dtype}. Have the policy give that, or declare the dtype it gives."
+                )
+            shape = (*td.batch_size, *spec.shape[len(self.batch_size) :])
+            if tuple(value.shape) != shape:
+                raise InputError(
+                    f"{key!r} has shape {tuple(value.shape)}, but the env takes {shape}. Have the "
+                    "policy give one value for each element of the spec."
+                )
+
+    def _require_inputs(self, td: TensorDictBase, error: Exception) -> None:
+        """Explain a step that failed on data without the entries that the specs name as inputs."""
+        if isinstance(error, EnvkitError):
+            return
+        keys = (*self.action_keys, *self.state_keys)
+        lacking = [key for key in keys if td.get(key, None) is None]
+        if lacking:
+            raise MissingKeyError(
+                f"the TensorDict has no {', '.join(map(repr, lacking))}, which {type(self).__name__} "
+                f"takes; it has {sorted(map(str, td.keys(True, True)))}. Write actions first, e.g. "
+                "with env.rand_action(td), and start from env.reset(), which gives the states."
+            ) from error
+
+    def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
+        """Compute ``next`` when a `_step` mask is given; batched envs have ways of their own."""
+        if bool(mask.all()):
+            return self._computed_next(td.exclude(rules.STEP))
+        if self.batch_locked and len(self.batch_size):
+            # trusted to honour the mask: see docs/custom_envs.md
+            return self._computed_next(td.copy().set(rules.STEP, mask))
+        skipped = self._skipped_next(td)
+        if not bool(mask.any()):
+            return skipped
+        stepped = self._computed_next(td.exclude(rules.STEP)[mask])
+        return self._scatter(mask, stepped, skipped)
+
+    def _check_batch(self, td: TensorDictBase) -> None:
+        if self.is_closed:
+            raise ClosedEnvError(f"{self} is closed. Build a new one.")
+        self._require_values(td)
+        if self.batch_locked and td.batch_size != self.batch_size:
+            raise BatchSizeError(
+                f"the TensorDict has batch size {tuple(td.batch_size)}, but {type(self).__name__} "
+                f"is batch-locked to {tuple(self.batch_size)}. Pass data of that batch size."
+            )
+
+    def _require_values(self, td: TensorDictBase) -> None:
+        """Check that a simulator outside torch is given numbers.
+
+        Raises:
+            DataTypeError: an entry is what torch.func makes of a tensor: its values are not at hand.
+        """
+        if not self.leaves_torch or _functorch.peek_interpreter_stack() is None:
+            return
+        for key in (*self.action_keys, *self.state_keys):
+            value = td.get(key, None)
+            if isinstance(value, torch.Tensor) and _functorch.is_functorch_wrapped_tensor(value):
+                raise DataTypeError(
+                    f"{key!r} is a tensor under a transform of torch.func (vmap, grad, ...), and "
+                    f"{type(self).__name__} steps outside torch, where such a tensor has no values. Call "
+                    "the env outside of it: many rows are a batch, and gradients of a stateless env come "
+                    "by requires_grad=True and backward()."
+                )
+
+    # ---------------------------------------------------------------------------- the next input
+
+    def step_mdp(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Give the root of the next step: ``next`` over root, rewards and actions dropped."""
+        paths = self._cached(
+            "carry_paths",
+            lambda: {
+                kind: {as_path(key) for key in getattr(self, f"{kind}_keys")}
+                for kind in ("reward", "action", "state")
+            },
+        )
+        return carry(
+            tensordict,
+            reward_keys=paths["reward"],
+            action_keys=paths["action"],
+            state_keys=paths["state"],
+        )
+
+    def any_done(self, tensordict: TensorDictBase) -> bool:
+        """Say whether any done leaf is set, and if so write the `_reset` masks into ``tensordict``."""
+        return any_done(tensordict, self.done_levels)
+
+    def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Reset what is done in a root (the output of `step_mdp`); the rest is returned unchanged.
+
+        Where the flags of a level decide for levels below it, what is done there alone waits.
+        """
+        return self.reset(tensordict) if self._reset_is_due(tensordict) else tensordict
+
+    def _reset_is_due(self, root: TensorDictBase) -> bool:
+        """Write the `_reset` masks of what is done, if a mask that decides selects anything."""
+        if not self.any_done(root):
+            return False
+        masks = collect_reset_masks(root, self.done_levels, self.full_done_spec)
+        due = any(bool(mask.any()) for mask in masks.values())
+        if not due:
+            drop_private(root, rules.RESET)
+        return due
+
+    def step_and_maybe_reset(
+        self, tensordict: TensorDictBase
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """Step, and reset what is done.
+
+        Tensors that a policy has written under ``next`` and no spec declares are zero where an episode
+        begins; a `TensorDictPrimer` declares them, and says with which value they begin.
+
+        Returns:
+            ``(data, data_)``: the transition, whose ``next`` keeps the true last observation, and
+            the root of the following transition, fresh where an episode ended.
+        """
+        require_tensordict("what step_and_maybe_reset() was given", tensordict)
+        remembered = self._undeclared(tensordict.get("next", None))
+        if self._steps_by_itself:
+            self._advance_send(tensordict)
+            data, root = self._advance_recv()
+        else:
+            data = self.step(tensordict)
+            root = self.maybe_reset(self.step_mdp(data))
+        if remembered:
+            forget(root, remembered, data.get("next"), self.done_levels)
+        return data, root
+
+    def _undeclared(self, following: TensorDictBase | None) -> list[Path]:
+        """List the tensors of a preset ``next`` that are nothing the env knows of."""
+        if following is None:
+            return []
+        known = self._cached("known_paths", self._known_paths)
+        return [
+            path
+            for path, value in leaves(following)
+            if isinstance(value, torch.Tensor)
+            and path not in known
+            and path[-1] not in (rules.STEP, rules.RESET)
+        ]
+
+    def _known_paths(self) -> set[Path]:
+        kinds = ("observation", "reward", "done", "state", "action")
+        return {as_path(key) for kind in kinds for key in getattr(self, f"{kind}_keys")}
+
+    def _step_last(self, td: TensorDictBase) -> TensorDictBase:
+        """Do what `step` does, after calls of `step_and_maybe_reset` and before none."""
+        return self.step(td)
+
+    def _advance_send(self, td: TensorDictBase) -> None:
+        """Begin a step that is followed by a reset of what is done; see `_step_send`."""
+        self._step_send(td)
+
+    def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
+        data = self._step_recv()
+        return data, self.maybe_reset(self.step_mdp(data))
+
+    # ------------------------------------------------------------------------- for envs around it
+
+    def _prepared(self, td: TensorDictBase, *, advance: bool = False) -> Callable[[], None]:
+        """Check a step on behalf of an env around this one, and give what begins it.
+
+        Nothing moves before that is called. Then `_finish_step` gives what `step` would, or with
+        ``advance`` `_finish_advance` what `step_and_maybe_reset` would. Where those were overridden
+        nothing can be checked nor begun early, and all of it happens in the end.
+        """
+        if not self._steps_by_itself if advance else self._overrides(_STEP):
+            return partial(vars(self).__setitem__, "_put_off", td)
+        return self._checked_step(td, advance=advance)
+
+    def _checked_step(self, td: TensorDictBase, *, advance: bool) -> Callable[[], None]:
+        """Refuse what the step would refuse, and give what begins it; see `_prepared`."""
+        self._check_batch(td)
+        return partial(self._advance_send if advance else self._step_send, td)
+
+    def _finish_step(self) -> TensorDictBase:
+        td = vars(self).pop("_put_off", None)
+        return self._step_recv() if td is None else self.step(td)
+
+    def _finish_advance(self) -> tuple[TensorDictBase, TensorDictBase]:
+        td = vars(self).pop("_put_off", None)
+        return self._advance_recv() if td is None else self.step_and_maybe_reset(td)
+
+
+_functorch = torch._C._functorch  # type: ignore[attr-defined]
+_STEP = frozenset(("step",))

@@ -1,0 +1,304 @@
+"""Leaves that choose among options: categorical and one-hot, single and multiple.
+
+This module decides how each of the four spells a choice and which is the twin of which. How a
+choice is drawn, masked, repaired and listed is decided in `choices`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from envkit.errors import SpecError
+from envkit.specs.base import Shape, TensorSpec, as_device
+from envkit.specs.leaves.choices import HotChoice, MultipleChoice, SingleChoice
+from envkit.specs.leaves.leaf import LeafSpec
+from envkit.specs.leaves.order import clamp
+from envkit.specs.leaves.spaces import BoxList
+from envkit.specs.shapes import as_shape, lead
+
+__all__ = ["Categorical", "MultiCategorical", "MultiOneHot", "OneHot"]
+
+
+class Categorical(SingleChoice):
+    """Describe integers ``0..n-1``, one per entry.
+
+    Args:
+        n: number of options.
+        shape: sizes of the tensor.
+        device: where values are made, ``cpu`` by default.
+        dtype: int64 by default; ``torch.bool`` with ``n=2`` describes flags.
+        mask: allowed options, see `update_mask`.
+
+    Raises:
+        SpecError: fewer than one option, or more than two with a bool dtype.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        shape: Any = (),
+        device: Any = None,
+        dtype: torch.dtype = torch.int64,
+        mask: Any = None,
+    ):
+        self._n = _checked_n(n)
+        self._check_flag(dtype)
+        super().__init__(shape, device, dtype)
+        self.update_mask(mask)
+
+    def cast(self, dtype: torch.dtype) -> TensorSpec:
+        self._check_flag(dtype)
+        return super().cast(dtype)
+
+    def _check_flag(self, dtype: torch.dtype) -> None:
+        if dtype == torch.bool and self._n > 2:
+            raise SpecError(
+                f"Categorical with n={self._n} cannot have dtype torch.bool, which holds two "
+                "values. Use an integer dtype."
+            )
+
+    @property
+    def _lead(self) -> torch.Size:
+        return self._size
+
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Tensor:
+        if self._mask is not None:
+            return super().rand(shape, generator)
+        return torch.randint(
+            self._n,
+            (*lead(shape), *self._size),
+            generator=generator,
+            dtype=self._dtype,
+            device=self._device,
+        )
+
+    def _nearest(self, value: Tensor) -> Tensor:
+        if self._mask is not None:
+            return super()._nearest(value)
+        if self._dtype == torch.bool:
+            return value if self._n == 2 else torch.zeros_like(value)
+        return clamp(value, 0, self._n - 1)
+
+    def _from_index(self, index: Tensor) -> Tensor:
+        return index.squeeze(-1).to(self._dtype)
+
+    def _to_index(self, value: Tensor) -> Tensor:
+        return value.unsqueeze(-1).long()
+
+    def index(self, index: Tensor, tensor: Tensor) -> Tensor:
+        return super().index(index, tensor).squeeze(-1)
+
+    def to_one_hot_spec(self) -> OneHot:
+        return OneHot(self._n, (*self._shape, self._n), self._device, mask=self._mask)
+
+    def to_categorical(self, value: Any, safe: bool | None = None) -> Tensor:
+        self._check_if_safe(value, safe)
+        return value
+
+    def to_categorical_spec(self) -> Categorical:
+        return self.clone()
+
+
+class OneHot(SingleChoice, HotChoice):
+    """Describe one-hot vectors: exactly one of the ``n`` last entries is active.
+
+    Args:
+        n: number of options.
+        shape: sizes of the tensor, the last being ``n``; ``(n,)`` by default.
+        device: where values are made, ``cpu`` by default.
+        dtype: bool by default.
+        mask: allowed options, see `update_mask`.
+
+    Raises:
+        SpecError: fewer than one option, or a shape that does not end in ``n``.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        shape: Any = None,
+        device: Any = None,
+        dtype: torch.dtype = torch.bool,
+        mask: Any = None,
+    ):
+        self._n = _checked_n(n)
+        super().__init__(_ending_in(self, n, shape, "n"), device, dtype)
+        self.update_mask(mask)
+
+    def to_one_hot(self, value: Any, safe: bool | None = None) -> Tensor:
+        self._check_if_safe(value, safe)
+        return value
+
+    def to_one_hot_spec(self) -> OneHot:
+        return self.clone()
+
+    def to_categorical_spec(self) -> Categorical:
+        return Categorical(self._n, self._shape[:-1], self._device, mask=self._mask)
+
+
+class MultiCategorical(MultipleChoice):
+    """Describe vectors of integers, entry ``i`` in ``0..nvec[i]-1``.
+
+    Args:
+        nvec: options of each entry, shape ``(choices,)``; more axes give rows their own numbers.
+        shape: sizes of the tensor; the shape of ``nvec`` must broadcast to it and is the default.
+        device: where values are made, ``cpu`` by default.
+        dtype: int64 by default.
+        mask: allowed options, see `update_mask`; all rows must share their numbers then.
+
+    Raises:
+        SpecError: no entry, one below one, or a shape that does not end in the number of entries.
+    """
+
+    _encoding_ndim = 1
+    _contents = ("_mask", "_nvec")
+
+    _nvec: Tensor
+
+    def __init__(
+        self,
+        nvec: Any,
+        shape: Any = None,
+        device: Any = None,
+        dtype: torch.dtype = torch.int64,
+        mask: Any = None,
+    ):
+        device = as_device(device)
+        nvec = torch.atleast_1d(torch.as_tensor(nvec, dtype=torch.int64, device=device))
+        if not nvec.numel():
+            raise _no_choices_in(self)
+        _checked_n(int(nvec.min()))
+        shape = _ending_in(
+            self, nvec.shape[-1], nvec.shape if shape is None else shape, "len(nvec)"
+        )
+        super().__init__(shape, device, dtype)
+        self._nvec = nvec.expand(self._size)
+        self.update_mask(mask)
+
+    @property
+    def nvec(self) -> Tensor:
+        """Number of options of each entry, of the spec's shape."""
+        return self._nvec
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        rows = self._nvec.reshape(-1, self._nvec.shape[-1])
+        if not bool((rows == rows[:1]).all()):
+            raise SpecError(
+                f"the rows of nvec={self._nvec.tolist()} differ, so that the spec has no mask and "
+                "no one-hot form. Make one spec for each row."
+            )
+        return tuple(rows[0].tolist()) if len(rows) else ()
+
+    @property
+    def _options(self) -> Tensor:
+        return self._nvec
+
+    @property
+    def space(self) -> Any:
+        return BoxList.from_nvec(self._nvec)
+
+    def cardinality(self) -> int:
+        return math.prod(self._nvec.flatten().tolist())
+
+    def _facts(self) -> dict[str, Any]:
+        masked = {} if self._mask is None else {"masked": True}
+        return {"nvec": self._nvec.tolist(), **masked}
+
+    def _from_index(self, index: Tensor) -> Tensor:
+        return index.to(self._dtype)
+
+    def _to_index(self, value: Tensor) -> Tensor:
+        return value.long()
+
+    def to_one_hot_spec(self) -> MultiOneHot:
+        sizes = self._sizes
+        shape = (*self._shape[:-1], sum(sizes))
+        return MultiOneHot(sizes, shape, self._device, mask=self._mask)
+
+    def to_categorical(self, value: Any, safe: bool | None = None) -> Tensor:
+        self._check_if_safe(value, safe)
+        return value
+
+    def to_categorical_spec(self) -> MultiCategorical:
+        return self.clone()
+
+
+class MultiOneHot(MultipleChoice, HotChoice):
+    """Describe several one-hot vectors, one after the other on the last axis.
+
+    Args:
+        nvec: number of options of each one-hot vector.
+        shape: sizes of the tensor, the last being ``sum(nvec)``; ``(sum(nvec),)`` by default.
+        device: where values are made, ``cpu`` by default.
+        dtype: bool by default.
+        mask: allowed options, see `update_mask`.
+
+    Raises:
+        SpecError: no entry, one below one, or a shape that does not end in ``sum(nvec)``.
+    """
+
+    def __init__(
+        self,
+        nvec: Sequence[int] | Tensor,
+        shape: Any = None,
+        device: Any = None,
+        dtype: torch.dtype = torch.bool,
+        mask: Any = None,
+    ):
+        self._nvec = tuple(_checked_n(int(n)) for n in nvec)
+        if not self._nvec:
+            raise _no_choices_in(self)
+        super().__init__(_ending_in(self, sum(self._nvec), shape, "sum(nvec)"), device, dtype)
+        self.update_mask(mask)
+
+    @property
+    def nvec(self) -> tuple[int, ...]:
+        """Number of options of each one-hot vector."""
+        return self._nvec
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return self._nvec
+
+    def _signature(self) -> tuple[Any, ...]:
+        return (*super()._signature(), self._nvec)
+
+    def to_one_hot(self, value: Any, safe: bool | None = None) -> Tensor:
+        self._check_if_safe(value, safe)
+        return value
+
+    def to_one_hot_spec(self) -> MultiOneHot:
+        return self.clone()
+
+    def to_categorical_spec(self) -> MultiCategorical:
+        shape = (*self._shape[:-1], len(self._nvec))
+        return MultiCategorical(self._nvec, shape, self._device, mask=self._mask)
+
+
+def _checked_n(n: Any) -> int:
+    if n < 1 or int(n) != n:
+        raise SpecError(f"a choice has {n} options. Give it a whole number, at least one.")
+    return int(n)
+
+
+def _no_choices_in(spec: LeafSpec) -> SpecError:
+    return SpecError(
+        f"{type(spec).__name__} got an empty nvec. Give the options of each choice, e.g. [2, 3]."
+    )
+
+
+def _ending_in(spec: LeafSpec, size: int, shape: Any, meaning: str) -> torch.Size:
+    """Complete a shape and check its last size."""
+    shape = as_shape(size if shape is None else shape)
+    if shape[-1:] != (size,):
+        raise SpecError(
+            f"{type(spec).__name__} got shape {tuple(shape)}, whose last size must equal "
+            f"{meaning}={size}. Pass shape {(*shape[:-1], size)}."
+        )
+    return shape

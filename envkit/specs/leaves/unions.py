@@ -1,0 +1,273 @@
+"""A choice among specs: the values of any of several leaves.
+
+This module decides which member a value belongs to. How a member samples, tests and repairs is
+its own business.
+
+Conventions
+    value axes  the axes of the members as they were given: a value along them belongs to one member.
+    row axes    what is in front of them, or was put between them by `expand`, `unsqueeze` or
+                ``torch.stack``: each row belongs to a member of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from tensordict import NonTensorData
+from torch import Generator, Tensor
+
+from envkit.errors import SpecError, SpecTypeError
+from envkit.specs.base import Shape
+from envkit.specs.leaves.leaf import LeafSpec
+from envkit.specs.leaves.objects import NonTensor
+from envkit.specs.leaves.order import digits
+from envkit.specs.leaves.spaces import BoxList
+from envkit.specs.shapes import Index, Reshape, ShapeOp, lead, names_after
+
+__all__ = ["Choice"]
+
+
+class Choice(LeafSpec):
+    """Describe the values of any of several leaves.
+
+    Each value of a sample comes from one member, drawn uniformly. When the spec is expanded or
+    stacked, each of its rows remains a value of its own.
+
+    Args:
+        choices: the members, leaf specs of one shape, dtype and device; a `NonTensorData` stands
+            for the `NonTensor` that makes it.
+
+    Raises:
+        SpecTypeError: a member is no leaf spec.
+        SpecError: no member, or members that differ in shape, dtype or device.
+    """
+
+    _choices: tuple[Any, ...]
+    _axes: tuple[str | None, ...]  # "value", or None for a row axis
+
+    def __init__(self, choices: Sequence[Any]):
+        self._choices = tuple(_as_leaf(choice) for choice in choices)
+        if not self._choices:
+            raise SpecError("a Choice got no members. Pass at least one spec.")
+        first = self._choices[0]
+        for what in ("shape", "dtype", "device"):
+            found = [getattr(spec, what) for spec in self._choices]
+            if any(other != found[0] for other in found):
+                said = [tuple(other) if what == "shape" else str(other) for other in found]
+                raise SpecError(
+                    f"the members of a Choice differ in {what}: {said}. Pass specs of the same kind: of "
+                    "one shape, dtype and device."
+                )
+        super().__init__(first.shape, first.device, first.dtype)
+        self._axes = ("value",) * self.ndim
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The members."""
+        return self._choices
+
+    @property
+    def num_choices(self) -> int:
+        """Number of members."""
+        return len(self._choices)
+
+    @property
+    def domain(self) -> str | None:  # type: ignore[override]
+        domains = {spec.domain for spec in self._choices}
+        return domains.pop() if len(domains) == 1 else None
+
+    @property
+    def space(self) -> BoxList:
+        return BoxList(tuple(spec.space for spec in self._choices))
+
+    @property
+    def is_choice(self) -> bool:  # type: ignore[override]
+        if not all(spec.is_choice for spec in self._choices):
+            return False
+        return len({spec.n for spec in self._choices}) == 1  # else one-hot rows have no one width
+
+    @property
+    def _encoding_ndim(self) -> int:  # type: ignore[override]
+        return max(spec._encoding_ndim for spec in self._choices)
+
+    # -- copies, shape, device, dtype --------------------------------------------------
+
+    def _each(self, change: Callable[[Any], Any]) -> Self:
+        """Make the choice among changed members."""
+        new = type(self)([change(spec) for spec in self._choices])
+        new._axes = (*self._axes, "value")[: new.ndim]  # an encoding axis may come or go
+        return new
+
+    def _map_shape(self, op: ShapeOp) -> Self:
+        new = self._each(lambda spec: spec._map_shape(op))
+        new._axes = self._axes_after(op)
+        return new
+
+    def _axes_after(self, op: ShapeOp) -> tuple[str | None, ...]:
+        axes = names_after(op, self._axes, self._shape)
+        if not isinstance(op, Reshape):
+            return axes
+        touched, rest = self._axes[: op.ndim], self._axes[op.ndim :]
+        if None not in touched:
+            return (*("value",) * len(op.sizes), *rest)
+        if axes.count("value") != self._axes.count("value"):
+            raise SpecError(
+                f"a Choice of shape {tuple(self._shape)} cannot take the shape {tuple(op.sizes)}: "
+                "that merges rows with the values in them. Reshape the members instead."
+            )
+        return axes
+
+    def _with_dynamic(self, axis: int) -> Self:
+        return self._each(lambda spec: spec._with_dynamic(axis))
+
+    def clone(self) -> Self:
+        return self._each(lambda spec: spec.clone())
+
+    def to(self, dest: Any) -> Self:
+        return self._each(lambda spec: spec.to(dest))
+
+    def cast(self, dtype: torch.dtype) -> Self:
+        return self._each(lambda spec: spec.cast(dtype))
+
+    def _signature(self) -> tuple[Any, ...]:
+        return type(self), self._axes, self._choices
+
+    def _shown(self) -> list[tuple[str, Any]]:
+        return [(str(i), spec) for i, spec in enumerate(self._choices)]
+
+    # -- values ------------------------------------------------------------------------
+
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Any:
+        shape = lead(shape)
+        draws = [spec.rand(shape, generator) for spec in self._choices]
+        rows = self._rows if self._dtype is not None else ()
+        device = None if generator is None else generator.device
+        size = (*shape, *rows)
+        return self._pick(
+            torch.randint(len(draws), size, generator=generator, device=device), draws
+        )
+
+    @property
+    def _rows(self) -> tuple[int, ...]:
+        """Sizes of the row axes, and 1 for each value axis."""
+        pairs = zip(self._axes, self._size, strict=True)
+        return tuple(1 if axis == "value" else size for axis, size in pairs)
+
+    def _pick(self, member: Tensor, values: Sequence[Any]) -> Any:
+        """Take each value from the member whose number stands there."""
+        if isinstance(values[0], Tensor):
+            member = member.to(values[0].device)
+            picked = values[0]
+            for i, value in enumerate(values[1:], 1):
+                picked = torch.where(member == i, value, picked)
+            return picked
+        if not member.ndim:
+            return values[int(member)]
+        rows = ([value[i] for value in values] for i in range(len(member)))
+        return torch.stack([self._pick(i, row) for i, row in zip(member, rows, strict=True)])
+
+    def zero(self, shape: Shape = ()) -> Any:
+        return self._choices[0].zero(shape)
+
+    def one(self, shape: Shape = ()) -> Any:
+        return self._choices[0].one(shape)
+
+    def is_in(self, value: Any) -> bool:
+        if self._dtype is None:  # objects have no domain that could tell members apart
+            return self._choices[0].is_in(value)
+        return super().is_in(value)
+
+    def _nearest(self, value: Tensor) -> Tensor:
+        nearest = [spec._nearest(value) for spec in self._choices]
+        distances = torch.stack([self._distance(value, other) for other in nearest])
+        return self._pick(distances.argmin(0), nearest)
+
+    def _distance(self, value: Tensor, other: Tensor) -> Tensor:
+        """Add up the differences within each value; -1 where there is none at all."""
+        wide = torch.complex128 if value.is_complex() else torch.float64
+        equal = value == other
+        gaps = torch.where(equal, 0, (value.to(wide) - other.to(wide)).abs())
+        axes = [i - self.ndim for i, axis in enumerate(self._axes) if axis == "value"]
+        if axes:
+            equal, gaps = equal.all(axes, keepdim=True), gaps.sum(axes, keepdim=True)
+        return torch.where(equal, -1, gaps)
+
+    def project(self, value: Any) -> Any:
+        return self._choices[0].project(value) if self._dtype is None else super().project(value)
+
+    def type_check(self, value: Any, key: Any = None) -> None:
+        self._choices[0].type_check(value, key)
+
+    def enumerate(self, use_mask: bool = False) -> Any:
+        values = torch.cat([spec.enumerate(use_mask) for spec in self._one_row()])
+        rows = [i for i, axis in enumerate(self._axes) if axis is None]
+        if not rows:
+            return values
+        sizes = [self._size[i] for i in rows]
+        listed = values[digits(torch.full(sizes, len(values), device=self._device))]
+        order = sorted(range(self.ndim), key=lambda i: self._axes[i] is not None)
+        return listed.permute(0, *(1 + order.index(i) for i in range(self.ndim)))
+
+    def cardinality(self) -> float | int:
+        count = sum(spec.cardinality() for spec in self._one_row())
+        return count ** math.prod(self._rows)
+
+    def _one_row(self) -> list[Any]:
+        """The members without their row axes, along which they are all the same."""
+        items = tuple(0 if axis is None else slice(None) for axis in self._axes)
+        index = Index(items[: len(self._free_shape)])
+        return [spec._map_shape(index) for spec in self._choices]
+
+    # -- conversion --------------------------------------------------------------------
+
+    def _member_of(self, value: Any) -> Any:
+        """The first member that has all of a value, else the first one."""
+        return next((spec for spec in self._choices if spec.is_in(value)), self._choices[0])
+
+    def encode(self, raw: Any, *, ignore_device: bool = False) -> Any:
+        return self._choices[0].encode(raw, ignore_device=ignore_device)
+
+    def memoize_encode(self, mode: bool = True) -> None:
+        self._choices[0].memoize_encode(mode)
+
+    def erase_memoize_cache(self) -> None:
+        self._choices[0].erase_memoize_cache()
+
+    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+        self._check_if_safe(value, safe)
+        return self._member_of(value).to_numpy(value, safe=False)
+
+    def index(self, index: Any, tensor: Tensor) -> Tensor:
+        return self._member_of(index).index(index, tensor)
+
+    def to_one_hot(self, value: Any, safe: bool | None = None) -> Any:
+        self._check_if_safe(value, safe)
+        return self._member_of(value).to_one_hot(value, safe=False)
+
+    def to_one_hot_spec(self) -> Self:
+        if not self.is_choice:
+            raise self._no_choices()
+        return self._each(lambda spec: spec.to_one_hot_spec())
+
+    def to_categorical(self, value: Any, safe: bool | None = None) -> Any:
+        self._check_if_safe(value, safe)
+        return self._member_of(value).to_categorical(value, safe=False)
+
+    def to_categorical_spec(self) -> Self:
+        if not self.is_choice:
+            raise self._no_choices()
+        return self._each(lambda spec: spec.to_categorical_spec())
+
+
+def _as_leaf(choice: Any) -> LeafSpec:
+    if isinstance(choice, NonTensorData):
+        return NonTensor(choice.batch_size, example_data=choice.data)
+    if isinstance(choice, LeafSpec):
+        return choice
+    raise SpecTypeError(
+        f"a member of a Choice is {choice!r} of type {type(choice).__name__}. Pass leaf specs, and "
+        "put the Choice inside a Composite."
+    )

@@ -1,0 +1,306 @@
+"""What a tree of specs holds under names, and how it is read and edited.
+
+This module decides what may be put into a tree (shapes, devices, locks) and in which order it is
+walked. It knows nothing of the data a tree describes.
+
+Conventions
+    key     a string, or a tuple of strings for a nested entry.
+    None    a child without a spec: the key exists, no data is made for it.
+    The shape of every child begins with the shape of its parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from typing import Any, ClassVar, Self
+
+from envkit.errors import ArgumentError, MissingKeyError, SpecError, SpecTypeError
+from envkit.specs.base import TensorSpec
+from envkit.specs.trees.locks import Lockable
+from envkit.specs.trees.walk import (
+    MISSING,
+    TreeItems,
+    TreeKeys,
+    TreeValues,
+    as_key,
+    at_entry,
+    is_key,
+)
+
+__all__ = ["Branch"]
+
+
+class Branch(Lockable, TensorSpec):
+    """A tree of specs: one per key, nested trees for nested keys."""
+
+    _caches: ClassVar[tuple[str, ...]] = ("_lock_parents",)
+
+    _specs: dict[str, TensorSpec | None]
+
+    def _below(self, specs: Mapping[Any, Any] | None = None) -> Branch:
+        """Make a tree of this one's shape and device, to be put below it."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            type(self) is type(other)
+            and isinstance(other, Branch)
+            and self._shape == other._shape
+            and self._device == other._device
+            and self._specs == other._specs
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _shown(self) -> list[tuple[str, Any]]:
+        return list(self.items())
+
+    # -- reading -----------------------------------------------------------------------
+
+    def _children(self) -> Mapping[str, TensorSpec | None]:
+        """The children by name; a stack makes them on demand."""
+        return self._specs
+
+    def _is_tree(self, name: str) -> bool:
+        return isinstance(self._specs[name], Branch)
+
+    def _lockables(self) -> Iterator[Branch]:
+        """The nested composites."""
+        return (child for child in self._specs.values() if isinstance(child, Branch))
+
+    def _lookup(self, key: tuple[str, ...]) -> Any:
+        found: Any = self
+        for name in key:
+            children = found._children() if isinstance(found, Branch) else {}
+            if name not in children:
+                return MISSING
+            found = children[name]
+        return found
+
+    def get(self, key: Any, default: Any = MISSING) -> Any:
+        """Return the child at a key, at any depth.
+
+        Raises:
+            MissingKeyError: there is no such key, and no default was given.
+        """
+        found = self._lookup(as_key(key))
+        if found is not MISSING:
+            return found
+        if default is not MISSING:
+            return default
+        raise self._no_such_key(key)
+
+    def _no_such_key(self, key: Any) -> MissingKeyError:
+        return MissingKeyError(
+            f"key {key!r} is not in the spec, which has {list(self.keys(True, True))}. "
+            "Use one of these, or pass a default."
+        )
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the child at a key, or index the batch axes of the whole tree."""
+        if isinstance(index, str) or is_key(index):
+            return self.get(index)
+        return super().__getitem__(index)
+
+    # -- editing -----------------------------------------------------------------------
+
+    def set(self, key: Any, spec: Any) -> Self:
+        """Put a child at a key, making the composites in between with this one's shape.
+
+        A child on another device than the composite's is moved; a dict becomes a composite.
+
+        Returns:
+            This composite.
+
+        Raises:
+            SpecLockedError: the composite at which the child goes is locked.
+            MissingKeyError: the key leads through a leaf.
+            ArgumentError: it is no key, or has an empty part.
+            SpecTypeError: neither a spec, a dict nor ``None``.
+            SpecError: the child's shape does not begin with the composite's.
+        """
+        name, *rest = as_key(key)
+        if not name:
+            raise ArgumentError(f"{key!r} has an empty part. Name every part of a key.")
+        if rest:
+            child = self._lookup((name,))
+            if child is MISSING or child is None:
+                self._check_unlocked(f"set {key!r}")
+                child = self._below()
+                child._set_from(name, rest, spec)
+                self._put(name, child)
+            elif isinstance(child, Branch):
+                child._set_from(name, rest, spec)
+            else:
+                raise MissingKeyError(
+                    f"key {key!r} leads through {name!r}, which is {child!r} and has no entries. "
+                    "Delete it first, or choose another name."
+                )
+            return self
+        self._check_unlocked(f"set {key!r}")
+        self._put(name, self._checked(name, spec))
+        return self
+
+    def __setitem__(self, key: Any, spec: Any) -> None:
+        self.set(key, spec)
+
+    def _set_from(self, name: str, rest: list[str], spec: Any) -> None:
+        """Put a child at the rest of a key whose first part ``name`` led here."""
+        with at_entry(name):
+            self.set(tuple(rest), spec)
+
+    def _put(self, name: str, spec: TensorSpec | None) -> None:
+        self._specs[name] = spec
+
+    def _checked(self, name: str, spec: Any) -> TensorSpec | None:
+        if spec is None:
+            return None
+        if isinstance(spec, Mapping):
+            spec = self._below(spec)
+        if not isinstance(spec, TensorSpec):
+            raise SpecTypeError(
+                f"entry {name!r} is {spec!r} of type {type(spec).__name__}. "
+                "Pass a spec, a dict of specs or None."
+            )
+        if spec._free_shape[: self.ndim] != self.shape:
+            raise SpecError(
+                f"entry {name!r} has shape {tuple(spec.shape)}, which does not begin with the "
+                f"shape {tuple(self.shape)} of the composite. Expand it: "
+                f"spec.expand({', '.join(map(str, (*self.shape, *spec.shape)))})."
+            )
+        if self._device is not None and spec.device != self._device:
+            return spec.to(self._device)
+        return spec
+
+    def __delitem__(self, key: Any) -> None:
+        *path, name = as_key(key)
+        parent = self._lookup(tuple(path))
+        if not isinstance(parent, Branch) or name not in parent._children():
+            raise self._no_such_key(key)
+        parent._check_unlocked(f"delete {key!r}")
+        parent._drop(name)
+
+    def _drop(self, name: str) -> None:
+        del self._specs[name]
+
+    def pop(self, key: Any, default: Any = MISSING) -> Any:
+        """Remove the child at a key and return it.
+
+        Raises:
+            MissingKeyError: there is no such key, and no default was given.
+            SpecLockedError: the spec is locked.
+        """
+        self._check_unlocked(f"pop {key!r}")
+        found = self.get(key, default)
+        if self._lookup(as_key(key)) is not MISSING:
+            del self[key]
+        return found
+
+    def update(self, other: Mapping[Any, Any] | Branch) -> Self:
+        """Merge another tree into this one; its leaves win.
+
+        Returns:
+            This composite.
+        """
+        self._check_unlocked("update it")
+        for key, spec in other.items():
+            mine = self._lookup(as_key(key))
+            if isinstance(mine, Branch) and isinstance(spec, (Mapping, Branch)):
+                mine.update(spec)
+            else:
+                self.set(key, spec)
+        return self
+
+    def separates(self, *keys: Any, default: Any = None) -> Branch:
+        """Remove the given keys and return them as a new composite.
+
+        Args:
+            *keys: keys at any depth.
+            default: taken for a key that is missing; ``None`` leaves such a key out.
+
+        Raises:
+            SpecLockedError: the spec is locked.
+        """
+        separated = self.empty()
+        for key in keys:
+            if self._lookup(as_key(key)) is not MISSING:
+                separated.set(key, self.pop(key))
+            elif default is not None:
+                separated.set(key, default)
+        return separated
+
+    def empty(self) -> Branch:
+        """Make a composite of the same shape, device and names without children."""
+        raise NotImplementedError
+
+    def is_empty(self, recurse: bool = False) -> bool:
+        """Tell whether there are no children, or with ``recurse`` no leaves at any depth."""
+        children = self._children().values()
+        if not recurse:
+            return not children
+        return all(isinstance(child, Branch) and child.is_empty(True) for child in children)
+
+    def clear_device_(self) -> Self:
+        """Drop the constraint on devices, here and below."""
+        self._device = None
+        for child in self._lockables():
+            child.clear_device_()
+        return self
+
+    # -- iteration ---------------------------------------------------------------------
+
+    def keys(self, include_nested: bool = False, leaves_only: bool = False) -> KeysView[Any]:
+        """View the keys, in insertion order; entries of a nested composite precede its own key.
+
+        Args:
+            include_nested: go into nested composites; their keys are tuples.
+            leaves_only: leave composites out.
+        """
+        return TreeKeys(self, include_nested, leaves_only)
+
+    def items(self, include_nested: bool = False, leaves_only: bool = False) -> ItemsView[Any, Any]:
+        """View pairs of key and child; see `keys`."""
+        return TreeItems(self, include_nested, leaves_only)
+
+    def values(self, include_nested: bool = False, leaves_only: bool = False) -> ValuesView[Any]:
+        """View the children; see `keys`."""
+        return TreeValues(self, include_nested, leaves_only)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._children())
+
+    def __contains__(self, value: Any) -> bool:
+        """Tell whether a key is there, at any depth, or whether a TensorDict is in the spec."""
+        return value in self.keys(include_nested=True) if is_key(value) else self.is_in(value)
+
+    def __len__(self) -> int:
+        return len(self._children())
+
+    def __bool__(self) -> bool:
+        return True  # so that `spec or default` keeps an empty spec
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock_parents = []
+        if self._locked:
+            self.lock_()
+
+    # -- copies ------------------------------------------------------------------------
+
+    def _map(self, change: Callable[[TensorSpec], TensorSpec], **attributes: Any) -> Self:
+        """Copy the tree, unlocked, with each child changed."""
+        new = self._copy()
+        new._locked, new._lock_parents = False, []
+        new.__dict__.update(attributes)
+        changed = new._specs = dict.fromkeys(self._specs)
+        for name, child in self._specs.items():
+            if child is not None:
+                with at_entry(name):
+                    changed[name] = change(child)
+        return new
+
+    def clone(self, recurse: bool = True) -> Self:
+        """Copy the tree, unlocked; with ``recurse=False`` the leaves are shared."""
+        if recurse:
+            return self._map(lambda child: child.clone())
+        return self._map(lambda c: c.clone(False) if isinstance(c, Branch) else c)

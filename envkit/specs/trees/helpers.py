@@ -1,0 +1,182 @@
+"""Whole specs: read off data, asked whether their stacks agree, and made to agree.
+
+This module decides how data is described when nobody declared it, and what stands in for an entry
+that a member of a stack lacks. It knows no env.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorDataBase,
+    NonTensorStack,
+    TensorDictBase,
+    is_tensor_collection,
+)
+
+from envkit.errors import SpecTypeError
+from envkit.specs.base import TensorSpec
+from envkit.specs.leaves.boxes import Binary, Bounded, Unbounded
+from envkit.specs.leaves.categorical import Categorical, MultiCategorical, MultiOneHot, OneHot
+from envkit.specs.leaves.objects import NonTensor
+from envkit.specs.shapes import Index, expand_op
+from envkit.specs.stacks.stack_base import Stack
+from envkit.specs.stacks.stacked import Stacked, StackedComposite, stack
+from envkit.specs.trees.composite import Composite
+
+__all__ = [
+    "check_no_exclusive_keys",
+    "consolidate_spec",
+    "contains_lazy_spec",
+    "draws_in_order",
+    "make_composite_from_td",
+]
+
+
+_DRAWN_IN_ORDER = (Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot)
+
+
+def draws_in_order(spec: TensorSpec) -> bool:
+    """Say whether ``rand((n,))`` gives the very numbers that ``rand()`` gives in n calls.
+
+    Not so for normal values, which torch draws in blocks, nor for several leaves, whose draws take
+    turns.
+    """
+    return isinstance(spec, _DRAWN_IN_ORDER)
+
+
+def make_composite_from_td(
+    td: Any, *, unsqueeze_null_shapes: bool = True, dynamic_shape: bool = False
+) -> Any:
+    """Describe a TensorDict by its shapes, dtypes and devices, without bounds.
+
+    Args:
+        td: a TensorDict or tensorclass; a lazy stack gives a stack of specs.
+        unsqueeze_null_shapes: give tensors of shape ``()`` specs of shape ``(1,)``.
+        dynamic_shape: mark the first axis after the batch axes as of unknown size (-1).
+
+    Returns:
+        A `Composite` of the batch size and device of ``td``.
+
+    Raises:
+        SpecTypeError: ``td`` is no TensorDict.
+    """
+    if not is_tensor_collection(td):
+        raise SpecTypeError(
+            f"got {td!r} of type {type(td).__name__}, which is no TensorDict. Pass one: "
+            "TensorDict(data, batch_size=[...])."
+        )
+    options = {"unsqueeze_null_shapes": unsqueeze_null_shapes, "dynamic_shape": dynamic_shape}
+    if isinstance(td, LazyStackedTensorDict):
+        members = [make_composite_from_td(part, **options) for part in td.unbind(td.stack_dim)]
+        return stack(members, td.stack_dim)
+    specs = {name: _describe(td, td.get(name), options) for name in td.keys()}
+    return Composite(specs, shape=td.batch_size, device=td.device)
+
+
+def _describe(td: TensorDictBase, value: Any, options: dict[str, bool]) -> TensorSpec:
+    if isinstance(value, (NonTensorDataBase, NonTensorStack)):
+        batched = isinstance(value, NonTensorStack)
+        example = value[(0,) * value.ndim].data if batched else value.data
+        return NonTensor(value.batch_size, device=td.device, example_data=example, batched=batched)
+    if is_tensor_collection(value):
+        return make_composite_from_td(value, **options)
+    shape = tuple(value.shape)
+    if not shape and options["unsqueeze_null_shapes"]:
+        shape = (1,)
+    if options["dynamic_shape"] and len(shape) > td.ndim:
+        shape = (*shape[: td.ndim], -1, *shape[td.ndim + 1 :])
+    return Unbounded(torch.Size(shape), device=value.device, dtype=value.dtype)
+
+
+def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
+    """Tell whether in every stack within a spec all members have the same keys.
+
+    Args:
+        spec: any spec.
+        recurse: look into nested composites too.
+    """
+    if isinstance(spec, StackedComposite):
+        first, *others = (set(member.keys()) for member in spec.members)
+        if any(first != other for other in others):
+            return False
+        return not recurse or (
+            all(check_no_exclusive_keys(member) for member in spec.members)
+            and all(check_no_exclusive_keys(spec[name]) for name in first if spec._is_tree(name))
+        )
+    if isinstance(spec, Composite) and recurse:
+        return all(check_no_exclusive_keys(s) for s in spec.values() if s is not None)
+    return True
+
+
+def contains_lazy_spec(spec: TensorSpec) -> bool:
+    """Tell whether a spec is or holds a stack of unlike specs."""
+    if isinstance(spec, (Stacked, StackedComposite)):
+        return True
+    if isinstance(spec, Composite):
+        return any(contains_lazy_spec(s) for s in spec.values() if s is not None)
+    return False
+
+
+def consolidate_spec(spec: Any) -> Any:
+    """Give the unlike members of all stacks in a spec one set of keys.
+
+    A member that lacks an entry gets a placeholder: the spec another member has for it, each of its
+    feature axes cut to size 0, or kept at -1 where it is dynamic. An entry without a feature axis
+    is repeated as it is.
+
+    Args:
+        spec: any spec; it is not changed.
+
+    Returns:
+        A new spec. Leaves and composites without stacks come back as copies.
+    """
+    if isinstance(spec, StackedComposite):
+        return stack(_consolidated(spec.members), spec.stack_dim)
+    if isinstance(spec, Composite):
+        return spec._map(consolidate_spec)
+    return spec.clone()
+
+
+def _consolidated(members: Sequence[Composite]) -> list[Composite]:
+    """Copy composites so that all have the keys of each."""
+    copies = [consolidate_spec(member) for member in members]
+    names = dict.fromkeys(name for member in copies for name in member.keys())
+    for name in names:
+        found = [member.get(name, None) for member in copies]
+        donor = next((child for child in found if child is not None), None)
+        children = [
+            _placeholder(donor, member.shape) if child is None else child
+            for member, child in zip(copies, found, strict=True)
+        ]
+        if isinstance(donor, Composite):
+            children = _consolidated(children)
+        for member, child in zip(copies, children, strict=True):
+            member.set(name, child)
+    return copies
+
+
+def _placeholder(donor: TensorSpec | None, shape: torch.Size) -> Any:
+    """Describe nothing in the manner of ``donor``, for a member of this batch size."""
+    if donor is None:
+        return None
+    first = donor._map_shape(Index((0,) * len(shape)))
+    cut = _without_features(first, 0)
+    return cut._map_shape(expand_op(cut._free_shape, torch.Size((*shape, *cut._free_shape))))
+
+
+def _without_features(spec: Any, kept: int) -> Any:
+    """Cut all axes but the first ``kept`` to size 0; dynamic ones stay."""
+    if isinstance(spec, Stack):
+        kept -= spec.stack_dim < kept
+        return spec._each(lambda member: _without_features(member, kept))
+    features = spec._free_shape[kept:]
+    cuts = [slice(None) if size == -1 else slice(0, 0) for size in features]
+    cut = spec._map_shape(Index((*(slice(None),) * kept, *cuts)))
+    if not isinstance(cut, Composite):
+        return cut
+    return cut._map(lambda child: _without_features(child, cut.ndim))

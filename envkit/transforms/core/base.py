@@ -1,0 +1,344 @@
+"""What a transform is: the hooks, what each does unless it is written, and who owns a transform.
+
+A transform changes what an environment shows (forward pass) and what it is given (inverse pass),
+and declares both in the specs. This module does not know environments: `env` calls the hooks.
+
+Conventions
+    td        input of a step or reset, as the base env sees it (after the inverse pass).
+    next_td   what a step produced; td_reset what a reset produced. A transform may write to both.
+    inner     the side of the base env; outer: the side of the user. ``in_keys_inv`` are inner
+              names, ``out_keys_inv`` the outer names of the same entries.
+    masks     A partial reset keeps what the user's data had where nothing was reset, whatever
+              `_reset` gives there (`EnvBase.reset` sees to it), so a fresh value may be written
+              everywhere. A partial step likewise: a batch-unlocked env shows the transform the
+              stepped rows alone, a batch-locked one shows all rows and ``td["_step"]``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from envkit.data.paths import Key, Path, as_key, as_path
+from envkit.errors import ArgumentError, MissingKeyError, SpecTypeError, TransformOwnerError
+from envkit.specs import Composite
+
+if TYPE_CHECKING:
+    from envkit.env.base import EnvBase
+    from envkit.transforms.core.env import TransformedEnv
+
+__all__ = ["Keys", "Transform", "as_keys", "books_of"]
+
+Keys = Key | Sequence[Key] | None
+
+
+def as_keys(keys: Keys) -> list[Key]:
+    """Write one key, a list of keys or None as a list of keys.
+
+    A tuple of strings is one nested key.
+    """
+    if keys is None:
+        return []
+    if isinstance(keys, str) or (isinstance(keys, tuple) and all(isinstance(k, str) for k in keys)):
+        return [as_key(as_path(cast(Key, keys)))]
+    return [as_key(as_path(key)) for key in keys]
+
+
+def books_of(transform: Transform, before: Composite, after: Composite) -> set[Path]:
+    """List the observations that a transform adds for its bookkeeping, from output specs."""
+    if not transform.keeps_books:
+        return set()
+    shown, known = (set(spec["full_observation_spec"].keys(True, True)) for spec in (after, before))
+    return {as_path(key) for key in shown - known}
+
+
+class Transform(nn.Module):
+    """Base of all transforms.
+
+    Args:
+        in_keys: entries read from what the env produces; one key, or a list.
+        out_keys: where their values go, parallel to ``in_keys``; None writes them back in place.
+        in_keys_inv: entries of the base env's input that the inverse pass writes.
+        out_keys_inv: the entries of the user's input they are made from; None means the same.
+
+    A value-wise transform writes `_apply_transform` (and `_inv_apply_transform`) and the spec hooks.
+    Others write `_call`, `_step` and `_reset`. Every entry a transform adds must be declared by one of
+    the spec hooks: an out_key in no spec is a KeyError when the specs of the env are read.
+
+    Attributes:
+        missing_tolerance: absent in_keys are skipped instead of being an error.
+    """
+
+    only_adds_done = False
+    """A promise: done flags that the env before has set stay set, and nothing must happen before a
+    reset. Then the env may be told to step and to reset what is done in one go."""
+
+    gives_nan = False
+    """NaN stands for values that it cannot know."""
+
+    keeps_books = False
+    """The observations it adds tell of the run, not of the world (a count of steps, a sum of rewards): a
+    policy that is a plain function is not given them."""
+
+    action_masks: tuple[tuple[Key, Key], ...] = ()
+    """Actions, each with the entry that says which of its options random actions are drawn from."""
+
+    def __init__(
+        self,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+    ):
+        super().__init__()
+        self.in_keys = as_keys(in_keys)
+        self.out_keys = list(self.in_keys) if out_keys is None else as_keys(out_keys)
+        self.in_keys_inv = as_keys(in_keys_inv)
+        self.out_keys_inv = (
+            list(self.in_keys_inv) if out_keys_inv is None else as_keys(out_keys_inv)
+        )
+        self.missing_tolerance = False
+
+    # -------------------------------------------------------------------------------- forward pass
+
+    def _apply_transform(self, value: Any) -> Any:
+        """Turn the value of an in_key into that of its out_key."""
+        raise NotImplementedError(
+            f"{type(self).__name__} writes neither _apply_transform nor _call. Write the first to "
+            "change values one by one, the second to change the whole TensorDict."
+        )
+
+    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+        """Transform what a step produced.
+
+        Raises:
+            MissingKeyError: an in_key is absent and ``missing_tolerance`` is not set.
+        """
+        return self._convert(next_td, self.in_keys, self.out_keys, self._apply_transform)
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        """Transform what a step produced, seeing also what it was given."""
+        return self._call(next_td)
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        """Transform what a reset produced.
+
+        Args:
+            td: what was passed to `reset`, masks inside; empty when nothing was.
+            td_reset: observations and done flags of the env before, all rows.
+        """
+        if type(self)._apply_transform is Transform._apply_transform:
+            return td_reset
+        tolerated, self.missing_tolerance = self.missing_tolerance, True  # rewards, for instance
+        try:
+            return self._call(td_reset)
+        finally:
+            self.missing_tolerance = tolerated
+
+    def _settle(self, td: TensorDictBase, td_reset: TensorDictBase) -> None:
+        """Write to ``td`` what a reset it asked for changes in rows that were not reset.
+
+        Called wherever the transform runs, inside a program or in an env inside of another one too,
+        since the outermost env merges what was reset.
+        """
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Transform data as a module, or in a replay buffer."""
+        return self._call(tensordict)
+
+    def _convert(
+        self, td: TensorDictBase, sources: list[Key], targets: list[Key], change: Callable
+    ) -> TensorDictBase:
+        for source, target in zip(sources, targets, strict=True):
+            value = td.get(source, None)
+            if value is not None:
+                td.set(target, change(value))
+            elif not self.missing_tolerance:
+                raise MissingKeyError(
+                    f"{type(self).__name__} reads {source!r}, but the TensorDict has "
+                    f"{sorted(map(str, td.keys(True, True)))}. Name an entry that is there, or set "
+                    "missing_tolerance on the transform."
+                )
+        return td
+
+    # -------------------------------------------------------------------------------- inverse pass
+
+    def _inv_apply_transform(self, value: Any) -> Any:
+        """Turn the value of an entry of out_keys_inv into that of its in_key_inv."""
+        return value
+
+    def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
+        """Transform the input of a step, a copy, on its way to the base env."""
+        return self._convert(td, self.out_keys_inv, self.in_keys_inv, self._inv_apply_transform)
+
+    def inv(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Apply the inverse pass to a copy of some data."""
+        return self._inv_call(tensordict.copy())
+
+    def _reset_env_preprocess(self, td: TensorDictBase) -> TensorDictBase:
+        """Transform the input of a reset, a copy, on its way to the base env."""
+        return td
+
+    def _already_begun(
+        self, td: TensorDictBase | None
+    ) -> tuple[torch.Tensor, TensorDictBase] | None:
+        """Give the rows, of those a reset shall begin anew, that have begun anew by themselves.
+
+        For simulators that start a new episode in the step that ends one.
+
+        Args:
+            td: what was passed to `reset`, masks inside; None when nothing was.
+
+        Returns:
+            The rows, bool of shape ``(*batch,)``, and what the base env's reset would have given
+            there (all rows, the others hold anything). None: the base env resets as usual.
+        """
+        return None
+
+    def _set_seed(self, seed: int | None) -> None:
+        """Seed what this transform draws; most draw nothing."""
+
+    def dump(self, **kwargs: Any) -> Any:
+        """Hand over what was recorded; most record nothing. Keywords are those of the recorder."""
+        return None
+
+    def close(self) -> None:
+        """Let go of what this transform holds open, when its env is closed; most hold nothing."""
+
+    # --------------------------------------------------------------------------------------- specs
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Declare what happens to the observations."""
+        return observation_spec
+
+    def transform_reward_spec(self, reward_spec: Composite) -> Composite:
+        """Declare what happens to the rewards."""
+        return reward_spec
+
+    def transform_done_spec(self, done_spec: Composite) -> Composite:
+        """Declare what happens to the done flags."""
+        return done_spec
+
+    def transform_action_spec(self, action_spec: Composite) -> Composite:
+        """Declare which actions the user gives."""
+        return action_spec
+
+    def transform_state_spec(self, state_spec: Composite) -> Composite:
+        """Declare which other inputs the user gives."""
+        return state_spec
+
+    def transform_input_spec(self, input_spec: Composite) -> Composite:
+        """Declare all inputs: by default through the hooks for states and actions."""
+        for kind in ("state", "action"):
+            self._redeclare(input_spec, kind)
+        return input_spec
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        """Declare all outputs: by default through the hooks for observations, rewards and flags."""
+        for kind in ("reward", "observation", "done"):
+            self._redeclare(output_spec, kind)
+        return output_spec
+
+    def _redeclare(self, specs: Composite, kind: str) -> None:
+        name, hook = f"full_{kind}_spec", f"transform_{kind}_spec"
+        spec = getattr(self, hook)(specs[name].clone())
+        if not isinstance(spec, Composite):
+            raise SpecTypeError(
+                f"{hook} of {type(self).__name__} returned {type(spec).__name__}, but must return the "
+                "Composite it was given, changed: spec[key] = leaf, then return spec. A hook that is "
+                "written for one leaf is decorated with envkit.apply_to_composite, one for inputs with "
+                "envkit.apply_to_composite_inv."
+            )
+        specs[name] = spec
+
+    def transform_env_device(self, device: torch.device | None) -> torch.device | None:
+        """Say which device the env delivers to, given that of the env before."""
+        return device
+
+    def transform_env_batch_size(self, batch_size: torch.Size) -> torch.Size:
+        """Say which batch size the env has, given that of the env before."""
+        return batch_size
+
+    # --------------------------------------------------------------------------------------- owner
+
+    @property
+    def _owner(self) -> Any:
+        """What holds this transform: a `Compose`, a `TransformedEnv`, or None."""
+        reference = self.__dict__.get("_owner_ref")
+        return None if reference is None else reference()
+
+    def _belong_to(self, owner: Any) -> None:
+        if "_owner_ref" in self.__dict__:
+            raise TransformOwnerError(
+                f"this {type(self).__name__} belongs to an environment or a Compose already, and "
+                "can have one parent only. Pass transform.clone(), or call reset_parent() first."
+            )
+        self.__dict__["_owner_ref"] = weakref.ref(owner)
+
+    @property
+    def container(self) -> TransformedEnv | None:
+        """The `TransformedEnv` this transform works for."""
+        owner = self._owner
+        return owner.container if isinstance(owner, Transform) else owner
+
+    @property
+    def parent(self) -> EnvBase | None:
+        """The env as seen just before this transform; None without a container."""
+        container = self.container
+        return None if container is None else container._env_before(self)
+
+    def empty_cache(self) -> None:
+        """Have the specs read again, after what this transform declares has changed."""
+        container = self.container
+        if container is not None:
+            container._changed()
+
+    def set_missing_tolerance(self, mode: bool = False) -> None:
+        """Set ``missing_tolerance``: True skips in_keys that are absent."""
+        self.missing_tolerance = mode
+
+    def reset_parent(self) -> None:
+        """Forget the owner, so that the transform can be given to another one."""
+        self.__dict__.pop("_owner_ref", None)
+
+    def clone(self) -> Transform:
+        """Copy the transform; buffers and submodules are shared, the parent is not."""
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__getstate__())
+        for store in ("_parameters", "_buffers", "_modules"):
+            twin.__dict__[store] = dict(self.__dict__[store])
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state.pop("_owner_ref", None)  # a copy has no parent
+        return state
+
+    # ------------------------------------------------------------- one transform is a list of itself
+
+    def flat(self) -> list[Transform]:
+        """List the transforms this one is made of, first to last; itself when it is one."""
+        return [self]
+
+    def __len__(self) -> int:
+        return len(self.flat())
+
+    def __iter__(self) -> Iterator[Transform]:
+        return iter([self])
+
+    def __getitem__(self, index: Any) -> Transform:
+        if index not in (0, -1):
+            raise ArgumentError(
+                f"index {index} was asked of a single {type(self).__name__}: use 0."
+            )
+        return self
+
+    def extra_repr(self) -> str:
+        """Show the keys."""
+        names = ("in_keys", "out_keys", "in_keys_inv", "out_keys_inv")
+        return ", ".join(f"{n}={getattr(self, n)}" for n in names if getattr(self, n, None))

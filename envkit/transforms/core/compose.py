@@ -1,0 +1,228 @@
+"""Several transforms one after the other, and plain functions as transforms.
+
+`Compose` decides the order: forward hooks run first to last, those on the way in run last to first.
+It does not know environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from envkit.errors import ArgumentError
+from envkit.specs import Composite
+from envkit.transforms.core.base import Transform
+
+__all__ = ["CallableTransform", "Compose", "as_transform"]
+
+
+class CallableTransform(Transform):
+    """A function ``td -> td`` as a transform: run on what a reset and what each step produced.
+
+    It must not add entries, since it declares none.
+
+    Args:
+        function: takes the TensorDict of the new moment, and returns it changed or another one.
+    """
+
+    def __init__(self, function: Callable[[TensorDictBase], TensorDictBase]):
+        super().__init__()
+        self.function = function
+
+    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+        out = self.function(next_td)
+        if not isinstance(out, TensorDictBase):
+            raise ArgumentError(
+                f"the function {_name_of(self.function)} that is used as a transform returned "
+                f"{type(out).__name__}, but must return a TensorDict."
+            )
+        return out
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        return self._call(td_reset)
+
+    def extra_repr(self) -> str:
+        """Show the function."""
+        return _name_of(self.function)
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def as_transform(given: Any) -> Transform:
+    """Take a transform as it is, and wrap a function ``td -> td``.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
+    if isinstance(given, Transform):
+        return given
+    if not callable(given):
+        raise ArgumentError(
+            f"a transform must be a Transform or a function td -> td, got {type(given).__name__}."
+        )
+    return CallableTransform(given)
+
+
+class Compose(Transform):
+    """A sequence of transforms.
+
+    Args:
+        *transforms: transforms or functions ``td -> td``, or one list of them.
+
+    Raises:
+        ArgumentError: (a ValueError) an item is not callable, or an index is out of range.
+    """
+
+    transforms: nn.ModuleList
+
+    def __init__(self, *transforms: Any):
+        super().__init__()
+        if len(transforms) == 1 and isinstance(transforms[0], list | tuple):
+            transforms = tuple(transforms[0])
+        self.transforms = nn.ModuleList()
+        for transform in transforms:
+            self.append(transform)
+
+    # ---------------------------------------------------------------------------------- the sequence
+
+    def append(self, transform: Transform | Callable) -> None:
+        """Add a transform at the end, in place."""
+        self.insert(len(self), transform)
+
+    def insert(self, index: int, transform: Transform | Callable) -> None:
+        """Add a transform before the one at ``index``, in place."""
+        if not -len(self) <= index <= len(self):
+            raise self._out_of_range(index)
+        transform = as_transform(transform)
+        transform._belong_to(self)
+        self.transforms.insert(index, transform)
+        self._changed()
+
+    def pop(self, index: int = -1) -> Transform:
+        """Take a transform out, in place; it has no parent then."""
+        popped = self[index]
+        del self.transforms[index]
+        popped.reset_parent()
+        self._changed()
+        return popped
+
+    def _changed(self) -> None:
+        """Tell the environment that its specs must be read again."""
+        owner = self._owner
+        if owner is not None:
+            owner._changed()
+
+    def __len__(self) -> int:
+        return len(self.transforms)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Transform]:
+        return iter(self.transforms)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: Any) -> Transform:
+        """Give a transform; a slice gives a `Compose` of clones, which share their buffers."""
+        if isinstance(index, slice):
+            return Compose(*(transform.clone() for transform in list(self)[index]))
+        if not -len(self) <= index < len(self):
+            raise self._out_of_range(index)
+        return self.transforms[index]  # type: ignore[return-value]
+
+    def _out_of_range(self, index: int) -> ArgumentError:
+        return ArgumentError(f"index {index} is out of range for {len(self)} transforms.")
+
+    def flat(self) -> list[Transform]:
+        return [leaf for transform in self for leaf in transform.flat()]
+
+    def clone(self) -> Compose:
+        return Compose(*(transform.clone() for transform in self))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for transform in self:
+            transform._belong_to(self)
+
+    # --------------------------------------------------------------------------------- first to last
+
+    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+        for transform in self:
+            next_td = transform._call(next_td)
+        return next_td
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        for transform in self:
+            tensordict = transform(tensordict)
+        return tensordict
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        for transform in self:
+            next_td = transform._step(td, next_td)
+        return next_td
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        for transform in self:
+            td_reset = transform._reset(td, td_reset)
+        return td_reset
+
+    def _already_begun(
+        self, td: TensorDictBase | None
+    ) -> tuple[torch.Tensor, TensorDictBase] | None:
+        answers = [transform._already_begun(td) for transform in self]
+        return next((answer for answer in answers if answer is not None), None)
+
+    def _set_seed(self, seed: int | None) -> None:
+        for transform in self:
+            transform._set_seed(seed)
+
+    def dump(self, **kwargs: Any) -> None:
+        for transform in self:
+            transform.dump(**kwargs)
+
+    def close(self) -> None:
+        for transform in self:
+            transform.close()
+
+    def transform_input_spec(self, input_spec: Composite) -> Composite:
+        for transform in self:
+            input_spec = transform.transform_input_spec(input_spec)
+        return input_spec
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        for transform in self:
+            output_spec = transform.transform_output_spec(output_spec)
+        return output_spec
+
+    def transform_env_device(self, device: torch.device | None) -> torch.device | None:
+        for transform in self:
+            device = transform.transform_env_device(device)
+        return device
+
+    def transform_env_batch_size(self, batch_size: torch.Size) -> torch.Size:
+        for transform in self:
+            batch_size = transform.transform_env_batch_size(batch_size)
+        return batch_size
+
+    # --------------------------------------------------------------------------------- last to first
+
+    def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
+        for transform in self._backwards():
+            td = transform._inv_call(td)
+        return td
+
+    def _reset_env_preprocess(self, td: TensorDictBase) -> TensorDictBase:
+        for transform in self._backwards():
+            td = transform._reset_env_preprocess(td)
+        return td
+
+    def _backwards(self) -> Iterable[Transform]:
+        return reversed(list(self))
+
+    def extra_repr(self) -> str:
+        return ""

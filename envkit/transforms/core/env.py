@@ -1,0 +1,323 @@
+"""An environment behind transforms.
+
+`TransformedEnv` holds the transforms and decides what they make of the base env's specs, device, seed
+and state. How resets and steps go through them stands in `passage`. It does not know any transform.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+
+from envkit.data.paths import Key, Path, as_path
+from envkit.env.base import EnvBase, fake_step
+from envkit.errors import ArgumentTypeError, MissingKeyError, SpecError
+from envkit.specs import Composite, StackedComposite
+from envkit.transforms.core.base import Transform, books_of
+from envkit.transforms.core.compose import Compose, as_transform
+from envkit.transforms.core.stepping import Passage
+
+__all__ = ["TransformedEnv"]
+
+_BASE = "base_env."
+
+
+class TransformedEnv(Passage):
+    """Wrap an environment in transforms.
+
+    Args:
+        base_env: any environment, another `TransformedEnv` too.
+        transform: a `Transform`, a function ``td -> td``, or None.
+
+    A step runs the inverse pass from the last transform to the first, the base env, and the forward
+    pass from the first to the last. Specs are those of the base env seen through the transforms; they
+    are read once, and again after the list of transforms has changed. Attributes this class does not
+    have are those of the base env. The caller's data is never changed by the inverse pass.
+
+    Raises:
+        TransformOwnerError: (an AttributeError) the transform belongs to another env already.
+        ArgumentTypeError: ``base_env`` is no environment.
+    """
+
+    _passes_by = EnvBase._passes_by | {"_reset"}
+    _transform: Transform
+    _stages: list[tuple[Composite, Composite]]
+    """Input and output specs as each transform saw them when they were read."""
+
+    def __init__(self, base_env: EnvBase, transform: Any = None):
+        if not isinstance(base_env, EnvBase):
+            raise ArgumentTypeError(
+                f"base_env is {base_env!r} of type {type(base_env).__name__}, but must be an "
+                "environment. Pass one that is built, e.g. TransformedEnv(GymEnv('Pendulum-v1'), ...)."
+            )
+        super().__init__(base_env)
+        self._set_transform(Compose() if transform is None else transform)
+
+    def _after_init(self, spec_locked: bool) -> None:
+        self._spec_locked = spec_locked
+
+    # ---------------------------------------------------------------------------------- transforms
+
+    @property
+    def transform(self) -> Transform:
+        """The transform, or a `Compose` of several; assignable. ``transform[i]`` is one of them."""
+        return self._transform
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "transform":  # nn.Module would register it and pass the property by
+            self._set_transform(value)
+        else:
+            super().__setattr__(name, value)
+
+    def _set_transform(self, given: Any) -> None:
+        transform = as_transform(given)
+        transform._belong_to(self)
+        previous = self._modules.get("_transform")
+        if isinstance(previous, Transform):
+            previous.reset_parent()
+        self._transform = transform
+        self._changed()
+
+    def append_transform(self, transform: Any) -> TransformedEnv:
+        """Add a transform (or a function ``td -> td``) at the user's end, in place; returns self."""
+        self._composed().append(transform)
+        return self
+
+    def insert_transform(self, index: int, transform: Any) -> TransformedEnv:
+        """Add a transform before the one at ``index``, in place; returns self."""
+        self._composed().insert(index, transform)
+        return self
+
+    def _composed(self) -> Compose:
+        transform = self._transform
+        if not isinstance(transform, Compose):
+            transform.reset_parent()
+            del self._transform
+            self._set_transform(Compose(transform))
+        assert isinstance(self._transform, Compose)
+        return self._transform
+
+    @property
+    def container(self) -> TransformedEnv:
+        """This env: where the search of a transform for its env ends."""
+        return self
+
+    def _env_before(self, transform: Transform) -> EnvBase:
+        """Give the env as ``transform``, one of this env's, sees it."""
+
+        def build() -> EnvBase:
+            own, before = transform.flat(), []
+            for leaf in self._transform.flat():
+                if any(leaf is other for other in own):
+                    break
+                before.append(leaf)
+            if not before:
+                return self.base_env
+            env = TransformedEnv(self.base_env, Compose(*(leaf.clone() for leaf in before)))
+            if len(before) < len(self._stages):
+                env._stages = self._stages[: len(before)]
+                env._hold_specs(*(spec.clone() for spec in self._stages[len(before)]))
+            return env
+
+        return self._cached(f"env_before_{id(transform)}", build)
+
+    def _changed(self) -> None:
+        """Forget what was read from the specs; it is read again at the next use."""
+        self._input_spec = self._output_spec = None
+        self._stages = []
+        self._found_route = None
+        self.empty_cache()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state.pop("_key_cache", None)
+        state.pop("_sent", None)
+        state.pop("_found_route", None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._transform._belong_to(self)
+
+    # --------------------------------------------------------------------------------------- specs
+
+    @EnvBase.input_spec.getter
+    def input_spec(self) -> Composite:
+        """State and action specs, seen through the transforms."""
+        self._read_specs()
+        return super().input_spec
+
+    @EnvBase.output_spec.getter
+    def output_spec(self) -> Composite:
+        """Reward, observation and done specs, seen through the transforms."""
+        self._read_specs()
+        return super().output_spec
+
+    def _read_specs(self) -> None:
+        if self._output_spec is not None:
+            return
+        inputs, outputs = self.base_env.input_spec.clone(), self.base_env.output_spec.clone()
+        if self.base_env.device is not None:
+            self._transform.to(self.base_env.device)
+        self._stages = []
+        for transform in self._transform.flat():
+            self._stages.append((inputs.clone(), outputs.clone()))
+            inputs = transform.transform_input_spec(inputs)
+            outputs = transform.transform_output_spec(outputs)
+            _require_declared(transform, inputs, outputs)
+        self._hold_specs(inputs, outputs)
+        self.empty_cache()
+        self._check_names_differ()
+
+    def _hold_specs(self, inputs: Composite, outputs: Composite) -> None:
+        self._auto_done_twins = self.base_env._auto_done_twins
+        self._input_spec, self._output_spec = inputs, outputs
+        if self._spec_locked:
+            inputs.lock_()
+            outputs.lock_()
+
+    @property
+    def _gives_nan(self) -> bool:  # type: ignore[override]
+        own = any(leaf.gives_nan for leaf in self._transform.flat())
+        return own or self.base_env._gives_nan
+
+    @property
+    def _books(self) -> frozenset[Path]:
+        return self._cached("books", self._found_books)
+
+    def _found_books(self) -> frozenset[Path]:
+        self._read_specs()
+        own: set[Path] = set()
+        shown = [*(outputs for _, outputs in self._stages), self.output_spec]
+        for leaf, before, after in zip(self._transform.flat(), shown, shown[1:], strict=False):
+            own |= books_of(leaf, before, after)
+        return self.base_env._books | own
+
+    def fake_tensordict(self) -> TensorDict | TensorDictBase:  # type: ignore[override]
+        """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``."""
+        inputs, outputs = self.input_spec, self.output_spec
+        if not any(isinstance(spec, StackedComposite) for spec in (inputs, outputs)):
+            return super().fake_tensordict()
+        rows = range(self.batch_size[0])
+        parts = [fake_step(inputs[row], outputs[row]) for row in rows]
+        return LazyStackedTensorDict(*parts, stack_dim=0)
+
+    @property
+    def _action_masks(self) -> tuple[tuple[Key, Key], ...]:  # type: ignore[override]
+        own = [pair for leaf in self._transform.flat() for pair in leaf.action_masks]
+        return tuple(dict.fromkeys([*self.base_env._action_masks, *own]))
+
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Sample every action; see `EnvBase.rand_action`.
+
+        A base env that overrides `rand_action` draws them.
+
+        Raises:
+            SpecError: it does, and the transforms give the actions another form.
+        """
+        base = self.base_env
+        if not base._draws_its_own:
+            return super().rand_action(tensordict)
+        if self.full_action_spec != base.full_action_spec:
+            raise SpecError(
+                f"{type(base).__name__} draws random actions of its own, for {base.full_action_spec}, but "
+                f"behind its transforms they are {self.full_action_spec}. Override rand_action in a "
+                "subclass of TransformedEnv too, or pass a policy that draws them."
+            )
+        return base.rand_action(tensordict)
+
+    def add_truncated_keys(self) -> TransformedEnv:
+        """Declare ``truncated`` beside every ``done`` of the base env; returns self."""
+        self.base_env.add_truncated_keys()
+        self._changed()
+        return self
+
+    @EnvBase.batch_size.getter
+    def batch_size(self) -> torch.Size:
+        """Batch size of the base env, seen through the transforms; read-only."""
+        return self._cached(
+            "batch_size", lambda: self._transform.transform_env_batch_size(self.base_env.batch_size)
+        )
+
+    @EnvBase.device.getter
+    def device(self) -> torch.device | None:
+        """Device of the base env, seen through the transforms; moved by `to`."""
+        return self._cached(
+            "device", lambda: self._transform.transform_env_device(self.base_env.device)
+        )
+
+    # -------------------------------------------------------------------------------- seed and place
+
+    def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
+        """Seed the base env, the transforms and the random actions; see `EnvBase.set_seed`."""
+        following = self.base_env.set_seed(seed, static_seed=static_seed)
+        self._seed_actions(seed)
+        self._transform._set_seed(seed)
+        return following
+
+    def _set_seed(self, seed: int | None) -> None:
+        self.set_seed(seed)
+
+    def to(self, *args: Any, **kwargs: Any) -> TransformedEnv:
+        """Move the base env and the transforms; returns self."""
+        self.base_env.to(*args, **kwargs)
+        self._transform.to(*args, **kwargs)
+        self._changed()
+        return self
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Close the base env, and then the transforms."""
+        super().close(raise_if_closed=raise_if_closed)
+        self._transform.close()
+
+    # -------------------------------------------------------------------------------------- states
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Give the state of the transforms, and that of the base env, if any, under ``base_env.``.
+
+        The state of a simulator is not in it, see `load_state_dict`.
+        """
+        state = self._transform.state_dict(*args, **kwargs)
+        base = self.base_env.state_dict()
+        if _holds_anything(base):
+            state.update({_BASE + name: value for name, value in base.items()})
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load what `state_dict` gave; a base env the dict does not mention stays as it is.
+
+        Raises:
+            ResumeError: (a NotImplementedError) the simulator of the base env keeps a state of its own;
+                ``env.transform.load_state_dict`` loads the state of the transforms alone.
+        """
+        self._require_resumable()
+        base = {k.removeprefix(_BASE): v for k, v in state_dict.items() if k.startswith(_BASE)}
+        if base:
+            self.base_env.load_state_dict(base, *args, **kwargs)
+        own = {name: value for name, value in state_dict.items() if not name.startswith(_BASE)}
+        return self._transform.load_state_dict(own, *args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"TransformedEnv(\n    env={self.base_env!r},\n    transform={self._transform!r})"
+
+
+def _holds_anything(state: Any) -> bool:
+    return any(_holds_anything(v) if isinstance(v, dict) else True for v in state.values())
+
+
+def _require_declared(transform: Transform, *specs: Composite) -> None:
+    if transform.missing_tolerance:
+        return
+    declared = {
+        as_path(key)[1:] for spec in specs for key in spec.keys(True) if len(as_path(key)) > 1
+    }
+    for key in transform.out_keys:
+        if as_path(key) not in declared:
+            raise MissingKeyError(
+                f"{type(transform).__name__} writes {key!r}, but no spec declares it. Add it in "
+                "transform_observation_spec (or the hook for rewards, done flags, states or "
+                "actions); if it is misspelt, the entries known there are "
+                f"{sorted('.'.join(path) for path in declared)}."
+            )

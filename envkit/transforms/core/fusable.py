@@ -1,0 +1,217 @@
+"""Transforms whose arithmetic runs in two places: on the tensors of a TensorDict, and inside a program.
+
+A stateless env compiles its step. `FusableTransform` is what a transform must offer to be compiled into
+it: hooks over arrays by path, pure and written in the array API. Here the hooks over TensorDicts are
+derived from them, so a transform is written once. Which programs there are, and what crosses their
+border, is the env's business (`EnvBase._fuse`).
+
+Conventions
+    leaves     the entries of one moment by path; changes: what a hook returns, see `envkit.arrays.leaves`.
+    memory     entries at the root that the next step reads.
+    constants  numbers and tensors that the arithmetic uses. They are given to a program at every
+               call, so they may change; everything else is fixed when it is compiled.
+    state      tensors that the arithmetic uses and that what it sees changes, such as running
+               statistics of all rows. They are among the constants. A program changes them from step
+               to step; what they are after its last one is written back into the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit.arrays.leaves import Changes, Leaves
+from envkit.data import transition
+from envkit.data.paths import Path, as_key
+from envkit.transforms.core.base import Transform
+
+__all__ = [
+    "FusableTransform",
+    "LeavesOf",
+    "MomentTransform",
+    "dtype_name",
+    "take_out",
+    "written",
+]
+
+
+class LeavesOf(Leaves):
+    """The leaves of a TensorDict, read when they are asked for."""
+
+    def __init__(self, td: TensorDictBase):
+        self._td = td
+        self.batch_dims = td.batch_dims
+
+    def __getitem__(self, path: Path) -> Any:
+        value = self._td.get(as_key(path), None)
+        if value is None:
+            raise KeyError(path)
+        return value
+
+    def get(self, path: Path, default: Any = None) -> Any:
+        return self._td.get(as_key(path), default)
+
+    def __iter__(self) -> Iterator[Path]:
+        return (path for path, _ in transition.leaves(self._td))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Give the name a dtype has in every namespace; see `envkit.arrays.dtypes`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def take_out(tree: Any, path: Path) -> None:
+    """Delete an entry of a TensorDict or Composite, and the nodes it leaves empty."""
+    del tree[path]
+    for end in range(len(path) - 1, 0, -1):
+        if len(list(tree.get(path[:end]).keys())):
+            return
+        del tree[path[:end]]
+
+
+def written(td: TensorDictBase, changes: Changes) -> TensorDictBase:
+    """Make changes to the leaves of a TensorDict, in place."""
+    for path, leaf in changes.items():
+        if leaf is None:
+            take_out(td, path)
+        else:
+            td.set(as_key(path), leaf)
+    return td
+
+
+class FusableTransform(Transform):
+    """Base of transforms that can run inside the programs of a stateless env.
+
+    A concrete one writes `step_leaves` and `reset_leaves`, and `memory` and `constants` where it has
+    any. The hooks are pure, element by element or row by row, and do not look at values to decide what
+    to do.
+    """
+
+    _twins = (("_step", "step_leaves"), ("_reset", "reset_leaves"))
+
+    # ---------------------------------------------------------------------- for concrete transforms
+
+    def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
+        """Transform what a step produced.
+
+        Args:
+            root: what the step was given; in a program, the `memory` that is there.
+            following: what it produced.
+            constants: what `constants` gave, perhaps as arrays of another namespace.
+
+        Returns:
+            Changes to ``following``.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} does not write step_leaves. Write it, or write _step and _reset "
+            "as in any Transform."
+        )
+
+    def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
+        """Transform what a reset produced, all rows; gives changes to ``fresh``."""
+        return {}
+
+    def memory(self) -> list[Path]:
+        """List the entries at the root that `step_leaves` reads; these are states."""
+        return []
+
+    def constants(self) -> dict[str, Any]:
+        """Give the numbers and tensors that the hooks use, by name."""
+        return {}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Give the tensors that `seen_leaves` changes, by names of their own; most have none."""
+        return {}
+
+    def seen_leaves(
+        self, leaves: Leaves, mask: Any, constants: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Say what the state is once it has counted new values; called before the hook that uses it.
+
+        Args:
+            leaves: what a step or a reset produced.
+            mask: rows that were stepped or reset, bool, shape (rows,). There may be none.
+            constants: what `constants` gave, and the state.
+
+        Returns:
+            Changes to the state, in its shapes and dtypes.
+        """
+        return {}
+
+    @property
+    def fuses(self) -> bool:
+        """Whether the hooks over leaves are all there is to this transform.
+
+        They are not if it has an inverse pass, or if a subclass writes a hook over TensorDicts anew.
+        """
+        kind = type(self)
+        return self._is_forward and all(
+            _place(kind, ours) <= _place(kind, td) for td, ours in self._twins
+        )
+
+    @property
+    def _is_forward(self) -> bool:
+        """Whether nothing happens on the way in."""
+        kind, inwards = type(self), ("_inv_call", "_reset_env_preprocess", "_already_begun")
+        is_written = any(getattr(kind, name) is not getattr(Transform, name) for name in inwards)
+        return not self.in_keys_inv and not is_written
+
+    # --------------------------------------------------------------------------- over TensorDicts
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        changes = self.step_leaves(LeavesOf(td), LeavesOf(next_td), self._constants_outside())
+        return written(next_td, changes)
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        self._settle(td, td_reset)
+        return written(td_reset, self.reset_leaves(LeavesOf(td_reset), self._constants_outside()))
+
+    def _constants_outside(self) -> dict[str, Any]:
+        """Give what the hooks over leaves use where those over TensorDicts are derived from them."""
+        if self.state():
+            raise NotImplementedError(
+                f"{type(self).__name__} has state, which changes with what is seen of all rows together. "
+                "Derive it from CoupledTransform as well, and write _observe_rows and _call, as VecNorm does."
+            )
+        return self.constants()
+
+
+class MomentTransform(FusableTransform):
+    """Base of fusable transforms that treat resets and steps alike, and see nothing else.
+
+    A concrete one writes `moment_leaves`; the hooks over TensorDicts go through `_call`.
+    """
+
+    _twins = tuple((name, "moment_leaves") for name in ("_step", "_call", "_reset"))
+
+    def moment_leaves(self, leaves: Leaves, constants: Mapping[str, Any]) -> Changes:
+        """Transform what a reset or a step produced; gives changes to ``leaves``."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not write moment_leaves. Write it, or write _call as in any "
+            "Transform."
+        )
+
+    def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
+        return self.moment_leaves(following, constants)
+
+    def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
+        return self.moment_leaves(fresh, constants)
+
+    _step = Transform._step
+
+    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+        return written(next_td, self.moment_leaves(LeavesOf(next_td), self._constants_outside()))
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        return self._call(td_reset)
+
+
+def _place(kind: type, name: str) -> int:
+    """Say how far up in the bases of a class the one stands that defines ``name``."""
+    return next(place for place, base in enumerate(kind.__mro__) if name in vars(base))

@@ -1,0 +1,236 @@
+"""Transforms that change entries one by one, whatever kind of entry they are.
+
+`LeafTransform` decides where the outcome is declared: beside what it was made of, among observations,
+rewards or done flags; on the way in, in the place of the action or state it becomes. A transform says
+what happens to a value and what to a spec. `ArrayTransform` is one that says the first for arrays of any
+namespace, and so can be fused.
+
+Conventions
+    leaf  spec of one entry, batch axes in front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from envkit.arrays.leaves import Changes, Leaves
+from envkit.data.paths import Key, Path, as_path
+from envkit.errors import ArgumentError, MissingKeyError, SpecError
+from envkit.specs import (
+    Bounded,
+    BoundedContinuous,
+    BoundedDiscrete,
+    Composite,
+    Stacked,
+    TensorSpec,
+    Unbounded,
+)
+from envkit.transforms.core.base import Keys, Transform
+from envkit.transforms.core.fusable import MomentTransform
+
+__all__ = [
+    "INPUTS",
+    "OUTPUTS",
+    "ArrayTransform",
+    "LeafTransform",
+    "box_between",
+    "image_of",
+    "require_known",
+    "require_negative",
+    "require_regular",
+    "reshaped",
+]
+
+OUTPUTS = ("observation", "reward", "done")
+INPUTS = ("action", "state")
+
+
+class LeafTransform(Transform):
+    """Base of transforms that read each in_key, change its value and write it to the out_key.
+
+    Args:
+        in_keys, out_keys, in_keys_inv, out_keys_inv: see `Transform`.
+
+    Raises:
+        ArgumentError: (a ValueError) there are not as many out_keys as in_keys.
+        MissingKeyError: when specs are read: an in_key is neither an observation, nor a reward, nor a
+            done flag, or an in_key_inv neither an action nor a state.
+    """
+
+    only_adds_done = True
+
+    def __init__(
+        self,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+    ):
+        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+        self._require_pairs(self.in_keys, self.out_keys, "")
+        self._require_pairs(self.in_keys_inv, self.out_keys_inv, "_inv")
+
+    def _require_pairs(self, sources: Sequence[Key], targets: Sequence[Key], end: str) -> None:
+        if len(sources) != len(targets):
+            raise ArgumentError(
+                f"{type(self).__name__} has {len(sources)} in_keys{end} {list(sources)}, but "
+                f"{len(targets)} out_keys{end} {list(targets)}. Pass one for each."
+            )
+
+    # ---------------------------------------------------------------------- for concrete transforms
+
+    def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
+        """Say what `_apply_transform` gives for values of ``leaf``."""
+        return leaf.clone()
+
+    def _leaf_before(self, leaf: TensorSpec) -> TensorSpec:
+        """Say which values the user gives, that `_inv_apply_transform` turns into one of ``leaf``."""
+        return leaf.clone()
+
+    # --------------------------------------------------------------------------------------- specs
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        require_known(self, self.in_keys, output_spec, OUTPUTS, "in_keys=")
+        return super().transform_output_spec(output_spec)
+
+    def transform_input_spec(self, input_spec: Composite) -> Composite:
+        require_known(self, self.in_keys_inv, input_spec, INPUTS, "in_keys_inv=")
+        return super().transform_input_spec(input_spec)
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        return self._written(observation_spec)
+
+    def transform_reward_spec(self, reward_spec: Composite) -> Composite:
+        return self._written(reward_spec)
+
+    def transform_done_spec(self, done_spec: Composite) -> Composite:
+        return self._written(done_spec)
+
+    def transform_action_spec(self, action_spec: Composite) -> Composite:
+        return self._asked_for(action_spec)
+
+    def transform_state_spec(self, state_spec: Composite) -> Composite:
+        return self._asked_for(state_spec)
+
+    def _written(self, spec: Composite) -> Composite:
+        for source, target in zip(self.in_keys, self.out_keys, strict=True):
+            leaf = spec.get(source, None)
+            if leaf is not None:
+                require_regular(self, source, leaf)
+                spec[target] = self._leaf_after(leaf)
+        return spec
+
+    def _asked_for(self, spec: Composite) -> Composite:
+        for inner, outer in zip(self.in_keys_inv, self.out_keys_inv, strict=True):
+            leaf = spec.get(inner, None)
+            if leaf is not None:
+                require_regular(self, inner, leaf)
+                if inner != outer:
+                    del spec[inner]
+                spec[outer] = self._leaf_before(leaf)
+        return spec
+
+
+class ArrayTransform(LeafTransform, MomentTransform):
+    """Base of leaf transforms whose forward pass is written in the array API, in `_changed`."""
+
+    _twins = (*MomentTransform._twins, ("_apply_transform", "_changed"))
+
+    def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
+        """Turn the value of an in_key, an array of any namespace, into that of its out_key."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not write _changed. Write it, or write _apply_transform as in "
+            "any Transform."
+        )
+
+    def _apply_transform(self, value: Any) -> Any:
+        return self._changed(value, self.constants(), 0)
+
+    _step, _call, _reset = Transform._step, Transform._call, Transform._reset
+
+    def moment_leaves(self, leaves: Leaves, constants: Mapping[str, Any]) -> Changes:
+        changes: dict[Path, Any] = {}
+        for source, target in zip(map(as_path, self.in_keys), self.out_keys, strict=True):
+            value = changes.get(source, leaves.get(source))
+            if value is not None:  # rewards are absent at a reset
+                changes[as_path(target)] = self._changed(value, constants, leaves.batch_dims)
+        return changes
+
+
+def require_known(
+    transform: Transform, keys: Sequence[Key], specs: Composite, kinds: Sequence[str], argument: str
+) -> None:
+    """Check that keys a transform was given are entries of some kinds.
+
+    Raises:
+        MissingKeyError: one is not, and the transform does not tolerate that.
+    """
+    composites = {kind: specs[f"full_{kind}_spec"] for kind in kinds}
+    missing = [
+        key for key in keys if all(spec.get(key, None) is None for spec in composites.values())
+    ]
+    if missing and not transform.missing_tolerance:
+        known = {kind: list(spec.keys(True, True)) for kind, spec in composites.items()}
+        raise MissingKeyError(
+            f"{type(transform).__name__} reads {missing}, but the env has {known}. Name entries that "
+            f"exist with {argument}."
+        )
+
+
+def require_regular(transform: Transform, key: Key, leaf: TensorSpec) -> None:
+    """Check that all envs of a batch give an entry in one shape.
+
+    Raises:
+        SpecError: they do not.
+    """
+    if -1 in leaf.shape:
+        raise SpecError(
+            f"{type(transform).__name__} changes {key!r}, whose shape differs among the envs of the "
+            f"batch: {tuple(leaf.shape)}. Put the transform into each of them instead: "
+            "SerialEnv(n, [lambda: TransformedEnv(...), ...])."
+        )
+
+
+def reshaped(leaf: TensorSpec, view: Callable[[torch.Tensor], torch.Tensor]) -> TensorSpec:
+    """Describe ``view(value)`` for the values of a leaf; a view only moves or repeats elements."""
+    return image_of(leaf, view) if isinstance(leaf, Stacked) else leaf._map_shape(view)
+
+
+def image_of(leaf: TensorSpec, change: Callable[[torch.Tensor], torch.Tensor]) -> TensorSpec:
+    """Describe ``change(value)`` for the values of a leaf.
+
+    Args:
+        leaf: spec of the values; a box keeps its bounds, anything else becomes unbounded.
+        change: made on whole values; monotone in each element it reads, so that the ends of a box go
+            to the ends of its image.
+    """
+    if isinstance(leaf, BoundedContinuous | BoundedDiscrete):
+        return box_between(change(leaf.low), change(leaf.high))
+    value = change(leaf.zero())
+    return Unbounded(value.shape, value.device, value.dtype)
+
+
+def box_between(end: torch.Tensor, other: torch.Tensor) -> TensorSpec:
+    """Describe values between two ends, in any order; unbounded if an end is no number."""
+    low, high = torch.minimum(end, other), torch.maximum(end, other)
+    if bool((low.isnan() | high.isnan()).any()):
+        return Unbounded(low.shape, low.device, low.dtype)
+    return Bounded(low, high, low.shape, low.device, low.dtype)
+
+
+def require_negative(name: str, dim: int, *, allow_positive: bool = False) -> int:
+    """Check that an axis counts from the end.
+
+    Raises:
+        ArgumentError: it does not, and ``allow_positive`` is not set.
+    """
+    if dim >= 0 and not allow_positive:
+        raise ArgumentError(
+            f"{name} is {dim}, but must be negative: axes count from the end, so that they mean the "
+            "same with and without batch axes. Pass a negative one, or allow_positive_dim=True where "
+            "that is an argument."
+        )
+    return dim

@@ -1,0 +1,411 @@
+"""How resets and steps go through transforms, to an env and back.
+
+`Passage` decides when each hook runs, and which rows it sees. What masks select and what survives is
+asked of `rules` through `transition`, as in `EnvBase`. It does not know any transform.
+
+Conventions
+    inner    the side of the stepper, after the inverse pass; outer: the user's side.
+    stepper  the env that is stepped: the base env, or one made of it that runs the first transforms
+             by itself. The others are ``outside``.
+    hidden   outer observations that the stepper does not read. A transform may have given them
+             another shape or dtype, so they are kept from the stepper where it would merge them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+
+from envkit import rules
+from envkit.data.paths import Key, as_key, as_path, leaf_paths
+from envkit.data.transition import collect_reset_masks, leaves, merge_reset
+from envkit.env.base import EnvBase, OutputLeaf
+from envkit.errors import FusionError
+from envkit.specs import Composite
+from envkit.transforms.core.base import Transform
+from envkit.transforms.core.wrapper import Wrapper
+
+__all__ = ["Passage"]
+
+_OUTPUTS = ("observation", "reward", "done")
+
+
+@dataclass(frozen=True)
+class _Route:
+    """Which env is stepped, and where each transform runs, first to last."""
+
+    stepper: EnvBase
+    fused: list[Transform]
+    outside: list[Transform]
+    is_direct: bool
+    """Whether the stepper is one made to run transforms, and runs all there are."""
+
+
+@dataclass
+class _Step:
+    """A step on its way: what the user gave, what the stepper is given, and which rows move."""
+
+    td: TensorDictBase
+    inner: TensorDictBase
+    mask: torch.Tensor | None
+    resets_too: bool = False
+
+
+class Passage(Wrapper):
+    """The part of a `TransformedEnv` that resets and steps."""
+
+    _transform: Transform
+    _sent: _Step | None
+
+    sees_empty_masks = True  # the base env decides
+
+    _found_route: _Route | None = None
+
+    @property
+    def _route(self) -> _Route:
+        if not (self._spec_locked and self.base_env._may_be_fused):
+            # programs are made for specs that stay, and for envs that step as their class says
+            return _Route(self.base_env, [], [self._transform], is_direct=False)
+        if self._found_route is None:
+            self._found_route = self._find_route()
+        return self._found_route
+
+    def _find_route(self) -> _Route:
+        _ = self.output_spec  # some transforms find their keys when specs are read
+        transforms = self._transform.flat()
+        stepper, count = self.base_env._fuse(transforms)
+        outside = transforms[count:] if count or not transforms else [self._transform]
+        is_direct = not outside and stepper is not self.base_env
+        return _Route(stepper, transforms[:count], outside, is_direct)
+
+    def _lock_own(self, mode: bool) -> None:
+        if not mode:
+            self._found_route = None  # specs may be edited from now on
+        super()._lock_own(mode)
+
+    def _store(self, side: str, kind: str, spec: Composite) -> None:
+        self._found_route = None
+        super()._store(side, kind, spec)
+
+    def _fuse(self, transforms: list[Transform]) -> tuple[EnvBase, int]:
+        route = self._route
+        return route.stepper._fuse(transforms) if route.is_direct else (self, 0)
+
+    # --------------------------------------------------------------------------------------- reset
+
+    def _check_batch(self, td: TensorDictBase) -> None:
+        if self.base_env.is_closed:
+            self.base_env._check_batch(td)  # an env that starts at its first use starts here
+        if self.batch_locked and td.batch_size != self.batch_size:
+            super()._check_batch(td)
+
+    def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        route = self._route
+        if route.is_direct:
+            root = route.stepper._reset(td, **kwargs)
+        else:
+            root = self._reset_through(route, td, **kwargs)
+        if td is not None:
+            self._settle_inner(td, root)
+            for transform in route.fused:
+                transform._settle(td, root)
+        return root
+
+    def _settle_inner(self, td: TensorDictBase, root: TensorDictBase) -> None:
+        """Have envs inside this one settle ``td`` as if they were given it; see `Transform._settle`."""
+        if not isinstance(self.base_env, Passage):
+            return
+        settled = td.empty()
+        self.base_env._settle_inner(settled, root)
+        for transform in self.base_env._transform.flat():
+            transform._settle(settled, root)
+        shown = {as_path(key) for key in self.observation_keys}
+        for path, value in leaves(settled):
+            if path in shown:
+                td.set(as_key(path), value)
+
+    def _reset_through(
+        self, route: _Route, td: TensorDictBase | None, **kwargs: Any
+    ) -> TensorDictBase:
+        given = None if td is None else td.copy()
+        if given is None and self._has_preprocess:
+            given = TensorDict({}, batch_size=self.batch_size, device=self.device)
+        if given is not None:
+            for transform in reversed(route.outside):
+                given = transform._reset_env_preprocess(given)
+            given = given.exclude("next", *self._hidden_keys)
+        begun = [transform._already_begun(td) for transform in route.outside]
+        begun = next((answer for answer in begun if answer is not None), None)
+        if begun is None or given is None:
+            root = route.stepper.reset(given, **kwargs)
+        else:
+            root = self._reset_the_rest(given, *begun, **kwargs)
+        return self._shown_root(root.empty() if td is None else td, root)
+
+    def _reset_the_rest(
+        self, given: TensorDictBase, rows: torch.Tensor, begun: TensorDictBase, **kwargs: Any
+    ) -> TensorDictBase:
+        """Reset the stepper where a mask asks for it and the episode has not begun by itself."""
+        stepper = self._route.stepper
+        masks = {key: given.get(key, None) for key in stepper.reset_keys}
+        rest = {
+            key: rules.still_to_reset(mask, rows) for key, mask in masks.items() if mask is not None
+        }
+        if not any(bool(mask.any()) for mask in rest.values()):
+            return begun
+        given.update(rest)
+        root = stepper.reset(given, **kwargs)
+        for path, value in leaves(begun):
+            key = as_key(path)
+            root.set(key, rules.choose(rows, value, root.get(key)))
+        return root
+
+    def _shown_root(self, td: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
+        """Show what the stepper says after a reset, which was asked for with ``td``."""
+        route = self._route
+        keys = [*route.stepper.observation_keys, *route.stepper.done_keys]
+        root = root.select(*keys, strict=False)
+        for transform in route.outside:
+            root = transform._reset(td, root)
+        return root
+
+    @property
+    def _has_preprocess(self) -> bool:
+        return any(
+            type(transform)._reset_env_preprocess is not Transform._reset_env_preprocess
+            for part in self._route.outside
+            for transform in part.flat()
+        )
+
+    @property
+    def _hidden_keys(self) -> list[Key]:
+        def build() -> list[Key]:
+            stepper = self._route.stepper
+            read = {as_path(key) for key in (*stepper.state_keys, *stepper.action_keys)}
+            return [key for key in stepper.observation_keys if as_path(key) not in read]
+
+        return self._cached("hidden_keys", build)
+
+    # ---------------------------------------------------------------------------------------- step
+
+    def _entering(self, td: TensorDictBase) -> _Step:
+        """Run the inverse pass on a copy of a step's input and read the mask it leaves."""
+        self._check_batch(td)
+        inner = td.exclude("next").copy()
+        for transform in reversed(self._route.outside):
+            inner = transform._inv_call(inner)
+        mask = inner.get(rules.STEP, None)
+        if mask is not None:
+            mask = rules.step_mask(mask, inner.batch_size)
+            inner = inner.exclude(rules.STEP, inplace=True)
+            mask = None if bool(mask.all()) else mask
+        return _Step(td, inner, mask)
+
+    def _step_send(self, td: TensorDictBase) -> None:
+        self._checked_step(td, advance=False)()
+
+    def _checked_step(self, td: TensorDictBase, *, advance: bool) -> Callable[[], None]:
+        route = self._route
+        if route.is_direct:
+            self._check_batch(td)
+            return partial(self._begin, None, route.stepper._checked_step(td, advance=advance))
+        step = self._entering(td)
+        if advance:
+            free = step.mask is None and td.get("next", None) is None
+            outside = [leaf for transform in route.outside for leaf in transform.flat()]
+            step.resets_too = free and all(leaf.only_adds_done for leaf in outside)
+        return self._ready(step)
+
+    def _ready(self, step: _Step) -> Callable[[], None]:
+        """Have the stepper check its part of a step, and give what begins it."""
+        stepper = self._route.stepper
+        if step.mask is None:
+            return partial(
+                self._begin, step, stepper._prepared(step.inner, advance=step.resets_too)
+            )
+        if not bool(step.mask.any()):
+            return partial(self._begin, step, None)
+        inner = step.inner.exclude(*self._hidden_keys).set(rules.STEP, step.mask)
+        return partial(self._begin, step, stepper._prepared(inner))
+
+    def _begin(self, step: _Step | None, begin: Callable[[], None] | None) -> None:
+        self._sent = step
+        if begin is not None:
+            begin()
+
+    def _step_recv(self) -> TensorDictBase:
+        step = self._sent
+        if step is None:
+            return self._route.stepper._step_recv()
+        following = self._following(step)
+        return self._attach_next(step.td.exclude(rules.STEP, inplace=True), following)
+
+    def _following(self, step: _Step) -> TensorDictBase:
+        """Receive what the stepper made of a step, and show it."""
+        stepper = self._route.stepper
+        if step.mask is None:
+            return self._shown_next(step.inner, stepper._finish_step())
+        skipped = self._skipped_next(step.td)
+        if not bool(step.mask.any()):
+            return skipped
+        done = stepper._finish_step()
+        if not self.batch_locked:
+            rows = step.mask
+            stepped = self._shown_next(step.inner[rows], done[rows])  # type: ignore[arg-type]
+            return self._scatter(rows, stepped, skipped)
+        stepped = self._shown_next(step.inner.set(rules.STEP, step.mask), done)
+        return _kept_where_skipped(step.mask, stepped, skipped)
+
+    def _skipped_next(self, td: TensorDictBase) -> TensorDictBase:
+        if not isinstance(td, LazyStackedTensorDict) or td.stack_dim:
+            return super()._skipped_next(td)
+        rows = [
+            self._skipped(part, own, self.batch_dims - 1)
+            for part, own in zip(td.unbind(0), self._leaves_by_row(td.shape[0]), strict=True)
+        ]
+        return LazyStackedTensorDict(*rows, stack_dim=0)
+
+    def _leaves_by_row(self, rows: int) -> list[list[OutputLeaf]]:
+        """List the output leaves of each row of a batch, which may differ."""
+        if not self.batch_locked:
+            return [self._output_leaves] * rows
+
+        def build() -> list[list[OutputLeaf]]:
+            specs = {kind: getattr(self, f"full_{kind}_spec") for kind in _OUTPUTS}
+            return [
+                [
+                    (path, kind, spec[row][as_key(path)])
+                    for kind, spec in specs.items()
+                    for path in leaf_paths(spec[row])
+                ]
+                for row in range(rows)
+            ]
+
+        return self._cached("leaves_by_row", build)
+
+    def _shown_next(self, inner: TensorDictBase, done: TensorDictBase) -> TensorDictBase:
+        """Show the ``next`` of a step the stepper has done, which was given ``inner``."""
+        following = done.get("next")
+        if done is inner:
+            inner = inner.exclude("next", inplace=True)
+        for transform in self._route.outside:
+            following = transform._step(inner, following)
+        return following
+
+    def _step_inverted(self, td: TensorDictBase) -> TensorDictBase:
+        """Step with an input that has been through the inverse pass, for a transform of this env."""
+        mask = td.get(rules.STEP, None)
+        self._ready(_Step(td, td.exclude("next", rules.STEP).copy(), mask))()
+        return self._step_recv()
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        raise NotImplementedError("a TransformedEnv steps through _step_send and _step_recv.")
+
+    # ----------------------------------------------------------------------------- step, then reset
+
+    def _advance_send(self, td: TensorDictBase) -> None:
+        self._checked_step(td, advance=True)()
+
+    def _step_last(self, td: TensorDictBase) -> TensorDictBase:
+        route = self._route
+        if not route.is_direct or not self._steps_by_itself:
+            return self.step(td)
+        self._check_batch(td)
+        return route.stepper._step_last(td)
+
+    def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
+        step, stepper = self._sent, self._route.stepper
+        if step is None:
+            return stepper._advance_recv()
+        if not step.resets_too:
+            return super()._advance_recv()
+        done, root = stepper._finish_advance()
+        ended = done.get("next").select(*stepper.done_keys)
+        following = self._shown_next(step.inner, done)
+        data = self._attach_next(step.td.exclude(rules.STEP, inplace=True), following)
+        following = self.step_mdp(data)
+        if not self._reset_is_due(following):
+            return data, following
+        root = self._also_reset(root, following, ended)
+        masks = collect_reset_masks(following, self.done_levels, self.full_done_spec)
+        fresh = self._shown_root(following, root)
+        self._refuse_done(fresh, following, masks)
+        return data, merge_reset(following, fresh, masks, keeps_last=self.keeps_last_output)
+
+    def _also_reset(
+        self, root: TensorDictBase, asked: TensorDictBase, ended: TensorDictBase
+    ) -> TensorDictBase:
+        """Reset in the stepper what ``asked`` wants reset and the stepper has not begun anew."""
+        stepper = self._route.stepper
+        stepper.any_done(ended)
+        late = {}
+        for key in stepper.reset_keys:
+            mask = asked.get(key, None)
+            if mask is not None:
+                late[key] = rules.still_to_reset(mask, ended.get(key, None))
+        if not any(bool(mask.any()) for mask in late.values()):
+            return root
+        return stepper.reset(root.update(late))
+
+    # --------------------------------------------------------------------------- as one program
+
+    def unroll(
+        self, td: TensorDictBase, steps: int, policy: Any = None, **options: Any
+    ) -> tuple[TensorDict, TensorDict]:
+        """Take many steps in one program, transforms included; see `JaxEnv.unroll`.
+
+        Raises:
+            FusionError: (a NotImplementedError) some transforms cannot run inside the program, or the
+                env has none.
+        """
+        self._require_no_override(draws=policy is None)
+        route = self._route
+        if not hasattr(type(route.stepper), "unroll"):
+            raise FusionError(
+                f"unroll needs a stateless env, whose steps are one program, but this is a "
+                f"{type(route.stepper).__name__} behind transforms. Use "
+                "rollout(steps, break_when_any_done=False), which goes step by step."
+            )
+        outside = [leaf for transform in route.outside for leaf in transform.flat()]
+        if outside:
+            names = ", ".join(type(leaf).__name__ for leaf in outside)
+            raise FusionError(
+                f"unroll would pass {names} by: these transforms run outside the programs of the env "
+                "(docs/transforms.md says which run inside; all before them must). Use "
+                "rollout(steps, break_when_any_done=False), which goes step by step."
+            )
+        run: Any = route.stepper.unroll
+        return run(td, steps, policy, **options)
+
+    @property
+    def traces(self) -> dict[str, int]:
+        """How often each program that this env runs was traced, by name; see `JaxEnv`."""
+        stepper: Any = self._route.stepper
+        return stepper.traces
+
+    @property
+    def _runner(self) -> EnvBase | None:
+        """What can do whole runs in place of this env, if anything can."""
+        return self._route.stepper if self._route.is_direct else None
+
+    def _fast_rollout(self, *run: Any) -> TensorDictBase | list[TensorDictBase] | None:
+        return None if self._runner is None else self._runner._fast_rollout(*run)
+
+
+def _kept_where_skipped(
+    mask: torch.Tensor, stepped: TensorDictBase, skipped: TensorDictBase
+) -> TensorDictBase:
+    """Take ``stepped`` where ``mask`` is set and ``skipped`` elsewhere; writes to ``stepped``."""
+    if isinstance(stepped, LazyStackedTensorDict):
+        parts = zip(mask, stepped.unbind(0), skipped.unbind(0), strict=True)
+        return LazyStackedTensorDict(*(_kept_where_skipped(*part) for part in parts), stack_dim=0)
+    for path, value in leaves(stepped):
+        kept = skipped.get(as_key(path), None)
+        if isinstance(value, torch.Tensor) and kept is not None:
+            stepped.set(as_key(path), rules.choose(mask, value, kept))
+    return stepped

@@ -1,0 +1,101 @@
+"""An env that is another env, in all it does not say itself.
+
+`Wrapper` decides what a wrapped env answers for its wrapper. It does not know transforms.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from envkit.env.base import EnvBase
+
+__all__ = ["Wrapper"]
+
+
+class Wrapper(EnvBase):
+    """Base of envs around another env, ``base_env``.
+
+    Attributes that neither the class nor the instance has are those of the base env, unless their name
+    begins with an underscore.
+    """
+
+    base_env: EnvBase
+
+    def __init__(self, base_env: EnvBase):
+        nn.Module.__init__(self)  # what EnvBase would set is asked of the base env
+        self.base_env = base_env
+        self._in_use = base_env._in_use
+
+    @EnvBase.batch_locked.getter
+    def batch_locked(self) -> bool:
+        """True when the base env accepts its own batch size only."""
+        return self.base_env.batch_locked
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the base env is closed."""
+        return self.base_env.is_closed
+
+    @property
+    def run_type_checks(self) -> bool:
+        """Whether the base env compares dtypes with its specs."""
+        return self.base_env.run_type_checks
+
+    @run_type_checks.setter
+    def run_type_checks(self, value: bool) -> None:
+        self.base_env.run_type_checks = value
+
+    @property
+    def allow_done_after_reset(self) -> bool:
+        """Whether the base env accepts done flags that are set right after a reset."""
+        return self.base_env.allow_done_after_reset
+
+    @allow_done_after_reset.setter
+    def allow_done_after_reset(self, value: bool) -> None:
+        self.base_env.allow_done_after_reset = value
+
+    @property
+    def keeps_last_output(self) -> bool:
+        """Whether the base env gives the last known values of what was not reset."""
+        return self.base_env.keeps_last_output
+
+    @property
+    def works_elsewhere(self) -> bool:
+        """Whether the base env steps outside this process."""
+        return self.base_env.works_elsewhere
+
+    @property
+    def _seeded_parts(self) -> list[tuple[Any, int | None]]:
+        return self.base_env._seeded_parts
+
+    @property
+    def _draws_its_own(self) -> bool:
+        return super()._draws_its_own or self.base_env._draws_its_own
+
+    @property
+    def _may_be_fused(self) -> bool:
+        return super()._may_be_fused and self.base_env._may_be_fused
+
+    def _require_no_override(self, *, draws: bool) -> None:
+        super()._require_no_override(draws=draws)
+        self.base_env._require_no_override(draws=draws)
+
+    @property
+    def _cannot_resume(self) -> str | None:
+        return self.base_env._cannot_resume
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if hasattr(type(self), name):  # a property failed: say why, do not ask another env
+                return object.__getattribute__(self, name)
+            if name.startswith("_") or "base_env" not in self.__dict__.get("_modules", {}):
+                raise
+        return getattr(self.base_env, name)
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Close the base env."""
+        self.base_env.close(raise_if_closed=raise_if_closed)
