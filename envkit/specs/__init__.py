@@ -3,7 +3,9 @@
 This package knows torch and TensorDict only. See `spec/specs.md` for the behaviour.
 """
 
-from envkit.specs.base import TensorSpec
+import torch
+
+from envkit.specs.base import TensorSpec, on_torch_function
 from envkit.specs.leaves.boxes import (
     Binary,
     Bounded,
@@ -23,7 +25,7 @@ from envkit.specs.leaves.spaces import (
     DiscreteBox,
 )
 from envkit.specs.leaves.unions import Choice
-from envkit.specs.stacks.stacked import Stacked, StackedComposite
+from envkit.specs.stacks.stacked import Stacked, StackedComposite, stack
 from envkit.specs.trees.composite import Composite
 from envkit.specs.trees.helpers import (
     check_no_exclusive_keys,
@@ -32,6 +34,8 @@ from envkit.specs.trees.helpers import (
     draws_in_order,
     make_composite_from_td,
 )
+
+on_torch_function(torch.stack, stack)
 
 __all__ = [
     "Binary",

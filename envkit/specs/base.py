@@ -2,7 +2,8 @@
 
 This module decides the public calls of a spec and everything that does not depend on its domain:
 shapes, device, dtype, the membership test, encoding. A kind of spec adds its domain: `rand` and
-`_nearest`. It knows no composite and no stack beyond asking for them in `torch.stack`.
+`_nearest`. It knows no composite and no stack: what torch's functions make of specs is registered
+by the package (`on_torch_function`).
 
 Conventions
     encoding   trailing axes that spell one value (a one-hot row); shape operations leave them.
@@ -27,9 +28,16 @@ from envkit.errors import (
 from envkit.specs import display, shapes
 from envkit.specs.shapes import Index, ShapeOp, as_shape, known
 
-__all__ = ["TensorSpec", "as_device", "checks_values", "require_dtype"]
+__all__ = ["TensorSpec", "as_device", "checks_values", "on_torch_function", "require_dtype"]
 
 Shape = int | Sequence[int]
+
+_TORCH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def on_torch_function(function: Callable[..., Any], of_specs: Callable[..., Any]) -> None:
+    """Have a function of torch, called with specs, do what ``of_specs`` does; both take the same."""
+    _TORCH_FUNCTIONS[function] = of_specs
 
 
 def checks_values() -> bool:
@@ -275,13 +283,9 @@ class TensorSpec:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func is not torch.stack:
+        if func not in _TORCH_FUNCTIONS:
             return NotImplemented
-        from envkit.specs.stacks.stacked import (
-            stack,  # a stack is a spec, so this import points both ways
-        )
-
-        return stack(*args, **(kwargs or {}))
+        return _TORCH_FUNCTIONS[func](*args, **(kwargs or {}))
 
     # -- values ------------------------------------------------------------------------
 

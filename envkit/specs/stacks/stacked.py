@@ -25,7 +25,7 @@ from envkit.specs.leaves.spaces import BoxList
 from envkit.specs.shapes import ShapeOp, names_after
 from envkit.specs.stacks.stack_base import Stack
 from envkit.specs.trees.composite import Composite
-from envkit.specs.trees.walk import as_key
+from envkit.specs.trees.walk import as_path
 
 __all__ = ["Stacked", "StackedComposite", "stack"]
 
@@ -278,7 +278,7 @@ class StackedComposite(Stack, Composite):
         return self
 
     def __delitem__(self, key: Any) -> None:
-        path = as_key(key)
+        path = as_path(key)
         self.get(path)
         self._check_unlocked(f"delete {key!r}")
         for member in self._members:

@@ -22,7 +22,7 @@ from envkit.specs.trees.walk import (
     TreeItems,
     TreeKeys,
     TreeValues,
-    as_key,
+    as_path,
     at_entry,
     is_key,
 )
@@ -83,7 +83,7 @@ class Branch(Lockable, TensorSpec):
         Raises:
             MissingKeyError: there is no such key, and no default was given.
         """
-        found = self._lookup(as_key(key))
+        found = self._lookup(as_path(key))
         if found is not MISSING:
             return found
         if default is not MISSING:
@@ -119,7 +119,7 @@ class Branch(Lockable, TensorSpec):
             SpecTypeError: neither a spec, a dict nor ``None``.
             SpecError: the child's shape does not begin with the composite's.
         """
-        name, *rest = as_key(key)
+        name, *rest = as_path(key)
         if not name:
             raise ArgumentError(f"{key!r} has an empty part. Name every part of a key.")
         if rest:
@@ -173,7 +173,7 @@ class Branch(Lockable, TensorSpec):
         return spec
 
     def __delitem__(self, key: Any) -> None:
-        *path, name = as_key(key)
+        *path, name = as_path(key)
         parent = self._lookup(tuple(path))
         if not isinstance(parent, Branch) or name not in parent._children():
             raise self._no_such_key(key)
@@ -192,7 +192,7 @@ class Branch(Lockable, TensorSpec):
         """
         self._check_unlocked(f"pop {key!r}")
         found = self.get(key, default)
-        if self._lookup(as_key(key)) is not MISSING:
+        if self._lookup(as_path(key)) is not MISSING:
             del self[key]
         return found
 
@@ -204,7 +204,7 @@ class Branch(Lockable, TensorSpec):
         """
         self._check_unlocked("update it")
         for key, spec in other.items():
-            mine = self._lookup(as_key(key))
+            mine = self._lookup(as_path(key))
             if isinstance(mine, Branch) and isinstance(spec, (Mapping, Branch)):
                 mine.update(spec)
             else:
@@ -223,7 +223,7 @@ class Branch(Lockable, TensorSpec):
         """
         separated = self.empty()
         for key in keys:
-            if self._lookup(as_key(key)) is not MISSING:
+            if self._lookup(as_path(key)) is not MISSING:
                 separated.set(key, self.pop(key))
             elif default is not None:
                 separated.set(key, default)

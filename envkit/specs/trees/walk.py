@@ -21,7 +21,7 @@ __all__ = [
     "TreeItems",
     "TreeKeys",
     "TreeValues",
-    "as_key",
+    "as_path",
     "at_entry",
     "at_member",
     "is_key",
@@ -37,7 +37,7 @@ def is_key(index: Any) -> bool:
     return isinstance(index, tuple) and len(index) > 0 and all(is_key(part) for part in index)
 
 
-def as_key(key: Any) -> tuple[str, ...]:
+def as_path(key: Any) -> tuple[str, ...]:
     """Write a key as a flat tuple of its parts.
 
     Raises:
@@ -45,9 +45,11 @@ def as_key(key: Any) -> tuple[str, ...]:
     """
     if isinstance(key, str):
         return (key,)
+    if type(key) is tuple and all(type(part) is str for part in key):
+        return key
     if not is_key(key):
         raise ArgumentError(f"{key!r} is no key. Use a string, or a tuple of strings.")
-    return tuple(name for part in key for name in as_key(part))
+    return tuple(name for part in key for name in as_path(part))
 
 
 class at_entry:
@@ -103,7 +105,7 @@ class TreeKeys(_TreeView, KeysView):
     def __contains__(self, key: Any) -> bool:
         if not is_key(key):
             return False
-        *path, name = as_key(key)
+        *path, name = as_path(key)
         if path and not self._nested:
             return False
         parent = self._tree._lookup(tuple(path))
@@ -136,6 +138,6 @@ def _walk_keys(tree: Any, nested: bool, leaves: bool) -> Iterator[Any]:
         inner = tree._is_tree(name)
         if inner and nested:
             for key in _walk_keys(tree._children()[name], nested, leaves):
-                yield (name, *as_key(key))
+                yield (name, *as_path(key))
         if not (inner and leaves):
             yield name
