@@ -23,8 +23,7 @@ from tensordict import TensorDict, TensorDictBase
 from bridges.gym.leaves import numpy_dtype
 from bridges.gym.rows import DONE, reward_array
 from envkit import rules
-from envkit.data.nesting import tensordict_of
-from envkit.data.paths import Path, as_key, as_path
+from envkit.data.paths import Path, as_key, as_path, tensordict_of
 from envkit.data.transition import leaves
 from envkit.env.policy import Policy
 from envkit.env.rollout import nonstop, until_any_done

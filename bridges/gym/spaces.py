@@ -31,8 +31,7 @@ from bridges.gym.leaves import (
     stacked_leaf,
     text_leaf,
 )
-from envkit.data.nesting import nest
-from envkit.data.paths import Path, as_key
+from envkit.data.paths import Path, as_key, nest
 from envkit.errors import SpecError, SpecStackError
 from envkit.specs import (
     Binary,

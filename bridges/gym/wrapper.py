@@ -28,8 +28,7 @@ from bridges.gym.spaces import Codec, codec_of
 from bridges.gym.vector import VectorCore, frame_skipping, is_vector
 from envkit import rules
 from envkit.data.arguments import as_batch_size, as_bool, as_int
-from envkit.data.nesting import nest
-from envkit.data.paths import as_key
+from envkit.data.paths import as_key, nest
 from envkit.data.transition import empty_like, leaves
 from envkit.env.base import EnvBase
 from envkit.env.policy import Policy

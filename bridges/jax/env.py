@@ -32,8 +32,7 @@ from bridges.jax.transformed_rows import observation_leaves
 from bridges.jax.unrolling import unroll, unroll_until
 from envkit import rules
 from envkit.data.arguments import as_int, require_tensordict
-from envkit.data.nesting import tensordict_of
-from envkit.data.paths import Key, Path, as_key
+from envkit.data.paths import Key, Path, as_key, tensordict_of
 from envkit.data.transition import collect_reset_masks, leaves
 from envkit.env.base import EnvBase
 from envkit.env.rollout import Stop

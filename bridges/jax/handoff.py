@@ -24,8 +24,7 @@ from tensordict import TensorDict, TensorDictBase
 from bridges.jax.gradients import Differentiable, Running, start
 from bridges.jax.programs import PACKED, Programs, padded_size
 from bridges.jax.specs import action_composite
-from envkit.data.nesting import tensordict_of
-from envkit.data.paths import Key, Path, as_key
+from envkit.data.paths import Key, Path, as_key, tensordict_of
 from envkit.data.transition import leaves, stepped_rows
 from envkit.env.base import EnvBase
 from envkit.errors import InputError, MissingKeyError

@@ -22,8 +22,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from bridges.dlpack import to_jit, to_torch
 from bridges.jax.policy.inputs import Actor, actor_for, free_entries
-from envkit.data.nesting import tensordict_of
-from envkit.data.paths import Key, Path, as_key, as_path
+from envkit.data.paths import Key, Path, as_key, as_path, tensordict_of
 from envkit.errors import PolicyError
 from envkit.functional import StopRule
 from envkit.specs import OneHot, TensorSpec

@@ -1,4 +1,4 @@
-"""Keys of entries, and the walk over the specs that declare them.
+"""Keys of entries, the specs that declare them, and data built from entries by path.
 
 Conventions
     key   a string when it is not nested, else a tuple of strings.
@@ -7,19 +7,19 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict
 
 from envkit.specs import Composite
+from envkit.specs.trees.walk import as_path
 
-__all__ = ["Key", "Path", "as_key", "as_path", "leaf_paths", "nodes"]
+__all__ = ["Key", "Path", "as_key", "as_path", "leaf_paths", "nest", "nodes", "tensordict_of"]
 
 Path = tuple[str, ...]
 Key = str | Path
-
-
-def as_path(key: Key) -> Path:
-    """Write a key as a tuple of strings."""
-    return (key,) if isinstance(key, str) else tuple(key)
 
 
 def as_key(path: Iterable[str]) -> Key:
@@ -38,3 +38,31 @@ def nodes(spec: Composite, path: Path = ()) -> list[tuple[Path, Composite]]:
     """List a composite and all composites below it, with their paths."""
     below = [(name, node) for name, node in spec.items() if isinstance(node, Composite)]
     return [(path, spec), *(found for name, node in below for found in nodes(node, (*path, name)))]
+
+
+def nest(entries: Mapping[Path, Any]) -> dict[str, Any]:
+    """Build nested dicts from entries by path."""
+    tree: dict[str, Any] = {}
+    for path, value in entries.items():
+        if len(path) == 1:
+            tree[path[0]] = value
+            continue
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = value
+    return tree
+
+
+def tensordict_of(
+    entries: Mapping[Path, Any], batch_size: torch.Size, device: torch.device | None
+) -> TensorDict:
+    """Build a (possibly nested) TensorDict of tensors by path that are known to fit."""
+
+    def build(node: dict[str, Any]) -> TensorDict:
+        for name, value in node.items():
+            if isinstance(value, dict):
+                node[name] = build(value)
+        return TensorDict._new_unsafe(node, batch_size=batch_size, device=device)
+
+    return build(nest(entries))

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 
 from bridges.gym.spaces import Codec
 from bridges.gym.wrapper import GymEnv
-from envkit.data.nesting import nest
+from envkit.data.paths import nest
 from envkit.specs import contains_lazy_spec
 from tests.bridges.gym_envs import same
 

@@ -24,8 +24,7 @@ import torch
 from tensordict import TensorDictBase
 
 from bridges.dlpack import to_jit, to_torch
-from envkit.data.nesting import nest
-from envkit.data.paths import Path, as_key, as_path
+from envkit.data.paths import Path, as_key, as_path, nest
 from envkit.env.policy import Policy, observation_inputs
 from envkit.errors import KeyCollisionError, PolicyError
 from envkit.rules import RESET, STEP

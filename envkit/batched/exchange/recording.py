@@ -21,8 +21,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.batched.exchange.rows import BufferExchange
-from envkit.data.nesting import tensordict_of
-from envkit.data.paths import Path, as_key
+from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.data.transition import leaves
 from envkit.errors import RolloutError
 

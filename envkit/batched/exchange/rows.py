@@ -26,8 +26,7 @@ from envkit.batched.host import ADVANCE, RESET, RESTART, STEP
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
 from envkit.batched.routing import call_by_row, can_wait, refuse_early_part, rows_of
-from envkit.data.nesting import tensordict_of
-from envkit.data.paths import Path, as_key
+from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.errors import WorkerError
 from envkit.specs import TensorSpec
 from envkit.specs.inputs import require_input
