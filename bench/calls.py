@@ -1,0 +1,136 @@
+"""Count what a warm step calls: Python functions of envkit's own, and how often control changes module.
+
+Counts do not depend on how busy a machine is, so they may be compared across commits. What a worker
+process does for a step is not counted.
+
+Conventions
+    calls      calls of Python functions defined in ``envkit`` or ``bridges``, per step.
+    functions  different ones among them.
+    changes    calls whose function lives in another module than its nearest caller of envkit's own.
+
+Run: ``python -m bench.calls``
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import gymnasium
+import torch
+
+from bench.harness import record
+from envkit import (
+    BraxEnv,
+    Compose,
+    DoubleToFloat,
+    EnvBase,
+    GymEnv,
+    InitTracker,
+    MixedEnv,
+    ParallelEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+)
+
+_ROOT = Path(__file__).parents[1]
+_OWN = tuple(f"{_ROOT / package}/" for package in ("envkit", "bridges"))
+_WARM_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What one warm step of an env calls."""
+
+    env: str
+    calls: int
+    functions: int
+    changes: int
+
+
+def count(name: str, work: Callable[[], Any]) -> Counted:
+    """Run ``work`` once and count the calls of envkit's own functions in it."""
+    calls = 0
+    changes = 0
+    functions: set[CodeType] = set()
+    modules: list[str] = []  # of the own functions that are running, innermost last
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal calls, changes
+        file = frame.f_code.co_filename
+        if not file.startswith(_OWN):
+            return
+        if event == "call":
+            calls += 1
+            functions.add(frame.f_code)
+            changes += bool(modules) and modules[-1] != file
+            modules.append(file)
+        elif event == "return":
+            modules.pop()
+
+    sys.setprofile(watch)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return Counted(name, calls, len(functions), changes)
+
+
+def count_step(name: str, env: EnvBase) -> Counted:
+    """Count one `step` of an env that has reset and taken a few steps already."""
+    try:
+        env.set_seed(0)
+        td = env.reset()
+        for _ in range(_WARM_STEPS):
+            td = env.step_mdp(env.step(env.rand_action(td)))
+        td = env.rand_action(td)
+        return count(name, lambda: env.step(td))
+    finally:
+        env.close(raise_if_closed=False)
+
+
+def make_cartpole() -> EnvBase:
+    """One CartPole, as every pool here holds."""
+    return GymEnv("CartPole-v1")
+
+
+def mixed() -> EnvBase:
+    """Two pools as one batch."""
+    return MixedEnv([SerialEnv(2, make_cartpole), SerialEnv(2, make_cartpole)])
+
+
+ENVS: dict[str, Callable[[], EnvBase]] = {
+    "GymEnv": make_cartpole,
+    "SerialEnv(2)": lambda: SerialEnv(2, make_cartpole),
+    "ParallelEnv(2), parent": lambda: ParallelEnv(2, make_cartpole),
+    "JaxEnv x64": lambda: BraxEnv("fast", batch_size=[64], device="cpu"),
+    "TransformedEnv(GymEnv, StepCounter)": lambda: TransformedEnv(make_cartpole(), StepCounter()),
+    "TransformedEnv(GymEnv, 3 transforms)": lambda: TransformedEnv(
+        make_cartpole(), Compose(InitTracker(), StepCounter(), RewardSum())
+    ),
+    "TransformedEnv(GymEnv, DoubleToFloat)": lambda: TransformedEnv(
+        make_cartpole(), DoubleToFloat(in_keys=["observation"])
+    ),
+    "MixedEnv(2 SerialEnv)": mixed,
+}
+
+
+def main() -> None:
+    """Count every env and print and record the table."""
+    gymnasium.logger.min_level = gymnasium.logger.ERROR
+    torch.set_num_threads(1)
+    rows = [count_step(name, make()) for name, make in ENVS.items()]
+    print(f"{'one warm step':40s} {'calls':>6s} {'functions':>10s} {'changes':>8s}")
+    for row in rows:
+        print(f"{row.env:40s} {row.calls:6d} {row.functions:10d} {row.changes:8d}")
+    record("calls of a warm step", {"rows": [asdict(row) for row in rows]})
+
+
+if __name__ == "__main__":
+    main()
