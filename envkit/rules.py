@@ -16,7 +16,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from array_api_compat import array_namespace
 
@@ -26,6 +26,7 @@ __all__ = [
     "DONE_LEAVES",
     "RESET",
     "STEP",
+    "Stop",
     "choose",
     "complete_done",
     "done_from",
@@ -45,6 +46,10 @@ Path = tuple[str, ...]
 STEP = "_step"
 RESET = "_reset"
 DONE_LEAVES = ("done", "terminated", "truncated")
+
+Stop = Literal["never", "any", "all"]
+"""When a run ends: never before its last step, and what is done is reset; after the first step in which
+any row is done; when all rows are, those done before frozen."""
 
 
 # ------------------------------------------------------------------------------------ done flags

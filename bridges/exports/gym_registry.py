@@ -34,7 +34,7 @@ from envkit.transforms.core.base import Transform
 from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.env import TransformedEnv
 
-__all__ = ["register"]
+__all__ = ["register_gym"]
 
 _OPTIONS = {
     "reward_threshold": None,
@@ -48,7 +48,7 @@ _OPTIONS = {
 """Options of ``register`` in any version of a gym library, with what they are when not given."""
 
 
-def register(
+def register_gym(
     env_class: Callable[..., EnvBase],
     id: str,
     *,

@@ -32,7 +32,6 @@ from envkit.data.paths import as_key, nest
 from envkit.data.transition import empty_like, leaves
 from envkit.env.base import EnvBase
 from envkit.env.policy import Policy
-from envkit.env.rollout import Stop
 from envkit.env.seeding import seed_chain
 from envkit.errors import (
     ArgumentError,
@@ -294,7 +293,7 @@ class GymWrapper(GymLikeEnv):
         return core if is_plain and self._steps_by_itself else None
 
     def _fast_rollout(
-        self, stop: Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy
+        self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy
     ) -> TensorDictBase | list[TensorDictBase] | None:
         if self.row_core() is None or stop == "all":
             return None

@@ -35,7 +35,6 @@ from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.paths import Key, Path, as_key, tensordict_of
 from envkit.data.transition import collect_reset_masks, leaves
 from envkit.env.base import EnvBase
-from envkit.env.rollout import Stop
 from envkit.env.seeding import checked_seed, drawn_seed
 from envkit.errors import (
     ArgumentError,
@@ -373,7 +372,7 @@ class JaxEnv(RowEnv):
         return is_wanted(given)
 
     def _fast_rollout(
-        self, stop: Stop, root: TensorDictBase, steps: int, policy: Any, act: Any
+        self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Any
     ) -> TensorDictBase | None:
         if not is_compilable(policy) or self._gives_gradients(root, policy):
             return None

@@ -32,7 +32,7 @@ from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import collect_reset_masks, merge_reset
 from envkit.env.base import EnvBase
 from envkit.env.policy import Policy
-from envkit.env.rollout import Stop, nonstop
+from envkit.env.rollout import nonstop
 from envkit.env.seeding import seed_chain
 from envkit.errors import (
     ArgumentTypeError,
@@ -206,7 +206,7 @@ class BatchedEnv(AttributeLookup, HostedEnv):
         raise NotImplementedError("batched envs step through _step_send and _step_recv.")
 
     def _fast_rollout(
-        self, stop: Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy
+        self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy
     ) -> TensorDictBase | list[TensorDictBase] | None:
         exchange = self._exchange
         if stop != "never" or not isinstance(exchange, BufferExchange):

@@ -25,12 +25,11 @@ from envkit.batched.serial import SerialEnv
 from envkit.batched.threads import ThreadLimit
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, CopyError
+from envkit.late import PRELOADED
 from envkit.transport import Pool, ProcessPool
 from envkit.transport.launch import choose_start_method, usable_cores
 
 __all__ = ["ParallelEnv"]
-
-_PRELOAD = ("torch", "tensordict", "gymnasium", "envkit.batched.host", "bridges.gym.wrapper")
 
 
 class ParallelEnv(BatchedEnv):
@@ -142,7 +141,7 @@ class ParallelEnv(BatchedEnv):
             timeout_s=self.timeout,
             start_timeout_s=self.start_timeout,
             building=BUILDING,
-            preload=_PRELOAD,
+            preload=PRELOADED,
             prepare=carried(),
             commands=COMMAND_NAMES,
             map_files_in=tempfile.gettempdir() if self.memmap else None,

@@ -17,24 +17,21 @@ from __future__ import annotations
 import inspect
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.arguments import as_batch_size, as_bool, require_tensordict
-from envkit.data.paths import Key, Path
+from envkit.data.paths import Key
 from envkit.env.exclusive import InUse
 from envkit.env.outputs import OutputLeaf
-from envkit.env.rollout import Stop, rollout
+from envkit.env.rollout import rollout
 from envkit.env.seeding import next_seed
 from envkit.env.stepping import Stepping
 from envkit.errors import ClosedEnvError, NotCallableError, ResumeError
+from envkit.late import late
 from envkit.specs import Composite, Stacked
-
-if TYPE_CHECKING:
-    from envkit.transforms.core.base import Transform
 
 __all__ = ["EnvBase", "OutputLeaf", "fake_step"]
 
@@ -56,13 +53,9 @@ class _EnvMeta(ABCMeta):
             return env
         env._after_init(spec_locked)
         if auto_reset:
-            from envkit.transforms.autoreset import AutoResetEnv
-
-            env = AutoResetEnv(env)
+            env = late("AutoResetEnv")(env)
         if policy is not None:
-            from envkit.transforms.recurrent import with_policy_transforms
-
-            env = with_policy_transforms(env, policy)
+            env = late("with_policy_transforms")(env, policy)
         return env
 
     @property
@@ -194,7 +187,7 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
 
     def check_env_specs(self, *args: Any, **kwargs: Any) -> None:
         """Compare a few steps with the specs; see `envkit.check_env_specs`."""
-        import_module("envkit.env.checks").check_env_specs(self, *args, **kwargs)
+        late("check_env_specs")(self, *args, **kwargs)
 
     # ------------------------------------------------------------------------------------ rollout
 
@@ -265,29 +258,7 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
             trust_policy=trust_policy,
         )
 
-    def _fast_rollout(
-        self, stop: Stop, root: TensorDictBase, steps: int, policy: Any, act: Callable
-    ) -> TensorDictBase | list[TensorDictBase] | None:
-        """Do a whole rollout at once, or None to leave it to the loop of steps.
-
-        Args:
-            stop: when it ends.
-            root: where to start, nothing in it done.
-            steps: most steps.
-            policy: what the user passed.
-            act: the same as a callable from TensorDict to TensorDict.
-
-        Returns:
-            The transitions, stacked along a last axis of time or as a list; `rollout` does the rest.
-        """
-        return None
-
     # --------------------------------------------------------------------------------- transforms
-
-    @property
-    def _books(self) -> frozenset[Path]:
-        """Observations that transforms have added for bookkeeping; see `Transform.keeps_books`."""
-        return frozenset()
 
     def append_transform(self, transform: Any) -> EnvBase:
         """Wrap this env in a transform.
@@ -300,11 +271,9 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
             A `TransformedEnv` of this env. One that is a `TransformedEnv` already is extended in
             place and returned.
         """
-        from envkit.transforms.core.env import TransformedEnv
+        return late("TransformedEnv")(self, transform)
 
-        return TransformedEnv(self, transform)
-
-    def _fuse(self, transforms: Sequence[Transform]) -> tuple[EnvBase, int]:
+    def _fuse(self, transforms: Sequence[torch.nn.Module]) -> tuple[EnvBase, int]:
         """Offer to run the first of some transforms inside this env.
 
         Returns:
@@ -367,7 +336,7 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
             "disable_env_checker": disable_env_checker,
             "apply_api_compatibility": apply_api_compatibility,
         }
-        import_module("bridges.exports.gym_registry").register(
+        late("register_gym")(
             cls,
             id,
             entry_point=entry_point,

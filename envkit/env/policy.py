@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, cast, get_type_hints, runtime_checkable
+from typing import Any, Protocol, cast, get_type_hints, runtime_checkable
 
 import torch
 from tensordict import TensorDictBase
@@ -18,11 +18,9 @@ from tensordict.nn import set_interaction_type as set_exploration_type
 from tensordict.nn.probabilistic import interaction_type as exploration_type
 
 from envkit.data.paths import Key, as_path
+from envkit.env.stepping import Stepping
 from envkit.errors import PolicyError
-
-if TYPE_CHECKING:
-    from envkit.env.base import EnvBase
-    from envkit.specs import TensorSpec
+from envkit.specs import TensorSpec
 
 __all__ = [
     "BindsToEnv",
@@ -43,12 +41,12 @@ Policy = Callable[[TensorDictBase], TensorDictBase]
 class BindsToEnv(Protocol):
     """A policy that must know the env to act in it."""
 
-    def bound_to(self, env: EnvBase) -> Policy:
+    def bound_to(self, env: Stepping) -> Policy:
         """Give the callable that acts in ``env``."""
         ...
 
 
-def as_policy(env: EnvBase, policy: Any, *, trust: bool = False) -> Policy:
+def as_policy(env: Stepping, policy: Any, *, trust: bool = False) -> Policy:
     """Turn what a user passes as a policy into a callable from TensorDict to TensorDict.
 
     Args:
@@ -195,7 +193,7 @@ class _CallOnLeaves:
             )
 
 
-def observation_inputs(env: EnvBase) -> list[Key]:
+def observation_inputs(env: Stepping) -> list[Key]:
     """List what a plain policy sees: observation entries in declared order.
 
     Nested entries that the env also reads back as state (a simulator's own state), what stands under

@@ -13,7 +13,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
@@ -23,20 +23,17 @@ from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.paths import Key, as_key, as_path, leaf_paths
 from envkit.data.transition import leaves
 from envkit.env.policy import Policy, as_policy, policy_device
+from envkit.env.stepping import Stepping
 from envkit.errors import ArgumentTypeError, BatchSizeError, DoneError, OptionError, RolloutError
 from envkit.specs import Composite, StackedComposite
 
-if TYPE_CHECKING:
-    from envkit.env.base import EnvBase
+__all__ = ["nonstop", "rollout", "until_any_done"]
 
-__all__ = ["Stop", "nonstop", "rollout", "until_any_done"]
-
-Stop = Literal["never", "any", "all"]
-Callback = Callable[["EnvBase", TensorDictBase], Any]
+Callback = Callable[[Any, TensorDictBase], Any]
 
 
 def rollout(
-    env: EnvBase,
+    env: Stepping,
     max_steps: int,
     policy: Any = None,
     callback: Callback | None = None,
@@ -85,7 +82,7 @@ def rollout(
     return result
 
 
-def _stop_rule(any_done: bool | None, all_done: bool | None) -> Stop:
+def _stop_rule(any_done: bool | None, all_done: bool | None) -> rules.Stop:
     if any_done and all_done:
         raise OptionError(
             "break_when_any_done and break_when_all_done are both True, but they exclude each "
@@ -96,7 +93,7 @@ def _stop_rule(any_done: bool | None, all_done: bool | None) -> Stop:
     return "never" if any_done is False else "any"
 
 
-def _first_root(env: EnvBase, td: TensorDictBase | None, auto_reset: bool) -> TensorDictBase:
+def _first_root(env: Stepping, td: TensorDictBase | None, auto_reset: bool) -> TensorDictBase:
     if td is not None:
         td = td.copy()  # what the caller has is not written to
         if td.device is None and env.device is not None:
@@ -115,7 +112,7 @@ def _first_root(env: EnvBase, td: TensorDictBase | None, auto_reset: bool) -> Te
 
 
 def nonstop(
-    env: EnvBase,
+    env: Stepping,
     td: TensorDictBase,
     act: Policy,
     steps: int,
@@ -139,7 +136,7 @@ def nonstop(
 
 
 def until_any_done(
-    env: EnvBase,
+    env: Stepping,
     td: TensorDictBase,
     act: Policy,
     steps: int,
@@ -147,7 +144,7 @@ def until_any_done(
     *,
     acted: bool = False,
 ):
-    """Stop after the first step in which any env is done.
+    """rules.Stop after the first step in which any env is done.
 
     ``acted`` says that ``td`` already holds its action.
     """
@@ -162,7 +159,7 @@ def until_any_done(
 
 
 def _until_all_done(
-    env: EnvBase, td: TensorDictBase, act: Policy, steps: int, callback: Callback | None
+    env: Stepping, td: TensorDictBase, act: Policy, steps: int, callback: Callback | None
 ):
     """Freeze what is done with a `_step` mask until everything is."""
     running, last = None, None
@@ -182,7 +179,11 @@ def _until_all_done(
         last, td = td, env.step_mdp(td)
 
 
-_LOOPS: dict[Stop, Callable] = {"never": nonstop, "any": until_any_done, "all": _until_all_done}
+_LOOPS: dict[rules.Stop, Callable] = {
+    "never": nonstop,
+    "any": until_any_done,
+    "all": _until_all_done,
+}
 
 
 def _repeat_frozen(
@@ -231,7 +232,7 @@ def _repeat_frozen(
 # ------------------------------------------------------------------------------------- the result
 
 
-def _stack(env: EnvBase, steps: list[TensorDictBase], *, contiguous: bool) -> TensorDictBase:
+def _stack(env: Stepping, steps: list[TensorDictBase], *, contiguous: bool) -> TensorDictBase:
     dim = len(steps[0].batch_size)
     if not contiguous:
         return LazyStackedTensorDict.lazy_stack(steps, dim)
@@ -246,7 +247,7 @@ def _stack(env: EnvBase, steps: list[TensorDictBase], *, contiguous: bool) -> Te
         ) from error
 
 
-def _strays(env: EnvBase, first: TensorDictBase) -> list[Key]:
+def _strays(env: Stepping, first: TensorDictBase) -> list[Key]:
     """Name the outputs that no spec declares: only some roots hold them, so they are dropped."""
     declared = {
         *(*env.observation_keys, *env.reward_keys, *env.done_keys, *env.state_keys),
@@ -299,7 +300,7 @@ def _require_place(key: Key, value: Any, destination: TensorDictBase) -> None:
         )
 
 
-def _require_truncated(env: EnvBase) -> None:
+def _require_truncated(env: Stepping) -> None:
     if not any("truncated" in names for names in env.done_levels.values()):
         raise DoneError(
             "set_truncated=True needs a 'truncated' entry in the done spec, but the env declares "
@@ -307,7 +308,7 @@ def _require_truncated(env: EnvBase) -> None:
         )
 
 
-def _truncate_last(env: EnvBase, result: TensorDictBase) -> None:
+def _truncate_last(env: Stepping, result: TensorDictBase) -> None:
     following = result.get("next")
     for level, names in env.done_levels.items():
         for name in ("truncated", "done") if "truncated" in names else ():

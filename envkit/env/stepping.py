@@ -97,6 +97,32 @@ class Stepping(Opaque, OutputHolder, ABC):
             A new TensorDict with observations, states, rewards and done flags of the new moment.
         """
 
+    @property
+    def _books(self) -> frozenset[Path]:
+        """Observations that transforms have added for bookkeeping; see `Transform.keeps_books`."""
+        return frozenset()
+
+    @abstractmethod
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Sample every action from its spec; see `EnvBase.rand_action`."""
+
+    def _fast_rollout(
+        self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Callable
+    ) -> TensorDictBase | list[TensorDictBase] | None:
+        """Do a whole rollout at once, or None to leave it to the loop of steps.
+
+        Args:
+            stop: when it ends.
+            root: where to start, nothing in it done.
+            steps: most steps.
+            policy: what the user passed.
+            act: the same as a callable from TensorDict to TensorDict.
+
+        Returns:
+            The transitions, stacked along a last axis of time or as a list; `rollout` does the rest.
+        """
+        return None
+
     # ------------------------------------------------------------------------------------- reset
 
     def reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:

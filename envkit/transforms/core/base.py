@@ -18,19 +18,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
 from torch import nn
 
 from envkit.data.paths import Key, Path, as_key, as_path
+from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, MissingKeyError, SpecTypeError, TransformOwnerError
 from envkit.specs import Composite
-
-if TYPE_CHECKING:
-    from envkit.env.base import EnvBase
-    from envkit.transforms.core.env import TransformedEnv
+from envkit.transforms.core.wrapper import TransformHolder
 
 __all__ = ["Keys", "Transform", "as_keys", "books_of"]
 
@@ -281,7 +279,7 @@ class Transform(nn.Module):
         self.__dict__["_owner_ref"] = weakref.ref(owner)
 
     @property
-    def container(self) -> TransformedEnv | None:
+    def container(self) -> TransformHolder | None:
         """The `TransformedEnv` this transform works for."""
         owner = self._owner
         return owner.container if isinstance(owner, Transform) else owner

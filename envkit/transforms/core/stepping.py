@@ -28,7 +28,7 @@ from envkit.env.base import EnvBase, OutputLeaf
 from envkit.errors import FusionError
 from envkit.specs import Composite
 from envkit.transforms.core.base import Transform
-from envkit.transforms.core.wrapper import Wrapper
+from envkit.transforms.core.wrapper import TransformHolder
 
 __all__ = ["Passage"]
 
@@ -56,7 +56,7 @@ class _Step:
     resets_too: bool = False
 
 
-class Passage(Wrapper):
+class Passage(TransformHolder):
     """The part of a `TransformedEnv` that resets and steps."""
 
     _transform: Transform

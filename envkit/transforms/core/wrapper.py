@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 from torch import nn
 
 from envkit.env.base import EnvBase
 
-__all__ = ["Wrapper"]
+__all__ = ["TransformHolder", "Wrapper"]
 
 
 class Wrapper(EnvBase):
@@ -99,3 +100,15 @@ class Wrapper(EnvBase):
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the base env."""
         self.base_env.close(raise_if_closed=raise_if_closed)
+
+
+class TransformHolder(Wrapper):
+    """What a transform asks of the env that it works for."""
+
+    @abstractmethod
+    def _env_before(self, transform: Any) -> EnvBase:
+        """Give the env as ``transform``, one of this env's, sees it."""
+
+    @abstractmethod
+    def _changed(self) -> None:
+        """Forget what was read from the specs; it is read again at the next use."""

@@ -1,0 +1,27 @@
+"""The one way up: what a lower layer offers but a higher one does, looked up when it is called.
+
+Imports point down. `EnvBase.append_transform`, `EnvBase.check_env_specs` and a few more are written
+for users in the class they know, and done by modules that stand on that class. They find them here by
+name, in the table of the front door or in the one below. A contract of import-linter names who may.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["PRELOADED", "late"]
+
+_NOT_PUBLIC = {
+    "register_gym": "bridges.exports.gym_registry",
+    "with_policy_transforms": "envkit.transforms.recurrent",
+}
+
+PRELOADED = ("torch", "tensordict", "gymnasium", "envkit.batched.host", "bridges.gym.wrapper")
+"""What worker processes find imported when they start, where it is installed."""
+
+
+def late(name: str) -> Any:
+    """Give the function or class of this name, from a layer above the one that asks."""
+    home = _NOT_PUBLIC.get(name)
+    return getattr(import_module("envkit" if home is None else home), name)
