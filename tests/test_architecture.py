@@ -18,7 +18,14 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("envkit", "bridges")
 LOOKS_UP = {"envkit", "envkit.late"}
 MAY_LOOK_UP = {"envkit.env.base", "envkit.batched.parallel"}
-MOST_LINES = 400
+STILL_UPWARD = {
+    ("bridges.gym.copies", "bridges.gym.like"),
+    ("bridges.gym.recording", "bridges.gym.wrapper"),
+    ("bridges.jax.fusing", "bridges.jax.env"),
+    ("bridges.jax.policy.inputs", "bridges.jax.env"),
+    ("bridges.jax.unrolling", "bridges.jax.env"),
+}
+"""Imports, most for types only, that close a cycle. None may be added; one that is gone is taken out."""
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -61,10 +68,19 @@ def graph() -> dict[str, set[str]]:
 
 
 def test_no_module_reaches_itself_through_what_it_imports(graph):
+    downward = {
+        name: {other for other in used if (name, other) not in STILL_UPWARD}
+        for name, used in graph.items()
+    }
+
     try:
-        list(TopologicalSorter(graph).static_order())
+        list(TopologicalSorter(downward).static_order())
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_imports_that_are_let_point_upward_are_there(graph):
+    assert {pair for pair in STILL_UPWARD if pair[1] not in graph[pair[0]]} == set()
 
 
 @pytest.mark.parametrize(
@@ -113,8 +129,7 @@ def test_worlds_do_not_know_each_other_and_jax_does_not_know_gym(graph):
             assert not {other for other in used if other.startswith("bridges.gym.")}, name
 
 
-def test_every_module_says_what_it_does_and_none_is_a_book():
+def test_every_module_says_what_it_does():
     for name, file in modules(ROOT).items():
         source = file.read_text()
         assert not source.strip() or ast.get_docstring(ast.parse(source)), name
-        assert source.count("\n") <= MOST_LINES, name

@@ -18,7 +18,7 @@ from bridges.gym.like import GymLikeEnv
 from bridges.jax.env import JaxEnv
 from bridges.worlds.brax import BraxWrapper
 from envkit import EnvBase, GymEnv, GymWrapper, check_env_specs, step_mdp
-from envkit.env.as_gym import GymFace
+from envkit.env.as_gym import GymView
 from envkit.errors import EnvkitError
 from envkit.specs import Composite, OneHot, Unbounded
 from tests.bridges.gym_envs import Informed
@@ -38,7 +38,7 @@ def preset(**entries):
 
 def faced(**options):
     """An env behind gym's protocol, reset."""
-    face = GymFace(Count(), **{"info_keys": None, "to_numpy": False, **options})
+    face = GymView(Count(), **{"info_keys": None, "to_numpy": False, **options})
     face.reset(None)
     return face
 

@@ -1,6 +1,6 @@
 """envkit environments in the registry of a gym library: ``gymnasium.make("MyEnv-v0")``.
 
-`register` writes an entry that builds the env and puts a `GymFace` of it behind the library's own
+`register` writes an entry that builds the env and puts a `GymView` of it behind the library's own
 ``Env`` class. Which spaces the entries of a spec have as seen from there is decided here: they
 contain exactly what `reset` and `step` give.
 
@@ -26,7 +26,7 @@ from bridges.gym.backend import gym_backend, set_gym_backend
 from bridges.gym.spaces import space_of
 from envkit.data.arguments import as_int
 from envkit.data.paths import Key
-from envkit.env.as_gym import GymFace
+from envkit.env.as_gym import GymView
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from envkit.specs import Binary, Categorical, Composite, MultiOneHot, OneHot, TensorSpec
@@ -123,7 +123,7 @@ def _build(
     env = maker(**kwargs)
     if transform is not None:
         env = TransformedEnv(env, _own(transform))
-    face = GymFace(env, info_keys=info_keys, to_numpy=to_numpy)
+    face = GymView(env, info_keys=info_keys, to_numpy=to_numpy)
     library = importlib.import_module(library_name)
     return _registered_class(library)(face, library.spaces)
 
@@ -147,7 +147,7 @@ class _Registered:
     ``env.unwrapped.envkit_env`` is the environment itself.
     """
 
-    def __init__(self, face: GymFace, spaces: ModuleType):
+    def __init__(self, face: GymView, spaces: ModuleType):
         self.face = face
         self.envkit_env = env = face.env
         self.metadata = getattr(env, "metadata", {"render_modes": []})

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from bridges.libraries import require
-from envkit.batched.creation_context import choose, chosen, forget
+from envkit.batched.creation_context import chosen, forget, set_choice
 from envkit.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["gym_backend", "library_of", "set_gym_backend"]
@@ -70,10 +70,10 @@ class set_gym_backend:
 
     def set(self) -> None:
         """Choose it until something else is chosen."""
-        choose(_CHOICE, self.backend)
+        set_choice(_CHOICE, self.backend)
 
     def __enter__(self) -> set_gym_backend:
-        self._tokens.append(choose(_CHOICE, self.backend))
+        self._tokens.append(set_choice(_CHOICE, self.backend))
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -187,7 +187,7 @@ class GymLikeEnv(EnvBase):
 
     # ----------------------------------------------------------------------------- steps and resets
 
-    sees_empty_masks = True  # and refuses them
+    resets_on_empty_mask = True  # and refuses them
 
     @property
     def _simulator(self) -> Any:

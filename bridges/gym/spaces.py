@@ -49,7 +49,7 @@ from envkit.specs.stacks.stacked import stack
 
 __all__ = ["Codec", "codec_of", "space_of"]
 
-Rows = Mapping[Path, np.ndarray]
+ArraysByPath = Mapping[Path, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Codec:
 
     # --------------------------------------------------------------------------- rows of many envs
 
-    def writer(self, rows: Rows) -> Callable[[Any], None]:
+    def writer(self, rows: ArraysByPath) -> Callable[[Any], None]:
         """Give the function that writes a value of the space into one environment's rows.
 
         It raises `EncodingError` where a value has another shape than its space says, or does not
@@ -113,7 +113,7 @@ class Codec:
 
         return write
 
-    def read(self, rows: Rows) -> list[Any]:
+    def read(self, rows: ArraysByPath) -> list[Any]:
         """Turn leaves with one leading axis into that many values of the space.
 
         Nothing is checked: they are what the specs say.

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from envkit import rules
-from envkit.arrays.leaves import Changes, Leaves, changed
+from envkit.arrays.leaves import Changes, Leaves, with_changes
 from envkit.errors import KeyCollisionError
 from envkit.functional import BatchedEnv, Timestep, done_of, name_of
 
@@ -245,7 +245,7 @@ class NamedRows:
             if own and mask is not None:
                 own = {**own, **transform.seen_leaves(seen, mask, constants)}
                 constants |= own
-            leaves = changed(leaves, hook(transform, seen, constants))
+            leaves = with_changes(leaves, hook(transform, seen, constants))
             after.append(own)
         return leaves, tuple(after)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["Changes", "Leaves", "changed"]
+__all__ = ["Changes", "Leaves", "with_changes"]
 
 Path = tuple[str, ...]
 Changes = Mapping[Path, Any]
@@ -41,7 +41,7 @@ class Leaves(Mapping[Path, Any]):
         return len(self._entries)
 
 
-def changed(leaves: Mapping[Path, Any], changes: Changes) -> dict[Path, Any]:
+def with_changes(leaves: Mapping[Path, Any], changes: Changes) -> dict[Path, Any]:
     """Give ``leaves`` with ``changes`` made."""
     merged = {**leaves, **changes}
     return {path: leaf for path, leaf in merged.items() if leaf is not None}

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import Any
 
-__all__ = ["choose", "chosen", "forget", "holding"]
+__all__ = ["chosen", "forget", "holding", "set_choice"]
 
 _choices: ContextVar[Mapping[str, Any] | None] = ContextVar("choices", default=None)
 
@@ -25,7 +25,7 @@ def chosen() -> Mapping[str, Any]:
     return _choices.get() or {}
 
 
-def choose(name: str, value: Any) -> Token:
+def set_choice(name: str, value: Any) -> Token:
     """Make a choice from now on; `forget` takes the token."""
     return _choices.set({**chosen(), name: value})
 

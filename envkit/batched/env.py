@@ -24,7 +24,7 @@ from envkit.batched.attributes import AttributeLookup
 from envkit.batched.exchange.recording import record_random, record_rollout
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
-from envkit.batched.pool_owner import HostedEnv
+from envkit.batched.pool_owner import PoolOwner
 from envkit.batched.routing import call_by_row
 from envkit.batched.stacking import by_row, empty_rows, keep_unstepped, stack_rows
 from envkit.data.arguments import require_tensordict
@@ -47,8 +47,8 @@ from envkit.specs import draws_in_order
 __all__ = ["BatchedEnv"]
 
 
-class BatchedEnv(AttributeLookup, HostedEnv):
-    """Base of SerialEnv and ParallelEnv; see `HostedEnv` for the arguments.
+class BatchedEnv(AttributeLookup, PoolOwner):
+    """Base of SerialEnv and ParallelEnv; see `PoolOwner` for the arguments.
 
     A public name that it does not have is looked up on the sub-envs, see `attributes`.
     """

@@ -21,7 +21,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.data.paths import Key, Path, as_key, as_path
-from envkit.data.transition import choose, leaves
+from envkit.data.transition import choose_leaf, leaves
 from envkit.env.base import EnvBase
 from envkit.errors import SpecError
 from envkit.specs import TensorSpec
@@ -79,7 +79,7 @@ class Member:
             for path, value in leaves(newest):
                 before = self.newest.get(as_key(path), None)
                 if before is not None:
-                    newest.set(as_key(path), choose(rows.to(value.device), value, before))
+                    newest.set(as_key(path), choose_leaf(rows.to(value.device), value, before))
         self.newest = newest
 
     @property

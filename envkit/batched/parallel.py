@@ -44,7 +44,7 @@ class ParallelEnv(BatchedEnv):
         mp_start_method: "forkserver" (the default where it exists) or "spawn". "fork" is refused
             once JAX has started.
 
-    The other arguments are those of every batched env, see `HostedEnv`.
+    The other arguments are those of every batched env, see `PoolOwner`.
 
     Raises:
         ArgumentError: ``use_buffers=True`` without memory that processes share, or an unknown

@@ -1,6 +1,6 @@
 """When sub-envs are built, what is known of them then, and how they end.
 
-`HostedEnv` holds what a batched env was given, starts the pool at the first use, reads metadata once
+`PoolOwner` holds what a batched env was given, starts the pool at the first use, reads metadata once
 for each task, and derives the specs, the device and the layout of results from it. It does not
 know steps, masks or attributes.
 
@@ -46,10 +46,10 @@ from envkit.errors import (
 from envkit.specs import Composite
 from envkit.transport import Pool
 
-__all__ = ["HostedEnv"]
+__all__ = ["PoolOwner"]
 
 
-class HostedEnv(EnvBase):
+class PoolOwner(EnvBase):
     """An env whose sub-envs live in a pool that starts when it is first needed.
 
     Args:

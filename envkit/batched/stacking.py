@@ -19,7 +19,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit.batched.metadata import EnvMetaData
 from envkit.data.paths import as_key
-from envkit.data.transition import choose, leaves
+from envkit.data.transition import choose_leaf, leaves
 from envkit.errors import ArgumentError
 
 __all__ = ["by_row", "empty_rows", "has_own_rows", "keep_unstepped", "stack_rows"]
@@ -92,7 +92,7 @@ def keep_unstepped(
     """
     for path, value in leaves(made):
         kept = skipped.get(as_key(path), None)
-        skipped.set(as_key(path), value if kept is None else choose(mask, value, kept))
+        skipped.set(as_key(path), value if kept is None else choose_leaf(mask, value, kept))
     return skipped
 
 

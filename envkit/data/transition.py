@@ -32,7 +32,7 @@ __all__ = [
     "OutputLeaf",
     "any_done",
     "carry",
-    "choose",
+    "choose_leaf",
     "collect_reset_masks",
     "drop_private",
     "forget",
@@ -287,7 +287,7 @@ def _selected(
             return fresh
         kept = torch.zeros_like(fresh)
     if len(td.batch_size) or not isinstance(fresh, torch.Tensor):
-        return choose(rules.reduce_mask(mask, fresh.shape, len(td.batch_size)), fresh, kept)
+        return choose_leaf(rules.reduce_mask(mask, fresh.shape, len(td.batch_size)), fresh, kept)
     if _is_alike(fresh, kept):
         return rules.choose(rules.reduce_mask(mask, fresh.shape, 0), fresh, kept)
     return fresh if bool(mask.any()) else kept  # one env, and an entry that changes its shape
@@ -338,14 +338,14 @@ def forget(
             root.set(as_key(path), rules.choose(mask, torch.zeros_like(kept), kept))
 
 
-def choose(mask: torch.Tensor, fresh: Any, kept: Any) -> Any:
+def choose_leaf(mask: torch.Tensor, fresh: Any, kept: Any) -> Any:
     """Do what `rules.choose` does, for leaves that are no tensors as well."""
     if isinstance(fresh, torch.Tensor) and isinstance(kept, torch.Tensor):
         return rules.choose(mask, fresh, kept)
     if mask.ndim == 0:
         return fresh if bool(mask) else kept
     rows = zip(mask.unbind(0), fresh.unbind(0), kept.unbind(0), strict=True)
-    return NonTensorStack(*(choose(*row) for row in rows))  # type: ignore[abstract]
+    return NonTensorStack(*(choose_leaf(*row) for row in rows))  # type: ignore[abstract]
 
 
 def drop_private(td: TensorDictBase, name: str) -> TensorDictBase:

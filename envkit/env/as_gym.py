@@ -1,6 +1,6 @@
 """An environment seen through gym's protocol: a reset that gives two values, a step that gives five.
 
-`GymFace` decides which entries are observations and which are infos, and keeps between calls what the
+`GymView` decides which entries are observations and which are infos, and keeps between calls what the
 env reads back: a stateless env's state, what transforms count. It knows no gym library; `bridges`
 puts it behind an env class of the one that is asked for.
 
@@ -24,10 +24,10 @@ from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from envkit.specs import Composite, TensorSpec
 
-__all__ = ["GymFace"]
+__all__ = ["GymView"]
 
 
-class GymFace:
+class GymView:
     """What a gym env object says about an env, and does with it.
 
     Args:

@@ -18,7 +18,7 @@ from envkit.data.paths import as_key
 from envkit.data.transition import empty_like
 from envkit.env.base import EnvBase
 from envkit.env.conduct import faults
-from envkit.env.deviations import changed, deviations, distinct
+from envkit.env.deviations import changed_paths, deviations, distinct
 from envkit.errors import ArgumentTypeError, EnvkitError, OutOfSpecError, RolloutError
 
 __all__ = ["check_env_specs"]
@@ -148,7 +148,7 @@ def _alone(env: EnvBase, tensordict: TensorDictBase | None, find: partial) -> It
             break
         root = env.step_mdp(data)
     for name, kept, copy in taken:
-        for path in changed(copy, kept):
+        for path in changed_paths(copy, kept):
             yield (
                 f"{as_key(path)!r} of the {name} was written to by a later step: return a copy, "
                 "value.clone()"

@@ -23,7 +23,7 @@ from envkit import rules
 from envkit.data.paths import as_key
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
-from envkit.env.deviations import changed
+from envkit.env.deviations import changed_paths
 from envkit.errors import EnvkitError
 
 __all__ = ["faults"]
@@ -140,7 +140,7 @@ def _watched(env: EnvBase, lines: list[str]) -> Iterator[None]:
 
 def _written(before: TensorDictBase, after: TensorDictBase) -> Iterator[str]:
     known, now = ({path for path, _ in leaves(td)} for td in (before, after))
-    names = [*sorted(known ^ now), *(changed(before, after) if known == now else [])]
+    names = [*sorted(known ^ now), *(changed_paths(before, after) if known == now else [])]
     for path in names:
         yield (
             f"_step writes {as_key(path)!r} into its input, which is the caller's: return it in a new "
@@ -182,7 +182,7 @@ def _of_masks(env: EnvBase, start: TensorDictBase | None) -> Iterator[str]:
         following = env.step(td.clone().set(rules.STEP, moving)).get("next")[~moving]
     except EnvkitError:
         return  # it says so when a mask comes
-    for path in changed(wanted, following.select(*wanted.keys(True, True))):
+    for path in changed_paths(wanted, following.select(*wanted.keys(True, True))):
         yield (
             f"{as_key(path)!r} of rows that the '_step' mask leaves out is not that of their root: a "
             "batched env must honour the mask in _step, see docs/custom_envs.md"

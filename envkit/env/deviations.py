@@ -23,7 +23,7 @@ from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
 from envkit.specs import Composite, TensorSpec, contains_lazy_spec
 
-__all__ = ["changed", "deviations", "distinct"]
+__all__ = ["changed_paths", "deviations", "distinct"]
 
 _KINDS = {
     (): (
@@ -88,12 +88,12 @@ def distinct(lines: Iterable[str]) -> list[str]:
     return list(distinct.values())
 
 
-def changed(before: TensorDictBase, after: TensorDictBase) -> list[Path]:
+def changed_paths(before: TensorDictBase, after: TensorDictBase) -> list[Path]:
     """List the tensors of ``before`` that ``after``, of the same layout, holds with other values."""
     if isinstance(before, LazyStackedTensorDict):
         dim = before.stack_dim
         parts = zip(before.unbind(dim), after.unbind(dim), strict=True)
-        return list(dict.fromkeys(path for part in parts for path in changed(*part)))
+        return list(dict.fromkeys(path for part in parts for path in changed_paths(*part)))
     now = dict(leaves(after))
     return [
         path

@@ -75,7 +75,7 @@ class Stepping(Opaque, OutputHolder, ABC):
     works_elsewhere = False
     """Steps are made outside this process: sending them out first lets both sides work."""
 
-    sees_empty_masks = False
+    resets_on_empty_mask = False
     """`_reset` of an env without a batch is called even where its masks select nothing."""
 
     # -------------------------------------------------------------------------- for concrete envs
@@ -159,7 +159,7 @@ class Stepping(Opaque, OutputHolder, ABC):
 
     def _is_left_alone(self, masks: dict[tuple[str, ...], torch.Tensor]) -> bool:
         """Say whether masks ask nothing of an env that could not reset in part by itself."""
-        if self.sees_empty_masks or not self.batch_locked or len(self.batch_size):
+        if self.resets_on_empty_mask or not self.batch_locked or len(self.batch_size):
             return False
         governing = [rules.governing_level(level, masks) for level in self.done_levels]
         return all(level is not None and not bool(masks[level].any()) for level in governing)

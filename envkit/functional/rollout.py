@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from envkit.functional.core import Timestep, done_of
 
-__all__ = ["Policy", "Rows", "Transition", "random_policy", "transition", "unroll"]
+__all__ = ["Policy", "RowsEnv", "Transition", "random_policy", "transition", "unroll"]
 
 Policy = Callable[[Any, Any, jax.Array], Any]
 """``(params, observation, key) -> action``: batched observation and action, one raw key a step."""
@@ -33,7 +33,7 @@ Policy = Callable[[Any, Any, jax.Array], Any]
 Carry = tuple[Any, Timestep]
 
 
-class Rows(Protocol):
+class RowsEnv(Protocol):
     """What a rollout asks of many rows; `BatchedEnv` says what each function does."""
 
     def step(self, state: Any, action: Any) -> Carry: ...
@@ -67,7 +67,7 @@ class Transition:
     next_state: dict[str, jax.Array] | None = None
 
 
-def random_policy(env: Rows) -> Policy:
+def random_policy(env: RowsEnv) -> Policy:
     """Make a policy that draws from the action space; row i's draws do not depend on the batch."""
 
     def act(params: Any, observation: Any, key: jax.Array) -> Any:
@@ -78,7 +78,7 @@ def random_policy(env: Rows) -> Policy:
 
 
 def transition(
-    env: Rows,
+    env: RowsEnv,
     carry: Carry,
     policy: Policy,
     params: Any,
@@ -88,7 +88,7 @@ def transition(
     record_state: bool = False,
     moving: jax.Array | None = None,
 ) -> tuple[Carry, Transition]:
-    """Make one step of a rollout; `unroll` is a loop of these. Rows out of ``moving`` stay as they are."""
+    """Make one step of a rollout; `unroll` is a loop of these. RowsEnv out of ``moving`` stay as they are."""
     state, root = env.restart_where(done_of(carry[1]), *carry) if auto_reset else carry
     action = policy(params, root.observation, key)
     if moving is None:
@@ -109,7 +109,7 @@ def transition(
 
 
 def unroll(
-    env: Rows,
+    env: RowsEnv,
     carry: Carry,
     policy: Policy,
     params: Any,

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from envkit import rules
 from envkit.functional.core import Timestep, done_of
-from envkit.functional.rollout import Carry, Policy, Rows, Transition, transition
+from envkit.functional.rollout import Carry, Policy, RowsEnv, Transition, transition
 
 __all__ = ["StopRule", "Stopped", "unroll_until"]
 
@@ -39,7 +39,7 @@ class Stopped:
 
 
 def unroll_until(
-    env: Rows,
+    env: RowsEnv,
     carry: Carry,
     policy: Policy,
     params: Any,

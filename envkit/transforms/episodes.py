@@ -279,7 +279,7 @@ class InitTracker(FusableTransform, EpisodeTransform):
     def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
         return self._marks(fresh, lambda flags: ~episode_counters.unset(flags))
 
-    def _settle(self, td: TensorDictBase, td_reset: TensorDictBase) -> None:
+    def _update_unreset_rows(self, td: TensorDictBase, td_reset: TensorDictBase) -> None:
         for level in self._levels():  # what is not reset now is not at its start
             flags = td_reset.get(as_key(self._flag_path(level)))
             td.set(as_key((*level, self.init_key)), episode_counters.unset(flags))

@@ -3,7 +3,7 @@
 from envkit.transport.block import Block
 from envkit.transport.failure import Failure
 from envkit.transport.forkserver import ForkServer, shared_fork_server
-from envkit.transport.host import Host, MakeHost, Rows, RowsFailedError
+from envkit.transport.host import Host, MakeHost, RowCursor, RowsFailedError
 from envkit.transport.layout import Field, Layout
 from envkit.transport.local import LocalPool
 from envkit.transport.pool import Pool, Selection
@@ -20,7 +20,7 @@ __all__ = [
     "MakeHost",
     "Pool",
     "ProcessPool",
-    "Rows",
+    "RowCursor",
     "RowsFailedError",
     "Selection",
     "shared_fork_server",

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Host", "MakeHost", "Rows", "RowsFailedError", "run_rows"]
+__all__ = ["Host", "MakeHost", "RowCursor", "RowsFailedError", "run_rows"]
 
 
 class Host(Protocol):
@@ -57,7 +57,7 @@ class RowsFailedError(Exception):
         self.result = result
 
 
-class Rows(list[int]):
+class RowCursor(list[int]):
     """Row numbers that remember how far the last iteration over them came."""
 
     _cursor = None
@@ -66,20 +66,20 @@ class Rows(list[int]):
         cursor = self._cursor = super().__iter__()
         return cursor
 
-    def split(self) -> "tuple[Rows, Rows]":
+    def split(self) -> "tuple[RowCursor, RowCursor]":
         """Rows to blame for an error during the last iteration, and the rows not yet begun."""
         cursor, self._cursor = self._cursor, None
         taken = 0 if cursor is None else len(self) - length_hint(cursor)
         finished = cursor is not None and len(cursor.__reduce__()) == 2  # pickles as an empty one
         if taken == 0 or finished:
-            return self, Rows()
-        return Rows(self[taken - 1 : taken]), Rows(self[taken:])
+            return self, RowCursor()
+        return RowCursor(self[taken - 1 : taken]), RowCursor(self[taken:])
 
 
 def run_rows(
     host: Host,
     command: int,
-    rows: Rows,
+    rows: RowCursor,
     *,
     catch: type[BaseException],
     failed: Callable[[tuple[int, ...], BaseException], None],

@@ -12,7 +12,7 @@ import numpy as np
 
 from envkit.errors import ClosedEnvError
 from envkit.transport.failure import Failure, failure_of, failures_of, worker_error
-from envkit.transport.host import Host, MakeHost, Rows, RowsFailedError, run_rows
+from envkit.transport.host import Host, MakeHost, RowCursor, RowsFailedError, run_rows
 from envkit.transport.layout import ALIGNMENT_BYTES, Layout
 from envkit.transport.pool import Selection, mask_of
 
@@ -38,7 +38,7 @@ class LocalPool:
         self.start_timeout_s: float | None = None
         self._make_host = make_host
         self._commands = dict(commands or {})
-        self._rows = Rows(range(num_rows))
+        self._rows = RowCursor(range(num_rows))
         self._host: Host | None = None
         self._arrays: dict[str, np.ndarray] | None = None
         self._failures: list[Failure] = []
@@ -86,7 +86,7 @@ class LocalPool:
         host = self._require_host()
         chosen = self._rows
         if rows is not None:
-            chosen = Rows(np.flatnonzero(mask_of(rows, len(self._rows))).tolist())
+            chosen = RowCursor(np.flatnonzero(mask_of(rows, len(self._rows))).tolist())
         self._failures = []
 
         def failed(blamed: tuple[int, ...], error: BaseException) -> None:

@@ -36,7 +36,7 @@ from envkit.transport import by_value, wake
 from envkit.transport.block import Block
 from envkit.transport.channel import Channel
 from envkit.transport.failure import Failure, failures_of
-from envkit.transport.host import Host, Rows, RowsFailedError, run_rows
+from envkit.transport.host import Host, RowCursor, RowsFailedError, run_rows
 from envkit.transport.layout import Layout
 from envkit.transport.lifeline import end_with_parent, start_watching
 
@@ -150,7 +150,7 @@ class _Worker:
         self._channel = channel
         self._ear = ear
         self._reply = reply
-        self._rows = Rows(setup.rows)
+        self._rows = RowCursor(setup.rows)
         self._selected: memoryview | bytes = b""
         self._block: Block | None = None
 
@@ -174,7 +174,7 @@ class _Worker:
             if code & ALL_ROWS:
                 chosen = rows
             elif code & CHOSEN_ROWS:
-                chosen = Rows(compress(rows, self._selected))
+                chosen = RowCursor(compress(rows, self._selected))
             else:
                 self._control(host, code)
                 continue
@@ -185,7 +185,7 @@ class _Worker:
             else:
                 os.write(reply, DONE)
 
-    def _run_rest(self, host: Host, command: int, rows: Rows, error: BaseException) -> None:
+    def _run_rest(self, host: Host, command: int, rows: RowCursor, error: BaseException) -> None:
         """Go on behind the row that raised, then tell the parent of all that did."""
         name = self._setup.commands.get(command, str(command))
         failures: list[Failure] = []

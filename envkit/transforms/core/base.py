@@ -138,7 +138,7 @@ class Transform(nn.Module):
         finally:
             self.missing_tolerance = tolerated
 
-    def _settle(self, td: TensorDictBase, td_reset: TensorDictBase) -> None:
+    def _update_unreset_rows(self, td: TensorDictBase, td_reset: TensorDictBase) -> None:
         """Write to ``td`` what a reset it asked for changes in rows that were not reset.
 
         Called wherever the transform runs, inside a program or in an env inside of another one too,

@@ -17,14 +17,14 @@ from envkit.errors import ArgumentTypeError, MissingKeyError, SpecError
 from envkit.specs import Composite, StackedComposite
 from envkit.transforms.core.base import Transform, books_of
 from envkit.transforms.core.compose import Compose, as_transform
-from envkit.transforms.core.stepping import Passage
+from envkit.transforms.core.stepping import TransformStepping
 
 __all__ = ["TransformedEnv"]
 
 _BASE = "base_env."
 
 
-class TransformedEnv(Passage):
+class TransformedEnv(TransformStepping):
     """Wrap an environment in transforms.
 
     Args:

@@ -1,6 +1,6 @@
 """How resets and steps go through transforms, to an env and back.
 
-`Passage` decides when each hook runs, and which rows it sees. What masks select and what survives is
+`TransformStepping` decides when each hook runs, and which rows it sees. What masks select and what survives is
 asked of `rules` through `transition`, as in `EnvBase`. It does not know any transform.
 
 Conventions
@@ -30,7 +30,7 @@ from envkit.specs import Composite
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.wrapper import TransformHolder
 
-__all__ = ["Passage"]
+__all__ = ["TransformStepping"]
 
 _OUTPUTS = ("observation", "reward", "done")
 
@@ -56,13 +56,13 @@ class _Step:
     resets_too: bool = False
 
 
-class Passage(TransformHolder):
+class TransformStepping(TransformHolder):
     """The part of a `TransformedEnv` that resets and steps."""
 
     _transform: Transform
     _sent: _Step | None
 
-    sees_empty_masks = True  # the base env decides
+    resets_on_empty_mask = True  # the base env decides
 
     _found_route: _Route | None = None
 
@@ -113,17 +113,17 @@ class Passage(TransformHolder):
         if td is not None:
             self._settle_inner(td, root)
             for transform in route.fused:
-                transform._settle(td, root)
+                transform._update_unreset_rows(td, root)
         return root
 
     def _settle_inner(self, td: TensorDictBase, root: TensorDictBase) -> None:
-        """Have envs inside this one settle ``td`` as if they were given it; see `Transform._settle`."""
-        if not isinstance(self.base_env, Passage):
+        """Have envs inside this one settle ``td`` as if they were given it; see `Transform._update_unreset_rows`."""
+        if not isinstance(self.base_env, TransformStepping):
             return
         settled = td.empty()
         self.base_env._settle_inner(settled, root)
         for transform in self.base_env._transform.flat():
-            transform._settle(settled, root)
+            transform._update_unreset_rows(settled, root)
         shown = {as_path(key) for key in self.observation_keys}
         for path, value in leaves(settled):
             if path in shown:
