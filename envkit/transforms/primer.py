@@ -134,9 +134,13 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
             return sized
         return {path: leaf.to(device) for path, leaf in sized.items()}
 
+    _of_actions: frozenset[Path] = frozenset()
+    """Actions of the env before: a primed one is an action at the root, and no observation."""
+
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         for path, leaf in self._declared(observation_spec).items():
-            observation_spec[as_key(path)] = leaf
+            if path not in self._of_actions:
+                observation_spec[as_key(path)] = leaf
         return observation_spec
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
@@ -146,6 +150,7 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
         for path, leaf in self._declared(states).items():
             side = actions if path in known else states
             side[as_key(path)] = leaf.clone()
+        self._of_actions = frozenset(known)
         for name, spec in zip(names, (actions, states), strict=True):
             input_spec[name] = spec
         return input_spec
