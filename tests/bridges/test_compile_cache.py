@@ -14,7 +14,7 @@ from envkit.errors import ArgumentError
 
 SCRIPT = """
     import sys, jax, jax.numpy as jnp
-    from bridges import compile_cache
+    from bridges.jax import compile_cache
     from envkit import JaxEnv, cache_dir
     from tests.bridges.jax_envs import Pendulum
 
