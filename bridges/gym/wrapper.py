@@ -1,8 +1,8 @@
 """Gymnasium environments as envkit environments.
 
 `GymWrapper` decides which specs a gymnasium env gets and which way its steps take. How a single env
-is stepped on rows is known to `gym_rows`, what autoreset does to vector envs to `gym_vector`, and
-how a whole rollout is recorded to `gym_recording`.
+is stepped on rows is known to `rows`, what autoreset does to vector envs to `vector`, and
+how a whole rollout is recorded to `recording`.
 
 Conventions
     batch   () for a single env, (num_envs,) for one of gymnasium's vector envs.

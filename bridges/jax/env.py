@@ -1,7 +1,7 @@
 """Any `StatelessEnv` as a TensorDict env: compiled over rows, any batch size.
 
 `JaxEnv` decides which program runs when, and what it starts from. What is computed stands in
-`jax_programs`, how a batch becomes rows in `jax_handoff`, where gradients flow in `gradients`.
+`programs`, how a batch becomes rows in `handoff`, where gradients flow in `gradients`.
 
 Conventions
     state    everything of a row that a step needs, its PRNG key and elapsed steps included, under

@@ -1,8 +1,8 @@
 """Whole runs of a stateless env: one program, or a few of one kind, and their results as TensorDicts.
 
 This module decides what a program is given to start from, how a run is cut into programs, and how what
-they recorded is named. What is computed stands in `jax_programs`, how policies enter in
-`torch_policy.acting`.
+they recorded is named. What is computed stands in `programs`, how policies enter in
+`policy.inputs`.
 
 Conventions
     data     transitions of batch size (*batch, time). They lie time-major in memory, and are seen

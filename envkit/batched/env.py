@@ -1,7 +1,7 @@
 """Many stateful envs behind one: what SerialEnv and ParallelEnv share, which is all but the pool.
 
 `BatchedEnv` routes masks to rows, and resets, steps, seeds and saves the sub-envs. It does not know
-when they are built (`lifecycle`), processes (the pool) nor bytes (the exchange).
+when they are built (`pool_owner`), processes (the pool) nor bytes (the exchange).
 
 Conventions
     row      number of a sub-env, 0 .. num_workers - 1.

@@ -2,7 +2,7 @@
 
 `EnvBase` is what users subclass: construction and life, random actions, rollouts, transforms. One
 reset and one step stand in `stepping`, what an output must be in `outputs`, what is declared in
-`env_specs`. A new kind of env writes `_reset`, `_step`, `_set_seed` and its specs, nothing else. It
+`declared`. A new kind of env writes `_reset`, `_step`, `_set_seed` and its specs, nothing else. It
 does not know JAX, Gymnasium or processes.
 
 Conventions

@@ -2,7 +2,7 @@
 
 They travel in the data, beside the done flags they belong to, so a row can be stored and continued
 anywhere. `EpisodeTransform` decides which level each value obeys; the merge of a reset
-keeps the old values where nothing was reset; the arithmetic stands in `tally`.
+keeps the old values where nothing was reset; the arithmetic stands in `episode_counters`.
 
 Conventions
     governing level  a level of done flags with none above it: one reset mask decides for all below.

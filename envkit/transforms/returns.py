@@ -1,7 +1,7 @@
 """Running values of the rewards of an episode: their sum, and what is left of a target.
 
 Each stands beside its reward and begins anew with the episode; `episodes` says which reset it obeys,
-`tally` does the arithmetic.
+`episode_counters` does the arithmetic.
 """
 
 from __future__ import annotations

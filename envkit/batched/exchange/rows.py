@@ -1,6 +1,6 @@
 """Steps and resets through rows in memory that sub-envs share with the batched env.
 
-Rows are fast and need entries of fixed, equal shapes; `td_exchange` serves everything else. Both
+Rows are fast and need entries of fixed, equal shapes; `tensordicts` serves everything else. Both
 give the same data.
 
 Conventions

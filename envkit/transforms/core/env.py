@@ -1,7 +1,7 @@
 """An environment behind transforms.
 
 `TransformedEnv` holds the transforms and decides what they make of the base env's specs, device, seed
-and state. How resets and steps go through them stands in `passage`. It does not know any transform.
+and state. How resets and steps go through them stands in `stepping`. It does not know any transform.
 """
 
 from __future__ import annotations
