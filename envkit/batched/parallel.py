@@ -168,11 +168,12 @@ class ParallelEnv(BatchedEnv):
         """Deliver data to another device from now on; returns self.
 
         An env that runs and was seeded is seeded again, with a warning: its random actions are drawn
-        where its data is.
+        where its data is. Without a device it is on torch's default one, so that naming this moves nothing.
         """
-        before = self._device
+        before = self._device or torch.get_default_device()
         super().to(*args, **kwargs)
-        if self._pool is not None and self._seed is not None and self._device != before:
+        moved = (self._device or torch.get_default_device()) != before
+        if self._pool is not None and self._seed is not None and moved:
             warnings.warn(
                 f"this {type(self).__name__} was seeded before it moved to {self._device}; it is "
                 f"seeded again with {self._seed}, and its episodes begin anew at the next reset.",

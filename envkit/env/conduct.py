@@ -179,7 +179,7 @@ def _of_masks(env: EnvBase, start: TensorDictBase | None) -> Iterator[str]:
     moving.view(-1)[::2] = True
     wanted = cast(TensorDictBase, env._skipped_next(td)[~moving])
     try:
-        following = env.step(td.clone().set(rules.STEP, moving)).get("next")[~moving]
+        following = env.step(td.copy().set(rules.STEP, moving)).get("next")[~moving]
     except EnvkitError:
         return  # it says so when a mask comes
     for path in changed_paths(wanted, following.select(*wanted.keys(True, True))):

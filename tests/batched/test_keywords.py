@@ -490,10 +490,20 @@ def test_moving_a_seeded_parallel_env_warns_and_seeds_again(opened):
     env.set_seed(5)
     env.reset()
 
-    with pytest.warns(UserWarning, match="seeded again with 5"):
+    with torch.device("meta"), pytest.warns(UserWarning, match="seeded again with 5"):
         env.to("cpu")
 
     assert next(iter(env.seed_seen)) == 5
+
+
+def test_naming_the_device_that_the_data_is_on_anyway_begins_nothing_anew(opened):
+    env = opened(ParallelEnv(2, make_count, num_processes=1))
+    env.set_seed(5)
+    root = env.reset()
+
+    env.to("cpu")
+
+    assert env.rand_step(root)["next", "count"].tolist() == [[1], [1]]
 
 
 def test_threads_of_the_parent_are_limited_while_workers_run(opened):  # V17
