@@ -1,8 +1,8 @@
-"""What the calling code has chosen for the envs it makes, and that must hold where they are built.
+"""Carry the caller's context settings (gym backend, default dtype) to where sub-envs are built.
 
-A choice is made in a context (`contextvars`), by a ``with`` for instance, and the sub-envs of a
-batched env are built later, and maybe in another process. This module knows what is chosen and makes
-it hold again; what a choice means is known to who made it.
+A setting, here a choice, is made in a context (`contextvars`), by a ``with`` for instance; the sub-envs of a
+batched env are built later, and maybe in another process. This module collects the choices that hold in the
+caller and makes them hold there; what a choice means is known to who made it.
 
 Conventions
     choices  values by name, picklable; a mapping is never changed, only replaced by another.

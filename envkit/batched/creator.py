@@ -28,7 +28,7 @@ from envkit.env.base import EnvBase
 from envkit.errors import MissingKeyError
 from envkit.transport import by_value
 
-__all__ = ["EnvCreator", "env_creator", "with_kwargs"]
+__all__ = ["EnvCreator", "env_creator", "known_metadata", "with_kwargs"]
 
 
 class EnvCreator:
@@ -157,3 +157,8 @@ def _give(env: nn.Module, name: str, tensor: Tensor) -> None:
         parameter.data = tensor
     else:
         module._buffers[leaf] = tensor
+
+
+def known_metadata(makers: Sequence[Any], rows: Sequence[int]) -> dict[int, EnvMetaData]:
+    """Give the metadata of those rows that an `EnvCreator` makes: it has read it."""
+    return {row: makers[row].meta_data for row in rows if isinstance(makers[row], EnvCreator)}

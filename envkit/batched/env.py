@@ -48,7 +48,7 @@ __all__ = ["BatchedEnv"]
 
 
 class BatchedEnv(AttributeLookup, PoolOwner):
-    """Base of SerialEnv and ParallelEnv; see `PoolOwner` for the arguments.
+    """Base of SerialEnv and ParallelEnv; see `PoolOptions` for the keywords.
 
     A public name that it does not have is looked up on the sub-envs, see `attributes`.
     """

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from tensordict import TensorDictBase
@@ -22,6 +22,7 @@ from envkit.batched.creation_context import chosen
 from envkit.batched.env import BatchedEnv
 from envkit.batched.host import BUILDING, COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.serial import SerialEnv
+from envkit.batched.settings import PoolOptions
 from envkit.batched.threads import ThreadLimit
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, CopyError
@@ -43,8 +44,7 @@ class ParallelEnv(BatchedEnv):
         create_env_fn: callable that makes one, or a list of one per sub-env.
         mp_start_method: "forkserver" (the default where it exists) or "spawn". "fork" is refused
             once JAX has started.
-
-    The other arguments are those of every batched env, see `PoolOwner`.
+        **options: those of every batched env, see `PoolOptions`.
 
     Raises:
         ArgumentError: ``use_buffers=True`` without memory that processes share, or an unknown
@@ -67,47 +67,11 @@ class ParallelEnv(BatchedEnv):
         num_workers: int,
         create_env_fn: Callable[..., EnvBase] | EnvBase | Sequence[Callable[..., EnvBase]],
         *,
-        create_env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
-        share_individual_td: bool | None = None,
-        shared_memory: bool = True,
-        memmap: bool = False,
-        policy_proof: Any = None,
-        device: Any = None,
-        num_threads: int | None = None,
-        num_sub_threads: int = 1,
-        serial_for_single: bool = False,
-        non_blocking: bool = True,
-        num_processes: int | None = None,
-        timeout: float | None = 60.0,
-        start_timeout: float | None = 60.0,
-        on_worker_failure: str = "raise",
-        max_restarts: int = 10,
-        use_buffers: bool | None = None,
-        allow_done_after_reset: bool = False,
         mp_start_method: str | None = None,
+        **options: Unpack[PoolOptions],
     ):
         choose_start_method(mp_start_method)
-        super().__init__(
-            num_workers,
-            create_env_fn,
-            create_env_kwargs=create_env_kwargs,
-            share_individual_td=share_individual_td,
-            shared_memory=shared_memory,
-            memmap=memmap,
-            policy_proof=policy_proof,
-            device=device,
-            num_threads=num_threads,
-            num_sub_threads=num_sub_threads,
-            serial_for_single=serial_for_single,
-            non_blocking=non_blocking,
-            num_processes=num_processes,
-            timeout=timeout,
-            start_timeout=start_timeout,
-            on_worker_failure=on_worker_failure,
-            max_restarts=max_restarts,
-            use_buffers=use_buffers,
-            allow_done_after_reset=allow_done_after_reset,
-        )
+        super().__init__(num_workers, create_env_fn, **options)
         self.mp_start_method = mp_start_method
         if self.use_buffers and not self._can_share:
             raise ArgumentError(

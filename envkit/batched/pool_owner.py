@@ -1,8 +1,7 @@
-"""When sub-envs are built, what is known of them then, and how they end.
+"""Own the pool of a batched env's sub-envs: start it at the first use, describe it as one env, close it.
 
-`PoolOwner` holds what a batched env was given, starts the pool at the first use, reads metadata once
-for each task, and derives the specs, the device and the layout of results from it. It does not
-know steps, masks or attributes.
+`PoolOwner` holds what a batched env was given (`settings`, `arguments`), starts the pool, reads metadata once
+for each task, and declares what `agreement` makes of it. It does not know steps, masks or attributes.
 
 Conventions
     row      number of a sub-env, 0 .. num_workers - 1.
@@ -12,37 +11,36 @@ Conventions
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 
+from envkit.batched.agreement import agreement_of, specs_of_rows
 from envkit.batched.arguments import as_kwargs, as_makers, tasks_of
 from envkit.batched.creation_context import chosen
-from envkit.batched.creator import EnvCreator, with_kwargs
+from envkit.batched.creator import known_metadata, with_kwargs
+from envkit.batched.exchange.choice import may_use_rows
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.host import Maker
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.policy_proof import PolicyEntries, policy_entries
 from envkit.batched.recovery import Recovery, allowed_restarts, require_truncated
-from envkit.batched.settings import refuse_unknown, require_choice, require_seconds
-from envkit.batched.stacking import has_own_rows
+from envkit.batched.settings import (
+    PoolOptions,
+    refuse_unknown,
+    require_seconds,
+    require_usable,
+)
 from envkit.batched.threads import ThreadLimit
 from envkit.data.arguments import as_int
 from envkit.data.inference import lasting
+from envkit.data.keywords import completed
 from envkit.env.base import EnvBase
-from envkit.errors import (
-    ArgumentError,
-    ClosedEnvError,
-    MemoryKindError,
-    ReadOnlyError,
-    SpecError,
-    StartedError,
-)
+from envkit.errors import ClosedEnvError, ReadOnlyError, StartedError
 from envkit.specs import Composite
 from envkit.transport import Pool
 
@@ -56,37 +54,7 @@ class PoolOwner(EnvBase):
         num_workers: number of sub-envs.
         create_env_fn: callable that makes one, or a list of one callable per sub-env. An env
             instance is copied for each.
-        create_env_kwargs: keywords for it: a dict, or a list of one dict per sub-env.
-        share_individual_td: True gives each sub-env a TensorDict of its own and results are lazy
-            stacks; False gives dense results; None gives those where the sub-envs agree in keys,
-            shapes and dtypes.
-        shared_memory: rows lie in memory that all processes map.
-        memmap: rows lie in a memory-mapped file; needs ``shared_memory=False``. With both False,
-            `ParallelEnv` sends TensorDicts. One process shares nothing: `SerialEnv` uses ordinary
-            memory, whatever these say.
-        policy_proof: policy whose extra entries travel with the data, see `policy_proof`.
-        device: where data is delivered; None takes the device of the sub-envs.
-        num_threads: torch threads of this process while the workers run; None leaves them alone.
-        num_sub_threads: torch threads of each worker.
-        serial_for_single: give a `SerialEnv` where `ParallelEnv` is asked for one sub-env.
-        non_blocking: copies to the device of delivery do not wait for it.
-        num_processes: processes that share the sub-envs evenly; None takes one per core, at most
-            one per sub-env. Shows in no result.
-        timeout: seconds a step, reset or any other call may take; None sets no limit.
-        start_timeout: seconds that building sub-envs may take, at the start or when they are built anew;
-            None sets no limit. Both may be assigned while the env runs.
-        on_worker_failure: "raise", or "restart": an env that raises loses its row, a process that
-            dies or hangs those it held. Lost rows end their episode with ``truncated``, at their
-            last root values and no reward, and go on with new envs; see `recovery`.
-        max_restarts: with "restart", how many there may be before the error is raised after all.
-        use_buffers: exchange rows in memory; None does where it can. It cannot where a spec has no
-            fixed size or is no tensor, or sub-envs differ in layout; asking for it there warns. Where
-            a `SerialEnv` is not told, sub-envs that do not step on NumPy rows hand on TensorDicts all
-            the same, which keep the autograd graph; the attribute says True there too.
-        allow_done_after_reset: accept done flags right after a reset; those of sub-envs that do so
-            are accepted anyway.
-
-    `SerialEnv` takes the keywords about threads, processes and time too, without effect.
+        **options: see `PoolOptions`.
 
     Raises:
         OptionError: (a TypeError) a keyword is unknown.
@@ -97,6 +65,8 @@ class PoolOwner(EnvBase):
     """
 
     leaves_torch = True
+    _timeout_s: float | None
+    _start_timeout_s: float | None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Refuse keywords that ``__init__`` does not take."""
@@ -107,72 +77,37 @@ class PoolOwner(EnvBase):
         self,
         num_workers: int,
         create_env_fn: Callable[..., EnvBase] | EnvBase | Sequence[Callable[..., EnvBase]],
-        *,
-        create_env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
-        share_individual_td: bool | None = None,
-        shared_memory: bool = True,
-        memmap: bool = False,
-        policy_proof: Any = None,
-        device: Any = None,
-        num_threads: int | None = None,
-        num_sub_threads: int = 1,
-        serial_for_single: bool = False,
-        non_blocking: bool = True,
-        num_processes: int | None = None,
-        timeout: float | None = 60.0,
-        start_timeout: float | None = 60.0,
-        on_worker_failure: str = "raise",
-        max_restarts: int = 10,
-        use_buffers: bool | None = None,
-        allow_done_after_reset: bool = False,
+        **options: Unpack[PoolOptions],
     ):
-        super().__init__(device=device, allow_done_after_reset=allow_done_after_reset)
-        num_workers = as_int("num_workers", num_workers, least=1, meaning="the number of sub-envs")
-        if num_processes is not None:
-            meaning = "the number of processes, or leave it out to take one for each core"
-            num_processes = as_int("num_processes", num_processes, least=1, meaning=meaning)
-            if num_processes > num_workers:
-                raise ArgumentError(
-                    f"num_processes is {num_processes}, but must be between 1 and num_workers "
-                    f"({num_workers}). Pass {meaning}."
-                )
-        if num_threads is not None:
-            meaning = "the torch threads of this process, or leave it out to change nothing"
-            num_threads = as_int("num_threads", num_threads, least=1, meaning=meaning)
-        meaning = "the torch threads of each worker"
-        num_sub_threads = as_int("num_sub_threads", num_sub_threads, least=1, meaning=meaning)
-        require_choice("use_buffers", use_buffers)
-        require_choice("share_individual_td", share_individual_td)
-        if shared_memory and memmap:
-            raise MemoryKindError(
-                "shared_memory and memmap are both True, but rows lie in one of them. "
-                "Pass shared_memory=False with memmap=True."
-            )
-        self.num_workers = num_workers
-        self.shared_memory, self.memmap = shared_memory, memmap
-        self.num_threads, self.num_sub_threads = num_threads, num_sub_threads
-        self.num_processes = num_processes
-        self.timeout, self.start_timeout = timeout, start_timeout
-        self.on_worker_failure, self.max_restarts = on_worker_failure, max_restarts
-        self._allowed_restarts = allowed_restarts(on_worker_failure, max_restarts)
-        self.serial_for_single = serial_for_single
-        self.non_blocking = non_blocking
-        self._makers = as_makers(num_workers, create_env_fn)
-        self._kwargs = as_kwargs(num_workers, create_env_kwargs, "create_env_kwargs")
+        given = completed(PoolOptions, options)
+        super().__init__(device=given.device, allow_done_after_reset=given.allow_done_after_reset)
+        self.num_workers = as_int(
+            "num_workers", num_workers, least=1, meaning="the number of sub-envs"
+        )
+        require_usable(self.num_workers, given)
+        self.shared_memory, self.memmap = given.shared_memory, given.memmap
+        self.num_threads, self.num_sub_threads = given.num_threads, given.num_sub_threads
+        self.num_processes = given.num_processes
+        self.timeout, self.start_timeout = given.timeout, given.start_timeout
+        self.on_worker_failure, self.max_restarts = given.on_worker_failure, given.max_restarts
+        self._allowed_restarts = allowed_restarts(given.on_worker_failure, given.max_restarts)
+        self.serial_for_single, self.non_blocking = given.serial_for_single, given.non_blocking
+        self._makers = as_makers(self.num_workers, create_env_fn)
+        self._kwargs = as_kwargs(self.num_workers, given.create_env_kwargs, "create_env_kwargs")
         self._given_device = self._device
-        self._given_allow_done = allow_done_after_reset
-        self._given_use_buffers = self._use_buffers = use_buffers
-        self._given_share_individual_td = self._share_individual_td = share_individual_td
+        self._given_allow_done = given.allow_done_after_reset
+        self._given_use_buffers = self._use_buffers = given.use_buffers
+        self._given_share_individual_td = self._share_individual_td = given.share_individual_td
         self._choices = chosen()
-        self._policy_proof = (policy_proof,)  # in a tuple: a module would become a part of the env
+        self._policy_proof = (
+            given.policy_proof,
+        )  # in a tuple: a module would become a part of the env
         self._metadata: list[EnvMetaData] = []
         self._entries: PolicyEntries | None = None
         self._pool: Pool | None = None
         self._exchange: BufferExchange | TensorDictExchange | None = None
-        self._started_by_hand = False
-        self._was_closed = False
+        self._started_by_hand = self._was_closed = self._seed_is_static = False
         self._seed: int | None = None
-        self._seed_is_static = False
 
     def _after_init(self, spec_locked: bool) -> None:
         self._lock_when_started = self._spec_locked = spec_locked
@@ -236,16 +171,10 @@ class PoolOwner(EnvBase):
 
     @lasting()
     def _start(self) -> None:
-        makers: list[Maker] = [
-            (maker, dict(own)) for maker, own in zip(self._makers, self._kwargs, strict=True)
-        ]
+        makers = list(zip(self._makers, map(dict, self._kwargs), strict=True))
         tasks = tasks_of(self._makers, self._kwargs)
         first_rows = [tasks.index(task) for task in range(max(tasks) + 1)]
-        trusted = {
-            row: maker.meta_data
-            for row, maker in enumerate(self._makers)
-            if row in first_rows and isinstance(maker, EnvCreator)
-        }
+        trusted = known_metadata(self._makers, first_rows)
         pool = self._make_pool(makers, frozenset(first_rows) - trusted.keys())
         known = {name: vars(self).get(name) for name in ("_input_spec", "_output_spec")}
         try:
@@ -265,78 +194,44 @@ class PoolOwner(EnvBase):
             self._set_seeds(self._seed, static=self._seed_is_static)
 
     def _choose_exchange(self, pool: Pool, metadata: list[EnvMetaData]) -> None:
-        model = metadata[0]
-        fits = not any(found.is_dynamic for found in metadata) and (
-            all(found is model or found.layout() == model.layout() for found in metadata)
-        )
-        given = self._given_use_buffers
-        if given and not fits:
-            warnings.warn(
-                "use_buffers=True, but a spec has no fixed size or is no tensor, or the sub-envs "
-                "differ in keys, shapes or dtypes; TensorDicts are exchanged instead.",
-                stacklevel=10,  # the caller of what started: public calls are wrapped
-            )
-        self._use_buffers = fits and (self._can_share if given is None else given)
+        given, device, recovery = self._given_use_buffers, self._device, self._recovery
+        self._use_buffers = may_use_rows(metadata, asked=given, has_memory=self._can_share)
         if self._use_buffers and (given or self._prefers_rows(pool)):
             more = {} if self._entries is None else self._entries.specs
             self._exchange = BufferExchange(
-                pool,
-                metadata,
-                self._device,
-                more_inputs=more,
-                recovery=self._recovery,
+                pool, metadata, device, more_inputs=more, recovery=recovery
             )
         else:
+            own = bool(self._share_individual_td)
             self._exchange = TensorDictExchange(
-                pool,
-                metadata,
-                self._device,
-                individual=bool(self._share_individual_td),
-                recovery=self._recovery,
+                pool, metadata, device, individual=own, recovery=recovery
             )
-        self._exchange.deliver_to(self._device, non_blocking=self.non_blocking)
+        self._exchange.deliver_to(device, non_blocking=self.non_blocking)
 
     # ------------------------------------------------------------------- what the metadata tells
 
     def _adopt(self, metadata: list[EnvMetaData], tasks: Sequence[int]) -> None:
         """Take over specs, device and batch size from the metadata of each task."""
-        for found in metadata:
-            found.refuse_empty_nodes()
-            if self.on_worker_failure == "restart":
-                require_truncated(found)
-        _require_common_level(metadata)
-        self._device = self._delivery_device(metadata)
-        self._share_individual_td = has_own_rows(metadata, self._given_share_individual_td)
-        self._auto_done_twins = metadata[0].auto_done_twins
-        self.allow_done_after_reset = self._given_allow_done or any(
-            found.allow_done_after_reset for found in metadata
+        own_rows, device = self._given_share_individual_td, self._given_device
+        agreed = agreement_of(
+            metadata, self.num_workers, device=device, share_individual_td=own_rows
         )
-        masks = [pair for found in metadata for pair in found.action_masks]
-        self._action_masks = tuple(dict.fromkeys(masks))
-        self._batch_size = torch.Size((self.num_workers, *_batch_size(metadata)))
-        self._set_specs(metadata, tasks)
+        if self.on_worker_failure == "restart":
+            for found in metadata:
+                require_truncated(found)
+        self._device, self._batch_size = agreed.device, agreed.batch_size
+        self._share_individual_td = agreed.has_own_rows
+        self._auto_done_twins = metadata[0].auto_done_twins
+        self.allow_done_after_reset = self._given_allow_done or agreed.allows_done_after_reset
+        self._action_masks = agreed.action_masks
+        self._declare(metadata, tasks)
         if self.policy_proof is not None:
             entries = policy_entries(self, self.policy_proof)
             self._entries = PolicyEntries(entries, self.num_workers) if entries else None
-            self._set_specs([found.with_entries(entries) for found in metadata], tasks)
+            self._declare([found.with_entries(entries) for found in metadata], tasks)
 
-    def _delivery_device(self, metadata: Sequence[EnvMetaData]) -> torch.device | None:
-        devices = {found.device for found in metadata}
-        if self._given_device is None and len(devices) > 1:
-            raise SpecError(
-                f"the sub-envs deliver to different devices {sorted(map(str, devices))}. "
-                "Say where the batch shall go: device=..."
-            )
-        return self._given_device if self._given_device is not None else devices.pop()
-
-    def _set_specs(self, metadata: Sequence[EnvMetaData], tasks: Sequence[int]) -> None:
-        first = metadata[0]
-        if all(found.specs == first.specs for found in metadata[1:]):
-            specs = first.specs.expand(self.num_workers, *first.batch_size)
-        else:
-            specs = cast(Composite, torch.stack([metadata[task].specs for task in tasks], 0))
-        if self._device is not None:
-            specs = specs.to(self._device)
+    def _declare(self, metadata: Sequence[EnvMetaData], tasks: Sequence[int]) -> None:
+        specs = specs_of_rows(metadata, tasks, self._device)
         self._metadata = [metadata[task] for task in tasks]
         self._input_spec, self._output_spec = specs["input_spec"], specs["output_spec"]
         self.set_spec_lock_(self._lock_when_started)
@@ -348,10 +243,7 @@ class PoolOwner(EnvBase):
 
     @timeout.setter
     def timeout(self, timeout_s: float | None) -> None:
-        require_seconds("timeout", timeout_s)
-        self._timeout_s = timeout_s
-        if self.__dict__.get("_pool") is not None:
-            self._pool.timeout_s = timeout_s  # type: ignore[union-attr]
+        self._limit_seconds("timeout", timeout_s)
 
     @property
     def start_timeout(self) -> float | None:
@@ -360,10 +252,13 @@ class PoolOwner(EnvBase):
 
     @start_timeout.setter
     def start_timeout(self, timeout_s: float | None) -> None:
-        require_seconds("start_timeout", timeout_s)
-        self._start_timeout_s = timeout_s
-        if self.__dict__.get("_pool") is not None:
-            self._pool.start_timeout_s = timeout_s  # type: ignore[union-attr]
+        self._limit_seconds("start_timeout", timeout_s)
+
+    def _limit_seconds(self, name: str, timeout_s: float | None) -> None:
+        require_seconds(name, timeout_s)
+        vars(self)[f"_{name}_s"] = timeout_s
+        if (pool := vars(self).get("_pool")) is not None:
+            setattr(pool, f"{name}_s", timeout_s)
 
     @property
     def policy_proof(self) -> Any:
@@ -372,18 +267,12 @@ class PoolOwner(EnvBase):
 
     @property
     def use_buffers(self) -> bool | None:
-        """Whether fixed rows in memory may carry the data; before the start, what was asked for.
-
-        True also of a `SerialEnv` that was not told and hands on TensorDicts for the sake of graphs.
-        """
+        """Whether fixed rows in memory may carry the data, see `PoolOptions`; before the start, what was asked for."""
         return self._use_buffers
 
     @property
     def share_individual_td(self) -> bool | None:
-        """Whether results are lazy stacks of one TensorDict per sub-env.
-
-        Before the start, what was asked for.
-        """
+        """Whether results are lazy stacks, one TensorDict a sub-env; before the start, what was asked for."""
         return self._share_individual_td
 
     @property
@@ -501,26 +390,6 @@ class PoolOwner(EnvBase):
             kinds = dict.fromkeys(found.env_str for found in self._metadata)
             told += [f"batch_size={tuple(self._batch_size)}", f"envs={' | '.join(kinds)}"]
         return f"{type(self).__name__}({', '.join(told)})"
-
-
-def _require_common_level(metadata: Sequence[EnvMetaData]) -> None:
-    """Check that one level of done flags speaks for every sub-env: equal levels, or the root."""
-    levels = [{path[:-1] for path in found.paths("done")} for found in metadata]
-    if any(own != levels[0] for own in levels) and not all(() in own for own in levels):
-        raise SpecError(
-            "the sub-envs have done flags in different places and not all at the root: "
-            f"{[sorted(own) for own in levels]}. Add a done flag at the root to each of them."
-        )
-
-
-def _batch_size(metadata: Sequence[EnvMetaData]) -> torch.Size:
-    sizes = {found.batch_size for found in metadata}
-    if len(sizes) > 1:
-        raise SpecError(
-            f"the sub-envs have different batch sizes {sorted(map(tuple, sizes))}, but must "
-            "agree on one."
-        )
-    return sizes.pop()
 
 
 def _end(pool: Pool, limit: ThreadLimit | None) -> None:

@@ -1,12 +1,12 @@
-"""What becomes of rows whose env raised, or whose worker died or hung.
+"""Rebuild sub-envs that raised, and workers that died or hung, within a budget of restarts.
 
-`Recovery` builds them anew, within a budget, and keeps track of what is still to be done about
-them: tell that they were lost, and begin an episode. What a lost row looks like in the data, and
-how a reset travels, is the exchange's business.
+`Recovery` keeps track of what is still to be done about the rows it rebuilt: report that their episode was
+truncated, and reset the new env. What a lost row looks like in the data, and how a reset travels, is the
+exchange's business.
 
 Conventions
-    lost       the env of the row is another one than before, and no step has said so yet.
-    unstarted  the env of the row was built anew and has begun no episode; lost rows are among them.
+    lost       rows whose env was rebuilt but whose truncation has not been reported yet.
+    unstarted  rows whose env was rebuilt and has not been reset yet; lost rows are among them.
     restart    one env, or one worker with all its envs, built anew.
 """
 

@@ -22,7 +22,7 @@ __all__ = ["SerialEnv"]
 
 
 class SerialEnv(BatchedEnv):
-    """Step ``num_workers`` sub-envs in this process; see `PoolOwner` for the arguments.
+    """Step ``num_workers`` sub-envs in this process; see `PoolOptions` for the keywords.
 
     A loss on its outputs back-propagates to the stacked action where the sub-envs are
     differentiable. For that, sub-envs that do not step on NumPy rows hand on TensorDicts unless

@@ -1,21 +1,117 @@
-"""Whether what a batched env is told about itself can be used, before any sub-env is built.
+"""The keywords of every batched env: type, default and meaning of each, and what is refused before any sub-env is built.
 
-This module decides what counts as a choice, a time limit and a known keyword, and how a mistake is told.
-It does not know what the keywords mean.
+`PoolOptions` is the one list of them, which the classes show and type checkers read. What they bring about is
+decided where they are used.
 """
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
-from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
+from envkit.data.arguments import as_int
+from envkit.data.keywords import Default, keywords_of
+from envkit.errors import ArgumentError, ArgumentTypeError, MemoryKindError, OptionError
 
-__all__ = ["refuse_unknown", "require_choice", "require_seconds"]
+__all__ = ["PoolOptions", "refuse_unknown", "require_seconds", "require_usable"]
 
 
-def require_choice(name: str, value: Any) -> None:
+class PoolOptions(TypedDict, total=False):
+    """Keywords of `SerialEnv` and `ParallelEnv`.
+
+    Args:
+        create_env_kwargs: keywords for it: a dict, or a list of one dict per sub-env.
+        share_individual_td: True gives each sub-env a TensorDict of its own and results are lazy
+            stacks; False gives dense results; None gives those where the sub-envs agree in keys,
+            shapes and dtypes.
+        shared_memory: rows lie in memory that all processes map.
+        memmap: rows lie in a memory-mapped file; needs ``shared_memory=False``. With both False,
+            `ParallelEnv` sends TensorDicts. One process shares nothing: `SerialEnv` uses ordinary
+            memory, whatever these say.
+        policy_proof: policy whose extra entries travel with the data, see `policy_proof`.
+        device: where data is delivered; None takes the device of the sub-envs.
+        num_threads: torch threads of this process while the workers run; None leaves them alone.
+        num_sub_threads: torch threads of each worker.
+        serial_for_single: give a `SerialEnv` where `ParallelEnv` is asked for one sub-env.
+        non_blocking: copies to the device of delivery do not wait for it.
+        num_processes: processes that share the sub-envs evenly; None takes one per core, at most
+            one per sub-env. Shows in no result.
+        timeout: seconds a step, reset or any other call may take; None sets no limit.
+        start_timeout: seconds that building sub-envs may take, at the start or when they are built anew;
+            None sets no limit. Both may be assigned while the env runs.
+        on_worker_failure: "raise", or "restart": an env that raises loses its row, a process that
+            dies or hangs those it held. Lost rows end their episode with ``truncated``, at their
+            last root values and no reward, and go on with new envs; see `recovery`.
+        max_restarts: with "restart", how many there may be before the error is raised after all.
+        use_buffers: exchange rows in memory; None does where it can. It cannot where a spec has no
+            fixed size or is no tensor, or sub-envs differ in layout; asking for it there warns. Where
+            a `SerialEnv` is not told, sub-envs that do not step on NumPy rows hand on TensorDicts all
+            the same, which keep the autograd graph; the attribute says True there too.
+        allow_done_after_reset: accept done flags right after a reset; those of sub-envs that do so
+            are accepted anyway.
+
+    `SerialEnv` takes the keywords about threads, processes and time too, without effect.
+    """
+
+    create_env_kwargs: Annotated[dict[str, Any] | Sequence[dict[str, Any]] | None, Default(None)]
+    share_individual_td: Annotated[bool | None, Default(None)]
+    shared_memory: Annotated[bool, Default(True)]
+    memmap: Annotated[bool, Default(False)]
+    policy_proof: Annotated[Any, Default(None)]
+    device: Annotated[Any, Default(None)]
+    num_threads: Annotated[int | None, Default(None)]
+    num_sub_threads: Annotated[int, Default(1)]
+    serial_for_single: Annotated[bool, Default(False)]
+    non_blocking: Annotated[bool, Default(True)]
+    num_processes: Annotated[int | None, Default(None)]
+    timeout: Annotated[float | None, Default(60.0)]
+    start_timeout: Annotated[float | None, Default(60.0)]
+    on_worker_failure: Annotated[str, Default("raise")]
+    max_restarts: Annotated[int, Default(10)]
+    use_buffers: Annotated[bool | None, Default(None)]
+    allow_done_after_reset: Annotated[bool, Default(False)]
+
+
+def require_usable(num_workers: int, options: Any) -> None:
+    """Check numbers and choices among the options; numbers are written back as ints.
+
+    Args:
+        num_workers: number of sub-envs.
+        options: the entries of `PoolOptions` as attributes.
+
+    Raises:
+        ArgumentTypeError: one is of another type.
+        ArgumentError: a number is out of range.
+        MemoryKindError: ``shared_memory`` and ``memmap`` are both True.
+    """
+    if options.num_processes is not None:
+        meaning = "the number of processes, or leave it out to take one for each core"
+        options.num_processes = as_int(
+            "num_processes", options.num_processes, least=1, meaning=meaning
+        )
+        if options.num_processes > num_workers:
+            raise ArgumentError(
+                f"num_processes is {options.num_processes}, but must be between 1 and num_workers "
+                f"({num_workers}). Pass {meaning}."
+            )
+    if options.num_threads is not None:
+        meaning = "the torch threads of this process, or leave it out to change nothing"
+        options.num_threads = as_int("num_threads", options.num_threads, least=1, meaning=meaning)
+    meaning = "the torch threads of each worker"
+    options.num_sub_threads = as_int(
+        "num_sub_threads", options.num_sub_threads, least=1, meaning=meaning
+    )
+    _require_choice("use_buffers", options.use_buffers)
+    _require_choice("share_individual_td", options.share_individual_td)
+    if options.shared_memory and options.memmap:
+        raise MemoryKindError(
+            "shared_memory and memmap are both True, but rows lie in one of them. "
+            "Pass shared_memory=False with memmap=True."
+        )
+
+
+def _require_choice(name: str, value: Any) -> None:
     """Check a choice between yes, no and None, which leaves it to the env.
 
     Raises:
@@ -56,7 +152,7 @@ def refuse_unknown(cls: type, given: dict[str, Any]) -> None:
     Raises:
         OptionError: (a TypeError) it does not take one of them.
     """
-    parameters = inspect.signature(cls.__init__).parameters.values()
+    parameters = keywords_of(cls.__init__)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
     known = [parameter.name for parameter in parameters][1:]

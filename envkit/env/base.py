@@ -23,6 +23,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.arguments import as_batch_size, as_bool, require_tensordict
+from envkit.data.keywords import keywords_of
 from envkit.data.paths import Key
 from envkit.env.exclusive import InUse
 from envkit.env.outputs import OutputLeaf
@@ -61,7 +62,7 @@ class _EnvMeta(ABCMeta):
     @property
     def __signature__(cls) -> inspect.Signature:
         """Show what the class takes, which `__call__` above would hide: completion asks for it."""
-        _, *own = inspect.signature(cls.__init__).parameters.values()
+        _, *own = keywords_of(cls.__init__)
         names = {parameter.name for parameter in own}
         of_every_env = inspect.signature(_EnvMeta.__call__).parameters.values()
         more = [

@@ -607,6 +607,8 @@ def test_signatures_show_every_keyword():
     assert common <= serial.keys()
     assert parallel.keys() - serial.keys() == {"mp_start_method"}
     assert all(parallel[name] == shown for name, shown in serial.items())
+    assert (serial["timeout"].default, serial["timeout"].annotation) == (60.0, float | None)
+    assert serial["on_worker_failure"].default == "raise"
     assert not any(one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) for one in parallel.values())
 
 

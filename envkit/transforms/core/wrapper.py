@@ -1,6 +1,6 @@
-"""An env that is another env, in all it does not say itself.
+"""Base classes of envs that wrap another env, and answer with it for all that they do not define.
 
-`Wrapper` decides what a wrapped env answers for its wrapper. It does not know transforms.
+`Wrapper` decides which attributes are those of the wrapped env. It does not know transforms.
 """
 
 from __future__ import annotations
