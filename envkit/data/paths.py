@@ -14,12 +14,10 @@ import torch
 from tensordict import TensorDict
 
 from envkit.specs import Composite
+from envkit.specs.annotations import Key, Path
 from envkit.specs.trees.walk import as_path
 
 __all__ = ["Key", "Path", "as_key", "as_path", "leaf_paths", "nest", "nodes", "tensordict_of"]
-
-Path = tuple[str, ...]
-Key = str | Path
 
 
 def as_key(path: Iterable[str]) -> Key:

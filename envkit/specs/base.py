@@ -26,11 +26,10 @@ from envkit.errors import (
     SpecTypeError,
 )
 from envkit.specs import display, shapes
+from envkit.specs.annotations import AxisIndex, Device, Key, Place, Shape, Value
 from envkit.specs.shapes import Index, ShapeOp, as_shape, known
 
 __all__ = ["TensorSpec", "as_device", "checks_values", "on_torch_function", "require_dtype"]
-
-Shape = int | Sequence[int]
 
 _TORCH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
 
@@ -45,7 +44,7 @@ def checks_values() -> bool:
     return os.environ.get("CHECK_SPEC_ENCODE", "0").lower() not in ("", "0", "false", "no")
 
 
-def as_device(device: Any) -> torch.device:
+def as_device(device: Device | None) -> torch.device:
     """Name one device exactly; ``None`` means ``cpu`` and ``"cuda"`` the current CUDA device."""
     device = torch.device("cpu" if device is None else device)
     if device.type == "cuda" and device.index is None:
@@ -53,7 +52,7 @@ def as_device(device: Any) -> torch.device:
     return device
 
 
-def require_dtype(dtype: Any) -> torch.dtype:
+def require_dtype(dtype: object) -> torch.dtype:
     """Give the dtype back.
 
     Raises:
@@ -137,7 +136,7 @@ class TensorSpec:
         """Copy the spec and all it holds. The copy is never locked."""
         raise NotImplementedError
 
-    def to(self, dest: Any) -> TensorSpec:
+    def to(self, dest: Place) -> TensorSpec:
         """Make the same spec on another device, or with another dtype.
 
         Args:
@@ -171,7 +170,7 @@ class TensorSpec:
         """Apply an operation on leading axes to the shape and to everything the spec holds."""
         raise NotImplementedError
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: AxisIndex) -> Any:
         """Index the shape as a tensor would be.
 
         Raises:
@@ -193,7 +192,7 @@ class TensorSpec:
         """Walk along the first axis, as over a tensor."""
         return iter(self.unbind(0))
 
-    def expand(self, *shape: Any) -> Self:
+    def expand(self, *shape: Shape) -> Self:
         """Add leading axes and grow axes of size 1; a size of -1 keeps the axis.
 
         Raises:
@@ -201,7 +200,7 @@ class TensorSpec:
         """
         return self._map_shape(shapes.expand_op(self._free_shape, self._without_encoding(shape)))
 
-    def reshape(self, *shape: Any) -> Self:
+    def reshape(self, *shape: Shape) -> Self:
         """Reshape; a composite reshapes its batch axes and leaves keep their feature axes.
 
         Raises:
@@ -209,7 +208,7 @@ class TensorSpec:
         """
         return self._map_shape(shapes.reshape_op(self._free_shape, self._without_encoding(shape)))
 
-    def view(self, *shape: Any) -> Self:
+    def view(self, *shape: Shape) -> Self:
         """Reshape; the same as `reshape`, since a spec holds no data."""
         return self.reshape(*shape)
 
@@ -289,34 +288,34 @@ class TensorSpec:
 
     # -- values ------------------------------------------------------------------------
 
-    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Any:
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Value:
         """Draw a random value of shape ``(*shape, *self.shape)``; an int is one axis in front.
 
         From ``generator``, which must be on the spec's device; None takes torch's global one.
         """
         raise NotImplementedError
 
-    def sample(self, shape: Shape = (), generator: Generator | None = None) -> Any:
+    def sample(self, shape: Shape = (), generator: Generator | None = None) -> Value:
         """Draw a random value; the same as `rand`."""
         return self.rand(shape, generator)
 
-    def zero(self, shape: Shape = ()) -> Any:
+    def zero(self, shape: Shape = ()) -> Value:
         """Make zeros, in the domain or not, of shape ``(*shape, *self.shape)``."""
         raise NotImplementedError
 
-    def zeros(self, shape: Shape = ()) -> Any:
+    def zeros(self, shape: Shape = ()) -> Value:
         """Make a value filled with zeros; the same as `zero`."""
         return self.zero(shape)
 
-    def one(self, shape: Shape = ()) -> Any:
+    def one(self, shape: Shape = ()) -> Value:
         """Make ones, in the domain or not, of shape ``(*shape, *self.shape)``."""
         raise NotImplementedError
 
-    def ones(self, shape: Shape = ()) -> Any:
+    def ones(self, shape: Shape = ()) -> Value:
         """Make a value filled with ones; the same as `one`."""
         return self.one(shape)
 
-    def enumerate(self, use_mask: bool = False) -> Any:
+    def enumerate(self, use_mask: bool = False) -> Value:
         """List all values, stacked on a new first axis.
 
         Args:
@@ -335,18 +334,18 @@ class TensorSpec:
 
     # -- testing and repairing ---------------------------------------------------------
 
-    def is_in(self, value: Any) -> bool:
+    def is_in(self, value: object) -> bool:
         """Tell whether a value belongs to the spec, extra leading axes allowed; never raise."""
         raise NotImplementedError
 
     def __contains__(self, value: Any) -> bool:
         return self.is_in(value)
 
-    def contains(self, value: Any) -> bool:
+    def contains(self, value: object) -> bool:
         """Tell whether a value belongs to the spec; the same as `is_in`."""
         return self.is_in(value)
 
-    def assert_is_in(self, value: Any) -> None:
+    def assert_is_in(self, value: object) -> None:
         """Check that a value belongs to the spec.
 
         Raises:
@@ -362,7 +361,7 @@ class TensorSpec:
         """Say what keeps a value out of the spec."""
         return f"got {value!r}"
 
-    def type_check(self, value: Any, key: Any = None) -> None:
+    def type_check(self, value: object, key: Key | None = None) -> None:
         """Check the dtype of a value, and nothing else.
 
         Args:
@@ -379,7 +378,7 @@ class TensorSpec:
                 f"has {self._dtype}. Convert it with `value.to({self._dtype})`."
             )
 
-    def project(self, value: Any) -> Any:
+    def project(self, value: Value) -> Value:
         """Return the value itself if it is in the spec, else the nearest value that is.
 
         NaN counts as 0 where the spec has bounds or options; `Unbounded` takes it as it is.
@@ -388,7 +387,7 @@ class TensorSpec:
 
     # -- conversion --------------------------------------------------------------------
 
-    def encode(self, raw: Any, *, ignore_device: bool = False) -> Any:
+    def encode(self, raw: object, *, ignore_device: bool = False) -> Value:
         """Turn a number, array, list or dict into a value of this spec.
 
         Args:
@@ -414,7 +413,7 @@ class TensorSpec:
         """Forget recorded conversions; the next `encode` records them anew if memoizing."""
         raise NotImplementedError
 
-    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+    def to_numpy(self, value: Value, safe: bool | None = None) -> Any:
         """Turn a value of this spec into NumPy data, the inverse of `encode`.
 
         Args:
@@ -427,11 +426,11 @@ class TensorSpec:
         if checks_values() if safe is None else safe:
             self.assert_is_in(value)
 
-    def index(self, index: Any, tensor: Tensor) -> Tensor:
+    def index(self, index: Value, tensor: Tensor) -> Tensor:
         """Pick from ``tensor`` what a value of this spec, a choice among options, points at."""
         raise self._no_choices()
 
-    def to_one_hot(self, value: Any, safe: bool | None = None) -> Any:
+    def to_one_hot(self, value: Value, safe: bool | None = None) -> Value:
         """Turn a categorical value into its one-hot form."""
         raise self._no_choices()
 
@@ -439,7 +438,7 @@ class TensorSpec:
         """Describe the values that `to_one_hot` gives."""
         raise self._no_choices()
 
-    def to_categorical(self, value: Any, safe: bool | None = None) -> Any:
+    def to_categorical(self, value: Value, safe: bool | None = None) -> Value:
         """Turn a one-hot value into its categorical form."""
         raise self._no_choices()
 

@@ -17,7 +17,8 @@ from torch import Generator, Tensor
 from torch.compiler import is_compiling
 
 from envkit.errors import SpecError
-from envkit.specs.base import Shape, TensorSpec, as_device, require_dtype
+from envkit.specs.annotations import Device, Numbers, Shape
+from envkit.specs.base import TensorSpec, as_device, require_dtype
 from envkit.specs.leaves.leaf import LeafSpec
 from envkit.specs.leaves.order import (
     coordinates,
@@ -61,7 +62,7 @@ class _Box(LeafSpec):
         return from_coordinates(self._high, self._dtype)
 
     @property
-    def space(self) -> Any:
+    def space(self) -> ContinuousBox | BinaryBox:
         return ContinuousBox(self.low, self.high)
 
     def _facts(self) -> dict[str, Any]:
@@ -138,10 +139,10 @@ class Bounded(_Box):
 
     def __init__(
         self,
-        low: Any,
-        high: Any,
-        shape: Any = None,
-        device: Any = None,
+        low: Numbers,
+        high: Numbers,
+        shape: Shape | None = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
         *,
         domain: str | None = None,
@@ -238,8 +239,8 @@ class Unbounded(LeafSpec):
 
     def __init__(
         self,
-        shape: Any = (1,),
-        device: Any = None,
+        shape: Shape = (1,),
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
         *,
         domain: str | None = None,
@@ -257,7 +258,7 @@ class Unbounded(LeafSpec):
     def cast(self, dtype: torch.dtype) -> TensorSpec:
         return Unbounded(self._shape, self._device, dtype)
 
-    def is_in(self, value: Any) -> bool:
+    def is_in(self, value: object) -> bool:
         return isinstance(value, Tensor) and value.dtype == self._dtype and self._fits(value.shape)
 
     def project(self, value: Tensor) -> Tensor:
@@ -310,8 +311,8 @@ class Binary(_IntegerBox):
     def __init__(
         self,
         n: int | None = None,
-        shape: Any = None,
-        device: Any = None,
+        shape: Shape | None = None,
+        device: Device | None = None,
         dtype: torch.dtype = torch.int8,
     ):
         if n is None and shape is None:

@@ -14,11 +14,12 @@ import torch
 from torch import Generator, Tensor
 
 from envkit.errors import SpecError
-from envkit.specs.base import Shape, TensorSpec, as_device
+from envkit.specs.annotations import Device, Numbers, Shape, Value
+from envkit.specs.base import TensorSpec, as_device
 from envkit.specs.leaves.choices import HotChoice, MultipleChoice, SingleChoice
 from envkit.specs.leaves.leaf import LeafSpec
 from envkit.specs.leaves.order import clamp
-from envkit.specs.leaves.spaces import BoxList
+from envkit.specs.leaves.spaces import BoxList, CategoricalBox
 from envkit.specs.shapes import as_shape, lead
 
 __all__ = ["Categorical", "MultiCategorical", "MultiOneHot", "OneHot"]
@@ -41,10 +42,10 @@ class Categorical(SingleChoice):
     def __init__(
         self,
         n: int,
-        shape: Any = (),
-        device: Any = None,
+        shape: Shape = (),
+        device: Device | None = None,
         dtype: torch.dtype = torch.int64,
-        mask: Any = None,
+        mask: Numbers | None = None,
     ):
         self._n = _checked_n(n)
         self._check_flag(dtype)
@@ -96,7 +97,7 @@ class Categorical(SingleChoice):
     def to_one_hot_spec(self) -> OneHot:
         return OneHot(self._n, (*self._shape, self._n), self._device, mask=self._mask)
 
-    def to_categorical(self, value: Any, safe: bool | None = None) -> Tensor:
+    def to_categorical(self, value: Value, safe: bool | None = None) -> Tensor:
         self._check_if_safe(value, safe)
         return value
 
@@ -121,16 +122,16 @@ class OneHot(SingleChoice, HotChoice):
     def __init__(
         self,
         n: int,
-        shape: Any = None,
-        device: Any = None,
+        shape: Shape | None = None,
+        device: Device | None = None,
         dtype: torch.dtype = torch.bool,
-        mask: Any = None,
+        mask: Numbers | None = None,
     ):
         self._n = _checked_n(n)
         super().__init__(_ending_in(self, n, shape, "n"), device, dtype)
         self.update_mask(mask)
 
-    def to_one_hot(self, value: Any, safe: bool | None = None) -> Tensor:
+    def to_one_hot(self, value: Value, safe: bool | None = None) -> Tensor:
         self._check_if_safe(value, safe)
         return value
 
@@ -162,22 +163,22 @@ class MultiCategorical(MultipleChoice):
 
     def __init__(
         self,
-        nvec: Any,
-        shape: Any = None,
-        device: Any = None,
+        nvec: Numbers,
+        shape: Shape | None = None,
+        device: Device | None = None,
         dtype: torch.dtype = torch.int64,
-        mask: Any = None,
+        mask: Numbers | None = None,
     ):
         device = as_device(device)
-        nvec = torch.atleast_1d(torch.as_tensor(nvec, dtype=torch.int64, device=device))
-        if not nvec.numel():
+        counts = torch.atleast_1d(torch.as_tensor(nvec, dtype=torch.int64, device=device))
+        if not counts.numel():
             raise _no_choices_in(self)
-        _checked_n(int(nvec.min()))
+        _checked_n(int(counts.min()))
         shape = _ending_in(
-            self, nvec.shape[-1], nvec.shape if shape is None else shape, "len(nvec)"
+            self, counts.shape[-1], counts.shape if shape is None else shape, "len(nvec)"
         )
         super().__init__(shape, device, dtype)
-        self._nvec = nvec.expand(self._size)
+        self._nvec = counts.expand(self._size)
         self.update_mask(mask)
 
     @property
@@ -200,7 +201,7 @@ class MultiCategorical(MultipleChoice):
         return self._nvec
 
     @property
-    def space(self) -> Any:
+    def space(self) -> BoxList | CategoricalBox:
         return BoxList.from_nvec(self._nvec)
 
     def cardinality(self) -> int:
@@ -221,7 +222,7 @@ class MultiCategorical(MultipleChoice):
         shape = (*self._shape[:-1], sum(sizes))
         return MultiOneHot(sizes, shape, self._device, mask=self._mask)
 
-    def to_categorical(self, value: Any, safe: bool | None = None) -> Tensor:
+    def to_categorical(self, value: Value, safe: bool | None = None) -> Tensor:
         self._check_if_safe(value, safe)
         return value
 
@@ -246,10 +247,10 @@ class MultiOneHot(MultipleChoice, HotChoice):
     def __init__(
         self,
         nvec: Sequence[int] | Tensor,
-        shape: Any = None,
-        device: Any = None,
+        shape: Shape | None = None,
+        device: Device | None = None,
         dtype: torch.dtype = torch.bool,
-        mask: Any = None,
+        mask: Numbers | None = None,
     ):
         self._nvec = tuple(_checked_n(int(n)) for n in nvec)
         if not self._nvec:
@@ -269,7 +270,7 @@ class MultiOneHot(MultipleChoice, HotChoice):
     def _signature(self) -> tuple[Any, ...]:
         return (*super()._signature(), self._nvec)
 
-    def to_one_hot(self, value: Any, safe: bool | None = None) -> Tensor:
+    def to_one_hot(self, value: Value, safe: bool | None = None) -> Tensor:
         self._check_if_safe(value, safe)
         return value
 

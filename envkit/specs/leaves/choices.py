@@ -23,7 +23,8 @@ from torch import Generator, Tensor
 from torch.compiler import is_exporting
 
 from envkit.errors import ArgumentError, EncodingError, SpecError, SpecMaskError
-from envkit.specs.base import Shape, require_dtype
+from envkit.specs.annotations import Device, Numbers, Shape, Value
+from envkit.specs.base import require_dtype
 from envkit.specs.leaves.leaf import LeafSpec
 from envkit.specs.leaves.order import coordinates, digits
 from envkit.specs.leaves.spaces import BoxList, CategoricalBox
@@ -46,7 +47,7 @@ class Choices(LeafSpec):
     _mask: Tensor | None = None
     _mask_is_checked: bool = False
 
-    def __init__(self, shape: Any, device: Any, dtype: torch.dtype):
+    def __init__(self, shape: Shape, device: Device | None, dtype: torch.dtype):
         if require_dtype(dtype).is_complex:
             raise SpecError(
                 f"{type(self).__name__} got dtype {dtype}, but options are counted. Pass an "
@@ -84,7 +85,7 @@ class Choices(LeafSpec):
         """Allowed options, shape ``(*lead, sum of options)``, or ``None`` if all are."""
         return self._mask
 
-    def update_mask(self, mask: Any) -> None:
+    def update_mask(self, mask: Numbers | None) -> None:
         """Allow the options where ``mask`` is set only; ``None`` allows all.
 
         Args:
@@ -224,11 +225,11 @@ class Choices(LeafSpec):
         """Number of options, over all sub-choices."""
         return sum(self._sizes)
 
-    def to_one_hot(self, value: Any, safe: bool | None = None) -> Tensor:
+    def to_one_hot(self, value: Value, safe: bool | None = None) -> Tensor:
         self._check_if_safe(value, safe)
         return self.to_one_hot_spec()._from_index(self._to_index(value))
 
-    def to_categorical(self, value: Any, safe: bool | None = None) -> Tensor:
+    def to_categorical(self, value: Value, safe: bool | None = None) -> Tensor:
         self._check_if_safe(value, safe)
         return self.to_categorical_spec()._from_index(self._to_index(value))
 
@@ -272,7 +273,7 @@ class MultipleChoice(Choices):
     """Several choices side by side."""
 
     @property
-    def space(self) -> Any:
+    def space(self) -> BoxList | CategoricalBox:
         return BoxList.from_nvec(self._sizes)
 
     def _facts(self) -> dict[str, Any]:
@@ -346,6 +347,6 @@ class HotChoice(Choices):
         """Shape of the option numbers that spell one value."""
         return torch.Size((*self._lead, len(self._sizes)))
 
-    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+    def to_numpy(self, value: Tensor, safe: bool | None = None) -> np.ndarray:
         self._check_if_safe(value, safe)
         return self.to_categorical(value, safe=False).detach().cpu().numpy()

@@ -21,7 +21,8 @@ from torch.compiler import is_compiling
 
 from envkit.errors import EncodingError, SpecError, SpecTypeError
 from envkit.specs import shapes
-from envkit.specs.base import Shape, TensorSpec, as_device, checks_values
+from envkit.specs.annotations import Device, Place, Shape
+from envkit.specs.base import TensorSpec, as_device, checks_values
 from envkit.specs.shapes import Index, ShapeOp, as_shape, known, lead
 
 __all__ = ["LeafSpec"]
@@ -37,7 +38,7 @@ class LeafSpec(TensorSpec):
     _dtype: torch.dtype
     _memo: Callable[[Any], Tensor] | bool = False  # True: record at the next encode
 
-    def __init__(self, shape: Any, device: Any, dtype: torch.dtype):
+    def __init__(self, shape: Shape, device: Device | None, dtype: torch.dtype):
         self._device = as_device(device)
         self._dtype = dtype
         self._set_shape(as_shape(shape))
@@ -79,7 +80,7 @@ class LeafSpec(TensorSpec):
     def clone(self) -> Self:
         return self._map_contents(torch.clone)
 
-    def to(self, dest: Any) -> TensorSpec:
+    def to(self, dest: Place) -> TensorSpec:
         if isinstance(dest, torch.dtype):
             return self.cast(dest)
         device = as_device(dest)
@@ -117,7 +118,7 @@ class LeafSpec(TensorSpec):
         """Give the value of the domain that is nearest; shape and dtype are right already."""
         raise NotImplementedError
 
-    def is_in(self, value: Any) -> bool:
+    def is_in(self, value: object) -> bool:
         if not isinstance(value, Tensor) or value.dtype != self._dtype:
             return False
         if not self._fits(value.shape):
@@ -164,7 +165,7 @@ class LeafSpec(TensorSpec):
 
     # -- conversion --------------------------------------------------------------------
 
-    def encode(self, raw: Any, *, ignore_device: bool = False) -> Any:
+    def encode(self, raw: object, *, ignore_device: bool = False) -> Tensor:
         if callable(self._memo):
             return self._memo(raw)
         value = self._to_tensor(raw, ignore_device)
@@ -207,7 +208,7 @@ class LeafSpec(TensorSpec):
     def erase_memoize_cache(self) -> None:
         self._memo = bool(self._memo)
 
-    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+    def to_numpy(self, value: Tensor, safe: bool | None = None) -> np.ndarray:
         self._check_if_safe(value, safe)
         _check_is_tensor(value)
         if value.dtype == torch.bfloat16:  # NumPy has no such dtype

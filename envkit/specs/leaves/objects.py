@@ -12,7 +12,8 @@ from tensordict import NonTensorData, NonTensorDataBase, NonTensorStack, TensorD
 from torch import Generator, Tensor
 
 from envkit.errors import NotEnumerableError, SpecError, SpecTypeError
-from envkit.specs.base import Shape, TensorSpec
+from envkit.specs.annotations import Device, Key, Shape, Value
+from envkit.specs.base import TensorSpec
 from envkit.specs.leaves.leaf import LeafSpec
 from envkit.specs.shapes import lead
 
@@ -39,10 +40,10 @@ class NonTensor(LeafSpec):
 
     def __init__(
         self,
-        shape: Any = (),
-        device: Any = None,
+        shape: Shape = (),
+        device: Device | None = None,
         dtype: None = None,
-        example_data: Any = None,
+        example_data: object = None,
         batched: bool = False,
     ):
         try:
@@ -68,16 +69,16 @@ class NonTensor(LeafSpec):
         )
         return wrapped.maybe_to_stack() if self.batched else wrapped  # type: ignore[attr-defined]
 
-    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Any:
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Value:
         return self._wrap(self.example_data, shape)
 
-    def zero(self, shape: Shape = ()) -> Any:
+    def zero(self, shape: Shape = ()) -> Value:
         return self.rand(shape)
 
-    def one(self, shape: Shape = ()) -> Any:
+    def one(self, shape: Shape = ()) -> Value:
         return self.rand(shape)
 
-    def is_in(self, value: Any) -> bool:
+    def is_in(self, value: object) -> bool:
         if isinstance(value, (NonTensorDataBase, NonTensorStack)):
             return self._fits(value.batch_size)
         return not isinstance(value, (Tensor, TensorDictBase))
@@ -85,7 +86,7 @@ class NonTensor(LeafSpec):
     def _complaint(self, value: Any) -> str:
         return f"got {type(value).__name__} of shape {tuple(getattr(value, 'shape', ()))}"
 
-    def project(self, value: Any) -> Any:
+    def project(self, value: object) -> Any:
         if self.is_in(value):
             return value
         raise SpecTypeError(
@@ -93,19 +94,19 @@ class NonTensor(LeafSpec):
             f"Pass an object, or non-tensor data of batch size {tuple(self.shape)}."
         )
 
-    def type_check(self, value: Any, key: Any = None) -> None:
+    def type_check(self, value: object, key: Key | None = None) -> None:
         if isinstance(value, Tensor):
             raise SpecTypeError(
                 f"{'value' if key is None else f'entry {key!r}'} is a tensor, but its spec is "
                 "NonTensor. Declare a tensor spec, or pass a Python object."
             )
 
-    def encode(self, raw: Any, *, ignore_device: bool = False) -> Any:
+    def encode(self, raw: object, *, ignore_device: bool = False) -> Value:
         if isinstance(raw, (NonTensorDataBase, NonTensorStack)):
             return raw
         return self._wrap(raw, ())
 
-    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+    def to_numpy(self, value: object, safe: bool | None = None) -> Any:
         self._check_if_safe(value, safe)
         if isinstance(value, NonTensorStack):
             return value.tolist()

@@ -6,12 +6,14 @@ This module decides how a domain is named and compared. It knows no spec: a box 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+
+from envkit.specs.annotations import Place
 
 __all__ = ["BinaryBox", "BoxList", "CategoricalBox", "ContinuousBox", "DiscreteBox"]
 
@@ -33,7 +35,7 @@ class ContinuousBox:
             and torch.equal(self.high, other.high)
         )
 
-    def to(self, destination: Any) -> ContinuousBox:
+    def to(self, destination: Place) -> ContinuousBox:
         """Move or cast both bounds."""
         return ContinuousBox(self.low.to(destination), self.high.to(destination))
 
@@ -45,7 +47,7 @@ class ContinuousBox:
 class _Counted:
     """A box that holds numbers only: it is nowhere, and its copy is itself."""
 
-    def to(self, destination: Any) -> Self:
+    def to(self, destination: Place) -> Self:
         """Give the box itself; there is nothing to move."""
         return self
 
@@ -87,7 +89,7 @@ class BoxList:
         return self.boxes[index]
 
     @staticmethod
-    def from_nvec(nvec: Any) -> BoxList | CategoricalBox:
+    def from_nvec(nvec: int | Sequence[Any] | Tensor) -> BoxList | CategoricalBox:
         """Make a box of each number of options, nested as the numbers are.
 
         Args:
@@ -98,7 +100,7 @@ class BoxList:
             return CategoricalBox(numbers)
         return BoxList(tuple(BoxList.from_nvec(number) for number in numbers))
 
-    def to(self, destination: Any) -> BoxList:
+    def to(self, destination: Place) -> BoxList:
         """Move or cast all boxes."""
         return BoxList(tuple(box.to(destination) for box in self.boxes))
 

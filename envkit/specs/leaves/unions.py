@@ -20,7 +20,7 @@ from tensordict import NonTensorData
 from torch import Generator, Tensor
 
 from envkit.errors import SpecError, SpecTypeError
-from envkit.specs.base import Shape
+from envkit.specs.annotations import Key, Place, Shape, Value
 from envkit.specs.leaves.leaf import LeafSpec
 from envkit.specs.leaves.objects import NonTensor
 from envkit.specs.leaves.order import digits
@@ -126,7 +126,7 @@ class Choice(LeafSpec):
     def clone(self) -> Self:
         return self._each(lambda spec: spec.clone())
 
-    def to(self, dest: Any) -> Self:
+    def to(self, dest: Place) -> Self:
         return self._each(lambda spec: spec.to(dest))
 
     def cast(self, dtype: torch.dtype) -> Self:
@@ -140,7 +140,7 @@ class Choice(LeafSpec):
 
     # -- values ------------------------------------------------------------------------
 
-    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Any:
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Value:
         shape = lead(shape)
         draws = [spec.rand(shape, generator) for spec in self._choices]
         rows = self._rows if self._dtype is not None else ()
@@ -169,13 +169,13 @@ class Choice(LeafSpec):
         rows = ([value[i] for value in values] for i in range(len(member)))
         return torch.stack([self._pick(i, row) for i, row in zip(member, rows, strict=True)])
 
-    def zero(self, shape: Shape = ()) -> Any:
+    def zero(self, shape: Shape = ()) -> Value:
         return self._choices[0].zero(shape)
 
-    def one(self, shape: Shape = ()) -> Any:
+    def one(self, shape: Shape = ()) -> Value:
         return self._choices[0].one(shape)
 
-    def is_in(self, value: Any) -> bool:
+    def is_in(self, value: object) -> bool:
         if self._dtype is None:  # objects have no domain that could tell members apart
             return self._choices[0].is_in(value)
         return super().is_in(value)
@@ -195,13 +195,13 @@ class Choice(LeafSpec):
             equal, gaps = equal.all(axes, keepdim=True), gaps.sum(axes, keepdim=True)
         return torch.where(equal, -1, gaps)
 
-    def project(self, value: Any) -> Any:
+    def project(self, value: Value) -> Value:
         return self._choices[0].project(value) if self._dtype is None else super().project(value)
 
-    def type_check(self, value: Any, key: Any = None) -> None:
+    def type_check(self, value: object, key: Key | None = None) -> None:
         self._choices[0].type_check(value, key)
 
-    def enumerate(self, use_mask: bool = False) -> Any:
+    def enumerate(self, use_mask: bool = False) -> Value:
         values = torch.cat([spec.enumerate(use_mask) for spec in self._one_row()])
         rows = [i for i, axis in enumerate(self._axes) if axis is None]
         if not rows:
@@ -227,7 +227,7 @@ class Choice(LeafSpec):
         """The first member that has all of a value, else the first one."""
         return next((spec for spec in self._choices if spec.is_in(value)), self._choices[0])
 
-    def encode(self, raw: Any, *, ignore_device: bool = False) -> Any:
+    def encode(self, raw: object, *, ignore_device: bool = False) -> Value:
         return self._choices[0].encode(raw, ignore_device=ignore_device)
 
     def memoize_encode(self, mode: bool = True) -> None:
@@ -236,14 +236,14 @@ class Choice(LeafSpec):
     def erase_memoize_cache(self) -> None:
         self._choices[0].erase_memoize_cache()
 
-    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+    def to_numpy(self, value: Value, safe: bool | None = None) -> Any:
         self._check_if_safe(value, safe)
         return self._member_of(value).to_numpy(value, safe=False)
 
-    def index(self, index: Any, tensor: Tensor) -> Tensor:
+    def index(self, index: Value, tensor: Tensor) -> Tensor:
         return self._member_of(index).index(index, tensor)
 
-    def to_one_hot(self, value: Any, safe: bool | None = None) -> Any:
+    def to_one_hot(self, value: Value, safe: bool | None = None) -> Value:
         self._check_if_safe(value, safe)
         return self._member_of(value).to_one_hot(value, safe=False)
 
@@ -252,7 +252,7 @@ class Choice(LeafSpec):
             raise self._no_choices()
         return self._each(lambda spec: spec.to_one_hot_spec())
 
-    def to_categorical(self, value: Any, safe: bool | None = None) -> Any:
+    def to_categorical(self, value: Value, safe: bool | None = None) -> Value:
         self._check_if_safe(value, safe)
         return self._member_of(value).to_categorical(value, safe=False)
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from envkit.errors import EncodingError, SpecError, SpecStackError
-from envkit.specs.base import Shape, TensorSpec
+from envkit.specs.annotations import Key, Place, Shape, Value
+from envkit.specs.base import TensorSpec
 from envkit.specs.leaves.order import digits
 from envkit.specs.shapes import ShapeOp, lead
 from envkit.specs.stacks import restack
@@ -35,7 +36,7 @@ class Stack(TensorSpec):
     _members: list[Any]
     _stack_dim: int
 
-    def __init__(self, *specs: Any, dim: int = 0):
+    def __init__(self, *specs: TensorSpec, dim: int = 0):
         kinds = {self._kind(spec) for spec in specs}
         if len(kinds) != 1:
             raise SpecStackError(
@@ -78,7 +79,7 @@ class Stack(TensorSpec):
     def is_choice(self) -> bool:  # type: ignore[override]
         return all(spec.is_choice for spec in self._members)
 
-    def _each(self, change: Callable[[Any], Any]) -> Any:
+    def _each(self, change: Callable[[Any], Any]) -> Self:
         """Make the stack of changed members."""
         return type(self)(*self._mapped_members(change), dim=self._stack_dim)
 
@@ -106,13 +107,13 @@ class Stack(TensorSpec):
     def _shown(self) -> list[tuple[str, Any]]:
         return [(str(i), spec) for i, spec in enumerate(self._members)]
 
-    def clone(self) -> Any:
+    def clone(self) -> Self:
         return self._each(lambda spec: spec.clone())
 
-    def to(self, dest: Any) -> Any:
+    def to(self, dest: Place) -> Self:
         return self._each(lambda spec: spec.to(dest))
 
-    def cast(self, dtype: torch.dtype) -> Any:
+    def cast(self, dtype: torch.dtype) -> Self:
         return self._each(lambda spec: spec.cast(dtype))
 
     # -- shape -------------------------------------------------------------------------
@@ -138,15 +139,15 @@ class Stack(TensorSpec):
         """Split a value into those of the members; ``None`` if it is no stack of that many."""
         raise NotImplementedError
 
-    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Any:
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Value:
         shape = lead(shape)
         return self._made(lambda spec: spec.rand(shape, generator), len(shape))
 
-    def zero(self, shape: Shape = ()) -> Any:
+    def zero(self, shape: Shape = ()) -> Value:
         shape = lead(shape)
         return self._made(lambda spec: spec.zero(shape), len(shape))
 
-    def one(self, shape: Shape = ()) -> Any:
+    def one(self, shape: Shape = ()) -> Value:
         shape = lead(shape)
         return self._made(lambda spec: spec.one(shape), len(shape))
 
@@ -154,7 +155,7 @@ class Stack(TensorSpec):
         """Join a value of each member, which has ``added`` axes in front."""
         return self._join(self._mapped_members(make), self._stack_dim + added)
 
-    def enumerate(self, use_mask: bool = False) -> Any:
+    def enumerate(self, use_mask: bool = False) -> Value:
         lists = self._mapped_members(lambda spec: spec.enumerate(use_mask))
         pick = digits(torch.tensor([len(values) for values in lists]))
         picked = [v[column.to(v.device)] for v, column in zip(lists, pick.unbind(1), strict=True)]
@@ -163,7 +164,7 @@ class Stack(TensorSpec):
     def cardinality(self) -> float | int:
         return math.prod(spec.cardinality() for spec in self._members)
 
-    def is_in(self, value: Any) -> bool:
+    def is_in(self, value: object) -> bool:
         parts = self._split(value)
         if parts is None:
             return False
@@ -194,17 +195,17 @@ class Stack(TensorSpec):
             )
         return parts
 
-    def project(self, value: Any) -> Any:
+    def project(self, value: Value) -> Value:
         if self.is_in(value):
             return value
         return self._mapped(value, lambda spec, part: spec.project(part))
 
-    def type_check(self, value: Any, key: Any = None) -> None:
+    def type_check(self, value: object, key: Key | None = None) -> None:
         self._mapped_members(lambda spec, part: spec.type_check(part, key), self._parts(value))
 
     # -- conversion --------------------------------------------------------------------
 
-    def encode(self, raw: Any, *, ignore_device: bool = False) -> Any:
+    def encode(self, raw: object, *, ignore_device: bool = False) -> Value:
         """Encode one raw value per member, given as a sequence or along the stack axis."""
         parts = self._raw_parts(raw)
         if len(parts) != len(self._members):
@@ -243,7 +244,7 @@ class Stack(TensorSpec):
         for spec in self._members:
             spec.erase_memoize_cache()
 
-    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+    def to_numpy(self, value: Value, safe: bool | None = None) -> Any:
         """Turn each member's part into NumPy data: one array if it can be, else a list."""
         self._check_if_safe(value, safe)
         parts = self._parts(value)
@@ -253,16 +254,16 @@ class Stack(TensorSpec):
     def _join_numpy(self, arrays: list[Any], dim: int) -> Any:
         return arrays
 
-    def to_one_hot(self, value: Any, safe: bool | None = None) -> Any:
+    def to_one_hot(self, value: Value, safe: bool | None = None) -> Value:
         self._check_if_safe(value, safe)
         return self._mapped(value, lambda spec, part: spec.to_one_hot(part))
 
-    def to_one_hot_spec(self) -> Any:
+    def to_one_hot_spec(self) -> Self:
         return self._each(lambda spec: spec.to_one_hot_spec())
 
-    def to_categorical(self, value: Any, safe: bool | None = None) -> Any:
+    def to_categorical(self, value: Value, safe: bool | None = None) -> Value:
         self._check_if_safe(value, safe)
         return self._mapped(value, lambda spec, part: spec.to_categorical(part))
 
-    def to_categorical_spec(self) -> Any:
+    def to_categorical_spec(self) -> Self:
         return self._each(lambda spec: spec.to_categorical_spec())

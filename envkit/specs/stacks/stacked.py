@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,10 +20,12 @@ from tensordict import LazyStackedTensorDict, is_tensor_collection, lazy_stack
 from torch import Tensor
 
 from envkit.errors import SpecStackError
+from envkit.specs.annotations import Key, Numbers, Value
 from envkit.specs.base import TensorSpec
 from envkit.specs.leaves.spaces import BoxList
 from envkit.specs.shapes import ShapeOp, names_after
 from envkit.specs.stacks.stack_base import Stack
+from envkit.specs.trees.branch import Child
 from envkit.specs.trees.composite import Composite
 from envkit.specs.trees.walk import as_path
 
@@ -117,13 +119,13 @@ class Stacked(Stack):
             return np.stack(arrays, dim)
         return arrays
 
-    def type_check(self, value: Any, key: Any = None) -> None:
+    def type_check(self, value: object, key: Key | None = None) -> None:
         if isinstance(value, Tensor):  # the members share the dtype, whatever the shape
             TensorSpec.type_check(self, value, key)
         else:
             super().type_check(value, key)
 
-    def index(self, index: Any, tensor: Any) -> Any:
+    def index(self, index: Value, tensor: Tensor | Sequence[Tensor]) -> Tensor:
         """Pick for each member what its part of a value points at.
 
         Args:
@@ -140,7 +142,7 @@ class Stacked(Stack):
         )
         return self._join(picked, self._stack_dim + self._extra_axes(index))
 
-    def update_mask(self, mask: Any) -> None:
+    def update_mask(self, mask: Tensor | Sequence[Numbers] | None) -> None:
         """Give each member its part of a mask.
 
         Args:
@@ -201,7 +203,7 @@ class StackedComposite(Stack, Composite):
 
     _stack_name: str | None = None
 
-    def __init__(self, *specs: Any, dim: int = 0):
+    def __init__(self, *specs: TensorSpec, dim: int = 0):
         super().__init__(*specs, dim=dim)
         self._locked, self._lock_parents = False, []
         self.data_cls = None
@@ -243,12 +245,12 @@ class StackedComposite(Stack, Composite):
     def _lockables(self) -> Iterator[Composite]:
         return iter(self._members)
 
-    def _each(self, change: Any) -> Any:
+    def _each(self, change: Any) -> Self:
         new = super()._each(change)
         new._stack_name = self._stack_name
         return new
 
-    def clone(self, recurse: bool = True) -> Any:
+    def clone(self, recurse: bool = True) -> Self:
         return self._each(lambda spec: spec.clone(recurse))
 
     def empty(self) -> Composite:
@@ -263,7 +265,7 @@ class StackedComposite(Stack, Composite):
             "Assign the shapes of the members before stacking."
         )
 
-    def set(self, key: Any, spec: Any) -> Any:
+    def set(self, key: Key, spec: Child) -> Self:
         """Split a spec along the stack axis and give each member its part.
 
         Returns:
@@ -277,14 +279,14 @@ class StackedComposite(Stack, Composite):
         self._mapped_members(lambda member, part: member.set(key, part), parts)
         return self
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: Key) -> None:
         path = as_path(key)
         self.get(path)
         self._check_unlocked(f"delete {key!r}")
         for member in self._members:
             del member[path]
 
-    def update(self, other: Mapping[Any, Any] | Composite) -> Any:
+    def update(self, other: Mapping[Any, Any] | Composite) -> Self:
         if isinstance(other, StackedComposite) and other.stack_dim == self._stack_dim:
             self._check_unlocked("update it")
             self._mapped_members(lambda mine, its: mine.update(its), other._members)
@@ -300,7 +302,7 @@ class StackedComposite(Stack, Composite):
         parts = value.unbind(self._stack_dim + value.ndim - self.ndim)
         return parts if len(parts) == len(self._members) else None
 
-    def type_check(self, value: Any, key: Any = None) -> None:
+    def type_check(self, value: object, key: Key | None = None) -> None:
         if key is not None:
             self.get(key).type_check(value, key)
             return

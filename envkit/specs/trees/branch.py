@@ -15,6 +15,7 @@ from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Va
 from typing import Any, ClassVar, Self
 
 from envkit.errors import ArgumentError, MissingKeyError, SpecError, SpecTypeError
+from envkit.specs.annotations import AxisIndex, Key
 from envkit.specs.base import TensorSpec
 from envkit.specs.trees.locks import Lockable
 from envkit.specs.trees.walk import (
@@ -27,7 +28,10 @@ from envkit.specs.trees.walk import (
     is_key,
 )
 
-__all__ = ["Branch"]
+__all__ = ["Branch", "Child"]
+
+Child = TensorSpec | Mapping[Any, Any] | None
+"""What a tree takes under a key: a spec, a dict of specs, or nothing."""
 
 
 class Branch(Lockable, TensorSpec):
@@ -77,7 +81,7 @@ class Branch(Lockable, TensorSpec):
             found = children[name]
         return found
 
-    def get(self, key: Any, default: Any = MISSING) -> Any:
+    def get(self, key: Key, default: object = MISSING) -> Any:
         """Return the child at a key, at any depth.
 
         Raises:
@@ -90,13 +94,13 @@ class Branch(Lockable, TensorSpec):
             return default
         raise self._no_such_key(key)
 
-    def _no_such_key(self, key: Any) -> MissingKeyError:
+    def _no_such_key(self, key: Key) -> MissingKeyError:
         return MissingKeyError(
             f"key {key!r} is not in the spec, which has {list(self.keys(True, True))}. "
             "Use one of these, or pass a default."
         )
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Key | AxisIndex) -> Any:
         """Return the child at a key, or index the batch axes of the whole tree."""
         if isinstance(index, str) or is_key(index):
             return self.get(index)
@@ -104,7 +108,7 @@ class Branch(Lockable, TensorSpec):
 
     # -- editing -----------------------------------------------------------------------
 
-    def set(self, key: Any, spec: Any) -> Self:
+    def set(self, key: Key, spec: Child) -> Self:
         """Put a child at a key, making the composites in between with this one's shape.
 
         A child on another device than the composite's is moved; a dict becomes a composite.
@@ -141,10 +145,10 @@ class Branch(Lockable, TensorSpec):
         self._put(name, self._checked(name, spec))
         return self
 
-    def __setitem__(self, key: Any, spec: Any) -> None:
+    def __setitem__(self, key: Key, spec: Child) -> None:
         self.set(key, spec)
 
-    def _set_from(self, name: str, rest: list[str], spec: Any) -> None:
+    def _set_from(self, name: str, rest: list[str], spec: Child) -> None:
         """Put a child at the rest of a key whose first part ``name`` led here."""
         with at_entry(name):
             self.set(tuple(rest), spec)
@@ -152,7 +156,7 @@ class Branch(Lockable, TensorSpec):
     def _put(self, name: str, spec: TensorSpec | None) -> None:
         self._specs[name] = spec
 
-    def _checked(self, name: str, spec: Any) -> TensorSpec | None:
+    def _checked(self, name: str, spec: Child) -> TensorSpec | None:
         if spec is None:
             return None
         if isinstance(spec, Mapping):
@@ -172,7 +176,7 @@ class Branch(Lockable, TensorSpec):
             return spec.to(self._device)
         return spec
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: Key) -> None:
         *path, name = as_path(key)
         parent = self._lookup(tuple(path))
         if not isinstance(parent, Branch) or name not in parent._children():
@@ -183,7 +187,7 @@ class Branch(Lockable, TensorSpec):
     def _drop(self, name: str) -> None:
         del self._specs[name]
 
-    def pop(self, key: Any, default: Any = MISSING) -> Any:
+    def pop(self, key: Key, default: object = MISSING) -> Any:
         """Remove the child at a key and return it.
 
         Raises:
@@ -211,7 +215,7 @@ class Branch(Lockable, TensorSpec):
                 self.set(key, spec)
         return self
 
-    def separates(self, *keys: Any, default: Any = None) -> Branch:
+    def separates(self, *keys: Key, default: Child = None) -> Branch:
         """Remove the given keys and return them as a new composite.
 
         Args:

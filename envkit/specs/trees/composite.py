@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import EllipsisType
 from typing import Any, Self
 
 import torch
-from tensordict import TensorDict, is_tensor_collection, is_tensorclass
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection, is_tensorclass
 from torch import Generator
 
 from envkit.errors import SpecError, SpecTypeError
 from envkit.specs import shapes
-from envkit.specs.base import Shape, TensorSpec, as_device
+from envkit.specs.annotations import Device, Key, Place, Shape
+from envkit.specs.base import TensorSpec, as_device
 from envkit.specs.leaves.order import digits
 from envkit.specs.shapes import Names, ShapeOp, as_shape, lead
-from envkit.specs.trees.branch import Branch
+from envkit.specs.trees.branch import Branch, Child
 from envkit.specs.trees.walk import at_entry
 
 __all__ = ["Composite", "entry_of"]
@@ -53,12 +55,12 @@ class Composite(Branch):
         self,
         specs: Mapping[Any, Any] | Composite | None = None,
         *,
-        shape: Any = None,
-        device: Any = None,
-        batch_size: Any = None,
+        shape: Shape | None = None,
+        device: Device | None = None,
+        batch_size: Shape | None = None,
         names: Sequence[str | None] | None = None,
         data_cls: type | None = None,
-        **kwargs: Any,
+        **kwargs: Child,
     ):
         if shape is not None and batch_size is not None and as_shape(shape) != as_shape(batch_size):
             raise SpecError(
@@ -97,7 +99,7 @@ class Composite(Branch):
         return self._shape
 
     @shape.setter
-    def shape(self, shape: Any) -> None:
+    def shape(self, shape: Shape) -> None:
         self._check_unlocked("assign its shape")
         shape = as_shape(shape)
         for key, leaf in self.items(include_nested=True, leaves_only=True):
@@ -121,7 +123,7 @@ class Composite(Branch):
         return self.shape
 
     @batch_size.setter
-    def batch_size(self, shape: Any) -> None:
+    def batch_size(self, shape: Shape) -> None:
         self.shape = shape
 
     @property
@@ -143,7 +145,7 @@ class Composite(Branch):
             )
         return tuple(names) if names is not None and any(names) else None
 
-    def refine_names(self, *names: Any) -> Self:
+    def refine_names(self, *names: str | EllipsisType | None) -> Self:
         """Name batch axes in place; ``None`` keeps a name, ``...`` keeps those in between.
 
         Returns:
@@ -152,11 +154,11 @@ class Composite(Branch):
         Raises:
             SpecError: the number of names differs, or an axis has another name already.
         """
-        if ... in names:
-            dots = names.index(...)
-            kept = (None,) * (self.ndim - len(names) + 1)
-            names = (*names[:dots], *kept, *names[dots + 1 :])
-        refined = [new or old for new, old in zip(names, self.names, strict=False)]
+        given: list[Any] = list(names)
+        if ... in given:
+            dots = given.index(...)
+            given[dots : dots + 1] = [None] * (self.ndim - len(given) + 1)
+        refined = [new or old for new, old in zip(given, self.names, strict=False)]
         clash = [
             old for new, old in zip(refined, self.names, strict=False) if old not in (None, new)
         ]
@@ -164,7 +166,7 @@ class Composite(Branch):
             raise SpecError(
                 f"axis {clash[0]!r} has a name already. Assign `spec.names` to rename it."
             )
-        self.names = refined if len(names) == self.ndim else list(names)
+        self.names = refined if len(given) == self.ndim else given
         return self
 
     def _facts(self) -> dict[str, Any]:
@@ -172,7 +174,7 @@ class Composite(Branch):
 
     # -- shape, device, dtype ----------------------------------------------------------
 
-    def to(self, dest: Any) -> Self:
+    def to(self, dest: Place) -> Self:
         if isinstance(dest, torch.dtype):
             return self.cast(dest)
         device = as_device(dest)
@@ -219,31 +221,31 @@ class Composite(Branch):
                     data[name] = make(spec)
         return data
 
-    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Any:
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> TensorDictBase:
         shape = lead(shape)
         return self._pack(self._make(lambda spec: spec.rand(shape, generator)), shape)
 
-    def zero(self, shape: Shape = ()) -> Any:
+    def zero(self, shape: Shape = ()) -> TensorDictBase:
         shape = lead(shape)
         return self._pack(self._make(lambda spec: spec.zero(shape)), shape)
 
-    def one(self, shape: Shape = ()) -> Any:
+    def one(self, shape: Shape = ()) -> TensorDictBase:
         shape = lead(shape)
         return self._pack(self._make(lambda spec: spec.one(shape)), shape)
 
-    def rand_update(self, value: Any) -> Any:
+    def rand_update(self, value: TensorDictBase) -> TensorDictBase:
         """Put samples of all entries into a TensorDict of this shape; returns it."""
         return value.update(self.rand())
 
-    def zeros_update(self, value: Any) -> Any:
+    def zeros_update(self, value: TensorDictBase) -> TensorDictBase:
         """Put zeros for all entries into a TensorDict of this shape; returns it."""
         return value.update(self.zero())
 
-    def ones_update(self, value: Any) -> Any:
+    def ones_update(self, value: TensorDictBase) -> TensorDictBase:
         """Put ones for all entries into a TensorDict of this shape; returns it."""
         return value.update(self.one())
 
-    def enumerate(self, use_mask: bool = False) -> Any:
+    def enumerate(self, use_mask: bool = False) -> TensorDictBase:
         lists = self._make(lambda spec: spec.enumerate(use_mask))
         pick = digits(torch.tensor([len(values) for values in lists.values()]))
         columns = zip(lists.items(), pick.unbind(1), strict=True)
@@ -255,7 +257,7 @@ class Composite(Branch):
 
     # -- testing and repairing ---------------------------------------------------------
 
-    def is_in(self, value: Any) -> bool:
+    def is_in(self, value: object) -> bool:
         if not is_tensor_collection(value):
             return False
         for name, spec in self._specs.items():
@@ -277,13 +279,13 @@ class Composite(Branch):
                 return f"at entry {name!r}: {spec._complaint(found)}"
         return f"got {value!r}"
 
-    def project(self, value: Any) -> Any:
+    def project(self, value: TensorDictBase) -> TensorDictBase:
         """Return the TensorDict itself if it is in the spec, else a new one of nearest entries."""
         if self.is_in(value):
             return value
         return self._replaced(value, lambda spec, found: spec.project(found))
 
-    def type_check(self, value: Any, key: Any = None) -> None:
+    def type_check(self, value: object, key: Key | None = None) -> None:
         """Check the dtypes of all entries that are there.
 
         Args:
@@ -305,7 +307,9 @@ class Composite(Branch):
 
     # -- conversion --------------------------------------------------------------------
 
-    def encode(self, raw: Any, *, ignore_device: bool = False) -> Any:
+    def encode(
+        self, raw: Mapping[str, Any] | TensorDictBase, *, ignore_device: bool = False
+    ) -> TensorDictBase:
         """Encode a dict (or TensorDict) entry by entry; entries may be absent.
 
         Raises:
@@ -336,13 +340,13 @@ class Composite(Branch):
             if spec is not None:
                 spec.erase_memoize_cache()
 
-    def to_numpy(self, value: Any, safe: bool | None = None) -> dict[str, Any]:
+    def to_numpy(self, value: TensorDictBase, safe: bool | None = None) -> dict[str, Any]:
         self._check_if_safe(value, safe)
         return {
             name: spec.to_numpy(found, safe=False) for name, spec, found in self._present(value)
         }
 
-    def to_one_hot(self, value: Any, safe: bool | None = None) -> Any:
+    def to_one_hot(self, value: TensorDictBase, safe: bool | None = None) -> TensorDictBase:
         """Turn the categorical entries of a TensorDict into one-hot ones, in a new TensorDict."""
         self._check_if_safe(value, safe)
         return self._replaced(
@@ -352,7 +356,7 @@ class Composite(Branch):
     def to_one_hot_spec(self) -> Self:
         return self._map(lambda s: s.to_one_hot_spec() if _has_choices(s) else s.clone())
 
-    def to_categorical(self, value: Any, safe: bool | None = None) -> Any:
+    def to_categorical(self, value: TensorDictBase, safe: bool | None = None) -> TensorDictBase:
         """Turn the one-hot entries of a TensorDict into categorical ones, in a new TensorDict."""
         self._check_if_safe(value, safe)
         return self._replaced(

@@ -7,7 +7,7 @@ that a member of a stack lacks. It knows no env.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tensordict import (
@@ -36,6 +36,7 @@ __all__ = [
     "make_composite_from_td",
 ]
 
+S = TypeVar("S", bound=TensorSpec)
 
 _DRAWN_IN_ORDER = (Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot)
 
@@ -50,8 +51,8 @@ def draws_in_order(spec: TensorSpec) -> bool:
 
 
 def make_composite_from_td(
-    td: Any, *, unsqueeze_null_shapes: bool = True, dynamic_shape: bool = False
-) -> Any:
+    td: TensorDictBase, *, unsqueeze_null_shapes: bool = True, dynamic_shape: bool = False
+) -> Composite:
     """Describe a TensorDict by its shapes, dtypes and devices, without bounds.
 
     Args:
@@ -122,7 +123,7 @@ def contains_lazy_spec(spec: TensorSpec) -> bool:
     return False
 
 
-def consolidate_spec(spec: Any) -> Any:
+def consolidate_spec(spec: S) -> S:
     """Give the unlike members of all stacks in a spec one set of keys.
 
     A member that lacks an entry gets a placeholder: the spec another member has for it, each of its
