@@ -4,6 +4,7 @@
 # make slow   the slow ones: ant, other physics backends, the whole demo
 # make check  formatting, lint, types, layers
 # make demo-matrix  the demo's training over 4 seeds and 3 instruction sets
+# make mutate  how many one-line changes of the core the tests notice (takes an hour)
 # make bench  install peers into a venv of their own and measure
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +16,7 @@ BENCH_STAMP := $(BENCH_VENV)/.installed
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 1
 
-.PHONY: demo demo-matrix test isa slow check bench format clean
+.PHONY: demo demo-matrix test isa slow check mutate bench format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -55,6 +56,10 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright
+
+mutate: $(STAMP)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutate]'
+	$(BIN)/python -m bench.mutate
 
 format: $(STAMP)
 	$(BIN)/ruff format .
