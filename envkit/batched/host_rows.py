@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from envkit.batched.output_checks import require_form
+from envkit.data.forms import require_form
 from envkit.data.paths import Path, as_key
 from envkit.env.base import EnvBase
 from envkit.rules import STEP

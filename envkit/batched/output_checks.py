@@ -6,20 +6,15 @@ shapes and dtypes; values are the business of `check_env_specs`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from tensordict import TensorDictBase
 
+from envkit.data.forms import require_form
 from envkit.data.paths import Key, as_key, leaf_paths
 from envkit.env.base import EnvBase
-from envkit.errors import WorkerError
 from envkit.specs.trees.helpers import contains_lazy_spec
 
-__all__ = ["OutputForms", "require_form"]
-
-_ADVICE = "Run check_env_specs on one env first."
+__all__ = ["OutputForms"]
 
 
 class OutputForms:
@@ -56,26 +51,3 @@ class OutputForms:
         """Check ``next`` of a step; see `check_root`."""
         for key, shape, dtype in self._of_outcome:
             require_form(key, td.get(key, None), shape, dtype)
-
-
-def require_form(key: Key, value: Any, shape: Sequence[int], dtype: torch.dtype) -> None:
-    """Check an entry; a size of -1 fits any.
-
-    Raises:
-        WorkerError: it is missing, or has another shape or dtype.
-    """
-    if value is None:
-        raise WorkerError(f"the env returned no {key!r}, but its specs declare it. {_ADVICE}")
-    if value.dtype == dtype and (value.is_nested or _fits(value.shape, shape)):
-        return
-    found = "of varying size" if value.is_nested else f"{tuple(value.shape)}"
-    raise WorkerError(
-        f"{key!r} has shape {found} and dtype {value.dtype}, but its spec says {tuple(shape)} and "
-        f"{dtype}. {_ADVICE}"
-    )
-
-
-def _fits(found: Sequence[int], wanted: Sequence[int]) -> bool:
-    if len(found) != len(wanted):
-        return False
-    return all(want in (size, -1) for size, want in zip(found, wanted, strict=True))

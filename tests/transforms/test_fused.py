@@ -5,7 +5,7 @@ What is compared with is the same env behind the same transforms after one that 
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -15,33 +15,21 @@ from tensordict import TensorDict, TensorDictBase
 
 from bridges.jax.env import JaxEnv
 from envkit import (
-    BinarizeReward,
     CatFrames,
-    CatTensors,
     ClipTransform,
     Compose,
-    DoubleToFloat,
     DTypeCastTransform,
     ExcludeTransform,
-    FlattenObservation,
     GymEnv,
     InitTracker,
-    LineariseRewards,
     ObservationNorm,
-    PermuteTransform,
     RenameTransform,
     RewardClipping,
     RewardScaling,
     RewardSum,
-    SelectTransform,
-    SignTransform,
-    SqueezeTransform,
     StepCounter,
     TargetReturn,
-    TimeMaxPool,
-    Transform,
     TransformedEnv,
-    UnsqueezeTransform,
     check_env_specs,
 )
 from envkit.data.transition import leaves
@@ -50,69 +38,11 @@ from tests.bridges.compare import assert_close, assert_same, replay
 from tests.bridges.jax_envs import Pendulum, Walker
 from tests.half import TORCH_HALF
 from tests.policies import Replay
+from tests.transforms.chains import Opaque, episodes, frames, names, values
 
 pytestmark = pytest.mark.rounding
 
 ROWS, STEPS = 4, 9
-
-
-class Opaque(Transform):
-    """Does nothing, in a way no program can know of: what follows it is not fused."""
-
-    only_adds_done = True
-
-    def _call(self, next_td):
-        return next_td
-
-    def _reset(self, td, td_reset):
-        return td_reset
-
-
-def episodes():
-    return [StepCounter(4), RewardSum(), InitTracker(), TargetReturn(3.0)]
-
-
-def values():
-    return [
-        RewardScaling(0.5, 2.0),
-        RewardClipping(-1.0, 0.5),
-        RewardSum(),
-        BinarizeReward(["reward"], ["is_good"]),
-        LineariseRewards(["reward"], ["sum"], weights=[-1.5]),
-        SignTransform(["place", "reward"], ["side", "sign"]),
-        ClipTransform(["place"], ["near"], low=-0.25),
-        ObservationNorm(torch.tensor([0.5, -1.0]), 2.0, ["place"], standard_normal=True),
-        ObservationNorm(0.1, 0.5, [("sight", "level")], ["light"]),
-        DTypeCastTransform(torch.float32, TORCH_HALF, ["near"], ["coarse"]),
-        DTypeCastTransform(torch.uint8, torch.int64, [("sight", "level")]),
-        DoubleToFloat(),
-    ]
-
-
-def frames():
-    return [
-        CatFrames(3, -1, ["place"], ["places"]),
-        CatFrames(2, -1, ["place"], padding="constant", padding_value=7.0),
-        TimeMaxPool(["place"], ["now"], T=1),
-        TimeMaxPool(["place"], ["farthest"], 2),
-        UnsqueezeTransform(0, in_keys=["places"], allow_positive_dim=True),
-        PermuteTransform((-1, -2), in_keys=["places"]),
-        FlattenObservation(0, -1, in_keys=["places"], allow_positive_dim=True),
-        UnsqueezeTransform(-1, in_keys=["reward"]),
-        SqueezeTransform(-1, in_keys=["reward"]),
-    ]
-
-
-def names():
-    return [
-        CatTensors(["place", ("sight", "lamps")], "seen", del_keys=False),
-        RenameTransform(["place", "sight", "reward"], [("body", "place"), "eyes", "gain"]),
-        RewardSum(["gain"], ["total"]),
-        RenameTransform(["total"], ["copy"], create_copy=True),
-        ExcludeTransform(("eyes", "lamps")),
-        StepCounter(step_count_key="count"),
-        SelectTransform("seen", "body", "copy", "is_init"),
-    ]
 
 
 def short():
@@ -123,7 +53,10 @@ def entries():
     return [*episodes(), *frames(), *names()]
 
 
-CHAINS = {"entries": entries, "values": values}  # few and long: each is compiled
+CHAINS = {
+    "entries": entries,
+    "values": partial(values, TORCH_HALF),
+}  # few and long: each is compiled
 ALL_CHAINS = {**CHAINS, "short": short}
 
 

@@ -25,7 +25,7 @@ from tests.bridges.compare import assert_close
 from tests.bridges.jax_envs import Walker
 from tests.envs import Count
 from tests.policies import Replay
-from tests.transforms.test_fused import Opaque
+from tests.transforms.chains import Opaque
 
 pytestmark = pytest.mark.rounding
 

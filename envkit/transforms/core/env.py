@@ -17,6 +17,7 @@ from envkit.errors import ArgumentTypeError, MissingKeyError, SpecError
 from envkit.specs import Composite, StackedComposite
 from envkit.transforms.core.base import Transform, books_of
 from envkit.transforms.core.compose import Compose, as_transform
+from envkit.transforms.core.rows import TransformedCore, transformed_core
 from envkit.transforms.core.stepping import TransformStepping
 
 __all__ = ["TransformedEnv"]
@@ -140,6 +141,10 @@ class TransformedEnv(TransformStepping):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._transform._belong_to(self)
+
+    def row_core(self) -> TransformedCore | None:
+        """Give the core that steps this env on NumPy rows, transforms included; None where it has none."""
+        return transformed_core(self)
 
     # --------------------------------------------------------------------------------------- specs
 

@@ -156,6 +156,22 @@ class FusableTransform(Transform):
         )
 
     @property
+    def stacks(self) -> bool:
+        """Whether rows that are envs of their own may be stacked for the hooks over leaves.
+
+        Each row then gets the bits that it would get alone. Not so where all rows that are seen change one
+        state, or where a constant is learned and data is to keep the graph.
+        """
+        return (
+            self.fuses
+            and not self.state()
+            and not any(
+                isinstance(value, torch.Tensor) and value.requires_grad
+                for value in self.constants().values()
+            )
+        )
+
+    @property
     def _is_forward(self) -> bool:
         """Whether nothing happens on the way in."""
         kind, inwards = type(self), ("_inv_call", "_reset_env_preprocess", "_already_begun")

@@ -1,0 +1,330 @@
+"""Sub-envs behind transforms, stepped on rows: the envs row by row, the transforms once for all rows of a host.
+
+A batched env hosts sub-envs on rows of memory where they can be stepped without TensorDicts (`row_core`).
+`TransformedCore` lets a `TransformedEnv` take part: the rows of the env inside are stepped bare, and what
+they show goes through the transforms stacked. `TransformedRows` is taken when all transforms of all envs of a
+host `stacks` and are set up alike, and what they declare is what they give. The data, and the errors, are
+those of each env stepping by itself, to the bit (`tests/batched/test_transforms_in_workers.py`).
+
+Conventions
+    row        global row number; index: its place among the rows of this host.
+    inner      what the env inside shows; shown: what is seen of it through the transforms.
+    root, next regions of shared memory, arrays of shape (slots, rows, *leaf), see `envkit.batched.exchange.buffers`.
+    own memory of this host for inner leaves that are shown otherwise, or not at all: one moment of it.
+    settings   attributes of a transform. Numbers and tensors that it calls `constants` are read at every
+               step; what else it is set to counts as it was when rows were bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from envkit.arrays.leaves import Leaves, with_changes
+from envkit.data.forms import require_form
+from envkit.data.paths import Path, as_key, as_path
+from envkit.env.base import EnvBase
+from envkit.transforms.core.alike import SharedConstants, alike
+from envkit.transforms.core.fusable import FusableTransform
+from envkit.transport.host import RowCursor
+
+__all__ = ["TransformedCore", "transformed_core"]
+
+Tensors = dict[Path, torch.Tensor]
+Arrays = Mapping[str, Mapping[Path, np.ndarray]]
+Chain = tuple[FusableTransform, ...]
+
+_SHOWN = {"root": ("observation", "done"), "next": ("observation", "reward", "done")}
+
+
+def transformed_core(env: Any) -> TransformedCore | None:
+    """Give the core that steps a `TransformedEnv` on rows, or None where it cannot be stepped so."""
+    make = getattr(type(env.base_env), "row_core", None)
+    base = None if make is None or not env._steps_by_itself else make(env.base_env)
+    if base is None or not env.is_spec_locked or list(env.done_levels) != [()]:
+        return None
+    chain = env.transform.flat()
+    if not all(isinstance(leaf, FusableTransform) and leaf.stacks for leaf in chain):
+        return None
+    core = TransformedCore(env, base, tuple(chain))
+    return core if core.gives_what_it_declares() else None
+
+
+class TransformedCore:
+    """One env behind transforms, as a host of rows sees it.
+
+    Args:
+        env: the `TransformedEnv`.
+        base: core of its base env.
+        chain: its transforms, first to last; all of them stack.
+    """
+
+    def __init__(self, env: Any, base: Any, chain: Chain):
+        self.env, self.base, self.chain = env, base, chain
+        inner = env.base_env
+        self.inner = {region: _leaves(inner, *kinds) for region, kinds in _SHOWN.items()}
+        self.inputs = list(_leaves(inner, "action", "state"))
+        self.memory = list(dict.fromkeys(path for leaf in chain for path in leaf.memory()))
+        self.untouched: dict[str, set[Path]] = {}
+
+    def is_like(self, other: Any) -> bool:
+        """Say whether another core shows the same simulator through the same transforms."""
+        return (
+            isinstance(other, TransformedCore)
+            and self.base.is_like(other.base)
+            and alike(self.chain, other.chain)
+        )
+
+    def bind(
+        self, cores: list[TransformedCore], rows: range, arrays: Arrays, slot: np.ndarray
+    ) -> TransformedRows:
+        """Fix the rows of some cores that are alike; see `envkit.batched.host_rows.bind_rows`."""
+        return TransformedRows(cores, rows, arrays, slot)
+
+    def gives_what_it_declares(self) -> bool:
+        """Say whether moments of zeros come out with the keys, shapes and dtypes that the specs say.
+
+        Notes which leaves come out as they went in.
+        """
+        declared = {region: _leaves(self.env, *kinds) for region, kinds in _SHOWN.items()}
+        inputs = _leaves(self.env, "action", "state")
+        if not all(path in inputs for path in self.memory):
+            return False
+        for leaves in (*self.inner.values(), *declared.values(), inputs):
+            if not all(map(_has_rows, leaves.values())):
+                return False
+        root = _zeros({path: inputs[path] for path in self.memory})
+        for region, leaves in self.inner.items():
+            given = _zeros(leaves)
+            try:
+                shown = through(self.chain, given, None if region == "root" else root)
+            except Exception:
+                return False  # the env by itself tells, when it comes to that
+            wanted = _zeros(declared[region])
+            if {path: _form(leaf) for path, leaf in shown.items()} != {
+                path: _form(leaf) for path, leaf in wanted.items()
+            }:
+                return False
+            self.untouched[region] = {path for path in given if shown.get(path) is given[path]}
+        return True
+
+
+class TransformedRows:
+    """Cores that are alike, bound to their rows; see `envkit.batched.host_rows.RowEnvs`."""
+
+    def __init__(self, cores: list[TransformedCore], rows: range, arrays: Arrays, slot: np.ndarray):
+        model = cores[0]
+        self._first, self._slot = rows.start, memoryview(slot)
+        self._chains = [core.chain for core in cores]
+        self._untouched = model.untouched
+        slots = len(arrays["next"][("done",)])
+        moments = {"root": slots + 1, "next": slots}
+        inner: dict[str, Any] = {"in": {path: arrays["in"][path] for path in model.inputs}}
+        own = slice(rows.start, rows.stop)
+        for region, leaves in model.inner.items():
+            inner[region] = {
+                path: arrays[region][path]
+                if path in model.untouched[region]
+                else _one_moment(like, moments[region], len(slot))
+                for path, like in leaves.items()
+            }
+        self._base = model.base.bind([core.base for core in cores], rows, inner, slot)
+        self._inner = {region: _by_slot(inner[region], own, n) for region, n in moments.items()}
+        self._shown = {region: _by_slot(arrays[region], own, n) for region, n in moments.items()}
+        memory = {path: arrays["in"][path] for path in model.memory}
+        self._memory = _by_slot(memory, own, slots)
+        flags = _leaves(model.env, "done")
+        self._ended = [arrays["next"][path][:, own] for path in flags]
+        self._carried = [
+            (arrays["next"][path][:, own], root[:, own])
+            for path, root in arrays["root"].items()
+            if not (path in flags and path in model.untouched["root"])  # never set, never written
+        ]
+        self._errors: dict[int, Exception] = {}
+        self._behind: list[int] = []
+        self._constants = SharedConstants(self._chains)
+
+    def replace(self, row: int, env: EnvBase) -> None:
+        """Put another env, made by the same function, in the place of a row's env."""
+        core: Any = env.row_core()  # type: ignore[attr-defined]
+        self._chains[row - self._first] = core.chain
+        self._base.replace(row, core.env.base_env)
+        self._constants = SharedConstants(self._chains)
+
+    # ------------------------------------------------------------------------------- steps and resets
+
+    @torch.no_grad()
+    def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
+        """Start an episode and write the root row; no inputs are ``given`` to a simulator for that."""
+        self._behind = []
+        self._base.reset(row, (), **kwargs)
+        self._write("root", self._chains[row - self._first], [row - self._first])
+
+    @torch.no_grad()
+    def step(self, rows: Sequence[int], *, advance: bool) -> None:
+        """Step some rows and write their next rows; with ``advance`` also their next roots.
+
+        All rows are stepped before the first that raised is told. The pool then asks for the rows behind
+        it, see `envkit.transport.Host.run`: these are done already.
+        """
+        if not self._behind or self._behind != rows[:]:
+            self._errors = self._stepped(rows, advance=advance)
+        self._behind = []
+        if self._errors:
+            self._tell(rows)
+
+    def _tell(self, rows: Sequence[int]) -> None:
+        for place, row in enumerate(rows, 1):  # the pool blames the row where this stops
+            error = self._errors.pop(row, None)
+            if error is not None:
+                self._behind = list(rows[place:])
+                raise error
+
+    def _stepped(self, rows: Sequence[int], *, advance: bool) -> dict[int, Exception]:
+        """Step all of some rows, and give what those raised that did."""
+        errors: dict[int, Exception] = {}
+        left = RowCursor(rows)
+        while left:
+            try:
+                self._base.step(left, advance=False)
+                break
+            except Exception as error:
+                blamed, left = left.split()
+                errors.update(dict.fromkeys(blamed, error))
+        errors |= self._show("next", [row - self._first for row in rows[:] if row not in errors])
+        return errors | self._begin_where_done(rows, errors) if advance else errors
+
+    def _begin_where_done(
+        self, rows: Sequence[int], failed: Collection[int]
+    ) -> dict[int, Exception]:
+        """Write the roots after a step: what it showed, and a fresh episode where one has ended."""
+        slot = self._slot[self._first]
+        ended = np.logical_or.reduce([flags[slot, ..., 0] for flags in self._ended])
+        if len(rows) == len(self._chains):
+            for made, root in self._carried:
+                root[slot + 1] = made[slot]
+        else:
+            chosen = [row - self._first for row in rows]
+            for made, root in self._carried:
+                root[slot + 1][chosen] = made[slot][chosen]
+        if not ended.any():
+            return {}
+        errors: dict[int, Exception] = {}
+        fresh = []
+        for row in rows[:]:
+            if ended[row - self._first] and row not in failed:
+                try:
+                    self._base.reset(row)
+                    fresh.append(row - self._first)
+                except Exception as error:
+                    errors[row] = error
+        return errors | self._show("root", fresh)
+
+    # ------------------------------------------------------------------------------------ transforms
+
+    def _show(self, region: str, chosen: Sequence[int]) -> dict[int, Exception]:
+        """Write what is seen of some rows through the transforms, and give what raised, by row.
+
+        All of them at once where the transforms compute with the same constants. If that raises, each by
+        itself, to learn which raise.
+        """
+        together = len(chosen) > 1 and self._constants.are_equal()
+        groups = [chosen] if together else [[index] for index in chosen]
+        errors: dict[int, Exception] = {}
+        while groups:
+            group = groups.pop()
+            try:
+                self._write(region, self._chains[group[0]], group)
+            except Exception as error:
+                if len(group) == 1:
+                    errors[self._first + group[0]] = error
+                else:
+                    groups += [[index] for index in group]
+        return errors
+
+    def _write(self, region: str, chain: Chain, chosen: Sequence[int]) -> None:
+        slot = self._slot[self._first]
+        at = slot + (region == "root")
+        inner, root, rows = self._inner[region][at], self._memory[slot], self._shown[region][at]
+        if len(chosen) != len(self._chains):
+            place = _place(chosen)
+            inner, root = (
+                {path: leaf[place] for path, leaf in part.items()} for part in (inner, root)
+            )
+        else:
+            place = slice(None)
+        shown = through(chain, inner, root if region == "next" else None)
+        untouched = self._untouched[region]
+        for path, into in rows.items():
+            value = shown.get(path)
+            if value is not None and value is inner.get(path) and path in untouched:
+                continue  # the env inside has written it there
+            event = into.shape[1:]
+            if value is None or value.shape[1:] != event or value.dtype != into.dtype:
+                require_form(as_key(path), None if value is None else value[0], event, into.dtype)
+            assert value is not None
+            into[place] = value
+
+
+def through(chain: Chain, leaves: Tensors, root: Tensors | None) -> Tensors:
+    """Show the leaves of stacked rows through transforms: of a step from ``root``, or of a reset.
+
+    Args:
+        chain: first to last.
+        leaves: shape (rows, *event), by path.
+        root: memory of the transforms at the root of the step; None after a reset.
+    """
+    for transform in chain:
+        seen, constants = Leaves(leaves, 1), transform.constants()
+        if root is None:
+            changes = transform.reset_leaves(seen, constants)
+        else:
+            changes = transform.step_leaves(Leaves(root, 1), seen, constants)
+        leaves = with_changes(leaves, changes)
+    return leaves
+
+
+def _leaves(env: EnvBase, *kinds: str) -> dict[Path, Any]:
+    return {
+        as_path(key): leaf
+        for kind in kinds
+        for key, leaf in getattr(env, f"full_{kind}_spec").items(True, True)
+    }
+
+
+def _has_rows(leaf: Any) -> bool:
+    """Say whether rows of memory can hold the values of a spec; NumPy has no bfloat16."""
+    return leaf.dtype not in (None, torch.bfloat16) and -1 not in leaf.shape
+
+
+def _form(leaf: Any) -> tuple[tuple[int, ...], torch.dtype]:
+    return tuple(leaf.shape), leaf.dtype
+
+
+def _zeros(leaves: Mapping[Path, Any]) -> Tensors:
+    """Make the leaves of two rows, so that a hook that mixes them shows."""
+    return {path: torch.zeros((2, *leaf.shape), dtype=leaf.dtype) for path, leaf in leaves.items()}
+
+
+def _one_moment(like: Any, slots: int, rows: int) -> np.ndarray:
+    """Make memory for one leaf of all rows that is the same in all slots."""
+    memory = torch.zeros((rows, *like.shape), dtype=like.dtype).numpy()
+    return np.lib.stride_tricks.as_strided(
+        memory, (slots, *memory.shape), (0, *memory.strides), writeable=True
+    )
+
+
+def _by_slot(arrays: Mapping[Path, np.ndarray], own: slice, slots: int) -> list[Tensors]:
+    """View the rows of one host as tensors, one dict for each slot."""
+    return [
+        {path: torch.from_numpy(array[slot, own]) for path, array in arrays.items()}
+        for slot in range(slots)
+    ]
+
+
+def _place(chosen: Sequence[int]) -> Any:
+    """Index some of the rows along the first axis: one as a view, several as a copy."""
+    return slice(chosen[0], chosen[0] + 1) if len(chosen) == 1 else torch.tensor(chosen)
