@@ -25,7 +25,7 @@ from bridges.jax.gradients import Running, is_wanted
 from bridges.jax.handoff import RowEnv
 from bridges.jax.memory import warn_if_full
 from bridges.jax.policy.inputs import is_compilable
-from bridges.jax.programs import Constants, Programs, simulator_name
+from bridges.jax.programs import BEGIN, NOTHING, RESTART, Constants, Programs, simulator_name
 from bridges.jax.sharding import AXIS, Shards
 from bridges.jax.specs import action_composite, array_leaf, done_composite
 from bridges.jax.transformed_rows import observation_leaves
@@ -219,15 +219,27 @@ class JaxEnv(RowEnv):
             )
         shape = self.batch_size if td is None else td.batch_size
         if td is None or td.get("state", None) is None:
-            size = self._size(shape.numel())
-            outputs = self._programs.init(size, self._next_key(), self._constants(shape))
-            return self._out(shape, to_torch(self._kept(outputs)))
+            return self._out(shape, to_torch(self._kept(self._begun(shape))))
         masks = collect_reset_masks(td, self.done_levels, self.full_done_spec)
         mask = masks.get((), torch.ones(shape, dtype=torch.bool, device=self.device))
         given = to_jit((self._state_in(td), self._mask_in(mask)), copy=False, detach=True)
         # No gradient is lost: rows that are not selected keep what ``td`` holds, graph included.
         outputs = self._programs.restart(*given, self._constants(shape, mask))
         return self._out(shape, to_torch(self._kept(outputs)))
+
+    def _begun(self, shape: torch.Size) -> dict[str, Any]:
+        """Begin an episode in every row.
+
+        A program that resets takes long to compile. So `advance` does it where that is compiled, or is about to
+        be, and else `restart`: both reset in the same loop, bit for bit.
+        """
+        size, constants = self._size(shape.numel()), self._constants(shape)
+        inputs = to_torch(self._programs.unstarted(size, self._next_key(), constants))
+        state, action, memory = to_jit(inputs, copy=False)
+        if size in self._programs.advancing:
+            return self._programs.advance(state, action, memory, constants, BEGIN)[1]
+        every = to_jit(torch.ones(size, dtype=torch.bool, device=self.device), copy=False)
+        return self._programs.restart(state, every, constants)
 
     def _inputs(self, td: TensorDictBase) -> tuple[Any, ...]:
         return self._state_in(td), self._action_in(td), self._memory_in(td)
@@ -298,7 +310,8 @@ class JaxEnv(RowEnv):
             given = to_jit(inputs, copy=False, detach=True)
             self._count_steps(1)
             constants = self._constants(td.batch_size)
-            following, fresh = self._programs.advance(*given, constants, restarts)
+            follows = RESTART if restarts else NOTHING
+            following, fresh = self._programs.advance(*given, constants, follows)
             self._advancing = following, self._kept(fresh)
 
     def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
@@ -370,6 +383,12 @@ class JaxEnv(RowEnv):
         if isinstance(policy, torch.nn.Module):
             given.extend(policy.parameters())
         return is_wanted(given)
+
+    def _expect_run(self, stop: rules.Stop, policy: Any) -> None:
+        may_keep_graph = self.requires_grad and torch.is_grad_enabled()
+        steps = self._steps_by_itself and not (is_compilable(policy) or may_keep_graph)
+        if stop == "never" and steps:
+            self._programs.advancing.add(self._size(self.numel()))
 
     def _fast_rollout(
         self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Any

@@ -71,12 +71,14 @@ def padded_size(rows: int, own: int, multiple: int = 1) -> int:
     return -(-size // multiple) * multiple
 
 
+NOTHING, RESTART, BEGIN = range(3)  # what follows a step, see `Programs.advance`
+
 _OUTPUTS = {"state": ROWS, "leaves": ROWS, "flags": FLAGS}
 _MOMENTS = {name: after_time(spec) for name, spec in _OUTPUTS.items()}
 _RUN = {"root": _MOMENTS, "next": _MOMENTS, "action": after_time(ROWS), "written": after_time(ROWS)}
 # What each program takes and gives, apart from static arguments, where rows are spread over devices.
 _SPREAD: dict[str, tuple[tuple[Any, ...], Any]] = {
-    "init": ((EVERYWHERE, EVERYWHERE), _OUTPUTS),
+    "unstarted": ((EVERYWHERE, EVERYWHERE), (ROWS, ROWS, ROWS)),
     "step": ((ROWS, ROWS, ROWS, EVERYWHERE), _OUTPUTS),
     "restart": ((ROWS, ROWS, EVERYWHERE), _OUTPUTS),
     "advance": ((ROWS, ROWS, ROWS, EVERYWHERE, EVERYWHERE), (_OUTPUTS, _OUTPUTS)),
@@ -87,7 +89,7 @@ _SPREAD: dict[str, tuple[tuple[Any, ...], Any]] = {
 
 
 class Programs:
-    """Jitted init, step, restart, advance, unroll, until, reseed and relayout over rows.
+    """Jitted unstarted, step, restart, advance, unroll, until, reseed and relayout over rows.
 
     `step`, `reseed` and `relayout` are `Differentiable`.
 
@@ -98,7 +100,8 @@ class Programs:
         shards: devices over which rows are spread. `until`, whose rows wait for each other, and the
             backward passes do not run over several.
 
-    ``traces`` counts by name how often each program was traced.
+    ``traces`` counts by name how often each program was traced. ``advancing`` holds the numbers of rows that
+    `advance` was traced for, or that someone expects it to be.
     """
 
     def __init__(
@@ -113,8 +116,10 @@ class Programs:
         self.transforms = tuple(transforms)
         self.packed = packed
         self.shards = shards
+        self._devices = 1 if shards is None else len(shards.devices)
         self.traces: dict[str, int] = {}
-        self.init = self._jit("init", self._init, static=1)
+        self.advancing: set[int] = set()
+        self.unstarted = self._jit("unstarted", self._unstarted, static=1)
         self.step = self._differentiable("step", self._step)
         self.restart = self._jit("restart", self._restart)
         self.advance = self._jit("advance", self._advance)
@@ -149,9 +154,13 @@ class Programs:
 
     # ----------------------------------------------------------------------------------- programs
 
-    def _init(self, rows: int, key: jax.Array, constants: Constants) -> dict[str, Any]:
-        seen = rows if self.shards is None else rows // len(self.shards.devices)
-        return self._outputs(*self._rows(constants).init(key, seen))
+    def _unstarted(
+        self, rows: int, key: jax.Array, constants: Constants
+    ) -> tuple[ByPath, Any, ByPath]:
+        """Give what `restart` and `advance` take to begin an episode in every row, all derived from one key."""
+        seen = rows // self._devices
+        state = self._write_state(self.env.unstarted(key, seen))
+        return state, *self._rows(constants).blank_inputs(seen)
 
     def _step(
         self, state: ByPath, action: Any, memory: ByPath, constants: Constants
@@ -172,17 +181,30 @@ class Programs:
         action: Any,
         memory: ByPath,
         constants: Constants,
-        restarts: bool | jax.Array,
+        follows: int | jax.Array,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Step, then begin new episodes where one has ended; gives `next` and the root after it.
 
-        Without ``restarts`` nothing begins: the same program is good for a step that nothing follows.
+        ``follows`` is `RESTART`. The same program is good for a step that nothing follows (`NOTHING`),
+        and for a new episode in every row without a step before (`BEGIN`): then `next` means nothing.
         """
         rows = self._rows(constants)
-        following, timestep = rows.step(rows.begin(self._read_state(state), memory), action)
-        ended = done_of(timestep) & restarts
-        restarted, root = rows.restart_written(ended, following, timestep, self._write_state)
-        moment = {"state": self._write_state(following.inner), **self._shown(timestep)}
+        before = rows.begin(self._read_state(state), memory)
+        keys = before.inner.key
+        self.advancing.add(keys.shape[0] * self._devices)
+
+        def written(moment: tuple[RowState, Timestep]) -> tuple[RowState, Timestep]:
+            after, timestep = moment
+            return RowState(self._write_state(after.inner), {}, after.shared), timestep
+
+        following, timestep = jax.lax.cond(
+            follows != BEGIN,
+            lambda: written(rows.step(before, action)),
+            lambda: written(rows.unstepped(before, keys.shape[0])),
+        )
+        ended = (done_of(timestep) & (follows == RESTART)) | (follows == BEGIN)
+        restarted, root = rows.restart_written(ended, keys, following, timestep, self._write_state)
+        moment = {"state": following.inner, **self._shown(timestep)}
         return moment, self._fresh(restarted, root)
 
     def _reseed(self, state: ByPath, key: jax.Array) -> ByPath:

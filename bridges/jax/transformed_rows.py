@@ -118,10 +118,12 @@ class NamedRows:
         """Name a state of the env, and what is remembered, as a state of rows."""
         return RowState(inner, memory, self._given)
 
-    def init(self, key: jax.Array, rows: int) -> tuple[RowState, Timestep]:
-        """Start ``rows`` episodes, all derived from one key."""
-        inner, timestep = self.env.init(key, rows)
-        return self._moment(inner, *self._begun(_named(timestep), self._given, self._counted))
+    def unstepped(self, state: RowState, rows: int) -> tuple[RowState, Timestep]:
+        """Give what `step` gives in form, but no step is made: the state stays, what is shown means nothing."""
+        blank = _named(self._blank(rows)) | {_REWARD: jnp.zeros((rows, 1), jnp.float32)}
+        following, shared = self._stepped(state.memory, blank, state.shared)
+        following |= {path: state.memory[path] for path in self._carried}
+        return self._moment(state.inner, following, shared)
 
     def step(self, state: RowState, action: Any) -> tuple[RowState, Timestep]:
         """Advance every row by its action."""
@@ -143,15 +145,26 @@ class NamedRows:
         self, mask: jax.Array, state: RowState, timestep: Timestep
     ) -> tuple[RowState, Timestep]:
         """Start new episodes in the rows of ``mask``; the others keep what they show."""
-        return self.restart_written(mask, state, timestep, lambda inner: inner)
+        return self.restart_written(mask, state.inner.key, state, timestep, lambda inner: inner)
 
     # ------------------------------------------------------------------------- other ways to begin
 
+    def blank_inputs(self, rows: int) -> tuple[Any, ByPath]:
+        """Give an action and the memory of a step in form; what they hold means nothing."""
+        shown, shared = self._begun(_named(self._blank(rows)), self._given)
+        action = self.sample_action(jnp.zeros((rows, 2), jnp.uint32))
+        return action, self._moment(None, shown, shared)[0].memory
+
     def restart_written(
-        self, mask: jax.Array, state: RowState, timestep: Timestep, write: Callable[[Any], Any]
+        self,
+        mask: jax.Array,
+        keys: jax.Array,
+        state: RowState,
+        timestep: Timestep,
+        write: Callable[[Any], Any],
     ) -> tuple[RowState, Timestep]:
-        """Restart as `restart_where` does, the state of the env given as ``write`` writes it."""
-        inner, fresh, shared = self._restarted(mask, state, write)
+        """Restart as `restart_where` does, the state of the env being as ``write`` writes it."""
+        inner, fresh, shared = self._restarted(mask, keys, state, write)
         kept = _leaves(timestep)
         fresh |= {path: jnp.zeros_like(kept[path]) for path in self._remembered}
         root = {path: rules.choose(mask, leaf, kept[path]) for path, leaf in fresh.items()}
@@ -161,7 +174,8 @@ class NamedRows:
         self, mask: jax.Array, inner: Any, write: Callable[[Any], Any]
     ) -> tuple[RowState, Timestep]:
         """Start new episodes in the rows of ``mask``; what the others show means nothing."""
-        return self._moment(*self._restarted(mask, self.begin(inner, {}), write))
+        state = self.begin(write(inner), {})
+        return self._moment(*self._restarted(mask, inner.key, state, write))
 
     def resume(self, inner: Any, given: ByPath, flags: jax.Array) -> tuple[RowState, Timestep]:
         """Go on from a root of which some leaves are given; the others begin as after a reset.
@@ -204,10 +218,10 @@ class NamedRows:
         return self._moment(inner, _overwritten(following, acted.following), shared)
 
     def _restarted(
-        self, mask: jax.Array, state: RowState, write: Callable[[Any], Any]
+        self, mask: jax.Array, keys: jax.Array, state: RowState, write: Callable[[Any], Any]
     ) -> tuple[Any, ByPath, Shared]:
         blank = self._blank(mask.shape[0])
-        written, fresh = self.env.restart_written(mask, state.inner, blank, write)
+        written, fresh = self.env.restart_written(mask, keys, state.inner, blank, write)
         return written, *self._begun(_named(fresh), state.shared, self._counted_in(mask))
 
     def _begun(

@@ -170,6 +170,10 @@ class MixedEnv(EnvBase):
 
     # ---------------------------------------------------------------------------------------- step
 
+    def _expect_run(self, stop: rules.Stop, policy: Any) -> None:
+        for member in self.members:
+            member.env._expect_run(stop, policy)
+
     def _step_send(self, td: TensorDictBase) -> None:
         self._checked_step(td, advance=False)()
 

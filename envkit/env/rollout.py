@@ -67,6 +67,8 @@ def rollout(
         policy = act  # nobody may draw in its place
     if auto_cast_to_device:
         act = _on_device(act, policy_device(policy), env.device)
+    if max_steps > 1 and auto_reset:
+        env._expect_run(stop, policy)
     root = _first_root(env, tensordict, auto_reset)
     steps = None
     if callback is None and return_contiguous and env._steps_by_itself:

@@ -123,6 +123,14 @@ class Stepping(Opaque, OutputHolder, ABC):
         """
         return None
 
+    def _expect_run(self, stop: rules.Stop, policy: Any) -> None:
+        """Learn of a rollout of several steps before it resets, so that both may share what they need.
+
+        Args:
+            stop: when it will end.
+            policy: what the user passed.
+        """
+
     # ------------------------------------------------------------------------------------- reset
 
     def reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:

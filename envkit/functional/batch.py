@@ -12,6 +12,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -93,6 +94,12 @@ class BatchedEnv:
         """Start ``num_rows`` episodes, all derived from one key (see `row_keys`)."""
         return self.reset(self.row_keys(key, num_rows))
 
+    def unstarted(self, key: jax.Array, num_rows: int) -> EpisodeState:
+        """Give states that hold nothing but their keys: restarting them all does what `init` does."""
+        one = jax.eval_shape(self.packing.pack, self.template[0])
+        blank = {name: jnp.zeros((num_rows, *like.shape), like.dtype) for name, like in one.items()}
+        return replace(self.packing.unpack(blank), key=self.row_keys(key, num_rows))
+
     def row_keys(self, key: jax.Array, num_rows: int) -> jax.Array:
         """Derive the keys of the rows that are seen here, see the function of that name."""
         first = 0 if self.axis is None else jax.lax.axis_index(self.axis) * num_rows
@@ -127,21 +134,29 @@ class BatchedEnv:
     def restart_written(
         self,
         mask: jax.Array,
-        state: EpisodeState,
+        keys: jax.Array,
+        written: Any,
         timestep: Timestep,
         write: Callable[[EpisodeState], Any],
     ) -> tuple[Any, Timestep]:
-        """Give ``write(state)``, and ``timestep``, with new episodes in the rows of ``mask``.
+        """Start new episodes in the rows of ``mask`` of states that are written already.
 
         It is cheaper than writing what `restart_where` gives, since only new rows are written twice.
         Not differentiable.
+
+        Args:
+            mask: rows to restart, bool, shape ``(batch,)``.
+            keys: ``state.key`` of all rows.
+            written: ``write(state)``.
+            timestep: what is shown of that state.
+            write: lays out the state of any number of rows.
         """
 
         def reset(keys: jax.Array) -> tuple[Any, Timestep]:
             fresh, shown = self.reset(keys)
             return write(fresh), shown
 
-        return reset_rows(reset, jnp.asarray(mask), state.key, (write(state), timestep))
+        return reset_rows(reset, jnp.asarray(mask), keys, (written, timestep))
 
     def pack(self, state: EpisodeState) -> dict[str, jax.Array]:
         """Lay the state of every row out in two buffers; see `packing`."""

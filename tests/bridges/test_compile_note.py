@@ -68,4 +68,4 @@ def test_programs_of_an_env_are_named_after_its_simulator(monkeypatch, caplog):
     env.rand_step(env.reset())
 
     said = {message.partition(" ...")[0] for message in caplog.messages}
-    assert {"compiling init of Pendulum", "compiling step of Pendulum"} <= said
+    assert {"compiling restart of Pendulum", "compiling step of Pendulum"} <= said

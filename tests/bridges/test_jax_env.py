@@ -12,7 +12,15 @@ import torch
 from tensordict import TensorDict
 
 from bridges.jax.env import JaxEnv
-from envkit import ParallelEnv, RewardScaling, SerialEnv, StepCounter, TransformedEnv
+from envkit import (
+    Compose,
+    ParallelEnv,
+    RewardScaling,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    VecNorm,
+)
 from envkit.env.checks import check_env_specs
 from envkit.errors import (
     ArgumentError,
@@ -74,7 +82,7 @@ def test_masks_never_make_a_new_program():
         env.reset(root.copy().set("_reset", mask))
 
     env.step(act(root.copy(), NEAR))
-    assert env.traces == {"init": 1, "step": 1, "restart": 1}
+    assert env.traces == {"unstarted": 1, "restart": 1, "step": 1}
 
 
 def test_sizes_one_to_nine_take_one_program_for_each_power_of_two():
@@ -105,11 +113,52 @@ def test_all_steps_of_a_rollout_from_python_are_one_program(wrap):
 
     data = env.rollout(6, lambda place, *rest: place / 9, break_when_any_done=False)
 
-    assert env.traces == {"init": 1, "advance": 1}
+    assert env.traces == {"unstarted": 1, "advance": 1}
     env.set_seed(0)
     looped, _ = replay(env, env.reset(), data["action"])
     assert data["next", "done"][:, -1].all()
     assert_same(data, looped)
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize(
+    "transform", [Compose, lambda: Compose(StepCounter(), VecNorm(in_keys=["place"]))]
+)
+def test_episodes_begin_alike_in_the_program_that_steps_and_in_the_one_that_resets(transform):
+    def make():
+        env = JaxEnv(Walker(), batch_size=[20], device="cpu")
+        return seeded(TransformedEnv(env, transform()))
+
+    resetting, stepping = make(), make()
+    root = resetting.reset()
+    data = stepping.rollout(2, lambda place, *rest: place / 9, break_when_any_done=False)
+
+    assert resetting.traces == {"unstarted": 1, "restart": 1}
+    assert stepping.traces == {"unstarted": 1, "advance": 1}
+    assert_same(data[:, 0].select(*root.keys()), root)
+
+
+class Filling:
+    """Fills up at the speed that an episode begins with; at none it would never end."""
+
+    action_space = Box(0.0, 1.0, (1,))
+
+    def reset(self, key):
+        speed = jax.random.uniform(key, (), minval=0.5)
+        return speed, Timestep(speed)
+
+    def step(self, state, action):
+        full = jax.lax.while_loop(lambda level: level < 1, lambda level: level + state, 0.0)
+        return state, Timestep(state, full)
+
+
+def test_no_step_is_made_of_a_state_that_no_episode_has_begun():
+    env = seeded(JaxEnv(Filling(), batch_size=[2], device="cpu"))
+
+    data = env.rollout(2, lambda speed: speed.unsqueeze(-1), break_when_any_done=False)
+
+    assert env.traces == {"unstarted": 1, "advance": 1}
+    assert (data["observation"] >= 0.5).all() and (data["next", "reward"] >= 1).all()
 
 
 def test_a_mask_that_is_all_true_is_no_mask(walker):
@@ -317,7 +366,7 @@ def test_a_mask_that_selects_nothing_runs_no_program():
 
     out = env.step(root.set("_step", torch.zeros(4, 1, dtype=torch.bool)))
 
-    assert env.traces == {"init": 1}
+    assert env.traces == {"unstarted": 1, "restart": 1}
     assert_same(out["next"].exclude("reward"), before.exclude("action"))
     assert (out["next", "reward"] == 0).all()
     assert not shared_memory(out)

@@ -148,8 +148,11 @@ def test_a_written_restart_is_a_restart_written():
     before = begin(env, 20)
     mask = np.arange(20) % 3 == 0
 
+    def written(state, timestep):
+        return env.restart_written(mask, state.key, env.pack(state), timestep, env.pack)
+
     state, timestep = jax.jit(env.restart_where)(mask, *before)
-    after = jax.jit(lambda *now: env.restart_written(mask, *now, env.pack))(*before)
+    after = jax.jit(written)(*before)
 
     assert same_bits(after, (env.pack(state), timestep))
 

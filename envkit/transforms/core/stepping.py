@@ -393,6 +393,9 @@ class TransformStepping(TransformHolder):
         """What can do whole runs in place of this env, if anything can."""
         return self._route.stepper if self._route.is_direct else None
 
+    def _expect_run(self, stop: rules.Stop, policy: Any) -> None:
+        self._route.stepper._expect_run(stop, policy)
+
     def _fast_rollout(self, *run: Any) -> TensorDictBase | list[TensorDictBase] | None:
         return None if self._runner is None else self._runner._fast_rollout(*run)
 
