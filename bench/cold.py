@@ -14,6 +14,7 @@ import re
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 README = Path(__file__).parents[1] / "README.md"
 LEAST_S = 0.1  # what took less is not printed
@@ -24,7 +25,8 @@ def main() -> None:
     os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
     found = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert found, "the README has no example"
-    source, scope, spent = found[1], {"__name__": "example"}, Counter()
+    source, spent = found[1], Counter()
+    scope: dict[str, Any] = {"__name__": "example"}
     began = time.perf_counter()
     for statement in ast.parse(source).body:
         wall, cpu = time.perf_counter(), time.process_time()

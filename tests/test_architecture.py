@@ -22,8 +22,6 @@ STILL_UPWARD = {
     ("bridges.gym.copies", "bridges.gym.like"),
     ("bridges.gym.recording", "bridges.gym.wrapper"),
     ("bridges.jax.fusing", "bridges.jax.env"),
-    ("bridges.jax.policy.inputs", "bridges.jax.env"),
-    ("bridges.jax.unrolling", "bridges.jax.env"),
 }
 """Imports, most for types only, that close a cycle. None may be added; one that is gone is taken out."""
 

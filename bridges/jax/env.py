@@ -25,7 +25,7 @@ from bridges.jax.gradients import Running, is_wanted
 from bridges.jax.handoff import RowEnv
 from bridges.jax.memory import warn_if_full
 from bridges.jax.policy.inputs import is_compilable
-from bridges.jax.programs import BEGIN, NOTHING, RESTART, Constants, Programs, simulator_name
+from bridges.jax.programs import BEGIN, NOTHING, RESTART, Programs, simulator_name
 from bridges.jax.sharding import AXIS, Shards
 from bridges.jax.specs import action_composite, array_leaf, done_composite
 from bridges.jax.transformed_rows import observation_leaves
@@ -197,19 +197,6 @@ class JaxEnv(RowEnv):
             )
         device = jax_device_of(self.device or "cpu")
         self._key = jax.device_put(_key_of(checked_seed(seed)), device)
-
-    def _constants(self, shape: torch.Size, mask: torch.Tensor | None = None) -> Constants:
-        """Give what fused transforms compute with, as arguments of a program.
-
-        Args:
-            shape: batch of the data.
-            mask: parts of it that the program is called for, bool; None: all.
-        """
-        return (), None
-
-    def _kept(self, outputs: dict[str, Any]) -> dict[str, Any]:
-        """Take what fused transforms have seen in a program out of its last outputs, and keep it."""
-        return outputs
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         if kwargs:

@@ -2,7 +2,7 @@
 
 `RowEnv` reads the entries of a TensorDict that a program takes, flattens the batch, pads it to a compiled
 size, and names what comes back. Memory and dtypes at the border are decided in `dlpack`, gradients in
-`gradients`; when something is computed, and from what, is decided in `jax_env`.
+`gradients`; when something is computed, and from what, is decided in `env`.
 
 Conventions
     rows     the flattened batch. Sizes other than the env's own are padded, see `padded_size`.
@@ -13,6 +13,7 @@ Conventions
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +23,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from bridges.jax.gradients import Differentiable, Running, start
-from bridges.jax.programs import PACKED, Programs, padded_size
+from bridges.jax.programs import PACKED, Constants, Programs, padded_size
 from bridges.jax.specs import action_composite
 from envkit.data.paths import Key, Path, as_key, tensordict_of
 from envkit.data.transition import leaves, stepped_rows
@@ -57,6 +58,25 @@ class RowEnv(EnvBase):
         self, program: Differentiable, inputs: tuple[Any, ...], rest: tuple[Any, ...] = ()
     ) -> Running:
         return start(program, inputs, rest, requires_grad=self.requires_grad)
+
+    # ----------------------------------------------------------------- what programs take beside rows
+
+    @abstractmethod
+    def _next_key(self) -> jax.Array:
+        """Give a key that no program was given before."""
+
+    def _constants(self, shape: torch.Size, mask: torch.Tensor | None = None) -> Constants:
+        """Give what fused transforms compute with, as arguments of a program.
+
+        Args:
+            shape: batch of the data.
+            mask: parts of it that the program is called for, bool; None: all.
+        """
+        return (), None
+
+    def _kept(self, outputs: dict[str, Any]) -> dict[str, Any]:
+        """Take what fused transforms have seen in a program out of its last outputs, and keep it."""
+        return outputs
 
     # ------------------------------------------------------------------------------ torch -> JAX
 

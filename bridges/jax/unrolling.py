@@ -15,20 +15,18 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from bridges.dlpack import to_jit, to_torch
+from bridges.jax.handoff import RowEnv
 from bridges.jax.policy.inputs import Actor, actor_for, free_entries
 from envkit.data.paths import Key, Path, as_key, as_path, tensordict_of
 from envkit.errors import PolicyError
 from envkit.functional import StopRule
 from envkit.specs import OneHot, TensorSpec
-
-if TYPE_CHECKING:
-    from bridges.jax.env import JaxEnv
 
 __all__ = ["unroll", "unroll_until"]
 
@@ -38,7 +36,7 @@ _CHUNK = 64
 
 
 def unroll(
-    env: JaxEnv, td: TensorDictBase, steps: int, policy: Any, *, record_state: bool
+    env: RowEnv, td: TensorDictBase, steps: int, policy: Any, *, record_state: bool
 ) -> tuple[TensorDict, TensorDict]:
     """Do what `JaxEnv.unroll` documents."""
     actor = actor_for(env, policy, td)
@@ -67,7 +65,7 @@ def _refuse_leaks(actor: Actor) -> None:
 
 
 def unroll_until(
-    env: JaxEnv, td: TensorDictBase, steps: int, policy: Any, rule: StopRule
+    env: RowEnv, td: TensorDictBase, steps: int, policy: Any, rule: StopRule
 ) -> TensorDict:
     """Take up to ``steps`` steps, until any row or all rows are done, as `rollout` does.
 
@@ -119,7 +117,7 @@ def _repeat(done: torch.Tensor, before: TensorDict, piece: TensorDict, paid: lis
         piece[done] = last.expand(last.shape[0], piece.shape[-1])
 
 
-def _begin(env: JaxEnv, td: TensorDictBase, actor: Actor) -> tuple[Any, Any, Any, Any]:
+def _begin(env: RowEnv, td: TensorDictBase, actor: Actor) -> tuple[Any, Any, Any, Any]:
     """Read what a program starts from."""
     carried = {path: env._rows_in(td, td.get(as_key(path)), copy=True) for path in actor.carries}
     remembered = {path: carried.pop(path) for path in actor.remembers}
@@ -128,7 +126,7 @@ def _begin(env: JaxEnv, td: TensorDictBase, actor: Actor) -> tuple[Any, Any, Any
 
 
 def _following(
-    env: JaxEnv, td: TensorDictBase, last: dict[str, Any], actor: Actor, run: dict[str, Any]
+    env: RowEnv, td: TensorDictBase, last: dict[str, Any], actor: Actor, run: dict[str, Any]
 ) -> TensorDict:
     """Name the root after the last step of a run that began at ``td``."""
     following = env._out(td.batch_size, to_torch(last))
@@ -141,7 +139,7 @@ def _following(
 
 
 def _others(
-    env: JaxEnv, td: TensorDictBase, actor: Actor, run: dict[str, Any]
+    env: RowEnv, td: TensorDictBase, actor: Actor, run: dict[str, Any]
 ) -> dict[Path, torch.Tensor]:
     """List the tensors of a root that nobody reads or writes."""
     used = {*actor.carries, *_acted(run)}
@@ -149,7 +147,7 @@ def _others(
 
 
 def _recorded(
-    env: JaxEnv, td: TensorDictBase, steps: int, run: dict[str, Any], actor: Actor
+    env: RowEnv, td: TensorDictBase, steps: int, run: dict[str, Any], actor: Actor
 ) -> TensorDict:
     """Name time-major arrays and put time last: views, no copies."""
     shape, run = td.batch_size, to_torch(run)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
+from bridges.jax.handoff import RowEnv
 from bridges.jax.policy.compiled import CompiledPolicy, Translation
 from bridges.jax.policy.errors import STEPWISE
 from bridges.jax.policy.exporting import Signature
@@ -32,9 +33,6 @@ from envkit.env.policy import observation_inputs, takes_tensordict
 from envkit.errors import ArgumentError, InputError, MissingKeyError, PolicyError
 from envkit.functional import Discrete
 from envkit.rules import DONE_LEAVES
-
-if TYPE_CHECKING:
-    from bridges.jax.env import JaxEnv
 
 __all__ = ["Actor", "actor_for", "free_entries", "is_compilable"]
 
@@ -65,7 +63,7 @@ def is_compilable(policy: Any) -> bool:
     return policy is None or isinstance(policy, JaxPolicy | CompiledPolicy)
 
 
-def actor_for(env: JaxEnv, policy: Any, td: TensorDictBase) -> Actor:
+def actor_for(env: RowEnv, policy: Any, td: TensorDictBase) -> Actor:
     """Bring a policy into the form that the programs of ``env`` take.
 
     Args:
@@ -94,7 +92,7 @@ def actor_for(env: JaxEnv, policy: Any, td: TensorDictBase) -> Actor:
     )
 
 
-def _translated(env: JaxEnv, policy: CompiledPolicy, td: TensorDictBase) -> Actor:
+def _translated(env: RowEnv, policy: CompiledPolicy, td: TensorDictBase) -> Actor:
     shown, others = _shown(env), free_entries(env, td)
     given = {path: (value.shape[td.ndim :], value.dtype) for path, value in others.items()}
     signature = _signature(env, policy.module, {**shown, **given})
@@ -116,7 +114,7 @@ def _translated(env: JaxEnv, policy: CompiledPolicy, td: TensorDictBase) -> Acto
 # --------------------------------------------------------------------------------- what it is given
 
 
-def _shown(env: JaxEnv) -> dict[Path, tuple[torch.Size, torch.dtype]]:
+def _shown(env: RowEnv) -> dict[Path, tuple[torch.Size, torch.dtype]]:
     """List what a root of an env shows: event shape and dtype, by path."""
     batch = len(env.batch_size)
     found = {as_path(key): leaf for key, leaf in env.full_observation_spec.items(True, True)}
@@ -125,7 +123,7 @@ def _shown(env: JaxEnv) -> dict[Path, tuple[torch.Size, torch.dtype]]:
     return {path: (leaf.shape[batch:], leaf.dtype) for path, leaf in shown.items()}
 
 
-def free_entries(env: JaxEnv, td: TensorDictBase) -> dict[Path, torch.Tensor]:
+def free_entries(env: RowEnv, td: TensorDictBase) -> dict[Path, torch.Tensor]:
     """List the tensors of a root that are neither the env's, nor actions, masks or `next`."""
     taken = {*_shown(env), *(as_path(key) for key in env.action_keys)}
     return {
@@ -138,7 +136,7 @@ def free_entries(env: JaxEnv, td: TensorDictBase) -> dict[Path, torch.Tensor]:
     }
 
 
-def _signature(env: JaxEnv, module: torch.nn.Module, given: Mapping[Path, Any]) -> Signature:
+def _signature(env: RowEnv, module: torch.nn.Module, given: Mapping[Path, Any]) -> Signature:
     writes = None
     if isinstance(module, TensorDictModuleBase):
         reads = [as_path(key) for key in module.in_keys]
@@ -199,7 +197,7 @@ class _ActionLeaf:
             )
 
 
-def _action_leaves(env: JaxEnv) -> tuple[_ActionLeaf, ...]:
+def _action_leaves(env: RowEnv) -> tuple[_ActionLeaf, ...]:
     space = env._programs.env.action_space
     members = (
         {("action", name): member for name, member in space.items()}
