@@ -1,19 +1,17 @@
 """What every spec can do: be reshaped, moved, sampled, tested and converted.
 
 This module decides the public calls of a spec and everything that does not depend on its domain:
-shapes, device, dtype, the membership test, encoding. A kind of spec adds its domain: `rand` and
-`_nearest`. It knows no composite and no stack: what torch's functions make of specs is registered
-by the package (`on_torch_function`).
+device, dtype, the membership test, encoding; shapes are those of `reshapable`. A kind of spec adds its
+domain: `rand` and `_nearest`. It knows no composite and no stack: what torch's functions make of specs
+is registered by the package (`on_torch_function`).
 
-Conventions
-    encoding   trailing axes that spell one value (a one-hot row); shape operations leave them.
-    A spec is a value: all calls but `update_mask` and the edits of a composite return a new one.
+A spec is a value: all calls but `update_mask` and the edits of a composite return a new one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -22,12 +20,11 @@ from torch import Generator, Tensor
 from envkit.errors import (
     NotEnumerableError,
     OutOfSpecError,
-    SpecAxisError,
     SpecTypeError,
 )
-from envkit.specs import display, shapes
-from envkit.specs.annotations import AxisIndex, Device, Key, Place, Shape, Value
-from envkit.specs.shapes import Index, ShapeOp, as_shape, known
+from envkit.specs import display
+from envkit.specs.annotations import Device, Key, Place, Shape, Value
+from envkit.specs.reshapable import Reshapable
 
 __all__ = ["TensorSpec", "as_device", "checks_values", "on_torch_function", "require_dtype"]
 
@@ -65,7 +62,7 @@ def require_dtype(dtype: object) -> torch.dtype:
     )
 
 
-class TensorSpec:
+class TensorSpec(Reshapable):
     """Describe a tensor, or a tree of tensors, without holding data.
 
     Attributes:
@@ -79,18 +76,12 @@ class TensorSpec:
     domain: ClassVar[str | None] = None
 
     is_choice: ClassVar[bool] = False  # converts between categorical and one-hot
-    _encoding_ndim: ClassVar[int] = 0
     _caches: ClassVar[tuple[str, ...]] = ()  # attributes that are rebuilt on demand
 
-    _shape: torch.Size
     _device: torch.device | None
     _dtype: torch.dtype | None
 
     # -- description -------------------------------------------------------------------
-
-    @property
-    def shape(self) -> torch.Size:
-        return self._shape
 
     @property
     def device(self) -> torch.device | None:
@@ -103,23 +94,6 @@ class TensorSpec:
     @property
     def space(self) -> Any:
         return None
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    def ndimension(self) -> int:
-        """Count the axes."""
-        return self.ndim
-
-    def numel(self) -> int:
-        """Count the elements of one value; an axis of unknown size counts as 1."""
-        return known(self.shape).numel()
-
-    @property
-    def _free_shape(self) -> torch.Size:
-        """The axes that shape operations may touch."""
-        return self.shape[: self.ndim - self._encoding_ndim]
 
     # -- copies ------------------------------------------------------------------------
 
@@ -163,116 +137,6 @@ class TensorSpec:
     def cuda(self, device: int | None = None) -> TensorSpec:
         """Make the same spec on a CUDA device, the current one by default."""
         return self.to(torch.device("cuda") if device is None else torch.device("cuda", device))
-
-    # -- shape operations --------------------------------------------------------------
-
-    def _map_shape(self, op: ShapeOp) -> Self:
-        """Apply an operation on leading axes to the shape and to everything the spec holds."""
-        raise NotImplementedError
-
-    def __getitem__(self, index: AxisIndex) -> Any:
-        """Index the shape as a tensor would be.
-
-        Raises:
-            SpecAxisError: the index reaches into an encoding axis.
-            SpecTypeError: the index is nothing that indexes axes.
-            IndexError: the index is out of range.
-        """
-        items = shapes.split_index(index, self.ndim)
-        if self._encoding_ndim:
-            if not (isinstance(items[-1], slice) and items[-1] == slice(None)):
-                raise SpecAxisError(
-                    f"index {index!r} selects within the last axis of {type(self).__name__} of "
-                    f"shape {tuple(self.shape)}, which encodes one value. {self._free_advice()}"
-                )
-            items = items[:-1]
-        return self._map_shape(Index(items))
-
-    def __iter__(self) -> Iterator[Any]:
-        """Walk along the first axis, as over a tensor."""
-        return iter(self.unbind(0))
-
-    def expand(self, *shape: Shape) -> Self:
-        """Add leading axes and grow axes of size 1; a size of -1 keeps the axis.
-
-        Raises:
-            SpecError: a trailing size differs from the spec's.
-        """
-        return self._map_shape(shapes.expand_op(self._free_shape, self._without_encoding(shape)))
-
-    def reshape(self, *shape: Shape) -> Self:
-        """Reshape; a composite reshapes its batch axes and leaves keep their feature axes.
-
-        Raises:
-            SpecError: the number of elements differs.
-        """
-        return self._map_shape(shapes.reshape_op(self._free_shape, self._without_encoding(shape)))
-
-    def view(self, *shape: Shape) -> Self:
-        """Reshape; the same as `reshape`, since a spec holds no data."""
-        return self.reshape(*shape)
-
-    def squeeze(self, dim: int | None = None) -> Self:
-        """Drop axis ``dim`` if its size is 1, or every axis of size 1."""
-        if dim is not None:
-            dim = self._free_axis(dim)
-        return self._map_shape(shapes.squeeze_op(self._free_shape, dim))
-
-    def unsqueeze(self, dim: int) -> Self:
-        """Insert an axis of size 1; ``dim=-1`` appends it last."""
-        return self._map_shape(shapes.unsqueeze_op(self._free_axis(dim, new=1)))
-
-    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
-        """Merge the axes from ``start_dim`` to ``end_dim``, both included; at least one remains."""
-        if not self.ndim:
-            return self.reshape(1)
-        start, end = self._free_axis(start_dim), self._free_axis(end_dim)
-        return self._map_shape(shapes.flatten_op(self._free_shape, start, end))
-
-    def unflatten(self, dim: int, sizes: Sequence[int]) -> Self:
-        """Split axis ``dim`` into ``sizes``, one of which may be -1."""
-        return self._map_shape(
-            shapes.unflatten_op(self._free_shape, self._free_axis(dim), tuple(sizes))
-        )
-
-    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
-        """Split along axis ``dim`` into one spec per index."""
-        axis = self._free_axis(dim)
-        return tuple(self[(slice(None),) * axis + (i,)] for i in range(self.shape[axis]))
-
-    def make_neg_dim(self, dim: int) -> Self:
-        """Mark axis ``dim`` as of unknown size (-1). Data made from the spec has size 1 there."""
-        return self._with_dynamic(self._free_axis(dim))
-
-    def _with_dynamic(self, axis: int) -> Self:
-        raise NotImplementedError
-
-    def _free_axis(self, dim: int, *, new: int = 0) -> int:
-        """Normalise an axis and check that it is no encoding axis."""
-        axis = shapes.axis_of(dim, self.ndim + new)
-        if axis >= len(self._free_shape) + new:
-            raise SpecAxisError(
-                f"dim {dim} is the encoding axis of {type(self).__name__} of shape "
-                f"{tuple(self.shape)}. {self._free_advice(new)}"
-            )
-        return axis
-
-    def _free_advice(self, new: int = 0) -> str:
-        count = len(self._free_shape) + new
-        return f"Use the first {count} axes only." if count else "It has no other axis."
-
-    def _without_encoding(self, sizes: Any) -> torch.Size:
-        """Check that the sizes asked for end in the encoding axes, and drop these."""
-        sizes = as_shape(sizes)
-        encoding = self.shape[len(self._free_shape) :]
-        cut = len(sizes) - len(encoding)
-        if cut < 0 or any(n not in (o, -1) for n, o in zip(sizes[cut:], encoding, strict=True)):
-            raise SpecAxisError(
-                f"{type(self).__name__} of shape {tuple(self.shape)} cannot take the shape "
-                f"{tuple(sizes)}: the last axis encodes a value. End the sizes in "
-                f"{tuple(encoding)}."
-            )
-        return sizes[:cut]
 
     @classmethod
     def __torch_function__(

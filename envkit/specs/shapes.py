@@ -35,6 +35,7 @@ __all__ = [
     "known",
     "lead",
     "names_after",
+    "refined_names",
     "reshape_op",
     "shape_after",
     "split_index",
@@ -129,6 +130,24 @@ def shape_after(op: ShapeOp, shape: torch.Size) -> torch.Size:
         return op(probe.expand(shape)).shape
     result = op(probe.expand([_UNKNOWN if size == -1 else size for size in shape])).shape
     return torch.Size(-1 if size > _UNKNOWN // 2 else size for size in result)
+
+
+def refined_names(names: Sequence[str | None], given: Sequence[Any]) -> list[str | None]:
+    """Give axes names: ``None`` keeps the one it has, ``...`` those of the axes in between.
+
+    Raises:
+        SpecError: an axis has another name already.
+    """
+    given = list(given)
+    if ... in given:
+        dots = given.index(...)
+        given[dots : dots + 1] = [None] * (len(names) - len(given) + 1)
+    if len(given) != len(names):
+        return given
+    clash = [old for new, old in zip(given, names, strict=True) if new and old not in (None, new)]
+    if clash:
+        raise SpecError(f"axis {clash[0]!r} has a name already. Assign `spec.names` to rename it.")
+    return [new or old for new, old in zip(given, names, strict=True)]
 
 
 def names_after(op: ShapeOp, names: Names, shape: torch.Size) -> Names:

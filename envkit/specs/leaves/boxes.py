@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch.compiler import is_compiling
@@ -19,6 +18,7 @@ from torch.compiler import is_compiling
 from envkit.errors import SpecError
 from envkit.specs.annotations import Device, Numbers, Shape
 from envkit.specs.base import TensorSpec, as_device, require_dtype
+from envkit.specs.leaves.bounds import bound_of, is_constant, summary
 from envkit.specs.leaves.leaf import LeafSpec
 from envkit.specs.leaves.order import (
     coordinates,
@@ -66,7 +66,7 @@ class _Box(LeafSpec):
         return ContinuousBox(self.low, self.high)
 
     def _facts(self) -> dict[str, Any]:
-        return {"low": _summary(self.low), "high": _summary(self.high)}
+        return {"low": summary(self.low), "high": summary(self.high)}
 
     def _nearest(self, value: Tensor) -> Tensor:
         return from_coordinates(coordinates(value).clamp(self._low, self._high), self._dtype)
@@ -84,7 +84,7 @@ class _IntegerBox(_Box):
 
     def _make_sampler(self) -> Callable[[tuple[int, ...], Generator | None], Tensor]:
         """Prepare uniform integers: from two numbers if the box is a cube, else from counts."""
-        if _is_constant(self._low) and _is_constant(self._high):
+        if is_constant(self._low) and is_constant(self._high):
             [low], [high] = (end.flatten()[:1].tolist() or [0] for end in (self.low, self.high))
             return lambda size, generator: uniform_integers(
                 low, high, size, dtype=self._dtype, device=self._device, generator=generator
@@ -149,7 +149,7 @@ class Bounded(_Box):
     ):
         dtype = _checked_dtype(self, dtype, domain)
         device = as_device(device)
-        low, high = _bound(low, dtype, device), _bound(high, dtype, device)
+        low, high = bound_of(low, dtype, device), bound_of(high, dtype, device)
         try:
             if shape is None:
                 shape = torch.broadcast_shapes(low.shape, high.shape)
@@ -162,7 +162,7 @@ class Bounded(_Box):
             ) from error
         if not bool((self._low <= self._high).all()):
             raise SpecError(
-                f"low={_summary(low)} is not below high={_summary(high)} everywhere. "
+                f"low={summary(low)} is not below high={summary(high)} everywhere. "
                 "Exchange the bounds, and let none be NaN."
             )
         super().__init__(shape, device, dtype)
@@ -370,53 +370,3 @@ def _checked_dtype(spec: LeafSpec, dtype: torch.dtype | None, domain: str | None
     if dtype is not None:
         return dtype
     return torch.get_default_dtype() if spec.domain == "continuous" else torch.int64
-
-
-def _bound(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make a bound of the dtype."""
-    if isinstance(value, Tensor) and value.dtype == dtype:
-        return value.detach().to(device).clone()
-    if not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool):
-        return _integer_bound(value, dtype, device)
-    if not isinstance(value, Tensor):
-        array = np.array(value)  # float64 for Python floats: no digit is lost
-        value = torch.from_numpy(array.astype(np.float64) if array.dtype.kind in "uiO" else array)
-    value = value.detach().to(device)
-    if value.is_complex() and not dtype.is_complex:
-        if bool((value.imag != 0).any()):
-            raise SpecError(
-                f"a bound is {_summary(value)}, which no {dtype} is. Pass real bounds, or a "
-                "complex dtype."
-            )
-        value = value.real
-    return value.to(dtype)
-
-
-def _integer_bound(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make a bound from numbers of any size; infinite ones become the ends of the range."""
-    value = value if isinstance(value, Tensor) else np.array(value, dtype=object)
-    low, high = range_of(dtype)
-    numbers = value.flatten().tolist()
-    ends = {math.inf: high, -math.inf: low}
-    for number in numbers:
-        if isinstance(number, complex) or not (low <= number <= high or number in ends):
-            raise SpecError(
-                f"a bound is {number}, outside the range of {dtype} ({low} to {high}). "
-                "Pass a bound within it, or an infinite one for no bound."
-            )
-    integers = [int(ends.get(number, number)) for number in numbers]
-    return torch.tensor(integers, dtype=dtype, device=device).reshape(value.shape)
-
-
-def _is_constant(bound: Tensor) -> bool:
-    return bound.numel() == 0 or bool((bound == bound.flatten()[0]).all())
-
-
-def _summary(bound: Tensor) -> str:
-    """Write one number for a constant bound and all of a short one."""
-    values = bound.flatten().tolist()
-    if values and all(value == values[0] for value in values):
-        return f"{values[0]}"
-    if len(values) <= 8 or bound.is_complex():
-        return f"{bound.tolist()}" if len(values) <= 8 else f"tensor of {len(values)} numbers"
-    return f"tensor in [{min(values)}, {max(values)}]"

@@ -28,7 +28,7 @@ from envkit.specs.shapes import Names, ShapeOp, as_shape, lead
 from envkit.specs.trees.branch import Branch, Child
 from envkit.specs.trees.walk import at_entry
 
-__all__ = ["Composite", "entry_of"]
+__all__ = ["Composite"]
 
 
 class Composite(Branch):
@@ -154,19 +154,7 @@ class Composite(Branch):
         Raises:
             SpecError: the number of names differs, or an axis has another name already.
         """
-        given: list[Any] = list(names)
-        if ... in given:
-            dots = given.index(...)
-            given[dots : dots + 1] = [None] * (self.ndim - len(given) + 1)
-        refined = [new or old for new, old in zip(given, self.names, strict=False)]
-        clash = [
-            old for new, old in zip(refined, self.names, strict=False) if old not in (None, new)
-        ]
-        if clash:
-            raise SpecError(
-                f"axis {clash[0]!r} has a name already. Assign `spec.names` to rename it."
-            )
-        self.names = refined if len(given) == self.ndim else given
+        self.names = shapes.refined_names(self.names, names)
         return self
 
     def _facts(self) -> dict[str, Any]:
@@ -263,7 +251,7 @@ class Composite(Branch):
         for name, spec in self._specs.items():
             if spec is None:
                 continue
-            found = entry_of(value, name)
+            found = _entry_of(value, name)
             if found is None or not spec.is_in(found):
                 return False
         return True
@@ -272,7 +260,7 @@ class Composite(Branch):
         if not is_tensor_collection(value):
             return f"got {type(value).__name__}, which is no TensorDict"
         for name, spec in self._children().items():
-            found = None if spec is None else entry_of(value, name)
+            found = None if spec is None else _entry_of(value, name)
             if spec is not None and found is None:
                 return f"entry {name!r} is missing"
             if spec is not None and not spec.is_in(found):
@@ -378,7 +366,7 @@ class Composite(Branch):
                 f"with the entries {list(self._specs)}; `spec.encode` makes one from a dict."
             )
         for name, spec in self._specs.items():
-            found = None if spec is None else entry_of(value, name)
+            found = None if spec is None else _entry_of(value, name)
             if spec is not None and found is not None:
                 yield name, spec, found
 
@@ -398,7 +386,7 @@ def _has_choices(spec: TensorSpec) -> bool:
     return isinstance(spec, Composite) or spec.is_choice
 
 
-def entry_of(value: Any, name: str) -> Any:
+def _entry_of(value: Any, name: str) -> Any:
     """Read one entry of a TensorDict, ``None`` where it is missing or ragged."""
     try:
         return value.get(name, None)
