@@ -434,7 +434,7 @@ MISUSES = {
     "a start method without processes": (
         lambda: serial(mp_start_method="spawn"),
         TypeError,
-        r"SerialEnv takes no keyword 'mp_start_method'\..*SerialEnv itself takes num_workers",
+        r"SerialEnv takes no keyword 'mp_start_method'\..*It takes num_workers",
     ),
     "no member": (lambda: MixedEnv([]), ValueError, "empty list.*at least one env.*Pass envs"),
     "a member without a batch": (

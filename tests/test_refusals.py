@@ -7,9 +7,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from envkit import BraxEnv, GymEnv, GymWrapper, JaxEnv, MixedEnv, SerialEnv, TransformedEnv
+from envkit import BraxEnv, EnvBase, GymEnv, GymWrapper, JaxEnv, MixedEnv, SerialEnv, TransformedEnv
 from envkit.errors import DataTypeError, InputError, OptionError, SpecError
-from tests.jax_envs import NoisyWalk, Pendulum
+from tests.envs import Count
+from tests.jax_envs import Countdown, NoisyWalk, Pendulum
 
 
 class Idle(gymnasium.Env):
@@ -84,3 +85,37 @@ def test_a_step_under_torch_func_is_refused(name):
 def test_a_brax_env_takes_no_keyword_that_it_does_not_know(given, told):
     with pytest.raises(OptionError, match=told):
         BraxEnv("fast", device="cpu", **given)
+
+
+class Passing(Count):
+    """Hands on what it is given, as subclasses do."""
+
+    def __init__(self, **kwargs):
+        EnvBase.__init__(self, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [
+        (
+            lambda: JaxEnv(Countdown(3), batchsize=[4]),
+            "JaxEnv takes no keyword 'batchsize'. Did you mean 'batch_size'",
+        ),
+        (
+            lambda: JaxEnv(Countdown(3), requires_grads=True),
+            "JaxEnv takes no keyword 'requires_grads'. Did you mean 'requires_grad'",
+        ),
+        (
+            lambda: GymWrapper(gymnasium.make("CartPole-v1"), frameskip=2),
+            "GymWrapper takes no keyword 'frameskip'. Did you mean 'frame_skip'",
+        ),
+        (
+            lambda: Passing(devices="cpu"),
+            "Passing takes no keyword 'devices'. Did you mean 'device'",
+        ),
+        (lambda: Passing(colour="red"), "takes no keyword 'colour'. Leave it out. It takes device"),
+    ],
+)
+def test_a_keyword_that_no_env_has_is_refused_with_the_nearest_one(build, told):
+    with pytest.raises(OptionError, match=told):
+        build()

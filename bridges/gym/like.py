@@ -14,8 +14,8 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor
@@ -27,6 +27,7 @@ from envkit.data.paths import as_key, as_path
 from envkit.data.transition import leaves, stepped_rows
 from envkit.env.base import EnvBase
 from envkit.env.declared import require_names
+from envkit.env.options import EnvOptions
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -38,6 +39,7 @@ from envkit.errors import (
     SpecError,
 )
 from envkit.specs import Composite, make_composite_from_td
+from envkit.specs.annotations import Device, Numbers, Value
 
 __all__ = ["GymLikeEnv", "Reader"]
 
@@ -54,7 +56,7 @@ class GymLikeEnv(EnvBase):
         convert_actions_to_numpy: give the simulator what `read_action` makes of an action; False
             hands it the tensor (or the TensorDict of several actions) that the spec describes.
         device: where data is delivered, "cpu" by default.
-        **kwargs: of `EnvBase`.
+        **options: of every env, see `EnvOptions`.
 
     A subclass declares its specs in `_make_specs`, or after ``super().__init__(simulator)``. Public attributes that it
     lacks are looked up on the simulator, through the simulator's own wrappers.
@@ -66,7 +68,7 @@ class GymLikeEnv(EnvBase):
     leaves_torch = True
     # the last two once their encoding is remembered
     _passes_by = EnvBase._passes_by | {"read_obs", "read_reward"}
-    available_envs: ClassVar[Any] = []
+    available_envs: ClassVar[Sequence[str]] = []
     libname: str | None = None
     env_name: str | None = None
     _env: Any
@@ -77,10 +79,10 @@ class GymLikeEnv(EnvBase):
         *,
         frame_skip: int = 1,
         convert_actions_to_numpy: bool = True,
-        device: Any = "cpu",
-        **kwargs: Any,
+        device: Device | None = "cpu",
+        **options: Unpack[EnvOptions],
     ):
-        super().__init__(device=device, **kwargs)
+        super().__init__(device=device, **options)
         if not isinstance(frame_skip, int) or isinstance(frame_skip, bool) or frame_skip < 1:
             raise ArgumentError(
                 f"frame_skip is {frame_skip!r}, but must be an int of at least 1: the number of "
@@ -95,21 +97,23 @@ class GymLikeEnv(EnvBase):
     def _make_specs(self, env: Any) -> None:
         """Declare the specs of simulator ``env``, for a subclass to override; called last."""
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            simulator = self.__dict__.get("_env")
-            if name.startswith("_") or simulator is None:
-                raise
-        if hasattr(simulator, name):
-            return getattr(simulator, name)
-        if hasattr(simulator, "get_wrapper_attr"):
-            return simulator.get_wrapper_attr(name)
-        raise AttributeError(
-            f"neither {type(self).__name__} nor its simulator {type(simulator).__name__} has an "
-            f"attribute {name!r}."
-        )
+    if not TYPE_CHECKING:  # a misspelt name would pass
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                simulator = self.__dict__.get("_env")
+                if name.startswith("_") or simulator is None:
+                    raise
+            if hasattr(simulator, name):
+                return getattr(simulator, name)
+            if hasattr(simulator, "get_wrapper_attr"):
+                return simulator.get_wrapper_attr(name)
+            raise AttributeError(
+                f"neither {type(self).__name__} nor its simulator {type(simulator).__name__} has an "
+                f"attribute {name!r}."
+            )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GymLikeEnv:
         return deep_copy(self, memo)
@@ -119,7 +123,7 @@ class GymLikeEnv(EnvBase):
 
     # ---------------------------------------------------------------- what subclasses may override
 
-    def read_action(self, action: Any) -> Any:
+    def read_action(self, action: Value) -> Any:
         """Turn an action into what the simulator takes.
 
         Args:
@@ -128,7 +132,7 @@ class GymLikeEnv(EnvBase):
         spec = self.full_action_spec if isinstance(action, TensorDictBase) else self.action_spec
         return spec.to_numpy(action, safe=False)
 
-    def read_obs(self, observations: Any) -> Mapping[str, Any]:
+    def read_obs(self, observations: object) -> Mapping[str, Any]:
         """Turn an observation of the simulator into entries.
 
         A value that is no dict belongs to the first observation that is declared. An entry
@@ -152,12 +156,15 @@ class GymLikeEnv(EnvBase):
             }
         return observations
 
-    def read_reward(self, reward: Any) -> Any:
+    def read_reward(self, reward: object) -> Value | Mapping[str, Any]:
         """Turn the summed reward of a step into a tensor, or into a dict of several."""
         return self.reward_spec.encode(reward)
 
     def read_done(
-        self, terminated: Any = None, truncated: Any = None, done: Any = None
+        self,
+        terminated: Numbers | None = None,
+        truncated: Numbers | None = None,
+        done: Numbers | None = None,
     ) -> tuple[Any, Any, Any, bool]:
         """Complete the end flags of a step.
 
@@ -431,7 +438,7 @@ class GymLikeEnv(EnvBase):
     def _cannot_resume(self) -> str | None:
         return type(self).__name__
 
-    def render(self, *args: Any, **kwargs: Any) -> Any:
+    def render(self, *args: object, **kwargs: object) -> Any:
         """Render the simulator as it was made to."""
         return self._env.render(*args, **kwargs)
 

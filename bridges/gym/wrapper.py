@@ -12,9 +12,9 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack, cast
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from envkit.data.arguments import as_batch_size, as_bool, as_int
 from envkit.data.paths import as_key, nest
 from envkit.data.transition import empty_like, leaves
 from envkit.env.base import EnvBase
+from envkit.env.options import EnvOptions
 from envkit.env.policy import Policy
 from envkit.env.seeding import seed_chain
 from envkit.errors import (
@@ -41,6 +42,7 @@ from envkit.errors import (
     SpecError,
 )
 from envkit.specs import Categorical, Composite, Unbounded
+from envkit.specs.annotations import BatchSize, Device, Value
 
 __all__ = ["GymEnv", "GymWrapper"]
 
@@ -58,7 +60,7 @@ class GymWrapper(GymLikeEnv):
         pixels_only: with ``from_pixels``, leave the state observation out.
         convert_actions_to_numpy: False hands actions to the simulator as tensors.
         device: where data is delivered, "cpu" by default.
-        **kwargs: of `EnvBase`.
+        **options: of every env, see `EnvOptions`.
 
     Raises:
         ValueError: ``frame_skip`` is not a positive int, or pixels are asked of an env that does
@@ -85,9 +87,8 @@ class GymWrapper(GymLikeEnv):
         from_pixels: bool = False,
         pixels_only: bool = True,
         convert_actions_to_numpy: bool = True,
-        device: Any = "cpu",
-        batch_size: Any = None,
-        **kwargs: Any,
+        device: Device | None = "cpu",
+        **options: Unpack[EnvOptions],
     ):
         if not (is_vector(env) or hasattr(env, "observation_space")):
             fix = f"GymEnv({env!r})" if isinstance(env, str) else "GymEnv with the name of one"
@@ -96,18 +97,19 @@ class GymWrapper(GymLikeEnv):
                 f"of a gym library. Pass one, or let {fix} build it."
             )
         batch = (env.num_envs,) if is_vector(env) else ()
+        batch_size = options.get("batch_size")
         if batch_size is not None and (size := as_batch_size(batch_size)) != torch.Size(batch):
             raise BatchSizeError(
                 f"batch_size is {tuple(size)}, but the simulator has batch size {batch}. "
                 "Leave it out; SerialEnv, ParallelEnv and GymEnv(..., num_envs=n) make batches."
             )
+        options["batch_size"] = batch
         super().__init__(
             env,
             frame_skip=frame_skip,
             convert_actions_to_numpy=convert_actions_to_numpy,
             device=device,
-            batch_size=batch,
-            **kwargs,
+            **options,
         )
         self.libname = library_of(env).__name__
         self.categorical_action_encoding = categorical_action_encoding
@@ -181,13 +183,14 @@ class GymWrapper(GymLikeEnv):
     def _simulator(self) -> Any:
         return self._env if self._vector is None else self._vector
 
-    def read_action(self, action: Any) -> Any:
+    def read_action(self, action: Value) -> Any:
         """Turn an action into a value of the gymnasium action space, by its codec."""
         codec = self.core.action
         if len(codec.leaves) == 1:
             data = dict.fromkeys(codec.leaves, action)
         else:
-            data = {path: action.get(as_key(path)) for path in codec.leaves}
+            actions = cast(TensorDictBase, action)
+            data = {path: actions.get(as_key(path)) for path in codec.leaves}
         return codec.decode(data) if self._vector is None else self._vector.decode(data)
 
     def _action_in(self, td: TensorDictBase) -> Any:
@@ -196,7 +199,7 @@ class GymWrapper(GymLikeEnv):
             return super()._action_in(td)
         return self._with_actions(td).get(as_key(next(iter(paths))))
 
-    def read_obs(self, observations: Any) -> Mapping[str, Any]:
+    def read_obs(self, observations: object) -> Mapping[str, Any]:
         """Turn a value of the gymnasium observation space into entries, by its codec.
 
         Of a vector env: a list of one value for each row.
@@ -209,7 +212,7 @@ class GymWrapper(GymLikeEnv):
             entries[("pixels",)] = torch.from_numpy(np.array(self.render()))
         return nest(entries)
 
-    def read_reward(self, reward: Any) -> Any:
+    def read_reward(self, reward: object) -> torch.Tensor:
         """Turn the summed reward of a step into a tensor of the shape and dtype of its spec."""
         shape, dtype = self._cached("reward_form", self._reward_form)
         return torch.from_numpy(reward_array(reward, shape, dtype).copy())
@@ -349,7 +352,7 @@ class GymEnv(GymWrapper):
         ArgumentTypeError: (a TypeError) ``env_name`` is no name, or ``num_envs`` no int.
     """
 
-    available_envs: ClassVar[Any] = _Names()
+    available_envs: ClassVar[Sequence[str]] = _Names()  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -363,8 +366,8 @@ class GymEnv(GymWrapper):
         backend: str | ModuleType | None = None,
         info: bool = False,
         convert_actions_to_numpy: bool = True,
-        device: Any = "cpu",
-        batch_size: Any = None,
+        device: Device | None = "cpu",
+        batch_size: BatchSize | None = None,
         run_type_checks: bool = False,
         allow_done_after_reset: bool = False,
         **make_kwargs: Any,

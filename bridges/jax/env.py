@@ -13,7 +13,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Self, Unpack
 
 import jax
 import torch
@@ -33,8 +33,11 @@ from bridges.jax.unrolling import unroll, unroll_until
 from envkit import rules
 from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.paths import Key, Path, as_key, tensordict_of
+from envkit.data.results import EnvData
 from envkit.data.transition import collect_reset_masks, leaves
 from envkit.env.base import EnvBase
+from envkit.env.options import EnvOptions
+from envkit.env.policy import PolicyLike
 from envkit.env.seeding import checked_seed, drawn_seed
 from envkit.errors import (
     ArgumentError,
@@ -45,6 +48,7 @@ from envkit.errors import (
 from envkit.functional import BatchedEnv, ResetMode, StatelessEnv, TimeLimit
 from envkit.rules import STEP
 from envkit.specs import Composite, Unbounded
+from envkit.specs.annotations import Destination, Device
 from envkit.transforms.core.base import Transform
 
 __all__ = ["JaxEnv"]
@@ -55,7 +59,6 @@ class JaxEnv(RowEnv):
 
     Args:
         env: pure ``reset`` and ``step`` of one environment.
-        batch_size: what `reset` without data produces; any other size is accepted too.
         device: where torch data and JAX arrays are; None takes the CPU, or the first of ``devices``.
         devices: JAX devices (or torch's names of them) over which rows are spread evenly. Data
             stays on ``device``. What a policy draws in `unroll` depends on how many there are, all else does not.
@@ -71,7 +74,8 @@ class JaxEnv(RowEnv):
         state_layout: "packed" (two tensors) or "nested" (one tensor a leaf, slower). Data of
             either layout is accepted as input.
         categorical_action_encoding: discrete actions as integers instead of one-hot.
-        **kwargs: of `EnvBase`.
+        **options: of every env, see `EnvOptions`. ``batch_size`` is what `reset` without data produces;
+            any other size is accepted too.
 
     Actions are converted and refused as `envkit.specs.inputs` says. On an accelerator their values are not
     looked at, since each step would wait for the device: there an index out of range or NaN reaches
@@ -94,8 +98,7 @@ class JaxEnv(RowEnv):
         self,
         env: StatelessEnv,
         *,
-        batch_size: Any = None,
-        device: Any = None,
+        device: Device | None = None,
         devices: Sequence[Any] | None = None,
         requires_grad: bool = False,
         episode_length: int | None = None,
@@ -104,7 +107,7 @@ class JaxEnv(RowEnv):
         cache_clear_frequency: int | bool = False,
         state_layout: str = "packed",
         categorical_action_encoding: bool = False,
-        **kwargs: Any,
+        **options: Unpack[EnvOptions],
     ):
         if state_layout not in ("packed", "nested"):
             raise ArgumentError(
@@ -114,7 +117,7 @@ class JaxEnv(RowEnv):
         if device is None:
             device = "cpu" if shards is None else torch_device_of(shards.devices[0])
         device = torch.device(device)
-        super().__init__(batch_size=batch_size, device=device, **kwargs)
+        super().__init__(device=device, **options)
         if shards is not None:
             shards.check(self.numel(), device, requires_grad=requires_grad)
         self.requires_grad = requires_grad
@@ -136,7 +139,7 @@ class JaxEnv(RowEnv):
         """How often each program was traced, by name."""
         return dict(self._programs.traces)
 
-    def to(self, *args: Any, **kwargs: Any) -> JaxEnv:
+    def to(self, *args: Destination, **kwargs: Destination) -> Self:
         """Move specs and future computation to a device that JAX sees too; returns self."""
         device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
         if device is not None and device != self.device and self._programs.shards is not None:
@@ -325,10 +328,10 @@ class JaxEnv(RowEnv):
         self,
         td: TensorDictBase,
         steps: int,
-        policy: Any = None,
+        policy: PolicyLike = None,
         *,
         record_state: bool = False,
-    ) -> tuple[TensorDict, TensorDict]:
+    ) -> tuple[EnvData, EnvData]:
         """Take ``steps`` steps as one program, new episodes begun inside.
 
         Args:

@@ -11,20 +11,24 @@ import contextlib
 import inspect
 import io
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 
 from bridges.jax.env import JaxEnv
 from bridges.libraries import require
-from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
+from envkit.data.keywords import refuse_unknown
+from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.functional import Box, ResetMode, Timestep
+from envkit.specs.annotations import BatchSize, Device
 
-__all__ = ["BraxCore", "BraxEnv", "BraxWrapper"]
+__all__ = ["BraxCore", "BraxEnv", "BraxOption", "BraxWrapper"]
+
+BraxOption = float | str | tuple[Any, ...] | Mapping[str, Any] | Callable[..., Any] | None
+"""What options of Brax's envs are. None is a list: a misspelt ``batch_size=[4]`` is found by type checkers."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class BraxWrapper(JaxEnv):
         self,
         env: Any,
         *,
-        device: Any = None,
+        device: Device | None = None,
         from_pixels: bool = False,
         _make: Callable[[], Any] | None = None,
         **kwargs: Any,
@@ -114,14 +118,16 @@ class BraxWrapper(JaxEnv):
     def _env(self) -> Any:
         return self._core.env
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            core = vars(self).get("_core")
-            if name.startswith("_") or core is None:
-                raise
-            return getattr(core.env, name)
+    if not TYPE_CHECKING:  # a misspelt name would pass
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                core = vars(self).get("_core")
+                if name.startswith("_") or core is None:
+                    raise
+                return getattr(core.env, name)
 
 
 class _Names:
@@ -150,14 +156,14 @@ class BraxEnv(BraxWrapper):
         OptionError: (a TypeError) neither this class nor that env of Brax knows a keyword.
     """
 
-    available_envs: ClassVar[Any] = _Names()
+    available_envs: ClassVar[Sequence[str]] = _Names()  # type: ignore[assignment]
 
     def __init__(
         self,
         env_name: str,
         *,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: BatchSize | None = None,
+        device: Device | None = None,
         requires_grad: bool = False,
         episode_length: int | None = None,
         reset_mode: ResetMode = "fresh",
@@ -168,7 +174,7 @@ class BraxEnv(BraxWrapper):
         from_pixels: bool = False,
         run_type_checks: bool = False,
         allow_done_after_reset: bool = False,
-        **brax_kwargs: Any,
+        **brax_kwargs: BraxOption,
     ):
         envs = import_brax()
         if env_name not in envs._envs:
@@ -217,17 +223,10 @@ def _refuse_unknown(kind: type, given: Mapping[str, Any]) -> None:
     names = [
         name for name, parameter in known.items() if parameter.kind is not parameter.VAR_KEYWORD
     ]
-    for name in given:
-        if name not in names:
-            near = ["batch_size"] if name in _BATCHES else get_close_matches(name, names, 1)
-            guess = f"Did you mean {near[0]!r}?" if near else "Leave it out."
-            raise OptionError(
-                f"BraxEnv of {kind.__name__} takes no keyword {name!r}. {guess} It takes "
-                f"{', '.join(names)}."
-            )
+    refuse_unknown(f"BraxEnv of {kind.__name__}", given, names, meant=_BATCHES)
 
 
-_BATCHES = ("num_envs", "num_workers", "n_envs")
+_BATCHES = dict.fromkeys(("num_envs", "num_workers", "n_envs"), "batch_size")
 
 
 def _parameters(kind: type) -> dict[str, inspect.Parameter]:

@@ -11,7 +11,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envkit.data.paths import Path
 from envkit.env.exclusive import InUse
@@ -27,20 +27,22 @@ class AttributeLookup:
     _pool: Pool | None
     _attribute_type: type[LocalAttribute] | type[WorkerAttribute]
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)  # type: ignore[misc]
-        except AttributeError:
-            if name.startswith("_") or "num_workers" not in self.__dict__:
-                raise
-        pool = self.__dict__.get("_pool")
-        if pool is None:
-            raise NotStartedError(
-                f"{type(self).__name__} has no attribute {name!r} of its own, and its sub-envs are "
-                "not running to be asked. Start them first, e.g. with reset()."
-            )
-        calls = _Calls(pool, self._in_use)
-        return _looked_up(self._attribute_type, type(self).__name__, calls, (name,))
+    if not TYPE_CHECKING:  # a misspelt name would pass
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)  # type: ignore[misc]
+            except AttributeError:
+                if name.startswith("_") or "num_workers" not in self.__dict__:
+                    raise
+            pool = self.__dict__.get("_pool")
+            if pool is None:
+                raise NotStartedError(
+                    f"{type(self).__name__} has no attribute {name!r} of its own, and its sub-envs are "
+                    "not running to be asked. Start them first, e.g. with reset()."
+                )
+            calls = _Calls(pool, self._in_use)
+            return _looked_up(self._attribute_type, type(self).__name__, calls, (name,))
 
 
 class _Calls:

@@ -20,6 +20,7 @@ from envkit.data.transition import skipped_next
 from envkit.env.base import EnvBase
 from envkit.errors import EmptySpecError
 from envkit.specs import Composite, TensorSpec
+from envkit.specs.annotations import AxisIndex, Device
 
 __all__ = ["EnvLeaves", "EnvMetaData", "HasLeaves"]
 
@@ -134,7 +135,7 @@ class EnvMetaData:
             batch_size=batch_size,
         )
 
-    def __getitem__(self, index: Any) -> EnvMetaData:
+    def __getitem__(self, index: AxisIndex) -> EnvMetaData:
         fake = self.tensordict[index]
         return replace(self, tensordict=fake, specs=self.specs[index], batch_size=fake.batch_size)
 
@@ -142,7 +143,7 @@ class EnvMetaData:
         """Copy everything, tensors included."""
         return replace(self, tensordict=self.tensordict.clone(), specs=self.specs.clone())
 
-    def to(self, device: Any) -> EnvMetaData:
+    def to(self, device: Device | None) -> EnvMetaData:
         """Move the fake step and the specs to a device."""
         device = torch.device(device)
         return replace(

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -41,6 +41,7 @@ from envkit.errors import (
     StaleDataError,
 )
 from envkit.specs import Bounded, Composite, TensorSpec, Unbounded
+from envkit.specs.annotations import Destination, Device
 from envkit.specs.inputs import counted_from
 
 __all__ = ["MixedEnv"]
@@ -67,7 +68,7 @@ class MixedEnv(EnvBase):
         KeyCollisionError: members have another entry named ``state``.
     """
 
-    def __init__(self, members: Sequence[EnvBase], *, device: Any = None):
+    def __init__(self, members: Sequence[EnvBase], *, device: Device | None = None):
         members = list(members)
         if not members:
             raise ArgumentError(
@@ -365,7 +366,7 @@ class MixedEnv(EnvBase):
             "them to each: MixedEnv([member.add_truncated_keys(), ...])."
         )
 
-    def to(self, *args: Any, **kwargs: Any) -> EnvBase:
+    def to(self, *args: Destination, **kwargs: Destination) -> Self:
         """Move the members, and deliver to that device from now on; returns self."""
         super().to(*args, **kwargs)
         for member in self.members:

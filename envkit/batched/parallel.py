@@ -11,7 +11,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 from tensordict import TensorDictBase
@@ -27,6 +27,7 @@ from envkit.batched.threads import ThreadLimit
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, CopyError
 from envkit.late import PRELOADED
+from envkit.specs.annotations import Destination
 from envkit.transport import Pool, ProcessPool
 from envkit.transport.launch import choose_start_method, usable_cores
 
@@ -55,12 +56,14 @@ class ParallelEnv(BatchedEnv):
     _passes_by = BatchedEnv._passes_by
     _attribute_type = WorkerAttribute
 
-    def __new__(cls, *args: Any, serial_for_single: bool = False, **kwargs: Any) -> Any:
-        num_workers = args[0] if args else kwargs.get("num_workers")
-        if serial_for_single and num_workers == 1:
-            choose_start_method(kwargs.pop("mp_start_method", None))
-            return SerialEnv(*args, **kwargs)
-        return super().__new__(cls, *args, serial_for_single=serial_for_single, **kwargs)
+    if not TYPE_CHECKING:  # which would look for the keywords here
+
+        def __new__(cls, *args: Any, serial_for_single: bool = False, **kwargs: Any) -> Any:
+            num_workers = args[0] if args else kwargs.get("num_workers")
+            if serial_for_single and num_workers == 1:
+                choose_start_method(kwargs.pop("mp_start_method", None))
+                return SerialEnv(*args, **kwargs)
+            return super().__new__(cls, *args, serial_for_single=serial_for_single, **kwargs)
 
     def __init__(
         self,
@@ -128,7 +131,7 @@ class ParallelEnv(BatchedEnv):
     def step_and_maybe_reset(self, tensordict: TensorDictBase):
         return super().step_and_maybe_reset(tensordict)
 
-    def to(self, *args: Any, **kwargs: Any) -> EnvBase:
+    def to(self, *args: Destination, **kwargs: Destination) -> Self:
         """Deliver data to another device from now on; returns self.
 
         An env that runs and was seeded is seeded again, with a warning: its random actions are drawn

@@ -14,7 +14,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import torch
 
@@ -31,17 +31,17 @@ from envkit.batched.policy_proof import PolicyEntries, policy_entries
 from envkit.batched.recovery import Recovery, allowed_restarts, require_truncated
 from envkit.batched.settings import (
     PoolOptions,
-    refuse_unknown,
     require_seconds,
     require_usable,
 )
 from envkit.batched.threads import ThreadLimit
 from envkit.data.arguments import as_int
 from envkit.data.inference import lasting
-from envkit.data.keywords import completed
+from envkit.data.keywords import completed, known_to, refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.errors import ClosedEnvError, ReadOnlyError, StartedError
 from envkit.specs import Composite
+from envkit.specs.annotations import Destination
 from envkit.transport import Pool
 
 __all__ = ["PoolOwner"]
@@ -68,10 +68,14 @@ class PoolOwner(EnvBase):
     _timeout_s: float | None
     _start_timeout_s: float | None
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Refuse keywords that ``__init__`` does not take."""
-        refuse_unknown(cls, kwargs)
-        return super().__new__(cls)
+    if not TYPE_CHECKING:  # which would look for the keywords here
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Refuse keywords that ``__init__`` does not take."""
+            if (known := known_to(cls)) is not None:
+                hint = "What is meant for the sub-envs goes into create_env_kwargs={...}."
+                refuse_unknown(cls.__name__, kwargs, known, hint)
+            return super().__new__(cls)
 
     def __init__(
         self,
@@ -261,7 +265,7 @@ class PoolOwner(EnvBase):
             setattr(pool, f"{name}_s", timeout_s)
 
     @property
-    def policy_proof(self) -> Any:
+    def policy_proof(self) -> Callable[..., Any] | None:
         """The policy whose extra entries travel with the data, or None."""
         return self._policy_proof[0]
 
@@ -334,7 +338,7 @@ class PoolOwner(EnvBase):
         for own, new in zip(self._kwargs, given, strict=True):
             own.update(new)
 
-    def to(self, *args: Any, **kwargs: Any) -> EnvBase:
+    def to(self, *args: Destination, **kwargs: Destination) -> Self:
         """Deliver data to another device from now on; returns self.
 
         Takes what ``torch.nn.Module.to`` takes; a dtype has no effect.

@@ -7,15 +7,15 @@ TensorDicts, which keeps the autograd graph.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from envkit.batched.attributes import LocalAttribute
 from envkit.batched.env import BatchedEnv
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.host import COMMAND_NAMES, HostFactory, Maker
-from envkit.env.base import EnvBase
 from envkit.errors import CopyError
+from envkit.specs.annotations import Destination
 from envkit.transport import LocalPool, Pool
 
 __all__ = ["SerialEnv"]
@@ -53,7 +53,7 @@ class SerialEnv(BatchedEnv):
             )
         return super().__getstate__()
 
-    def to(self, *args: Any, **kwargs: Any) -> EnvBase:
+    def to(self, *args: Destination, **kwargs: Destination) -> Self:
         """Move the sub-envs and what is delivered to another device; returns self."""
         super().to(*args, **kwargs)
         if self._pool is not None and self._device is not None:

@@ -6,15 +6,15 @@ decided where they are used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypedDict
 
 from envkit.data.arguments import as_int
-from envkit.data.keywords import Default, keywords_of
-from envkit.errors import ArgumentError, ArgumentTypeError, MemoryKindError, OptionError
+from envkit.data.keywords import Default
+from envkit.errors import ArgumentError, ArgumentTypeError, MemoryKindError
+from envkit.specs.annotations import Device
 
-__all__ = ["PoolOptions", "refuse_unknown", "require_seconds", "require_usable"]
+__all__ = ["PoolOptions", "require_seconds", "require_usable"]
 
 
 class PoolOptions(TypedDict, total=False):
@@ -58,8 +58,8 @@ class PoolOptions(TypedDict, total=False):
     share_individual_td: Annotated[bool | None, Default(None)]
     shared_memory: Annotated[bool, Default(True)]
     memmap: Annotated[bool, Default(False)]
-    policy_proof: Annotated[Any, Default(None)]
-    device: Annotated[Any, Default(None)]
+    policy_proof: Annotated[Callable[..., Any] | None, Default(None)]
+    device: Annotated[Device | None, Default(None)]
     num_threads: Annotated[int | None, Default(None)]
     num_sub_threads: Annotated[int, Default(1)]
     serial_for_single: Annotated[bool, Default(False)]
@@ -143,25 +143,4 @@ def require_seconds(name: str, value: Any) -> None:
     if not is_positive:
         raise ArgumentError(
             f"{name} is {value}, but must be a positive number of seconds, or None for no limit."
-        )
-
-
-def refuse_unknown(cls: type, given: dict[str, Any]) -> None:
-    """Check that a class takes the keywords that are given to it.
-
-    Raises:
-        OptionError: (a TypeError) it does not take one of them.
-    """
-    parameters = keywords_of(cls.__init__)
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    known = [parameter.name for parameter in parameters][1:]
-    for name in given:
-        if name in known:
-            continue
-        close = get_close_matches(name, known, 1)
-        guess = f"Did you mean {close[0]!r}?" if close else "Leave it out."
-        raise OptionError(
-            f"{cls.__name__} takes no keyword {name!r}. {guess} What is meant for the sub-envs goes into "
-            f"create_env_kwargs={{...}}; {cls.__name__} itself takes {', '.join(known)}."
         )

@@ -1,4 +1,4 @@
-"""Keywords that several classes take alike, written down once as a `TypedDict`.
+"""Keywords that several classes take alike, written down once as a `TypedDict`; unknown ones are refused.
 
 Type checkers read name and type of each from ``**options: Unpack[Table]``. This module reads the defaults,
 which stand beside the types, and shows the keywords one by one where Python asks for a signature. It does
@@ -11,12 +11,15 @@ Conventions
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
+from difflib import get_close_matches
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
-__all__ = ["Default", "completed", "keywords_of"]
+from envkit.errors import OptionError
+
+__all__ = ["Default", "completed", "keywords_of", "known_to", "refuse_unknown"]
 
 
 @dataclass(frozen=True)
@@ -35,15 +38,55 @@ def keywords_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """List the parameters of a function or method, the entries of a table one by one."""
     shown = []
     for parameter in inspect.signature(function).parameters.values():
-        table = None
-        if parameter.kind is parameter.VAR_KEYWORD:
-            table = _table_in(get_type_hints(function).get(parameter.name))
+        table = _table_of(function, parameter)
         shown += [parameter] if table is None else _listed(table)
     return shown
 
 
-def _table_in(annotation: Any) -> type | None:
-    return get_args(annotation)[0] if get_origin(annotation) is Unpack else None
+def known_to(cls: type) -> list[str] | None:
+    """List what the constructor of a class takes; None where it takes any keyword."""
+    parameters = keywords_of(cls.__init__)[1:]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return [parameter.name for parameter in parameters]
+
+
+def refuse_unknown(
+    owner: str,
+    given: Iterable[str],
+    known: Sequence[str],
+    hint: str = "",
+    meant: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Check that each keyword that was given is known.
+
+    Args:
+        owner: who takes keywords, for the message.
+        given: names.
+        known: names.
+        hint: a sentence on where else a keyword might go.
+        meant: what keywords of other libraries are called here.
+
+    Raises:
+        OptionError: (a TypeError) one is not; the message names the nearest that is.
+    """
+    for name in given:
+        if name in known:
+            continue
+        near = [meant[name]] if name in meant else get_close_matches(name, known, 1)
+        guess = f"Did you mean {near[0]!r}?" if near else "Leave it out."
+        told = " ".join(part for part in (guess, hint) if part)
+        raise OptionError(f"{owner} takes no keyword {name!r}. {told} It takes {', '.join(known)}.")
+
+
+def _table_of(function: Callable[..., Any], parameter: inspect.Parameter) -> type | None:
+    """Give the table that ``**options: Unpack[Table]`` names; None of any other parameter."""
+    written = parameter.annotation
+    if isinstance(written, str) and not written.startswith("Unpack["):
+        return None  # it may be made of names that only type checkers know
+    holder = SimpleNamespace(__annotations__={"hint": written})
+    hint = get_type_hints(holder, inspect.unwrap(function).__globals__)["hint"]
+    return get_args(hint)[0] if get_origin(hint) is Unpack else None
 
 
 def _listed(table: type) -> list[inspect.Parameter]:

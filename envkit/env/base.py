@@ -17,47 +17,60 @@ from __future__ import annotations
 import inspect
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Self
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torch import nn
 
 from envkit.data.arguments import as_batch_size, as_bool, require_tensordict
-from envkit.data.keywords import keywords_of
+from envkit.data.keywords import completed, keywords_of, known_to, refuse_unknown
 from envkit.data.paths import Key
+from envkit.data.results import EnvData
 from envkit.env.exclusive import InUse
+from envkit.env.options import TAKEN_HERE, EnvOptions
 from envkit.env.outputs import OutputLeaf
+from envkit.env.policy import PolicyLike
 from envkit.env.rollout import rollout
 from envkit.env.seeding import next_seed
 from envkit.env.stepping import Stepping
 from envkit.errors import ClosedEnvError, NotCallableError, ResumeError
 from envkit.late import late
 from envkit.specs import Composite, Stacked
+from envkit.specs.annotations import Destination, Device
 
 __all__ = ["EnvBase", "OutputLeaf", "fake_step"]
 
 
 class _EnvMeta(ABCMeta):
-    """Take out the keywords every env accepts, and finish the specs after ``__init__``."""
+    """Take out the keywords every env accepts, and finish the specs after ``__init__``.
 
-    def __call__(
-        cls,
-        *args: Any,
-        spec_locked: bool = True,
-        auto_reset: bool = False,
-        policy: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        as_bool("spec_locked", spec_locked)
-        env = super().__call__(*args, **kwargs)
-        if not isinstance(env, EnvBase):  # __new__ may return something else
+    Type checkers do not see ``__call__``: they would take its arguments and result for those of every
+    class, so that no keyword of a constructor were checked and every env were of an unknown type. The
+    same holds for ``__new__`` of `EnvBase`. What is taken out here stands in `EnvOptions` for them.
+    """
+
+    if not TYPE_CHECKING:
+
+        def __call__(
+            cls,
+            *args: Any,
+            spec_locked: bool = True,
+            auto_reset: bool = False,
+            policy: Any = None,
+            **kwargs: Any,
+        ) -> Any:
+            as_bool("spec_locked", spec_locked)
+            env = super().__call__(*args, **kwargs)
+            if not isinstance(env, EnvBase):  # __new__ may return something else
+                return env
+            env._after_init(spec_locked)
+            if auto_reset:
+                env = late("AutoResetEnv")(env)
+            if policy is not None:
+                env = late("with_policy_transforms")(env, policy)
             return env
-        env._after_init(spec_locked)
-        if auto_reset:
-            env = late("AutoResetEnv")(env)
-        if policy is not None:
-            env = late("with_policy_transforms")(env, policy)
-        return env
 
     @property
     def __signature__(cls) -> inspect.Signature:
@@ -79,47 +92,40 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
 
     Args:
         device: where inputs are expected and outputs delivered; None sets no constraint.
-        batch_size: number of environments along each axis; None means one environment.
-        run_type_checks: compare the dtypes of every reset and step, and the actions, with the specs
-            (TypeError; ValueError where an action has another shape).
-        allow_done_after_reset: accept done flags that are set right after a reset.
+        **options: see `EnvOptions`. Every subclass takes ``spec_locked``, ``auto_reset`` and ``policy``,
+            whatever its own ``__init__`` takes.
 
     Any thread may use an env, one at a time: a call while another thread's runs raises `BusyError`.
 
-    Every subclass also accepts
-
-    - ``spec_locked=True``: lock the specs after construction;
-    - ``auto_reset=False``: the simulator begins a new episode in the step that ends one; the result is
-      an `AutoResetEnv`;
-    - ``policy=None``: a module; what its recurrent parts need is appended, and the result then is a
-      `TransformedEnv`.
+    Raises:
+        OptionError: (a TypeError) a keyword is unknown.
     """
 
     _passes_by = frozenset(
         ("step", "reset", "step_mdp", "maybe_reset", "any_done", "step_and_maybe_reset")
     )
 
-    def __new__(cls, *args: Any, _batch_locked: bool | None = None, **kwargs: Any) -> Any:
-        """Accept what a subclass's own ``__new__`` hands on; ``_batch_locked`` is one env's own."""
-        env = super().__new__(cls)
-        vars(env)["_in_use"] = InUse(cls.__name__)
-        if _batch_locked is not None:
-            env._batch_locked = _batch_locked
-        return env
+    if not TYPE_CHECKING:
 
-    def __init__(
-        self,
-        *,
-        device: Any = None,
-        batch_size: Any = None,
-        run_type_checks: bool = False,
-        allow_done_after_reset: bool = False,
-    ):
+        def __new__(cls, *args: Any, _batch_locked: bool | None = None, **kwargs: Any) -> Any:
+            """Accept what a subclass's own ``__new__`` hands on; ``_batch_locked`` is one env's own."""
+            env = super().__new__(cls)
+            vars(env)["_in_use"] = InUse(cls.__name__)
+            if _batch_locked is not None:
+                env._batch_locked = _batch_locked
+            return env
+
+    def __init__(self, *, device: Device | None = None, **options: Unpack[EnvOptions]):
         super().__init__()
+        unknown = [name for name in options if name not in TAKEN_HERE]
+        if unknown:
+            known = known_to(type(self)) or ["device", *TAKEN_HERE]
+            refuse_unknown(type(self).__name__, unknown, [n for n in known if n not in unknown])
+        given = completed(EnvOptions, options)
         self._device = None if device is None else torch.device(device)
-        self._batch_size = as_batch_size(batch_size)
-        self.run_type_checks = run_type_checks
-        self.allow_done_after_reset = allow_done_after_reset
+        self._batch_size = as_batch_size(given.batch_size)
+        self.run_type_checks = given.run_type_checks
+        self.allow_done_after_reset = given.allow_done_after_reset
         self.is_closed = False
 
     def _after_init(self, spec_locked: bool) -> None:
@@ -127,7 +133,7 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
 
     # ------------------------------------------------------------------------------------ actions
 
-    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> EnvData:
         """Sample every action from its spec; written into ``tensordict``, which is returned.
 
         Without one, a new TensorDict of the env's batch size is made. The samples come from the
@@ -163,11 +169,11 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
                 continue
             leaf.update_mask(allowed if is_stacked else allowed[0])
 
-    def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+    def rand_step(self, tensordict: TensorDictBase | None = None) -> EnvData:
         """Take one step with random actions: ``step(rand_action(tensordict))``."""
         return self.step(self.rand_action(tensordict))
 
-    def all_actions(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+    def all_actions(self, tensordict: TensorDictBase | None = None) -> EnvData:
         """Enumerate the actions, stacked on a new first axis (discrete specs only)."""
         return self.full_action_spec.enumerate()
 
@@ -186,17 +192,26 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         """Name what is wrong with this kind of env that no data can show, for `check_env_specs`."""
         return ()
 
-    def check_env_specs(self, *args: Any, **kwargs: Any) -> None:
+    def check_env_specs(
+        self,
+        return_contiguous: bool = True,
+        check_dtype: bool = True,
+        seed: int | None = None,
+        tensordict: TensorDictBase | None = None,
+        break_when_any_done: bool | None = None,
+    ) -> None:
         """Compare a few steps with the specs; see `envkit.check_env_specs`."""
-        late("check_env_specs")(self, *args, **kwargs)
+        late("check_env_specs")(
+            self, return_contiguous, check_dtype, seed, tensordict, break_when_any_done
+        )
 
     # ------------------------------------------------------------------------------------ rollout
 
     def rollout(
         self,
         max_steps: int,
-        policy: Any = None,
-        callback: Callable[[EnvBase, TensorDictBase], Any] | None = None,
+        policy: PolicyLike = None,
+        callback: Callable[[EnvBase, EnvData], object] | None = None,
         *,
         auto_reset: bool = True,
         auto_cast_to_device: bool = False,
@@ -207,7 +222,7 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         set_truncated: bool = False,
         out: TensorDictBase | None = None,
         trust_policy: bool = False,
-    ) -> TensorDictBase:
+    ) -> EnvData:
         """Run a policy for up to ``max_steps`` steps.
 
         Args:
@@ -261,7 +276,9 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
 
     # --------------------------------------------------------------------------------- transforms
 
-    def append_transform(self, transform: Any) -> EnvBase:
+    def append_transform(
+        self, transform: nn.Module | Callable[[TensorDictBase], TensorDictBase]
+    ) -> EnvBase:
         """Wrap this env in a transform.
 
         Args:
@@ -290,9 +307,9 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         id: str,
         *,
         entry_point: Callable[..., EnvBase] | str | None = None,
-        transform: Any = None,
+        transform: nn.Module | Callable[[TensorDictBase], TensorDictBase] | list[Any] | None = None,
         info_keys: list[Key] | str | None = None,
-        backend: Any = None,
+        backend: str | ModuleType | None = None,
         to_numpy: bool = False,
         reward_threshold: float | None = None,
         nondeterministic: bool = False,
@@ -425,7 +442,7 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
             )
         self.is_closed = True
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> NoReturn:
         """Environments are not called like modules.
 
         Raises:
@@ -436,7 +453,7 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
             "where a create function is expected, pass `lambda: env_class(...)` instead."
         )
 
-    def to(self, *args: Any, **kwargs: Any) -> EnvBase:
+    def to(self, *args: Destination, **kwargs: Destination) -> Self:
         """Move specs, parameters and future outputs to a device; returns self."""
         device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
         if device is not None:
@@ -448,11 +465,11 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
             self._seed_actions(self._action_seed)  # a generator cannot be moved
         return super().to(*args, **kwargs)  # type: ignore[return-value]
 
-    def cpu(self) -> EnvBase:
+    def cpu(self) -> Self:
         """Move the env to the CPU; returns self."""
         return self.to("cpu")
 
-    def cuda(self, device: int | None = None) -> EnvBase:
+    def cuda(self, device: int | None = None) -> Self:
         """Move the env to a CUDA device; returns self."""
         return self.to(torch.device("cuda", 0 if device is None else device))
 

@@ -16,7 +16,7 @@ import inspect
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -88,6 +88,9 @@ class Exclusive(nn.Module):
     """
 
     _in_use: InUse
+
+    if TYPE_CHECKING:  # nn.Module's would give every misspelt name a type
+        __getattr__: None  # type: ignore[assignment, misc]
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)

@@ -16,6 +16,7 @@ from tensordict.nn import InteractionType as ExplorationType
 from tensordict.nn import TensorDictModuleBase
 from tensordict.nn import set_interaction_type as set_exploration_type
 from tensordict.nn.probabilistic import interaction_type as exploration_type
+from torch import nn
 
 from envkit.data.paths import Key, as_path
 from envkit.env.stepping import Stepping
@@ -26,6 +27,7 @@ __all__ = [
     "BindsToEnv",
     "ExplorationType",
     "Policy",
+    "PolicyLike",
     "as_policy",
     "exploration_type",
     "observation_inputs",
@@ -35,6 +37,9 @@ __all__ = [
 ]
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
+
+PolicyLike = Callable[..., Any] | nn.Module | None
+"""What a user passes as a policy, see `as_policy`."""
 
 
 @runtime_checkable
@@ -46,7 +51,7 @@ class BindsToEnv(Protocol):
         ...
 
 
-def as_policy(env: Stepping, policy: Any, *, trust: bool = False) -> Policy:
+def as_policy(env: Stepping, policy: PolicyLike, *, trust: bool = False) -> Policy:
     """Turn what a user passes as a policy into a callable from TensorDict to TensorDict.
 
     Args:

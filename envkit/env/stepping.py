@@ -27,6 +27,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.data.arguments import require_tensordict
 from envkit.data.paths import Path, as_key, as_path
+from envkit.data.results import EnvData
 from envkit.data.transition import (
     any_done,
     carry,
@@ -133,7 +134,7 @@ class Stepping(Opaque, OutputHolder, ABC):
 
     # ------------------------------------------------------------------------------------- reset
 
-    def reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+    def reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> EnvData:
         """Start new episodes, in all of the env or where `_reset` masks say so.
 
         Args:
@@ -214,7 +215,7 @@ class Stepping(Opaque, OutputHolder, ABC):
 
     # -------------------------------------------------------------------------------------- step
 
-    def step(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def step(self, tensordict: TensorDictBase) -> EnvData:
         """Advance by one step and write the outcome under ``"next"``.
 
         Args:
@@ -350,7 +351,7 @@ class Stepping(Opaque, OutputHolder, ABC):
 
     # ---------------------------------------------------------------------------- the next input
 
-    def step_mdp(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def step_mdp(self, tensordict: TensorDictBase) -> EnvData:
         """Give the root of the next step: ``next`` over root, rewards and actions dropped."""
         paths = self._cached(
             "carry_paths",
@@ -370,7 +371,7 @@ class Stepping(Opaque, OutputHolder, ABC):
         """Say whether any done leaf is set, and if so write the `_reset` masks into ``tensordict``."""
         return any_done(tensordict, self.done_levels)
 
-    def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def maybe_reset(self, tensordict: TensorDictBase) -> EnvData:
         """Reset what is done in a root (the output of `step_mdp`); the rest is returned unchanged.
 
         Where the flags of a level decide for levels below it, what is done there alone waits.
@@ -387,9 +388,7 @@ class Stepping(Opaque, OutputHolder, ABC):
             drop_private(root, rules.RESET)
         return due
 
-    def step_and_maybe_reset(
-        self, tensordict: TensorDictBase
-    ) -> tuple[TensorDictBase, TensorDictBase]:
+    def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[EnvData, EnvData]:
         """Step, and reset what is done.
 
         Tensors that a policy has written under ``next`` and no spec declares are zero where an episode

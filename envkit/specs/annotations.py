@@ -14,6 +14,7 @@ from torch import Tensor
 __all__ = [
     "AxisIndex",
     "BatchSize",
+    "Destination",
     "Device",
     "Key",
     "Numbers",
@@ -34,6 +35,9 @@ Device = torch.device | str | int
 
 Place = Device | torch.dtype
 """What ``to`` takes: a device or a dtype."""
+
+Destination = Device | torch.dtype | Tensor | bool | None
+"""One of the arguments of ``to`` of a module or an env."""
 
 BatchSize = Sequence[int]
 """The number of envs along each batch axis."""

@@ -12,7 +12,6 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -23,7 +22,7 @@ from envkit.data.transition import collect_reset_masks, empty_like, leaves
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, NoParentError, ResetMaskError
 from envkit.specs import Composite, TensorSpec, Unbounded
-from envkit.transforms.core.base import Transform
+from envkit.transforms.core.base import Transform, TransformLike
 from envkit.transforms.core.env import TransformedEnv
 
 __all__ = ["AutoResetEnv", "AutoResetTransform", "VecGymEnvTransform"]
@@ -184,7 +183,7 @@ class VecGymEnvTransform(_AutoReset):
             a simulator resets no other ones.
     """
 
-    def __init__(self, final_name: str = "final", missing_obs_value: Any = torch.nan):
+    def __init__(self, final_name: str = "final", missing_obs_value: float = torch.nan):
         super().__init__()
         self.final_name = final_name
         self.missing_obs_value = missing_obs_value
@@ -248,7 +247,7 @@ class AutoResetEnv(TransformedEnv):
         transform: more transforms, after the `AutoResetTransform`; or one of these of your own.
     """
 
-    def __init__(self, base_env: EnvBase, transform: Any = None):
+    def __init__(self, base_env: EnvBase, transform: TransformLike | None = None):
         first = transform if isinstance(transform, _AutoReset) else AutoResetTransform()
         super().__init__(base_env, first)
         if transform is not None and transform is not first:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -24,6 +24,7 @@ from envkit.data.paths import Key, as_path
 from envkit.env.policy import policy_device
 from envkit.errors import ArgumentError, MissingKeyError
 from envkit.specs import Composite, TensorSpec, Unbounded
+from envkit.specs.annotations import Device
 from envkit.transforms.core.base import Keys, Transform, as_keys
 
 __all__ = ["ModuleTransform"]
@@ -61,7 +62,7 @@ class ModuleTransform(Transform):
         out_keys: Keys = None,
         no_grad: bool = False,
         inverse: bool = False,
-        device: Any = None,
+        device: Device | None = None,
         observation_spec_transform: SpecChange = None,
         reward_spec_transform: SpecChange = None,
         done_spec_transform: SpecChange = None,

@@ -65,7 +65,7 @@ class VideoRecorder(EpisodeTransform, LeafTransform):
         fps: int | None = None,
         max_frames: int | None = None,
         dump_on_done: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         super().__init__("pixels" if in_keys is None else in_keys, out_keys)
         if skip is not None and skip < 1:
@@ -90,7 +90,7 @@ class VideoRecorder(EpisodeTransform, LeafTransform):
         """The frames since the last `dump`, uint8 ``(frames, 3, height, width)``; None if none."""
         return torch.stack(self._frames) if self._frames else None
 
-    def dump(self, suffix: str | None = None, **kwargs: Any) -> torch.Tensor | None:
+    def dump(self, suffix: str | None = None, **kwargs: object) -> torch.Tensor | None:
         """Hand the video to the logger, and begin another one.
 
         Args:

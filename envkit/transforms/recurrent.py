@@ -32,7 +32,7 @@ _OF_A_PRIMER = ("primers", "default_value", "random", "expand_specs", "single_de
 """What is read of a primer of another library, the reference's for instance."""
 
 
-def get_env_transforms_from_module(module: Any, init_key: str = "is_init") -> Compose:
+def get_env_transforms_from_module(module: nn.Module, init_key: str = "is_init") -> Compose:
     """Give the transforms an env needs for a policy, for wiring by hand.
 
     Args:
@@ -50,7 +50,7 @@ def get_env_transforms_from_module(module: Any, init_key: str = "is_init") -> Co
     return Compose(InitTracker(init_key), *primers) if primers else Compose()
 
 
-def with_policy_transforms(env: EnvBase, policy: Any, init_key: str = "is_init") -> EnvBase:
+def with_policy_transforms(env: EnvBase, policy: nn.Module, init_key: str = "is_init") -> EnvBase:
     """Append to an env the transforms a policy needs and the env does not have.
 
     Nothing happens for a policy without recurrent submodules, and a second call adds nothing.

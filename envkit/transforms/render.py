@@ -41,7 +41,7 @@ class PixelRenderTransform(Transform):
         out_keys: Keys = None,
         preproc: Callable[[Any], Any] | None = None,
         render_method: str = "render",
-        **kwargs: Any,
+        **kwargs: object,
     ):
         super().__init__(out_keys=["pixels"] if out_keys is None else out_keys)
         self.preproc = preproc

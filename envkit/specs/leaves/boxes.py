@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Generator, Tensor
@@ -131,11 +131,13 @@ class Bounded(_Box):
             the dtype, or a domain that contradicts the dtype.
     """
 
-    def __new__(cls, low=None, high=None, shape=None, device=None, dtype=None, *, domain=None):
-        if cls is not Bounded:
-            return object.__new__(cls)
-        continuous = _is_continuous(dtype, domain)
-        return object.__new__(BoundedContinuous if continuous else BoundedDiscrete)
+    if not TYPE_CHECKING:  # which would take its result for the type of what is made
+
+        def __new__(cls, low=None, high=None, shape=None, device=None, dtype=None, *, domain=None):
+            if cls is not Bounded:
+                return object.__new__(cls)
+            continuous = _is_continuous(dtype, domain)
+            return object.__new__(BoundedContinuous if continuous else BoundedDiscrete)
 
     def __init__(
         self,
@@ -231,11 +233,13 @@ class Unbounded(LeafSpec):
         SpecError: a domain that contradicts the dtype.
     """
 
-    def __new__(cls, shape=(1,), device=None, dtype=None, *, domain=None):
-        if cls is not Unbounded:
-            return object.__new__(cls)
-        continuous = _is_continuous(dtype, domain)
-        return object.__new__(UnboundedContinuous if continuous else UnboundedDiscrete)
+    if not TYPE_CHECKING:  # which would take its result for the type of what is made
+
+        def __new__(cls, shape=(1,), device=None, dtype=None, *, domain=None):
+            if cls is not Unbounded:
+                return object.__new__(cls)
+            continuous = _is_continuous(dtype, domain)
+            return object.__new__(UnboundedContinuous if continuous else UnboundedDiscrete)
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -30,7 +30,7 @@ from envkit.errors import ArgumentError, MissingKeyError, SpecTypeError, Transfo
 from envkit.specs import Composite
 from envkit.transforms.core.wrapper import TransformHolder
 
-__all__ = ["Keys", "Transform", "as_keys", "books_of"]
+__all__ = ["Keys", "Transform", "TransformLike", "as_keys", "books_of"]
 
 Keys = Key | Sequence[Key] | None
 
@@ -85,6 +85,9 @@ class Transform(nn.Module):
 
     action_masks: tuple[tuple[Key, Key], ...] = ()
     """Actions, each with the entry that says which of its options random actions are drawn from."""
+
+    if TYPE_CHECKING:  # nn.Module's would give every misspelt name a type
+        __getattr__: None  # type: ignore[assignment, misc]
 
     def __init__(
         self,
@@ -201,7 +204,7 @@ class Transform(nn.Module):
     def _set_seed(self, seed: int | None) -> None:
         """Seed what this transform draws; most draw nothing."""
 
-    def dump(self, **kwargs: Any) -> Any:
+    def dump(self, **kwargs: object) -> Any:
         """Hand over what was recorded; most record nothing. Keywords are those of the recorder."""
         return None
 
@@ -329,7 +332,7 @@ class Transform(nn.Module):
     def __iter__(self) -> Iterator[Transform]:
         return iter([self])
 
-    def __getitem__(self, index: Any) -> Transform:
+    def __getitem__(self, index: int) -> Transform:
         if index not in (0, -1):
             raise ArgumentError(
                 f"index {index} was asked of a single {type(self).__name__}: use 0."
@@ -340,3 +343,7 @@ class Transform(nn.Module):
         """Show the keys."""
         names = ("in_keys", "out_keys", "in_keys_inv", "out_keys_inv")
         return ", ".join(f"{n}={getattr(self, n)}" for n in names if getattr(self, n, None))
+
+
+TransformLike = Transform | Callable[[TensorDictBase], TensorDictBase]
+"""What a user passes as a transform: one, or a function that is run on what resets and steps produced."""

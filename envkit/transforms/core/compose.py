@@ -6,7 +6,7 @@ It does not know environments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 
 from envkit.errors import ArgumentError
 from envkit.specs import Composite
-from envkit.transforms.core.base import Transform
+from envkit.transforms.core.base import Transform, TransformLike
 
 __all__ = ["CallableTransform", "Compose", "as_transform"]
 
@@ -81,7 +81,7 @@ class Compose(Transform):
 
     transforms: nn.ModuleList
 
-    def __init__(self, *transforms: Any):
+    def __init__(self, *transforms: TransformLike | Sequence[TransformLike]):
         super().__init__()
         if len(transforms) == 1 and isinstance(transforms[0], list | tuple):
             transforms = tuple(transforms[0])
@@ -91,11 +91,11 @@ class Compose(Transform):
 
     # ---------------------------------------------------------------------------------- the sequence
 
-    def append(self, transform: Transform | Callable) -> None:
+    def append(self, transform: TransformLike) -> None:
         """Add a transform at the end, in place."""
         self.insert(len(self), transform)
 
-    def insert(self, index: int, transform: Transform | Callable) -> None:
+    def insert(self, index: int, transform: TransformLike) -> None:
         """Add a transform before the one at ``index``, in place."""
         if not -len(self) <= index <= len(self):
             raise self._out_of_range(index)
@@ -127,7 +127,7 @@ class Compose(Transform):
     def __iter__(self) -> Iterator[Transform]:
         return iter(self.transforms)  # type: ignore[arg-type]
 
-    def __getitem__(self, index: Any) -> Transform:
+    def __getitem__(self, index: int | slice) -> Transform:
         """Give a transform; a slice gives a `Compose` of clones, which share their buffers."""
         if isinstance(index, slice):
             return Compose(*(transform.clone() for transform in list(self)[index]))
@@ -181,7 +181,7 @@ class Compose(Transform):
         for transform in self:
             transform._set_seed(seed)
 
-    def dump(self, **kwargs: Any) -> None:
+    def dump(self, **kwargs: object) -> None:
         for transform in self:
             transform.dump(**kwargs)
 

@@ -6,16 +6,18 @@ and state. How resets and steps go through them stands in `stepping`. It does no
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit.data.paths import Key, Path, as_path
+from envkit.data.results import EnvData
 from envkit.env.base import EnvBase, fake_step
 from envkit.errors import ArgumentTypeError, MissingKeyError, SpecError
 from envkit.specs import Composite, StackedComposite
-from envkit.transforms.core.base import Transform, books_of
+from envkit.specs.annotations import Destination
+from envkit.transforms.core.base import Transform, TransformLike, books_of
 from envkit.transforms.core.compose import Compose, as_transform
 from envkit.transforms.core.rows import TransformedCore, transformed_core
 from envkit.transforms.core.stepping import TransformStepping
@@ -47,7 +49,7 @@ class TransformedEnv(TransformStepping):
     _stages: list[tuple[Composite, Composite]]
     """Input and output specs as each transform saw them when they were read."""
 
-    def __init__(self, base_env: EnvBase, transform: Any = None):
+    def __init__(self, base_env: EnvBase, transform: TransformLike | None = None):
         if not isinstance(base_env, EnvBase):
             raise ArgumentTypeError(
                 f"base_env is {base_env!r} of type {type(base_env).__name__}, but must be an "
@@ -81,12 +83,12 @@ class TransformedEnv(TransformStepping):
         self._transform = transform
         self._changed()
 
-    def append_transform(self, transform: Any) -> TransformedEnv:
+    def append_transform(self, transform: TransformLike) -> Self:
         """Add a transform (or a function ``td -> td``) at the user's end, in place; returns self."""
         self._composed().append(transform)
         return self
 
-    def insert_transform(self, index: int, transform: Any) -> TransformedEnv:
+    def insert_transform(self, index: int, transform: TransformLike) -> Self:
         """Add a transform before the one at ``index``, in place; returns self."""
         self._composed().insert(index, transform)
         return self
@@ -148,17 +150,19 @@ class TransformedEnv(TransformStepping):
 
     # --------------------------------------------------------------------------------------- specs
 
-    @EnvBase.input_spec.getter
-    def input_spec(self) -> Composite:
-        """State and action specs, seen through the transforms."""
-        self._read_specs()
-        return super().input_spec
+    if not TYPE_CHECKING:  # mypy knows no getter of another class
 
-    @EnvBase.output_spec.getter
-    def output_spec(self) -> Composite:
-        """Reward, observation and done specs, seen through the transforms."""
-        self._read_specs()
-        return super().output_spec
+        @EnvBase.input_spec.getter
+        def input_spec(self) -> Composite:
+            """State and action specs, seen through the transforms."""
+            self._read_specs()
+            return super().input_spec
+
+        @EnvBase.output_spec.getter
+        def output_spec(self) -> Composite:
+            """Reward, observation and done specs, seen through the transforms."""
+            self._read_specs()
+            return super().output_spec
 
     def _read_specs(self) -> None:
         if self._output_spec is not None:
@@ -214,7 +218,7 @@ class TransformedEnv(TransformStepping):
         own = [pair for leaf in self._transform.flat() for pair in leaf.action_masks]
         return tuple(dict.fromkeys([*self.base_env._action_masks, *own]))
 
-    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> EnvData:
         """Sample every action; see `EnvBase.rand_action`.
 
         A base env that overrides `rand_action` draws them.
@@ -233,25 +237,28 @@ class TransformedEnv(TransformStepping):
             )
         return base.rand_action(tensordict)
 
-    def add_truncated_keys(self) -> TransformedEnv:
+    def add_truncated_keys(self) -> Self:
         """Declare ``truncated`` beside every ``done`` of the base env; returns self."""
         self.base_env.add_truncated_keys()
         self._changed()
         return self
 
-    @EnvBase.batch_size.getter
-    def batch_size(self) -> torch.Size:
-        """Batch size of the base env, seen through the transforms; read-only."""
-        return self._cached(
-            "batch_size", lambda: self._transform.transform_env_batch_size(self.base_env.batch_size)
-        )
+    if not TYPE_CHECKING:  # mypy knows no getter of another class
 
-    @EnvBase.device.getter
-    def device(self) -> torch.device | None:
-        """Device of the base env, seen through the transforms; moved by `to`."""
-        return self._cached(
-            "device", lambda: self._transform.transform_env_device(self.base_env.device)
-        )
+        @EnvBase.batch_size.getter
+        def batch_size(self) -> torch.Size:
+            """Batch size of the base env, seen through the transforms; read-only."""
+            return self._cached(
+                "batch_size",
+                lambda: self._transform.transform_env_batch_size(self.base_env.batch_size),
+            )
+
+        @EnvBase.device.getter
+        def device(self) -> torch.device | None:
+            """Device of the base env, seen through the transforms; moved by `to`."""
+            return self._cached(
+                "device", lambda: self._transform.transform_env_device(self.base_env.device)
+            )
 
     # -------------------------------------------------------------------------------- seed and place
 
@@ -265,10 +272,10 @@ class TransformedEnv(TransformStepping):
     def _set_seed(self, seed: int | None) -> None:
         self.set_seed(seed)
 
-    def to(self, *args: Any, **kwargs: Any) -> TransformedEnv:
+    def to(self, *args: Destination, **kwargs: Destination) -> Self:
         """Move the base env and the transforms; returns self."""
         self.base_env.to(*args, **kwargs)
-        self._transform.to(*args, **kwargs)
+        self._transform.to(*args, **kwargs)  # type: ignore[call-overload]
         self._changed()
         return self
 

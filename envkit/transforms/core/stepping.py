@@ -23,8 +23,10 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.data.paths import Key, as_key, as_path, leaf_paths
+from envkit.data.results import EnvData
 from envkit.data.transition import collect_reset_masks, leaves, merge_reset
 from envkit.env.base import EnvBase, OutputLeaf
+from envkit.env.policy import PolicyLike
 from envkit.errors import FusionError
 from envkit.specs import Composite
 from envkit.transforms.core.base import Transform
@@ -355,8 +357,13 @@ class TransformStepping(TransformHolder):
     # --------------------------------------------------------------------------- as one program
 
     def unroll(
-        self, td: TensorDictBase, steps: int, policy: Any = None, **options: Any
-    ) -> tuple[TensorDict, TensorDict]:
+        self,
+        td: TensorDictBase,
+        steps: int,
+        policy: PolicyLike = None,
+        *,
+        record_state: bool = False,
+    ) -> tuple[EnvData, EnvData]:
         """Take many steps in one program, transforms included; see `JaxEnv.unroll`.
 
         Raises:
@@ -379,8 +386,8 @@ class TransformStepping(TransformHolder):
                 "(docs/transforms.md says which run inside; all before them must). Use "
                 "rollout(steps, break_when_any_done=False), which goes step by step."
             )
-        run: Any = route.stepper.unroll
-        return run(td, steps, policy, **options)
+        stepper: Any = route.stepper
+        return stepper.unroll(td, steps, policy, record_state=record_state)
 
     @property
     def traces(self) -> dict[str, int]:

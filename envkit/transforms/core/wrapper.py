@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -29,10 +29,12 @@ class Wrapper(EnvBase):
         self.base_env = base_env
         self._in_use = base_env._in_use
 
-    @EnvBase.batch_locked.getter
-    def batch_locked(self) -> bool:
-        """True when the base env accepts its own batch size only."""
-        return self.base_env.batch_locked
+    if not TYPE_CHECKING:  # mypy knows no getter of another class
+
+        @EnvBase.batch_locked.getter
+        def batch_locked(self) -> bool:
+            """True when the base env accepts its own batch size only."""
+            return self.base_env.batch_locked
 
     @property
     def is_closed(self) -> bool:
@@ -87,15 +89,17 @@ class Wrapper(EnvBase):
     def _cannot_resume(self) -> str | None:
         return self.base_env._cannot_resume
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if hasattr(type(self), name):  # a property failed: say why, do not ask another env
-                return object.__getattribute__(self, name)
-            if name.startswith("_") or "base_env" not in self.__dict__.get("_modules", {}):
-                raise
-        return getattr(self.base_env, name)
+    if not TYPE_CHECKING:  # a misspelt name would pass
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                if hasattr(type(self), name):  # a property failed: say why, do not ask another env
+                    return object.__getattribute__(self, name)
+                if name.startswith("_") or "base_env" not in self.__dict__.get("_modules", {}):
+                    raise
+            return getattr(self.base_env, name)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the base env."""

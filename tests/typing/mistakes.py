@@ -1,0 +1,67 @@
+"""Mistakes that type checkers find: each stands on a line that says which (`test_types`)."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit import (
+    Bounded,
+    BraxEnv,
+    Composite,
+    EnvBase,
+    GymEnv,
+    JaxEnv,
+    ParallelEnv,
+    SerialEnv,
+    StatelessEnv,
+    StepCounter,
+    TransformedEnv,
+)
+
+
+def make() -> GymEnv:
+    return GymEnv("CartPole-v1")
+
+
+def mistaken(env: GymEnv, brax: BraxEnv, task: StatelessEnv, pool: ParallelEnv) -> None:
+    env.rolout(3)  # mistake: misspelt method
+    brax.unrol(brax.reset(), 3)  # mistake: misspelt method
+    pool.worker_pid  # mistake: misspelt property # noqa: B018
+    make().to("cpu").rollouts(3)  # mistake: misspelt method of what a method gave
+    TransformedEnv(env).insert_transforms(0, StepCounter())  # mistake: misspelt method
+    StepCounter().reset_parents()  # mistake: misspelt method of a transform
+    ParallelEnv("two", make)  # mistake: wrong type of num_workers
+    SerialEnv(num_workers=2.5, create_env_fn=make)  # mistake: wrong type of num_workers
+    SerialEnv(2, make, num_proceses=1)  # mistake: misspelt keyword
+    ParallelEnv(2, make, time_out=1.0)  # mistake: misspelt keyword
+    JaxEnv(task, batchsize=[4])  # mistake: misspelt keyword
+    BraxEnv("fast", batchsize=[4])  # mistake: misspelt keyword
+    TransformedEnv(env, transforms=StepCounter())  # mistake: misspelt keyword
+    TransformedEnv(env, StepCounter(max_step=3))  # mistake: misspelt keyword
+    Composite(shap=(3,))  # mistake: misspelt keyword
+    Bounded(0, 1, (3,), device=torch.float32)  # mistake: a dtype for a device
+    GymEnv("CartPole-v1", frame_skip="2")  # mistake: wrong type of frame_skip
+    env.rollout(3, break_when_done=True)  # mistake: misspelt keyword
+    env.rollout("3")  # mistake: wrong type of max_steps
+    env.rollout(3, policy=3)  # mistake: a policy that cannot be called
+    env.rollout(3).item()  # mistake: a rollout used as a tensor
+    env.rollout(3).matmul(torch.ones(3))  # mistake: a rollout used as a tensor
+    env.step(env.reset()).argmax(-1)  # mistake: a step used as a tensor
+    env.set_seed("0")  # mistake: wrong type of seed
+    env.append_transform(3)  # mistake: no transform
+    env.action_spec.sampel()  # mistake: misspelt method of a spec
+
+
+class Own(EnvBase):
+    def __init__(self) -> None:
+        super().__init__(batchsize=[3])  # mistake: misspelt keyword
+
+    def _reset(self, td: TensorDictBase | None, **kwargs: object) -> TensorDictBase:
+        return self.observation_specs.zero()  # mistake: misspelt property
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        return td
+
+    def _set_seed(self, seed: int) -> None:
+        pass
