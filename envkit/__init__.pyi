@@ -4,9 +4,9 @@ from bridges.exports.torchrl import for_replay_buffer as for_replay_buffer
 from bridges.exports.video import VideoFolder as VideoFolder
 from bridges.gym.backend import gym_backend as gym_backend
 from bridges.gym.backend import set_gym_backend as set_gym_backend
+from bridges.gym.env import GymEnv as GymEnv
 from bridges.gym.info import default_info_dict_reader as default_info_dict_reader
 from bridges.gym.like import GymLikeEnv as GymLikeEnv
-from bridges.gym.wrapper import GymEnv as GymEnv
 from bridges.gym.wrapper import GymWrapper as GymWrapper
 from bridges.jax.compile_cache import cache_dir as cache_dir
 from bridges.jax.env import JaxEnv as JaxEnv

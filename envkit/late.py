@@ -17,7 +17,7 @@ _NOT_PUBLIC = {
     "with_policy_transforms": "envkit.transforms.recurrent",
 }
 
-PRELOADED = ("torch", "tensordict", "gymnasium", "envkit.batched.host", "bridges.gym.wrapper")
+PRELOADED = ("torch", "tensordict", "gymnasium", "envkit.batched.host", "bridges.gym.env")
 """What worker processes find imported when they start, where it is installed."""
 
 

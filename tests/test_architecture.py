@@ -19,8 +19,6 @@ PACKAGES = ("envkit", "bridges")
 LOOKS_UP = {"envkit", "envkit.late"}
 MAY_LOOK_UP = {"envkit.env.base", "envkit.batched.parallel"}
 STILL_UPWARD = {
-    ("bridges.gym.copies", "bridges.gym.like"),
-    ("bridges.gym.recording", "bridges.gym.wrapper"),
     ("bridges.jax.fusing", "bridges.jax.env"),
 }
 """Imports, most for types only, that close a cycle. None may be added; one that is gone is taken out."""

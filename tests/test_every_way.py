@@ -16,7 +16,7 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.gym.wrapper import GymEnv
+from bridges.gym.env import GymEnv
 from bridges.jax.policy.jax_policy import JaxPolicy
 from bridges.worlds.brax import BraxEnv
 from envkit import MixedEnv, ParallelEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv

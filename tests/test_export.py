@@ -14,7 +14,7 @@ from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
 from torch.utils.data import DataLoader
 
-from bridges.gym.wrapper import GymEnv
+from bridges.gym.env import GymEnv
 from bridges.jax.env import JaxEnv
 from envkit.batched.parallel import ParallelEnv
 from tests.bridges.jax_envs import Pendulum

@@ -14,20 +14,27 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from envkit.errors import CopyError
 from envkit.transport import by_value
-
-if TYPE_CHECKING:
-    from bridges.gym.like import GymLikeEnv
 
 __all__ = ["deep_copy", "pack", "unpack"]
 
 _KEPT = ("spec", "_np_random", "_np_random_seed")
 
 
-def deep_copy(env: GymLikeEnv, memo: dict[int, Any]) -> Any:
+class HoldsSimulator(Protocol):
+    """An env around a simulator."""
+
+    _env: Any
+
+    def __getstate__(self) -> Any:
+        """Give what a copy starts from."""
+        ...
+
+
+def deep_copy(env: HoldsSimulator, memo: dict[int, Any]) -> Any:
     """Copy an env with its simulator, as `copy.deepcopy` does.
 
     Raises:
@@ -42,7 +49,7 @@ def deep_copy(env: GymLikeEnv, memo: dict[int, Any]) -> Any:
     return _revived(twin, state, kept)
 
 
-def pack(env: GymLikeEnv) -> tuple[bytes, bytes]:
+def pack(env: HoldsSimulator) -> tuple[bytes, bytes]:
     """Pickle the class of an env, and an env with its simulator, by value where other processes could not import it.
 
     Raises:
@@ -96,7 +103,7 @@ def _order_enforcing(chain: list[Any]) -> Any:
     return next((wrapper for wrapper in chain if "_has_reset" in vars(wrapper)), None)
 
 
-def _require_copyable(env: GymLikeEnv) -> None:
+def _require_copyable(env: HoldsSimulator) -> None:
     simulator = env._env
     classes = type(getattr(simulator, "unwrapped", simulator)).__mro__
     if any(base.__name__ == "AsyncVectorEnv" for base in classes):  # its pipes would be copied
@@ -107,7 +114,7 @@ def _require_copyable(env: GymLikeEnv) -> None:
         )
 
 
-def _refusal(env: GymLikeEnv, reason: str) -> CopyError:
+def _refusal(env: HoldsSimulator, reason: str) -> CopyError:
     return CopyError(
         f"this {type(env).__name__} can be neither copied nor pickled with its simulator {env._env} "
         f"({reason}). Build one where it is needed: pass a function, `lambda: env_cls(...)`, or an "

@@ -13,26 +13,24 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from bridges.gym.leaves import numpy_dtype
-from bridges.gym.rows import DONE, reward_array
+from bridges.gym.rows import DONE, GymCore, reward_array
 from envkit import rules
-from envkit.data.paths import Path, as_key, as_path, tensordict_of
+from envkit.data.paths import Key, Path, as_key, as_path, tensordict_of
 from envkit.data.transition import leaves
 from envkit.env.policy import Policy
-from envkit.env.rollout import nonstop, until_any_done
-from envkit.specs import TensorSpec, draws_in_order
+from envkit.specs import Composite, TensorSpec, draws_in_order
+from envkit.specs.inputs import ActionInput
 
-if TYPE_CHECKING:
-    from bridges.gym.wrapper import GymWrapper
-
-__all__ = ["record_run"]
+__all__ = ["Recorder"]
 
 Leaves = dict[Path, torch.Tensor]
 Recorded = TensorDictBase | list[TensorDictBase] | None
@@ -40,63 +38,94 @@ Recorded = TensorDictBase | list[TensorDictBase] | None
 _FIRST_STEPS = 64
 
 
-def record_run(
-    env: GymWrapper, root: TensorDictBase, steps: int, policy: Any, act: Policy, *, stops: bool
-) -> Recorded:
-    """Do a whole rollout, which ``stops`` at the end of an episode or resets there.
+@dataclass(frozen=True)
+class Recorder:
+    """Records rollouts of one env.
 
-    Arguments and result are those of `EnvBase._fast_rollout`.
+    Args:
+        core: steps its simulator.
+        observation, done: full specs of what it shows.
+        rewards: paths of its rewards, whose roots are not carried on.
+        action: spec of its action, or actions.
+        inputs: what is made of each action, by key.
+        generator: where random actions are drawn; None is torch's global one.
+        device: where data is delivered.
+        go_on: what does the rest, step by step, from a root that holds its action, and so many steps at most.
+        stops: end at the end of an episode; False: reset there.
     """
-    env._check_batch(root)
-    record = _Record(env, root, steps, stops)
-    if not record.fits(root):
-        return None
-    if policy is None and draws_in_order(env.action_spec):
-        return _record_random(env, record, root)
-    return _record_policy(env, record, root, act)
 
+    core: GymCore
+    observation: Composite
+    done: Composite
+    rewards: Sequence[Path]
+    action: TensorSpec
+    inputs: Mapping[Key, ActionInput]
+    generator: torch.Generator | None
+    device: torch.device | None
+    go_on: Callable[[TensorDictBase, int], Iterable[TensorDictBase]]
+    stops: bool
 
-# ------------------------------------------------------------------------------------- the two ways
+    def record(self, root: TensorDictBase, steps: int, policy: Any, act: Policy) -> Recorded:
+        """Do a whole rollout; arguments and result are those of `EnvBase._fast_rollout`."""
+        record = _Record(self, steps)
+        if not record.fits(root):
+            return None
+        if policy is None and draws_in_order(self.action):
+            return self._record_random(record, root)
+        return self._record_policy(record, root, act)
 
-
-def _record_policy(env: GymWrapper, record: _Record, root: TensorDictBase, act: Policy) -> Recorded:
-    paths = list(env.core.action.leaves)
-    written = _Written({*paths, *record.reward_paths})
-    td, current = root, record.first_root(root)
-    while True:
-        td = act(td)
-        given = written.take(td, current)
-        if given is None or not given.keys() >= set(paths):
-            return _go_on(env, record, written, td, act)
-        if record.step(_action_of(env, given)):
-            break
-        current = record.root()
-        td = tensordict_of({**current, **written.others}, torch.Size(()), env.device)
-    return record.result(written.stacks(record.count))
-
-
-def _record_random(env: GymWrapper, record: _Record, root: TensorDictBase) -> Recorded:
-    (path,) = env.core.action.leaves
-    record.first_root(root)
-    others = {at: value for at, value in leaves(root) if at not in record.root_paths and at != path}
-    if not others.keys().isdisjoint(record.reward_paths) or not all(
-        _is_plain(at, value) for at, value in others.items()
-    ):
-        return None
-    parts: list[torch.Tensor] = []
-    first = _FIRST_STEPS if record.stops else record.steps
-    for drawn, rewind in _draws(env.action_spec, env._action_generator, record.steps, first):
-        used, is_over = 0, False
-        for action in env.core.action.read({path: drawn.numpy()}):
-            used, is_over = used + 1, record.step(action)
-            if is_over:
+    def _record_policy(self, record: _Record, root: TensorDictBase, act: Policy) -> Recorded:
+        paths = list(self.core.action.leaves)
+        written = _Written({*paths, *self.rewards})
+        td, current = root, record.first_root(root)
+        while True:
+            td = act(td)
+            given = written.take(td, current)
+            if given is None or not given.keys() >= set(paths):
+                return self._going_on(record, written, td)
+            if record.step(self._decoded(given)):
                 break
-        parts.append(drawn[:used])
-        if is_over:
-            rewind(used)
-            break
-    kept = {at: torch.stack([value] * record.count) for at, value in others.items()}
-    return record.result({**kept, path: torch.cat(parts)})
+            current = record.root()
+            td = tensordict_of({**current, **written.others}, torch.Size(()), self.device)
+        return record.result(written.stacks(record.count))
+
+    def _decoded(self, given: Leaves) -> Any:
+        paths = self.core.action.leaves
+        taken = {path: self.inputs[as_key(path)].take(given[path]) for path in paths}
+        return self.core.action.decode(taken)
+
+    def _going_on(
+        self, record: _Record, written: _Written, td: TensorDictBase
+    ) -> list[TensorDictBase]:
+        rest = self.go_on(td, record.steps - record.count)
+        if not record.count:
+            return list(rest)
+        done = record.result(written.stacks(record.count))
+        return [*done.unbind(0), *rest]
+
+    def _record_random(self, record: _Record, root: TensorDictBase) -> Recorded:
+        (path,) = self.core.action.leaves
+        record.first_root(root)
+        known = {*record.root_paths, path}
+        others = {at: value for at, value in leaves(root) if at not in known}
+        if not others.keys().isdisjoint(self.rewards) or not all(
+            _is_plain(at, value) for at, value in others.items()
+        ):
+            return None
+        parts: list[torch.Tensor] = []
+        first = _FIRST_STEPS if self.stops else record.steps
+        for drawn, rewind in _draws(self.action, self.generator, record.steps, first):
+            used, is_over = 0, False
+            for action in self.core.action.read({path: drawn.numpy()}):
+                used, is_over = used + 1, record.step(action)
+                if is_over:
+                    break
+            parts.append(drawn[:used])
+            if is_over:
+                rewind(used)
+                break
+        kept = {at: torch.stack([value] * record.count) for at, value in others.items()}
+        return record.result({**kept, path: torch.cat(parts)})
 
 
 def _draws(
@@ -129,25 +158,6 @@ def _is_plain(path: Path, value: Any) -> bool:
         and path[0] != "next"
         and path[-1] not in (rules.STEP, rules.RESET)
     )
-
-
-def _action_of(env: GymWrapper, given: Leaves) -> Any:
-    rules = env._action_inputs
-    return env.core.action.decode(
-        {path: rules[as_key(path)].take(given[path]) for path in env.core.action.leaves}
-    )
-
-
-def _go_on(
-    env: GymWrapper, record: _Record, written: _Written, td: TensorDictBase, act: Policy
-) -> list[TensorDictBase]:
-    """Do the rest step by step, from a root that holds its action."""
-    done = record.count
-    follow = until_any_done if record.stops else nonstop
-    rest = follow(env, td, act, record.steps - done, acted=True)
-    if not done:
-        return list(rest)
-    return [*record.result(written.stacks(done)).unbind(0), *rest]
 
 
 # ------------------------------------------------------------------------------- what is written down
@@ -194,18 +204,17 @@ class _Written:
 class _Record:
     """What the simulator did: observations in memory of their own, scalars in lists."""
 
-    def __init__(self, env: GymWrapper, root: TensorDictBase, steps: int, stops: bool):
-        self.steps, self.stops = steps, stops
+    def __init__(self, recorder: Recorder, steps: int):
+        self.steps, self.stops = steps, recorder.stops
         self.count = 0
-        self._env, self._core = env, env.core
+        self._device, self._core = recorder.device, recorder.core
         self._observed = {
-            as_path(key): env.full_observation_spec[key] for key in env.observation_keys
+            as_path(key): leaf for key, leaf in recorder.observation.items(True, True)
         }
         self.root_paths = [*self._observed, *DONE]
-        self.reward_paths = [as_path(key) for key in env.reward_keys]
-        first = min(_FIRST_STEPS, steps) if stops else steps
+        first = min(_FIRST_STEPS, steps) if self.stops else steps
         self._stacks = {path: _Stack(spec, first) for path, spec in self._observed.items()}
-        self._flags = [_Stack(env.full_done_spec[name], first) for (name,) in DONE]
+        self._flags = [_Stack(recorder.done[name], first) for (name,) in DONE]
         self._starts: dict[int, Leaves] = {}
         self._outcomes: list[tuple[Any, Any, Any]] = []
         self._last: Leaves = {}
@@ -273,7 +282,7 @@ class _Record:
         outcome = (paid, terminated | truncated, terminated, truncated)
         for path, value in zip((("reward",), *DONE), outcome, strict=True):
             entries[("next", *path)] = torch.from_numpy(value)
-        return tensordict_of(entries, torch.Size((count,)), self._env.device)
+        return tensordict_of(entries, torch.Size((count,)), self._device)
 
     def _roots(self) -> Leaves:
         count, roots = self.count, {}

@@ -1,4 +1,4 @@
-"""Gymnasium environments as envkit environments.
+"""Env objects of Gymnasium as envkit environments; `env` makes them by name.
 
 `GymWrapper` decides which specs a gymnasium env gets and which way its steps take. How a single env
 is stepped on rows is known to `rows`, what autoreset does to vector envs to `vector`, and
@@ -12,27 +12,27 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import ModuleType
-from typing import Any, ClassVar, Unpack, cast
+from collections.abc import Mapping
+from typing import Any, Unpack, cast
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from bridges.gym.backend import gym_backend, library_of, set_gym_backend
+from bridges.gym.backend import library_of
 from bridges.gym.like import GymLikeEnv
-from bridges.gym.recording import record_run
+from bridges.gym.recording import Recorder
 from bridges.gym.rows import GymCore, reward_array
 from bridges.gym.spaces import Codec, codec_of
-from bridges.gym.vector import VectorCore, frame_skipping, is_vector
+from bridges.gym.vector import VectorCore, is_vector
 from envkit import rules
-from envkit.data.arguments import as_batch_size, as_bool, as_int
-from envkit.data.paths import as_key, nest
+from envkit.data.arguments import as_batch_size
+from envkit.data.paths import as_key, as_path, nest
 from envkit.data.transition import empty_like, leaves
 from envkit.env.base import EnvBase
 from envkit.env.options import EnvOptions
 from envkit.env.policy import Policy
+from envkit.env.rollout import nonstop, until_any_done
 from envkit.env.seeding import seed_chain
 from envkit.errors import (
     ArgumentError,
@@ -42,9 +42,9 @@ from envkit.errors import (
     SpecError,
 )
 from envkit.specs import Categorical, Composite, Unbounded
-from envkit.specs.annotations import BatchSize, Device, Value
+from envkit.specs.annotations import Device, Value
 
-__all__ = ["GymEnv", "GymWrapper"]
+__all__ = ["GymWrapper"]
 
 
 class GymWrapper(GymLikeEnv):
@@ -300,7 +300,21 @@ class GymWrapper(GymLikeEnv):
     ) -> TensorDictBase | list[TensorDictBase] | None:
         if self.row_core() is None or stop == "all":
             return None
-        return record_run(self, root, steps, policy, act, stops=stop == "any")
+        self._check_batch(root)
+        follow = until_any_done if stop == "any" else nonstop
+        recorder = Recorder(
+            core=self.core,
+            observation=self.full_observation_spec,
+            done=self.full_done_spec,
+            rewards=[as_path(key) for key in self.reward_keys],
+            action=self.action_spec,
+            inputs=self._action_inputs,
+            generator=self._action_generator,
+            device=self.device,
+            go_on=lambda td, left: follow(self, td, act, left, acted=True),
+            stops=stop == "any",
+        )
+        return recorder.record(root, steps, policy, act)
 
 
 def _require_free(name: str, observed: Composite) -> None:
@@ -318,106 +332,3 @@ def _expanded(spec: Composite, batch: torch.Size) -> Composite:
 def _published(env: Any, name: str) -> Any:
     """Look an attribute up on the env and on what its wrappers hold; None when there is none."""
     return getattr(env, name, getattr(env.unwrapped, name, None))
-
-
-class _Names:
-    """The ids of registered envs, read from the current gym library when looked at."""
-
-    def __get__(self, instance: Any, owner: type) -> list[str]:
-        try:
-            return sorted(gym_backend("registry"))
-        except ImportError:
-            return []
-
-
-class GymEnv(GymWrapper):
-    """A gymnasium env by name; see `GymWrapper`.
-
-    Args:
-        env_name: registered id, e.g. "CartPole-v1".
-        categorical_action_encoding, pixels_only, frame_skip, convert_actions_to_numpy, device:
-            of `GymWrapper`.
-        from_pixels: render rgb arrays and add them as ``pixels``.
-        num_envs: 0 for a single env; k > 0 for gymnasium's own vector env of k of them, batch size
-            ``(k,)``. Its vectorisation is "sync" without autoreset, unless ``vectorization_mode``
-            and ``vector_kwargs`` say otherwise.
-        backend: the gym library to make it with, see `set_gym_backend`; the current one by default.
-        info: record what the info of a first step holds, see `set_info_dict_reader`. By default infos are
-            left out, and single envs step faster.
-        batch_size, run_type_checks, allow_done_after_reset: of `EnvBase`.
-        **make_kwargs: go to ``gymnasium.make``, or to ``gymnasium.make_vec`` with ``num_envs``.
-
-    Raises:
-        ValueError: ``num_envs`` is negative.
-        ArgumentTypeError: (a TypeError) ``env_name`` is no name, or ``num_envs`` no int.
-    """
-
-    available_envs: ClassVar[Sequence[str]] = _Names()  # type: ignore[assignment]
-
-    def __init__(
-        self,
-        env_name: str,
-        *,
-        categorical_action_encoding: bool = False,
-        from_pixels: bool = False,
-        pixels_only: bool = True,
-        frame_skip: int = 1,
-        num_envs: int = 0,
-        backend: str | ModuleType | None = None,
-        info: bool = False,
-        convert_actions_to_numpy: bool = True,
-        device: Device | None = "cpu",
-        batch_size: BatchSize | None = None,
-        run_type_checks: bool = False,
-        allow_done_after_reset: bool = False,
-        **make_kwargs: Any,
-    ):
-        as_bool("info", info)
-        meaning = "the number of envs of a vector env, or 0 for one env"
-        num_envs = as_int("num_envs", num_envs, least=0, meaning=meaning)
-        if not isinstance(env_name, str) and not hasattr(env_name, "entry_point"):
-            fix = "GymWrapper(env)" if hasattr(env_name, "step") else "GymEnv('CartPole-v1'), say"
-            raise ArgumentTypeError(
-                f"env_name is {env_name!r}, of type {type(env_name).__name__}, but must be the name of "
-                f"a registered env, or its spec. Use {fix}."
-            )
-        library = gym_backend()
-        if backend is not None:
-            with set_gym_backend(backend):
-                library = gym_backend()
-        if from_pixels:
-            make_kwargs.setdefault("render_mode", "rgb_array")
-        if num_envs:
-            env = _make_vector(library, env_name, num_envs, frame_skip, make_kwargs)
-            frame_skip = 1  # it is in each of the envs
-        else:
-            env = library.make(env_name, **make_kwargs)
-        super().__init__(
-            env,
-            categorical_action_encoding,
-            frame_skip=frame_skip,
-            from_pixels=from_pixels,
-            pixels_only=pixels_only,
-            convert_actions_to_numpy=convert_actions_to_numpy,
-            device=device,
-            batch_size=batch_size,
-            run_type_checks=run_type_checks,
-            allow_done_after_reset=allow_done_after_reset,
-        )
-        self.env_name = env_name
-        if info:
-            self.set_info_dict_reader()
-
-
-def _make_vector(
-    library: ModuleType, env_name: str, num_envs: int, frame_skip: int, kwargs: dict[str, Any]
-) -> Any:
-    """Make a vector env, of single envs without autoreset unless ``kwargs`` ask for another."""
-    mode = kwargs.pop("vectorization_mode", "sync")
-    if str(getattr(mode, "value", mode)) in ("sync", "async"):
-        options = {"autoreset_mode": library.vector.AutoresetMode.DISABLED}
-        kwargs["vector_kwargs"] = {**options, **(kwargs.get("vector_kwargs") or {})}
-    if frame_skip > 1:
-        wrappers = [*(kwargs.get("wrappers") or ()), frame_skipping(library, frame_skip)]
-        kwargs["wrappers"] = wrappers
-    return library.make_vec(env_name, num_envs=num_envs, vectorization_mode=mode, **kwargs)

@@ -12,7 +12,8 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 
-from bridges.gym.wrapper import GymEnv, GymWrapper
+from bridges.gym.env import GymEnv
+from bridges.gym.wrapper import GymWrapper
 from envkit import (
     Compose,
     DTypeCastTransform,

@@ -19,7 +19,8 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.gym.wrapper import GymEnv, GymWrapper
+from bridges.gym.env import GymEnv
+from bridges.gym.wrapper import GymWrapper
 from envkit import MixedEnv, ParallelEnv, SerialEnv
 from envkit.env.base import EnvBase
 from envkit.env.seeding import restart_seed, seed_chain

@@ -8,7 +8,7 @@ import gymnasium
 import pytest
 
 from bridges.gym.backend import gym_backend, library_of, set_gym_backend
-from bridges.gym.wrapper import GymEnv
+from bridges.gym.env import GymEnv
 from envkit.errors import ArgumentError
 from tests.test_front_door import run_without
 

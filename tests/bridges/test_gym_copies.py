@@ -14,8 +14,9 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.utils import EzPickle
 
+from bridges.gym.env import GymEnv
 from bridges.gym.like import GymLikeEnv
-from bridges.gym.wrapper import GymEnv, GymWrapper
+from bridges.gym.wrapper import GymWrapper
 from envkit import ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 from envkit.errors import ArgumentError, CopyError
 from tests.bridges.compare import assert_same

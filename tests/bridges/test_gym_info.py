@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tensordict import TensorDict
 
+from bridges.gym.env import GymEnv
 from bridges.gym.info import default_info_dict_reader
-from bridges.gym.wrapper import GymEnv, GymWrapper
+from bridges.gym.wrapper import GymWrapper
 from envkit import ParallelEnv, SerialEnv, TensorDictPrimer, TransformedEnv, check_env_specs
 from envkit.errors import (
     ArgumentError,

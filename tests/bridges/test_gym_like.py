@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from bridges.gym.env import GymEnv
 from bridges.gym.like import GymLikeEnv
-from bridges.gym.wrapper import GymEnv, GymWrapper
+from bridges.gym.wrapper import GymWrapper
 from envkit import ParallelEnv, SerialEnv, check_env_specs
 from envkit.errors import ResetMaskError
 from envkit.specs import Bounded, Categorical, Composite, NonTensor, Unbounded

@@ -15,8 +15,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from bridges.gym.env import GymEnv
 from bridges.gym.spaces import Codec
-from bridges.gym.wrapper import GymEnv
 from envkit.data.paths import nest
 from envkit.specs import contains_lazy_spec
 from tests.bridges.gym_envs import same

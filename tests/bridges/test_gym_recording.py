@@ -12,7 +12,8 @@ from gymnasium import spaces, wrappers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridges.gym.wrapper import GymEnv, GymWrapper
+from bridges.gym.env import GymEnv
+from bridges.gym.wrapper import GymWrapper
 from envkit import EnvBase
 from envkit.errors import BatchSizeError, ClosedEnvError
 from tests.bridges.gym_envs import Informed, Sampler

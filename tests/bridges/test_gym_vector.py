@@ -12,8 +12,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridges.gym.env import GymEnv
 from bridges.gym.info import default_info_dict_reader
-from bridges.gym.wrapper import GymEnv, GymWrapper
+from bridges.gym.wrapper import GymWrapper
 from envkit import SerialEnv, check_env_specs
 from envkit.env.seeding import seed_chain
 from envkit.errors import (

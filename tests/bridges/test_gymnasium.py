@@ -12,7 +12,8 @@ import torch
 from gymnasium import spaces, wrappers
 from tensordict import TensorDict
 
-from bridges.gym.wrapper import GymEnv, GymWrapper
+from bridges.gym.env import GymEnv
+from bridges.gym.wrapper import GymWrapper
 from envkit import JaxEnv, ParallelEnv, RewardSum, SerialEnv, TransformedEnv, check_env_specs
 from envkit.env.seeding import next_seed, seed_chain
 from envkit.errors import ClosedEnvError, ResetMaskError, ResumeError, WorkerError

@@ -18,7 +18,8 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDictBase
 
-from bridges.gym.wrapper import GymEnv, GymWrapper
+from bridges.gym.env import GymEnv
+from bridges.gym.wrapper import GymWrapper
 from bridges.jax.env import JaxEnv
 from envkit import Compose, MixedEnv, ParallelEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
 from envkit.env.base import EnvBase

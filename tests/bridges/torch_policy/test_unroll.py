@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from bridges.gym.wrapper import GymEnv
+from bridges.gym.env import GymEnv
 from bridges.jax import unrolling
 from bridges.jax.env import JaxEnv
 from bridges.jax.policy.compiled import CompiledPolicy, compile_policy
