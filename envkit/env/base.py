@@ -29,6 +29,7 @@ from envkit.data.keywords import completed, keywords_of, known_to, refuse_unknow
 from envkit.data.paths import Key
 from envkit.data.results import EnvData
 from envkit.env.exclusive import InUse
+from envkit.env.listing import shown
 from envkit.env.options import TAKEN_HERE, EnvOptions
 from envkit.env.outputs import OutputLeaf
 from envkit.env.policy import PolicyLike
@@ -58,7 +59,7 @@ class _EnvMeta(ABCMeta):
             *args: Any,
             spec_locked: bool = True,
             auto_reset: bool = False,
-            policy: Any = None,
+            policy: nn.Module | None = None,
             **kwargs: Any,
         ) -> Any:
             as_bool("spec_locked", spec_locked)
@@ -483,6 +484,10 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
     def _told_first(self) -> list[str]:
         """Say which simulator this is, as arguments of the constructor, for ``repr``."""
         return []
+
+    def __dir__(self) -> list[str]:
+        """List what users use: of the names of `torch.nn.Module` some, see `listing`."""
+        return shown(type(self), super().__dir__())
 
     def __repr__(self) -> str:
         told = [
