@@ -421,7 +421,7 @@ class JaxEnv(RowEnv):
             self._action_generator = torch.Generator(self.device or "cpu")
             self._action_generator.set_state(state["actions"])
 
-    def reseed(self, td: TensorDictBase) -> TensorDictBase:
+    def reseed(self, td: TensorDictBase) -> EnvData:
         """Give the rows of ``td`` new keys, so that copies of one state part ways; returns ``td``."""
         reseed = self._start(self._programs.reseed, (self._state_in(td),), (self._next_key(),))
         named = {("state", *path): leaf for path, leaf in reseed.result().items()}

@@ -29,6 +29,7 @@ from envkit.batched.routing import call_by_row
 from envkit.batched.stacking import by_row, empty_rows, keep_unstepped, stack_rows
 from envkit.data.arguments import require_tensordict
 from envkit.data.paths import Path, as_key, as_path
+from envkit.data.results import EnvData
 from envkit.data.transition import collect_reset_masks, merge_reset
 from envkit.env.base import EnvBase
 from envkit.env.policy import Policy
@@ -63,7 +64,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         tensordict: TensorDictBase | None = None,
         list_of_kwargs: Sequence[dict[str, Any]] | None = None,
         **kwargs: Any,
-    ) -> TensorDictBase:
+    ) -> EnvData:
         """Start new episodes; see `EnvBase.reset`.
 
         Args:
@@ -235,7 +236,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
 
     # -------------------------------------------------------------------------- actions and layout
 
-    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> EnvData:
         """Sample every action from its spec; see `EnvBase.rand_action`.
 
         Where results are lazy stacks, so is what this returns.

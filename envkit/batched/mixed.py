@@ -26,6 +26,7 @@ from envkit import rules
 from envkit.batched.members import STATE, Member, delivered, members_of
 from envkit.data.arguments import require_tensordict
 from envkit.data.paths import Path, as_key, as_path
+from envkit.data.results import EnvData
 from envkit.data.transition import collect_reset_masks
 from envkit.env.base import EnvBase
 from envkit.env.exclusive import InUse
@@ -112,7 +113,7 @@ class MixedEnv(EnvBase):
     keeps_last_output = True
     _passes_by = EnvBase._passes_by | {"_reset"}
 
-    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> EnvData:
         """Sample every action; see `EnvBase.rand_action`. Members that override it draw theirs."""
         if not any(member.env._draws_its_own for member in self.members):
             return super().rand_action(tensordict)

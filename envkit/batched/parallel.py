@@ -24,6 +24,7 @@ from envkit.batched.host import BUILDING, COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.serial import SerialEnv
 from envkit.batched.settings import PoolOptions
 from envkit.batched.threads import ThreadLimit
+from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, CopyError
 from envkit.late import PRELOADED
@@ -120,15 +121,20 @@ class ParallelEnv(BatchedEnv):
         return None if self.num_threads is None else ThreadLimit(self.num_threads)
 
     @torch.no_grad()
-    def reset(self, tensordict: TensorDictBase | None = None, *args: Any, **kwargs: Any):
-        return super().reset(tensordict, *args, **kwargs)
+    def reset(
+        self,
+        tensordict: TensorDictBase | None = None,
+        list_of_kwargs: Sequence[dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> EnvData:
+        return super().reset(tensordict, list_of_kwargs, **kwargs)
 
     @torch.no_grad()
-    def step(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def step(self, tensordict: TensorDictBase) -> EnvData:
         return super().step(tensordict)
 
     @torch.no_grad()
-    def step_and_maybe_reset(self, tensordict: TensorDictBase):
+    def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[EnvData, EnvData]:
         return super().step_and_maybe_reset(tensordict)
 
     def to(self, *args: Destination, **kwargs: Destination) -> Self:

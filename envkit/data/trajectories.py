@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.data.paths import Key, as_key, as_path
+from envkit.data.results import EnvData
 from envkit.errors import ArgumentError, MissingKeyError
 
 __all__ = ["split_trajectories"]
@@ -29,7 +30,7 @@ def split_trajectories(
     prefix: Key | None = None,
     trajectory_key: Key | None = None,
     done_key: Key | None = None,
-) -> TensorDictBase:
+) -> EnvData:
     """Give each trajectory of a rollout a row of its own, zero-padded.
 
     A trajectory ends where its id changes. Data without ids ends it after each set done flag (which

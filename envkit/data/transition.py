@@ -25,6 +25,7 @@ from tensordict import (
 
 from envkit import rules
 from envkit.data.paths import Key, Path, as_key, as_path
+from envkit.data.results import EnvData
 from envkit.errors import MissingKeyError, PrimerError
 from envkit.specs import Composite
 
@@ -161,7 +162,7 @@ def step_mdp(
     reward_keys: Key | list[Key] = "reward",
     done_keys: Key | list[Key] = "done",
     action_keys: Key | list[Key] = "action",
-) -> TensorDictBase:
+) -> EnvData:
     """Give the root of the next step: `next` entries over root ones, rewards and actions dropped.
 
     Args:

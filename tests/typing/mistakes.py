@@ -17,6 +17,7 @@ from envkit import (
     StatelessEnv,
     StepCounter,
     TransformedEnv,
+    step_mdp,
 )
 
 
@@ -48,6 +49,8 @@ def mistaken(env: GymEnv, brax: BraxEnv, task: StatelessEnv, pool: ParallelEnv) 
     env.rollout(3).item()  # mistake: a rollout used as a tensor
     env.rollout(3).matmul(torch.ones(3))  # mistake: a rollout used as a tensor
     env.step(env.reset()).argmax(-1)  # mistake: a step used as a tensor
+    pool.reset().argmax(-1)  # mistake: a root used as a tensor
+    step_mdp(env.rand_step()).item()  # mistake: data used as a tensor
     env.set_seed("0")  # mistake: wrong type of seed
     env.append_transform(3)  # mistake: no transform
     env.action_spec.sampel()  # mistake: misspelt method of a spec

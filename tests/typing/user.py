@@ -116,6 +116,8 @@ def run(task: StatelessEnv) -> None:
     assert_type(counting.rollout(3), EnvData)
     assert_type(counting.rollout(3)[:, 0], EnvData)
     assert_type(env.reset(), EnvData)
+    assert_type(parallel.reset(list_of_kwargs=[{}, {}]), EnvData)
+    assert_type(both.rand_action(), EnvData)
     assert_type(env.step(env.reset()), EnvData)
     assert_type(env.step_and_maybe_reset(env.rand_action()), tuple[EnvData, EnvData])
     assert_type(make().action_spec, TensorSpec)
