@@ -25,7 +25,6 @@ from envkit.batched.exchange.recording import record_random, record_rollout
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.pool_owner import PoolOwner
-from envkit.batched.routing import call_by_row
 from envkit.batched.stacking import by_row, empty_rows, keep_unstepped, stack_rows
 from envkit.data.arguments import require_tensordict
 from envkit.data.paths import Path, as_key, as_path
@@ -44,6 +43,7 @@ from envkit.errors import (
     WorkerError,
 )
 from envkit.specs import draws_in_order
+from envkit.transport.pool import call_by_row
 
 __all__ = ["BatchedEnv"]
 

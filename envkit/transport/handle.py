@@ -1,7 +1,7 @@
 """One worker, as its parent sees it.
 
 This module decides how a worker is started, addressed, found dead and ended. It does not wait for
-many workers, nor decide how long to wait: `processes` does.
+many workers, nor decide how long to wait: `processes` and `rounds` do.
 """
 
 import os

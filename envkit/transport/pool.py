@@ -18,7 +18,7 @@ import numpy as np
 from envkit.errors import ArgumentError
 from envkit.transport.layout import Layout
 
-__all__ = ["Pool", "Selection", "mask_of", "spread_rows"]
+__all__ = ["Pool", "Selection", "call_by_row", "mask_of", "spread_rows"]
 
 Selection = Sequence[int] | np.ndarray | None
 """Which rows a command is for: None for all, row numbers, or a bool mask of shape ``(rows,)``."""
@@ -146,3 +146,14 @@ def mask_of(rows: Sequence[int] | np.ndarray, num_rows: int) -> np.ndarray:
         )
     mask[given] = True
     return mask
+
+
+def call_by_row(pool: Pool, method: str, values: dict[int, Any], *leading: Any) -> list[Any]:
+    """Call ``method(*leading, {row: value})`` of every worker that owns one of the rows."""
+    arguments, workers = [], []
+    for worker, owned in enumerate(pool.rows_of):
+        own = {row: values[row] for row in owned if row in values}
+        if own:
+            arguments.append(((*leading, own), {}))
+            workers.append(worker)
+    return pool.call_each(method, arguments, workers)

@@ -22,15 +22,17 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.batched.action_checks import ActionRows
 from envkit.batched.exchange.buffers import SLOT, BufferPlan
+from envkit.batched.exchange.delivery import can_wait
+from envkit.batched.exchange.selection import refuse_early_part, rows_of
 from envkit.batched.host import ADVANCE, RESET, RESTART, STEP
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
-from envkit.batched.routing import call_by_row, can_wait, refuse_early_part, rows_of
 from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.errors import WorkerError
 from envkit.specs import TensorSpec
 from envkit.specs.inputs import require_input
 from envkit.transport import Layout, Pool
+from envkit.transport.pool import call_by_row
 
 __all__ = ["BufferExchange"]
 

@@ -20,14 +20,16 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.batched.action_checks import inputs_by_path
+from envkit.batched.exchange.delivery import can_wait
+from envkit.batched.exchange.selection import refuse_early_part, rows_of
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
-from envkit.batched.routing import call_by_row, can_wait, refuse_early_part, rows_of
 from envkit.batched.stacking import keep_unstepped, stack_rows
 from envkit.data.paths import Path, as_key
 from envkit.errors import WorkerError
 from envkit.specs.inputs import require_input
 from envkit.transport import Pool
+from envkit.transport.pool import call_by_row
 
 __all__ = ["TensorDictExchange"]
 
