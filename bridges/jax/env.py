@@ -77,12 +77,17 @@ class JaxEnv(RowEnv):
         **options: of every env, see `EnvOptions`. ``batch_size`` is what `reset` without data produces;
             any other size is accepted too.
 
+    Envs that are equal run the same compiled programs: of the same class, with the same attributes of ``env`` by
+    value, the same ``episode_length``, ``reset_mode``, ``pool_size``, ``state_layout`` and ``devices``. The second
+    one compiles nothing, at the batch sizes that the first has used. Functions, and objects that are not
+    made in Python, count by identity, and so do fused transforms.
+
     Actions are converted and refused as `envkit.specs.inputs` says. On an accelerator their values are not
     looked at, since each step would wait for the device: there an index out of range or NaN reaches
     ``step``, which makes of it what JAX does. (Looking without waiting is part of the work on CUDA.)
 
     Attributes:
-        traces: how often each program was traced, by name.
+        traces: how often each program was traced for this env, by name.
 
     Raises:
         ArgumentError: unknown ``state_layout``, or ``cache_clear_frequency`` is no number of steps.

@@ -21,7 +21,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,6 +32,7 @@ import jax.numpy as jnp
 from bridges.jax.compile_note import jit_with_note
 from bridges.jax.gradients import Differentiable, vjp_of
 from bridges.jax.sharding import AXIS, EVERYWHERE, FLAGS, ROWS, Shards, after_time
+from bridges.jax.shared_programs import Program, Same, account_of
 from bridges.jax.transformed_rows import Acted, NamedRows, RowState
 from envkit.data.paths import Path
 from envkit.functional import (
@@ -100,8 +101,8 @@ class Programs:
         shards: devices over which rows are spread. `until`, whose rows wait for each other, and the
             backward passes do not run over several.
 
-    ``traces`` counts by name how often each program was traced. ``advancing`` holds the numbers of rows that
-    `advance` was traced for, or that someone expects it to be.
+    Programs of equal envs are shared, see `shared_programs`. ``traces`` counts by name how often each was
+    traced for this one.
     """
 
     def __init__(
@@ -118,33 +119,51 @@ class Programs:
         self.shards = shards
         self._devices = 1 if shards is None else len(shards.devices)
         self.traces: dict[str, int] = {}
-        self.advancing: set[int] = set()
-        self.unstarted = self._jit("unstarted", self._unstarted, static=1)
+        self._functions: dict[str, tuple[Callable[..., Any], int]] = {}
+        self.unstarted = self._program("unstarted", self._unstarted, static=1)
         self.step = self._differentiable("step", self._step)
-        self.restart = self._jit("restart", self._restart)
-        self.advance = self._jit("advance", self._advance)
+        self.restart = self._program("restart", self._restart)
+        self.advance = self._program("advance", self._advance)
         self.reseed = self._differentiable("reseed", self._reseed)
         self.relayout = self._differentiable("relayout", self._relayout)
-        self.unroll = self._jit("unroll", self._unroll, static=3)
-        self.until = self._jit("until", self._until, static=3)
+        self.unroll = self._program("unroll", self._unroll, static=3)
+        self.until = self._program("until", self._until, static=3)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy compiles for itself."""
+        """A copy shares what is compiled while it is equal, and counts its own traces."""
         make = partial(Programs, packed=self.packed, shards=self.shards)
         return make, (self.env, self.transforms)
 
-    def _jit(self, name: str, function: Callable, static: int = 0) -> Callable:
-        def counted(*args: Any) -> Any:
-            self.traces[name] = self.traces.get(name, 0) + 1
-            return function(*args)
+    @property
+    def advancing(self) -> set[int]:
+        """Numbers of rows that `advance` was traced for by an equal env, or that it is expected to be."""
+        return self.advance.shared.advancing
 
-        what = f"{name} of {simulator_name(self.env)}"
+    def account(self) -> Hashable:
+        """Describe what traces depend on; transforms may hold anything and count as themselves."""
+        devices = None if self.shards is None else self.shards.devices
+        transforms = tuple(map(Same, self.transforms))
+        return account_of((self.env.env, self.env.axis)), transforms, self.packed, devices
+
+    def _program(self, name: str, function: Callable[..., Any], static: int = 0) -> Program:
+        self._functions[name] = function, static
+        return Program(name, self)
+
+    def jit(self, name: str, traced: Callable[..., Any]) -> Callable[..., Any]:
+        """Jit ``traced`` as this env needs the program of that name, on all of its devices."""
+        static, what = self._functions[name][1], f"{name} of {simulator_name(self.env)}"
         if self.shards is None or name not in _SPREAD:
-            return jit_with_note(counted, what, static_argnums=tuple(range(static)))
-        return self.shards.jit(counted, what, *_SPREAD[name], static=static)
+            return jit_with_note(traced, what, static_argnums=tuple(range(static)))
+        return self.shards.jit(traced, what, *_SPREAD[name], static=static)
+
+    def trace(self, name: str, *args: Any) -> Any:
+        """Compute what the program of that name does, and count it."""
+        self.traces[name] = self.traces.get(name, 0) + 1
+        return self._functions[name][0](*args)
 
     def _differentiable(self, name: str, function: Callable) -> Differentiable:
-        return Differentiable(self._jit(name, function), self._jit(f"{name}_vjp", vjp_of(function)))
+        run, vjp = self._program(name, function), self._program(f"{name}_vjp", vjp_of(function))
+        return Differentiable(run, vjp)
 
     def _rows(
         self, constants: Constants, root: Iterable[Path] = (), remembered: Iterable[Path] = ()

@@ -10,7 +10,7 @@ import pytest
 
 from bridges.jax import compile_note
 from bridges.jax.env import JaxEnv
-from tests.bridges.jax_envs import Pendulum
+from tests.bridges.jax_envs import Pendulum, unlike_any
 
 
 def slow_to_trace(x):
@@ -64,7 +64,7 @@ def test_nothing_is_announced_after_an_error(monkeypatch, caplog):
 
 def test_programs_of_an_env_are_named_after_its_simulator(monkeypatch, caplog):
     monkeypatch.setattr(compile_note, "NOTE_AFTER_S", 0.0)
-    env = JaxEnv(Pendulum(), batch_size=[3])
+    env = JaxEnv(unlike_any(Pendulum), batch_size=[3])
     env.rand_step(env.reset())
 
     said = {message.partition(" ...")[0] for message in caplog.messages}

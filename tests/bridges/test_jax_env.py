@@ -43,7 +43,7 @@ from tests.bridges.compare import (
     shared_memory,
     write_into_all,
 )
-from tests.bridges.jax_envs import Chooser, Pendulum, Shifting, Steered, Walker
+from tests.bridges.jax_envs import Chooser, Pendulum, Shifting, Steered, Walker, unlike_any
 from tests.half import TORCH_HALF
 from tests.jax_envs import Countdown
 
@@ -73,7 +73,7 @@ def steps_of(env, td, count, value=NEAR):
 
 
 def test_masks_never_make_a_new_program():
-    env = seeded(JaxEnv(Walker(), batch_size=[4], device="cpu"))
+    env = seeded(JaxEnv(unlike_any(Walker), batch_size=[4], device="cpu"))
     root = env.reset()
 
     for number in range(1, 15):  # every mask but none and all
@@ -86,7 +86,7 @@ def test_masks_never_make_a_new_program():
 
 
 def test_sizes_one_to_nine_take_one_program_for_each_power_of_two():
-    env = seeded(JaxEnv(Pendulum(), batch_size=[6], device="cpu"))
+    env = seeded(JaxEnv(unlike_any(Pendulum), batch_size=[6], device="cpu"))
     root = env.reset(TensorDict(batch_size=[9]))
 
     for size in range(1, 10):
@@ -108,7 +108,7 @@ def test_a_second_rollout_compiles_nothing(walker):
 @pytest.mark.rounding
 @pytest.mark.parametrize("wrap", [lambda env: env, lambda env: TransformedEnv(env, StepCounter())])
 def test_all_steps_of_a_rollout_from_python_are_one_program(wrap):
-    env = wrap(JaxEnv(Walker(), batch_size=[4], device="cpu", episode_length=3))
+    env = wrap(JaxEnv(unlike_any(Walker), batch_size=[4], device="cpu", episode_length=3))
     env.set_seed(0)
 
     data = env.rollout(6, lambda place, *rest: place / 9, break_when_any_done=False)
@@ -126,7 +126,7 @@ def test_all_steps_of_a_rollout_from_python_are_one_program(wrap):
 )
 def test_episodes_begin_alike_in_the_program_that_steps_and_in_the_one_that_resets(transform):
     def make():
-        env = JaxEnv(Walker(), batch_size=[20], device="cpu")
+        env = JaxEnv(unlike_any(Walker), batch_size=[20], device="cpu")
         return seeded(TransformedEnv(env, transform()))
 
     resetting, stepping = make(), make()
@@ -360,7 +360,7 @@ def test_skipped_rows_show_zeros_where_the_root_has_nothing(walker):
 
 
 def test_a_mask_that_selects_nothing_runs_no_program():
-    env = seeded(JaxEnv(Walker(), batch_size=[4], device="cpu"))
+    env = seeded(JaxEnv(unlike_any(Walker), batch_size=[4], device="cpu"))
     root = act(env.reset(), 0.2)
     before = root.clone()
 
