@@ -240,10 +240,8 @@ class GymLikeEnv(InfoReading):
         keys, given = self.action_keys, self._with_actions(td)
         return given.get(keys[0]) if len(keys) == 1 else given.select(*keys)
 
-    def _checked_step(self, td: TensorDictBase, *, advance: bool) -> Callable[[], None]:
-        begin = super()._checked_step(td, advance=advance)
+    def _check_inputs(self, td: TensorDictBase) -> None:
         self._with_actions(td)
-        return begin
 
     def _with_actions(self, td: TensorDictBase) -> TensorDictBase:
         """Give a root whose actions are what their specs say; ``td`` itself where they are."""

@@ -12,7 +12,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self, Unpack
 
 import jax
@@ -21,13 +21,14 @@ from tensordict import TensorDict, TensorDictBase
 
 from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_device_of, torch_dtype_of
 from bridges.jax.draws import unkeyed_draws
-from bridges.jax.gradients import Running, is_wanted
+from bridges.jax.gradients import is_wanted
 from bridges.jax.handoff import RowEnv
 from bridges.jax.memory import warn_if_full
 from bridges.jax.policy.inputs import is_compilable
-from bridges.jax.programs import BEGIN, NOTHING, RESTART, Programs, simulator_name
+from bridges.jax.programs import BEGIN, NOTHING, Programs, simulator_name
 from bridges.jax.sharding import AXIS, Shards
 from bridges.jax.specs import action_composite, array_leaf, done_composite
+from bridges.jax.steps import ProgramAdvance, ProgramStep
 from bridges.jax.transformed_rows import observation_leaves
 from bridges.jax.unrolling import unroll, unroll_until
 from envkit import rules
@@ -37,6 +38,7 @@ from envkit.data.results import EnvData
 from envkit.data.transition import collect_reset_masks, leaves
 from envkit.env.base import EnvBase
 from envkit.env.options import EnvOptions
+from envkit.env.pending import LocalStep, Pending
 from envkit.env.policy import PolicyLike
 from envkit.env.seeding import checked_seed, drawn_seed
 from envkit.errors import (
@@ -241,91 +243,68 @@ class JaxEnv(RowEnv):
 
     def _count_steps(self, steps: int) -> None:
         """Clear the caches of JAX now and then, if that was asked for."""
+        if not self.cache_clear_frequency:
+            return
         self._steps_since_clear += steps
-        if 0 < self.cache_clear_frequency <= self._steps_since_clear:
+        if self.cache_clear_frequency <= self._steps_since_clear:
             self._steps_since_clear = 0
             jax.clear_caches()
 
-    def _stepping(self, td: TensorDictBase) -> Running:
-        self._count_steps(1)
-        mask = td.get(STEP, None)
-        mask = None if mask is None else rules.step_mask(mask, td.batch_size)
-        constants = self._constants(td.batch_size, mask)
-        running = self._start(self._programs.step, self._inputs(td), (constants,))
-        self._kept(running.outputs)
-        return running
-
-    def _checked_step(self, td: TensorDictBase, *, advance: bool) -> Callable[[], None]:
-        begin = super()._checked_step(td, advance=advance)
-        if not self._overrides(_PROGRAM):
-            self._inputs(td)
-        return begin
-
-    def _step_send(self, td: TensorDictBase) -> None:
+    def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
         self._check_batch(td)
         mask = td.get(STEP, None)
-        self._sent = td
-        self._running = None
-        if not self._overrides(_PROGRAM) and (mask is None or bool(mask.any())):
-            self._running = self._stepping(td)
+        mask = None if mask is None else rules.step_mask(mask, td.batch_size)
+        if self._overrides(_PROGRAM) or not (mask is None or bool(mask.any())):
+            return LocalStep(self, td, advance)
+        if self.run_type_checks:
+            self._check_actions(td)
+        inputs = self._inputs(td)
+        if advance and self._resets_in_program(td, inputs):
+            return ProgramAdvance(self, td, inputs)
+        return ProgramStep(self, td, advance, inputs, mask)
+
+    def _resets_in_program(self, td: TensorDictBase, inputs: tuple[Any, ...]) -> bool:
+        """Say whether one program may make a step and the reset after it.
+
+        Not with a mask or preset outcomes, which decide what is done; nor with a graph, so that one
+        backward program serves every kind of step.
+        """
+        is_free = td.get(STEP, None) is None and td.get("next", None) is None
+        return is_free and not (self.requires_grad and is_wanted(inputs))
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        running, self._running = self._running, None
-        if running is None:
-            running = self._stepping(td)
-        return self._out(td.batch_size, running.result())
+        mask = td.get(STEP, None)
+        mask = None if mask is None else rules.step_mask(mask, td.batch_size)
+        step = ProgramStep(self, td, False, self._inputs(td), mask).begin()
+        return self._out(td.batch_size, step.running.result())
 
     def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
-        """Step all rows and keep what was there in those ``mask`` leaves out; their reward is 0."""
-        if bool(mask.all()):
-            return self._computed_next(td)
         if not bool(mask.any()):
             self._state_in(td)  # which brings it into the env's own layout
             return self._skipped_next(td).clone()
+        return self._kept_where_skipped(td, mask, self._computed_next(td))
+
+    def _kept_where_skipped(
+        self, td: TensorDictBase, mask: torch.Tensor, following: TensorDictBase
+    ) -> TensorDictBase:
+        """Keep what was there in rows that ``mask`` leaves out; their reward is 0."""
+        if bool(mask.all()):
+            return following
         skipped = self._skipped_next(td)
-        following = self._computed_next(td)
         for path, value in leaves(following):
             key = as_key(path)
             following.set(key, rules.choose(mask, value, skipped.get(key)))
         return following
 
-    def _advance_send(self, td: TensorDictBase, *, restarts: bool = True) -> None:
-        self._advancing = None
-        is_free = td.get(STEP, None) is None and td.get("next", None) is None
-        if not is_free:
-            self._step_send(td)
-            return
-        self._check_batch(td)
-        self._sent = td
-        inputs = self._inputs(td)
-        if self.requires_grad and is_wanted(inputs):
-            # The reset follows apart, so that one backward program serves every kind of step.
-            self._running = self._stepping(td)
-        else:
-            given = to_jit(inputs, copy=False, detach=True)
-            self._count_steps(1)
-            constants = self._constants(td.batch_size)
-            follows = RESTART if restarts else NOTHING
-            following, fresh = self._programs.advance(*given, constants, follows)
-            self._advancing = following, self._kept(fresh)
-
-    def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
-        outputs, self._advancing = self._advancing, None
-        if outputs is None:
-            return super()._advance_recv()
-        td, (following, fresh) = self._sent, to_torch(outputs)
-        data = self._attach_next(td, self._out(td.batch_size, following))
-        return data, self.step_mdp(data).update(self._out(td.batch_size, fresh))
-
     def _step_last(self, td: TensorDictBase) -> TensorDictBase:
         """Step by the program that has made the steps before, so that none is compiled for this one."""
         if not self._steps_by_itself or self.run_type_checks:
             return self.step(td)
-        self._advance_send(td, restarts=False)
-        outputs, self._advancing = self._advancing, None
-        if outputs is None:
-            return self._step_recv()
-        return self._attach_next(td, self._out(td.batch_size, to_torch(outputs[0])))
+        self._check_batch(td)
+        inputs = self._inputs(td)
+        if not self._resets_in_program(td, inputs):
+            return self._make_step(td, advance=False).begin().recv()
+        return ProgramAdvance(self, td, inputs, follows=NOTHING).begin().recv()[0]
 
     # ------------------------------------------------------------------------------ many steps
 

@@ -11,9 +11,8 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -31,6 +30,7 @@ from envkit.data.paths import Path, as_key, as_path
 from envkit.data.results import EnvData
 from envkit.data.transition import collect_reset_masks, merge_reset
 from envkit.env.base import EnvBase
+from envkit.env.pending import Pending
 from envkit.env.policy import Policy
 from envkit.env.rollout import nonstop
 from envkit.env.seeding import seed_chain
@@ -126,40 +126,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
             )
         self._require_values(td)
 
-    def _step_send(self, td: TensorDictBase) -> None:
-        self._checked_step(td, advance=False)()
-
-    def _step_recv(self) -> TensorDictBase:
-        td, mask = self._sent
-        return self._attach_next(td, self._received(td, mask))
-
-    def _advance_send(self, td: TensorDictBase) -> None:
-        self._checked_step(td, advance=True)()
-
-    def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
-        td, mask = self._sent
-        had_next = td.get("next", None) is not None
-        data = self._attach_next(td, self._received(td, mask))
-        following = self.step_mdp(data)
-        if had_next:
-            return data, self.maybe_reset(following)
-        if self.any_done(following):
-            following = self._take_fresh(following, mask)
-        return data, following
-
-    def _take_fresh(
-        self, following: TensorDictBase, stepped: torch.Tensor | None
-    ) -> TensorDictBase:
-        """Put the roots of the episodes the workers have begun where old ones ended."""
-        masks = collect_reset_masks(following, self.done_levels, self.full_done_spec)
-        if stepped is not None and not bool(stepped.all()):
-            return self.reset(following)  # a row done before, and not stepped now, waits for this
-        fresh = self._laid_out(self._the_exchange.fresh_rows())
-        if self._entries is not None:
-            self._entries.after_reset(fresh, masks)
-        return merge_reset(following, fresh, masks, keeps_last=True)
-
-    def _checked_step(self, td: TensorDictBase, *, advance: bool) -> Callable[[], None]:
+    def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
         exchange = self._the_exchange
         self._check_batch(td)
         if not exchange.has_begun:
@@ -171,22 +138,27 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         if mask is not None:
             mask = rules.step_mask(mask, td.batch_size)
             mask = None if bool(mask.all()) else mask
-        # Entries the caller put under `next` may change what is done, and the workers
-        # cannot know: then the reset waits for the outcome.
-        advance = advance and mask is None and td.get("next", None) is None
         td = self._laid_out(td)
         if self._entries is not None:
             self._entries.complete(td)
-        exchange.fill(td, mask)
-        return partial(self._begin, td, mask, advance=advance)
+        # Entries the caller put under `next` may change what is done, and the workers
+        # cannot know: then the reset waits for the outcome.
+        resets_too = advance and mask is None and td.get("next", None) is None
+        inputs = exchange.fill(td, mask)
+        return _PoolStep(self, td, advance, exchange, mask, inputs, resets_too)
 
-    def _begin(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
-        self._sent = td.exclude(rules.STEP, inplace=True), mask
-        self._the_exchange.wake(td, mask, advance=advance)
+    def _take_fresh(self, following: TensorDictBase) -> TensorDictBase:
+        """Put the roots of the episodes the workers have begun where old ones ended."""
+        masks = collect_reset_masks(following, self.done_levels, self.full_done_spec)
+        fresh = self._laid_out(self._the_exchange.fresh_rows())
+        if self._entries is not None:
+            self._entries.after_reset(fresh, masks)
+        return merge_reset(following, fresh, masks, keeps_last=True)
 
-    def _received(self, td: TensorDictBase, mask: torch.Tensor | None) -> TensorDictBase:
-        exchange = self._the_exchange
-        following = exchange.recv()
+    def _received(self, step: _PoolStep) -> TensorDictBase:
+        """Receive `next` of a step, also of the rows that were not stepped."""
+        exchange, td, mask = step.exchange, step.td, step.mask
+        following = exchange.recv(step.round)
         if mask is not None and not exchange.keeps_unstepped:
             if exchange.lost:
                 mask = mask.clone()
@@ -204,7 +176,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         return stack_rows([found.skipped_next(row) for row, found in rows], individual=True)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        raise NotImplementedError("batched envs step through _step_send and _step_recv.")
+        raise NotImplementedError("batched envs step through their workers.")
 
     def _fast_rollout(
         self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy
@@ -367,3 +339,46 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         self._require_resumable()
         states = {row: state_dict[name] for row, name in enumerate(names)}
         call_by_row(self._started(), "load_state_dicts", states)
+
+
+class _PoolStep(Pending):
+    """A step that workers make meanwhile. Its inputs are checked when it is made.
+
+    Attributes:
+        exchange: how data gets there, as it was when the step was made.
+        mask: rows that are stepped; None: all.
+        inputs: what the exchange made of ``td``.
+        resets_too: the workers also reset what is done.
+    """
+
+    __slots__ = ("exchange", "inputs", "mask", "resets_too", "round")
+    env: BatchedEnv
+    round: Any
+
+    def __init__(
+        self,
+        env: BatchedEnv,
+        td: TensorDictBase,
+        advance: bool,
+        exchange: BufferExchange | TensorDictExchange,
+        mask: torch.Tensor | None,
+        inputs: Any,
+        resets_too: bool,
+    ):
+        super().__init__(env, td, advance)
+        self.exchange, self.mask, self.inputs = exchange, mask, inputs
+        self.resets_too = resets_too
+
+    def begin(self) -> Self:
+        if self.td.get(rules.STEP, None) is not None:
+            self.td = self.td.exclude(rules.STEP, inplace=True)
+        self.round = self.exchange.wake(self.td, self.mask, self.inputs, advance=self.resets_too)
+        return self
+
+    def _outcome(self) -> Any:
+        env = self.env
+        data = env._attach_next(self.td, env._received(self))
+        if not self.resets_too:
+            return self._followed(data)
+        root = env.step_mdp(data)
+        return data, env._take_fresh(root) if env.any_done(root) else root

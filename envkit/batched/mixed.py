@@ -6,17 +6,15 @@ members stand in the data is decided in `members`.
 
 Conventions
     member  an env with one batch axis; it is the submodule ``member{i}``.
-    moment  ``("state", "moment")``, int64 (rows, 1): how often a row of a stateful (batch-locked) member
-            was stepped or reset since it was seeded. It tells data that its simulator has left behind.
-            0 makes no such claim; rows of stateless members hold it.
+    moment  tells data that the simulator of a stateful (batch-locked) member has left behind, see
+            `moments`.
     device  where the mixed env delivers; each member is given data where it expects it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -24,12 +22,14 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.batched.members import STATE, Member, delivered, members_of
+from envkit.batched.moments import MOMENT, Moments
 from envkit.data.arguments import require_tensordict
 from envkit.data.paths import Path, as_key, as_path
 from envkit.data.results import EnvData
 from envkit.data.transition import collect_reset_masks
 from envkit.env.base import EnvBase
 from envkit.env.exclusive import InUse
+from envkit.env.pending import Pending
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -39,7 +39,6 @@ from envkit.errors import (
     ReadOnlyError,
     ResetMaskError,
     SpecError,
-    StaleDataError,
 )
 from envkit.specs import Bounded, Composite, TensorSpec, Unbounded
 from envkit.specs.annotations import Destination, Device
@@ -48,7 +47,6 @@ from envkit.specs.inputs import counted_from
 __all__ = ["MixedEnv"]
 
 _KINDS = ("observation", "action", "reward", "done")
-_MOMENT = (STATE, "moment")
 
 
 class MixedEnv(EnvBase):
@@ -104,10 +102,12 @@ class MixedEnv(EnvBase):
                     [delivered(found[kind][path], self.device) for found in shared]
                 )
             setattr(self, f"full_{kind}_spec", spec)
-        self._is_stateful = torch.zeros(self.batch_size, dtype=torch.bool)
+        is_stateful = torch.zeros(self.batch_size, dtype=torch.bool)
         for member in self.members:
-            self._is_stateful[member.rows] = member.env.batch_locked
-        self._moments = torch.zeros(self.batch_size, dtype=torch.int64)
+            is_stateful[member.rows] = member.env.batch_locked
+        self._moments = Moments(is_stateful)
+        # members that compute in this process first: the others work meanwhile
+        self._in_order_of_waiting = sorted(placed, key=lambda member: member.env.works_elsewhere)
         self._declare_state()
 
     keeps_last_output = True
@@ -152,8 +152,8 @@ class MixedEnv(EnvBase):
             for member in self.members
             for path, leaf in member.state.items()
         }
-        if self._has_moments:
-            forms[_MOMENT] = (1,), torch.int64
+        if self._moments.are_told:
+            forms[MOMENT] = (1,), torch.int64
         observation, device = self.full_observation_spec.clone(), self.device
         _require_free(map(as_path, forms), observation)
         for key, (event, dtype) in forms.items():
@@ -164,11 +164,7 @@ class MixedEnv(EnvBase):
             if key in forms or key in read:
                 state[key] = leaf.clone()
         self.full_observation_spec, self.full_state_spec = observation, state
-        self._hidden = (_MOMENT, *((STATE, member.name) for member in self.members))
-
-    @property
-    def _has_moments(self) -> bool:
-        return bool(self._is_stateful.any())
+        self._hidden = (MOMENT, *((STATE, member.name) for member in self.members))
 
     # ---------------------------------------------------------------------------------------- step
 
@@ -176,43 +172,32 @@ class MixedEnv(EnvBase):
         for member in self.members:
             member.env._expect_run(stop, policy)
 
-    def _step_send(self, td: TensorDictBase) -> None:
-        self._checked_step(td, advance=False)()
-
-    def _advance_send(self, td: TensorDictBase) -> None:
-        self._checked_step(td, advance=True)()
-
-    def _checked_step(self, td: TensorDictBase, *, advance: bool) -> Callable[[], None]:
+    def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
         self._check_batch(td)
-        # What the caller preset under `next` may change which rows are done, and rows that are left
-        # out may be done already: then the reset follows apart.
-        advance = advance and td.get("next", None) is None and td.get(rules.STEP, None) is None
         mask = td.get(rules.STEP, None)
         mask = None if mask is None else rules.step_mask(mask, td.batch_size).cpu()
-        moving = self._is_stateful if mask is None else self._is_stateful & mask
-        self._require_newest(td, moving)
-        begins = []
-        for member in reversed(self._in_order_of_waiting()):
+        # What the caller preset under `next` may change which rows are done, and rows that are left
+        # out may be done already: then the reset follows apart.
+        resets_too = advance and mask is None and td.get("next", None) is None
+        step = _MixedStep(self, td, advance, mask, self._moments.moving(mask), resets_too)
+        self._moments.require_newest(td, step.moving)
+        for member in reversed(self._in_order_of_waiting):
+            part = member.part(td, self._hidden)
             try:
-                begins.append(member.env._prepared(member.part(td, self._hidden), advance=advance))
+                own = member.env._honoured_step(part, advance=resets_too).check()
             except InputError as error:
                 if error.row is None:
                     raise
                 raise counted_from(member.rows.start, error) from None
-        return partial(self._begin, (td, mask, advance), moving, begins)
+            step.parts[member.name] = own
+        return step
 
-    def _begin(
-        self,
-        sent: tuple[TensorDictBase, torch.Tensor | None, bool],
-        moving: torch.Tensor,
-        begins: list[Callable[[], None]],
-    ) -> None:
+    def _begin(self, step: _MixedStep) -> None:
         """Begin a step that all members have checked."""
-        vars(self)["_sent"] = sent
-        self._moments = self._moments + moving
+        self._moments.count(step.moving)
         with self._unless_interrupted():
-            for begin in begins:
-                begin()
+            for own in step.parts.values():
+                own.begin()
 
     @contextmanager
     def _unless_interrupted(self) -> Iterator[None]:
@@ -224,56 +209,39 @@ class MixedEnv(EnvBase):
                 member.newest = None
             raise
 
-    def _require_newest(self, td: TensorDictBase, moving: torch.Tensor) -> None:
-        """Check that no simulator has left behind the data it is to be stepped from.
+    def _received(self, step: _MixedStep) -> dict[str, Any]:
+        """Receive from every member, also if one fails, and give what they gave by name."""
+        told: dict[str, Any] = {}
+        failed: Exception | None = None
+        with self._unless_interrupted():
+            for member in self._in_order_of_waiting:
+                own = None if step.mask is None else step.mask[member.rows]
+                try:
+                    outcome = told[member.name] = step.parts[member.name].recv()
+                    member.keep(outcome[1] if step.resets_too else outcome.get("next"), own)
+                except Exception as error:
+                    failed = failed or error
+            if failed is not None:
+                raise failed
+        return told
 
-        Raises:
-            StaleDataError: one has.
-        """
-        given = td.get(_MOMENT, None)
-        if given is None or not self._has_moments:
-            return
-        given, newest = given.reshape(self.batch_size).cpu(), self._moments
-        stale = moving & (given != newest) & (given != 0) & (newest != 0)
-        if bool(stale.any()):
-            row = int(stale.nonzero()[0])
-            raise StaleDataError(
-                f"row {row} is to be stepped from moment {int(given[row])}, but its simulator is at "
-                f"moment {int(newest[row])} and cannot go back. Go on from what the last step or reset "
-                "gave: env.step_mdp(td), or begin anew: env.reset()."
-            )
+    def _outcome(self, step: _MixedStep) -> TensorDictBase:
+        """Receive a step."""
+        told = self._received(step)
+        following = self._joined({name: data.get("next") for name, data in told.items()})
+        self._moments.tell(following, step.td, step.mask)
+        return self._attach_next(step.td.exclude(rules.STEP, inplace=True), following)
 
-    def _step_recv(self) -> TensorDictBase:
-        td, mask, _ = vars(self).pop("_sent")
-
-        def receive(member: Member) -> TensorDictBase:
-            following = member.env._finish_step().get("next")
-            member.keep(following, None if mask is None else mask[member.rows])
-            return following
-
-        following = self._joined(self._received(receive))
-        self._tell_moments(following, td, mask)
-        return self._attach_next(td.exclude(rules.STEP, inplace=True), following)
-
-    def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
-        td, _, advance = vars(self)["_sent"]
-        if not advance:
-            return super()._advance_recv()
-        del vars(self)["_sent"]
-
-        def receive(member: Member) -> tuple[TensorDictBase, TensorDictBase]:
-            data, root = member.env._finish_advance()
-            member.keep(root)
-            return data.get("next"), root
-
-        pairs = self._received(receive)
-        following = self._joined({name: told for name, (told, _) in pairs.items()})
-        self._tell_moments(following)
-        data = self._attach_next(td, following)
-        root = self._joined({name: root for name, (_, root) in pairs.items()})
-        if self._has_moments:
-            self._moments = self._moments + (self._begun_after(following) & self._is_stateful)
-            self._tell_moments(root)
+    def _both_outcomes(self, step: _MixedStep) -> tuple[TensorDictBase, TensorDictBase]:
+        """Receive a step in which the members have reset what is done."""
+        told = self._received(step)
+        following = self._joined({name: data.get("next") for name, (data, _) in told.items()})
+        self._moments.tell(following)
+        data = self._attach_next(step.td, following)
+        root = self._joined({name: root for name, (_, root) in told.items()})
+        if self._moments.are_told:
+            self._moments.count(self._begun_after(following))
+            self._moments.tell(root)
         return data, root
 
     def _begun_after(self, following: TensorDictBase) -> torch.Tensor:
@@ -289,43 +257,10 @@ class MixedEnv(EnvBase):
             touched |= mask.reshape(len(touched), -1).any(-1).cpu()
         return touched
 
-    def _received(self, receive: Callable[[Member], Any]) -> dict[str, Any]:
-        """Receive from every member, also if one fails, and give what they gave by name."""
-        parts: dict[str, Any] = {}
-        failed: Exception | None = None
-        with self._unless_interrupted():
-            for member in self._in_order_of_waiting():
-                try:
-                    parts[member.name] = receive(member)
-                except Exception as error:
-                    failed = failed or error
-            if failed is not None:
-                raise failed
-        return parts
-
-    def _tell_moments(
-        self,
-        told: TensorDictBase,
-        root: TensorDictBase | None = None,
-        stepped: torch.Tensor | None = None,
-    ) -> None:
-        """Write the moments of all rows; those that were not ``stepped`` keep what ``root`` says."""
-        if not self._has_moments:
-            return
-        moments = self._moments[:, None].to(told.device or "cpu", copy=True)
-        given = None if root is None else root.get(_MOMENT, None)
-        if given is not None and stepped is not None:
-            moments = rules.choose(stepped.to(moments.device), moments, given)
-        told.set(_MOMENT, moments)
-
     def _joined(self, parts: Mapping[str, TensorDictBase]) -> TensorDictBase:
         """Concatenate what each member told, by its name, in the order of the rows."""
         shown = [member.shown(parts[member.name], self.members) for member in self.members]
         return _concatenate([delivered(part, self.device) for part in shown])
-
-    def _in_order_of_waiting(self) -> list[Member]:
-        """Members that compute in this process first: the others work meanwhile."""
-        return sorted(self.members, key=lambda member: member.env.works_elsewhere)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         raise NotImplementedError("MixedEnv steps through its members.")
@@ -350,12 +285,10 @@ class MixedEnv(EnvBase):
                 part = None if td is None else take(member, td, self._hidden)
                 told = member.env.reset(part, **kwargs)
                 member.keep(told, None if bool(own.all()) else own)
-                moments = self._moments.clone()
-                moments[member.rows] += own & self._is_stateful[member.rows]
-                self._moments = moments
+                self._moments.count(rows, member.rows)
             parts[member.name] = member.newest
         fresh = self._joined(parts)
-        self._tell_moments(fresh)
+        self._moments.tell(fresh)
         return fresh
 
     # ------------------------------------------------------------------------- specs, place, state
@@ -415,7 +348,7 @@ class MixedEnv(EnvBase):
         following = seed
         for member in self.members:
             following = member.env.set_seed(following, static_seed=static_seed)
-        self._moments = torch.zeros_like(self._moments)
+        self._moments.begin_anew()
         self._seed_actions(seed)
         return following
 
@@ -438,6 +371,42 @@ class MixedEnv(EnvBase):
         super().close(raise_if_closed=raise_if_closed)
         for member in self.members:
             member.env.close(raise_if_closed=False)
+
+
+class _MixedStep(Pending):
+    """A step of all members. Each of them has checked its part when it was made.
+
+    Attributes:
+        mask: rows that are stepped, on the CPU; None: all.
+        moving: rows whose simulator moves for good.
+        resets_too: the members also reset what is done.
+        parts: the step of each member by name, in the order in which they begin.
+    """
+
+    __slots__ = ("mask", "moving", "parts", "resets_too")
+    env: MixedEnv
+
+    def __init__(
+        self,
+        env: MixedEnv,
+        td: TensorDictBase,
+        advance: bool,
+        mask: torch.Tensor | None,
+        moving: torch.Tensor,
+        resets_too: bool,
+    ):
+        super().__init__(env, td, advance)
+        self.mask, self.moving, self.resets_too = mask, moving, resets_too
+        self.parts: dict[str, Pending] = {}
+
+    def begin(self) -> Self:
+        self.env._begin(self)
+        return self
+
+    def _outcome(self) -> Any:
+        if self.resets_too:
+            return self.env._both_outcomes(self)
+        return self._followed(self.env._outcome(self))
 
 
 def _common_device(members: list[EnvBase]) -> torch.device | None:

@@ -8,9 +8,9 @@ Conventions
     td      TensorDict whose root is what was known before the action; ``td["next"]`` is what the
             step produced.
     masks   `_step` and `_reset`, see `rules`. They never survive in an output.
-    send    `_step_send` begins a step and `_step_recv` ends it; other work fits in between. Envs
-            around this one call `_prepared`, which checks a step and gives what begins it, and
-            `_finish_step`: both honour an overridden `step`.
+    step    a value, see `pending`: the env holds nothing of a step between its begin and its end.
+            `_make_step` gives it, `_honoured_step` gives envs around this one what honours an
+            overridden `step`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +38,7 @@ from envkit.data.transition import (
 )
 from envkit.env.opaque import Opaque
 from envkit.env.outputs import OutputHolder
+from envkit.env.pending import LocalStep, OverriddenStep, Pending
 from envkit.errors import (
     BatchSizeError,
     ClosedEnvError,
@@ -65,7 +65,6 @@ class Stepping(Opaque, OutputHolder, ABC):
     run_type_checks: bool
     allow_done_after_reset: bool
     is_closed: bool
-    _sent: Any
 
     leaves_torch = False
     """Steps are made of numbers outside torch: tensors without values of their own cannot be taken."""
@@ -235,23 +234,15 @@ class Stepping(Opaque, OutputHolder, ABC):
             InputError: (a ValueError) it is set and an action has another shape than its spec.
         """
         require_tensordict("what step() was given", tensordict)
-        self._step_send(tensordict)
-        return self._step_recv()
+        return self._make_step(tensordict, advance=False).begin().recv()
 
-    def _step_send(self, td: TensorDictBase) -> None:
-        """Begin a step; between this and `_step_recv` other work may be done."""
-        self._check_batch(td)
-        self._sent = td
-
-    def _step_recv(self) -> TensorDictBase:
-        td = self._sent
+    def _stepped(self, td: TensorDictBase) -> TensorDictBase:
+        """Make a step whose data fits: honour the mask, call `_step`, complete what it gave."""
         mask = td.get(rules.STEP, None)
-        if mask is not None:
-            mask = rules.step_mask(mask, td.batch_size)
         if mask is None:
             following = self._computed_next(td)
         else:
-            following = self._masked_next(td, mask)
+            following = self._masked_next(td, rules.step_mask(mask, td.batch_size))
             td = td.exclude(rules.STEP, inplace=True)
         return self._attach_next(td, following)
 
@@ -270,6 +261,10 @@ class Stepping(Opaque, OutputHolder, ABC):
         except (KeyError, TypeError, AttributeError) as error:  # as data does that lacks an entry
             self._require_inputs(td, error)
             raise
+        return self._accepted(out, td)
+
+    def _accepted(self, out: Any, td: TensorDictBase) -> TensorDictBase:
+        """Check what a step of ``td`` gave, and complete it."""
         following = self._checked(out, td, "_step")
         self._complete(following, rewards=True)
         if self.run_type_checks:
@@ -401,8 +396,7 @@ class Stepping(Opaque, OutputHolder, ABC):
         require_tensordict("what step_and_maybe_reset() was given", tensordict)
         remembered = self._undeclared(tensordict.get("next", None))
         if self._steps_by_itself:
-            self._advance_send(tensordict)
-            data, root = self._advance_recv()
+            data, root = self._make_step(tensordict, advance=True).begin().recv()
         else:
             data = self.step(tensordict)
             root = self.maybe_reset(self.step_mdp(data))
@@ -431,39 +425,25 @@ class Stepping(Opaque, OutputHolder, ABC):
         """Do what `step` does, after calls of `step_and_maybe_reset` and before none."""
         return self.step(td)
 
-    def _advance_send(self, td: TensorDictBase) -> None:
-        """Begin a step that is followed by a reset of what is done; see `_step_send`."""
-        self._step_send(td)
+    # ------------------------------------------------------------------------ steps as values
 
-    def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
-        data = self._step_recv()
-        return data, self.maybe_reset(self.step_mdp(data))
+    def _send(self, td: TensorDictBase, *, advance: bool = False) -> Pending:
+        """Check and begin a step; ``recv()`` of what this gives ends it, see `pending`."""
+        return self._honoured_step(td, advance=advance).check().begin()
 
-    # ------------------------------------------------------------------------- for envs around it
-
-    def _prepared(self, td: TensorDictBase, *, advance: bool = False) -> Callable[[], None]:
-        """Check a step on behalf of an env around this one, and give what begins it.
-
-        Nothing moves before that is called. Then `_finish_step` gives what `step` would, or with
-        ``advance`` `_finish_advance` what `step_and_maybe_reset` would. Where those were overridden
-        nothing can be checked nor begun early, and all of it happens in the end.
-        """
+    def _honoured_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
+        """Make a step on behalf of an env around this one: as a subclass steps, if it has its own way."""
         if not self._steps_by_itself if advance else self._overrides(_STEP):
-            return partial(vars(self).__setitem__, "_put_off", td)
-        return self._checked_step(td, advance=advance)
+            return OverriddenStep(self, td, advance)
+        return self._make_step(td, advance=advance)
 
-    def _checked_step(self, td: TensorDictBase, *, advance: bool) -> Callable[[], None]:
-        """Refuse what the step would refuse, and give what begins it; see `_prepared`."""
+    def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
+        """Refuse data that does not fit, and give the step; nothing moves before it is begun."""
         self._check_batch(td)
-        return partial(self._advance_send if advance else self._step_send, td)
+        return LocalStep(self, td, advance)
 
-    def _finish_step(self) -> TensorDictBase:
-        td = vars(self).pop("_put_off", None)
-        return self._step_recv() if td is None else self.step(td)
-
-    def _finish_advance(self) -> tuple[TensorDictBase, TensorDictBase]:
-        td = vars(self).pop("_put_off", None)
-        return self._advance_recv() if td is None else self.step_and_maybe_reset(td)
+    def _check_inputs(self, td: TensorDictBase) -> None:
+        """Refuse what `_step` would refuse, where that can be told before."""
 
 
 _functorch = torch._C._functorch  # type: ignore[attr-defined]

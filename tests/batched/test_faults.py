@@ -611,7 +611,7 @@ def test_what_failed_in_an_interrupted_step_is_told_by_the_next_call(closing, tm
     env, _ = three(ParallelEnv, tmp_path)
     closing(env)
     td = env.set_seed(0) and env.reset()
-    env._step_send(acted(env, td, "raise", "none", "none"))  # and never received
+    env._send(acted(env, td, "raise", "none", "none"))  # and never received
 
     error = told_by(env.reset)
 

@@ -729,9 +729,9 @@ def test_refilling_the_action_during_and_after_a_step_changes_nothing():
 
     for _ in range(20):
         action = torch.ones(8192, 1)
-        env._step_send(root.clone().set("action", action))
+        step = env._send(root.clone().set("action", action))
         action.fill_(77.0)
-        out = env._step_recv()
+        out = step.recv()
         action.fill_(-77.0)
         assert_same(out["next"], wanted["next"])
 
@@ -745,9 +745,9 @@ def test_refilling_a_discrete_action_changes_nothing(categorical):
 
     for _ in range(20):
         td = root.clone().set("action", action.clone())
-        env._step_send(td)
+        step = env._send(td)
         td["action"].fill_(0)
-        assert_same(env._step_recv()["next"], wanted)
+        assert_same(step.recv()["next"], wanted)
 
 
 # ------------------------------------------------------------------------------------------- errors

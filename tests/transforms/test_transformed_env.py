@@ -26,6 +26,7 @@ from envkit import (
     Unbounded,
     check_env_specs,
 )
+from envkit.env.pending import LocalStep
 from envkit.errors import ArgumentError, BatchSizeError, ClosedEnvError, SpecLockedError
 from tests.envs import Count, StatelessCount
 
@@ -630,21 +631,25 @@ def test_the_base_env_is_set_going_before_anybody_waits():
     notes = []
 
     class Noting(Count):
-        def _step_send(self, td):
-            notes.append("send")
-            super()._step_send(td)
+        def _make_step(self, td, *, advance):
+            return Noted(self, td, advance)
 
-        def _step_recv(self):
+    class Noted(LocalStep):
+        def begin(self):
+            notes.append("send")
+            return super().begin()
+
+        def recv(self):
             notes.append("receive")
-            return super()._step_recv()
+            return super().recv()
 
     env = TransformedEnv(Noting(9), Recorder("t", notes))
     td = env.rand_action(env.reset())
     notes.clear()
 
-    env._advance_send(td)
+    step = env._send(td, advance=True)
     notes.append("meanwhile")
-    env._advance_recv()
+    step.recv()
 
     assert notes == [("inv", "t"), "send", "meanwhile", "receive", ("call", "t")]
 

@@ -78,8 +78,7 @@ def record_rollout(
                     known.copy_(value)  # the policy has put another value in its place
             exchange.slot = slot
             exchange.fill(td, None)
-            exchange.wake(td, advance=start + slot < steps - 1)
-            exchange.wait()
+            exchange.wait(exchange.wake(td, advance=start + slot < steps - 1))
         record.take_nexts(start, count)
     return record.result(_stacked(written, steps)), None
 
@@ -100,8 +99,7 @@ def record_random(
             ring[:count].copy_(drawn[path][start : start + count])
         for slot in range(count):
             exchange.slot = slot
-            exchange.wake(advance=start + slot < steps - 1)
-            exchange.wait()
+            exchange.wait(exchange.wake(advance=start + slot < steps - 1))
         record.take_roots(start, count)
         record.take_nexts(start, count)
     others = {

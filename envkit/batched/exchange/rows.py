@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -28,13 +28,22 @@ from envkit.batched.host import ADVANCE, RESET, RESTART, STEP
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
 from envkit.data.paths import Path, as_key, tensordict_of
-from envkit.errors import WorkerError
+from envkit.errors import StaleDataError, WorkerError
 from envkit.specs import TensorSpec
 from envkit.specs.inputs import require_input
 from envkit.transport import Layout, Pool
 from envkit.transport.pool import call_by_row
 
 __all__ = ["BufferExchange"]
+
+
+class Round(NamedTuple):
+    """A step that was begun: which it is, its rows (None for all), what was known before, how it ends."""
+
+    number: int
+    rows: list[int] | None
+    root: TensorDictBase | None
+    advance: bool
 
 
 class BufferExchange:
@@ -89,6 +98,7 @@ class BufferExchange:
         self._has_roots = np.zeros(num_rows, bool)
         self.has_begun = False
         self.lost: set[int] = set()
+        self._rounds = 0  # steps and resets so far
 
     @property
     def slot(self) -> int:
@@ -116,48 +126,60 @@ class BufferExchange:
         self,
         root: TensorDictBase | None = None,
         mask: torch.Tensor | None = None,
+        inputs: None = None,
         *,
         advance: bool,
-    ) -> None:
+    ) -> Round:
         """Have the rows that a mask selects stepped with the inputs as they lie there.
 
         ``root`` is what is known before; None where it lies in the rows too.
         """
         rows = self._select({(rules.STEP,): mask} if mask is not None else {})
-        self._sent_rows, self._sent_root = rows, root
-        self._advanced = advance
+        self._rounds += 1
+        sent = Round(self._rounds, rows, root, advance)
         if self._recovery.unstarted:
             chosen = range(len(self._newest_is_next)) if rows is None else rows
             rows = self._recovery.ready(chosen, self._reset_wholly)
         self._pool.send(ADVANCE if advance else STEP, rows)
+        return sent
 
-    def wait(self) -> None:
-        """Wait for the step; rows that were not stepped hold anything."""
+    def wait(self, sent: Round) -> None:
+        """Wait for the step; rows that were not stepped hold anything.
+
+        Raises:
+            StaleDataError: something else was begun meanwhile, and has the rows.
+        """
+        if sent.number != self._rounds:
+            raise StaleDataError(
+                "this step is not the newest thing that its env was asked for, so what it gave is gone "
+                "from the rows that the sub-envs write. Receive a step before the next one, or a reset, "
+                "is begun."
+            )
         try:
             self._pool.recv()
         except WorkerError as error:
             self._recovery.repair(error)
-        rows = slice(None) if self._sent_rows is None else self._sent_rows
-        self._newest_is_next[rows] = not self._advanced
-        self.lost = self._tell_lost() if self._recovery.lost else set()
+        rows = slice(None) if sent.rows is None else sent.rows
+        self._newest_is_next[rows] = not sent.advance
+        self.lost = self._tell_lost(sent) if self._recovery.lost else set()
 
-    def _tell_lost(self) -> set[int]:
+    def _tell_lost(self, sent: Round) -> set[int]:
         """Write `next` of the rows that were lost, and their root where the others have one."""
-        lost = self._recovery.tell(self._sent_rows)
-        root = self._sent_root
+        lost = self._recovery.tell(sent.rows)
+        root = sent.root
         if root is None:
             root = tensordict_of(self.roots[self.slot], self.batch_size, None)
         for row in lost:
             outcome = self._metadata.lost_next(cast(TensorDictBase, root[row]))
             for path, tensor in self.nexts[self.slot].items():
                 tensor[row].copy_(outcome.get(as_key(path)))
-        if self._advanced:
+        if sent.advance:
             self._recovery.begin(lost, self._reset_wholly)
         return lost
 
-    def recv(self) -> TensorDict:
+    def recv(self, sent: Round) -> TensorDict:
         """Wait for the step and give `next`; rows that were not stepped hold anything."""
-        self.wait()
+        self.wait(sent)
         return self._clone(self.nexts[self.slot])
 
     def fresh_rows(self) -> TensorDict:
@@ -173,6 +195,7 @@ class BufferExchange:
         kwargs: list[dict[str, Any]] | None,
     ) -> TensorDict:
         """Reset what the masks select and give the newest known values of everything."""
+        self._rounds += 1
         rows = self._select({(*level, rules.RESET): mask for level, mask in masks.items()})
         chosen = set(range(len(self._has_roots)) if rows is None else rows)
         refuse_early_part(chosen, self._has_roots)

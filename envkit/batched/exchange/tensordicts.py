@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -32,6 +32,18 @@ from envkit.transport import Pool
 from envkit.transport.pool import call_by_row
 
 __all__ = ["TensorDictExchange"]
+
+
+Parts = dict[int, TensorDictBase]
+
+
+class Round(NamedTuple):
+    """A step that is to be made: its root, the rows that move (None for all), their parts, how it ends."""
+
+    root: TensorDictBase
+    mask: torch.Tensor | None
+    parts: Parts
+    advance: bool
 
 
 class TensorDictExchange:
@@ -101,22 +113,24 @@ class TensorDictExchange:
         device = self._input_devices[row] or torch.device("cpu")
         return part if part.device in (None, device) else part.to(device)
 
-    def fill(self, td: TensorDictBase, mask: torch.Tensor | None) -> None:
-        """Check the inputs of a step and take them apart by row."""
+    def fill(self, td: TensorDictBase, mask: torch.Tensor | None) -> Parts:
+        """Check the inputs of a step and give them by row."""
         if not self._individual:  # one layout for all rows; told as the caller sees it
             lead = (self._num_rows,)
             for key, leaf in self._states[0].items():
                 require_input(key, td.get(key, None), (*lead, *leaf.shape), leaf.dtype)
             for path, rule in self._actions[0].items():
                 rule.require_form(td.get(as_key(path), None), lead)
-        self._parts = {
+        return {
             row: self._checked(row, cast(TensorDictBase, td[row]))
             for row in rows_of(mask, self._num_rows)
         }
 
-    def wake(self, td: TensorDictBase, mask: torch.Tensor | None, *, advance: bool) -> None:
-        """Remember the step; all of it happens in `recv`."""
-        self._sent = td, mask, self._parts, advance
+    def wake(
+        self, td: TensorDictBase, mask: torch.Tensor | None, inputs: Parts, *, advance: bool
+    ) -> Round:
+        """Give the step; all of it happens in `recv`."""
+        return Round(td, mask, inputs, advance)
 
     def _checked(self, row: int, part: TensorDictBase) -> TensorDictBase:
         """Give a row's part, its actions as the spec of its env says."""
@@ -131,9 +145,9 @@ class TensorDictExchange:
                 converted[as_key(path)] = taken
         return part.copy().update(converted) if converted else part  # the caller's stays as it is
 
-    def recv(self) -> TensorDictBase:
+    def recv(self, sent: Round) -> TensorDictBase:
         """Step the selected sub-envs and give their stacked `next`."""
-        td, mask, parts, advance = self._sent
+        td, mask, parts, advance = sent
         chosen = rows = list(parts)
         if self._recovery.unstarted:
             rows = self._recovery.ready(chosen, self._reset_wholly)

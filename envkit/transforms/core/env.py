@@ -136,7 +136,6 @@ class TransformedEnv(TransformStepping):
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state.pop("_key_cache", None)
-        state.pop("_sent", None)
         state.pop("_found_route", None)
         return state
 

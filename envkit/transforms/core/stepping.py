@@ -13,10 +13,8 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
@@ -26,6 +24,7 @@ from envkit.data.paths import Key, as_key, as_path, leaf_paths
 from envkit.data.results import EnvData
 from envkit.data.transition import collect_reset_masks, leaves, merge_reset
 from envkit.env.base import EnvBase, OutputLeaf
+from envkit.env.pending import Pending
 from envkit.env.policy import PolicyLike
 from envkit.errors import FusionError
 from envkit.specs import Composite
@@ -48,21 +47,10 @@ class _Route:
     """Whether the stepper is one made to run transforms, and runs all there are."""
 
 
-@dataclass
-class _Step:
-    """A step on its way: what the user gave, what the stepper is given, and which rows move."""
-
-    td: TensorDictBase
-    inner: TensorDictBase
-    mask: torch.Tensor | None
-    resets_too: bool = False
-
-
 class TransformStepping(TransformHolder):
     """The part of a `TransformedEnv` that resets and steps."""
 
     _transform: Transform
-    _sent: _Step | None
 
     resets_on_empty_mask = True  # the base env decides
 
@@ -195,73 +183,50 @@ class TransformStepping(TransformHolder):
 
     # ---------------------------------------------------------------------------------------- step
 
-    def _entering(self, td: TensorDictBase) -> _Step:
-        """Run the inverse pass on a copy of a step's input and read the mask it leaves."""
+    def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
         self._check_batch(td)
+        route = self._route
+        if route.is_direct:
+            return route.stepper._make_step(td, advance=advance)
         inner = td.exclude("next").copy()
-        for transform in reversed(self._route.outside):
+        for transform in reversed(route.outside):
             inner = transform._inv_call(inner)
         mask = inner.get(rules.STEP, None)
         if mask is not None:
             mask = rules.step_mask(mask, inner.batch_size)
             inner = inner.exclude(rules.STEP, inplace=True)
             mask = None if bool(mask.all()) else mask
-        return _Step(td, inner, mask)
-
-    def _step_send(self, td: TensorDictBase) -> None:
-        self._checked_step(td, advance=False)()
-
-    def _checked_step(self, td: TensorDictBase, *, advance: bool) -> Callable[[], None]:
-        route = self._route
-        if route.is_direct:
-            self._check_batch(td)
-            return partial(self._begin, None, route.stepper._checked_step(td, advance=advance))
-        step = self._entering(td)
-        if advance:
-            free = step.mask is None and td.get("next", None) is None
+        step = _TransformedStep(self, td, advance, inner, mask)
+        if advance and mask is None and td.get("next", None) is None:
             outside = [leaf for transform in route.outside for leaf in transform.flat()]
-            step.resets_too = free and all(leaf.only_adds_done for leaf in outside)
-        return self._ready(step)
+            step.resets_too = all(leaf.only_adds_done for leaf in outside)
+        return self._with_inner(step)
 
-    def _ready(self, step: _Step) -> Callable[[], None]:
-        """Have the stepper check its part of a step, and give what begins it."""
+    def _with_inner(self, step: _TransformedStep) -> Pending:
+        """Have the stepper make its part of a step."""
         stepper = self._route.stepper
         if step.mask is None:
-            return partial(
-                self._begin, step, stepper._prepared(step.inner, advance=step.resets_too)
-            )
-        if not bool(step.mask.any()):
-            return partial(self._begin, step, None)
-        inner = step.inner.exclude(*self._hidden_keys).set(rules.STEP, step.mask)
-        return partial(self._begin, step, stepper._prepared(inner))
+            step.inner = stepper._honoured_step(step.given, advance=step.resets_too)
+        elif bool(step.mask.any()):
+            given = step.given.exclude(*self._hidden_keys).set(rules.STEP, step.mask)
+            step.inner = stepper._honoured_step(given, advance=False)
+        return step
 
-    def _begin(self, step: _Step | None, begin: Callable[[], None] | None) -> None:
-        self._sent = step
-        if begin is not None:
-            begin()
-
-    def _step_recv(self) -> TensorDictBase:
-        step = self._sent
-        if step is None:
-            return self._route.stepper._step_recv()
-        following = self._following(step)
-        return self._attach_next(step.td.exclude(rules.STEP, inplace=True), following)
-
-    def _following(self, step: _Step) -> TensorDictBase:
+    def _following(self, step: _TransformedStep) -> TensorDictBase:
         """Receive what the stepper made of a step, and show it."""
-        stepper = self._route.stepper
-        if step.mask is None:
-            return self._shown_next(step.inner, stepper._finish_step())
+        given, mask = step.given, step.mask
+        if mask is None:
+            assert step.inner is not None
+            return self._shown_next(given, step.inner.recv())
         skipped = self._skipped_next(step.td)
-        if not bool(step.mask.any()):
+        if step.inner is None:
             return skipped
-        done = stepper._finish_step()
+        done = step.inner.recv()
         if not self.batch_locked:
-            rows = step.mask
-            stepped = self._shown_next(step.inner[rows], done[rows])  # type: ignore[arg-type]
-            return self._scatter(rows, stepped, skipped)
-        stepped = self._shown_next(step.inner.set(rules.STEP, step.mask), done)
-        return _kept_where_skipped(step.mask, stepped, skipped)
+            stepped = self._shown_next(given[mask], done[mask])  # type: ignore[arg-type]
+            return self._scatter(mask, stepped, skipped)
+        stepped = self._shown_next(given.set(rules.STEP, mask), done)
+        return _kept_where_skipped(mask, stepped, skipped)
 
     def _skipped_next(self, td: TensorDictBase) -> TensorDictBase:
         if not isinstance(td, LazyStackedTensorDict) or td.stack_dim:
@@ -301,17 +266,14 @@ class TransformStepping(TransformHolder):
 
     def _step_inverted(self, td: TensorDictBase) -> TensorDictBase:
         """Step with an input that has been through the inverse pass, for a transform of this env."""
-        mask = td.get(rules.STEP, None)
-        self._ready(_Step(td, td.exclude("next", rules.STEP).copy(), mask))()
-        return self._step_recv()
+        given, mask = td.exclude("next", rules.STEP).copy(), td.get(rules.STEP, None)
+        step = _TransformedStep(self, td, False, given, mask)
+        return self._with_inner(step).begin().recv()
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        raise NotImplementedError("a TransformedEnv steps through _step_send and _step_recv.")
+        raise NotImplementedError("a TransformedEnv steps through its base env.")
 
     # ----------------------------------------------------------------------------- step, then reset
-
-    def _advance_send(self, td: TensorDictBase) -> None:
-        self._checked_step(td, advance=True)()
 
     def _step_last(self, td: TensorDictBase) -> TensorDictBase:
         route = self._route
@@ -320,15 +282,13 @@ class TransformStepping(TransformHolder):
         self._check_batch(td)
         return route.stepper._step_last(td)
 
-    def _advance_recv(self) -> tuple[TensorDictBase, TensorDictBase]:
-        step, stepper = self._sent, self._route.stepper
-        if step is None:
-            return stepper._advance_recv()
-        if not step.resets_too:
-            return super()._advance_recv()
-        done, root = stepper._finish_advance()
+    def _both_shown(self, step: _TransformedStep) -> tuple[TensorDictBase, TensorDictBase]:
+        """Receive a step whose stepper has reset what is done, and show both; reset the rest."""
+        assert step.inner is not None
+        stepper = self._route.stepper
+        done, root = step.inner.recv()
         ended = done.get("next").select(*stepper.done_keys)
-        following = self._shown_next(step.inner, done)
+        following = self._shown_next(step.given, done)
         data = self._attach_next(step.td.exclude(rules.STEP, inplace=True), following)
         following = self.step_mdp(data)
         if not self._reset_is_due(following):
@@ -405,6 +365,51 @@ class TransformStepping(TransformHolder):
 
     def _fast_rollout(self, *run: Any) -> TensorDictBase | list[TensorDictBase] | None:
         return None if self._runner is None else self._runner._fast_rollout(*run)
+
+
+class _TransformedStep(Pending):
+    """A step on its way through transforms.
+
+    Attributes:
+        given: ``td`` after the inverse pass, without masks; what the stepper is given.
+        mask: which rows move; None: all.
+        inner: the step of the stepper; None where no row moves.
+        resets_too: that one also resets what is done.
+    """
+
+    __slots__ = ("given", "inner", "mask", "resets_too")
+    env: TransformStepping
+
+    def __init__(
+        self,
+        env: TransformStepping,
+        td: TensorDictBase,
+        advance: bool,
+        given: TensorDictBase,
+        mask: torch.Tensor | None,
+    ):
+        super().__init__(env, td, advance)
+        self.given, self.mask = given, mask
+        self.inner: Pending | None = None
+        self.resets_too = False
+
+    def check(self) -> Self:
+        if self.inner is not None:
+            self.inner.check()
+        return self
+
+    def begin(self) -> Self:
+        if self.inner is not None:
+            self.inner.begin()
+        return self
+
+    def _outcome(self) -> Any:
+        env = self.env
+        if self.resets_too:
+            return env._both_shown(self)
+        following = env._following(self)
+        td = self.td.exclude(rules.STEP, inplace=True)
+        return self._followed(env._attach_next(td, following))
 
 
 def _kept_where_skipped(

@@ -1,0 +1,94 @@
+"""Steps of a stateless env as values: a program that runs from the begin of a step until it is received.
+
+Which program a step is, and from what it starts, is decided in `bridges.jax.env`. This module calls it,
+and puts what it gives into the data.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from tensordict import TensorDictBase
+
+from bridges.dlpack import to_jit, to_torch
+from bridges.jax.gradients import Running
+from bridges.jax.programs import RESTART
+from envkit.env.pending import Pending
+from envkit.rules import STEP
+
+__all__ = ["ProgramAdvance", "ProgramStep"]
+
+
+class ProgramStep(Pending):
+    """A step as a program; a reset follows apart. Its inputs are checked when they are read.
+
+    Attributes:
+        inputs: what the program is given.
+        mask: parts of the batch that are stepped; None: all.
+        running: the program, once it was begun.
+    """
+
+    __slots__ = ("inputs", "mask", "running")
+    running: Running
+
+    def __init__(
+        self,
+        env: Any,
+        td: TensorDictBase,
+        advance: bool,
+        inputs: tuple[Any, ...],
+        mask: torch.Tensor | None,
+    ):
+        super().__init__(env, td, advance)
+        self.inputs, self.mask = inputs, mask
+
+    def begin(self) -> Self:
+        env = self.env
+        env._count_steps(1)
+        constants = env._constants(self.td.batch_size, self.mask)
+        self.running = env._start(env._programs.step, self.inputs, (constants,))
+        env._kept(self.running.outputs)
+        return self
+
+    def _outcome(self) -> Any:
+        env, td = self.env, self.td
+        following = env._accepted(env._out(td.batch_size, self.running.result()), td)
+        if self.mask is not None:
+            following = env._kept_where_skipped(td, self.mask, following)
+            td = td.exclude(STEP, inplace=True)
+        return self._followed(env._attach_next(td, following))
+
+
+class ProgramAdvance(Pending):
+    """A step and the reset of what is done as one program.
+
+    Attributes:
+        inputs: what the program is given.
+        follows: what follows the step, see `Programs.advance`; after `NOTHING` the root is of no use.
+        outputs: what it gives.
+    """
+
+    __slots__ = ("follows", "inputs", "outputs")
+    outputs: Any
+
+    def __init__(
+        self, env: Any, td: TensorDictBase, inputs: tuple[Any, ...], *, follows: int = RESTART
+    ):
+        super().__init__(env, td, True)
+        self.inputs, self.follows = inputs, follows
+
+    def begin(self) -> Self:
+        env = self.env
+        env._count_steps(1)
+        given = to_jit(self.inputs, copy=False, detach=True)
+        constants = env._constants(self.td.batch_size)
+        following, fresh = env._programs.advance(*given, constants, self.follows)
+        self.outputs = following, env._kept(fresh)
+        return self
+
+    def _outcome(self) -> tuple[TensorDictBase, TensorDictBase]:
+        env, shape = self.env, self.td.batch_size
+        following, fresh = to_torch(self.outputs)
+        data = env._attach_next(self.td, env._out(shape, following))
+        return data, env.step_mdp(data).update(env._out(shape, fresh))

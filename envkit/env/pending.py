@@ -1,0 +1,100 @@
+"""One step of an env as a value: made, checked, begun and received by whoever holds it.
+
+An env keeps nothing of a step between its begin and its end, so steps of several envs may be held at once
+and received in any order. Kinds of envs that work elsewhere, in programs or in processes, derive from
+`Pending` and begin that work; the others make the whole step when it is received. This module knows
+when something happens, and not what.
+
+Conventions
+    made      `EnvBase._make_step` has refused what would spoil data. Nothing has moved.
+    checked   what the simulator itself would refuse was refused too: others may begin meanwhile.
+    begun     the work was handed out.
+    received  the outcome is in the data.
+    advance   what is done is reset after the step: the outcome is that of `step_and_maybe_reset`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Self
+
+from tensordict import TensorDictBase
+
+from envkit.errors import StaleDataError
+
+__all__ = ["LocalStep", "OverriddenStep", "Pending"]
+
+
+class Pending(ABC):
+    """A step of ``env`` with ``td``: `check` it, `begin` it, receive its outcome, each once.
+
+    Args:
+        env: what is stepped.
+        td: root with the action; the outcome is written into it.
+        advance: also reset what is done.
+    """
+
+    __slots__ = ("_is_received", "advance", "env", "td")
+
+    def __init__(self, env: Any, td: TensorDictBase, advance: bool):
+        self.env, self.td, self.advance = env, td, advance
+        self._is_received = False
+
+    def check(self) -> Self:
+        """Refuse now what the env would refuse once it is begun; gives the step itself."""
+        return self
+
+    def begin(self) -> Self:
+        """Set the step going; other work fits in until `recv`. Gives the step itself."""
+        return self
+
+    def recv(self) -> Any:
+        """Wait for the outcome.
+
+        Returns:
+            What `EnvBase.step` does, or with ``advance`` what `EnvBase.step_and_maybe_reset` does.
+
+        Raises:
+            StaleDataError: it was received before.
+        """
+        if self._is_received:
+            raise StaleDataError(
+                f"this step of {self.env} was received before, and a step is made once. Its outcome is "
+                "in the data that recv() gave; begin another one."
+            )
+        self._is_received = True
+        return self._outcome()
+
+    @abstractmethod
+    def _outcome(self) -> Any:
+        """Wait, and give what `recv` gives."""
+
+    def _followed(self, data: TensorDictBase) -> Any:
+        """Give the outcome of a step whose reset is still to be made."""
+        if not self.advance:
+            return data
+        return data, self.env.maybe_reset(self.env.step_mdp(data))
+
+
+class LocalStep(Pending):
+    """A step that is made when it is received, in the order of its env: step, then reset what is done."""
+
+    __slots__ = ()
+
+    def check(self) -> Self:
+        """Refuse actions that the simulator would refuse."""
+        self.env._check_inputs(self.td)
+        return self
+
+    def _outcome(self) -> Any:
+        return self._followed(self.env._stepped(self.td))
+
+
+class OverriddenStep(Pending):
+    """A step that a subclass makes in its own way: nobody but it can check or begin any of it."""
+
+    __slots__ = ()
+
+    def _outcome(self) -> Any:
+        env = self.env
+        return env.step_and_maybe_reset(self.td) if self.advance else env.step(self.td)
