@@ -260,7 +260,7 @@ class JaxEnv(RowEnv):
             self._check_actions(td)
         inputs = self._inputs(td)
         if advance and self._resets_in_program(td, inputs):
-            return ProgramAdvance(self, td, inputs)
+            return ProgramAdvance(self, td, True, inputs)
         return ProgramStep(self, td, advance, inputs, mask)
 
     def _resets_in_program(self, td: TensorDictBase, inputs: tuple[Any, ...]) -> bool:
@@ -304,7 +304,7 @@ class JaxEnv(RowEnv):
         inputs = self._inputs(td)
         if not self._resets_in_program(td, inputs):
             return self._make_step(td, advance=False).begin().recv()
-        return ProgramAdvance(self, td, inputs, follows=NOTHING).begin().recv()[0]
+        return ProgramAdvance(self, td, True, inputs, follows=NOTHING).begin().recv()[0]
 
     # ------------------------------------------------------------------------------ many steps
 

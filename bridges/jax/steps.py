@@ -6,6 +6,7 @@ and puts what it gives into the data.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -20,6 +21,7 @@ from envkit.rules import STEP
 __all__ = ["ProgramAdvance", "ProgramStep"]
 
 
+@dataclass(slots=True, eq=False)
 class ProgramStep(Pending):
     """A step as a program; a reset follows apart. Its inputs are checked when they are read.
 
@@ -29,19 +31,9 @@ class ProgramStep(Pending):
         running: the program, once it was begun.
     """
 
-    __slots__ = ("inputs", "mask", "running")
-    running: Running
-
-    def __init__(
-        self,
-        env: Any,
-        td: TensorDictBase,
-        advance: bool,
-        inputs: tuple[Any, ...],
-        mask: torch.Tensor | None,
-    ):
-        super().__init__(env, td, advance)
-        self.inputs, self.mask = inputs, mask
+    inputs: tuple[Any, ...]
+    mask: torch.Tensor | None
+    running: Running = field(init=False)
 
     def begin(self) -> Self:
         env = self.env
@@ -60,6 +52,7 @@ class ProgramStep(Pending):
         return self._followed(env._attach_next(td, following))
 
 
+@dataclass(slots=True, eq=False)
 class ProgramAdvance(Pending):
     """A step and the reset of what is done as one program.
 
@@ -69,14 +62,9 @@ class ProgramAdvance(Pending):
         outputs: what it gives.
     """
 
-    __slots__ = ("follows", "inputs", "outputs")
-    outputs: Any
-
-    def __init__(
-        self, env: Any, td: TensorDictBase, inputs: tuple[Any, ...], *, follows: int = RESTART
-    ):
-        super().__init__(env, td, True)
-        self.inputs, self.follows = inputs, follows
+    inputs: tuple[Any, ...]
+    follows: int = RESTART
+    outputs: Any = field(init=False)
 
     def begin(self) -> Self:
         env = self.env

@@ -12,6 +12,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -341,6 +342,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         call_by_row(self._started(), "load_state_dicts", states)
 
 
+@dataclass(slots=True, eq=False)
 class _PoolStep(Pending):
     """A step that workers make meanwhile. Its inputs are checked when it is made.
 
@@ -349,25 +351,15 @@ class _PoolStep(Pending):
         mask: rows that are stepped; None: all.
         inputs: what the exchange made of ``td``.
         resets_too: the workers also reset what is done.
+        round: what the exchange gave when it was begun.
     """
 
-    __slots__ = ("exchange", "inputs", "mask", "resets_too", "round")
     env: BatchedEnv
-    round: Any
-
-    def __init__(
-        self,
-        env: BatchedEnv,
-        td: TensorDictBase,
-        advance: bool,
-        exchange: BufferExchange | TensorDictExchange,
-        mask: torch.Tensor | None,
-        inputs: Any,
-        resets_too: bool,
-    ):
-        super().__init__(env, td, advance)
-        self.exchange, self.mask, self.inputs = exchange, mask, inputs
-        self.resets_too = resets_too
+    exchange: BufferExchange | TensorDictExchange
+    mask: torch.Tensor | None
+    inputs: Any
+    resets_too: bool
+    round: Any = field(default=None, init=False)
 
     def begin(self) -> Self:
         if self.td.get(rules.STEP, None) is not None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -373,6 +374,7 @@ class MixedEnv(EnvBase):
             member.env.close(raise_if_closed=False)
 
 
+@dataclass(slots=True, eq=False)
 class _MixedStep(Pending):
     """A step of all members. Each of them has checked its part when it was made.
 
@@ -383,21 +385,11 @@ class _MixedStep(Pending):
         parts: the step of each member by name, in the order in which they begin.
     """
 
-    __slots__ = ("mask", "moving", "parts", "resets_too")
     env: MixedEnv
-
-    def __init__(
-        self,
-        env: MixedEnv,
-        td: TensorDictBase,
-        advance: bool,
-        mask: torch.Tensor | None,
-        moving: torch.Tensor,
-        resets_too: bool,
-    ):
-        super().__init__(env, td, advance)
-        self.mask, self.moving, self.resets_too = mask, moving, resets_too
-        self.parts: dict[str, Pending] = {}
+    mask: torch.Tensor | None
+    moving: torch.Tensor
+    resets_too: bool
+    parts: dict[str, Pending] = field(default_factory=dict, init=False)
 
     def begin(self) -> Self:
         self.env._begin(self)

@@ -16,6 +16,7 @@ Conventions
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from tensordict import TensorDictBase
@@ -25,6 +26,7 @@ from envkit.errors import StaleDataError
 __all__ = ["LocalStep", "OverriddenStep", "Pending"]
 
 
+@dataclass(slots=True, eq=False)
 class Pending(ABC):
     """A step of ``env`` with ``td``: `check` it, `begin` it, receive its outcome, each once.
 
@@ -34,11 +36,10 @@ class Pending(ABC):
         advance: also reset what is done.
     """
 
-    __slots__ = ("_is_received", "advance", "env", "td")
-
-    def __init__(self, env: Any, td: TensorDictBase, advance: bool):
-        self.env, self.td, self.advance = env, td, advance
-        self._is_received = False
+    env: Any
+    td: TensorDictBase
+    advance: bool
+    _is_received: bool = field(default=False, init=False)
 
     def check(self) -> Self:
         """Refuse now what the env would refuse once it is begun; gives the step itself."""
@@ -76,10 +77,9 @@ class Pending(ABC):
         return data, self.env.maybe_reset(self.env.step_mdp(data))
 
 
+@dataclass(slots=True, eq=False)
 class LocalStep(Pending):
     """A step that is made when it is received, in the order of its env: step, then reset what is done."""
-
-    __slots__ = ()
 
     def check(self) -> Self:
         """Refuse actions that the simulator would refuse."""
@@ -90,10 +90,9 @@ class LocalStep(Pending):
         return self._followed(self.env._stepped(self.td))
 
 
+@dataclass(slots=True, eq=False)
 class OverriddenStep(Pending):
     """A step that a subclass makes in its own way: nobody but it can check or begin any of it."""
-
-    __slots__ = ()
 
     def _outcome(self) -> Any:
         env = self.env

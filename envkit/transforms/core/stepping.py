@@ -13,7 +13,7 @@ Conventions
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -367,6 +367,7 @@ class TransformStepping(TransformHolder):
         return None if self._runner is None else self._runner._fast_rollout(*run)
 
 
+@dataclass(slots=True, eq=False)
 class _TransformedStep(Pending):
     """A step on its way through transforms.
 
@@ -377,21 +378,11 @@ class _TransformedStep(Pending):
         resets_too: that one also resets what is done.
     """
 
-    __slots__ = ("given", "inner", "mask", "resets_too")
     env: TransformStepping
-
-    def __init__(
-        self,
-        env: TransformStepping,
-        td: TensorDictBase,
-        advance: bool,
-        given: TensorDictBase,
-        mask: torch.Tensor | None,
-    ):
-        super().__init__(env, td, advance)
-        self.given, self.mask = given, mask
-        self.inner: Pending | None = None
-        self.resets_too = False
+    given: TensorDictBase
+    mask: torch.Tensor | None
+    inner: Pending | None = field(default=None, init=False)
+    resets_too: bool = field(default=False, init=False)
 
     def check(self) -> Self:
         if self.inner is not None:
