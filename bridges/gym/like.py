@@ -23,7 +23,7 @@ from tensordict import TensorDict, TensorDictBase, is_non_tensor
 from bridges.gym.copies import deep_copy, pack, unpack
 from bridges.gym.info_reading import InfoReading, Outcome, Reader
 from envkit import rules
-from envkit.data.paths import as_key
+from envkit.data.paths import Key, as_key
 from envkit.data.transition import stepped_rows
 from envkit.env.base import EnvBase
 from envkit.env.options import EnvOptions
@@ -35,6 +35,7 @@ from envkit.errors import (
     SpecError,
 )
 from envkit.specs.annotations import Device, Numbers, Value
+from envkit.specs.inputs import ActionInput
 
 __all__ = ["GymLikeEnv", "Reader"]
 
@@ -165,11 +166,14 @@ class GymLikeEnv(InfoReading):
             whether frames are no longer repeated. A lone ``done`` is read as termination.
         """
         if done is None:
-            known = [flag for flag in (terminated, truncated) if flag is not None]
-            done = known[0] if len(known) == 1 else rules.done_from(*known) if known else False
+            if terminated is not None and truncated is not None:
+                done = rules.done_from(terminated, truncated)
+            else:
+                done = truncated if terminated is None else terminated
+                done = False if done is None else done
         if terminated is None and truncated is None:
             terminated = done
-        return terminated, truncated, done, _any(done)
+        return terminated, truncated, done, done if isinstance(done, bool) else _any(done)
 
     def _output_transform(self, result: Any) -> Outcome:
         """Turn a step of the simulator into (obs, reward, terminated, truncated, done, info).
@@ -214,20 +218,26 @@ class GymLikeEnv(InfoReading):
         observation, reward, terminated, truncated, done, info = self._repeated_step(action)
         entries = dict(self.read_obs(observation))
         reward = self.read_reward(reward)
-        entries.update(reward if isinstance(reward, Mapping) else {self.reward_key: reward})
+        reward_keys, shapes = self._cached("outcome_forms", self._outcome_forms)
+        if isinstance(reward, Mapping):
+            entries.update(reward)
+        else:
+            entries[reward_keys[0] if len(reward_keys) == 1 else self.reward_key] = reward
         flags = {"terminated": terminated, "truncated": truncated, "done": done}
-        for name, shape in self._cached("flag_shapes", self._flag_shapes).items():
+        for name, shape in shapes.items():
             if flags.get(name) is not None:
                 entries[name] = torch.as_tensor(flags[name], dtype=torch.bool).reshape(shape)
         return self._to_tensordict(entries, info)
 
-    def _flag_shapes(self) -> dict[str, torch.Size]:
-        return {name: self.full_done_spec[name].shape for name in self.done_levels.get((), ())}
+    def _outcome_forms(self) -> tuple[list[Key], dict[str, torch.Size]]:
+        """Give the keys of rewards, and the shapes of the done flags of the root."""
+        names = self.done_levels.get((), ())
+        return self.reward_keys, {name: self.full_done_spec[name].shape for name in names}
 
     def _repeated_step(self, action: Any) -> Outcome:
-        total = None
+        total, simulator = None, self._simulator
         for _ in range(self.frame_skip):
-            result = self._output_transform(self._simulator.step(action))
+            result = self._output_transform(simulator.step(action))
             observation, reward, terminated, truncated, done, info = result
             total = reward if total is None else total + reward
             terminated, truncated, done, stop = self.read_done(terminated, truncated, done)
@@ -245,19 +255,21 @@ class GymLikeEnv(InfoReading):
 
     def _with_actions(self, td: TensorDictBase) -> TensorDictBase:
         """Give a root whose actions are what their specs say; ``td`` itself where they are."""
-        for key in self.action_keys:
+        rows = stepped_rows(td)
+        for key, rule in self._cached("action_rules", self._action_rules):
             value = td.get(key, None)
             if value is None:
                 raise MissingKeyError(
                     f"the TensorDict has no {key!r}; it has {sorted(map(str, td.keys(True)))}. "
                     "Write the action first, e.g. with env.rand_action(td)."
                 )
-            rule = self._action_inputs.get(key)
-            rows = stepped_rows(td)
-            taken = value if rule is None else rule.take(value, self.batch_size, rows=rows)
+            taken = value if rule is None else rule.take(value, self._batch_size, rows=rows)
             if taken is not value:
                 td = td.copy().set(key, taken)
         return td
+
+    def _action_rules(self) -> list[tuple[Key, ActionInput | None]]:
+        return [(key, self._action_inputs.get(key)) for key in self.action_keys]
 
     def _to_tensordict(self, entries: Mapping[str, Any], info: dict[str, Any]) -> TensorDict:
         td = self._packed(entries, ())
@@ -268,16 +280,17 @@ class GymLikeEnv(InfoReading):
     def _packed(self, entries: Mapping[str, Any], path: tuple[str, ...]) -> TensorDict:
         """Build a TensorDict, encoding by their specs the values that are not data yet."""
         made: dict[str, Any] = {}
+        device = self._device
         for name, value in entries.items():
             if isinstance(value, torch.Tensor | TensorDictBase):
-                made[name] = value if self.device is None else value.to(self.device)
+                made[name] = value if device is None else value.to(device)
             elif is_non_tensor(value):
                 made[name] = value
             elif isinstance(value, Mapping):
                 made[name] = self._packed(value, (*path, name))
             else:
                 made[name] = self._spec_at((*path, name)).encode(value)
-        return TensorDict._new_unsafe(made, batch_size=self.batch_size, device=self.device)
+        return TensorDict._new_unsafe(made, batch_size=self._batch_size, device=device)
 
     def _spec_at(self, path: tuple[str, ...]) -> Any:
         for spec in (self.full_observation_spec, self.full_reward_spec, self.full_done_spec):

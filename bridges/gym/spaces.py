@@ -82,16 +82,20 @@ class Codec:
 
     def encode(self, value: Any) -> dict[Path, Any]:
         """Turn a value of the space into tensors and non-tensor data by path; see `writer`."""
-        return {path: leaf.encode(pick(value)) for path, (leaf, pick) in self.leaves.items()}
+        encoded = {}
+        for path, (leaf, pick) in self.leaves.items():
+            encoded[path] = leaf.encode(value if pick is _itself else pick(value))
+        return encoded
 
     def decode(self, data: Mapping[Path, Any]) -> Any:
         """Turn tensors and non-tensor data by path into a value of the space.
 
         Nothing is checked: they are what the specs say.
         """
-        return self.assemble(
-            {path: [leaf.decode(data[path])] for path, (leaf, _) in self.leaves.items()}
-        )[0]
+        values = {}
+        for path, (leaf, _) in self.leaves.items():
+            values[path] = [leaf.decode(data[path])]
+        return self.assemble(values)[0]
 
     # --------------------------------------------------------------------------- rows of many envs
 

@@ -135,6 +135,7 @@ class GymWrapper(GymLikeEnv):
                 "policy could decide. Give it an action, one that is ignored if need be: "
                 "gymnasium.spaces.Discrete(1)."
             )
+        self._action_key = as_key(*action.leaves) if len(action.leaves) == 1 else None
         self._vector: VectorCore | None = None
         if batch:
             self._vector = VectorCore(env, observation, action, pixels=from_pixels)
@@ -194,10 +195,9 @@ class GymWrapper(GymLikeEnv):
         return codec.decode(data) if self._vector is None else self._vector.decode(data)
 
     def _action_in(self, td: TensorDictBase) -> Any:
-        paths = self.core.action.leaves
-        if len(paths) > 1:
+        if self._action_key is None:
             return super()._action_in(td)
-        return self._with_actions(td).get(as_key(next(iter(paths))))
+        return self._with_actions(td).get(self._action_key)
 
     def read_obs(self, observations: object) -> Mapping[str, Any]:
         """Turn a value of the gymnasium observation space into entries, by its codec.

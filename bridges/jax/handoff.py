@@ -36,6 +36,7 @@ from envkit.specs.inputs import ActionInput, action_inputs
 __all__ = ["RowEnv"]
 
 Rows = dict[Path, torch.Tensor]
+_FLAGS: tuple[Path, ...] = tuple((name,) for name in DONE_LEAVES)
 
 
 class RowEnv(EnvBase):
@@ -82,8 +83,11 @@ class RowEnv(EnvBase):
 
     def _rows_in(self, td: TensorDictBase, value: torch.Tensor, copy: bool) -> torch.Tensor:
         """Flatten the batch and pad it to a compiled size; ``copy`` to share no memory with ``value``."""
-        value = value.flatten(0, len(td.batch_size) - 1) if td.batch_size else value[None]
-        padded = self._padded(value)
+        batch = td.batch_size
+        if len(batch) != 1:
+            value = value.flatten(0, len(batch) - 1) if batch else value[None]
+        # its own size is a compiled one
+        padded = value if batch == self._batch_size else self._padded(value)
         return padded.clone() if copy and padded is value else padded
 
     def _padded(self, rows: torch.Tensor) -> torch.Tensor:
@@ -109,9 +113,10 @@ class RowEnv(EnvBase):
             )
         found = dict(leaves(state))
         self._require_own(found, td)
-        if any(path not in found for path in self._state_paths):
+        paths = self._state_paths
+        if not found.keys() >= set(paths):
             found = self._relaid(td, found)
-        return {path: self._rows_in(td, found[path], copy=False) for path in self._state_paths}
+        return {path: self._rows_in(td, found[path], copy=False) for path in paths}
 
     def _require_own(self, found: Rows, td: TensorDictBase) -> None:
         """Check that a state has the sizes of this env's, in either layout.
@@ -152,7 +157,7 @@ class RowEnv(EnvBase):
         return dict(leaves(own))
 
     def _action_in(self, td: TensorDictBase) -> Any:
-        space, stepped = self._programs.env.action_space, stepped_rows(td)
+        space, stepped = self._cached("action_space", self._action_space), stepped_rows(td)
         if not isinstance(space, Mapping):
             return self._one_action(td, ("action",), space, stepped)
         return {
@@ -160,26 +165,25 @@ class RowEnv(EnvBase):
             for name, member in space.items()
         }
 
+    def _action_space(self) -> Any:
+        return self._programs.env.action_space
+
     def _one_action(
         self, td: TensorDictBase, path: Path, space: Any, stepped: list[int] | None
     ) -> torch.Tensor:
-        key = as_key(path)
-        value = self._action_rules[key].take(td.get(key, None), td.batch_size, rows=stepped)
+        key = path[0] if len(path) == 1 else path
+        rules = self._cached("action_rules", self._action_rules)
+        value = rules[key].take(td.get(key, None), td.batch_size, rows=stepped)
         if isinstance(space, Discrete):
             value = value if self.categorical_action_encoding else value.argmax(-1)
             value = value.to(torch.int32)
         return self._rows_in(td, value, copy=True)
 
-    @property
     def _action_rules(self) -> dict[Key, ActionInput]:
         """What actions of one row may be: the space says it, whatever batch the specs are of."""
-
-        def build() -> dict[Key, ActionInput]:
-            space, categorical = self._programs.env.action_space, self.categorical_action_encoding
-            one = action_composite(space, torch.Size(), None, categorical=categorical)
-            return action_inputs(one)
-
-        return self._cached("action_rules", build)
+        space, categorical = self._programs.env.action_space, self.categorical_action_encoding
+        one = action_composite(space, torch.Size(), None, categorical=categorical)
+        return action_inputs(one)
 
     def _mask_in(self, mask: torch.Tensor) -> torch.Tensor:
         """Flatten a mask; padding is not selected."""
@@ -201,12 +205,12 @@ class RowEnv(EnvBase):
         return self._found_in(td, self._memory_paths, copy=False)
 
     def _found_in(self, td: TensorDictBase, paths: Iterable[Path], copy: bool) -> Rows:
-        found = {path: td.get(as_key(path), None) for path in paths}
-        return {
-            path: self._rows_in(td, value, copy)
-            for path, value in found.items()
-            if value is not None
-        }
+        found = {}
+        for path in paths:
+            value = td.get(as_key(path), None)
+            if value is not None:
+                found[path] = self._rows_in(td, value, copy)
+        return found
 
     # ------------------------------------------------------------------------------ JAX -> torch
 
@@ -220,16 +224,14 @@ class RowEnv(EnvBase):
         for path, dtype in self._wide.items():
             if path in named:
                 named[path] = named[path].to(dtype)
-        named.update({("state", *path): leaf for path, leaf in outputs["state"].items()})
-        named.update(zip(((n,) for n in DONE_LEAVES), outputs["flags"].unbind(0), strict=True))
+        for path, leaf in outputs["state"].items():
+            named["state", *path] = leaf
+        named.update(zip(_FLAGS, outputs["flags"].unbind(0), strict=True))
         return named
 
     def _named(self, shape: torch.Size, named: Mapping[Path, torch.Tensor]) -> TensorDict:
-        rows, is_flat = shape.numel(), len(shape) == 1
-
-        def placed(leaf: torch.Tensor) -> torch.Tensor:
+        rows, is_flat, entries = shape.numel(), len(shape) == 1, {}
+        for path, leaf in named.items():
             leaf = leaf if leaf.shape[0] == rows else leaf[:rows]
-            return leaf if is_flat else leaf.reshape((*shape, *leaf.shape[1:]))
-
-        entries = {path: placed(leaf) for path, leaf in named.items()}
-        return tensordict_of(entries, shape, self.device)
+            entries[path] = leaf if is_flat else leaf.reshape((*shape, *leaf.shape[1:]))
+        return tensordict_of(entries, shape, self._device)

@@ -35,6 +35,7 @@ from envkit.env.pending import Pending
 from envkit.env.policy import Policy
 from envkit.env.rollout import nonstop
 from envkit.env.seeding import seed_chain
+from envkit.env.stepping import in_functorch
 from envkit.errors import (
     ArgumentTypeError,
     BatchSizeError,
@@ -120,15 +121,16 @@ class BatchedEnv(AttributeLookup, PoolOwner):
     # ---------------------------------------------------------------------------------------- step
 
     def _check_batch(self, td: TensorDictBase) -> None:
-        if td.batch_size != self.batch_size:
+        if td.batch_size != self._table.batch_size:
             raise BatchSizeError(
                 f"the TensorDict has batch size {tuple(td.batch_size)}, but {type(self).__name__} "
                 f"has {self.num_workers} sub-envs: pass batch size {tuple(self.batch_size)}."
             )
-        self._require_values(td)
+        if in_functorch():
+            self._require_values(td)
 
     def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
-        exchange = self._the_exchange
+        exchange = self._exchange or self._the_exchange
         self._check_batch(td)
         if not exchange.has_begun:
             raise NotResetError(
@@ -139,7 +141,8 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         if mask is not None:
             mask = rules.step_mask(mask, td.batch_size)
             mask = None if bool(mask.all()) else mask
-        td = self._laid_out(td)
+        if self._share_individual_td:
+            td = by_row(td)
         if self._entries is not None:
             self._entries.complete(td)
         # Entries the caller put under `next` may change what is done, and the workers
@@ -165,7 +168,8 @@ class BatchedEnv(AttributeLookup, PoolOwner):
                 mask = mask.clone()
                 mask[sorted(exchange.lost)] = True
             following = keep_unstepped(following, self._skipped_next(td), mask)
-        following = self._laid_out(following)
+        if self._share_individual_td:
+            following = by_row(following)
         if self._entries is not None:
             self._entries.after_step(td, following)
         return following

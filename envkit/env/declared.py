@@ -31,6 +31,9 @@ from envkit.specs.inputs import ActionInput, action_inputs
 
 __all__ = ["SpecHolder", "require_names"]
 
+_READ_FROM_SPECS = ("_key_cache", "_held_table")
+"""Attributes in which an env remembers what it has read from locked specs."""
+
 _SIDES = {
     "_input_spec": ("state", "action"),
     "_output_spec": ("reward", "observation", "done"),
@@ -392,16 +395,15 @@ class SpecHolder(Overridable):
 
     def empty_cache(self) -> None:
         """Drop the key lists read from the specs; they are read again at the next use."""
-        self._cache.clear()
-
-    @property
-    def _cache(self) -> dict[str, Any]:
-        return self.__dict__.setdefault("_key_cache", {})
+        for name in _READ_FROM_SPECS:
+            self.__dict__.pop(name, None)
 
     def _cached(self, name: str, build: Any) -> Any:
         if not self._spec_locked:
             return build()
-        cache = self._cache
+        cache = self.__dict__.get("_key_cache")
+        if cache is None:
+            cache = self.__dict__["_key_cache"] = {}
         if name not in cache:
             cache[name] = build()
         return cache[name]

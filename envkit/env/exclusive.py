@@ -16,7 +16,7 @@ import inspect
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import nn
 
@@ -36,30 +36,35 @@ class InUse:
     def __init__(self, name: str, inner: Sequence[InUse] = ()):
         self.name = name
         self.inner = tuple(inner)
-        self._lock = threading.RLock()
-        self._holder = 0
+        self.lock = threading.RLock()
+        self.holder = 0
         self._stacks: list[ExitStack] = []
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            self._refuse()
-        self._holder = threading.get_ident()
+        if not self.lock.acquire(blocking=False):
+            self.refuse()
+        self.holder = threading.get_ident()
         if self.inner:
             self._hold_inner()
 
     def _hold_inner(self) -> None:
         with ExitStack() as stack:
-            stack.callback(self._lock.release)
+            stack.callback(self.lock.release)
             for use in self.inner:
                 stack.enter_context(use)
             self._stacks.append(stack.pop_all())
 
     def __exit__(self, *failure: object) -> None:
-        self._stacks.pop().close() if self.inner else self._lock.release()
+        self._stacks.pop().close() if self.inner else self.lock.release()
 
-    def _refuse(self) -> None:
+    def refuse(self) -> NoReturn:
+        """Say which thread uses the env.
+
+        Raises:
+            BusyError: always.
+        """
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        holder = names.get(self._holder, "another")
+        holder = names.get(self.holder, "another")
         raise BusyError(
             f"this {self.name} is in use by thread {holder!r}, and thread "
             f"{threading.current_thread().name!r} wants to use it at the same time. Give each thread an "
@@ -75,8 +80,17 @@ def _alone(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def held(self: Exclusive, *args: Any, **kwargs: Any) -> Any:
-        with self._in_use:
+        use = self._in_use
+        if use.inner:
+            with use:
+                return method(self, *args, **kwargs)
+        if not use.lock.acquire(blocking=False):
+            use.refuse()
+        use.holder = threading.get_ident()
+        try:
             return method(self, *args, **kwargs)
+        finally:
+            use.lock.release()
 
     return held
 

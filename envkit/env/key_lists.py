@@ -11,6 +11,7 @@ from __future__ import annotations
 from envkit import rules
 from envkit.data.paths import Key, as_key, as_path, leaf_paths
 from envkit.env.declared import SpecHolder
+from envkit.env.table import SpecTable, levels_of
 from envkit.errors import MissingKeyError
 
 __all__ = ["KeyLists"]
@@ -77,13 +78,19 @@ class KeyLists(SpecHolder):
     def done_levels(self) -> dict[tuple[str, ...], list[str]]:
         """Names of the done leaves of each level, by the level's path, by depth."""
 
-        def build() -> dict[tuple[str, ...], list[str]]:
-            levels: dict[tuple[str, ...], list[str]] = {}
-            for path in leaf_paths(self.full_done_spec):
-                levels.setdefault(path[:-1], []).append(path[-1])
-            return dict(sorted(levels.items(), key=lambda item: (len(item[0]), ".".join(item[0]))))
+        return (
+            self._table.levels if self._spec_locked else levels_of(leaf_paths(self.full_done_spec))
+        )
 
-        return self._cached("done_levels", build)
+    @property
+    def _table(self) -> SpecTable:
+        """What steps ask of the specs; see `table`."""
+        table = self.__dict__.get("_held_table")
+        if table is None:
+            table = SpecTable.of(self)
+            if self._spec_locked:
+                self.__dict__["_held_table"] = table
+        return table
 
     @property
     def reset_keys(self) -> list[Key]:

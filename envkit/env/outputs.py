@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.data.paths import Key, as_key, as_path, leaf_paths
+from envkit.data.paths import Key, as_key, leaf_paths
 from envkit.data.transition import OutputLeaf, empty_like, leaves, skipped_next
 from envkit.env.key_lists import KeyLists
 from envkit.errors import (
@@ -70,7 +70,8 @@ class OutputHolder(KeyLists):
                 f"{name} returned its input. Build a new TensorDict with the outputs; the input "
                 "holds the caller's data."
             )
-        expected = self.batch_size if given is None else given.batch_size
+        table = self._table
+        expected = table.batch_size if given is None else given.batch_size
         if out.batch_size != expected:
             raise BatchSizeError(
                 f"{name} returned a TensorDict of batch size {tuple(out.batch_size)}, but "
@@ -78,8 +79,8 @@ class OutputHolder(KeyLists):
                 f"{'the env' if given is None else 'its input'}. Pass it to the TensorDict: "
                 f"TensorDict({{...}}, batch_size={list(expected)})."
             )
-        if self.device is not None and out.device != self.device:
-            return out.to(self.device)
+        if table.device is not None and out.device != table.device:
+            return out.to(table.device)
         return out
 
     def _check_dtypes(self, out: TensorDictBase, method: str) -> None:
@@ -101,33 +102,26 @@ class OutputHolder(KeyLists):
             OutputShapeError: a reward or flag has not one value for each element of its spec.
             DoneError: flags are not boolean, or cannot be inferred from those given.
         """
-        batch = out.batch_size
-        for key, kind, spec, event in self._cached("scalars", self._scalar_leaves):
-            if kind == "reward" and not rewards:
+        batch, lacks_flags, table = out.batch_size, False, self._table
+        for key, is_reward, event, spec in table.scalars:
+            if is_reward and not rewards:
                 continue
             value = out.get(key, None)
-            shape = (*batch, *event)
             if value is None:
-                if kind == "reward":
+                if is_reward:
                     out.set(key, self._zeros(spec, out))
+                lacks_flags |= not is_reward
                 continue
-            if kind == "done" and value.dtype != torch.bool:
+            if not is_reward and value.dtype != torch.bool:
                 raise DoneError(
                     f"{key!r} has dtype {value.dtype}, but done flags are boolean. Return a "
                     "comparison, or value.bool()."
                 )
-            if tuple(value.shape) != shape:
+            if value.shape != (shape := (*batch, *event)):
                 out.set(key, _reshaped(value, shape, key))
-        for level, names in self.done_levels.items():
-            self._complete_done(out, level, names)
-
-    def _scalar_leaves(self) -> list[tuple[Key, str, Any, torch.Size]]:
-        """List rewards and done flags, with their shape beyond the batch."""
-        return [
-            (as_key(path), kind, spec, spec.shape[len(self.batch_size) :])
-            for path, kind, spec in self._output_leaves
-            if kind != "observation"
-        ]
+        if lacks_flags:
+            for level, names in table.levels.items():
+                self._complete_done(out, level, names)
 
     def _complete_done(self, out: TensorDictBase, level: tuple[str, ...], names: list[str]) -> None:
         given = {}
@@ -156,7 +150,7 @@ class OutputHolder(KeyLists):
         self, td: TensorDictBase, outputs: list[OutputLeaf], batch_dims: int
     ) -> TensorDict:
         """The same for data whose outputs have specs with ``batch_dims`` batch axes."""
-        states = self._cached("state_paths", lambda: set(map(as_path, self.state_keys)))
+        states = self._table.states
         return skipped_next(td, outputs, batch_dims=batch_dims, state_keys=states)
 
     def _scatter(

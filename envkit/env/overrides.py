@@ -23,11 +23,14 @@ __all__ = ["Overridable"]
 class Overridable(Exclusive):
     """The part of an environment that knows which of its methods were overridden."""
 
-    _passes_by: ClassVar[frozenset[str]]
+    _passes_by: ClassVar[frozenset[str]] = frozenset()
     """What the fast ways of this class do without calling it."""
 
     _defined_since: ClassVar[frozenset[str]] = frozenset()
     """What is defined by classes that are derived from the one that says what it passes by."""
+
+    _passed_by_override: ClassVar[bool] = False
+    """Whether one of them stands for a method that a fast way does not call."""
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -37,6 +40,7 @@ class Overridable(Exclusive):
                 break
             names.update(vars(base))
         cls._defined_since = frozenset(names)
+        cls._passed_by_override = bool(names & cls._passes_by)
 
     def _overrides(self, names: frozenset[str]) -> bool:
         """Say whether one of these methods was overridden, by a subclass or on this very env."""
@@ -45,7 +49,9 @@ class Overridable(Exclusive):
     @property
     def _steps_by_itself(self) -> bool:
         """Whether resets and steps are those of the class, so that a fast way may stand for them."""
-        return not self._overrides(self._passes_by)
+        if self._passed_by_override:
+            return False
+        return self.__dict__.keys().isdisjoint(self._passes_by)
 
     @property
     def _draws_its_own(self) -> bool:

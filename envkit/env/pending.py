@@ -71,7 +71,7 @@ class Pending(ABC):
         """Wait, and give what `recv` gives."""
 
     def _followed(self, data: TensorDictBase) -> Any:
-        """Give the outcome of a step whose reset is still to be made."""
+        """Give what follows from a step: with ``advance``, reset what is done in it."""
         if not self.advance:
             return data
         return data, self.env.maybe_reset(self.env.step_mdp(data))

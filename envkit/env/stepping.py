@@ -50,7 +50,7 @@ from envkit.errors import (
     SpecTypeError,
 )
 
-__all__ = ["Stepping"]
+__all__ = ["Stepping", "in_functorch"]
 
 
 class Stepping(Opaque, OutputHolder, ABC):
@@ -77,6 +77,13 @@ class Stepping(Opaque, OutputHolder, ABC):
 
     resets_on_empty_mask = False
     """`_reset` of an env without a batch is called even where its masks select nothing."""
+
+    _steps_at_once = True
+    """Whether steps of this class are `LocalStep`s, which `step` then makes without one."""
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        cls._steps_at_once = cls._make_step is Stepping._make_step
 
     # -------------------------------------------------------------------------- for concrete envs
 
@@ -233,7 +240,11 @@ class Stepping(Opaque, OutputHolder, ABC):
             TypeError: ``run_type_checks`` is set and a dtype differs from its spec.
             InputError: (a ValueError) it is set and an action has another shape than its spec.
         """
-        require_tensordict("what step() was given", tensordict)
+        if not isinstance(tensordict, TensorDictBase):
+            require_tensordict("what step() was given", tensordict)
+        if self._steps_at_once:
+            self._check_batch(tensordict)
+            return self._stepped(tensordict)
         return self._make_step(tensordict, advance=False).begin().recv()
 
     def _stepped(self, td: TensorDictBase) -> TensorDictBase:
@@ -294,8 +305,7 @@ class Stepping(Opaque, OutputHolder, ABC):
         """Explain a step that failed on data without the entries that the specs name as inputs."""
         if isinstance(error, EnvkitError):
             return
-        keys = (*self.action_keys, *self.state_keys)
-        lacking = [key for key in keys if td.get(key, None) is None]
+        lacking = [key for key in self._table.inputs if td.get(key, None) is None]
         if lacking:
             raise MissingKeyError(
                 f"the TensorDict has no {', '.join(map(repr, lacking))}, which {type(self).__name__} "
@@ -319,11 +329,13 @@ class Stepping(Opaque, OutputHolder, ABC):
     def _check_batch(self, td: TensorDictBase) -> None:
         if self.is_closed:
             raise ClosedEnvError(f"{self} is closed. Build a new one.")
-        self._require_values(td)
-        if self.batch_locked and td.batch_size != self.batch_size:
+        if in_functorch():
+            self._require_values(td)
+        table = self._table
+        if table.batch_locked and td.batch_size != table.batch_size:
             raise BatchSizeError(
                 f"the TensorDict has batch size {tuple(td.batch_size)}, but {type(self).__name__} "
-                f"is batch-locked to {tuple(self.batch_size)}. Pass data of that batch size."
+                f"is batch-locked to {tuple(table.batch_size)}. Pass data of that batch size."
             )
 
     def _require_values(self, td: TensorDictBase) -> None:
@@ -332,9 +344,9 @@ class Stepping(Opaque, OutputHolder, ABC):
         Raises:
             DataTypeError: an entry is what torch.func makes of a tensor: its values are not at hand.
         """
-        if not self.leaves_torch or _functorch.peek_interpreter_stack() is None:
+        if not self.leaves_torch:
             return
-        for key in (*self.action_keys, *self.state_keys):
+        for key in self._table.inputs:
             value = td.get(key, None)
             if isinstance(value, torch.Tensor) and _functorch.is_functorch_wrapped_tensor(value):
                 raise DataTypeError(
@@ -348,18 +360,12 @@ class Stepping(Opaque, OutputHolder, ABC):
 
     def step_mdp(self, tensordict: TensorDictBase) -> EnvData:
         """Give the root of the next step: ``next`` over root, rewards and actions dropped."""
-        paths = self._cached(
-            "carry_paths",
-            lambda: {
-                kind: {as_path(key) for key in getattr(self, f"{kind}_keys")}
-                for kind in ("reward", "action", "state")
-            },
-        )
+        table = self._table
         return carry(
             tensordict,
-            reward_keys=paths["reward"],
-            action_keys=paths["action"],
-            state_keys=paths["state"],
+            reward_keys=table.rewards,
+            action_keys=table.actions,
+            state_keys=table.states,
         )
 
     def any_done(self, tensordict: TensorDictBase) -> bool:
@@ -447,4 +453,6 @@ class Stepping(Opaque, OutputHolder, ABC):
 
 
 _functorch = torch._C._functorch  # type: ignore[attr-defined]
+in_functorch = _functorch.peek_interpreter_stack
+"""Gives None unless a transform of torch.func runs."""
 _STEP = frozenset(("step",))

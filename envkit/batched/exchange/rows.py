@@ -87,6 +87,11 @@ class BufferExchange:
         )
         self.inputs = _by_slot(self.input_ring, plan.num_slots)
         self._actions = ActionRows(metadata)
+        actions = self._actions.paths
+        self._filled = [
+            [(as_key(path), path, rows, path in actions) for path, rows in inputs.items()]
+            for inputs in self.inputs
+        ]
         self.roots = _by_slot(self.root_ring, plan.num_slots + 1)
         self.nexts = _by_slot(self.next_ring, plan.num_slots)
         self.masks = plan.tensors(arrays, "mask")
@@ -114,10 +119,9 @@ class BufferExchange:
     def fill(self, td: TensorDictBase, mask: torch.Tensor | None) -> None:
         """Check the inputs of a step and write them into the rows, where nobody looks before `wake`."""
         stepped = None if mask is None else rows_of(mask, len(mask))
-        actions = self._actions.paths
-        for path, rows in self.inputs[self.slot].items():
-            value = td.get(as_key(path), None)
-            if path in actions:
+        for key, path, rows, is_action in self._filled[int(self._slot[0])]:
+            value = td.get(key, None)
+            if is_action:
                 self._actions.write(path, value, rows, stepped)
             else:
                 _fill(rows, value, path)
@@ -134,7 +138,9 @@ class BufferExchange:
 
         ``root`` is what is known before; None where it lies in the rows too.
         """
-        rows = self._select({(rules.STEP,): mask} if mask is not None else {})
+        rows = None
+        if mask is not None or not self._masks_are_full:
+            rows = self._select({(rules.STEP,): mask} if mask is not None else {})
         self._rounds += 1
         sent = Round(self._rounds, rows, root, advance)
         if self._recovery.unstarted:
@@ -180,7 +186,7 @@ class BufferExchange:
     def recv(self, sent: Round) -> TensorDict:
         """Wait for the step and give `next`; rows that were not stepped hold anything."""
         self.wait(sent)
-        return self._clone(self.nexts[self.slot])
+        return self._clone(self.nexts[int(self._slot[0])])
 
     def fresh_rows(self) -> TensorDict:
         """Give the root rows as the last reset or advance left them."""

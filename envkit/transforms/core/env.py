@@ -136,6 +136,7 @@ class TransformedEnv(TransformStepping):
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state.pop("_key_cache", None)
+        state.pop("_held_table", None)
         state.pop("_found_route", None)
         return state
 

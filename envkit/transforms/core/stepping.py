@@ -40,6 +40,7 @@ _OUTPUTS = ("observation", "reward", "done")
 class _Route:
     """Which env is stepped, and where each transform runs, first to last."""
 
+    base: EnvBase
     stepper: EnvBase
     fused: list[Transform]
     outside: list[Transform]
@@ -58,20 +59,21 @@ class TransformStepping(TransformHolder):
 
     @property
     def _route(self) -> _Route:
-        if not (self._spec_locked and self.base_env._may_be_fused):
+        route = self._found_route
+        if route is None and self._spec_locked and self.base_env._may_be_fused:
+            route = self._found_route = self._find_route()
+        if route is None or not (route.stepper is route.base or route.base._may_be_fused):
             # programs are made for specs that stay, and for envs that step as their class says
-            return _Route(self.base_env, [], [self._transform], is_direct=False)
-        if self._found_route is None:
-            self._found_route = self._find_route()
-        return self._found_route
+            return _Route(self.base_env, self.base_env, [], [self._transform], is_direct=False)
+        return route
 
     def _find_route(self) -> _Route:
         _ = self.output_spec  # some transforms find their keys when specs are read
-        transforms = self._transform.flat()
-        stepper, count = self.base_env._fuse(transforms)
+        base, transforms = self.base_env, self._transform.flat()
+        stepper, count = base._fuse(transforms)
         outside = transforms[count:] if count or not transforms else [self._transform]
-        is_direct = not outside and stepper is not self.base_env
-        return _Route(stepper, transforms[:count], outside, is_direct)
+        is_direct = not outside and stepper is not base
+        return _Route(base, stepper, transforms[:count], outside, is_direct)
 
     def _lock_own(self, mode: bool) -> None:
         if not mode:
@@ -89,9 +91,11 @@ class TransformStepping(TransformHolder):
     # --------------------------------------------------------------------------------------- reset
 
     def _check_batch(self, td: TensorDictBase) -> None:
-        if self.base_env.is_closed:
-            self.base_env._check_batch(td)  # an env that starts at its first use starts here
-        if self.batch_locked and td.batch_size != self.batch_size:
+        base = self._route.base
+        if base.is_closed:
+            base._check_batch(td)  # an env that starts at its first use starts here
+        table = self._table
+        if table.batch_locked and td.batch_size != table.batch_size:
             super()._check_batch(td)
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
@@ -196,7 +200,7 @@ class TransformStepping(TransformHolder):
             mask = rules.step_mask(mask, inner.batch_size)
             inner = inner.exclude(rules.STEP, inplace=True)
             mask = None if bool(mask.all()) else mask
-        step = _TransformedStep(self, td, advance, inner, mask)
+        step = _TransformedStep(self, td, advance, route, inner, mask)
         if advance and mask is None and td.get("next", None) is None:
             outside = [leaf for transform in route.outside for leaf in transform.flat()]
             step.resets_too = all(leaf.only_adds_done for leaf in outside)
@@ -204,7 +208,7 @@ class TransformStepping(TransformHolder):
 
     def _with_inner(self, step: _TransformedStep) -> Pending:
         """Have the stepper make its part of a step."""
-        stepper = self._route.stepper
+        stepper = step.route.stepper
         if step.mask is None:
             step.inner = stepper._honoured_step(step.given, advance=step.resets_too)
         elif bool(step.mask.any()):
@@ -214,18 +218,18 @@ class TransformStepping(TransformHolder):
 
     def _following(self, step: _TransformedStep) -> TensorDictBase:
         """Receive what the stepper made of a step, and show it."""
-        given, mask = step.given, step.mask
+        route, given, mask = step.route, step.given, step.mask
         if mask is None:
             assert step.inner is not None
-            return self._shown_next(given, step.inner.recv())
+            return _shown_next(route, given, step.inner.recv())
         skipped = self._skipped_next(step.td)
         if step.inner is None:
             return skipped
         done = step.inner.recv()
         if not self.batch_locked:
-            stepped = self._shown_next(given[mask], done[mask])  # type: ignore[arg-type]
+            stepped = _shown_next(route, given[mask], done[mask])  # type: ignore[arg-type]
             return self._scatter(mask, stepped, skipped)
-        stepped = self._shown_next(given.set(rules.STEP, mask), done)
+        stepped = _shown_next(route, given.set(rules.STEP, mask), done)
         return _kept_where_skipped(mask, stepped, skipped)
 
     def _skipped_next(self, td: TensorDictBase) -> TensorDictBase:
@@ -255,19 +259,10 @@ class TransformStepping(TransformHolder):
 
         return self._cached("leaves_by_row", build)
 
-    def _shown_next(self, inner: TensorDictBase, done: TensorDictBase) -> TensorDictBase:
-        """Show the ``next`` of a step the stepper has done, which was given ``inner``."""
-        following = done.get("next")
-        if done is inner:
-            inner = inner.exclude("next", inplace=True)
-        for transform in self._route.outside:
-            following = transform._step(inner, following)
-        return following
-
     def _step_inverted(self, td: TensorDictBase) -> TensorDictBase:
         """Step with an input that has been through the inverse pass, for a transform of this env."""
         given, mask = td.exclude("next", rules.STEP).copy(), td.get(rules.STEP, None)
-        step = _TransformedStep(self, td, False, given, mask)
+        step = _TransformedStep(self, td, False, self._route, given, mask)
         return self._with_inner(step).begin().recv()
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
@@ -288,7 +283,7 @@ class TransformStepping(TransformHolder):
         stepper = self._route.stepper
         done, root = step.inner.recv()
         ended = done.get("next").select(*stepper.done_keys)
-        following = self._shown_next(step.given, done)
+        following = _shown_next(step.route, step.given, done)
         data = self._attach_next(step.td.exclude(rules.STEP, inplace=True), following)
         following = self.step_mdp(data)
         if not self._reset_is_due(following):
@@ -372,6 +367,7 @@ class _TransformedStep(Pending):
     """A step on its way through transforms.
 
     Attributes:
+        route: how it goes.
         given: ``td`` after the inverse pass, without masks; what the stepper is given.
         mask: which rows move; None: all.
         inner: the step of the stepper; None where no row moves.
@@ -379,6 +375,7 @@ class _TransformedStep(Pending):
     """
 
     env: TransformStepping
+    route: _Route
     given: TensorDictBase
     mask: torch.Tensor | None
     inner: Pending | None = field(default=None, init=False)
@@ -401,6 +398,16 @@ class _TransformedStep(Pending):
         following = env._following(self)
         td = self.td.exclude(rules.STEP, inplace=True)
         return self._followed(env._attach_next(td, following))
+
+
+def _shown_next(route: _Route, inner: TensorDictBase, done: TensorDictBase) -> TensorDictBase:
+    """Show the ``next`` of a step the stepper has done, which was given ``inner``."""
+    following = done.get("next")
+    if done is inner:
+        inner = inner.exclude("next", inplace=True)
+    for transform in route.outside:
+        following = transform._step(inner, following)
+    return following
 
 
 def _kept_where_skipped(

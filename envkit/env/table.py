@@ -1,0 +1,91 @@
+"""What a step asks of the specs of an env, read once and frozen: batch, device, keys, shapes.
+
+An env whose specs are locked makes its table at the first use and drops it when they are unlocked or
+replaced; one whose specs are open reads them anew each time. This module knows specs, not steps.
+
+Conventions
+    scalar  a reward or a done flag.
+    event   shape of a leaf beyond the batch.
+    level   a node of the data tree that owns done leaves, named by its path: () is the root.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from envkit.data.paths import Key, Path, as_key, leaf_paths
+from envkit.specs import Composite
+
+__all__ = ["Scalar", "SpecTable", "levels_of"]
+
+
+class Scalar(NamedTuple):
+    """A reward or a done flag that a step gives."""
+
+    key: Key
+    is_reward: bool
+    event: tuple[int, ...]
+    spec: Any
+
+
+@dataclass(frozen=True)
+class SpecTable:
+    """The specs of an env as a step reads them.
+
+    Attributes:
+        batch_size: of the specs.
+        device: where outputs are delivered; None sets no constraint.
+        batch_locked: data must have that batch size.
+        inputs: leaf keys of actions and states.
+        scalars: rewards and done flags.
+        levels: names of the done leaves of each level, by depth.
+        rewards, actions, states: paths of these kinds.
+    """
+
+    batch_size: torch.Size
+    device: torch.device | None
+    batch_locked: bool
+    inputs: tuple[Key, ...]
+    scalars: tuple[Scalar, ...]
+    levels: dict[Path, list[str]]
+    rewards: frozenset[Path]
+    actions: frozenset[Path]
+    states: frozenset[Path]
+
+    @classmethod
+    def of(cls, env: Any) -> SpecTable:
+        """Read the specs of an env."""
+        batch_size = env.batch_size
+        specs: dict[str, Composite] = {
+            kind: getattr(env, f"full_{kind}_spec")
+            for kind in ("action", "state", "reward", "done")
+        }
+        paths = {kind: leaf_paths(spec) for kind, spec in specs.items()}
+        scalars = (
+            Scalar(as_key(path), kind == "reward", tuple(leaf.shape[len(batch_size) :]), leaf)
+            for kind in ("reward", "done")
+            for path in paths[kind]
+            for leaf in [specs[kind][as_key(path)]]
+        )
+        return cls(
+            batch_size=batch_size,
+            device=env.device,
+            batch_locked=env.batch_locked,
+            inputs=tuple(as_key(path) for kind in ("action", "state") for path in paths[kind]),
+            scalars=tuple(scalars),
+            levels=levels_of(paths["done"]),
+            rewards=frozenset(paths["reward"]),
+            actions=frozenset(paths["action"]),
+            states=frozenset(paths["state"]),
+        )
+
+
+def levels_of(flags: list[Path]) -> dict[Path, list[str]]:
+    """Name the done leaves of each level, by the level's path, by depth."""
+    levels: dict[Path, list[str]] = {}
+    for path in flags:
+        levels.setdefault(path[:-1], []).append(path[-1])
+    return dict(sorted(levels.items(), key=lambda item: (len(item[0]), ".".join(item[0]))))
