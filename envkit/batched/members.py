@@ -84,7 +84,8 @@ class Member:
 
     @property
     def _told_keys(self) -> list[Key]:
-        return [*self.env.observation_keys, *self.env.done_keys]
+        env = self.env
+        return env._cached("told_keys", lambda: [*env.observation_keys, *env.done_keys])
 
     def shown(self, told: TensorDictBase, members: Sequence[Member]) -> TensorDictBase:
         """Give what the member told with the entries that the whole batch of ``members`` has."""

@@ -56,11 +56,12 @@ class EpisodeTransform(Transform):
     def _levels(self) -> list[Path]:
         """Paths of the governing levels."""
         env = self._env()
-        levels = env.done_levels
-        return env._cached(
-            "governing_levels",
-            lambda: [level for level in levels if rules.governing_level(level, levels) == level],
-        )
+
+        def build() -> list[Path]:
+            levels = env.done_levels
+            return [level for level in levels if rules.governing_level(level, levels) == level]
+
+        return env._cached("governing_levels", build)
 
     def _flag_path(self, level: Path) -> Path:
         return (*level, self._env().done_levels[level][0])

@@ -284,8 +284,11 @@ class Transform(nn.Module):
     @property
     def container(self) -> TransformHolder | None:
         """The `TransformedEnv` this transform works for."""
-        owner = self._owner
-        return owner.container if isinstance(owner, Transform) else owner
+        owner: Any = self
+        while isinstance(owner, Transform):
+            reference = owner.__dict__.get("_owner_ref")
+            owner = None if reference is None else reference()
+        return owner
 
     @property
     def parent(self) -> EnvBase | None:
