@@ -218,7 +218,7 @@ class GymLikeEnv(InfoReading):
         observation, reward, terminated, truncated, done, info = self._repeated_step(action)
         entries = dict(self.read_obs(observation))
         reward = self.read_reward(reward)
-        reward_keys, shapes = self._cached("outcome_forms", self._outcome_forms)
+        reward_keys, shapes = self._declared.cached("outcome_forms", self._outcome_forms)
         if isinstance(reward, Mapping):
             entries.update(reward)
         else:
@@ -256,7 +256,7 @@ class GymLikeEnv(InfoReading):
     def _with_actions(self, td: TensorDictBase) -> TensorDictBase:
         """Give a root whose actions are what their specs say; ``td`` itself where they are."""
         rows = stepped_rows(td)
-        for key, rule in self._cached("action_rules", self._action_rules):
+        for key, rule in self._declared.cached("action_rules", self._action_rules):
             value = td.get(key, None)
             if value is None:
                 raise MissingKeyError(

@@ -214,7 +214,7 @@ class GymWrapper(GymLikeEnv):
 
     def read_reward(self, reward: object) -> torch.Tensor:
         """Turn the summed reward of a step into a tensor of the shape and dtype of its spec."""
-        shape, dtype = self._cached("reward_form", self._reward_form)
+        shape, dtype = self._declared.cached("reward_form", self._reward_form)
         return torch.from_numpy(reward_array(reward, shape, dtype).copy())
 
     def _reward_form(self) -> tuple[tuple[int, ...], np.dtype]:

@@ -124,8 +124,8 @@ class FusedEnv(Wrapper, JaxEnv):
     ):
         Wrapper.__init__(self, env)
         self._batch_size, self._device = env.batch_size, env.device
-        self._input_spec, self._output_spec = inputs, outputs
-        self._auto_done_twins = env._auto_done_twins
+        self._declared.hold(inputs, outputs)
+        self._declared.added_flags = env._declared.added_flags
         self._transforms = tuple(transforms)
         self._own_books = frozenset(books)
         self._programs = Programs(
@@ -144,7 +144,7 @@ class FusedEnv(Wrapper, JaxEnv):
         self._wide = {} if _has_64_bits() else dict(_wide_integers(outputs))
 
     def _after_init(self, spec_locked: bool) -> None:
-        self._spec_locked = True
+        self._declared.is_locked = True
 
     @property
     def _books(self) -> frozenset[Path]:

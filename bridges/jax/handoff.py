@@ -124,7 +124,7 @@ class RowEnv(EnvBase):
         Raises:
             InputError: it has others, as that of another env has.
         """
-        for path, shape in self._cached("state_shapes", self._state_shapes).items():
+        for path, shape in self._declared.cached("state_shapes", self._state_shapes).items():
             value = found.get(path)
             if value is not None and value.shape[td.ndim :] != shape:
                 raise InputError(
@@ -157,7 +157,7 @@ class RowEnv(EnvBase):
         return dict(leaves(own))
 
     def _action_in(self, td: TensorDictBase) -> Any:
-        space, stepped = self._cached("action_space", self._action_space), stepped_rows(td)
+        space, stepped = self._declared.cached("action_space", self._action_space), stepped_rows(td)
         if not isinstance(space, Mapping):
             return self._one_action(td, ("action",), space, stepped)
         return {
@@ -172,7 +172,7 @@ class RowEnv(EnvBase):
         self, td: TensorDictBase, path: Path, space: Any, stepped: list[int] | None
     ) -> torch.Tensor:
         key = path[0] if len(path) == 1 else path
-        rules = self._cached("action_rules", self._action_rules)
+        rules = self._declared.cached("action_rules", self._action_rules)
         value = rules[key].take(td.get(key, None), td.batch_size, rows=stepped)
         if isinstance(space, Discrete):
             value = value if self.categorical_action_encoding else value.argmax(-1)

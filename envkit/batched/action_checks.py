@@ -49,8 +49,7 @@ class ActionRows:
         Raises:
             InputError, MissingKeyError: see `ActionInput.take`.
         """
-        if len(self._runs) > 1 or value is None:
-            self._runs[0][0][path].require_form(value, (len(rows),))  # told as the caller sees it
+        self._runs[0][0][path].require_form(value, (len(rows),))  # told as the caller sees it
         assert value is not None
         value = value.detach().to(rows.device)
         for inputs, run in self._runs:

@@ -101,8 +101,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
             self._entries.after_reset(fresh, masks)
         return fresh
 
-    def _complete(self, out: TensorDictBase, *, rewards: bool) -> None:
-        """Nothing is missing: the sub-envs have completed what they returned."""
+    _completes_outputs = True  # as the sub-envs have
 
     def _laid_out(self, td: TensorDictBase) -> TensorDictBase:
         return by_row(td) if self._share_individual_td else td

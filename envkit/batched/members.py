@@ -85,7 +85,7 @@ class Member:
     @property
     def _told_keys(self) -> list[Key]:
         env = self.env
-        return env._cached("told_keys", lambda: [*env.observation_keys, *env.done_keys])
+        return env._declared.cached("told_keys", lambda: [*env.observation_keys, *env.done_keys])
 
     def shown(self, told: TensorDictBase, members: Sequence[Member]) -> TensorDictBase:
         """Give what the member told with the entries that the whole batch of ``members`` has."""

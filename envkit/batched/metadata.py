@@ -116,7 +116,7 @@ class EnvMetaData:
             batch_locked=env.batch_locked,
             device_map=devices,
             env_str=repr(env),
-            auto_done_twins=env._auto_done_twins,
+            auto_done_twins=env._declared.added_flags,
             allow_done_after_reset=env.allow_done_after_reset,
             action_masks=env._action_masks,
             draws_its_own=env._draws_its_own,

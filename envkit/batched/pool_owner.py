@@ -39,6 +39,7 @@ from envkit.data.arguments import as_int
 from envkit.data.inference import lasting
 from envkit.data.keywords import completed, known_to, refuse_unknown
 from envkit.env.base import EnvBase
+from envkit.env.declared import OUTPUTS
 from envkit.errors import ClosedEnvError, ReadOnlyError, StartedError
 from envkit.specs import Composite
 from envkit.specs.annotations import Destination
@@ -114,7 +115,7 @@ class PoolOwner(EnvBase):
         self._seed: int | None = None
 
     def _after_init(self, spec_locked: bool) -> None:
-        self._lock_when_started = self._spec_locked = spec_locked
+        self._lock_when_started = self._declared.is_locked = spec_locked
 
     # ---------------------------------------------------------------------------- what hosts decide
 
@@ -180,7 +181,7 @@ class PoolOwner(EnvBase):
         first_rows = [tasks.index(task) for task in range(max(tasks) + 1)]
         trusted = known_metadata(self._makers, first_rows)
         pool = self._make_pool(makers, frozenset(first_rows) - trusted.keys())
-        known = {name: vars(self).get(name) for name in ("_input_spec", "_output_spec")}
+        known = self._declared.sides
         try:
             described = dict(trusted)
             for found in pool.start():
@@ -189,7 +190,7 @@ class PoolOwner(EnvBase):
             self._adopt([described[row] for row in first_rows], tasks)
             self._choose_exchange(pool, [described[first_rows[task]] for task in tasks])
         except BaseException:
-            vars(self).update(known)  # a spec that is read next starts them again
+            self._declared.put(known)  # a spec that is read next starts them again
             pool.close()
             raise
         self._pool, self._was_closed = pool, False
@@ -225,7 +226,7 @@ class PoolOwner(EnvBase):
                 require_truncated(found)
         self._device, self._batch_size = agreed.device, agreed.batch_size
         self._share_individual_td = agreed.has_own_rows
-        self._auto_done_twins = metadata[0].auto_done_twins
+        self._declared.added_flags = metadata[0].auto_done_twins
         self.allow_done_after_reset = self._given_allow_done or agreed.allows_done_after_reset
         self._action_masks = agreed.action_masks
         self._declare(metadata, tasks)
@@ -237,7 +238,7 @@ class PoolOwner(EnvBase):
     def _declare(self, metadata: Sequence[EnvMetaData], tasks: Sequence[int]) -> None:
         specs = specs_of_rows(metadata, tasks, self._device)
         self._metadata = [metadata[task] for task in tasks]
-        self._input_spec, self._output_spec = specs["input_spec"], specs["output_spec"]
+        self._declared.hold(specs["input_spec"], specs["output_spec"])
         self.set_spec_lock_(self._lock_when_started)
 
     @property
@@ -294,7 +295,7 @@ class PoolOwner(EnvBase):
 
     @property
     def _has_specs(self) -> bool:
-        return self.__dict__.get("_output_spec") is not None
+        return OUTPUTS in self._declared
 
     def _started_specs(self) -> None:
         if not self._has_specs:
@@ -348,12 +349,8 @@ class PoolOwner(EnvBase):
             return self
         self._given_device = self._device = device
         if self._has_specs:
-            locked = self._spec_locked
-            self._input_spec, self._output_spec = (
-                self.input_spec.to(device),
-                self.output_spec.to(device),
-            )
-            self.set_spec_lock_(locked)
+            self._declared.hold(self.input_spec.to(device), self.output_spec.to(device))
+            self.set_spec_lock_(self._declared.is_locked)
         if self._entries is not None:
             self._entries.to(device)
         if self._exchange is not None:

@@ -28,6 +28,7 @@ from envkit.data.arguments import as_batch_size, as_bool, require_tensordict
 from envkit.data.keywords import completed, keywords_of, known_to, refuse_unknown
 from envkit.data.paths import Key
 from envkit.data.results import EnvData
+from envkit.env.declared import Declared
 from envkit.env.exclusive import InUse
 from envkit.env.listing import shown
 from envkit.env.options import TAKEN_HERE, EnvOptions
@@ -111,7 +112,7 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         def __new__(cls, *args: Any, _batch_locked: bool | None = None, **kwargs: Any) -> Any:
             """Accept what a subclass's own ``__new__`` hands on; ``_batch_locked`` is one env's own."""
             env = super().__new__(cls)
-            vars(env)["_in_use"] = InUse(cls.__name__)
+            vars(env).update(_in_use=InUse(cls.__name__), _declared=Declared())
             if _batch_locked is not None:
                 env._batch_locked = _batch_locked
             return env
@@ -458,11 +459,10 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         """Move specs, parameters and future outputs to a device; returns self."""
         device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
         if device is not None:
-            locked = self._spec_locked
+            moved = self.input_spec.to(device), self.output_spec.to(device)
             self._device = device
-            self._input_spec = self.input_spec.to(device)
-            self._output_spec = self.output_spec.to(device)
-            self._lock_own(locked)
+            self._declared.hold(*moved)
+            self._lock_own(self._declared.is_locked)
             self._seed_actions(self._action_seed)  # a generator cannot be moved
         return super().to(*args, **kwargs)  # type: ignore[return-value]
 

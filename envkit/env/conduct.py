@@ -149,7 +149,7 @@ def _written(before: TensorDictBase, after: TensorDictBase) -> Iterator[str]:
 
 
 def _left_out(env: EnvBase, out: TensorDictBase) -> Iterator[str]:
-    for key in () if env._reward_is_implied else env.reward_keys:
+    for key in () if env._declared.reward_is_implied else env.reward_keys:
         if out.get(key, None) is None:
             yield f"_step returns no {key!r}, so it is 0 in every step: return it, or zeros"
 

@@ -1,8 +1,8 @@
-"""What an env returned from `_reset` or `_step`: refused, completed, or put beside rows that stood still.
+"""Validate env output, fill what is missing, merge it with the rows that were not stepped.
 
-`OutputHolder` decides what an output must be before anybody else sees it: a new TensorDict of the
+`OutputChecks` decides what an output must be before anybody else sees it: a new TensorDict of the
 right batch size, on the env's device, with every reward and done flag in the shape of its spec. What
-flags imply each other is asked of `rules`. It does not know who calls, nor when.
+flags imply each other is asked of `rules`. It knows the table of the specs, and no env.
 
 Conventions
     out      what `_reset` or `_step` returned.
@@ -12,15 +12,17 @@ Conventions
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.data.paths import Key, as_key, leaf_paths
+from envkit.data.paths import Key, as_key
 from envkit.data.transition import OutputLeaf, empty_like, leaves, skipped_next
-from envkit.env.key_lists import KeyLists
+from envkit.env.table import SpecTable
 from envkit.errors import (
     BatchSizeError,
     DoneError,
@@ -29,27 +31,24 @@ from envkit.errors import (
     SpecTypeError,
 )
 
-__all__ = ["OutputHolder", "OutputLeaf"]
+__all__ = ["OutputChecks", "OutputLeaf"]
 
 
-class OutputHolder(KeyLists):
-    """The part of an environment that looks at what the simulator gave."""
+@dataclass(frozen=True)
+class OutputChecks:
+    """What the outputs of one env must be.
 
-    @property
-    def _output_leaves(self) -> list[OutputLeaf]:
-        def build():
-            return [
-                (path, kind, spec[as_key(path)])
-                for kind in ("observation", "reward", "done")
-                for spec in [getattr(self, f"full_{kind}_spec")]
-                for path in leaf_paths(spec)
-            ]
+    Args:
+        owner: name of its class, for messages.
+        table: its specs.
+    """
 
-        return self._cached("output_leaves", build)
+    owner: str
+    table: SpecTable
 
     # --------------------------------------------------------------------------- what is returned
 
-    def _checked(self, out: Any, given: TensorDictBase | None, method: str) -> TensorDictBase:
+    def delivered(self, out: Any, given: TensorDictBase | None, method: str) -> TensorDictBase:
         """Refuse what is no output, and deliver the rest to the env's device.
 
         Args:
@@ -59,7 +58,7 @@ class OutputHolder(KeyLists):
             ResetOutputError: it is no TensorDict, or the input itself.
             BatchSizeError: it has another batch size than the input, or than the env.
         """
-        name = f"{type(self).__name__}.{method}"
+        name = f"{self.owner}.{method}"
         if not isinstance(out, TensorDictBase):
             raise ResetOutputError(
                 f"{name} returned {type(out).__name__}, but must return a new TensorDict with the "
@@ -70,7 +69,7 @@ class OutputHolder(KeyLists):
                 f"{name} returned its input. Build a new TensorDict with the outputs; the input "
                 "holds the caller's data."
             )
-        table = self._table
+        table = self.table
         expected = table.batch_size if given is None else given.batch_size
         if out.batch_size != expected:
             raise BatchSizeError(
@@ -83,8 +82,13 @@ class OutputHolder(KeyLists):
             return out.to(table.device)
         return out
 
-    def _check_dtypes(self, out: TensorDictBase, method: str) -> None:
-        for path, _, spec in self._output_leaves:
+    def require_dtypes(self, out: TensorDictBase, method: str) -> None:
+        """Compare the dtypes of outputs with their specs.
+
+        Raises:
+            SpecTypeError: one differs.
+        """
+        for path, _, spec in self.table.outputs:
             value = out.get(as_key(path), None)
             dtype = getattr(value, "dtype", None)
             if value is not None and spec.dtype is not None and dtype != spec.dtype:
@@ -95,21 +99,21 @@ class OutputHolder(KeyLists):
 
     # -------------------------------------------------------------------------------- completion
 
-    def _complete(self, out: TensorDictBase, *, rewards: bool) -> None:
+    def complete(self, out: TensorDictBase, *, rewards: bool) -> None:
         """Bring rewards and done flags to their shapes and fill what is missing, in place.
 
         Raises:
             OutputShapeError: a reward or flag has not one value for each element of its spec.
             DoneError: flags are not boolean, or cannot be inferred from those given.
         """
-        batch, lacks_flags, table = out.batch_size, False, self._table
+        batch, lacks_flags, table = out.batch_size, False, self.table
         for key, is_reward, event, spec in table.scalars:
             if is_reward and not rewards:
                 continue
             value = out.get(key, None)
             if value is None:
                 if is_reward:
-                    out.set(key, self._zeros(spec, out))
+                    out.set(key, self.zeros(spec, out))
                 lacks_flags |= not is_reward
                 continue
             if not is_reward and value.dtype != torch.bool:
@@ -133,28 +137,43 @@ class OutputHolder(KeyLists):
             return
         for name, value in rules.complete_done(given, names, level).items():
             if value is None:
-                value = self._zeros(self.full_done_spec[as_key((*level, name))], out)
+                value = self.zeros(self._flag(as_key((*level, name))), out)
             out.set(as_key((*level, name)), value)
 
-    def _zeros(self, spec: Any, td: TensorDictBase) -> Any:
+    def _flag(self, key: Key) -> Any:
+        """Give the spec of a done flag."""
+        return next(scalar.spec for scalar in self.table.scalars if scalar.key == key)
+
+    def zeros(self, spec: Any, td: TensorDictBase) -> Any:
         """Make zeros of one output leaf for the batch of ``td``."""
-        return spec[(0,) * len(self.batch_size)].zero(td.batch_size)
+        return spec[(0,) * len(self.table.batch_size)].zero(td.batch_size)
 
     # ------------------------------------------------------------------- rows that are not stepped
 
-    def _skipped_next(self, td: TensorDictBase) -> TensorDictBase:
-        """Build ``next`` of rows that are not stepped: their root values where known, else zeros."""
-        return self._skipped(td, self._output_leaves, len(self.batch_size))
-
-    def _skipped(
-        self, td: TensorDictBase, outputs: list[OutputLeaf], batch_dims: int
+    def skipped_next(
+        self,
+        td: TensorDictBase,
+        outputs: Sequence[OutputLeaf] | None = None,
+        batch_dims: int | None = None,
     ) -> TensorDict:
-        """The same for data whose outputs have specs with ``batch_dims`` batch axes."""
-        states = self._table.states
-        return skipped_next(td, outputs, batch_dims=batch_dims, state_keys=states)
+        """Build ``next`` of rows that are not stepped: their root values where known, else zeros.
 
-    def _scatter(
-        self, mask: torch.Tensor, stepped: TensorDictBase, skipped: TensorDictBase
+        Args:
+            td: their root.
+            outputs: what a step gives, where that is not what the specs say.
+            batch_dims: leading axes of these that are batch axes.
+        """
+        table = self.table
+        return skipped_next(
+            td,
+            table.outputs if outputs is None else outputs,
+            batch_dims=len(table.batch_size) if batch_dims is None else batch_dims,
+            state_keys=table.states,
+        )
+
+    @staticmethod
+    def scatter(
+        mask: torch.Tensor, stepped: TensorDictBase, skipped: TensorDictBase
     ) -> TensorDictBase:
         """Put the outputs of the rows that ``mask`` selects among those that were skipped."""
         following = empty_like(skipped)
@@ -170,10 +189,10 @@ class OutputHolder(KeyLists):
             following.set(key, full)
         return following
 
-    def _rows_done(self, following: TensorDictBase) -> torch.Tensor:
+    def rows_done(self, following: TensorDictBase) -> torch.Tensor:
         """Say which rows have ended, shape ``(*batch,)``: by the root's flags when it has some."""
         batch_ndim = len(following.batch_size)
-        levels = [()] if () in self.done_levels else list(self.done_levels)
+        levels = [()] if () in self.table.levels else list(self.table.levels)
         ended = None
         for level in levels:
             flags = self._level_done(following, level)
@@ -184,7 +203,7 @@ class OutputHolder(KeyLists):
 
     def _level_done(self, following: TensorDictBase, level: tuple[str, ...]) -> torch.Tensor:
         """Give the flags of a level: ``done``, or all of them where that has another name."""
-        names = self.done_levels[level]
+        names = self.table.levels[level]
         flags = [
             following.get(as_key((*level, name)))
             for name in (("done",) if "done" in names else names)

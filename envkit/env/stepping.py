@@ -37,8 +37,8 @@ from envkit.data.transition import (
     merge_reset,
 )
 from envkit.env.opaque import Opaque
-from envkit.env.outputs import OutputHolder
 from envkit.env.pending import LocalStep, OverriddenStep, Pending
+from envkit.env.spec_names import SpecNames
 from envkit.errors import (
     BatchSizeError,
     ClosedEnvError,
@@ -53,7 +53,7 @@ from envkit.errors import (
 __all__ = ["Stepping", "in_functorch"]
 
 
-class Stepping(Opaque, OutputHolder, ABC):
+class Stepping(Opaque, SpecNames, ABC):
     """The part of an environment that resets and steps.
 
     Attributes:
@@ -78,12 +78,15 @@ class Stepping(Opaque, OutputHolder, ABC):
     resets_on_empty_mask = False
     """`_reset` of an env without a batch is called even where its masks select nothing."""
 
-    _steps_at_once = True
+    _completes_outputs = False
+    """`_reset` gives every flag, in its shape."""
+
+    _acts_at_once = True
     """Whether steps of this class are `LocalStep`s, which `step` then makes without one."""
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        cls._steps_at_once = cls._make_step is Stepping._make_step
+        cls._acts_at_once = cls._make_step is Stepping._make_step
 
     # -------------------------------------------------------------------------- for concrete envs
 
@@ -163,10 +166,12 @@ class Stepping(Opaque, OutputHolder, ABC):
         masks = collect_reset_masks(given, self.done_levels, self.full_done_spec)
         if tensordict is not None and self._is_left_alone(masks):
             return self._kept_root(tensordict)
-        fresh = self._checked(self._reset(tensordict, **kwargs), tensordict, "_reset")
-        self._complete(fresh, rewards=False)
+        checks = self._checks
+        fresh = checks.delivered(self._reset(tensordict, **kwargs), tensordict, "_reset")
+        if not self._completes_outputs:
+            checks.complete(fresh, rewards=False)
         if self.run_type_checks:
-            self._check_dtypes(fresh, "_reset")
+            checks.require_dtypes(fresh, "_reset")
         self._refuse_done(fresh, tensordict, masks)
         if tensordict is None:
             return fresh
@@ -181,9 +186,10 @@ class Stepping(Opaque, OutputHolder, ABC):
 
     def _kept_root(self, td: TensorDictBase) -> TensorDictBase:
         """Leave a root as it is where nothing is reset; what it lacks becomes zeros, in place."""
-        for path, kind, spec in self._output_leaves:
+        checks = self._checks
+        for path, kind, spec in checks.table.outputs:
             if kind != "reward" and td.get(as_key(path), None) is None:
-                td.set(as_key(path), self._zeros(spec, td))
+                td.set(as_key(path), checks.zeros(spec, td))
         return drop_private(td, rules.RESET)
 
     def _refuse_done(
@@ -242,7 +248,7 @@ class Stepping(Opaque, OutputHolder, ABC):
         """
         if not isinstance(tensordict, TensorDictBase):
             require_tensordict("what step() was given", tensordict)
-        if self._steps_at_once:
+        if self._acts_at_once:
             self._check_batch(tensordict)
             return self._stepped(tensordict)
         return self._make_step(tensordict, advance=False).begin().recv()
@@ -276,11 +282,20 @@ class Stepping(Opaque, OutputHolder, ABC):
 
     def _accepted(self, out: Any, td: TensorDictBase) -> TensorDictBase:
         """Check what a step of ``td`` gave, and complete it."""
-        following = self._checked(out, td, "_step")
-        self._complete(following, rewards=True)
+        checks = self._checks
+        following = checks.delivered(out, td, "_step")
+        checks.complete(following, rewards=True)
         if self.run_type_checks:
-            self._check_dtypes(following, "_step")
+            checks.require_dtypes(following, "_step")
         return following
+
+    def _skipped_next(self, td: TensorDictBase) -> TensorDictBase:
+        """Build ``next`` of rows that are not stepped; see `OutputChecks`."""
+        return self._checks.skipped_next(td)
+
+    def _rows_done(self, following: TensorDictBase) -> torch.Tensor:
+        """Say which rows have ended, shape ``(*batch,)``; see `OutputChecks`."""
+        return self._checks.rows_done(following)
 
     def _check_actions(self, td: TensorDictBase) -> None:
         """Compare actions with their specs; one that is missing is told by what needs it."""
@@ -324,7 +339,7 @@ class Stepping(Opaque, OutputHolder, ABC):
         if not bool(mask.any()):
             return skipped
         stepped = self._computed_next(td.exclude(rules.STEP)[mask])
-        return self._scatter(mask, stepped, skipped)
+        return self._checks.scatter(mask, stepped, skipped)
 
     def _check_batch(self, td: TensorDictBase) -> None:
         if self.is_closed:
@@ -414,7 +429,7 @@ class Stepping(Opaque, OutputHolder, ABC):
         """List the tensors of a preset ``next`` that are nothing the env knows of."""
         if following is None:
             return []
-        known = self._cached("known_paths", self._known_paths)
+        known = self._declared.cached("known_paths", self._known_paths)
         return [
             path
             for path, value in leaves(following)

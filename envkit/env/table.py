@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from envkit.data.paths import Key, Path, as_key, leaf_paths
+from envkit.data.transition import OutputLeaf
 from envkit.specs import Composite
 
 __all__ = ["Scalar", "SpecTable", "levels_of"]
@@ -40,6 +41,7 @@ class SpecTable:
         device: where outputs are delivered; None sets no constraint.
         batch_locked: data must have that batch size.
         inputs: leaf keys of actions and states.
+        outputs: all that a step gives.
         scalars: rewards and done flags.
         levels: names of the done leaves of each level, by depth.
         rewards, actions, states: paths of these kinds.
@@ -49,6 +51,7 @@ class SpecTable:
     device: torch.device | None
     batch_locked: bool
     inputs: tuple[Key, ...]
+    outputs: tuple[OutputLeaf, ...]
     scalars: tuple[Scalar, ...]
     levels: dict[Path, list[str]]
     rewards: frozenset[Path]
@@ -61,20 +64,25 @@ class SpecTable:
         batch_size = env.batch_size
         specs: dict[str, Composite] = {
             kind: getattr(env, f"full_{kind}_spec")
-            for kind in ("action", "state", "reward", "done")
+            for kind in ("action", "state", "observation", "reward", "done")
         }
         paths = {kind: leaf_paths(spec) for kind, spec in specs.items()}
+        outputs = tuple(
+            (path, kind, specs[kind][as_key(path)])
+            for kind in ("observation", "reward", "done")
+            for path in paths[kind]
+        )
         scalars = (
             Scalar(as_key(path), kind == "reward", tuple(leaf.shape[len(batch_size) :]), leaf)
-            for kind in ("reward", "done")
-            for path in paths[kind]
-            for leaf in [specs[kind][as_key(path)]]
+            for path, kind, leaf in outputs
+            if kind != "observation"
         )
         return cls(
             batch_size=batch_size,
             device=env.device,
             batch_locked=env.batch_locked,
             inputs=tuple(as_key(path) for kind in ("action", "state") for path in paths[kind]),
+            outputs=outputs,
             scalars=tuple(scalars),
             levels=levels_of(paths["done"]),
             rewards=frozenset(paths["reward"]),

@@ -61,7 +61,7 @@ class EpisodeTransform(Transform):
             levels = env.done_levels
             return [level for level in levels if rules.governing_level(level, levels) == level]
 
-        return env._cached("governing_levels", build)
+        return env._declared.cached("governing_levels", build)
 
     def _flag_path(self, level: Path) -> Path:
         return (*level, self._env().done_levels[level][0])

@@ -242,7 +242,7 @@ class RemoveEmptySpecs(Transform):
         env = self.parent
         if env is None:
             return []
-        return env._cached(
+        return env._declared.cached(
             "empty_inputs",
             lambda: [as_key(path[1:]) for path in _empty_nodes(env.input_spec) if len(path) > 1],
         )

@@ -14,6 +14,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from envkit.data.paths import Key, Path, as_path
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase, fake_step
+from envkit.env.declared import OUTPUTS, require_names
 from envkit.errors import ArgumentTypeError, MissingKeyError, SpecError
 from envkit.specs import Composite, StackedComposite
 from envkit.specs.annotations import Destination
@@ -59,7 +60,7 @@ class TransformedEnv(TransformStepping):
         self._set_transform(Compose() if transform is None else transform)
 
     def _after_init(self, spec_locked: bool) -> None:
-        self._spec_locked = spec_locked
+        self._declared.is_locked = spec_locked
 
     # ---------------------------------------------------------------------------------- transforms
 
@@ -124,19 +125,16 @@ class TransformedEnv(TransformStepping):
                 env._hold_specs(*(spec.clone() for spec in self._stages[len(before)]))
             return env
 
-        return self._cached(f"env_before_{id(transform)}", build)
+        return self._declared.cached(f"env_before_{id(transform)}", build)
 
     def _changed(self) -> None:
         """Forget what was read from the specs; it is read again at the next use."""
-        self._input_spec = self._output_spec = None
+        self._declared.put({})
         self._stages = []
         self._found_route = None
-        self.empty_cache()
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        state.pop("_key_cache", None)
-        state.pop("_held_table", None)
         state.pop("_found_route", None)
         return state
 
@@ -165,7 +163,7 @@ class TransformedEnv(TransformStepping):
             return super().output_spec
 
     def _read_specs(self) -> None:
-        if self._output_spec is not None:
+        if OUTPUTS in self._declared:
             return
         inputs, outputs = self.base_env.input_spec.clone(), self.base_env.output_spec.clone()
         if self.base_env.device is not None:
@@ -177,13 +175,12 @@ class TransformedEnv(TransformStepping):
             outputs = transform.transform_output_spec(outputs)
             _require_declared(transform, inputs, outputs)
         self._hold_specs(inputs, outputs)
-        self.empty_cache()
-        self._check_names_differ()
+        require_names(self._declared.full())
 
     def _hold_specs(self, inputs: Composite, outputs: Composite) -> None:
-        self._auto_done_twins = self.base_env._auto_done_twins
-        self._input_spec, self._output_spec = inputs, outputs
-        if self._spec_locked:
+        self._declared.hold(inputs, outputs)
+        self._declared.added_flags = self.base_env._declared.added_flags
+        if self._declared.is_locked:
             inputs.lock_()
             outputs.lock_()
 
@@ -194,7 +191,7 @@ class TransformedEnv(TransformStepping):
 
     @property
     def _books(self) -> frozenset[Path]:
-        return self._cached("books", self._found_books)
+        return self._declared.cached("books", self._found_books)
 
     def _found_books(self) -> frozenset[Path]:
         self._read_specs()
@@ -248,7 +245,7 @@ class TransformedEnv(TransformStepping):
         @EnvBase.batch_size.getter
         def batch_size(self) -> torch.Size:
             """Batch size of the base env, seen through the transforms; read-only."""
-            return self._cached(
+            return self._declared.cached(
                 "batch_size",
                 lambda: self._transform.transform_env_batch_size(self.base_env.batch_size),
             )
@@ -256,7 +253,7 @@ class TransformedEnv(TransformStepping):
         @EnvBase.device.getter
         def device(self) -> torch.device | None:
             """Device of the base env, seen through the transforms; moved by `to`."""
-            return self._cached(
+            return self._declared.cached(
                 "device", lambda: self._transform.transform_env_device(self.base_env.device)
             )
 

@@ -13,6 +13,7 @@ Conventions
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -60,7 +61,7 @@ class TransformStepping(TransformHolder):
     @property
     def _route(self) -> _Route:
         route = self._found_route
-        if route is None and self._spec_locked and self.base_env._may_be_fused:
+        if route is None and self._declared.is_locked and self.base_env._may_be_fused:
             route = self._found_route = self._find_route()
         if route is None or not (route.stepper is route.base or route.base._may_be_fused):
             # programs are made for specs that stay, and for envs that step as their class says
@@ -183,7 +184,7 @@ class TransformStepping(TransformHolder):
             read = {as_path(key) for key in (*stepper.state_keys, *stepper.action_keys)}
             return [key for key in stepper.observation_keys if as_path(key) not in read]
 
-        return self._cached("hidden_keys", build)
+        return self._declared.cached("hidden_keys", build)
 
     # ---------------------------------------------------------------------------------------- step
 
@@ -228,7 +229,7 @@ class TransformStepping(TransformHolder):
         done = step.inner.recv()
         if not self.batch_locked:
             stepped = _shown_next(route, given[mask], done[mask])  # type: ignore[arg-type]
-            return self._scatter(mask, stepped, skipped)
+            return self._checks.scatter(mask, stepped, skipped)
         stepped = _shown_next(route, given.set(rules.STEP, mask), done)
         return _kept_where_skipped(mask, stepped, skipped)
 
@@ -236,17 +237,17 @@ class TransformStepping(TransformHolder):
         if not isinstance(td, LazyStackedTensorDict) or td.stack_dim:
             return super()._skipped_next(td)
         rows = [
-            self._skipped(part, own, self.batch_dims - 1)
+            self._checks.skipped_next(part, own, self.batch_dims - 1)
             for part, own in zip(td.unbind(0), self._leaves_by_row(td.shape[0]), strict=True)
         ]
         return LazyStackedTensorDict(*rows, stack_dim=0)
 
-    def _leaves_by_row(self, rows: int) -> list[list[OutputLeaf]]:
+    def _leaves_by_row(self, rows: int) -> Sequence[Sequence[OutputLeaf]]:
         """List the output leaves of each row of a batch, which may differ."""
         if not self.batch_locked:
-            return [self._output_leaves] * rows
+            return [self._table.outputs] * rows
 
-        def build() -> list[list[OutputLeaf]]:
+        def build() -> Sequence[Sequence[OutputLeaf]]:
             specs = {kind: getattr(self, f"full_{kind}_spec") for kind in _OUTPUTS}
             return [
                 [
@@ -257,7 +258,7 @@ class TransformStepping(TransformHolder):
                 for row in range(rows)
             ]
 
-        return self._cached("leaves_by_row", build)
+        return self._declared.cached("leaves_by_row", build)
 
     def _step_inverted(self, td: TensorDictBase) -> TensorDictBase:
         """Step with an input that has been through the inverse pass, for a transform of this env."""

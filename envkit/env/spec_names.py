@@ -1,0 +1,444 @@
+"""The names under which an env shows what it declares: specs, keys, batch size, device.
+
+`SpecNames` is thin: what specs are is decided in `declared`, which done leaves there are in `done_specs`.
+
+Conventions
+    full_*_spec   always a Composite, shape (*batch,).
+    single_*      the same spec with the env's batch axes removed; older name ``*_unbatched``.
+    key           a string when it is not nested, else a tuple of strings.
+    lists         leaf keys, sorted by depth, then by dot-joined name; read again after specs have changed.
+    level         a node of the data tree that owns done leaves, named by its path: () is the root.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from envkit import rules
+from envkit.data.arguments import as_bool
+from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths
+from envkit.env.declared import (
+    INPUTS,
+    OUTPUTS,
+    Declared,
+    as_declared,
+    require_names,
+    require_nodes,
+)
+from envkit.env.done_specs import complete_done_spec
+from envkit.env.outputs import OutputChecks
+from envkit.env.overrides import Overridable
+from envkit.env.table import SpecTable, levels_of
+from envkit.errors import MissingKeyError, ReadOnlyError, SpecTypeError
+from envkit.specs import Composite, TensorSpec, Unbounded
+from envkit.specs.inputs import ActionInput, action_inputs
+
+__all__ = ["SpecNames"]
+
+
+class _SingleSpec(property):
+    """A property that shows a spec without the batch axes."""
+
+    def __init__(self, name: str):
+        def read(env: SpecNames) -> TensorSpec:
+            spec, axes = getattr(env, name), len(env.batch_size)
+            return spec[(0,) * axes] if axes else spec
+
+        super().__init__(read, doc=f"`{name}` of one element of the batch.")
+
+    def __get__(self, env: Any, owner: type | None = None) -> TensorSpec:
+        return super().__get__(env, owner)
+
+
+class _LeafKeys(property):
+    """A property that lists the leaf keys of a full spec."""
+
+    def __init__(self, kind: str):
+        name = f"full_{kind}_spec"
+
+        def read(env: SpecNames) -> list[Key]:
+            return env._declared.cached(
+                f"{kind}_keys", lambda: [as_key(path) for path in leaf_paths(getattr(env, name))]
+            )
+
+        super().__init__(read, doc=f"Leaf keys of the {kind} spec.")
+
+    def __get__(self, env: Any, owner: type | None = None) -> list[Key]:
+        return super().__get__(env, owner)
+
+
+class SpecNames(Overridable):
+    """The declared side of an environment."""
+
+    _batch_size: torch.Size
+    _device: torch.device | None
+    _batch_locked = True
+    _declared: Declared
+
+    # ------------------------------------------------------------------------- composites and locks
+
+    @property
+    def input_spec(self) -> Composite:
+        """State and action specs: ``Composite(full_state_spec, full_action_spec)``; read-only."""
+        return self._specs_of(INPUTS)
+
+    @input_spec.setter
+    def input_spec(self, value: Any) -> None:
+        raise ReadOnlyError(
+            "input_spec of an env cannot be assigned. Assign its parts: action_spec and state_spec."
+        )
+
+    @property
+    def output_spec(self) -> Composite:
+        """Reward, observation and done specs in one Composite; read-only."""
+        return self._specs_of(OUTPUTS)
+
+    @output_spec.setter
+    def output_spec(self, value: Any) -> None:
+        raise ReadOnlyError(
+            "output_spec of an env cannot be assigned. Assign its parts: observation_spec, "
+            "reward_spec and done_spec."
+        )
+
+    @property
+    def specs(self) -> Composite:
+        """Both of them in one Composite that outlives the env."""
+        output_spec, input_spec = self.output_spec.clone(), self.input_spec.clone()
+        return Composite(output_spec=output_spec, input_spec=input_spec, shape=self.batch_size)
+
+    @specs.setter
+    def specs(self, value: Any) -> None:
+        raise ReadOnlyError(
+            "specs of an env cannot be assigned. Assign their parts: action_spec, state_spec, "
+            "observation_spec, reward_spec and done_spec."
+        )
+
+    def _specs_of(self, side: str) -> Composite:
+        held, batch, device = self._declared, self.batch_size, self.device
+        given = self.__dict__.pop(side, None)  # as older code declares it
+        if given is None and side not in held:
+            of_class = getattr(type(self), side, None)  # which is shared; what is held is not
+            given = Composite(shape=batch, device=device) if of_class is None else of_class.clone()
+        if given is not None:
+            held.take(side, given)
+        return held.complete(side, batch, device)
+
+    def _store(self, side: str, kind: str, spec: Composite) -> None:
+        self._specs_of(side)
+        self._declared.store(side, kind, spec)
+
+    def _as_composite(self, spec: Any, kind: str) -> Composite:
+        return as_declared(spec, kind, self.batch_size, self.device)
+
+    @property
+    def is_spec_locked(self) -> bool:
+        """True while in-place edits of the specs are refused."""
+        return self._declared.is_locked
+
+    def set_spec_lock_(self, mode: bool = True) -> SpecNames:
+        """Lock the specs against in-place edits, or unlock them, inner envs too; returns self.
+
+        Raises:
+            ArgumentTypeError: ``mode`` is no bool.
+        """
+        as_bool("mode of set_spec_lock_", mode)
+        for child in self.children():
+            if isinstance(child, SpecNames):
+                child.set_spec_lock_(mode)
+        self._lock_own(mode)
+        return self
+
+    def _lock_own(self, mode: bool) -> None:
+        _ = self.input_spec, self.output_spec  # now, if they were not read before
+        self._declared.lock(mode)
+
+    # ---------------------------------------------------------------------------- the five kinds
+
+    @property
+    def full_action_spec(self) -> Composite:
+        """All actions, as a Composite."""
+        return self.input_spec["full_action_spec"]
+
+    @full_action_spec.setter
+    def full_action_spec(self, spec: TensorSpec) -> None:
+        self._store(INPUTS, "action", self._as_composite(spec, "action"))
+
+    @property
+    def full_state_spec(self) -> Composite:
+        """All inputs that are not actions, as a Composite."""
+        return self.input_spec["full_state_spec"]
+
+    @full_state_spec.setter
+    def full_state_spec(self, spec: Composite | None) -> None:
+        if spec is None:
+            spec = Composite(shape=self.batch_size, device=self.device)
+        if not isinstance(spec, Composite):
+            raise SpecTypeError(
+                f"state_spec must be a Composite or None, got {type(spec).__name__}. "
+                "Wrap the leaf: Composite(name=leaf, shape=env.batch_size)."
+            )
+        self._store(INPUTS, "state", self._as_composite(spec, "state"))
+
+    @property
+    def full_observation_spec(self) -> Composite:
+        """All outputs that are neither reward nor done, as a Composite."""
+        return self.output_spec["full_observation_spec"]
+
+    @full_observation_spec.setter
+    def full_observation_spec(self, spec: TensorSpec) -> None:
+        composite = self._as_composite(spec, "observation")
+        self._store(OUTPUTS, "observation", composite)
+
+    @property
+    def full_reward_spec(self) -> Composite:
+        """All rewards, as a Composite."""
+        return self.output_spec["full_reward_spec"]
+
+    @full_reward_spec.setter
+    def full_reward_spec(self, spec: TensorSpec) -> None:
+        self._store(OUTPUTS, "reward", self._as_composite(spec, "reward"))
+
+    @property
+    def full_done_spec(self) -> Composite:
+        """All done leaves, twins included, as a Composite."""
+        return self.output_spec["full_done_spec"]
+
+    @full_done_spec.setter
+    def full_done_spec(self, spec: TensorSpec) -> None:
+        composite, added = complete_done_spec(self._as_composite(spec, "done"))
+        self._declared.added_flags = added
+        self._store(OUTPUTS, "done", composite)
+
+    observation_spec = full_observation_spec
+    state_spec = full_state_spec
+
+    @property
+    def action_spec(self) -> TensorSpec:
+        """The action leaf when there is exactly one, however nested, else the Composite."""
+        return _only_leaf(self.full_action_spec)
+
+    @action_spec.setter
+    def action_spec(self, spec: TensorSpec) -> None:
+        self.full_action_spec = spec
+
+    @property
+    def reward_spec(self) -> TensorSpec:
+        """The reward leaf when there is exactly one, however nested, else the Composite."""
+        return _only_leaf(self.full_reward_spec)
+
+    @reward_spec.setter
+    def reward_spec(self, spec: TensorSpec) -> None:
+        self.full_reward_spec = spec
+
+    @property
+    def done_spec(self) -> TensorSpec:
+        """The done leaf when exactly one was declared (added twins apart), else the Composite."""
+        return _only_leaf(self.full_done_spec, ignore=self._declared.added_flags)
+
+    @done_spec.setter
+    def done_spec(self, spec: TensorSpec) -> None:
+        self.full_done_spec = spec
+
+    # ------------------------------------------------------------------------- without batch axes
+
+    single_action_spec = _SingleSpec("action_spec")
+    single_full_action_spec = _SingleSpec("full_action_spec")
+    single_reward_spec = _SingleSpec("reward_spec")
+    single_full_reward_spec = _SingleSpec("full_reward_spec")
+    single_done_spec = _SingleSpec("done_spec")
+    single_full_done_spec = _SingleSpec("full_done_spec")
+    single_observation_spec = _SingleSpec("full_observation_spec")
+    single_state_spec = _SingleSpec("full_state_spec")
+    single_input_spec = _SingleSpec("input_spec")
+    single_output_spec = _SingleSpec("output_spec")
+    single_full_observation_spec = single_observation_spec
+    single_full_state_spec = single_state_spec
+
+    action_spec_unbatched = single_action_spec
+    full_action_spec_unbatched = single_full_action_spec
+    reward_spec_unbatched = single_reward_spec
+    full_reward_spec_unbatched = single_full_reward_spec
+    done_spec_unbatched = single_done_spec
+    full_done_spec_unbatched = single_full_done_spec
+    observation_spec_unbatched = single_observation_spec
+    full_observation_spec_unbatched = single_full_observation_spec
+    state_spec_unbatched = single_state_spec
+    full_state_spec_unbatched = single_full_state_spec
+    input_spec_unbatched = single_input_spec
+    output_spec_unbatched = single_output_spec
+
+    # -------------------------------------------------------------------------------------- keys
+
+    action_keys = _LeafKeys("action")
+    reward_keys = _LeafKeys("reward")
+    observation_keys = _LeafKeys("observation")
+    state_keys = _LeafKeys("state")
+    done_keys = _LeafKeys("done")
+
+    @property
+    def action_key(self) -> Key:
+        """The only action key; KeyError when there are several."""
+        return self._only("action", self.action_keys)
+
+    @property
+    def reward_key(self) -> Key:
+        """The only reward key; KeyError when there are several."""
+        return self._only("reward", self.reward_keys)
+
+    @property
+    def done_key(self) -> Key:
+        """The only key whose last part is ``"done"``; KeyError when several levels have one."""
+        return self._only("done", [key for key in self.done_keys if as_path(key)[-1] == "done"])
+
+    def _only(self, kind: str, keys: list[Key]) -> Key:
+        if len(keys) != 1:
+            raise MissingKeyError(
+                f"env.{kind}_key needs exactly one {kind} entry, but the env has {keys}. "
+                f"Use env.{kind}_keys, or name the key you mean."
+            )
+        return keys[0]
+
+    @property
+    def done_levels(self) -> dict[tuple[str, ...], list[str]]:
+        """Names of the done leaves of each level, by the level's path, by depth."""
+        return (
+            self._table.levels
+            if self._declared.is_locked
+            else levels_of(leaf_paths(self.full_done_spec))
+        )
+
+    @property
+    def reset_keys(self) -> list[Key]:
+        """One ``(*level, "_reset")`` for each level that has done leaves."""
+        return [as_key((*level, rules.RESET)) for level in self.done_levels]
+
+    @property
+    def done_keys_groups(self) -> list[list[Key]]:
+        """The done leaves of each level, parallel to `reset_keys`."""
+        return [
+            [as_key((*level, name)) for name in names] for level, names in self.done_levels.items()
+        ]
+
+    # ------------------------------------------------------------------------------------- batch
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """Number of environments along each batch axis; ``[]`` for one environment."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, value: Any) -> None:
+        raise ReadOnlyError(
+            f"the batch size of an env cannot be assigned (it is {tuple(self.batch_size)}): its specs "
+            "follow from it. Pass batch_size= to the constructor: super().__init__(batch_size=...)."
+        )
+
+    @property
+    def shape(self) -> torch.Size:
+        """Alias of `batch_size`."""
+        return self.batch_size
+
+    @property
+    def batch_dims(self) -> int:
+        """Number of batch axes."""
+        return len(self.batch_size)
+
+    ndim = batch_dims
+
+    def ndimension(self) -> int:
+        """Give the number of batch axes, as `batch_dims` does."""
+        return self.batch_dims
+
+    def numel(self) -> int:
+        """Number of environments in a batch; 1 when the batch size is empty."""
+        return self.batch_size.numel()
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where inputs are expected and outputs delivered; None sets no constraint."""
+        return self._device
+
+    @device.setter
+    def device(self, value: Any) -> None:
+        raise ReadOnlyError(
+            f"the device of an env cannot be assigned (it is {self.device}). "
+            "Use env.to(device), which moves specs, parameters and future outputs."
+        )
+
+    @property
+    def batch_locked(self) -> bool:
+        """True when every TensorDict passed in must have exactly this env's batch size."""
+        return self._batch_locked
+
+    @batch_locked.setter
+    def batch_locked(self, value: bool) -> None:
+        raise ReadOnlyError(
+            f"batch_locked is read-only (it is {self.batch_locked}): it is a property of the "
+            "simulator. Choose a stateless env to step batches of any size."
+        )
+
+    # --------------------------------------------------------------------------- read from specs
+
+    def empty_cache(self) -> None:
+        """Drop the key lists read from the specs; they are read again at the next use."""
+        self._declared.forget_what_was_read()
+
+    @property
+    def _cache(self) -> dict[str, Any]:
+        return self._declared.cache
+
+    @property
+    def _table(self) -> SpecTable:
+        """What steps ask of the specs; see `table`."""
+        held = self._declared
+        return held.table or held.read(self).table
+
+    @property
+    def _checks(self) -> OutputChecks:
+        """What outputs must be; see `outputs`."""
+        held = self._declared
+        return held.checks or held.read(self)
+
+    @property
+    def _action_inputs(self) -> dict[Key, ActionInput]:
+        """What actions of one element of the batch may be, by key; see `specs.inputs`."""
+        return self._declared.cached(
+            "action_inputs", lambda: action_inputs(self.single_full_action_spec)
+        )
+
+    # ------------------------------------------------------------------------------- finishing up
+
+    def _finish_specs(self, *, lock: bool) -> None:
+        """Complete the declared specs, check names, and lock: the last act of construction."""
+        held = self._declared
+        for side in (INPUTS, OUTPUTS):
+            self._specs_of(side)
+            held.require_side(side, type(self).__name__, self.batch_size, self.device)
+        completed, added = complete_done_spec(self.full_done_spec)
+        if added:
+            held.added_flags = added
+            self._store(OUTPUTS, "done", completed)
+        held.reward_is_implied = self.full_reward_spec.is_empty()
+        if held.reward_is_implied:
+            self.full_reward_spec = Unbounded((*self.batch_size, 1), device=self.device)
+        require_names(held.full())
+        require_nodes(held.full())
+        self._lock_own(lock)
+
+    def add_truncated_keys(self) -> SpecNames:
+        """Declare ``truncated`` beside every ``done``; returns self."""
+        spec, _ = complete_done_spec(self.full_done_spec)  # in a constructor it may be empty
+        paths = leaf_paths(spec)
+        for level in {path[:-1] for path in paths} - {
+            path[:-1] for path in paths if path[-1] == "truncated"
+        }:
+            spec[(*level, "truncated")] = spec[(*level, "done")].clone()
+        self.full_done_spec = spec
+        return self
+
+
+def _only_leaf(spec: Composite, ignore: tuple[Path, ...] = ()) -> TensorSpec:
+    leaves = [path for path in leaf_paths(spec) if path not in ignore]
+    return spec[as_key(leaves[0])] if len(leaves) == 1 else spec
