@@ -13,7 +13,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -22,10 +22,11 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
+from envkit.batched.joining import common_device, joined_specs, require_free, shared_leaves
 from envkit.batched.members import STATE, Member, delivered, members_of
 from envkit.batched.moments import MOMENT, Moments
 from envkit.data.arguments import require_tensordict
-from envkit.data.paths import Path, as_key, as_path
+from envkit.data.paths import Path, as_path
 from envkit.data.results import EnvData
 from envkit.data.transition import collect_reset_masks
 from envkit.env.base import EnvBase
@@ -35,19 +36,16 @@ from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
     InputError,
-    KeyCollisionError,
     MissingKeyError,
     ReadOnlyError,
     ResetMaskError,
     SpecError,
 )
-from envkit.specs import Bounded, Composite, TensorSpec, Unbounded
+from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Destination, Device
 from envkit.specs.inputs import counted_from
 
 __all__ = ["MixedEnv"]
-
-_KINDS = ("observation", "action", "reward", "done")
 
 
 class MixedEnv(EnvBase):
@@ -83,11 +81,10 @@ class MixedEnv(EnvBase):
                     "env in SerialEnv(1, ...)."
                 )
         placed = members_of(members)
-        shared = [_shared_leaves(member) for member in placed]
-        _require_alike(shared)
+        shared = shared_leaves(placed)
         super().__init__(
             batch_size=[placed[-1].rows.stop],
-            device=_common_device(members) if device is None else device,
+            device=common_device(members) if device is None else device,
             allow_done_after_reset=any(env.allow_done_after_reset for env in members),
         )
         self.members = placed
@@ -96,12 +93,7 @@ class MixedEnv(EnvBase):
         self._action_masks = tuple(dict.fromkeys(masks))
         for member in self.members:
             self.add_module(member.name, member.env)
-        for kind in _KINDS:
-            spec = Composite(shape=self.batch_size, device=self.device)
-            for path in shared[0][kind]:
-                spec[as_key(path)] = _concatenated(
-                    [delivered(found[kind][path], self.device) for found in shared]
-                )
+        for kind, spec in joined_specs(shared, self.batch_size, self.device).items():
             setattr(self, f"full_{kind}_spec", spec)
         is_stateful = torch.zeros(self.batch_size, dtype=torch.bool)
         for member in self.members:
@@ -156,7 +148,7 @@ class MixedEnv(EnvBase):
         if self._moments.are_told:
             forms[MOMENT] = (1,), torch.int64
         observation, device = self.full_observation_spec.clone(), self.device
-        _require_free(map(as_path, forms), observation)
+        require_free(map(as_path, forms), observation)
         for key, (event, dtype) in forms.items():
             observation[key] = Unbounded((*self.batch_size, *event), dtype=dtype, device=device)
         read = {key for member in self.members for key in member.env.state_keys}
@@ -401,82 +393,5 @@ class _MixedStep(Pending):
         return self._followed(self.env._outcome(self))
 
 
-def _common_device(members: list[EnvBase]) -> torch.device | None:
-    devices = list(dict.fromkeys(env.device for env in members if env.device is not None))
-    if len(devices) > 1:
-        raise ArgumentError(
-            f"the members deliver to different devices, {list(map(str, devices))}, but a mixed env "
-            f"delivers to one. Say to which: MixedEnv(members, device={str(devices[0])!r})."
-        )
-    return devices[0] if devices else None
-
-
 def _concatenate(parts: list[TensorDictBase]) -> TensorDictBase:
     return torch.cat(parts, 0)  # type: ignore[return-value, arg-type]
-
-
-def _shared_leaves(member: Member) -> dict[str, dict[Path, TensorSpec]]:
-    """Give what a member must have in common with the others."""
-    return {
-        kind: {
-            as_path(key): leaf
-            for key, leaf in getattr(member.env, f"full_{kind}_spec").items(True, True)
-            if not (kind == "observation" and as_path(key) in member.state)
-        }
-        for kind in _KINDS
-    }
-
-
-def _require_alike(leaves: list[dict[str, dict[Path, TensorSpec]]]) -> None:
-    differences = []
-    for number, other in enumerate(leaves[1:], 1):
-        for kind in _KINDS:
-            first, second = leaves[0][kind], other[kind]
-            for path in dict.fromkeys((*first, *second)):
-                shown = [_shown(leaf, kind) for leaf in (first.get(path), second.get(path))]
-                if shown[0] != shown[1]:
-                    differences.append(
-                        f"  {kind} {as_key(path)!r}: member 0 has {shown[0]}, "
-                        f"member {number} has {shown[1]}"
-                    )
-    if differences:
-        raise SpecError(
-            "the members of a mixed env must have equal keys, shapes and dtypes, but differ:\n"
-            + "\n".join(differences)
-            + "\nBring them to one spec with wrappers, e.g. gymnasium's DtypeObservation."
-        )
-
-
-def _require_free(places: Iterable[Path], observation: Composite) -> None:
-    """Check that no observation of the members stands where their states go."""
-    for path in places:
-        for taken in map(as_path, observation.keys(True, True)):
-            if path[: len(taken)] == taken or taken[: len(path)] == path:
-                raise KeyCollisionError(
-                    f"the members have an observation {as_key(taken)!r}, but a mixed env has its own entry "
-                    f"{as_key(path)!r}, for states. Give theirs another name, e.g. with RenameTransform in "
-                    "each member."
-                )
-
-
-def _shown(leaf: TensorSpec | None, kind: str) -> str:
-    """Describe a leaf by what must be equal: of an action also the set it is drawn from."""
-    if leaf is None:
-        return "absent"
-    text = f"{leaf.dtype} {tuple(leaf.shape[1:])}"
-    if kind != "action":
-        return text
-    count = getattr(leaf, "n", None)
-    return f"{type(leaf).__name__} {text}" + ("" if count is None else f" of {count}")
-
-
-def _concatenated(specs: list[TensorSpec]) -> TensorSpec:
-    """Join leaf specs along the batch axis; a leaf some member does not bound is unbounded."""
-    first = specs[0]
-    shape = (sum(spec.shape[0] for spec in specs), *first.shape[1:])
-    if all(isinstance(spec, Bounded) for spec in specs):
-        low, high = (torch.cat([getattr(spec, end) for spec in specs]) for end in ("low", "high"))
-        return Bounded(low, high, shape, dtype=first.dtype, device=first.device)
-    if all(spec == first[0].expand(spec.shape) for spec in specs):
-        return first[0].expand(shape)
-    return Unbounded(shape, dtype=first.dtype, device=first.device)
