@@ -29,7 +29,6 @@ _STEPS = {
     "ParallelEnv(32)": 150,
     "JaxEnv x64": 500,
     "TransformedEnv(GymEnv, 3 transforms)": 300,
-    "MixedEnv(2 SerialEnv)": 300,
 }
 
 
@@ -43,7 +42,6 @@ def serve() -> None:
         Compose,
         GymEnv,
         InitTracker,
-        MixedEnv,
         ParallelEnv,
         RewardSum,
         SerialEnv,
@@ -64,7 +62,6 @@ def serve() -> None:
         "TransformedEnv(GymEnv, 3 transforms)": TransformedEnv(
             cartpole(), Compose(InitTracker(), StepCounter(), RewardSum())
         ),
-        "MixedEnv(2 SerialEnv)": MixedEnv([SerialEnv(2, cartpole), SerialEnv(2, cartpole)]),
     }
     roots = {}
     for name, env in envs.items():

@@ -37,6 +37,7 @@ from envkit.data.paths import Key, Path, as_key, tensordict_of
 from envkit.data.results import EnvData
 from envkit.data.transition import collect_reset_masks, leaves
 from envkit.env.base import EnvBase
+from envkit.env.input_checks import require_actions
 from envkit.env.options import EnvOptions
 from envkit.env.pending import LocalStep, Pending
 from envkit.env.policy import PolicyLike
@@ -257,7 +258,7 @@ class JaxEnv(RowEnv):
         if self._overrides(_PROGRAM) or not (mask is None or bool(mask.any())):
             return LocalStep(self, td, advance)
         if self.run_type_checks:
-            self._check_actions(td)
+            require_actions(td, self.full_action_spec)
         inputs = self._inputs(td)
         if advance and self._resets_in_program(td, inputs):
             return ProgramAdvance(self, td, True, inputs)

@@ -31,11 +31,11 @@ from envkit.data.paths import Path, as_key, as_path
 from envkit.data.results import EnvData
 from envkit.data.transition import collect_reset_masks, merge_reset
 from envkit.env.base import EnvBase
+from envkit.env.input_checks import in_functorch, require_values
 from envkit.env.pending import Pending
 from envkit.env.policy import Policy
 from envkit.env.rollout import nonstop
 from envkit.env.seeding import seed_chain
-from envkit.env.stepping import in_functorch
 from envkit.errors import (
     ArgumentTypeError,
     BatchSizeError,
@@ -125,8 +125,8 @@ class BatchedEnv(AttributeLookup, PoolOwner):
                 f"the TensorDict has batch size {tuple(td.batch_size)}, but {type(self).__name__} "
                 f"has {self.num_workers} sub-envs: pass batch size {tuple(self.batch_size)}."
             )
-        if in_functorch():
-            self._require_values(td)
+        if in_functorch() and self.leaves_torch:
+            require_values(td, self._table.inputs, type(self).__name__)
 
     def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
         exchange = self._exchange or self._the_exchange

@@ -16,13 +16,11 @@ import inspect
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NoReturn
-
-from torch import nn
+from typing import Any, NoReturn
 
 from envkit.errors import BusyError
 
-__all__ = ["CALLS", "Exclusive", "InUse"]
+__all__ = ["CALLS", "InUse", "hold_calls"]
 
 
 class InUse:
@@ -79,7 +77,7 @@ def _alone(method: Callable[..., Any]) -> Callable[..., Any]:
     """Hold the env while one of its methods runs."""
 
     @functools.wraps(method)
-    def held(self: Exclusive, *args: Any, **kwargs: Any) -> Any:
+    def held(self: Any, *args: Any, **kwargs: Any) -> Any:
         use = self._in_use
         if use.inner:
             with use:
@@ -95,22 +93,11 @@ def _alone(method: Callable[..., Any]) -> Callable[..., Any]:
     return held
 
 
-class Exclusive(nn.Module):
-    """The part of an environment that lets one thread use it at a time.
-
-    The calls below hold it, in every class that defines them: overrides in a subclass too.
-    """
-
-    _in_use: InUse
-
-    if TYPE_CHECKING:  # nn.Module's would give every misspelt name a type
-        __getattr__: None  # type: ignore[assignment, misc]
-
-    def __init_subclass__(cls, **kwargs: Any):
-        super().__init_subclass__(**kwargs)
-        for name in CALLS & vars(cls).keys():
-            if inspect.isfunction(method := vars(cls)[name]):
-                setattr(cls, name, _alone(method))
+def hold_calls(cls: type) -> None:
+    """Have the calls that a class defines hold the env while they run."""
+    for name in CALLS & vars(cls).keys():
+        if inspect.isfunction(method := vars(cls)[name]):
+            setattr(cls, name, _alone(method))
 
 
 CALLS = frozenset(

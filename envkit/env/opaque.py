@@ -9,20 +9,16 @@ compiled by itself, such as a policy, stays so when an env calls it.
 from __future__ import annotations
 
 from inspect import isfunction
-from typing import Any
 
 import torch
 
 from envkit.env.exclusive import CALLS
 
-__all__ = ["Opaque"]
+__all__ = ["hide_calls"]
 
 
-class Opaque:
-    """The part of an environment that hides its public calls, those of subclasses too."""
-
-    def __init_subclass__(cls, **kwargs: Any):
-        super().__init_subclass__(**kwargs)
-        for name in CALLS & vars(cls).keys():
-            if isfunction(call := vars(cls)[name]):
-                setattr(cls, name, torch.compiler.disable(call, reason="an env is opaque"))
+def hide_calls(cls: type) -> None:
+    """Hide the calls that a class defines from torch's compiler."""
+    for name in CALLS & vars(cls).keys():
+        if isfunction(call := vars(cls)[name]):
+            setattr(cls, name, torch.compiler.disable(call, reason="an env is opaque"))

@@ -12,16 +12,28 @@ Conventions
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from envkit.env.exclusive import Exclusive
+from torch import nn
+
+from envkit.env.exclusive import InUse, hold_calls
+from envkit.env.opaque import hide_calls
 from envkit.errors import FusionError
 
 __all__ = ["Overridable"]
 
 
-class Overridable(Exclusive):
-    """The part of an environment that knows which of its methods were overridden."""
+class Overridable(nn.Module):
+    """The root of environments: public calls are guarded, and what is overridden is known.
+
+    The calls of every class, overrides in a subclass too, hold the env (see `exclusive`) and are hidden
+    from torch's compiler (see `opaque`).
+    """
+
+    _in_use: InUse
+
+    if TYPE_CHECKING:  # nn.Module's would give every misspelt name a type
+        __getattr__: None  # type: ignore[assignment, misc]
 
     _passes_by: ClassVar[frozenset[str]] = frozenset()
     """What the fast ways of this class do without calling it."""
@@ -34,6 +46,8 @@ class Overridable(Exclusive):
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
+        hold_calls(cls)
+        hide_calls(cls)
         names: set[str] = set()
         for base in cls.__mro__:
             if "_passes_by" in vars(base):

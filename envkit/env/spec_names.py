@@ -18,7 +18,7 @@ import torch
 
 from envkit import rules
 from envkit.data.arguments import as_bool
-from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths
+from envkit.data.paths import Key, as_key, as_path, leaf_paths
 from envkit.env.declared import (
     INPUTS,
     OUTPUTS,
@@ -30,43 +30,13 @@ from envkit.env.declared import (
 from envkit.env.done_specs import complete_done_spec
 from envkit.env.outputs import OutputChecks
 from envkit.env.overrides import Overridable
+from envkit.env.spec_properties import LeafKeys, SingleSpec, only_leaf
 from envkit.env.table import SpecTable, levels_of
 from envkit.errors import MissingKeyError, ReadOnlyError, SpecTypeError
 from envkit.specs import Composite, TensorSpec, Unbounded
 from envkit.specs.inputs import ActionInput, action_inputs
 
 __all__ = ["SpecNames"]
-
-
-class _SingleSpec(property):
-    """A property that shows a spec without the batch axes."""
-
-    def __init__(self, name: str):
-        def read(env: SpecNames) -> TensorSpec:
-            spec, axes = getattr(env, name), len(env.batch_size)
-            return spec[(0,) * axes] if axes else spec
-
-        super().__init__(read, doc=f"`{name}` of one element of the batch.")
-
-    def __get__(self, env: Any, owner: type | None = None) -> TensorSpec:
-        return super().__get__(env, owner)
-
-
-class _LeafKeys(property):
-    """A property that lists the leaf keys of a full spec."""
-
-    def __init__(self, kind: str):
-        name = f"full_{kind}_spec"
-
-        def read(env: SpecNames) -> list[Key]:
-            return env._declared.cached(
-                f"{kind}_keys", lambda: [as_key(path) for path in leaf_paths(getattr(env, name))]
-            )
-
-        super().__init__(read, doc=f"Leaf keys of the {kind} spec.")
-
-    def __get__(self, env: Any, owner: type | None = None) -> list[Key]:
-        return super().__get__(env, owner)
 
 
 class SpecNames(Overridable):
@@ -217,7 +187,7 @@ class SpecNames(Overridable):
     @property
     def action_spec(self) -> TensorSpec:
         """The action leaf when there is exactly one, however nested, else the Composite."""
-        return _only_leaf(self.full_action_spec)
+        return only_leaf(self.full_action_spec)
 
     @action_spec.setter
     def action_spec(self, spec: TensorSpec) -> None:
@@ -226,7 +196,7 @@ class SpecNames(Overridable):
     @property
     def reward_spec(self) -> TensorSpec:
         """The reward leaf when there is exactly one, however nested, else the Composite."""
-        return _only_leaf(self.full_reward_spec)
+        return only_leaf(self.full_reward_spec)
 
     @reward_spec.setter
     def reward_spec(self, spec: TensorSpec) -> None:
@@ -235,7 +205,7 @@ class SpecNames(Overridable):
     @property
     def done_spec(self) -> TensorSpec:
         """The done leaf when exactly one was declared (added twins apart), else the Composite."""
-        return _only_leaf(self.full_done_spec, ignore=self._declared.added_flags)
+        return only_leaf(self.full_done_spec, ignore=self._declared.added_flags)
 
     @done_spec.setter
     def done_spec(self, spec: TensorSpec) -> None:
@@ -243,16 +213,16 @@ class SpecNames(Overridable):
 
     # ------------------------------------------------------------------------- without batch axes
 
-    single_action_spec = _SingleSpec("action_spec")
-    single_full_action_spec = _SingleSpec("full_action_spec")
-    single_reward_spec = _SingleSpec("reward_spec")
-    single_full_reward_spec = _SingleSpec("full_reward_spec")
-    single_done_spec = _SingleSpec("done_spec")
-    single_full_done_spec = _SingleSpec("full_done_spec")
-    single_observation_spec = _SingleSpec("full_observation_spec")
-    single_state_spec = _SingleSpec("full_state_spec")
-    single_input_spec = _SingleSpec("input_spec")
-    single_output_spec = _SingleSpec("output_spec")
+    single_action_spec = SingleSpec("action_spec")
+    single_full_action_spec = SingleSpec("full_action_spec")
+    single_reward_spec = SingleSpec("reward_spec")
+    single_full_reward_spec = SingleSpec("full_reward_spec")
+    single_done_spec = SingleSpec("done_spec")
+    single_full_done_spec = SingleSpec("full_done_spec")
+    single_observation_spec = SingleSpec("full_observation_spec")
+    single_state_spec = SingleSpec("full_state_spec")
+    single_input_spec = SingleSpec("input_spec")
+    single_output_spec = SingleSpec("output_spec")
     single_full_observation_spec = single_observation_spec
     single_full_state_spec = single_state_spec
 
@@ -271,11 +241,11 @@ class SpecNames(Overridable):
 
     # -------------------------------------------------------------------------------------- keys
 
-    action_keys = _LeafKeys("action")
-    reward_keys = _LeafKeys("reward")
-    observation_keys = _LeafKeys("observation")
-    state_keys = _LeafKeys("state")
-    done_keys = _LeafKeys("done")
+    action_keys = LeafKeys("action")
+    reward_keys = LeafKeys("reward")
+    observation_keys = LeafKeys("observation")
+    state_keys = LeafKeys("state")
+    done_keys = LeafKeys("done")
 
     @property
     def action_key(self) -> Key:
@@ -437,8 +407,3 @@ class SpecNames(Overridable):
             spec[(*level, "truncated")] = spec[(*level, "done")].clone()
         self.full_done_spec = spec
         return self
-
-
-def _only_leaf(spec: Composite, ignore: tuple[Path, ...] = ()) -> TensorSpec:
-    leaves = [path for path in leaf_paths(spec) if path not in ignore]
-    return spec[as_key(leaves[0])] if len(leaves) == 1 else spec

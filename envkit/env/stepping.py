@@ -36,24 +36,19 @@ from envkit.data.transition import (
     leaves,
     merge_reset,
 )
-from envkit.env.opaque import Opaque
+from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
 from envkit.env.pending import LocalStep, OverriddenStep, Pending
 from envkit.env.spec_names import SpecNames
 from envkit.errors import (
     BatchSizeError,
     ClosedEnvError,
-    DataTypeError,
     DoneError,
-    EnvkitError,
-    InputError,
-    MissingKeyError,
-    SpecTypeError,
 )
 
-__all__ = ["Stepping", "in_functorch"]
+__all__ = ["Stepping"]
 
 
-class Stepping(Opaque, SpecNames, ABC):
+class Stepping(SpecNames, ABC):
     """The part of an environment that resets and steps.
 
     Attributes:
@@ -221,7 +216,7 @@ class Stepping(Opaque, SpecNames, ABC):
                     warnings.warn(
                         f"{key!r} is set after a partial reset where nothing was reset and the "
                         "input does not hold it; the flag is kept. Pass the current data.",
-                        stacklevel=5,  # public calls are wrapped, see `Exclusive` and `Opaque`
+                        stacklevel=5,  # public calls are wrapped, see `exclusive` and `opaque`
                     )
                     td.set(key, flags)
 
@@ -272,11 +267,11 @@ class Stepping(Opaque, SpecNames, ABC):
 
     def _computed_next(self, td: TensorDictBase) -> TensorDictBase:
         if self.run_type_checks:
-            self._check_actions(td)
+            require_actions(td, self.full_action_spec)
         try:
             out = self._step(td)
         except (KeyError, TypeError, AttributeError) as error:  # as data does that lacks an entry
-            self._require_inputs(td, error)
+            tell_missing(td, self._table.inputs, type(self).__name__, error)
             raise
         return self._accepted(out, td)
 
@@ -297,37 +292,6 @@ class Stepping(Opaque, SpecNames, ABC):
         """Say which rows have ended, shape ``(*batch,)``; see `OutputChecks`."""
         return self._checks.rows_done(following)
 
-    def _check_actions(self, td: TensorDictBase) -> None:
-        """Compare actions with their specs; one that is missing is told by what needs it."""
-        for key in self.action_keys:
-            spec = self.full_action_spec[key]
-            if spec.dtype is None or -1 in spec.shape or (value := td.get(key, None)) is None:
-                continue
-            dtype = getattr(value, "dtype", None)
-            if dtype != spec.dtype:
-                raise SpecTypeError(
-                    f"{key!r} is a {type(value).__name__} of dtype {dtype}, but its spec says "
-                    f"{spec.dtype}. Have the policy give that, or declare the dtype it gives."
-                )
-            shape = (*td.batch_size, *spec.shape[len(self.batch_size) :])
-            if tuple(value.shape) != shape:
-                raise InputError(
-                    f"{key!r} has shape {tuple(value.shape)}, but the env takes {shape}. Have the "
-                    "policy give one value for each element of the spec."
-                )
-
-    def _require_inputs(self, td: TensorDictBase, error: Exception) -> None:
-        """Explain a step that failed on data without the entries that the specs name as inputs."""
-        if isinstance(error, EnvkitError):
-            return
-        lacking = [key for key in self._table.inputs if td.get(key, None) is None]
-        if lacking:
-            raise MissingKeyError(
-                f"the TensorDict has no {', '.join(map(repr, lacking))}, which {type(self).__name__} "
-                f"takes; it has {sorted(map(str, td.keys(True, True)))}. Write actions first, e.g. "
-                "with env.rand_action(td), and start from env.reset(), which gives the states."
-            ) from error
-
     def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
         """Compute ``next`` when a `_step` mask is given; batched envs have ways of their own."""
         if bool(mask.all()):
@@ -344,32 +308,14 @@ class Stepping(Opaque, SpecNames, ABC):
     def _check_batch(self, td: TensorDictBase) -> None:
         if self.is_closed:
             raise ClosedEnvError(f"{self} is closed. Build a new one.")
-        if in_functorch():
-            self._require_values(td)
+        if in_functorch() and self.leaves_torch:
+            require_values(td, self._table.inputs, type(self).__name__)
         table = self._table
         if table.batch_locked and td.batch_size != table.batch_size:
             raise BatchSizeError(
                 f"the TensorDict has batch size {tuple(td.batch_size)}, but {type(self).__name__} "
                 f"is batch-locked to {tuple(table.batch_size)}. Pass data of that batch size."
             )
-
-    def _require_values(self, td: TensorDictBase) -> None:
-        """Check that a simulator outside torch is given numbers.
-
-        Raises:
-            DataTypeError: an entry is what torch.func makes of a tensor: its values are not at hand.
-        """
-        if not self.leaves_torch:
-            return
-        for key in self._table.inputs:
-            value = td.get(key, None)
-            if isinstance(value, torch.Tensor) and _functorch.is_functorch_wrapped_tensor(value):
-                raise DataTypeError(
-                    f"{key!r} is a tensor under a transform of torch.func (vmap, grad, ...), and "
-                    f"{type(self).__name__} steps outside torch, where such a tensor has no values. Call "
-                    "the env outside of it: many rows are a batch, and gradients of a stateless env come "
-                    "by requires_grad=True and backward()."
-                )
 
     # ---------------------------------------------------------------------------- the next input
 
@@ -467,7 +413,4 @@ class Stepping(Opaque, SpecNames, ABC):
         """Refuse what `_step` would refuse, where that can be told before."""
 
 
-_functorch = torch._C._functorch  # type: ignore[attr-defined]
-in_functorch = _functorch.peek_interpreter_stack
-"""Gives None unless a transform of torch.func runs."""
 _STEP = frozenset(("step",))

@@ -1,0 +1,47 @@
+"""Properties that show a spec in part: one element of the batch, its leaf keys, its only leaf."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envkit.data.paths import Key, Path, as_key, leaf_paths
+from envkit.specs import Composite, TensorSpec
+
+__all__ = ["LeafKeys", "SingleSpec", "only_leaf"]
+
+
+class SingleSpec(property):
+    """A property that shows a spec without the batch axes."""
+
+    def __init__(self, name: str):
+        def read(env: Any) -> TensorSpec:
+            spec, axes = getattr(env, name), len(env.batch_size)
+            return spec[(0,) * axes] if axes else spec
+
+        super().__init__(read, doc=f"`{name}` of one element of the batch.")
+
+    def __get__(self, env: Any, owner: type | None = None) -> TensorSpec:
+        return super().__get__(env, owner)
+
+
+class LeafKeys(property):
+    """A property that lists the leaf keys of a full spec."""
+
+    def __init__(self, kind: str):
+        name = f"full_{kind}_spec"
+
+        def read(env: Any) -> list[Key]:
+            return env._declared.cached(
+                f"{kind}_keys", lambda: [as_key(path) for path in leaf_paths(getattr(env, name))]
+            )
+
+        super().__init__(read, doc=f"Leaf keys of the {kind} spec.")
+
+    def __get__(self, env: Any, owner: type | None = None) -> list[Key]:
+        return super().__get__(env, owner)
+
+
+def only_leaf(spec: Composite, ignore: tuple[Path, ...] = ()) -> TensorSpec:
+    """Give the leaf of a composite that has only one, those to ``ignore`` apart; else the composite."""
+    leaves = [path for path in leaf_paths(spec) if path not in ignore]
+    return spec[as_key(leaves[0])] if len(leaves) == 1 else spec
