@@ -2,7 +2,7 @@
 
 `RowEnv` reads the entries of a TensorDict that a program takes, flattens the batch, pads it to a compiled
 size, and names what comes back. Memory and dtypes at the border are decided in `dlpack`, gradients in
-`gradients`; when something is computed, and from what, is decided in `env`.
+`gradients`; when something is computed, and from what, is decided in `stepping`.
 
 Conventions
     rows     the flattened batch. Sizes other than the env's own are padded, see `padded_size`.

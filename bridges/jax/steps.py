@@ -1,6 +1,6 @@
 """Steps of a stateless env as values: a program that runs from the begin of a step until it is received.
 
-Which program a step is, and from what it starts, is decided in `bridges.jax.env`. This module calls it,
+Which program a step is, and from what it starts, is decided in `bridges.jax.stepping`. This module calls it,
 and puts what it gives into the data.
 """
 

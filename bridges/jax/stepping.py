@@ -1,0 +1,257 @@
+"""Which compiled program a stateless env runs when it resets, steps, and makes a run, and from what it starts.
+
+What is computed stands in `programs`, a step under way in `steps`, a run of many in `unrolling`, how a batch
+becomes rows in `handoff`.
+
+Conventions
+    state    everything of a row that a step needs, its PRNG key and elapsed steps included; nothing but the
+             key for new rows lives in the env. It is made of the seed, or where none was set, of a number
+             from torch's global generator at its first use.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import torch
+from tensordict import TensorDictBase
+
+from bridges.dlpack import jax_device_of, to_jit, to_torch
+from bridges.jax.gradients import is_wanted
+from bridges.jax.handoff import RowEnv
+from bridges.jax.policy.inputs import is_compilable
+from bridges.jax.programs import BEGIN, NOTHING
+from bridges.jax.steps import ProgramAdvance, ProgramStep
+from bridges.jax.unrolling import unroll, unroll_until
+from envkit import rules
+from envkit.data.arguments import as_int, require_tensordict
+from envkit.data.paths import as_key
+from envkit.data.results import EnvData
+from envkit.data.transition import collect_reset_masks, leaves
+from envkit.env.base import EnvBase
+from envkit.env.input_checks import require_actions
+from envkit.env.pending import LocalStep, Pending
+from envkit.env.policy import PolicyLike
+from envkit.env.seeding import checked_seed, drawn_seed
+from envkit.errors import ArgumentError, GradientError
+from envkit.rules import STEP
+
+__all__ = ["ProgramEnv"]
+
+
+class ProgramEnv(RowEnv):
+    """A stateless env that resets, steps and runs by the programs that it holds.
+
+    Attributes:
+        cache_clear_frequency: JAX forgets what it compiled after this many steps; 0 never.
+    """
+
+    cache_clear_frequency: int
+
+    _batch_locked = False
+    leaves_torch = True
+    _passes_by = EnvBase._passes_by | {"_step", "_reset"}
+    _steps_since_clear = 0
+    _key: jax.Array | None = None  # where keys for new rows come from; None is not seeded yet
+
+    @property
+    def traces(self) -> dict[str, int]:
+        """How often each program was traced for this env, by name."""
+        return dict(self._programs.traces)
+
+    # -------------------------------------------------------------------------------------- resets
+
+    def _next_key(self) -> jax.Array:
+        if self._key is None:
+            self._set_seed(drawn_seed())
+        self._key, now = jax.random.split(self._key)
+        return now
+
+    def _set_seed(self, seed: int | None) -> None:
+        if seed is None:
+            raise ArgumentError(
+                "a stateless env needs a seed: set_seed(0), say. None makes no key."
+            )
+        device = jax_device_of(self.device or "cpu")
+        self._key = jax.device_put(_key_of(checked_seed(seed)), device)
+
+    def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        if kwargs:
+            raise ArgumentError(
+                f"a stateless env takes no reset keywords, but got {sorted(kwargs)}. A seed is set by "
+                "set_seed(3), what to start from is passed in the TensorDict."
+            )
+        shape = self.batch_size if td is None else td.batch_size
+        if td is None or td.get("state", None) is None:
+            return self._out(shape, to_torch(self._kept(self._begun(shape))))
+        masks = collect_reset_masks(td, self.done_levels, self.full_done_spec)
+        mask = masks.get((), torch.ones(shape, dtype=torch.bool, device=self.device))
+        given = to_jit((self._state_in(td), self._mask_in(mask)), copy=False, detach=True)
+        # No gradient is lost: rows that are not selected keep what ``td`` holds, graph included.
+        outputs = self._programs.restart(*given, self._constants(shape, mask))
+        return self._out(shape, to_torch(self._kept(outputs)))
+
+    def _begun(self, shape: torch.Size) -> dict[str, Any]:
+        """Begin an episode in every row.
+
+        A program that resets takes long to compile. So `advance` does it where that is compiled, or is about to
+        be, and else `restart`: both reset in the same loop, bit for bit.
+        """
+        size, constants = self._size(shape.numel()), self._constants(shape)
+        inputs = to_torch(self._programs.unstarted(size, self._next_key(), constants))
+        state, action, memory = to_jit(inputs, copy=False)
+        if size in self._programs.advancing:
+            return self._programs.advance(state, action, memory, constants, BEGIN)[1]
+        every = to_jit(torch.ones(size, dtype=torch.bool, device=self.device), copy=False)
+        return self._programs.restart(state, every, constants)
+
+    # --------------------------------------------------------------------------------------- steps
+
+    def _inputs(self, td: TensorDictBase) -> tuple[Any, ...]:
+        return self._state_in(td), self._action_in(td), self._memory_in(td)
+
+    def _count_steps(self, steps: int) -> None:
+        """Clear the caches of JAX now and then, if that was asked for."""
+        if not self.cache_clear_frequency:
+            return
+        self._steps_since_clear += steps
+        if self.cache_clear_frequency <= self._steps_since_clear:
+            self._steps_since_clear = 0
+            jax.clear_caches()
+
+    def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
+        self._check_batch(td)
+        mask = td.get(STEP, None)
+        mask = None if mask is None else rules.step_mask(mask, td.batch_size)
+        if self._overrides(_PROGRAM) or not (mask is None or bool(mask.any())):
+            return LocalStep(self, td, advance)
+        if self.run_type_checks:
+            require_actions(td, self.full_action_spec)
+        inputs = self._inputs(td)
+        if advance and self._resets_in_program(td, inputs):
+            return ProgramAdvance(self, td, True, inputs)
+        return ProgramStep(self, td, advance, inputs, mask)
+
+    def _resets_in_program(self, td: TensorDictBase, inputs: tuple[Any, ...]) -> bool:
+        """Say whether one program may make a step and the reset after it.
+
+        Not with a mask or preset outcomes, which decide what is done; nor with a graph, so that one
+        backward program serves every kind of step.
+        """
+        is_free = td.get(STEP, None) is None and td.get("next", None) is None
+        return is_free and not (self.requires_grad and is_wanted(inputs))
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        mask = td.get(STEP, None)
+        mask = None if mask is None else rules.step_mask(mask, td.batch_size)
+        step = ProgramStep(self, td, False, self._inputs(td), mask).begin()
+        return self._out(td.batch_size, step.running.result())
+
+    def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
+        if not bool(mask.any()):
+            self._state_in(td)  # which brings it into the env's own layout
+            return self._skipped_next(td).clone()
+        return self._kept_where_skipped(td, mask, self._computed_next(td))
+
+    def _kept_where_skipped(
+        self, td: TensorDictBase, mask: torch.Tensor, following: TensorDictBase
+    ) -> TensorDictBase:
+        """Keep what was there in rows that ``mask`` leaves out; their reward is 0."""
+        if bool(mask.all()):
+            return following
+        skipped = self._skipped_next(td)
+        for path, value in leaves(following):
+            key = as_key(path)
+            following.set(key, rules.choose(mask, value, skipped.get(key)))
+        return following
+
+    def _step_last(self, td: TensorDictBase) -> TensorDictBase:
+        """Step by the program that has made the steps before, so that none is compiled for this one."""
+        if not self._steps_by_itself or self.run_type_checks:
+            return self.step(td)
+        self._check_batch(td)
+        inputs = self._inputs(td)
+        if not self._resets_in_program(td, inputs):
+            return self._make_step(td, advance=False).begin().recv()
+        return ProgramAdvance(self, td, True, inputs, follows=NOTHING).begin().recv()[0]
+
+    # ---------------------------------------------------------------------------------- many steps
+
+    def unroll(
+        self,
+        td: TensorDictBase,
+        steps: int,
+        policy: PolicyLike = None,
+        *,
+        record_state: bool = False,
+    ) -> tuple[EnvData, EnvData]:
+        """Take ``steps`` steps as one program, new episodes begun inside.
+
+        Args:
+            td: root to start from: ``state``, observation, done flags; what is done begins anew.
+            steps: length of the run.
+            policy: None for random actions, a `JaxPolicy`, or what `compile_policy` gave. What they draw
+                comes from the env's seed.
+            record_state: record ``state`` at root and next of every step, as `rollout` does.
+
+        Returns:
+            ``(data, td_next)``: transitions of batch size (*batch, steps), which lie time-major in
+            memory, and the root after the last step, from which the next call goes on.
+
+        Raises:
+            ArgumentError: ``steps`` is no integer above 0.
+            DataTypeError: ``td`` is no TensorDict.
+            PolicyError: (a TypeError) ``policy`` is of another kind.
+            TranslationError: (a NotImplementedError) the policy cannot be translated.
+            FusionError: (a NotImplementedError) a subclass steps or resets in its own way.
+            GradientError: gradients would be asked for, see `requires_grad`.
+        """
+        require_tensordict("td", td)
+        steps = as_int("steps", steps, least=1, meaning="the number of steps to take")
+        self._require_no_override(draws=policy is None)
+        if self._gives_gradients(td, policy):
+            raise GradientError(
+                "no gradient flows through unroll, but the env has requires_grad=True, and the policy or "
+                "the data to start from requires grad. Use rollout(steps, break_when_any_done=False), or "
+                "call unroll under torch.no_grad()."
+            )
+        self._count_steps(steps)
+        return unroll(self, td, steps, policy, record_state=record_state)
+
+    def _gives_gradients(self, td: TensorDictBase, policy: Any) -> bool:
+        """Say whether a run from ``td`` must be made of steps with a graph."""
+        if not (self.requires_grad and torch.is_grad_enabled()):
+            return False
+        given = [leaf for _, leaf in leaves(td) if isinstance(leaf, torch.Tensor)]
+        if isinstance(policy, torch.nn.Module):
+            given.extend(policy.parameters())
+        return is_wanted(given)
+
+    def _expect_run(self, stop: rules.Stop, policy: Any) -> None:
+        may_keep_graph = self.requires_grad and torch.is_grad_enabled()
+        steps = self._steps_by_itself and not (is_compilable(policy) or may_keep_graph)
+        if stop == "never" and steps:
+            self._programs.advancing.add(self._size(self.numel()))
+
+    def _fast_rollout(
+        self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Any
+    ) -> TensorDictBase | None:
+        if not is_compilable(policy) or self._gives_gradients(root, policy):
+            return None
+        if stop == "never":
+            return self.unroll(root, steps, policy, record_state=True)[0]
+        if self._programs.shards is not None:
+            return None
+        self._count_steps(steps)
+        return unroll_until(self, root, steps, policy, stop)
+
+
+def _key_of(seed: int) -> jax.Array:
+    """Make a key of a seed: other seeds, other keys. JAX alone would drop the upper 32 bits."""
+    upper, lower = divmod(seed, 2**32)
+    key = jax.random.PRNGKey(lower)
+    return jax.random.fold_in(key, upper) if upper else key
+
+
+_PROGRAM = frozenset(("_step",))
