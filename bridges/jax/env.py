@@ -27,22 +27,23 @@ from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_device_of, tor
 from bridges.jax.draws import unkeyed_draws
 from bridges.jax.fusing import Fusion, arguments_of, plan_fusion, wide_integers
 from bridges.jax.memory import warn_if_full
+from bridges.jax.options import JaxOptions, of_every_env
 from bridges.jax.programs import Constants, Programs, simulator_name
 from bridges.jax.sharding import AXIS, Shards
 from bridges.jax.specs import action_composite, array_leaf, done_composite
 from bridges.jax.stepping import ProgramEnv
 from bridges.jax.transformed_rows import observation_leaves
 from envkit.data.arguments import as_int, require_tensordict
+from envkit.data.keywords import completed
 from envkit.data.paths import Key, Path, as_key, leaf_paths, tensordict_of
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
-from envkit.env.options import EnvOptions
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
     MissingKeyError,
 )
-from envkit.functional import BatchedEnv, ResetMode, StatelessEnv, TimeLimit
+from envkit.functional import BatchedEnv, StatelessEnv, TimeLimit
 from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Destination, Device
 from envkit.transforms.core.base import Transform
@@ -57,22 +58,7 @@ class JaxEnv(ProgramEnv):
     Args:
         env: pure ``reset`` and ``step`` of one environment.
         device: where torch data and JAX arrays are; None takes the CPU, or the first of ``devices``.
-        devices: JAX devices (or torch's names of them) over which rows are spread evenly. Data
-            stays on ``device``. What a policy draws in `unroll` depends on how many there are, all else does not.
-        requires_grad: let torch gradients flow from state, observation and reward of a step to the state
-            and the action that it was given. They are computed by JAX, and only where autograd
-            records and an input requires grad. Otherwise what is returned has no graph.
-        episode_length: truncate episodes after this many steps; None never does.
-        reset_mode: where episodes begin: "fresh" draws each anew, "pool" takes one of ``pool_size``
-            beginnings, "cached" the one of the row's first episode. All cost the same.
-        pool_size: see ``reset_mode``.
-        cache_clear_frequency: forget all that JAX has compiled, in this process, after this many steps, as
-            the reference API does by default; False never does.
-        state_layout: "packed" (two tensors) or "nested" (one tensor a leaf, slower). Data of
-            either layout is accepted as input.
-        categorical_action_encoding: discrete actions as integers instead of one-hot.
-        **options: of every env, see `EnvOptions`. ``batch_size`` is what `reset` without data produces;
-            any other size is accepted too.
+        **options: see `JaxOptions`.
 
     Envs that are equal run the same compiled programs: of the same class, with the same attributes of ``env`` by
     value, the same ``episode_length``, ``reset_mode``, ``pool_size``, ``state_layout`` and ``devices``. The second
@@ -95,36 +81,31 @@ class JaxEnv(ProgramEnv):
         env: StatelessEnv,
         *,
         device: Device | None = None,
-        devices: Sequence[Any] | None = None,
-        requires_grad: bool = False,
-        episode_length: int | None = None,
-        reset_mode: ResetMode = "fresh",
-        pool_size: int = 64,
-        cache_clear_frequency: int | bool = False,
-        state_layout: str = "packed",
-        categorical_action_encoding: bool = False,
-        **options: Unpack[EnvOptions],
+        **options: Unpack[JaxOptions],
     ):
-        if state_layout not in ("packed", "nested"):
+        given = completed(JaxOptions, options)
+        if given.state_layout not in ("packed", "nested"):
             raise ArgumentError(
-                f"state_layout is {state_layout!r}, but must be 'packed' or 'nested'."
+                f"state_layout is {given.state_layout!r}, but must be 'packed' or 'nested'."
             )
-        shards = None if devices is None else Shards(devices)
+        shards = None if given.devices is None else Shards(given.devices)
         if device is None:
             device = "cpu" if shards is None else torch_device_of(shards.devices[0])
         device = torch.device(device)
-        super().__init__(device=device, **options)
+        super().__init__(device=device, **of_every_env(options))
         if shards is not None:
-            shards.check(self.numel(), device, requires_grad=requires_grad)
-        self.requires_grad = requires_grad
-        self.state_layout = state_layout
-        self.episode_length = episode_length
-        self.categorical_action_encoding = categorical_action_encoding
-        self.cache_clear_frequency = _clearing(cache_clear_frequency)
-        limited = TimeLimit(env, episode_length)
+            shards.check(self.numel(), device, requires_grad=given.requires_grad)
+        self.requires_grad = given.requires_grad
+        self.state_layout = given.state_layout
+        self.episode_length = given.episode_length
+        self.categorical_action_encoding = given.categorical_action_encoding
+        self.cache_clear_frequency = _clearing(given.cache_clear_frequency)
+        limited = TimeLimit(env, given.episode_length)
         axis = None if shards is None else AXIS
-        rows = BatchedEnv(limited, reset_mode=reset_mode, pool_size=pool_size, axis=axis)
-        self._programs = Programs(rows, packed=state_layout == "packed", shards=shards)
+        rows = BatchedEnv(
+            limited, reset_mode=given.reset_mode, pool_size=given.pool_size, axis=axis
+        )
+        self._programs = Programs(rows, packed=given.state_layout == "packed", shards=shards)
         jax_device_of(device)  # or say now that JAX does not see it
         warn_if_full(device)
         self._declare()

@@ -14,11 +14,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import jax
 
 from bridges.jax.env import JaxEnv
+from bridges.jax.options import JaxOptions
 from bridges.libraries import require
 from envkit.data.keywords import refuse_unknown
 from envkit.errors import ArgumentError, ArgumentTypeError
@@ -70,7 +71,7 @@ class BraxWrapper(JaxEnv):
         env: a bare `brax.envs.Env`, without Brax's training wrappers.
         device: where data and simulation are; warns and takes the CPU when None.
         from_pixels: not supported.
-        **kwargs: of `JaxEnv`: ``batch_size``, ``requires_grad``, ``episode_length``, ``state_layout``, ...
+        **options: see `JaxOptions`.
 
     Unknown public attributes are looked up on the Brax env.
 
@@ -88,7 +89,7 @@ class BraxWrapper(JaxEnv):
         device: Device | None = None,
         from_pixels: bool = False,
         _make: Callable[[], Any] | None = None,
-        **kwargs: Any,
+        **options: Unpack[JaxOptions],
     ):
         if from_pixels:
             raise NotImplementedError(
@@ -112,7 +113,7 @@ class BraxWrapper(JaxEnv):
                 "episodes themselves. Pass the bare env: env.unwrapped."
             )
         self._core = BraxCore(env, _make)
-        super().__init__(self._core, device=device, **kwargs)
+        super().__init__(self._core, device=device, **options)
 
     @property
     def _env(self) -> Any:
@@ -169,7 +170,7 @@ class BraxEnv(BraxWrapper):
         reset_mode: ResetMode = "fresh",
         pool_size: int = 64,
         cache_clear_frequency: int | bool = False,
-        state_layout: str = "packed",
+        state_layout: Literal["packed", "nested"] = "packed",
         categorical_action_encoding: bool = False,
         from_pixels: bool = False,
         run_type_checks: bool = False,

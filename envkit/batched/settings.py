@@ -7,7 +7,7 @@ decided where they are used.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from envkit.data.arguments import as_int
 from envkit.data.keywords import Default
@@ -67,7 +67,7 @@ class PoolOptions(TypedDict, total=False):
     num_processes: Annotated[int | None, Default(None)]
     timeout: Annotated[float | None, Default(60.0)]
     start_timeout: Annotated[float | None, Default(60.0)]
-    on_worker_failure: Annotated[str, Default("raise")]
+    on_worker_failure: Annotated[Literal["raise", "restart"], Default("raise")]
     max_restarts: Annotated[int, Default(10)]
     use_buffers: Annotated[bool | None, Default(None)]
     allow_done_after_reset: Annotated[bool, Default(False)]

@@ -8,6 +8,7 @@ from tensordict import TensorDictBase
 from envkit import (
     Bounded,
     BraxEnv,
+    BraxWrapper,
     Composite,
     EnvBase,
     GymEnv,
@@ -36,6 +37,9 @@ def mistaken(env: GymEnv, brax: BraxEnv, task: StatelessEnv, pool: ParallelEnv) 
     SerialEnv(num_workers=2.5, create_env_fn=make)  # mistake: wrong type of num_workers
     SerialEnv(2, make, num_proceses=1)  # mistake: misspelt keyword
     ParallelEnv(2, make, time_out=1.0)  # mistake: misspelt keyword
+    ParallelEnv(2, make, on_worker_failure="restarts")  # mistake: misspelt choice
+    JaxEnv(task, state_layout="pakced")  # mistake: misspelt choice
+    BraxWrapper(task, batchsize=[4])  # mistake: misspelt keyword
     JaxEnv(task, batchsize=[4])  # mistake: misspelt keyword
     BraxEnv("fast", batchsize=[4])  # mistake: misspelt keyword
     TransformedEnv(env, transforms=StepCounter())  # mistake: misspelt keyword

@@ -1,0 +1,51 @@
+"""The keywords of every env over JAX: type, default and meaning, for signatures, completion and type checkers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypedDict
+
+from envkit.data.keywords import Default
+from envkit.env.options import EnvOptions
+from envkit.functional import ResetMode
+
+__all__ = ["JaxOptions", "of_every_env"]
+
+
+class _Own(TypedDict, total=False):
+    devices: Annotated[Sequence[Any] | None, Default(None)]
+    requires_grad: Annotated[bool, Default(False)]
+    episode_length: Annotated[int | None, Default(None)]
+    reset_mode: Annotated[ResetMode, Default("fresh")]
+    pool_size: Annotated[int, Default(64)]
+    cache_clear_frequency: Annotated[int | bool, Default(False)]
+    state_layout: Annotated[Literal["packed", "nested"], Default("packed")]
+    categorical_action_encoding: Annotated[bool, Default(False)]
+
+
+class JaxOptions(EnvOptions, _Own, total=False):
+    """Keywords of `JaxEnv`, those of every env (`EnvOptions`) included.
+
+    Args:
+        batch_size: what `reset` without data produces; any other size is accepted too.
+        devices: JAX devices (or torch's names of them) over which rows are spread evenly. Data
+            stays on ``device``. What a policy draws in `unroll` depends on how many there are, all else does not.
+        requires_grad: let torch gradients flow from state, observation and reward of a step to the state
+            and the action that it was given. They are computed by JAX, and only where autograd
+            records and an input requires grad. Otherwise what is returned has no graph.
+        episode_length: truncate episodes after this many steps; None never does.
+        reset_mode: where episodes begin: "fresh" draws each anew, "pool" takes one of ``pool_size``
+            beginnings, "cached" the one of the row's first episode. All cost the same.
+        pool_size: see ``reset_mode``.
+        cache_clear_frequency: forget all that JAX has compiled, in this process, after this many steps, as
+            the reference API does by default; False never does.
+        state_layout: "packed" (two tensors) or "nested" (one tensor a leaf, slower). Data of
+            either layout is accepted as input.
+        categorical_action_encoding: discrete actions as integers instead of one-hot.
+    """
+
+
+def of_every_env(options: JaxOptions) -> EnvOptions:
+    """Leave out what envs over JAX alone take; what nobody takes stays, for `EnvBase` to refuse."""
+    own = _Own.__annotations__
+    return {name: value for name, value in options.items() if name not in own}  # type: ignore[return-value]
