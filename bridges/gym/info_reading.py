@@ -23,6 +23,7 @@ from envkit.env.base import EnvBase
 from envkit.env.declared import require_names
 from envkit.errors import ArgumentTypeError, InfoReaderError, KeyCollisionError
 from envkit.specs import Composite, make_composite_from_td
+from envkit.specs.annotations import Value
 
 __all__ = ["InfoReading", "Outcome", "Reader"]
 
@@ -49,7 +50,7 @@ class InfoReading(EnvBase):
         """Take the action out of a root."""
 
     @abstractmethod
-    def read_action(self, action: Any) -> Any:
+    def read_action(self, action: Value) -> Any:
         """Turn an action into what the simulator takes."""
 
     @abstractmethod
