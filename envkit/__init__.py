@@ -109,7 +109,8 @@ _HOMES = {
         "RewardClipping",
         "SignTransform",
     ),
-    "envkit.data.transition": ("step_mdp", "terminated_or_truncated"),
+    "envkit.data.resets": ("terminated_or_truncated",),
+    "envkit.data.transition": ("step_mdp",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -22,9 +22,9 @@ from envkit.batched.metadata import EnvMetaData as EnvMetaData
 from envkit.batched.mixed import MixedEnv as MixedEnv
 from envkit.batched.parallel import ParallelEnv as ParallelEnv
 from envkit.batched.serial import SerialEnv as SerialEnv
+from envkit.data.resets import terminated_or_truncated as terminated_or_truncated
 from envkit.data.trajectories import split_trajectories as split_trajectories
 from envkit.data.transition import step_mdp as step_mdp
-from envkit.data.transition import terminated_or_truncated as terminated_or_truncated
 from envkit.env.base import EnvBase as EnvBase
 from envkit.env.checks import check_env_specs as check_env_specs
 from envkit.env.policy import ExplorationType as ExplorationType

@@ -27,8 +27,9 @@ from bridges.jax.unrolling import unroll, unroll_until
 from envkit import rules
 from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.paths import as_key
+from envkit.data.resets import collect_reset_masks
 from envkit.data.results import EnvData
-from envkit.data.transition import collect_reset_masks, leaves
+from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
 from envkit.env.input_checks import require_actions
 from envkit.env.pending import LocalStep, Pending

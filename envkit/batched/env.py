@@ -28,8 +28,8 @@ from envkit.batched.pool_owner import PoolOwner
 from envkit.batched.stacking import by_row, empty_rows, keep_unstepped, stack_rows
 from envkit.data.arguments import require_tensordict
 from envkit.data.paths import Path, as_key, as_path
+from envkit.data.resets import collect_reset_masks, merge_reset
 from envkit.data.results import EnvData
-from envkit.data.transition import collect_reset_masks, merge_reset
 from envkit.env.base import EnvBase
 from envkit.env.input_checks import in_functorch, require_values
 from envkit.env.pending import Pending

@@ -27,8 +27,8 @@ from envkit.batched.members import STATE, Member, delivered, members_of
 from envkit.batched.moments import MOMENT, Moments
 from envkit.data.arguments import require_tensordict
 from envkit.data.paths import Path, as_path
+from envkit.data.resets import collect_reset_masks
 from envkit.data.results import EnvData
-from envkit.data.transition import collect_reset_masks
 from envkit.env.base import EnvBase
 from envkit.env.exclusive import InUse
 from envkit.env.pending import Pending

@@ -26,16 +26,9 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.data.arguments import require_tensordict
 from envkit.data.paths import Path, as_key, as_path
+from envkit.data.resets import any_done, collect_reset_masks, forget, merge_reset
 from envkit.data.results import EnvData
-from envkit.data.transition import (
-    any_done,
-    carry,
-    collect_reset_masks,
-    drop_private,
-    forget,
-    leaves,
-    merge_reset,
-)
+from envkit.data.transition import carry, drop_private, leaves
 from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
 from envkit.env.pending import LocalStep, OverriddenStep, Pending
 from envkit.env.spec_names import SpecNames

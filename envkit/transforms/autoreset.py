@@ -18,7 +18,8 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.data.paths import Key, as_key, as_path
-from envkit.data.transition import collect_reset_masks, empty_like, leaves
+from envkit.data.resets import collect_reset_masks
+from envkit.data.transition import empty_like, leaves
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, NoParentError, ResetMaskError
 from envkit.specs import Composite, TensorSpec, Unbounded

@@ -23,7 +23,7 @@ from envkit.arrays import episode_counters
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.inference import lasting
 from envkit.data.paths import Key, Path, as_key, as_path
-from envkit.data.transition import collect_reset_masks
+from envkit.data.resets import collect_reset_masks
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, NoParentError, ResetMaskError
 from envkit.specs import Categorical, Composite, TensorSpec, Unbounded

@@ -22,8 +22,9 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.data.paths import Key, as_key, as_path, leaf_paths
+from envkit.data.resets import collect_reset_masks, merge_reset
 from envkit.data.results import EnvData
-from envkit.data.transition import collect_reset_masks, leaves, merge_reset
+from envkit.data.transition import leaves
 from envkit.env.base import EnvBase, OutputLeaf
 from envkit.env.pending import Pending
 from envkit.env.policy import PolicyLike
