@@ -125,7 +125,14 @@ class Locked(CartPoleEnv):
         (lambda: GymWrapper(Easy()), "nothing would notice that it must be reset"),
         (lambda: GymWrapper(Locked()), "lock"),
         (
-            lambda: GymEnv("CartPole-v1", num_envs=1, vectorization_mode="async"),
+            lambda: GymEnv(
+                "CartPole-v1",
+                num_envs=1,
+                vectorization_mode="async",
+                vector_kwargs={
+                    "context": "forkserver"
+                },  # JAX, if another test has loaded it, warns of forks
+            ),
             "processes of its own",
         ),
     ],
