@@ -50,26 +50,24 @@ _COPIED = (
 )
 _SAME_BUT_FOR_IDENTITY = {"Eq", "Is"}, {"NotEq", "IsNot"}
 
-ENV = (
-    "tests/test_partial.py tests/test_rollout.py tests/test_envbase_calls.py tests/test_programs.py"
-)
+ENV = "tests/env/test_partial.py tests/env/test_rollout.py tests/env/test_envbase_calls.py tests/test_programs.py"
 ENV += " tests/test_contract.py tests/transforms/test_transformed_env.py tests/transforms/test_episodes.py"
 POOLS = "tests/batched/test_serial_parallel.py tests/batched/test_sub_envs.py tests/batched/test_keywords.py"
 POOLS += (
     " tests/batched/test_heterogeneous.py tests/batched/test_bad_input.py tests/test_programs.py"
 )
-JAX = "tests/bridges/test_jax_env.py tests/transforms/test_fused.py tests/bridges/torch_policy/test_unroll.py"
+JAX = "tests/bridges/jax/test_jax_env.py tests/transforms/test_fused.py tests/bridges/jax/policy/test_unroll.py"
 GUARDS: dict[str, str] = {
     "envkit/rules.py": f"tests/test_rules.py {ENV}",
-    "envkit/data/transition.py": f"tests/test_helpers.py {ENV} {POOLS}",
-    "envkit/env/stepping.py": f"tests/test_overrides.py {ENV} {POOLS} tests/batched/test_mixed.py",
-    "envkit/env/outputs.py": f"tests/test_broken_envs.py {ENV}",
-    "envkit/env/rollout.py": f"tests/test_rollout.py {ENV}",
+    "envkit/data/transition.py": f"tests/data/test_helpers.py {ENV} {POOLS}",
+    "envkit/env/stepping.py": f"tests/env/test_overrides.py {ENV} {POOLS} tests/batched/test_mixed.py",
+    "envkit/env/outputs.py": f"tests/env/test_broken_envs.py {ENV}",
+    "envkit/env/rollout.py": f"tests/env/test_rollout.py {ENV}",
     "envkit/batched/exchange": f"{POOLS} tests/batched/test_recovery.py",
     "envkit/batched/recovery.py": "tests/batched/test_recovery.py tests/batched/test_faults.py",
-    "envkit/functional": f"tests/functional {JAX} tests/bridges/test_reset_modes.py",
+    "envkit/functional": f"tests/functional {JAX} tests/bridges/jax/test_reset_modes.py",
     "bridges/dlpack.py": "tests/bridges/test_dlpack.py",
-    "bridges/jax/programs.py": f"{JAX} tests/bridges/test_gradients.py tests/bridges/test_sharding.py",
+    "bridges/jax/programs.py": f"{JAX} tests/bridges/jax/test_gradients.py tests/bridges/jax/test_sharding.py",
 }
 """Modules, or folders of them, and the tests that concern them, those that are likely to notice first."""
 

@@ -1,6 +1,15 @@
-"""What holds for all tests: signals mean what they do in a terminal, wherever tests are run from."""
+"""What all tests share: signals that mean what they do in a terminal, envs that end, counts of leaks."""
 
+from __future__ import annotations
+
+import gc
+import os
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import psutil
+import pytest
 
 # A shell has what it starts in the background ignore Ctrl-C, nohup the end of the terminal, and the scripts
 # that tests start would inherit that.
@@ -8,3 +17,34 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+FOREIGN = ("sem.mp-", "torch_")  # in /dev/shm: multiprocessing and torch, in whatever program
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable]:
+    """Hand out envs that are closed after the test, whatever it does."""
+    with ExitStack() as stack:
+
+        def keep(env):
+            stack.callback(env.close, raise_if_closed=False)
+            return env
+
+        yield keep
+
+
+@pytest.fixture
+def holdings() -> Callable[[], tuple[int, list[int], list[str]]]:
+    """Count descriptors, child processes and files in /dev/shm, the fork server's own being there."""
+    from envkit.transport import shared_fork_server
+
+    shared_fork_server().warm_up()
+
+    def count() -> tuple[int, list[int], list[str]]:
+        gc.collect()  # errors of earlier tests hold pools in reference cycles
+        children = sorted(child.pid for child in psutil.Process().children(recursive=True))
+        shared = sorted(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else []
+        shared = [name for name in shared if not name.startswith(FOREIGN)]
+        return len(os.listdir("/proc/self/fd")), children, shared
+
+    return count

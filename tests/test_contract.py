@@ -27,11 +27,11 @@ from envkit import (
 from envkit.env.base import EnvBase
 from envkit.env.policy import observation_inputs
 from envkit.errors import ClosedEnvError, DoneError, NotEnumerableError, ResetMaskError, ResumeError
-from tests.drift import gym_rows
-from tests.envs import Count, StatelessCount
-from tests.frozen import stays_frozen
-from tests.jax_drift import jax_rows
-from tests.shaped_envs import Groups, Several
+from tests.zoo.drift import gym_rows
+from tests.zoo.envs import Count, StatelessCount
+from tests.zoo.frozen import stays_frozen
+from tests.zoo.jax_drift import jax_rows
+from tests.zoo.shaped_envs import Groups, Several
 
 make_count = partial(Count, 5)
 make_cartpole = partial(GymEnv, "CartPole-v1", max_episode_steps=7)

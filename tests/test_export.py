@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from bridges.gym.env import GymEnv
 from bridges.jax.env import JaxEnv
 from envkit.batched.parallel import ParallelEnv
-from tests.bridges.jax_envs import Pendulum
+from tests.zoo.walkers import Pendulum
 
 pytestmark = pytest.mark.rounding
 

@@ -160,7 +160,7 @@ def test_envkit_works_without_what_an_env_does_not_need():
         *("jax", "brax", "gymnasium", "matplotlib"),
         code="""
         from envkit import SerialEnv, get_available_libraries
-        from tests.envs import Count
+        from tests.zoo.envs import Count
         print(SerialEnv(2, Count).rollout(3).shape)
         """,
     )

@@ -10,7 +10,7 @@ import pytest
 
 from envkit import GymEnv, ParallelEnv, SerialEnv
 from envkit.errors import NotStartedError, WorkerError
-from tests.envs import Count
+from tests.zoo.envs import Count
 
 ON_BOTH = {"serial": SerialEnv, "parallel": partial(ParallelEnv, num_processes=2)}
 

@@ -39,8 +39,8 @@ from envkit.errors import (
     WorkerError,
 )
 from envkit.specs import Bounded, Categorical, Composite, Unbounded
-from tests.bridges.jax_envs import Chooser
-from tests.envs import Count
+from tests.zoo.envs import Count
+from tests.zoo.walkers import Chooser
 
 F, T = False, True
 

@@ -13,7 +13,7 @@ import torch
 from envkit import EnvCreator, EnvMetaData, ParallelEnv, SerialEnv, check_env_specs, env_creator
 from envkit.batched.shared_state import SharedState
 from envkit.errors import MissingKeyError, SharedMemoryError
-from tests.envs import Count
+from tests.zoo.envs import Count
 
 ON_BOTH = {"serial": SerialEnv, "parallel": partial(ParallelEnv, num_processes=2)}
 

@@ -28,7 +28,7 @@ from gymnasium import spaces
 from bridges.gym.wrapper import GymWrapper
 from envkit import MixedEnv, ParallelEnv, SerialEnv
 from envkit.errors import SharedMemoryError, WorkerError, WorkerTimeoutError
-from tests.envs import Chaos, Count, order_fault
+from tests.zoo.envs import Chaos, Count, order_fault
 
 SEEDS = [0, 795726461, 2841183792]
 SOON_S = 2.0  # how much later than it can be noticed an error may come
@@ -136,11 +136,11 @@ def provoke(env, orders: list[Path], place: str, fault: str) -> Callable:
 )
 @once_more_if_late
 def test_a_fault_in_a_worker_is_told_in_full_and_leaves_nothing(
-    closing, holdings, tmp_path, use_buffers, place, fault
+    opened, holdings, tmp_path, use_buffers, place, fault
 ):
     before = holdings()
     env, orders = three(ParallelEnv, tmp_path, use_buffers=use_buffers)
-    closing(env)
+    opened(env)
     call = provoke(env, orders, place, fault)
 
     limit_s = env.start_timeout if place == "constructor" else env.timeout
@@ -173,9 +173,9 @@ def test_a_fault_in_a_worker_is_told_in_full_and_leaves_nothing(
 @pytest.mark.parametrize("place", PLACES)
 @with_and_without_buffers
 @once_more_if_late
-def test_a_fault_in_this_process_is_told_in_the_same_way(closing, tmp_path, use_buffers, place):
+def test_a_fault_in_this_process_is_told_in_the_same_way(opened, tmp_path, use_buffers, place):
     env, orders = three(SerialEnv, tmp_path, use_buffers=use_buffers)
-    closing(env)
+    opened(env)
     call = provoke(env, orders, place, "raise")
 
     if place == "visit":  # its caller is at hand: no messenger is needed
@@ -192,9 +192,9 @@ def test_a_fault_in_this_process_is_told_in_the_same_way(closing, tmp_path, use_
 
 @with_and_without_buffers
 @once_more_if_late
-def test_an_env_that_raised_goes_on_after_a_reset(closing, tmp_path, use_buffers):
+def test_an_env_that_raised_goes_on_after_a_reset(opened, tmp_path, use_buffers):
     env, _ = three(ParallelEnv, tmp_path, use_buffers=use_buffers)
-    closing(env)
+    opened(env)
     pids = env.worker_pids
     td = env.reset()
 
@@ -205,9 +205,9 @@ def test_an_env_that_raised_goes_on_after_a_reset(closing, tmp_path, use_buffers
 
 
 @once_more_if_late
-def test_a_dead_worker_is_told_by_every_call_until_the_env_is_closed(closing, tmp_path):
+def test_a_dead_worker_is_told_by_every_call_until_the_env_is_closed(opened, tmp_path):
     env, _ = three(ParallelEnv, tmp_path)
-    closing(env)
+    opened(env)
     td = env.reset()
     first = told_by(lambda: env.step(acted(env, td, "exit", "none", "none")))
 
@@ -238,7 +238,7 @@ def test_envs_that_were_built_are_closed_when_another_cannot_be():
     assert sorted(closed) == [3, 4]
 
 
-def test_an_env_that_cannot_close_does_not_keep_others_open(closing):
+def test_an_env_that_cannot_close_does_not_keep_others_open(opened):
     closed = []
 
     class Closing(Chaos):
@@ -273,10 +273,10 @@ def killed_during(env, call: Callable) -> WorkerError:
 
 @pytest.mark.parametrize("place", ["step", "reset"])
 @once_more_if_late
-def test_a_worker_killed_from_outside_at_work_is_told(closing, holdings, tmp_path, place):
+def test_a_worker_killed_from_outside_at_work_is_told(opened, holdings, tmp_path, place):
     before = holdings()
     env, orders = three(ParallelEnv, tmp_path)
-    closing(env)
+    opened(env)
 
     text = str(killed_during(env, provoke(env, orders, place, "hang")))
     env.close()
@@ -289,11 +289,11 @@ def test_a_worker_killed_from_outside_at_work_is_told(closing, holdings, tmp_pat
 @with_and_without_buffers
 @once_more_if_late
 def test_a_worker_killed_while_idle_is_told_by_the_next_call(
-    closing, holdings, tmp_path, use_buffers
+    opened, holdings, tmp_path, use_buffers
 ):
     before = holdings()
     env, _ = three(ParallelEnv, tmp_path, use_buffers=use_buffers)
-    closing(env)
+    opened(env)
     td = env.reset()
     victim = psutil.Process(env.worker_pids[1])
     victim.kill()
@@ -309,10 +309,10 @@ def test_a_worker_killed_while_idle_is_told_by_the_next_call(
 
 @with_and_without_buffers
 @once_more_if_late
-def test_two_workers_that_fail_at_once_are_both_told(closing, holdings, tmp_path, use_buffers):
+def test_two_workers_that_fail_at_once_are_both_told(opened, holdings, tmp_path, use_buffers):
     before = holdings()
     env, _ = three(ParallelEnv, tmp_path, use_buffers=use_buffers)
-    closing(env)
+    opened(env)
     td = env.reset()
 
     text = str(told_by(lambda: env.step(acted(env, td, "none", "exit", "raise"))))
@@ -326,9 +326,9 @@ def test_two_workers_that_fail_at_once_are_both_told(closing, holdings, tmp_path
 # ------------------------------------------------------------------------ data that does not fit
 
 
-def test_a_result_that_cannot_be_pickled_is_told_and_the_worker_lives(closing, tmp_path):
+def test_a_result_that_cannot_be_pickled_is_told_and_the_worker_lives(opened, tmp_path):
     env, _ = three(ParallelEnv, tmp_path)
-    closing(env)
+    opened(env)
     env.reset()
 
     with pytest.raises(WorkerError, match=r"type list, cannot be pickled.*Return arrays"):
@@ -337,9 +337,9 @@ def test_a_result_that_cannot_be_pickled_is_told_and_the_worker_lives(closing, t
     assert list(env.visit()) == [0, 0, 0]
 
 
-def test_an_argument_that_cannot_be_pickled_is_told_and_reaches_nobody(closing, tmp_path):
+def test_an_argument_that_cannot_be_pickled_is_told_and_reaches_nobody(opened, tmp_path):
     env, _ = three(ParallelEnv, tmp_path)
-    closing(env)
+    opened(env)
     env.reset()
 
     with pytest.raises(ValueError, match=r"'call_method' is called with cannot be sent.*tensors"):
@@ -360,8 +360,8 @@ class Locked(Count):
         return out.set_non_tensor("secret", threading.Lock()) if self.locked else out
 
 
-def test_data_that_cannot_be_pickled_is_blamed_on_its_row(closing):
-    env = closing(
+def test_data_that_cannot_be_pickled_is_blamed_on_its_row(opened):
+    env = opened(
         ParallelEnv(
             3,
             Locked,
@@ -380,9 +380,9 @@ def test_data_that_cannot_be_pickled_is_blamed_on_its_row(closing):
 
 @pytest.mark.parametrize("batched", [SerialEnv, ParallelEnv])
 @once_more_if_late
-def test_data_that_does_not_fit_its_spec_is_named(closing, tmp_path, batched):
+def test_data_that_does_not_fit_its_spec_is_named(opened, tmp_path, batched):
     env, _ = three(batched, tmp_path, use_buffers=True)
-    closing(env)
+    opened(env)
     td = env.set_seed(0) and env.reset()
 
     error = told_by(lambda: env.step(acted(env, td, "none", "misfit", "none")))
@@ -411,8 +411,8 @@ class Widening(gymnasium.Env):
 
 
 @pytest.mark.parametrize("batched", [SerialEnv, partial(ParallelEnv, num_processes=2)])
-def test_a_gymnasium_observation_that_does_not_fit_is_named(closing, batched):
-    env = closing(batched(3, lambda: GymWrapper(Widening())))
+def test_a_gymnasium_observation_that_does_not_fit_is_named(opened, batched):
+    env = opened(batched(3, lambda: GymWrapper(Widening())))
 
     with pytest.raises(WorkerError, match=r"in row 0 during 'step.*shape \(3,\) into shape \(2,\)"):
         env.rollout(3)
@@ -420,12 +420,12 @@ def test_a_gymnasium_observation_that_does_not_fit_is_named(closing, batched):
     assert env.rollout(1).shape == (3, 1)
 
 
-def test_shared_memory_that_is_too_small_is_told_when_the_env_starts(closing, holdings, tmp_path):
+def test_shared_memory_that_is_too_small_is_told_when_the_env_starts(opened, holdings, tmp_path):
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = holdings()
     env, _ = three(ParallelEnv, tmp_path)
-    closing(env)
+    opened(env)
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (2048, limits[1]))
     try:
@@ -443,9 +443,9 @@ def test_shared_memory_that_is_too_small_is_told_when_the_env_starts(closing, ho
 
 
 @once_more_if_late
-def test_the_timeout_can_be_changed_while_the_env_runs(closing, tmp_path):
+def test_the_timeout_can_be_changed_while_the_env_runs(opened, tmp_path):
     env, orders = three(ParallelEnv, tmp_path, timeout=60.0)
-    closing(env)
+    opened(env)
     env.reset()
     order_fault(orders[2], "visit", "hang")
 
@@ -460,9 +460,9 @@ def test_the_timeout_can_be_changed_while_the_env_runs(closing, tmp_path):
         SerialEnv(2, Chaos, timeout=float("nan"))
 
 
-def test_an_env_without_a_timeout_waits(closing, tmp_path):
+def test_an_env_without_a_timeout_waits(opened, tmp_path):
     env, _ = three(ParallelEnv, tmp_path, timeout=None)
-    closing(env)
+    opened(env)
 
     assert_works(env)
     assert env.timeout is None
@@ -472,8 +472,8 @@ def test_an_env_without_a_timeout_waits(closing, tmp_path):
 
 
 @once_more_if_late
-def test_a_fault_in_a_member_leaves_a_mixed_env_usable(closing):
-    env = closing(MixedEnv([SerialEnv(1, Chaos), ParallelEnv(2, Chaos, num_processes=2)]))
+def test_a_fault_in_a_member_leaves_a_mixed_env_usable(opened):
+    env = opened(MixedEnv([SerialEnv(1, Chaos), ParallelEnv(2, Chaos, num_processes=2)]))
     td = env.reset()
 
     told_by(lambda: env.step(acted(env, td, "none", "raise", "none")))
@@ -488,7 +488,7 @@ def test_a_fault_in_a_member_leaves_a_mixed_env_usable(closing):
 SCRIPT = """
 import os, signal, sys, time
 from envkit import ParallelEnv
-from tests.envs import Chaos
+from tests.zoo.envs import Chaos
 import torch
 
 def act(td, name):
@@ -592,9 +592,9 @@ def interrupt_at_random(call: Callable, times: int) -> int:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @with_and_without_buffers
-def test_an_interrupt_at_any_moment_leaves_the_workers_usable(closing, tmp_path, use_buffers):
+def test_an_interrupt_at_any_moment_leaves_the_workers_usable(opened, tmp_path, use_buffers):
     env, _ = three(ParallelEnv, tmp_path, use_buffers=use_buffers, timeout=5.0)
-    closing(env)
+    opened(env)
     pids = env.worker_pids
     td = acted(env, env.reset(), "none", "none", "none")
     for _ in range(8):  # over the end of an episode: what is imported there, is
@@ -607,9 +607,9 @@ def test_an_interrupt_at_any_moment_leaves_the_workers_usable(closing, tmp_path,
 
 
 @once_more_if_late
-def test_what_failed_in_an_interrupted_step_is_told_by_the_next_call(closing, tmp_path):
+def test_what_failed_in_an_interrupted_step_is_told_by_the_next_call(opened, tmp_path):
     env, _ = three(ParallelEnv, tmp_path)
-    closing(env)
+    opened(env)
     td = env.set_seed(0) and env.reset()
     env._send(acted(env, td, "raise", "none", "none"))  # and never received
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from envkit import GymEnv, ParallelEnv
-from tests.envs import Count
+from tests.zoo.envs import Count
 
 MIB = 2**20
 ROWS, PROCESSES = 4, 2

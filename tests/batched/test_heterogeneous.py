@@ -12,7 +12,7 @@ from envkit import ParallelEnv, SerialEnv, check_env_specs
 from envkit.env.base import EnvBase
 from envkit.errors import OutOfSpecError, SpecError, WorkerError
 from envkit.specs import Bounded, Categorical, Composite, Stacked, StackedComposite, Unbounded
-from tests.envs import Count, StatelessCount
+from tests.zoo.envs import Count, StatelessCount
 
 F, T = False, True
 ON_BOTH = {"serial": SerialEnv, "parallel": partial(ParallelEnv, num_processes=2)}

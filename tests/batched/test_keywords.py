@@ -6,8 +6,6 @@ import inspect
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -23,26 +21,14 @@ from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, DoneError, EmptySpecError, SpecError, WorkerError
 from envkit.specs import Composite, NonTensor, Unbounded
 from envkit.transport.launch import usable_cores
-from tests.envs import Count
-from tests.policies import Replay
+from tests.zoo.envs import Count
+from tests.zoo.policies import Replay
 
 make_count = partial(Count, 5)
 make_cartpole = partial(GymEnv, "CartPole-v1", max_episode_steps=7)
 both = pytest.mark.parametrize(
     "batched", [SerialEnv, partial(ParallelEnv, num_processes=2)], ids=["serial", "parallel"]
 )
-
-
-@pytest.fixture
-def opened() -> Iterator:
-    """Hand out batched envs that are closed after the test."""
-    with ExitStack() as stack:
-
-        def keep(env):
-            stack.callback(env.close, raise_if_closed=False)
-            return env
-
-        yield keep
 
 
 def play(env: EnvBase, steps: int = 12) -> TensorDict:

@@ -40,11 +40,11 @@ from envkit.errors import (
     StepMaskError,
 )
 from envkit.specs import Bounded, Unbounded
-from tests.drift import GymDrift, gym_rows, make_gym
-from tests.envs import Chaos, Count, Slow, StatelessCount
-from tests.jax_drift import jax_rows
-from tests.policies import Replay
-from tests.test_partial import Zeros
+from tests.env.test_partial import Zeros
+from tests.zoo.drift import GymDrift, gym_rows, make_gym
+from tests.zoo.envs import Chaos, Count, Slow, StatelessCount
+from tests.zoo.jax_drift import jax_rows
+from tests.zoo.policies import Replay
 
 F, T = False, True
 

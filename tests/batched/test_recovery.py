@@ -26,8 +26,8 @@ from envkit.env.base import EnvBase
 from envkit.env.seeding import restart_seed, seed_chain
 from envkit.errors import DoneError, InputError, MissingKeyError, WorkerError
 from envkit.specs import Categorical, Composite, Unbounded
-from tests.envs import Chaos, Count, StatelessCount, order_fault
-from tests.policies import Replay
+from tests.zoo.envs import Chaos, Count, StatelessCount, order_fault
+from tests.zoo.policies import Replay
 
 SEED = 3
 SEEDS = seed_chain(SEED, 3)[0]
@@ -45,7 +45,7 @@ with_and_without_buffers = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def three(closing, tmp_path) -> Callable:
+def three(opened, tmp_path) -> Callable:
     """Open seeded envs of three rows each, which take orders from `orders_of`."""
 
     def open_env(batched: Callable = each_its_own, **options):
@@ -54,7 +54,7 @@ def three(closing, tmp_path) -> Callable:
             folder.mkdir(exist_ok=True)
         kwargs = [{"orders": folder} for folder in orders]
         env = batched(3, Chaos, create_env_kwargs=kwargs, **{**restarting, **options})
-        closing(env).set_seed(SEED)
+        opened(env).set_seed(SEED)
         return env
 
     return open_env
@@ -252,8 +252,8 @@ def test_the_same_faults_give_the_same_data_again(three, batched):
     ]
 
 
-def test_an_env_that_was_never_seeded_is_built_anew_without_a_seed(closing):
-    env = closing(SerialEnv(3, Chaos, **restarting))
+def test_an_env_that_was_never_seeded_is_built_anew_without_a_seed(opened):
+    env = opened(SerialEnv(3, Chaos, **restarting))
 
     data = run(env, planned(3, s1r1="raise"))
 
@@ -471,8 +471,8 @@ class Pair(EnvBase):
 
 @pytest.mark.parametrize("batched", [SerialEnv, partial(ParallelEnv, num_processes=2)])
 @with_and_without_buffers
-def test_a_lost_row_is_lost_with_all_its_parts(closing, batched, use_buffers):
-    env = closing(batched(2, Pair, use_buffers=use_buffers, **restarting))
+def test_a_lost_row_is_lost_with_all_its_parts(opened, batched, use_buffers):
+    env = opened(batched(2, Pair, use_buffers=use_buffers, **restarting))
     env.set_seed(0)
     still = torch.zeros(2, 2, 1, dtype=torch.int64)
     td = env.step_mdp(env.step(env.reset().set("action", still)))
@@ -486,8 +486,8 @@ def test_a_lost_row_is_lost_with_all_its_parts(closing, batched, use_buffers):
     assert td["count"].flatten().tolist() == [2, 2, 0, 0]
 
 
-def test_a_row_reset_in_part_after_it_was_lost_is_still_told(closing):
-    env = closing(ParallelEnv(2, Pair, num_processes=2, **restarting))
+def test_a_row_reset_in_part_after_it_was_lost_is_still_told(opened):
+    env = opened(ParallelEnv(2, Pair, num_processes=2, **restarting))
     still = torch.zeros(2, 2, 1, dtype=torch.int64)
     td = env.step_mdp(env.step(env.reset().set("action", still)))
     kill(env, 0)
@@ -564,9 +564,9 @@ def test_a_thousand_steps_with_a_fault_in_every_fiftieth(three, at_once):
     assert len(set(env.worker_pids)) == 3
 
 
-def test_a_lost_row_of_a_member_is_lost_in_the_mixed_env(closing):
+def test_a_lost_row_of_a_member_is_lost_in_the_mixed_env(opened):
     member = ParallelEnv(2, Chaos, num_processes=2, **restarting)
-    env = closing(MixedEnv([SerialEnv(1, Chaos), member]))
+    env = opened(MixedEnv([SerialEnv(1, Chaos), member]))
     env.set_seed(SEED)
     plan = planned(9, s2r1="exit", s5r2="raise")
 
@@ -629,13 +629,13 @@ def make_tripping(*steps: int) -> GymEnv | GymWrapper:
 
 
 @pytest.mark.parametrize("batched", [SerialEnv, all_in_one, partial(ParallelEnv, num_processes=2)])
-def test_gymnasium_rows_of_one_process_do_not_notice_each_others_loss(closing, batched):
+def test_gymnasium_rows_of_one_process_do_not_notice_each_others_loss(opened, batched):
     makers = [make_tripping, partial(make_tripping, 5), make_tripping, partial(make_tripping, 8)]
     generator = torch.Generator().manual_seed(0)
     taken = torch.nn.functional.one_hot(torch.randint(2, (4, 40), generator=generator), 2)
     runs = []
     for options in ({"create_env_fn": makers, **restarting}, {"create_env_fn": make_tripping}):
-        env = closing(batched(4, use_buffers=True, **options))
+        env = opened(batched(4, use_buffers=True, **options))
         env.set_seed(SEED)
         runs.append(env.rollout(40, Replay(taken), break_when_any_done=False))
 
@@ -719,7 +719,7 @@ def test_new_keywords_do_not_reach_envs_that_are_built_anew_in_between(three):
     assert not data["next", "terminated"].any()
 
 
-def test_a_signal_that_was_caught_leaves_the_row_alone(closing):
+def test_a_signal_that_was_caught_leaves_the_row_alone(opened):
     class Sturdy(Chaos):
         def _step(self, td):
             os.kill(os.getpid(), signal.SIGUSR2)
@@ -729,7 +729,7 @@ def test_a_signal_that_was_caught_leaves_the_row_alone(closing):
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)
             super().__init__(**kwargs)
 
-    env = closing(ParallelEnv(3, Sturdy, num_processes=3, **restarting))
+    env = opened(ParallelEnv(3, Sturdy, num_processes=3, **restarting))
     env.set_seed(SEED)
 
     assert equal(run(env, planned(4)), calm_run(4))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import partial
 
 import pytest
@@ -14,24 +13,12 @@ from envkit import GymEnv, ParallelEnv, SerialEnv, check_env_specs
 from envkit.env.base import EnvBase
 from envkit.errors import BatchSizeError, SpecError
 from envkit.specs import Composite, Unbounded
-from tests.envs import Count, StatelessCount
-from tests.policies import Replay
+from tests.zoo.envs import Count, StatelessCount
+from tests.zoo.policies import Replay
 
 F, T = False, True
 make_count = partial(Count, 5)
 make_cartpole = partial(GymEnv, "CartPole-v1", max_episode_steps=12)
-
-
-@pytest.fixture
-def opened() -> Iterator:
-    """Hand out batched envs that are closed after the test."""
-    with ExitStack() as stack:
-
-        def keep(env):
-            stack.callback(env.close, raise_if_closed=False)
-            return env
-
-        yield keep
 
 
 both = pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from bridges.jax.env import JaxEnv
 from envkit import ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 from envkit.env.base import EnvBase
 from envkit.specs import Categorical, Composite, Unbounded
-from tests.jax_drift import Drift
+from tests.zoo.jax_drift import Drift
 
 F, T = False, True
 

@@ -23,8 +23,8 @@ from gymnasium import spaces
 from tensordict import TensorDictBase
 
 from envkit import GymWrapper, ParallelEnv, SerialEnv
-from tests.envs import Chaos, fail, obey, order_fault
-from tests.policies import Replay
+from tests.zoo.envs import Chaos, fail, obey, order_fault
+from tests.zoo.policies import Replay
 
 ROWS, LENGTH = 3, 4
 BLOCKS, BLOCK = 5, 100  # of sequences, for each of two ways to exchange data

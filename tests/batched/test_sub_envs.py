@@ -17,7 +17,7 @@ from envkit.transforms.core.env import TransformedEnv
 from envkit.transforms.episodes import StepCounter, TrajCounter
 from envkit.transforms.flow import ConditionalSkip, RemoveEmptySpecs
 from envkit.transforms.returns import RewardSum
-from tests.envs import Count
+from tests.zoo.envs import Count
 
 F, T = False, True
 ON_BOTH = {"serial": SerialEnv, "parallel": partial(ParallelEnv, num_processes=2)}
@@ -303,7 +303,7 @@ def test_the_root_flag_decides_when_groups_begin_anew(make, whole, ends_at):  # 
 
 
 def make_drift(count: int):
-    from tests.jax_drift import jax_rows  # only workers start JAX
+    from tests.zoo.jax_drift import jax_rows  # only workers start JAX
 
     return jax_rows(count, limit=3)
 

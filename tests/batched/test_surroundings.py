@@ -21,7 +21,7 @@ from envkit.batched.threads import ThreadLimit
 from envkit.errors import ArgumentError, EnvkitError, MissingKeyError, WorkerError
 from envkit.specs import Composite, Unbounded
 from envkit.transport.launch import choose_start_method
-from tests.envs import Chaos, Count
+from tests.zoo.envs import Chaos, Count
 
 both = pytest.mark.parametrize(
     "batched", [SerialEnv, partial(ParallelEnv, num_processes=1)], ids=["serial", "parallel"]
@@ -42,8 +42,8 @@ class Draws(Count):
 # ---------------------------------------------------------------------------------- random numbers
 
 
-def test_workers_draw_different_numbers_from_torch_too(closing):
-    env = closing(ParallelEnv(3, Draws, num_processes=3))
+def test_workers_draw_different_numbers_from_torch_too(opened):
+    env = opened(ParallelEnv(3, Draws, num_processes=3))
 
     drawn = env.reset()["draw"].flatten().tolist()
     env.close()
@@ -85,10 +85,10 @@ def made() -> types.ModuleType:
 
 @both
 @pytest.mark.parametrize("started_inside", [True, False])
-def test_sub_envs_are_made_by_the_gym_library_that_is_chosen(closing, batched, started_inside):
+def test_sub_envs_are_made_by_the_gym_library_that_is_chosen(opened, batched, started_inside):
     with set_gym_backend(made()):
         single = GymEnv("CartPole-v1")
-        env = closing(batched(1, lambda: GymEnv("CartPole-v1")))
+        env = opened(batched(1, lambda: GymEnv("CartPole-v1")))
         if started_inside:
             env.start()
 
@@ -102,8 +102,8 @@ def test_sub_envs_are_made_by_the_gym_library_that_is_chosen(closing, batched, s
 
 
 @both
-def test_a_gym_library_chosen_when_sub_envs_are_built_serves_too(closing, batched):
-    env = closing(batched(1, lambda: GymEnv("CartPole-v1")))
+def test_a_gym_library_chosen_when_sub_envs_are_built_serves_too(opened, batched):
+    env = opened(batched(1, lambda: GymEnv("CartPole-v1")))
 
     with set_gym_backend(made()):
         env.start()
@@ -145,12 +145,12 @@ def by_envkit(id, cls):
 
 @pytest.mark.parametrize("register", [by_class, by_function, by_name_in_the_script, by_envkit])
 @pytest.mark.parametrize("method", [None, pytest.param("spawn", marks=pytest.mark.slow)])
-def test_ids_that_the_caller_registered_are_known_in_workers(closing, id, register, method):  # B2
+def test_ids_that_the_caller_registered_are_known_in_workers(opened, id, register, method):  # B2
     class Mine(CartPoleEnv):
         n = 7
 
-    env = closing(ParallelEnv(2, lambda: GymEnv(id), num_processes=1, mp_start_method=method))
-    closing(ParallelEnv(1, Count)).start()  # so the fork server runs, which never sees the id
+    env = opened(ParallelEnv(2, lambda: GymEnv(id), num_processes=1, mp_start_method=method))
+    opened(ParallelEnv(1, Count)).start()  # so the fork server runs, which never sees the id
     register(id, Mine)
 
     data = env.rollout(2)
@@ -160,18 +160,18 @@ def test_ids_that_the_caller_registered_are_known_in_workers(closing, id, regist
     assert list(of_class) == [7, 7]
 
 
-def test_an_id_that_the_caller_registered_anew_means_the_same_in_workers(closing, id):
+def test_an_id_that_the_caller_registered_anew_means_the_same_in_workers(opened, id):
     entry = gymnasium.spec("CartPole-v1")
     del gymnasium.registry[entry.id]
     gymnasium.register(entry.id, entry_point=entry.entry_point, max_episode_steps=3)
 
-    data = closing(ParallelEnv(1, lambda: GymEnv("CartPole-v1"))).rollout(50)
+    data = opened(ParallelEnv(1, lambda: GymEnv("CartPole-v1"))).rollout(50)
 
     assert data.shape == (1, 3)
 
 
 @pytest.mark.parametrize("where", ["entry point", "keywords"])
-def test_an_id_that_cannot_be_carried_says_what_to_do(closing, id, where):
+def test_an_id_that_cannot_be_carried_says_what_to_do(opened, id, where):
     lock = threading.Lock()
 
     def locked(held=lock, **kwargs):
@@ -181,8 +181,8 @@ def test_an_id_that_cannot_be_carried_says_what_to_do(closing, id, where):
         gymnasium.register(id, entry_point=locked)
     else:
         gymnasium.register(id, entry_point=CartPoleEnv, kwargs={"lock": lock})
-    closing(ParallelEnv(1, Count)).start()  # others do not mind
-    env = closing(ParallelEnv(1, lambda: GymEnv(id)))
+    opened(ParallelEnv(1, Count)).start()  # others do not mind
+    env = opened(ParallelEnv(1, lambda: GymEnv(id)))
 
     with pytest.raises(
         WorkerError, match=rf"(?s){id}.*cannot be sent here.*lock.*Register it inside"
@@ -191,7 +191,7 @@ def test_an_id_that_cannot_be_carried_says_what_to_do(closing, id, where):
 
 
 def test_what_an_id_was_registered_with_is_imported_only_by_envs_that_need_it(
-    closing, id, tmp_path, monkeypatch
+    opened, id, tmp_path, monkeypatch
 ):
     (tmp_path / "carried_module.py").write_text(
         "import os, pathlib\nfrom gymnasium.envs.classic_control import CartPoleEnv\n"
@@ -203,7 +203,7 @@ def test_what_an_id_was_registered_with_is_imported_only_by_envs_that_need_it(
     importers = []
 
     for name in ("Pendulum-v1", id):
-        env = closing(ParallelEnv(1, partial(GymEnv, name)))
+        env = opened(ParallelEnv(1, partial(GymEnv, name)))
         assert env.rollout(1).shape == (1, 1)
         importers.append(len(list(tmp_path.glob("imported by *"))))
 
@@ -223,8 +223,8 @@ def doubles():
 
 @both
 @pytest.mark.usefixtures("doubles")
-def test_floats_of_workers_have_the_dtype_that_the_caller_chose(closing, batched):  # B5
-    env = closing(batched(1, Draws))
+def test_floats_of_workers_have_the_dtype_that_the_caller_chose(opened, batched):  # B5
+    env = opened(batched(1, Draws))
 
     assert env.reset()["draw"].dtype == torch.float64
 
@@ -232,9 +232,9 @@ def test_floats_of_workers_have_the_dtype_that_the_caller_chose(closing, batched
 # ----------------------------------------------------------------------------------------- threads
 
 
-def test_the_threads_before_the_first_limit_come_back_after_the_last(closing):
+def test_the_threads_before_the_first_limit_come_back_after_the_last(opened):
     before = torch.get_num_threads()
-    first, second = (closing(ParallelEnv(1, Count, num_threads=before + more)) for more in (1, 2))
+    first, second = (opened(ParallelEnv(1, Count, num_threads=before + more)) for more in (1, 2))
     seen = []
 
     for act in (first.start, second.start, first.close, second.close):
@@ -336,8 +336,8 @@ def make_normed():
 
 
 @both
-def test_what_a_transform_has_learned_is_saved_and_loaded(closing, batched):  # V49
-    trained, fresh = closing(SerialEnv(2, make_normed)), closing(batched(2, make_normed))
+def test_what_a_transform_has_learned_is_saved_and_loaded(opened, batched):  # V49
+    trained, fresh = opened(SerialEnv(2, make_normed)), opened(batched(2, make_normed))
     trained.rollout(20)
 
     fresh.load_state_dict(trained.state_dict())
@@ -359,8 +359,8 @@ def test_a_state_dict_of_another_number_of_envs_is_refused(count):
 
 
 @both
-def test_new_keywords_win_over_those_of_a_creator(closing, batched):  # V50
-    env = closing(batched(2, EnvCreator(Count, {"n": 3})))
+def test_new_keywords_win_over_those_of_a_creator(opened, batched):  # V50
+    env = opened(batched(2, EnvCreator(Count, {"n": 3})))
     seen = []
 
     for kwargs in ({}, {"n": 9}, [{"n": 1}, {"n": 2}]):
@@ -394,8 +394,8 @@ class Talks(Count):
     ids=["one", "tds", "rows", "own rows", "parallel tds"],
 )
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_rollout_holds_what_is_declared(closing, make, steps):
-    data = closing(make()).rollout(steps)
+def test_a_rollout_holds_what_is_declared(opened, make, steps):
+    data = opened(make()).rollout(steps)
 
     seen = {str(key) for key in data.keys(True, True) if key[0] == "next"}
     assert "word" not in str(seen)
@@ -430,8 +430,8 @@ class Half:
 @pytest.mark.parametrize("since", [0, 1, 3, 70])
 @pytest.mark.parametrize("use_buffers", [True, False])
 @both
-def test_a_policy_may_mask_steps(closing, batched, use_buffers, since):
-    env = closing(batched(2, partial(Count, 100), use_buffers=use_buffers))
+def test_a_policy_may_mask_steps(opened, batched, use_buffers, since):
+    env = opened(batched(2, partial(Count, 100), use_buffers=use_buffers))
 
     data = env.rollout(since + 3, Half(since), break_when_any_done=False)
     after = env.rollout(3, break_when_any_done=False)

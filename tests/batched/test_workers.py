@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import partial
 
 import psutil
@@ -18,24 +17,12 @@ import torch
 
 from envkit import GymEnv, ParallelEnv, SerialEnv
 from envkit.errors import ClosedEnvError, NotStartedError, WorkerError
-from tests.envs import Count
+from tests.zoo.envs import Count
 
 make_count = partial(Count, 5)
 both = pytest.mark.parametrize(
     "batched", [SerialEnv, partial(ParallelEnv, num_processes=2)], ids=["serial", "parallel"]
 )
-
-
-@pytest.fixture
-def opened() -> Iterator:
-    """Hand out batched envs that are closed after the test."""
-    with ExitStack() as stack:
-
-        def keep(env):
-            stack.callback(env.close, raise_if_closed=False)
-            return env
-
-        yield keep
 
 
 @pytest.fixture
@@ -584,7 +571,7 @@ def test_workers_hide_warnings_unless_told_otherwise(hidden):
 import envkit
 envkit.filter_warnings_subprocess = {hidden}
 from envkit import ParallelEnv
-from tests.envs import Count
+from tests.zoo.envs import Count
 
 def make():
     import warnings

@@ -9,7 +9,7 @@ import pytest
 
 from bridges.jax.env import JaxEnv
 from bridges.worlds.brax import BraxEnv
-from tests.bridges.jax_envs import Walker
+from tests.zoo.walkers import Walker
 
 ROWS = 4
 

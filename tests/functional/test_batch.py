@@ -24,7 +24,7 @@ from envkit.functional import (
     unroll,
 )
 from envkit.functional.autoreset import chunk_size
-from tests.jax_envs import Countdown, NoisyWalk, Pendulum, Zoo
+from tests.zoo.jax_envs import Countdown, NoisyWalk, Pendulum, Zoo
 
 pytestmark = pytest.mark.rounding
 

@@ -17,8 +17,8 @@ from bridges.worlds.brax import BraxCore, import_brax
 from envkit.errors import KeyCollisionError, StateStructureError
 from envkit.functional import BatchedEnv, StatePacking, TimeLimit, Timestep
 from tests.functional.test_batch import begin, same_bits
-from tests.half import HALF
-from tests.jax_envs import Countdown, NoisyWalk, Pendulum, Zoo
+from tests.zoo.half import HALF
+from tests.zoo.jax_envs import Countdown, NoisyWalk, Pendulum, Zoo
 
 KEY = jax.random.PRNGKey(3)
 DTYPES = [

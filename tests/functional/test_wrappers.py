@@ -19,7 +19,7 @@ from envkit.functional import (
     normalize,
     sample_space,
 )
-from tests.jax_envs import Countdown, NoisyWalk, Pendulum
+from tests.zoo.jax_envs import Countdown, NoisyWalk, Pendulum
 
 KEY = jax.random.PRNGKey(0)
 

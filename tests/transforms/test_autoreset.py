@@ -19,7 +19,7 @@ from envkit import (
     VecGymEnvTransform,
     check_env_specs,
 )
-from tests.transforms.envs import SelfResetting, SelfResettingRows
+from tests.zoo.transform_envs import SelfResetting, SelfResettingRows
 
 NONSTOP = {"break_when_any_done": False}
 

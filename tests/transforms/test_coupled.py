@@ -20,8 +20,8 @@ from envkit import (
     apply_to_composite,
     check_env_specs,
 )
-from tests.envs import Count, StatelessCount
-from tests.transforms.envs import TwoTeams
+from tests.zoo.envs import Count, StatelessCount
+from tests.zoo.transform_envs import TwoTeams
 
 
 class Share(CoupledTransform):

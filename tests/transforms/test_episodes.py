@@ -26,8 +26,8 @@ from envkit import (
 )
 from envkit.arrays import episode_counters
 from envkit.errors import NoParentError, ResetMaskError
-from tests.envs import Count
-from tests.transforms.envs import Team, TwoTeams
+from tests.zoo.envs import Count
+from tests.zoo.transform_envs import Team, TwoTeams
 
 NONSTOP = {"break_when_any_done": False}
 

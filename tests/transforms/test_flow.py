@@ -24,9 +24,9 @@ from envkit import (
     check_env_specs,
 )
 from envkit.env.base import EnvBase
-from tests.envs import Count, StatelessCount
-from tests.transforms.envs import Drawn, Hollow, TwoTeams
 from tests.transforms.test_transformed_env import Halved, Mean
+from tests.zoo.envs import Count, StatelessCount
+from tests.zoo.transform_envs import Drawn, Hollow, TwoTeams
 
 NONSTOP = {"break_when_any_done": False}
 

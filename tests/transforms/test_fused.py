@@ -35,10 +35,10 @@ from envkit import (
 from envkit.data.transition import leaves
 from envkit.errors import FusionError, MissingKeyError
 from tests.bridges.compare import assert_close, assert_same, replay
-from tests.bridges.jax_envs import Pendulum, Walker
-from tests.half import TORCH_HALF
-from tests.policies import Replay
 from tests.transforms.chains import Opaque, episodes, frames, names, values
+from tests.zoo.half import TORCH_HALF
+from tests.zoo.policies import Replay
+from tests.zoo.walkers import Pendulum, Walker
 
 pytestmark = pytest.mark.rounding
 

@@ -22,10 +22,10 @@ from envkit import (
 )
 from envkit.errors import StatisticsError
 from tests.bridges.compare import assert_close
-from tests.bridges.jax_envs import Walker
-from tests.envs import Count
-from tests.policies import Replay
 from tests.transforms.chains import Opaque
+from tests.zoo.envs import Count
+from tests.zoo.policies import Replay
+from tests.zoo.walkers import Walker
 
 pytestmark = pytest.mark.rounding
 

@@ -43,8 +43,8 @@ from envkit.errors import (
     ResetMaskError,
     SpecError,
 )
-from tests.envs import Count
-from tests.transforms.envs import TwoTeams
+from tests.zoo.envs import Count
+from tests.zoo.transform_envs import TwoTeams
 
 NONSTOP = {"break_when_any_done": False}
 

@@ -44,8 +44,8 @@ from envkit.errors import (
     SpecAxisError,
     SpecError,
 )
-from tests.envs import Count, StatelessCount
-from tests.transforms.envs import TwoTeams
+from tests.zoo.envs import Count, StatelessCount
+from tests.zoo.transform_envs import TwoTeams
 
 NONSTOP = {"break_when_any_done": False}
 ALL = (True, True)

@@ -39,9 +39,9 @@ from envkit import (
     check_env_specs,
 )
 from envkit.errors import SpecError
-from tests.envs import Count, StatelessCount
-from tests.frozen import stays_frozen
 from tests.transforms.test_transform_contract import actions_of, is_equal, play
+from tests.zoo.envs import Count, StatelessCount
+from tests.zoo.frozen import stays_frozen
 
 make_count = partial(Count, 5)
 

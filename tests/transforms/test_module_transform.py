@@ -19,8 +19,8 @@ from envkit import (
     check_env_specs,
 )
 from envkit.errors import ArgumentError, MissingKeyError
-from tests.envs import StatelessCount
-from tests.shaped_envs import Several
+from tests.zoo.envs import StatelessCount
+from tests.zoo.shaped_envs import Several
 
 
 class Encoder(nn.Module):

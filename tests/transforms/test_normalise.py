@@ -25,8 +25,8 @@ from envkit import (
 )
 from envkit.batched.creator import EnvCreator
 from envkit.errors import ArgumentError, MissingKeyError, NoParentError, StatisticsError
-from tests.envs import Count, StatelessCount
-from tests.transforms.envs import TwoTeams
+from tests.zoo.envs import Count, StatelessCount
+from tests.zoo.transform_envs import TwoTeams
 
 pytestmark = pytest.mark.rounding
 

@@ -25,8 +25,8 @@ from envkit import (
     check_env_specs,
     get_env_transforms_from_module,
 )
-from tests.envs import Count
-from tests.transforms.envs import SelfResetting
+from tests.zoo.envs import Count
+from tests.zoo.transform_envs import SelfResetting
 
 
 class Memory(nn.Module):

@@ -21,8 +21,8 @@ from envkit import (
     check_env_specs,
 )
 from envkit.errors import MissingKeyError, PrimerError
-from tests.envs import Count, StatelessCount
-from tests.transforms.envs import TwoTeams
+from tests.zoo.envs import Count, StatelessCount
+from tests.zoo.transform_envs import TwoTeams
 
 make_count = partial(Count, 3)
 NONSTOP = {"break_when_any_done": False}

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 import envkit
-from tests.envs import Count
+from tests.zoo.envs import Count
 
 pytest.importorskip("torchrl")
 

@@ -25,7 +25,7 @@ from envkit import (
 from envkit import apply_to_composite as _apply_to_composite
 from envkit import apply_to_composite_inv as _apply_to_composite_inv
 from envkit.errors import SpecTypeError
-from tests.envs import Count
+from tests.zoo.envs import Count
 
 
 class SinTransform(Transform):

@@ -47,8 +47,11 @@ from envkit import (
     check_env_specs,
 )
 from tests.bridges.compare import assert_close
-from tests.envs import Count
-from tests.transforms.envs import (
+from tests.transforms.test_images import Canvas
+from tests.transforms.test_transform_contract import is_equal
+from tests.transforms.test_values import Doubles
+from tests.zoo.envs import Count
+from tests.zoo.transform_envs import (
     Cards,
     Drawn,
     SelfResetting,
@@ -56,9 +59,6 @@ from tests.transforms.envs import (
     TwoTeams,
     counted,
 )
-from tests.transforms.test_images import Canvas
-from tests.transforms.test_transform_contract import is_equal
-from tests.transforms.test_values import Doubles
 
 count, pendulum = partial(Count, 5), partial(GymEnv, "Pendulum-v1")
 

@@ -32,9 +32,9 @@ from envkit import (
     check_env_specs,
 )
 from envkit.batched.creator import EnvCreator
-from tests.envs import Count, StatelessCount
-from tests.frozen import stays_frozen
-from tests.policies import Replay
+from tests.zoo.envs import Count, StatelessCount
+from tests.zoo.frozen import stays_frozen
+from tests.zoo.policies import Replay
 
 make_count = partial(Count, 5)
 make_brax = partial(BraxEnv, "fast", device="cpu", batch_size=[3], episode_length=5)

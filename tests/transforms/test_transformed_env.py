@@ -28,7 +28,7 @@ from envkit import (
 )
 from envkit.env.pending import LocalStep
 from envkit.errors import ArgumentError, BatchSizeError, ClosedEnvError, SpecLockedError
-from tests.envs import Count, StatelessCount
+from tests.zoo.envs import Count, StatelessCount
 
 make_count = partial(Count, 5)
 

@@ -49,8 +49,8 @@ from envkit.errors import (
     MissingKeyError,
     SpecError,
 )
-from tests.envs import Count, StatelessCount
-from tests.transforms.envs import Cards, masked
+from tests.zoo.envs import Count, StatelessCount
+from tests.zoo.transform_envs import Cards, masked
 
 
 class Doubles(EnvBase):

@@ -1,16 +1,11 @@
-"""Pools that are closed whatever the test does, and counts of what must not leak."""
+"""Pools that are closed whatever the test does."""
 
-import gc
-import os
 from contextlib import ExitStack
 
-import psutil
 import pytest
 
-from envkit.transport import ProcessPool, shared_fork_server
+from envkit.transport import ProcessPool
 from tests.transport.hosts import COMMANDS, Counter, layout
-
-FOREIGN = ("sem.mp-", "torch_")  # in /dev/shm: multiprocessing and torch, in whatever program
 
 
 @pytest.fixture
@@ -26,18 +21,3 @@ def new_pool():
             return pool, pool.bind(layout(rows))
 
         yield start
-
-
-@pytest.fixture
-def holdings():
-    """Count descriptors, child processes (the fork server aside) and files in /dev/shm."""
-    shared_fork_server().warm_up()
-
-    def count():
-        gc.collect()  # errors of earlier tests hold pools in reference cycles
-        children = [p.pid for p in psutil.Process().children(recursive=True)]
-        shared = sorted(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else []
-        shared = [name for name in shared if not name.startswith(FOREIGN)]
-        return len(os.listdir("/proc/self/fd")), sorted(children), shared
-
-    return count

@@ -1,0 +1,427 @@
+"""Gymnasium's vector envs: the data of single envs, whatever autoreset does."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridges.gym.env import GymEnv
+from bridges.gym.info import default_info_dict_reader
+from bridges.gym.wrapper import GymWrapper
+from envkit import SerialEnv, check_env_specs
+from envkit.env.seeding import seed_chain
+from envkit.errors import (
+    ArgumentError,
+    BatchSizeError,
+    InputError,
+    ResetMaskError,
+    StepMaskError,
+)
+from tests.zoo.gym_envs import Informed, Sampler
+
+MODES = list(AutoresetMode)
+modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+RESETTING = [mode for mode in MODES if mode != AutoresetMode.DISABLED]
+
+
+def vector(name: str, count: int, mode: AutoresetMode, **kwargs) -> GymEnv:
+    return GymEnv(name, num_envs=count, vector_kwargs={"autoreset_mode": mode}, **kwargs)
+
+
+def counting(lengths: list[int], mode: AutoresetMode, **kwargs) -> GymWrapper:
+    envs = [partial(Informed, length=length) for length in lengths]
+    return GymWrapper(SyncVectorEnv(envs, autoreset_mode=mode), **kwargs)
+
+
+def assert_same(left, right) -> None:
+    assert set(left.keys(True, True)) == set(right.keys(True, True))
+    for key in left.keys(True, True):
+        torch.testing.assert_close(left[key], right[key], rtol=0, atol=0, equal_nan=True)
+        assert left[key].dtype == right[key].dtype
+
+
+# ------------------------------------------------------------------------------------------ parity
+
+
+@modes
+@pytest.mark.parametrize(
+    ("name", "steps"), [("CartPole-v1", 80), ("Pendulum-v1", 30), ("FrozenLake-v1", 40)]
+)
+def test_a_vector_env_gives_the_bits_of_single_envs(name, steps, mode):
+    ours = vector(name, 3, mode, max_episode_steps=20)
+    serial = SerialEnv(3, lambda: GymEnv(name, max_episode_steps=20))
+
+    runs = []
+    for env in (ours, serial):
+        following = env.set_seed(7)
+        first = env.rollout(steps, break_when_any_done=False)
+        second = env.rollout(steps, break_when_any_done=False)  # episodes were left half done
+        third = env.rollout(60)
+        runs.append((following, first, second, third))
+        env.close()
+
+    assert runs[0][0] == runs[1][0] == seed_chain(7, 3)[1]
+    for left, right in zip(runs[0][1:], runs[1][1:], strict=True):
+        assert_same(left, right)
+    assert runs[0][1]["next", "done"].sum() >= 3
+
+
+@modes
+def test_a_run_that_goes_on_after_an_end_gives_the_bits_of_single_envs(mode):
+    ours = vector("CartPole-v1", 3, mode)
+    serial = SerialEnv(3, lambda: GymEnv("CartPole-v1"))
+
+    runs = []
+    for env in (ours, serial):
+        env.set_seed(1)
+        first = env.rollout(60)
+        root = env.step_mdp(first[:, -1])
+        runs.append((first, env.rollout(40, auto_reset=False, tensordict=root)))
+        env.close()
+
+    for left, right in zip(*runs, strict=True):
+        assert_same(left, right)
+    assert runs[0][0]["next", "done"][:, -1].any()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    mode=st.sampled_from(MODES),
+    steps=st.integers(1, 15),
+)
+def test_no_step_ignores_its_action_and_next_holds_the_last_observation(lengths, mode, steps):
+    data = counting(lengths, mode).rollout(steps, break_when_any_done=False)
+
+    for row, length in enumerate(lengths):
+        count = [step % length for step in range(steps)]
+        assert data["observation"][row].flatten().tolist() == count
+        assert data["next", "observation"][row].flatten().tolist() == [c + 1 for c in count]
+        assert data["next", "reward"][row].flatten().tolist() == [1.0] * steps
+        assert data["next", "done"][row].flatten().tolist() == [c + 1 == length for c in count]
+
+
+@modes
+def test_all_done_freezes_rows_as_it_does_for_single_envs(mode):
+    data = counting([2, 4], mode).rollout(9, break_when_all_done=True)
+
+    assert data["next", "observation"].squeeze(-1).tolist() == [[1, 2, 2, 2], [1, 2, 3, 4]]
+    assert data["next", "done"].squeeze(-1).int().tolist() == [[0, 1, 1, 1], [0, 0, 0, 1]]
+
+
+@modes
+def test_a_frozen_row_begins_anew_at_its_reset(mode):
+    env = counting([2, 8], mode)
+    td = env.rollout(5, break_when_all_done=True)[:, -1]
+
+    root = env.reset(env.step_mdp(td).set("_reset", torch.tensor([True, False])))
+    data = env.rollout(2, auto_reset=False, tensordict=root, break_when_any_done=False)
+
+    assert root["observation"].flatten().tolist() == [0, 5]
+    assert data["next", "observation"].squeeze(-1).tolist() == [[1, 2], [6, 7]]
+
+
+@modes
+def test_an_async_vector_env_gives_the_bits_of_single_envs(mode):
+    kwargs = {"autoreset_mode": mode, "context": "spawn"}  # forking is unsafe beside JAX
+    ours = GymEnv("CartPole-v1", num_envs=2, vectorization_mode="async", vector_kwargs=kwargs)
+    serial = SerialEnv(2, lambda: GymEnv("CartPole-v1"))
+
+    runs = []
+    for env in (ours, serial):
+        env.set_seed(7)
+        first = env.rollout(60, break_when_any_done=False)
+        runs.append((first, env.rollout(40)))
+        env.close()
+
+    for left, right in zip(*runs, strict=True):
+        assert_same(left, right)
+
+
+def test_vector_envs_can_be_batched():
+    env = SerialEnv(2, lambda: vector("CartPole-v1", 3, AutoresetMode.DISABLED))
+    twin = SerialEnv(2, lambda: SerialEnv(3, lambda: GymEnv("CartPole-v1")))
+
+    runs = []
+    for batched in (env, twin):
+        batched.set_seed(2)
+        runs.append(batched.rollout(40, break_when_any_done=False))
+        batched.close()
+
+    assert runs[0].shape == (2, 3, 40)
+    assert_same(*runs)
+
+
+# ------------------------------------------------------------------------------------------- layout
+
+
+@modes
+@pytest.mark.parametrize("categorical", [True, False])
+def test_specs_have_the_row_axis_in_front(mode, categorical):
+    env = vector("CartPole-v1", 4, mode, categorical_action_encoding=categorical)
+
+    check_env_specs(env, seed=0)
+
+    assert env.batch_size == (4,)
+    assert env.batch_locked
+    assert env.action_spec.shape == ((4,) if categorical else (4, 2))
+    assert env.reward_spec.shape == (4, 1)
+    assert env.single_observation_spec["observation"].shape == (4,)
+    assert env.num_envs == 4  # looked up on the simulator
+    assert env.env_name == "CartPole-v1"
+
+
+def test_dict_spaces_and_starts_travel_by_row():
+    spaces = gymnasium.spaces
+    observation = spaces.Dict(
+        state=spaces.Box(-1, 1, (2,), np.float64), level=spaces.Discrete(4, start=-2)
+    )
+    action = spaces.Dict(wheel=spaces.Box(-1, 1, (1,)), gear=spaces.MultiDiscrete([2, 3]))
+    env = GymWrapper(
+        SyncVectorEnv([lambda: Sampler(observation, action)] * 2), categorical_action_encoding=True
+    )
+
+    check_env_specs(env, seed=0)
+    data = env.rollout(6, break_when_any_done=False)
+
+    assert data["observation"].shape == (2, 6, 2)
+    assert data["observation"].dtype == torch.float64
+    assert data["gear"].shape == (2, 6, 2)
+
+
+def test_frames_are_skipped_in_each_row():
+    ours = vector("CartPole-v1", 2, AutoresetMode.DISABLED, frame_skip=3)
+    serial = SerialEnv(2, lambda: GymEnv("CartPole-v1", frame_skip=3))
+
+    runs = []
+    for env in (ours, serial):
+        env.set_seed(3)
+        runs.append(env.rollout(30, break_when_any_done=False))
+        env.close()
+
+    assert_same(*runs)
+    assert runs[0]["next", "reward"].max() == 3
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_pixels_are_rendered_by_row(mode):
+    env = vector("CartPole-v1", 2, mode, from_pixels=True)
+
+    data = env.rollout(2)
+    env.close()
+
+    assert data["pixels"].dtype == torch.uint8
+    assert data["pixels"].shape == (2, 2, 400, 600, 3)
+    assert "observation" not in data
+
+
+# ------------------------------------------------------------------------------------- resets, seeds
+
+
+@settings(max_examples=25, deadline=None)
+@given(mask=st.lists(st.booleans(), min_size=3, max_size=3), steps=st.integers(1, 3))
+def test_any_mask_may_be_reset_where_autoreset_is_disabled(mask, steps):
+    env = counting([9, 9, 9], AutoresetMode.DISABLED)
+    td = env.step_mdp(env.rollout(steps)[:, -1])
+
+    if not any(mask):
+        return
+    root = env.reset(td.set("_reset", torch.tensor(mask)))
+    data = env.step(env.rand_action(root))
+
+    expected = [0 if selected else steps for selected in mask]
+    assert data["observation"].flatten().tolist() == expected
+    assert data["next", "observation"].flatten().tolist() == [count + 1 for count in expected]
+
+
+@pytest.mark.parametrize("mode", RESETTING, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("mask", [[True, True, False], [False, True, False], [False, False, True]])
+def test_a_mask_that_is_not_that_of_the_ended_rows_is_refused(mode, mask):
+    env = counting([2, 9, 9], mode)
+    td = env.step_mdp(env.rollout(2)[:, -1])
+
+    with pytest.raises(ResetMaskError, match=r"only the rows that have ended can be, here \[0\]"):
+        env.reset(td.set("_reset", torch.tensor(mask)))
+
+
+@modes
+def test_a_mask_that_selects_nothing_resets_nothing(mode):
+    env = counting([1, 9], mode)
+    td = env.step_mdp(env.rand_step(env.reset()))
+    before = td.clone()
+
+    root = env.reset(td.set("_reset", torch.tensor([False, False])))
+
+    assert before["done"].squeeze(-1).tolist() == [True, False]
+    assert (root == before).all()
+
+
+@modes
+def test_an_ended_row_must_be_reset_before_it_is_stepped(mode):
+    env = counting([1, 9], mode)
+    td = env.step_mdp(env.rollout(1)[:, -1])
+
+    with pytest.raises(StepMaskError, match=r"rows \[0\] have ended and were not reset"):
+        env.step(env.rand_action(td))
+
+
+@modes
+@pytest.mark.parametrize("spoil", [lambda a: a[:, :1], lambda a: a * 0], ids=["shape", "value"])
+def test_a_refused_step_that_left_rows_out_leaves_nothing_behind(mode, spoil):
+    ours, twin = (counting([2, 9], mode) for _ in range(2))
+    for env in (ours, twin):
+        env.set_seed(0)
+        td = env.rollout(2, break_when_any_done=False)[:, -1]
+    td = ours.rand_action(ours.step_mdp(td))
+    td.set("_step", ~td["done"].squeeze(-1)).set("action", spoil(td["action"]))
+    assert td["_step"].tolist() == [False, True]
+
+    with pytest.raises(InputError):
+        ours.step(td)
+
+    left, right = (
+        env.rollout(4, lambda td: td.set("action", torch.eye(2, dtype=torch.int64)))
+        for env in (ours, twin)
+    )
+    assert_same(left, right)
+    assert left["next", "done"][:, :, 0].tolist() == [[False, True], [False, False]]
+
+
+@modes
+@pytest.mark.parametrize("name", ["CartPole-v1", "FrozenLake-v1"])
+def test_rows_that_a_mask_leaves_out_stand_still_as_those_of_single_envs_do(name, mode):
+    ours = vector(name, 3, mode, max_episode_steps=6)
+    serial = SerialEnv(3, lambda: GymEnv(name, max_episode_steps=6))
+    generator = torch.Generator().manual_seed(1)
+    masks = torch.rand(40, 3, generator=generator) < 0.6
+    masks[:2] = torch.tensor([[True, False, True], [False, False, False]])
+
+    runs = []
+    for env in (ours, serial):
+        env.set_seed(7)
+        td, steps = env.reset(), []
+        for mask in masks:
+            td = env.rand_action(td).set("_step", mask)
+            td["action"][~mask] = 0  # where nobody acts, nothing is looked at
+            data = env.step(td)
+            steps.append(data.clone())
+            td = env.maybe_reset(env.step_mdp(data))
+        runs.append(torch.stack(steps, 1))
+        env.close()
+
+    assert_same(*runs)
+    assert runs[0]["next", "done"].sum() >= 3
+
+
+@modes
+def test_rows_that_waited_for_others_begin_as_those_of_single_envs_do(mode):
+    runs = []
+    for env in (vector("CartPole-v1", 3, mode), SerialEnv(3, lambda: GymEnv("CartPole-v1"))):
+        env.set_seed(7)
+        runs.append([env.rollout(99, break_when_all_done=True) for _ in range(2)])
+        env.close()
+
+    for left, right in zip(*runs, strict=True):
+        assert_same(left, right)
+
+
+def wrapped_in_a_counter():
+    envs = [partial(Informed, length=9)] * 2
+    return gymnasium.wrappers.vector.RecordEpisodeStatistics(
+        SyncVectorEnv(envs, autoreset_mode=AutoresetMode.DISABLED)
+    )
+
+
+def of_processes():
+    kwargs = {"autoreset_mode": AutoresetMode.DISABLED, "context": "spawn"}
+    return gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="async", vector_kwargs=kwargs)
+
+
+@pytest.mark.parametrize("make", [wrapped_in_a_counter, of_processes])
+def test_a_vector_env_that_steps_all_its_rows_says_so_when_a_running_one_is_left_out(make):
+    env = GymWrapper(make())
+    td = env.rand_action(env.reset()).set("_step", torch.tensor([True, False]))
+
+    with pytest.raises(StepMaskError, match=r"rows \[1\].*only \[\].*SyncVectorEnv.*SerialEnv"):
+        env.step(td)
+    env.close()
+
+
+@modes
+def test_reset_keywords_reset_every_row_for_real(mode):
+    env = vector("CartPole-v1", 2, mode)
+    env.rollout(30, break_when_any_done=False)
+
+    first = env.reset(seed=5)["observation"]
+    second = env.reset(seed=5)["observation"]
+
+    bare = [gymnasium.make("CartPole-v1").reset(seed=seed)[0] for seed in (5, 6)]
+    np.testing.assert_array_equal(first.numpy(), np.stack(bare))
+    assert first.equal(second)
+
+
+def test_a_static_seed_goes_to_every_row():
+    env = vector("CartPole-v1", 2, AutoresetMode.DISABLED)
+
+    following = env.set_seed(4, static_seed=True)
+    td = env.reset()
+
+    assert following == 4
+    assert td["observation"][0].equal(td["observation"][1])
+
+
+# -------------------------------------------------------------------------------------------- infos
+
+
+@modes
+def test_infos_are_those_of_the_steps_taken(mode):
+    env = counting([2, 3], mode)
+    env.set_info_dict_reader(default_info_dict_reader(["x"]))
+
+    data = env.rollout(5, break_when_any_done=False)
+
+    assert data["next", "x"].tolist() == [[1, 2, 1, 2, 1], [1, 2, 3, 1, 2]]
+
+
+# ------------------------------------------------------------------------------------------ refusals
+
+
+def test_an_env_that_hides_its_resets_is_refused():
+    with pytest.raises(ArgumentError, match="vectorization_mode='sync'"):
+        GymEnv("CartPole-v1", num_envs=2, vectorization_mode="vector_entry_point")
+
+
+def test_pixels_with_autoreset_in_the_same_step_are_refused():
+    with pytest.raises(ArgumentError, match="autoreset_mode"):
+        vector("CartPole-v1", 2, AutoresetMode.SAME_STEP, from_pixels=True)
+
+
+def test_frame_skip_of_a_ready_vector_env_is_refused():
+    with pytest.raises(ArgumentError, match=r"GymEnv\(\.\.\., num_envs=n, frame_skip=k\)"):
+        counting([9], AutoresetMode.DISABLED, frame_skip=2)
+
+
+def test_spaces_without_rows_are_refused():
+    text = gymnasium.spaces.Text(3)
+    env = SyncVectorEnv([lambda: Sampler(text)])
+
+    with pytest.raises(ArgumentError, match="SerialEnv"):
+        GymWrapper(env)
+
+
+@pytest.mark.parametrize(("num_envs", "batch_size"), [(0, [3]), (2, [3])])
+def test_another_batch_size_is_refused(num_envs, batch_size):
+    with pytest.raises(BatchSizeError, match="num_envs=n"):
+        GymEnv("CartPole-v1", num_envs=num_envs, batch_size=batch_size)
+
+
+def test_a_negative_number_of_envs_is_refused():
+    with pytest.raises(ValueError, match="num_envs is -1"):
+        GymEnv("CartPole-v1", num_envs=-1)

@@ -1,0 +1,77 @@
+"""Where episodes begin, and when compiled programs are forgotten: keywords of stateless envs."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+import torch
+
+from bridges.jax.env import JaxEnv
+from bridges.worlds.brax import BraxEnv
+from envkit.errors import ArgumentError
+from tests.zoo.walkers import Pendulum
+
+
+def beginnings(**options):
+    """Give the first observations of all episodes of a rollout, (rows, episodes, 3)."""
+    env = JaxEnv(Pendulum(), batch_size=[6], episode_length=3, **options)
+    env.set_seed(5)
+    td = env.rollout(30, break_when_any_done=False)
+    return td["observation"][:, ::3]
+
+
+@pytest.mark.parametrize(
+    ("options", "per_row", "in_all"),
+    [
+        ({}, [10] * 6, 60),
+        ({"reset_mode": "fresh"}, [10] * 6, 60),
+        ({"reset_mode": "cached"}, [1] * 6, 6),
+    ],
+)
+def test_the_mode_says_where_episodes_begin(options, per_row, in_all):
+    places = beginnings(**options)
+
+    assert [len(torch.unique(row, dim=0)) for row in places] == per_row
+    assert len(torch.unique(places.reshape(-1, 3), dim=0)) == in_all
+
+
+def test_a_pool_has_as_many_beginnings_as_asked_for():
+    places = beginnings(reset_mode="pool", pool_size=4).reshape(-1, 3)
+
+    assert len(torch.unique(places, dim=0)) == 4
+
+
+def test_a_full_reset_of_a_cached_row_begins_there_too():
+    env = JaxEnv(Pendulum(), batch_size=[3], reset_mode="cached")
+    td = env.reset()
+    first = td["observation"].clone()
+
+    _, td = env.step_and_maybe_reset(env.rand_action(td))
+    td["_reset"] = torch.tensor([[True], [False], [True]])
+    after = env.reset(td)["observation"]
+
+    assert torch.equal(after[::2], first[::2]) and not torch.equal(after[1], first[1])
+
+
+def test_brax_takes_these_keywords_and_refuses_other_modes():
+    options = {"batch_size": [2], "device": "cpu"}
+    env = BraxEnv("fast", reset_mode="pool", pool_size=1, cache_clear_frequency=7, **options)
+
+    assert env.cache_clear_frequency == 7
+    with pytest.raises(ArgumentError, match="fresh"):
+        BraxEnv("fast", reset_mode="stale", **options)
+
+
+@pytest.mark.parametrize(("frequency", "clears"), [(False, 0), (3, 3), (5, 2), (100, 0)])
+def test_caches_are_cleared_as_often_as_asked(monkeypatch, frequency, clears):
+    cleared = []
+    monkeypatch.setattr(jax, "clear_caches", lambda: cleared.append(None))
+    env = JaxEnv(Pendulum(), batch_size=[2], cache_clear_frequency=frequency)
+    td = env.reset()
+
+    for _ in range(4):
+        env.rand_step(td.copy())
+        _, td = env.step_and_maybe_reset(env.rand_action(td))
+    env.unroll(td, 5)
+
+    assert len(cleared) == clears

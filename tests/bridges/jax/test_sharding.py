@@ -1,0 +1,224 @@
+"""One batch over four devices: the same rows as on one, and no shard waits for another."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from bridges.jax.env import JaxEnv
+from bridges.jax.policy.jax_policy import JaxPolicy
+from envkit.env.checks import check_env_specs
+from envkit.errors import ArgumentError
+from envkit.transforms.core.env import TransformedEnv
+from envkit.transforms.episodes import StepCounter
+from tests.bridges.compare import assert_close, assert_same
+from tests.zoo.walkers import Pendulum, Steered, Walker
+
+pytestmark = pytest.mark.rounding
+
+SHARDS = 4
+on_four = pytest.mark.skipif(
+    len(jax.devices()) < SHARDS,
+    reason="needs four devices; test_all_of_this_on_four_host_devices runs it on parts of a CPU",
+)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(len(jax.devices()) >= SHARDS, reason="there are four devices already")
+def test_all_of_this_on_four_host_devices():
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={SHARDS}"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "not all_of_this",
+        __file__,
+    ]
+
+    done = subprocess.run(
+        command, env={**os.environ, "XLA_FLAGS": flags}, capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert "skipped" not in done.stdout
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """The same env on one device and on four."""
+    options = {"batch_size": [8], "episode_length": 5}
+    return (
+        JaxEnv(Walker(), **options),
+        JaxEnv(Walker(), devices=jax.devices()[:SHARDS], **options),
+    )
+
+
+def seeded(env, seed=3):
+    env.set_seed(seed)
+    return env
+
+
+@on_four
+def test_runs_are_those_of_one_device(pair):
+    one, four = (seeded(env).rollout(12, break_when_any_done=False) for env in pair)
+
+    assert one["next", "done"].any()
+    assert_same(one.select("action", "done"), four.select("action", "done"))
+    assert_close(one, four)
+
+
+@on_four
+def test_steps_and_masks_are_those_of_one_device(pair):
+    moved = []
+    for env in pair:
+        td = seeded(env).reset()
+        for step in range(7):
+            td["action"] = torch.full((8, 2), 0.1 * step)
+            td["_step"] = torch.arange(8) % 3 != step % 3
+            _, td = env.step_and_maybe_reset(td)
+        td["_reset"] = (torch.arange(8) < 3)[:, None]
+        moved.append(env.reset(td))
+
+    assert_close(*moved)
+
+
+@on_four
+@pytest.mark.parametrize("batch", [[], [3], [2, 5]])
+def test_any_batch_size_is_accepted(pair, batch):
+    one, four = (
+        env.rollout(
+            3,
+            tensordict=env.reset(seeded(env).reset()[:1].expand(*batch, 1)[..., 0].clone()),
+            auto_reset=False,
+            break_when_any_done=False,
+        )
+        for env in pair
+    )
+
+    assert four.shape == (*batch, 3)
+    assert_close(one.exclude("action", "next"), four.exclude("action", "next"))
+
+
+@on_four
+def test_specs_hold(pair):
+    check_env_specs(pair[1])
+
+
+@on_four
+def test_early_stops_step_from_python(pair):
+    four = pair[1].rollout(12)
+
+    assert four["next", "done"][:, -1].any() and not four["next", "done"][:, :-1].any()
+
+
+@on_four
+def test_transforms_fuse_and_policies_compile_as_on_one_device():
+    def function(params, observation, key):
+        return params * observation[:, :1]
+
+    runs = []
+    for devices in (None, jax.devices()[:SHARDS]):
+        env = TransformedEnv(JaxEnv(Pendulum(), batch_size=[8], devices=devices), StepCounter(4))
+        runs.append(seeded(env).unroll(env.reset(), 10, JaxPolicy(function, jnp.float32(0.5)))[0])
+
+    assert runs[1]["next", "step_count"].max() == 4
+    assert_close(*runs)
+
+
+@on_four
+def test_policies_draw_other_numbers_on_every_shard():
+    env = JaxEnv(Pendulum(), batch_size=[8], devices=jax.devices()[:SHARDS])
+    policy = JaxPolicy(lambda params, shown, key: jax.random.uniform(key, (len(shown), 1)))
+
+    data, _ = env.unroll(env.reset(), 5, policy)
+
+    assert len(torch.unique(data["action"])) == 8 * 5
+
+
+@on_four
+def test_a_dict_of_actions_is_spread():
+    env = JaxEnv(Steered(), batch_size=[4], devices=jax.devices()[:SHARDS])
+
+    assert env.rollout(3, break_when_any_done=False)["action", "wheel"].shape == (4, 3, 2)
+
+
+@on_four
+@pytest.mark.parametrize("name", ["step", "advance", "restart", "unroll"])
+def test_programs_communicate_nothing(pair, name):
+    env = pair[1]
+    td = env.rand_action(env.reset())
+    given = jax.tree.map(np.asarray, env._inputs(td))
+    constants = env._constants(td.batch_size)
+    arguments = {
+        "step": (*given, constants),
+        "advance": (*given, constants, True),
+        "restart": (given[0], np.ones(8, bool), constants),
+        "unroll": (
+            3,
+            None,
+            True,
+            (
+                given[0],
+                {path: np.asarray(leaf) for path, leaf in env._root_in(td).items()},
+                np.zeros((3, 8, 1), bool),
+                {},
+            ),
+            None,
+            jax.random.PRNGKey(0),
+            constants,
+        ),
+    }[name]
+    program = getattr(env._programs, name)
+    program = getattr(program, "run", program)
+
+    text = program.lower(*arguments).compile().as_text()
+
+    assert "HloModule" in text
+    for collective in (
+        "all-reduce",
+        "all-gather",
+        "all-to-all",
+        "collective-permute",
+        "reduce-scatter",
+    ):
+        assert collective not in text
+
+
+@on_four
+def test_what_cannot_be_spread_is_refused():
+    devices = jax.devices()[:SHARDS]
+
+    with pytest.raises(ArgumentError, match="multiple of 4"):
+        JaxEnv(Pendulum(), batch_size=[6], devices=devices)
+    with pytest.raises(ArgumentError, match="requires_grad=False"):
+        JaxEnv(Pendulum(), batch_size=[8], devices=devices, requires_grad=True)
+    with pytest.raises(ArgumentError, match="cannot move"):
+        JaxEnv(Pendulum(), batch_size=[8], devices=devices).to("meta")
+
+
+@pytest.mark.parametrize("devices", [[], [jax.devices()[0]] * 2])
+def test_devices_are_given_once_each(devices):
+    with pytest.raises(ArgumentError, match="different devices"):
+        JaxEnv(Pendulum(), batch_size=[8], devices=devices)
+
+
+@pytest.mark.parametrize("devices", [4, "cpu"])
+def test_devices_are_a_list(devices):
+    with pytest.raises(ArgumentError, match=r"devices is .*must be a list.*jax\.devices\(\)"):
+        JaxEnv(Pendulum(), batch_size=[8], devices=devices)
+
+
+def test_data_is_on_the_first_of_the_devices():
+    with pytest.raises(ArgumentError, match="Leave device= out"):
+        JaxEnv(Pendulum(), batch_size=[2], devices=jax.devices()[:1], device="meta")

@@ -1,0 +1,101 @@
+"""What a policy that is a plain function is given."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from envkit import (
+    Compose,
+    GymEnv,
+    InitTracker,
+    JaxEnv,
+    MixedEnv,
+    RenameTransform,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TrajCounter,
+    TransformedEnv,
+    UnsqueezeTransform,
+)
+from envkit.env.policy import observation_inputs
+from envkit.errors import PolicyError
+from envkit.specs import Composite, Unbounded
+from tests.zoo.envs import Count
+from tests.zoo.jax_envs import Pendulum
+
+
+def books():
+    return Compose(StepCounter(), RewardSum(), InitTracker(), TrajCounter())
+
+
+def counted_pendulum():
+    return TransformedEnv(GymEnv("Pendulum-v1"), books())
+
+
+WAYS = {
+    "single": counted_pendulum,
+    "twice": lambda: TransformedEnv(counted_pendulum(), StepCounter(step_count_key="again")),
+    "around a batch": lambda: TransformedEnv(SerialEnv(2, partial(GymEnv, "Pendulum-v1")), books()),
+    "inside a batch": lambda: SerialEnv(2, counted_pendulum),
+    "mixed": lambda: MixedEnv([SerialEnv(2, counted_pendulum)]),
+    "in a program": lambda: TransformedEnv(
+        JaxEnv(Pendulum(), batch_size=[2]), Compose(StepCounter(), RewardSum())
+    ),
+}
+
+
+@pytest.mark.parametrize("way", sorted(WAYS))
+def test_a_layer_is_not_given_what_transforms_keep_count_of(way):  # B18
+    env = WAYS[way]()
+
+    data = env.rollout(3, nn.Linear(3, 1))
+    env.close(raise_if_closed=False)
+
+    assert data.shape[-1] == 3
+    assert (data["next", "step_count"][..., -1, :] == 3).all()
+
+
+def test_a_program_sees_what_a_step_sees():
+    env = WAYS["in a program"]()
+
+    assert observation_inputs(env._route.stepper) == observation_inputs(env) == ["observation"]
+
+
+def test_what_counts_is_who_added_an_entry_and_not_its_name():
+    class Named(Count):
+        """Shows its own count under the name that `StepCounter` uses."""
+
+        def __init__(self):
+            super().__init__()
+            self.observation_spec = Composite(step_count=Unbounded((1,), dtype=torch.int64))
+
+        def _out(self):
+            out = super()._out()
+            return out.set("step_count", out.pop("count"))
+
+    renamed = TransformedEnv(
+        Count(), Compose(StepCounter(), RenameTransform(["step_count"], ["clock"]))
+    )
+
+    assert observation_inputs(Named()) == ["step_count"]
+    assert observation_inputs(TransformedEnv(Named(), InitTracker())) == ["step_count"]
+    assert set(observation_inputs(renamed)) == {"count", "clock"}
+
+
+def test_a_function_that_takes_fewer_entries_is_told_which_there_are():  # B18
+    wide = UnsqueezeTransform(-1, in_keys=["observation"], out_keys=["wide"])
+    env = TransformedEnv(GymEnv("Pendulum-v1"), wide)
+
+    with pytest.raises(
+        PolicyError,
+        match=r"\['observation', 'wide'\].*Linear.*2 arguments.*TensorDictModule.*in_keys",
+    ):
+        env.rollout(3, nn.Linear(3, 1))
+    with pytest.raises(PolicyError, match=r"<lambda>\(one\) does not take 2 arguments"):
+        env.rollout(3, lambda one: one[..., :1])
+    env.rollout(3, lambda one, two, three=0: one[..., :1])

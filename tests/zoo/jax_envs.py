@@ -1,0 +1,95 @@
+"""Small stateless environments that tests share.
+
+Conventions
+    Countdown(start)  observation float32 (): what is left; reward 1, terminated at 0. No randomness.
+    NoisyWalk()       starts at a random place in a dict observation; terminated outside [-2, 2].
+    Pendulum()        the classic one in 15 lines; never ends.
+    Zoo()             a state with a leaf of every awkward kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from envkit.functional import Box, Discrete, Timestep
+from tests.zoo.half import HALF
+
+
+@dataclass(frozen=True)
+class Countdown:
+    start: int
+    action_space = Discrete(2)
+
+    def reset(self, key):
+        left = jnp.int32(self.start)
+        return left, Timestep(left.astype(jnp.float32))
+
+    def step(self, state, action):
+        left = state - 1
+        return left, Timestep(left.astype(jnp.float32), 1.0, left <= 0)
+
+
+@dataclass(frozen=True)
+class NoisyWalk:
+    action_space = Box(-1.0, 1.0, (2,))
+
+    def reset(self, key):
+        place = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0)
+        return {"place": place, "moves": jnp.int32(0)}, Timestep({"place": place, "far": False})
+
+    def step(self, state, action):
+        place = state["place"] + 0.5 * action
+        far = jnp.abs(place).max() > 2.0
+        after = {"place": place, "moves": state["moves"] + 1}
+        return after, Timestep({"place": place, "far": far}, -jnp.abs(place).sum(), far)
+
+
+class Pendulum:
+    action_space = Box(-2.0, 2.0, (1,))
+
+    def reset(self, key):
+        state = jax.random.uniform(key, (2,), minval=-1.0) * jnp.array([jnp.pi, 1.0])
+        return state, Timestep(self.observe(state))
+
+    def step(self, state, action):
+        (angle, speed), torque = state, action[0]
+        cost = ((angle + jnp.pi) % (2 * jnp.pi) - jnp.pi) ** 2 + 0.1 * speed**2 + 0.001 * torque**2
+        speed = jnp.clip(speed + 0.05 * (15 * jnp.sin(angle) + 3 * torque), -8, 8)
+        state = jnp.stack([angle + 0.05 * speed, speed])
+        return state, Timestep(self.observe(state), -cost)
+
+    def observe(self, state):
+        return jnp.stack([jnp.cos(state[0]), jnp.sin(state[0]), state[1]])
+
+
+class Inventory(NamedTuple):
+    small: Any
+    flag: Any
+    nothing: Any
+
+
+@dataclass(frozen=True)
+class Zoo:
+    action_space = Discrete(3)
+
+    def reset(self, key):
+        words, noise = jax.random.bits(key, (5,)), jax.random.normal(key, (5,))
+        state = {
+            "half": noise[:4].reshape(2, 2).astype(HALF),
+            "brain": noise[:3].astype(jnp.bfloat16),
+            "float": noise[4],
+            "empty": jnp.zeros((0, 3)),
+            "words": words,
+            "typed": jax.random.split(jax.random.wrap_key_data(key), 2),
+            "kit": Inventory(words.astype(jnp.uint8), words % 2 == 1, None),
+            "list": [words.astype(jnp.int16), words.astype(jnp.uint16), words.astype(jnp.int8)],
+            "nibble": jnp.arange(-8, 8, dtype=jnp.int4),
+        }
+        return state, Timestep(state["float"])
+
+    def step(self, state, action):
+        return state, Timestep(state["float"], 0.0)
