@@ -86,7 +86,8 @@ def test_every_layout_crosses_to_jax(hand, layout, dtype):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_and_size_crosses_to_torch(shape, dtype):
-    array = jnp.arange(1, 1 + int(np.prod(shape))).reshape(shape).astype(dtype)
+    numbers = np.arange(1, 1 + int(np.prod(shape))).reshape(shape)
+    array = jnp.asarray(numbers.astype(jnp.dtype(dtype)))  # not every CPU converts float16
 
     assert same(array, to_torch(array))
 
