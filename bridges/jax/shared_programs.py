@@ -10,8 +10,9 @@ Conventions
     owner    who calls a program. Whatever a call traces is the owner's, and is counted there.
 
 Decided here: an env is described when it first calls a program, and again whenever it traces one. So what was
-changed before is seen, and what is traced after a change goes to programs of its own. What a function reads
-from its module or closure is not looked at. Programs live as long as an env that uses them.
+changed before is seen, and what is traced after a change goes to programs of its own. What a trace itself
+changes, by keeping or counting something, is no such change. What a function reads from its module or closure
+is not looked at. Programs live as long as an env that uses them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import jax
 import numpy as np
@@ -221,12 +222,18 @@ class Shared:
 
     def _trace(self, name: str, *args: Any) -> Any:
         owner = self._calling.owner
-        if owner.account() != self.account:
+        account = owner.account()
+        if account != self.account and _TRACED.get(owner) != (account, self):
             raise _ChangedError
-        return owner.trace(name, *args)
+        try:
+            return owner.trace(name, *args)
+        finally:
+            _TRACED[owner] = owner.account(), self
 
 
 _ALL: WeakValueDictionary[Hashable, Shared] = WeakValueDictionary()
+_TRACED: WeakKeyDictionary[Owner, tuple[Hashable, Shared]] = WeakKeyDictionary()
+"""What owners were after their newest trace, and for which programs it was."""
 _LOCK = threading.Lock()
 
 
@@ -259,5 +266,7 @@ class Program:
     def shared(self) -> Shared:
         """All programs of those that were equal when this one was first called."""
         if self._shared is None:
-            self._shared = shared_by(self._owner.account())
+            account = self._owner.account()
+            after, programs = _TRACED.get(self._owner, (None, None))
+            self._shared = shared_by(account) if programs is None or account != after else programs
         return self._shared

@@ -8,7 +8,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,14 @@ from envkit.data.transition import choose_leaf, drop_private, leaves
 from envkit.errors import PrimerError
 from envkit.specs import Composite
 
-__all__ = ["any_done", "collect_reset_masks", "forget", "merge_reset", "terminated_or_truncated"]
+__all__ = [
+    "any_done",
+    "collect_reset_masks",
+    "forget",
+    "merge_reset",
+    "terminated_or_truncated",
+    "undeclared",
+]
 
 
 def collect_reset_masks(
@@ -95,6 +102,19 @@ def _is_alike(fresh: torch.Tensor, kept: Any) -> bool:
     if not isinstance(kept, torch.Tensor) or fresh.is_nested or kept.is_nested:
         return False
     return fresh.shape == kept.shape
+
+
+def undeclared(following: TensorDictBase | None, known: Collection[Path]) -> list[Path]:
+    """List the tensors of a preset ``next`` that are no entry an env knows: a policy's own."""
+    if following is None:
+        return []
+    return [
+        path
+        for path, value in leaves(following)
+        if isinstance(value, torch.Tensor)
+        and path not in known
+        and path[-1] not in (rules.STEP, rules.RESET)
+    ]
 
 
 def forget(

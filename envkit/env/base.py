@@ -14,8 +14,7 @@ Conventions
 
 from __future__ import annotations
 
-import inspect
-from abc import ABCMeta, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
@@ -24,11 +23,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from envkit.data.arguments import as_batch_size, as_bool, require_tensordict
-from envkit.data.keywords import completed, keywords_of, known_to, refuse_unknown
+from envkit.data.arguments import as_batch_size, require_tensordict
+from envkit.data.keywords import completed, known_to, refuse_unknown
 from envkit.data.paths import Key
 from envkit.data.results import EnvData
+from envkit.env.construction import EnvMeta
 from envkit.env.declared import Declared
+from envkit.env.drawing import allow_options, fake_step
 from envkit.env.exclusive import InUse
 from envkit.env.listing import shown
 from envkit.env.options import TAKEN_HERE, EnvOptions
@@ -39,57 +40,12 @@ from envkit.env.seeding import next_seed
 from envkit.env.stepping import Stepping
 from envkit.errors import ClosedEnvError, NotCallableError, ResumeError
 from envkit.late import late
-from envkit.specs import Composite, Stacked
 from envkit.specs.annotations import Destination, Device
 
-__all__ = ["EnvBase", "OutputLeaf", "fake_step"]
+__all__ = ["EnvBase", "OutputLeaf"]
 
 
-class _EnvMeta(ABCMeta):
-    """Take out the keywords every env accepts, and finish the specs after ``__init__``.
-
-    Type checkers do not see ``__call__``: they would take its arguments and result for those of every
-    class, so that no keyword of a constructor were checked and every env were of an unknown type. The
-    same holds for ``__new__`` of `EnvBase`. What is taken out here stands in `EnvOptions` for them.
-    """
-
-    if not TYPE_CHECKING:
-
-        def __call__(
-            cls,
-            *args: Any,
-            spec_locked: bool = True,
-            auto_reset: bool = False,
-            policy: nn.Module | None = None,
-            **kwargs: Any,
-        ) -> Any:
-            as_bool("spec_locked", spec_locked)
-            env = super().__call__(*args, **kwargs)
-            if not isinstance(env, EnvBase):  # __new__ may return something else
-                return env
-            env._after_init(spec_locked)
-            if auto_reset:
-                env = late("AutoResetEnv")(env)
-            if policy is not None:
-                env = late("with_policy_transforms")(env, policy)
-            return env
-
-    @property
-    def __signature__(cls) -> inspect.Signature:
-        """Show what the class takes, which `__call__` above would hide: completion asks for it."""
-        _, *own = keywords_of(cls.__init__)
-        names = {parameter.name for parameter in own}
-        of_every_env = inspect.signature(_EnvMeta.__call__).parameters.values()
-        more = [
-            parameter
-            for parameter in of_every_env
-            if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in names
-        ]
-        rest = [parameter for parameter in own if parameter.kind is parameter.VAR_KEYWORD]
-        return inspect.Signature([*own[: len(own) - len(rest)], *more, *rest])
-
-
-class EnvBase(Stepping, metaclass=_EnvMeta):
+class EnvBase(Stepping, metaclass=EnvMeta):
     """Base class of all environments.
 
     Args:
@@ -153,23 +109,14 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
         self, td: TensorDictBase, generator: torch.Generator | None, part: Any = ()
     ) -> TensorDictBase:
         """Sample the actions of the whole batch of ``td``, or of a part of it, given as an index."""
-        batch, spec = td.batch_size, self.full_action_spec
-        if not self.batch_locked and batch != self.batch_size:
-            return self.single_full_action_spec.rand(batch, generator)
-        self._allow_what_is_allowed(spec, td)
+        if not self.batch_locked and td.batch_size != self.batch_size:
+            return self.single_full_action_spec.rand(td.batch_size, generator)
+        spec = self.full_action_spec
+        allow_options(spec, td, self._action_masks)
         return (spec if part == () else spec[part]).rand((), generator)
 
     _action_masks: tuple[tuple[Key, Key], ...] = ()
     """Actions, each with the entry of the data that says which of its options are allowed."""
-
-    def _allow_what_is_allowed(self, actions: Composite, td: TensorDictBase) -> None:
-        for action, mask in self._action_masks:
-            leaf = actions.get(action, None)
-            is_stacked = isinstance(leaf, Stacked)  # rows of unlike options
-            allowed = [row.get(mask, None) for row in (td.unbind(0) if is_stacked else [td])]
-            if leaf is None or any(part is None or part.dtype != torch.bool for part in allowed):
-                continue
-            leaf.update_mask(allowed if is_stacked else allowed[0])
 
     def rand_step(self, tensordict: TensorDictBase | None = None) -> EnvData:
         """Take one step with random actions: ``step(rand_action(tensordict))``."""
@@ -497,13 +444,3 @@ class EnvBase(Stepping, metaclass=_EnvMeta):
             f"batch_locked={self.batch_locked}",
         ]
         return f"{type(self).__name__}({', '.join(told)})"
-
-
-def fake_step(inputs: Composite, outputs: Composite) -> TensorDict:
-    """Make zeros in the layout of one step of an env with these input and output specs."""
-    root, following = (outputs["full_observation_spec"].zero() for _ in range(2))
-    for spec in (inputs["full_state_spec"], inputs["full_action_spec"], outputs["full_done_spec"]):
-        root.update(spec.zero())
-    for spec in (outputs["full_reward_spec"], outputs["full_done_spec"]):
-        following.update(spec.zero())
-    return root.set("next", following)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 
 from envkit import rules
-from envkit.data.paths import Path
+from envkit.data.paths import Path, leaf_paths
 from envkit.errors import SpecError, SpecTypeError
 from envkit.specs import Categorical, Composite, TensorSpec
 
-__all__ = ["complete_done_spec"]
+__all__ = ["complete_done_spec", "with_truncated"]
 
 
 def complete_done_spec(spec: Composite) -> tuple[Composite, tuple[Path, ...]]:
@@ -61,3 +61,13 @@ def _check_flags(level: Path, leaves: dict[str, TensorSpec]) -> None:
             f"the done leaves of {place} must be boolean, but have dtypes {others}. "
             "Declare them as Categorical(2, shape=..., dtype=torch.bool)."
         )
+
+
+def with_truncated(spec: Composite) -> Composite:
+    """Give a done spec in which every level has ``truncated``; a copy, completed."""
+    spec, _ = complete_done_spec(spec)
+    paths = leaf_paths(spec)
+    for level in {path[:-1] for path in paths}:
+        if (*level, "truncated") not in paths:
+            spec[(*level, "truncated")] = spec[(*level, "done")].clone()
+    return spec

@@ -27,7 +27,7 @@ from envkit.env.declared import (
     require_names,
     require_nodes,
 )
-from envkit.env.done_specs import complete_done_spec
+from envkit.env.done_specs import complete_done_spec, with_truncated
 from envkit.env.outputs import OutputChecks
 from envkit.env.overrides import Overridable
 from envkit.env.spec_properties import LeafKeys, SingleSpec, only_leaf
@@ -356,10 +356,6 @@ class SpecNames(Overridable):
         self._declared.forget_what_was_read()
 
     @property
-    def _cache(self) -> dict[str, Any]:
-        return self._declared.cache
-
-    @property
     def _table(self) -> SpecTable:
         """What steps ask of the specs; see `table`."""
         held = self._declared
@@ -399,11 +395,5 @@ class SpecNames(Overridable):
 
     def add_truncated_keys(self) -> SpecNames:
         """Declare ``truncated`` beside every ``done``; returns self."""
-        spec, _ = complete_done_spec(self.full_done_spec)  # in a constructor it may be empty
-        paths = leaf_paths(spec)
-        for level in {path[:-1] for path in paths} - {
-            path[:-1] for path in paths if path[-1] == "truncated"
-        }:
-            spec[(*level, "truncated")] = spec[(*level, "done")].clone()
-        self.full_done_spec = spec
+        self.full_done_spec = with_truncated(self.full_done_spec)
         return self

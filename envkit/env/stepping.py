@@ -25,10 +25,10 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.data.arguments import require_tensordict
-from envkit.data.paths import Path, as_key, as_path
-from envkit.data.resets import any_done, collect_reset_masks, forget, merge_reset
+from envkit.data.paths import Path, as_key
+from envkit.data.resets import any_done, collect_reset_masks, forget, merge_reset, undeclared
 from envkit.data.results import EnvData
-from envkit.data.transition import carry, drop_private, leaves
+from envkit.data.transition import carry, drop_private
 from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
 from envkit.env.pending import LocalStep, OverriddenStep, Pending
 from envkit.env.spec_names import SpecNames
@@ -354,7 +354,7 @@ class Stepping(SpecNames, ABC):
             the root of the following transition, fresh where an episode ended.
         """
         require_tensordict("what step_and_maybe_reset() was given", tensordict)
-        remembered = self._undeclared(tensordict.get("next", None))
+        remembered = undeclared(tensordict.get("next", None), self._table.known)
         if self._steps_by_itself:
             data, root = self._make_step(tensordict, advance=True).begin().recv()
         else:
@@ -363,23 +363,6 @@ class Stepping(SpecNames, ABC):
         if remembered:
             forget(root, remembered, data.get("next"), self.done_levels)
         return data, root
-
-    def _undeclared(self, following: TensorDictBase | None) -> list[Path]:
-        """List the tensors of a preset ``next`` that are nothing the env knows of."""
-        if following is None:
-            return []
-        known = self._declared.cached("known_paths", self._known_paths)
-        return [
-            path
-            for path, value in leaves(following)
-            if isinstance(value, torch.Tensor)
-            and path not in known
-            and path[-1] not in (rules.STEP, rules.RESET)
-        ]
-
-    def _known_paths(self) -> set[Path]:
-        kinds = ("observation", "reward", "done", "state", "action")
-        return {as_path(key) for kind in kinds for key in getattr(self, f"{kind}_keys")}
 
     def _step_last(self, td: TensorDictBase) -> TensorDictBase:
         """Do what `step` does, after calls of `step_and_maybe_reset` and before none."""

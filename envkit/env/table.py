@@ -45,6 +45,7 @@ class SpecTable:
         scalars: rewards and done flags.
         levels: names of the done leaves of each level, by depth.
         rewards, actions, states: paths of these kinds.
+        known: paths of all kinds.
     """
 
     batch_size: torch.Size
@@ -57,6 +58,7 @@ class SpecTable:
     rewards: frozenset[Path]
     actions: frozenset[Path]
     states: frozenset[Path]
+    known: frozenset[Path]
 
     @classmethod
     def of(cls, env: Any) -> SpecTable:
@@ -88,6 +90,7 @@ class SpecTable:
             rewards=frozenset(paths["reward"]),
             actions=frozenset(paths["action"]),
             states=frozenset(paths["state"]),
+            known=frozenset(path for found in paths.values() for path in found),
         )
 
 

@@ -500,9 +500,9 @@ def test_key_lists_are_kept_while_specs_are_locked():  # M31
     first = env.action_keys
 
     assert env.action_keys is first
-    assert env._cache
+    assert env._declared.cache
     env.empty_cache()
-    assert not env._cache
+    assert not env._declared.cache
     assert env.action_keys is not first
 
 

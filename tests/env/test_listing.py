@@ -13,7 +13,7 @@ from envkit import EnvBase, GymEnv, JaxEnv, SerialEnv, StepCounter, TransformedE
 from tests.zoo.envs import Count
 from tests.zoo.jax_envs import Countdown
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 OF_MODULES_ALONE = [
     *("T_destination", "call_super_init", "dump_patches", "ipu", "xpu", "mtia", "bfloat16", "half"),

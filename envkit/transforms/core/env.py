@@ -13,8 +13,9 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit.data.paths import Key, Path, as_path
 from envkit.data.results import EnvData
-from envkit.env.base import EnvBase, fake_step
+from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS, require_names
+from envkit.env.drawing import fake_step
 from envkit.errors import ArgumentTypeError, MissingKeyError, SpecError
 from envkit.specs import Composite, StackedComposite
 from envkit.specs.annotations import Destination

@@ -31,23 +31,12 @@ from envkit.env.policy import PolicyLike
 from envkit.errors import FusionError
 from envkit.specs import Composite
 from envkit.transforms.core.base import Transform
+from envkit.transforms.core.route import Route, kept_where_skipped
 from envkit.transforms.core.wrapper import TransformHolder
 
 __all__ = ["TransformStepping"]
 
 _OUTPUTS = ("observation", "reward", "done")
-
-
-@dataclass(frozen=True)
-class _Route:
-    """Which env is stepped, and where each transform runs, first to last."""
-
-    base: EnvBase
-    stepper: EnvBase
-    fused: list[Transform]
-    outside: list[Transform]
-    is_direct: bool
-    """Whether the stepper is one made to run transforms, and runs all there are."""
 
 
 class TransformStepping(TransformHolder):
@@ -57,25 +46,25 @@ class TransformStepping(TransformHolder):
 
     resets_on_empty_mask = True  # the base env decides
 
-    _found_route: _Route | None = None
+    _found_route: Route | None = None
 
     @property
-    def _route(self) -> _Route:
+    def _route(self) -> Route:
         route = self._found_route
         if route is None and self._declared.is_locked and self.base_env._may_be_fused:
             route = self._found_route = self._find_route()
         if route is None or not (route.stepper is route.base or route.base._may_be_fused):
             # programs are made for specs that stay, and for envs that step as their class says
-            return _Route(self.base_env, self.base_env, [], [self._transform], is_direct=False)
+            return Route(self.base_env, self.base_env, [], [self._transform], is_direct=False)
         return route
 
-    def _find_route(self) -> _Route:
+    def _find_route(self) -> Route:
         _ = self.output_spec  # some transforms find their keys when specs are read
         base, transforms = self.base_env, self._transform.flat()
         stepper, count = base._fuse(transforms)
         outside = transforms[count:] if count or not transforms else [self._transform]
         is_direct = not outside and stepper is not base
-        return _Route(base, stepper, transforms[:count], outside, is_direct)
+        return Route(base, stepper, transforms[:count], outside, is_direct)
 
     def _lock_own(self, mode: bool) -> None:
         if not mode:
@@ -126,7 +115,7 @@ class TransformStepping(TransformHolder):
                 td.set(as_key(path), value)
 
     def _reset_through(
-        self, route: _Route, td: TensorDictBase | None, **kwargs: Any
+        self, route: Route, td: TensorDictBase | None, **kwargs: Any
     ) -> TensorDictBase:
         given = None if td is None else td.copy()
         if given is None and self._has_preprocess:
@@ -223,16 +212,16 @@ class TransformStepping(TransformHolder):
         route, given, mask = step.route, step.given, step.mask
         if mask is None:
             assert step.inner is not None
-            return _shown_next(route, given, step.inner.recv())
+            return route.shown_next(given, step.inner.recv())
         skipped = self._skipped_next(step.td)
         if step.inner is None:
             return skipped
         done = step.inner.recv()
         if not self.batch_locked:
-            stepped = _shown_next(route, given[mask], done[mask])  # type: ignore[arg-type]
+            stepped = route.shown_next(given[mask], done[mask])  # type: ignore[arg-type]
             return self._checks.scatter(mask, stepped, skipped)
-        stepped = _shown_next(route, given.set(rules.STEP, mask), done)
-        return _kept_where_skipped(mask, stepped, skipped)
+        stepped = route.shown_next(given.set(rules.STEP, mask), done)
+        return kept_where_skipped(mask, stepped, skipped)
 
     def _skipped_next(self, td: TensorDictBase) -> TensorDictBase:
         if not isinstance(td, LazyStackedTensorDict) or td.stack_dim:
@@ -285,7 +274,7 @@ class TransformStepping(TransformHolder):
         stepper = self._route.stepper
         done, root = step.inner.recv()
         ended = done.get("next").select(*stepper.done_keys)
-        following = _shown_next(step.route, step.given, done)
+        following = step.route.shown_next(step.given, done)
         data = self._attach_next(step.td.exclude(rules.STEP, inplace=True), following)
         following = self.step_mdp(data)
         if not self._reset_is_due(following):
@@ -377,7 +366,7 @@ class _TransformedStep(Pending):
     """
 
     env: TransformStepping
-    route: _Route
+    route: Route
     given: TensorDictBase
     mask: torch.Tensor | None
     inner: Pending | None = field(default=None, init=False)
@@ -400,27 +389,3 @@ class _TransformedStep(Pending):
         following = env._following(self)
         td = self.td.exclude(rules.STEP, inplace=True)
         return self._followed(env._attach_next(td, following))
-
-
-def _shown_next(route: _Route, inner: TensorDictBase, done: TensorDictBase) -> TensorDictBase:
-    """Show the ``next`` of a step the stepper has done, which was given ``inner``."""
-    following = done.get("next")
-    if done is inner:
-        inner = inner.exclude("next", inplace=True)
-    for transform in route.outside:
-        following = transform._step(inner, following)
-    return following
-
-
-def _kept_where_skipped(
-    mask: torch.Tensor, stepped: TensorDictBase, skipped: TensorDictBase
-) -> TensorDictBase:
-    """Take ``stepped`` where ``mask`` is set and ``skipped`` elsewhere; writes to ``stepped``."""
-    if isinstance(stepped, LazyStackedTensorDict):
-        parts = zip(mask, stepped.unbind(0), skipped.unbind(0), strict=True)
-        return LazyStackedTensorDict(*(_kept_where_skipped(*part) for part in parts), stack_dim=0)
-    for path, value in leaves(stepped):
-        kept = skipped.get(as_key(path), None)
-        if isinstance(value, torch.Tensor) and kept is not None:
-            stepped.set(as_key(path), rules.choose(mask, value, kept))
-    return stepped

@@ -217,3 +217,28 @@ def test_what_is_made_of_too_many_objects_counts_by_identity():
 
     for value, other in ((nested(100), nested(100)), (doubled(30), doubled(30))):
         assert account_of(value) == account_of(value) != account_of(other)
+
+
+@dataclass
+class Counting(Fall):
+    """Counts in Python how often it is traced, as Brax's `fast` does."""
+
+    steps: int = 0
+
+    def step(self, state, action):
+        self.steps += 1
+        return super().step(state, action)
+
+
+def test_what_a_trace_itself_changes_makes_no_program_anew(mark):
+    env = JaxEnv(Counting(1.0, mark), batch_size=[2], device="cpu")
+    env.set_seed(0)
+    root = env.reset()
+    env.unroll(root, 3)
+    env.unroll(root, 4)
+    traced = dict(env.traces)
+
+    env.unroll(root, 3)
+
+    assert traced["unroll"] == 2
+    assert env.traces == traced

@@ -1,0 +1,40 @@
+"""What specs alone make: zeros in the layout of a step, and which options of an action may be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from envkit.data.paths import Key
+from envkit.specs import Composite, Stacked
+
+__all__ = ["allow_options", "fake_step"]
+
+
+def fake_step(inputs: Composite, outputs: Composite) -> TensorDict:
+    """Make zeros in the layout of one step of an env with these input and output specs."""
+    root, following = (outputs["full_observation_spec"].zero() for _ in range(2))
+    for spec in (inputs["full_state_spec"], inputs["full_action_spec"], outputs["full_done_spec"]):
+        root.update(spec.zero())
+    for spec in (outputs["full_reward_spec"], outputs["full_done_spec"]):
+        following.update(spec.zero())
+    return root.set("next", following)
+
+
+def allow_options(actions: Composite, td: TensorDictBase, masks: Iterable[tuple[Key, Key]]) -> None:
+    """Let specs of actions draw those options only that the data allows, in place.
+
+    Args:
+        actions: full action spec of the env.
+        td: root; a mask that is not there, or is not boolean, allows what was allowed before.
+        masks: actions, each with the entry of ``td`` that says which of its options are allowed.
+    """
+    for action, mask in masks:
+        leaf = actions.get(action, None)
+        is_stacked = isinstance(leaf, Stacked)  # rows of unlike options
+        allowed = [row.get(mask, None) for row in (td.unbind(0) if is_stacked else [td])]
+        if leaf is None or any(part is None or part.dtype != torch.bool for part in allowed):
+            continue
+        leaf.update_mask(allowed if is_stacked else allowed[0])

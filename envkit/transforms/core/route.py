@@ -1,0 +1,51 @@
+"""Where a step goes on its way through transforms, and how its results are shown on the way back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase
+
+from envkit import rules
+from envkit.data.paths import as_key
+from envkit.data.transition import leaves
+from envkit.env.base import EnvBase
+from envkit.transforms.core.base import Transform
+
+__all__ = ["Route", "kept_where_skipped"]
+
+
+@dataclass(frozen=True)
+class Route:
+    """Which env is stepped, and where each transform runs, first to last."""
+
+    base: EnvBase
+    stepper: EnvBase
+    fused: list[Transform]
+    outside: list[Transform]
+    is_direct: bool
+    """Whether the stepper is one made to run transforms, and runs all there are."""
+
+    def shown_next(self, inner: TensorDictBase, done: TensorDictBase) -> TensorDictBase:
+        """Show the ``next`` of a step the stepper has done, which was given ``inner``."""
+        following = done.get("next")
+        if done is inner:
+            inner = inner.exclude("next", inplace=True)
+        for transform in self.outside:
+            following = transform._step(inner, following)
+        return following
+
+
+def kept_where_skipped(
+    mask: torch.Tensor, stepped: TensorDictBase, skipped: TensorDictBase
+) -> TensorDictBase:
+    """Take ``stepped`` where ``mask`` is set and ``skipped`` elsewhere; writes to ``stepped``."""
+    if isinstance(stepped, LazyStackedTensorDict):
+        parts = zip(mask, stepped.unbind(0), skipped.unbind(0), strict=True)
+        return LazyStackedTensorDict(*(kept_where_skipped(*part) for part in parts), stack_dim=0)
+    for path, value in leaves(stepped):
+        kept = skipped.get(as_key(path), None)
+        if isinstance(value, torch.Tensor) and kept is not None:
+            stepped.set(as_key(path), rules.choose(mask, value, kept))
+    return stepped
