@@ -6,23 +6,25 @@ does not know what programs compute.
 Conventions
     account  hashable description of a value: equal accounts, equal behaviour when traced. Numbers, strings,
              arrays and what is made of them count by value, plain objects by their class (with its
-             attributes) and their own attributes, all else by identity: functions, tensors, open files.
+             attributes) and their own attributes, functions by identity and by what they read from their
+             closure and module, all else by identity: tensors, open files.
     owner    who calls a program. Whatever a call traces is the owner's, and is counted there.
 
 Decided here: an env is described when it first calls a program, and again whenever it traces one. So what was
 changed before is seen, and what is traced after a change goes to programs of its own. What a trace itself
-changes, by keeping or counting something, is no such change. What a function reads from its module or closure
-is not looked at. Programs live as long as an env that uses them.
+changes, by keeping or counting something, is no such change. Programs live as long as an env that uses them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import pickle
+import sys
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -35,7 +37,10 @@ from envkit.functional.structure import is_typed_key
 __all__ = ["Owner", "Program", "Same", "Shared", "account_of", "shared_by"]
 
 _ATOMS = (type(None), bool, int, str, bytes)
-_BY_IDENTITY = (FunctionType, BuiltinFunctionType)
+_LIBRARIES = sys.stdlib_module_names - {"__main__"} | frozenset(
+    ("envkit", "bridges", "jax", "jaxlib", "numpy", "torch", "brax", "mujoco", "flax")
+)
+"""Their functions read nothing that anybody changes."""
 _MOST, _DEEPEST = 100_000, 60  # objects that are looked at, and how far inside each other
 
 
@@ -53,10 +58,13 @@ class Same:
 
 
 def account_of(value: Any) -> Hashable:
-    """Describe a value; see the module. One that is made of very many objects counts by identity."""
+    """Describe a value; see the module.
+
+    One that is made of very many objects, or has a function whose closure is not filled yet, counts by identity.
+    """
     try:
         return _Accounting().of(value)
-    except _TooManyError:
+    except (_TooManyError, ValueError):
         return Same(value)
 
 
@@ -73,13 +81,15 @@ class _Accounting:
 
     def of(self, value: Any) -> Hashable:
         kind = type(value)
-        if kind in _ATOMS or isinstance(value, type | ModuleType):
+        if kind in _ATOMS or isinstance(value, ModuleType):
+            return kind, value
+        if isinstance(value, type) and _is_of_library(value):
             return kind, value
         if kind is float:
             return kind, value.hex()
         if isinstance(value, np.ndarray | np.generic | jax.Array):
             return _array_account(value)
-        if isinstance(value, _BY_IDENTITY):
+        if isinstance(value, BuiltinFunctionType):
             return Same(value)
         if id(value) in self._within:
             return "within", self._within[id(value)]
@@ -93,8 +103,16 @@ class _Accounting:
 
     def _of_compound(self, value: Any) -> Hashable:
         kind = type(value)
+        if kind is FunctionType:
+            return Same(value), *self._read_by(value)
+        if isinstance(value, type):
+            return Same(value), tuple(map(self._of_class, value.__mro__[:-1]))
+        if kind in (staticmethod, classmethod):
+            return kind, self.of(value.__func__)
+        if kind is property:
+            return kind, tuple(map(self.of, (value.fget, value.fset)))
         if kind is MethodType:
-            return kind, Same(value.__func__), self.of(value.__self__)
+            return kind, self.of(value.__func__), self.of(value.__self__)
         if kind is partial:
             return kind, self.of(value.func), self.of(value.args), self.of(value.keywords)
         if kind is dict:
@@ -113,10 +131,46 @@ class _Accounting:
     def _of_class(self, kind: type) -> Hashable:
         """Describe the attributes of a class, which somebody may change: methods, and values by value."""
         return tuple(
-            (name, self.of(item) if isinstance(item, _VALUES) else Same(item))
+            (name, self.of(item) if isinstance(item, _LOOKED_INTO) else Same(item))
             for name, item in vars(kind).items()
             if not (name.startswith("__") or name == "_abc_impl")
         )
+
+    def _read_by(self, function: FunctionType) -> tuple[Hashable, ...]:
+        """Describe what a function reads besides its arguments: defaults, closure and globals of its module.
+
+        Of functions in libraries that are installed nothing is: nobody changes their globals.
+        """
+        if _is_of_library(function):
+            return ()
+        cells = list(inspect.getclosurevars(function).nonlocals.values())
+        defaults = (function.__defaults__, function.__kwdefaults__)
+        names = _names_in(function.__code__)
+        known = [
+            (name, function.__globals__[name]) for name in names if name in function.__globals__
+        ]
+        read = [(name, self._of_global(value, names)) for name, value in known]
+        return self.of(defaults), tuple(map(self.of, cells)), tuple(read)
+
+    def _of_global(self, value: Any, names: Sequence[str]) -> Hashable:
+        """Describe a global; of a module of the user's own, what ``names`` may read there."""
+        if not isinstance(value, ModuleType) or value.__name__.partition(".")[0] in _LIBRARIES:
+            return self.of(value)
+        found = [(name, vars(value)[name]) for name in names if name in vars(value)]
+        return value, tuple(
+            (name, Same(item) if isinstance(item, ModuleType) else self.of(item))
+            for name, item in found
+        )
+
+
+def _names_in(code: CodeType) -> list[str]:
+    """List the names that code, and functions within it, may look up."""
+    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
+    return sorted({*code.co_names, *(name for part in inner for name in _names_in(part))})
+
+
+def _is_of_library(value: Any) -> bool:
+    return str(value.__module__).partition(".")[0] in _LIBRARIES
 
 
 def _array_account(value: Any) -> Hashable:
@@ -158,6 +212,7 @@ _VALUES = (
     np.generic,
     jax.Array,
 )
+_LOOKED_INTO = (*_VALUES, FunctionType, staticmethod, classmethod, property)
 
 
 # ------------------------------------------------------------------------------------------ programs

@@ -43,17 +43,31 @@ class SharedConstants:
         if not any(isinstance(value, torch.Tensor) for value in first.values()):
             return all(own == first for own in constants)
         stamps = [_stamp(own) for own in constants]
-        if stamps != self._found_equal[number] and all(alike(own, first) for own in constants):
-            self._found_equal[number] = stamps
-        return stamps == self._found_equal[number]
+        if stamps != self._found_equal[number]:
+            self._found_equal[number] = None
+            if all(alike(own, first) for own in constants):
+                self._found_equal[number] = stamps
+        return self._found_equal[number] is not None
 
 
 def _stamp(constants: Mapping[str, Any]) -> list[Any]:
-    """Tell constants apart without looking at the values of tensors."""
+    """Tell constants apart without looking at the values of tensors, which are kept: none takes their place."""
     return [
-        (name, id(value), value._version) if isinstance(value, torch.Tensor) else (name, value)
+        (name, _Kept(value), value._version) if isinstance(value, torch.Tensor) else (name, value)
         for name, value in constants.items()
     ]
+
+
+class _Kept:
+    """A tensor that equals itself alone."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self._tensor = tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Kept) and self._tensor is other._tensor
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def alike(one: Any, other: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import sys
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -242,3 +243,40 @@ def test_what_a_trace_itself_changes_makes_no_program_anew(mark):
 
     assert traced["unroll"] == 2
     assert env.traces == traced
+
+
+PULL = 1.0
+
+
+class Settings:
+    pull = 1.0
+
+
+def pull():
+    return PULL * Settings.pull
+
+
+class Pulled(Fall):
+    """Reads what it computes with from its module, a function there and a class."""
+
+    def step(self, state, action):
+        return state + pull(), Timestep((state + pull())[None])
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [(sys.modules[__name__], "PULL"), (Settings, "pull")],
+    ids=["global", "class"],
+)
+def test_an_env_made_after_a_global_was_changed_computes_with_the_new_value(
+    mark, monkeypatch, place, name
+):
+    first = JaxEnv(Pulled(1.0, mark), batch_size=[2], device="cpu")
+    first.set_seed(0)
+    before = fallen(first)
+    monkeypatch.setattr(place, name, 5.0)
+
+    second = JaxEnv(Pulled(1.0, mark), batch_size=[2], device="cpu")
+    second.set_seed(0)
+
+    assert (before, fallen(second)) == (1.0, 5.0)
