@@ -1,0 +1,1 @@
+"""The same public calls on envkit and on the reference library (TorchRL), compared."""

@@ -1,0 +1,137 @@
+"""Run one call on both libraries, and tell where what comes out differs.
+
+A call takes a `Library` and uses public names only, so that one text builds the same spec, env or
+transform twice. Results are compared as plain values: keys, shapes, dtypes, numbers, classes of specs by
+name. An error counts by the built-in classes it belongs to: who catches theirs must catch ours.
+
+Where the two are meant to differ, `docs/deviations.md` says so in one line with a name and a reason, and a
+test shows it with `differs`; `test_deviations.py` compares the page with the tests.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, TensorDictBase, is_tensor_collection
+
+import envkit
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torchrl.data
+    import torchrl.envs
+
+BUILT_IN = (
+    AttributeError,
+    KeyError,
+    IndexError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+)
+
+
+class Library:
+    """Public names of one library, wherever it keeps them."""
+
+    def __init__(self, name: str, *modules: Any) -> None:
+        self.name = name
+        self._modules = modules
+
+    def __getattr__(self, name: str) -> Any:
+        for module in self._modules:
+            if hasattr(module, name):
+                return getattr(module, name)
+        raise AttributeError(f"{self.name} has no {name}")
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+OURS = Library("envkit", envkit)
+THEIRS = Library("torchrl", torchrl.envs, torchrl.data)
+SPECS = (envkit.TensorSpec, torchrl.data.TensorSpec)
+COMPOSITES = (envkit.Composite, torchrl.data.Composite)
+
+Call = Callable[[Library], Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call gave: a plain value, or the built-in classes of the error it raised."""
+
+    value: Any
+    errors: frozenset[type[BaseException]]
+    message: str = ""
+
+
+def plain(result: Any) -> Any:
+    """Write a result in terms that both libraries share, to be compared with ``==``."""
+    if isinstance(result, COMPOSITES):
+        return "Composite", tuple(result.shape), {k: plain(v) for k, v in result.items()}
+    if isinstance(result, SPECS):
+        return type(result).__name__, tuple(result.shape), result.dtype
+    if isinstance(result, NonTensorData):
+        return tuple(result.batch_size), result.data
+    if is_tensor_collection(result):
+        keys = result.keys(is_leaf=lambda kind: False) if isinstance(result, TensorDictBase) else ()
+        return tuple(result.batch_size), {key: plain(result.get(key)) for key in keys}
+    if isinstance(result, torch.Tensor):
+        numbers = result.detach().cpu()
+        return tuple(numbers.shape), numbers.dtype, numbers.tolist()
+    if isinstance(result, np.ndarray):
+        return result.shape, result.dtype, result.tolist()
+    if isinstance(result, Mapping):
+        return {key: plain(value) for key, value in result.items()}
+    if isinstance(result, (list, tuple)):
+        return [plain(item) for item in result]
+    return result
+
+
+def outcome(library: Library, call: Call) -> Outcome:
+    """Run a call on one library with the same random numbers each time."""
+    torch.manual_seed(0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Outcome(plain(call(library)), frozenset())
+    except Exception as error:
+        kinds = frozenset(kind for kind in BUILT_IN if isinstance(error, kind))
+        return Outcome(None, kinds or frozenset({type(error)}), f"{type(error).__name__}: {error}")
+
+
+def difference(call: Call) -> str | None:
+    """Say where the two libraries differ on a call; None where they agree."""
+    ours, theirs = outcome(OURS, call), outcome(THEIRS, call)
+    if bool(ours.errors) != bool(theirs.errors):
+        return (
+            f"envkit: {ours.message or ours.value!r}\ntorchrl: {theirs.message or theirs.value!r}"
+        )
+    if not theirs.errors <= ours.errors:
+        return f"envkit raises {ours.message}\ntorchrl raises {theirs.message}"
+    if ours.value != theirs.value:
+        return f"envkit: {ours.value!r}\ntorchrl: {theirs.value!r}"
+    return None
+
+
+def check_same(call: Call) -> None:
+    """Fail unless both libraries give the same, or errors that one ``except`` catches."""
+    found = difference(call)
+    assert found is None, found
+
+
+def differs(name: str, call: Call) -> str:
+    """Show a difference that ``docs/deviations.md`` documents under ``name``; fail if it is none any more.
+
+    Returns:
+        How the two differ, for a test that asserts what ours does.
+    """
+    found = difference(call)
+    assert found is not None, f"{name}: no difference is left. Take its line out of the page."
+    return found
