@@ -74,16 +74,8 @@ class GymEnv(GymWrapper):
         as_bool("info", info)
         meaning = "the number of envs of a vector env, or 0 for one env"
         num_envs = as_int("num_envs", num_envs, least=0, meaning=meaning)
-        if not isinstance(env_name, str) and not hasattr(env_name, "entry_point"):
-            fix = "GymWrapper(env)" if hasattr(env_name, "step") else "GymEnv('CartPole-v1'), say"
-            raise ArgumentTypeError(
-                f"env_name is {env_name!r}, of type {type(env_name).__name__}, but must be the name of "
-                f"a registered env, or its spec. Use {fix}."
-            )
-        library = gym_backend()
-        if backend is not None:
-            with set_gym_backend(backend):
-                library = gym_backend()
+        _require_name(env_name)
+        library = _library(backend)
         if from_pixels:
             make_kwargs.setdefault("render_mode", "rgb_array")
         if num_envs:
@@ -106,6 +98,23 @@ class GymEnv(GymWrapper):
         self.env_name = env_name
         if info:
             self.set_info_dict_reader()
+
+
+def _require_name(env_name: object) -> None:
+    if not isinstance(env_name, str) and not hasattr(env_name, "entry_point"):
+        fix = "GymWrapper(env)" if hasattr(env_name, "step") else "GymEnv('CartPole-v1'), say"
+        raise ArgumentTypeError(
+            f"env_name is {env_name!r}, of type {type(env_name).__name__}, but must be the name of "
+            f"a registered env, or its spec. Use {fix}."
+        )
+
+
+def _library(backend: str | ModuleType | None) -> ModuleType:
+    """Give the gym library asked for, the current one by default."""
+    if backend is None:
+        return gym_backend()
+    with set_gym_backend(backend):
+        return gym_backend()
 
 
 def _make_vector(

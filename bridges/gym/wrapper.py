@@ -42,7 +42,7 @@ from envkit.errors import (
     SpecError,
 )
 from envkit.specs import Categorical, Composite, Unbounded
-from envkit.specs.annotations import Device, Value
+from envkit.specs.annotations import BatchSize, Device, Value
 
 __all__ = ["GymWrapper"]
 
@@ -90,20 +90,7 @@ class GymWrapper(GymLikeEnv):
         device: Device | None = "cpu",
         **options: Unpack[EnvOptions],
     ):
-        if not (is_vector(env) or hasattr(env, "observation_space")):
-            fix = f"GymEnv({env!r})" if isinstance(env, str) else "GymEnv with the name of one"
-            raise ArgumentTypeError(
-                f"GymWrapper was given {env!r}, of type {type(env).__name__}, but wraps an env object "
-                f"of a gym library. Pass one, or let {fix} build it."
-            )
-        batch = (env.num_envs,) if is_vector(env) else ()
-        batch_size = options.get("batch_size")
-        if batch_size is not None and (size := as_batch_size(batch_size)) != torch.Size(batch):
-            raise BatchSizeError(
-                f"batch_size is {tuple(size)}, but the simulator has batch size {batch}. "
-                "Leave it out; SerialEnv, ParallelEnv and GymEnv(..., num_envs=n) make batches."
-            )
-        options["batch_size"] = batch
+        options["batch_size"] = batch = _batch_of(env, options.get("batch_size"))
         super().__init__(
             env,
             frame_skip=frame_skip,
@@ -114,27 +101,14 @@ class GymWrapper(GymLikeEnv):
         self.libname = library_of(env).__name__
         self.categorical_action_encoding = categorical_action_encoding
         self.from_pixels = from_pixels
-        if from_pixels and getattr(env, "render_mode", None) != "rgb_array":
-            raise ArgumentError(
-                f"from_pixels=True needs an env that renders rgb arrays, but its render_mode is "
-                f"{getattr(env, 'render_mode', None)!r}. Make it with render_mode='rgb_array'."
-            )
-        observation_space, action_space = (
-            (env.single_observation_space, env.single_action_space)
-            if batch
-            else (env.observation_space, env.action_space)
-        )
+        if from_pixels:
+            _require_frames(env)
         encoding = categorical_action_encoding
+        action = _action_codec(env, encoding)
         observation = None
         if not (from_pixels and pixels_only):
-            observation = codec_of(observation_space, categorical=encoding, key="observation")
-        action = codec_of(action_space, categorical=encoding, key="action")
-        if not action.leaves:
-            raise SpecError(
-                f"the action space of {env} is {action_space}, which holds no action, so there is nothing a "
-                "policy could decide. Give it an action, one that is ignored if need be: "
-                "gymnasium.spaces.Discrete(1)."
-            )
+            space = _space_of_one(env, "observation_space")
+            observation = codec_of(space, categorical=encoding, key="observation")
         self._action_key = as_key(*action.leaves) if len(action.leaves) == 1 else None
         self._vector: VectorCore | None = None
         if batch:
@@ -315,6 +289,48 @@ class GymWrapper(GymLikeEnv):
             stops=stop == "any",
         )
         return recorder.record(root, steps, policy, act)
+
+
+def _batch_of(env: Any, batch_size: BatchSize | None) -> tuple[int, ...]:
+    """Read the batch of an env object of a gym library, which ``batch_size`` may repeat."""
+    if not (is_vector(env) or hasattr(env, "observation_space")):
+        fix = f"GymEnv({env!r})" if isinstance(env, str) else "GymEnv with the name of one"
+        raise ArgumentTypeError(
+            f"GymWrapper was given {env!r}, of type {type(env).__name__}, but wraps an env object "
+            f"of a gym library. Pass one, or let {fix} build it."
+        )
+    batch = (env.num_envs,) if is_vector(env) else ()
+    if batch_size is not None and (size := as_batch_size(batch_size)) != torch.Size(batch):
+        raise BatchSizeError(
+            f"batch_size is {tuple(size)}, but the simulator has batch size {batch}. "
+            "Leave it out; SerialEnv, ParallelEnv and GymEnv(..., num_envs=n) make batches."
+        )
+    return batch
+
+
+def _require_frames(env: Any) -> None:
+    if getattr(env, "render_mode", None) != "rgb_array":
+        raise ArgumentError(
+            f"from_pixels=True needs an env that renders rgb arrays, but its render_mode is "
+            f"{getattr(env, 'render_mode', None)!r}. Make it with render_mode='rgb_array'."
+        )
+
+
+def _space_of_one(env: Any, name: str) -> Any:
+    """Give a space of a single env, or that of one row of a vector env."""
+    return getattr(env, f"single_{name}" if is_vector(env) else name)
+
+
+def _action_codec(env: Any, categorical: bool) -> Codec:
+    space = _space_of_one(env, "action_space")
+    codec = codec_of(space, categorical=categorical, key="action")
+    if not codec.leaves:
+        raise SpecError(
+            f"the action space of {env} is {space}, which holds no action, so there is nothing a "
+            "policy could decide. Give it an action, one that is ignored if need be: "
+            "gymnasium.spaces.Discrete(1)."
+        )
+    return codec
 
 
 def _require_free(name: str, observed: Composite) -> None:

@@ -68,29 +68,18 @@ def unroll_until(
         The carry after the last step, the time-major transitions, and how the run ended.
     """
     first = jnp.asarray(start, dtype=jnp.uint32)
+    waits = rule == "all"
 
     def one(carry: Carry, index: jax.Array, last: Transition | None) -> tuple[Carry, Transition]:
         step_key = jax.random.fold_in(key, first + index.astype(jnp.uint32))
         moving = None if last is None else ~done_of(carry[1])
-        after, made = transition(
-            env,
-            carry,
-            policy,
-            params,
-            step_key,
-            auto_reset=False,
-            record_state=record_state,
-            moving=moving,
-        )
+        flags = {"auto_reset": False, "record_state": record_state, "moving": moving}
+        after, made = transition(env, carry, policy, params, step_key, **flags)
         return after, made if moving is None else _frozen(moving, made, last)
 
     def ended(timestep: Timestep) -> jax.Array:
         done = done_of(timestep)
         return (done & counted).any() if rule == "any" else (done | ~counted).all()
-
-    like = jax.eval_shape(lambda: one(carry, jnp.int32(0), None)[1])
-    blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-    record = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), like)
 
     def unfinished(loop: Any) -> jax.Array:
         index, carry, *_ = loop
@@ -98,16 +87,25 @@ def unroll_until(
 
     def body(loop: Any) -> Any:
         index, carry, last, record = loop
-        carry, made = one(carry, index, last if rule == "all" else None)
-        record = jax.tree.map(
-            lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, index, 0), record, made
-        )
-        return index + 1, carry, made if rule == "all" else last, record
+        carry, made = one(carry, index, last)
+        return index + 1, carry, made if waits else None, _written(record, made, index)
 
-    index, carry, _, record = jax.lax.while_loop(
-        unfinished, body, (jnp.int32(0), carry, blank if rule == "all" else None, record)
-    )
+    like = jax.eval_shape(lambda: one(carry, jnp.int32(0), None)[1])
+    last = _blank(like) if waits else None
+    loop = (jnp.int32(0), carry, last, _blank(like, capacity))
+    index, carry, _, record = jax.lax.while_loop(unfinished, body, loop)
     return carry, record, Stopped(index, ended(carry[1]))
+
+
+def _blank(like: Any, *time: int) -> Any:
+    """Make zeros of the shapes in ``like``, behind axes of the sizes ``time``."""
+    return jax.tree.map(lambda leaf: jnp.zeros((*time, *leaf.shape), leaf.dtype), like)
+
+
+def _written(record: Transition, made: Transition, index: jax.Array) -> Transition:
+    return jax.tree.map(
+        lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, index, 0), record, made
+    )
 
 
 def _frozen(moving: jax.Array, made: Transition, last: Transition) -> Transition:
