@@ -100,6 +100,7 @@ def test_a_star_import_brings_all_names_and_leaves_the_process_as_it_is():  # B1
     assert (done.returncode, done.stdout) == (0, "True False\nNone\n"), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("libraries", "missing", "there"),
     [
@@ -168,6 +169,7 @@ def test_envkit_works_without_what_an_env_does_not_need():
     assert (done.returncode, done.stdout) == (0, "torch.Size([2, 3])\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_a_broken_library_is_not_called_missing(tmp_path):
     (tmp_path / "brax").mkdir()
     (tmp_path / "brax" / "__init__.py").write_text("import something_it_needs")

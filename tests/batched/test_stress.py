@@ -289,7 +289,7 @@ def twins(request, tmp_path_factory):
 
 @pytest.mark.parametrize(
     "block",
-    [pytest.param(block, marks=pytest.mark.slow if block > 1 else ()) for block in range(BLOCKS)],
+    [pytest.param(block, marks=pytest.mark.slow if block > 0 else ()) for block in range(BLOCKS)],
 )
 def test_random_calls_and_faults_give_the_data_of_the_serial_twin(twins, block):
     count = BLOCK if len(twins.groups) == ROWS else BLOCK // 4
@@ -304,6 +304,7 @@ def test_random_calls_and_faults_give_the_data_of_the_serial_twin(twins, block):
     assert twins.serial._recovery.restarts > 0
 
 
+@pytest.mark.slow
 def test_rows_of_a_process_that_hangs_are_those_of_rows_that_raise(twins):
     twins.parallel.timeout = PATIENCE_S
     try:

@@ -340,7 +340,7 @@ def test_a_pool_is_used_only_after_its_start():
         pool.send(STEP)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_opening_and_closing_twenty_times_leaks_nothing(holdings, method):
     before = holdings()
 
@@ -372,8 +372,14 @@ def room_for_files():
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("more", range(3, 45, 5))
+@pytest.mark.parametrize(
+    ("more", "method"),
+    [
+        *((more, "forkserver") for more in range(3, 45, 10)),
+        *(pytest.param(more, "forkserver", marks=pytest.mark.slow) for more in range(8, 45, 10)),
+        *(pytest.param(more, "spawn", marks=pytest.mark.slow) for more in range(3, 45, 5)),
+    ],
+)
 def test_too_few_open_files_are_told_with_the_limit_and_leave_nothing(
     room_for_files, holdings, method, more
 ):

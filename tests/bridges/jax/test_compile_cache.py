@@ -29,6 +29,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_second_process_finds_what_the_first_has_compiled(tmp_path):
     def run():

@@ -30,6 +30,7 @@ on_four = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(len(jax.devices()) >= SHARDS, reason="there are four devices already")
 def test_all_of_this_on_four_host_devices():

@@ -317,6 +317,7 @@ def _td(place):
     return TensorDict({"place": place}, place.shape[:1])
 
 
+@pytest.mark.slow
 def test_argument_checks_of_distributions_are_off_only_while_a_module_is_exported():
     code = """
         import torch
@@ -447,6 +448,7 @@ def test_what_a_module_raised_is_the_cause_of_the_refusal():
     assert str(caught.value.__cause__) == "no such limb"
 
 
+@pytest.mark.slow
 def test_torch_prints_and_logs_nothing_when_export_fails_and_its_loggers_are_on_again():
     code = """
         import logging

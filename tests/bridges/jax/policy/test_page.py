@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from bridges.jax.policy.ops import TABLE
 
 PAGE = (Path(__file__).parents[4] / "docs" / "compiled_policies.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_page_runs_as_printed(capsys):
     names = {"__name__": "__main__"}
 
