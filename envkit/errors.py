@@ -241,6 +241,10 @@ class ResumeError(EnvkitError, NotImplementedError):
     """A state dict was to be loaded into an env whose simulator it does not hold."""
 
 
+class SetStateError(EnvkitError, NotImplementedError):
+    """A reset was to begin at a given state in an env that cannot."""
+
+
 class RolloutError(EnvkitError, RuntimeError):
     """A rollout has nothing to start from, or its steps cannot be stacked or written where asked."""
 

@@ -30,9 +30,9 @@ from envkit.data.arguments import as_batch_size
 from envkit.data.paths import as_key, as_path, nest
 from envkit.data.transition import empty_like, leaves
 from envkit.env.base import EnvBase
+from envkit.env.loops import nonstop, until_any_done
 from envkit.env.options import EnvOptions
 from envkit.env.policy import Policy
-from envkit.env.rollout import nonstop, until_any_done
 from envkit.env.seeding import seed_chain
 from envkit.errors import (
     ArgumentError,

@@ -32,10 +32,11 @@ from envkit.data.resets import collect_reset_masks, merge_reset
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.input_checks import in_functorch, require_values
+from envkit.env.loops import nonstop
 from envkit.env.pending import Pending
 from envkit.env.policy import Policy
-from envkit.env.rollout import nonstop
 from envkit.env.seeding import seed_chain
+from envkit.env.starts import refuse_start
 from envkit.errors import (
     ArgumentTypeError,
     BatchSizeError,
@@ -65,12 +66,16 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         self,
         tensordict: TensorDictBase | None = None,
         list_of_kwargs: Sequence[dict[str, Any]] | None = None,
+        *,
+        set_state: bool | None = None,
+        select_reset_only: bool = False,
         **kwargs: Any,
     ) -> EnvData:
         """Start new episodes; see `EnvBase.reset`.
 
         Args:
             tensordict: current data and masks.
+            set_state, select_reset_only: see `EnvBase.reset`.
             list_of_kwargs: reset keywords of each sub-env, over those in ``kwargs``.
             **kwargs: reset keywords of every sub-env.
 
@@ -79,6 +84,10 @@ class BatchedEnv(AttributeLookup, PoolOwner):
             same data as a lazy stack.
         """
         self._started()
+        if set_state is not None:
+            kwargs["set_state"] = set_state
+        if set_state:
+            refuse_start(self)
         given = None
         if list_of_kwargs is not None:
             own_kwargs = as_own_kwargs(self.num_workers, list_of_kwargs, "list_of_kwargs")
@@ -88,7 +97,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         if isinstance(tensordict, TensorDictBase) and self.share_individual_td:
             self._check_batch(tensordict)
             tensordict = by_row(tensordict)
-        return super().reset(tensordict, sub_kwargs=given)
+        return super().reset(tensordict, select_reset_only=select_reset_only, sub_kwargs=given)
 
     def _reset(
         self, td: TensorDictBase | None, sub_kwargs: list[dict[str, Any]] | None = None
@@ -304,6 +313,12 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         self._set_seeds(seed, static=False)
 
     # -------------------------------------------------------------------------------------- states
+
+    @property
+    def _cannot_start_at_state(self) -> str | None:
+        self._started_specs()
+        kinds = (found.cannot_start_at_state for found in self._metadata)
+        return next((kind for kind in kinds if kind), None)
 
     @property
     def _cannot_resume(self) -> str | None:

@@ -81,6 +81,7 @@ class EnvMetaData:
         gives_nan: whether NaN stands for values that the env cannot know.
         books: observations that its transforms have added for bookkeeping.
         cannot_resume: the kind of env whose simulator is not in a state dict, if one is.
+        cannot_start_at_state: the kind of env that cannot begin at a state it is given, if one cannot.
         draws_its_own: whether random actions come from an override of `EnvBase.rand_action`.
     """
 
@@ -96,6 +97,7 @@ class EnvMetaData:
     action_masks: tuple[tuple[Key, Key], ...] = ()
     draws_its_own: bool = False
     cannot_resume: str | None = None
+    cannot_start_at_state: str | None = None
     books: frozenset[Path] = frozenset()
     gives_nan: bool = False
 
@@ -121,6 +123,7 @@ class EnvMetaData:
             action_masks=env._action_masks,
             draws_its_own=env._draws_its_own,
             cannot_resume=env._cannot_resume,
+            cannot_start_at_state=env._cannot_start_at_state,
             books=env._books,
             gives_nan=env._gives_nan,
         )

@@ -105,6 +105,7 @@ class MixedEnv(EnvBase):
 
     keeps_last_output = True
     _passes_by = EnvBase._passes_by | {"_reset"}
+    _hands_resets_on = True
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> EnvData:
         """Sample every action; see `EnvBase.rand_action`. Members that override it draw theirs."""
@@ -301,6 +302,11 @@ class MixedEnv(EnvBase):
             if member.newest is not None:
                 member.newest = delivered(member.newest, member.env.device)
         return self
+
+    @property
+    def _cannot_start_at_state(self) -> str | None:
+        kinds = [member.env._cannot_start_at_state for member in self.members]
+        return next((kind for kind in kinds if kind), None)
 
     @property
     def _cannot_resume(self) -> str | None:

@@ -34,10 +34,8 @@ from envkit.env.exclusive import InUse
 from envkit.env.listing import shown
 from envkit.env.options import TAKEN_HERE, EnvOptions
 from envkit.env.outputs import OutputLeaf
-from envkit.env.policy import PolicyLike
-from envkit.env.rollout import rollout
+from envkit.env.rollout import Rollouts
 from envkit.env.seeding import next_seed
-from envkit.env.stepping import Stepping
 from envkit.errors import ClosedEnvError, NotCallableError, ResumeError
 from envkit.late import late
 from envkit.specs.annotations import Destination, Device
@@ -45,7 +43,7 @@ from envkit.specs.annotations import Destination, Device
 __all__ = ["EnvBase", "OutputLeaf"]
 
 
-class EnvBase(Stepping, metaclass=EnvMeta):
+class EnvBase(Rollouts, metaclass=EnvMeta):
     """Base class of all environments.
 
     Args:
@@ -143,7 +141,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
 
     def check_env_specs(
         self,
-        return_contiguous: bool = True,
+        return_contiguous: bool | None = None,
         check_dtype: bool = True,
         seed: int | None = None,
         tensordict: TensorDictBase | None = None,
@@ -152,75 +150,6 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         """Compare a few steps with the specs; see `envkit.check_env_specs`."""
         late("check_env_specs")(
             self, return_contiguous, check_dtype, seed, tensordict, break_when_any_done
-        )
-
-    # ------------------------------------------------------------------------------------ rollout
-
-    def rollout(
-        self,
-        max_steps: int,
-        policy: PolicyLike = None,
-        callback: Callable[[EnvBase, EnvData], object] | None = None,
-        *,
-        auto_reset: bool = True,
-        auto_cast_to_device: bool = False,
-        break_when_any_done: bool | None = None,
-        break_when_all_done: bool | None = None,
-        return_contiguous: bool = True,
-        tensordict: TensorDictBase | None = None,
-        set_truncated: bool = False,
-        out: TensorDictBase | None = None,
-        trust_policy: bool = False,
-    ) -> EnvData:
-        """Run a policy for up to ``max_steps`` steps.
-
-        Args:
-            max_steps: most steps taken.
-            policy: see `envkit.env.policy.as_policy`; None takes random actions.
-            callback: called as ``callback(env, td)`` after each step except the last, with the
-                transition just completed; what it returns is dropped.
-            auto_reset: reset first; ``tensordict`` then gives batch size, parameters and state.
-                False: ``tensordict`` is required, and what is done in it is reset.
-            auto_cast_to_device: move data to the policy's device and back.
-            break_when_any_done: stop after the first step in which any env is done (the default).
-                With both rules False, done envs are reset and collection goes on.
-            break_when_all_done: freeze done envs and stop when all are done. Frozen rows repeat their
-                last transition with reward 0, so that a row's rewards sum up to its return.
-            return_contiguous: stack densely; False gives a lazy stack along time.
-            tensordict: what to start from.
-            set_truncated: mark the last step ``truncated`` and ``done``.
-            out: preallocated destination, at least as long as the result, with an entry of the same
-                shape and dtype for each of the result's.
-            trust_policy: call ``policy`` with the TensorDict whatever its signature.
-
-        Returns:
-            Transitions, batch size ``(*batch, T)``; T is the number of steps really taken.
-
-        Raises:
-            ArgumentError: (a ValueError) ``max_steps`` is below 1.
-            ArgumentTypeError: (a TypeError) ``max_steps``, ``callback``, ``tensordict`` or ``out`` is of
-                another type.
-            OptionError: (a TypeError) both stop rules are True, or ``out`` is to be a lazy stack.
-            PolicyError: (a TypeError) ``policy`` is not callable, or gave something else than actions.
-            RolloutError: (a RuntimeError) ``auto_reset=False`` without ``tensordict``; steps that
-                cannot be stacked, or do not fit ``out``.
-            BatchSizeError: ``out`` does not have room for the result.
-            DoneError: ``set_truncated`` without a ``truncated`` leaf.
-        """
-        return rollout(
-            self,
-            max_steps,
-            policy,
-            callback,
-            auto_reset=auto_reset,
-            auto_cast_to_device=auto_cast_to_device,
-            break_when_any_done=break_when_any_done,
-            break_when_all_done=break_when_all_done,
-            return_contiguous=return_contiguous,
-            tensordict=tensordict,
-            set_truncated=set_truncated,
-            out=out,
-            trust_policy=trust_policy,
         )
 
     # --------------------------------------------------------------------------------- transforms

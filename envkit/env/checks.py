@@ -26,7 +26,7 @@ __all__ = ["check_env_specs"]
 
 def check_env_specs(
     env: EnvBase,
-    return_contiguous: bool = True,
+    return_contiguous: bool | None = None,
     check_dtype: bool = True,
     seed: int | None = None,
     tensordict: TensorDictBase | None = None,
@@ -38,7 +38,7 @@ def check_env_specs(
 
     Args:
         env: any environment.
-        return_contiguous: stack the rollout densely.
+        return_contiguous: stack the rollout densely; None: see `EnvBase.rollout`.
         check_dtype: compare dtypes too.
         seed: seeds the env first.
         tensordict: what to start from.

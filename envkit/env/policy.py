@@ -7,8 +7,8 @@ Conventions
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, Protocol, cast, get_type_hints, runtime_checkable
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, get_type_hints, runtime_checkable
 
 import torch
 from tensordict import TensorDictBase
@@ -20,7 +20,7 @@ from torch import nn
 
 from envkit.data.paths import Key, as_path
 from envkit.env.stepping import Stepping
-from envkit.errors import PolicyError
+from envkit.errors import PolicyError, RolloutError
 from envkit.specs import TensorSpec
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "exploration_type",
     "observation_inputs",
     "policy_device",
+    "replay",
     "set_exploration_type",
     "takes_tensordict",
 ]
@@ -58,7 +59,8 @@ def as_policy(env: Stepping, policy: PolicyLike, *, trust: bool = False) -> Poli
         env: its specs name the inputs and outputs of a plain callable.
         policy: None for random actions; one that `BindsToEnv`, such as a compiled one; a
             TensorDictModule, or a callable with one argument named ``tensordict`` or ``td`` or
-            annotated as a TensorDict, is used as it is; any other callable gets the observation
+            annotated as a TensorDict, is called with the TensorDict, and what it returns in a new
+            one is merged into that; any other callable gets the observation
             leaves (see `observation_inputs`), in the order of ``observation_spec``, and returns the
             action (a tuple when there are several action keys).
         trust: use ``policy`` as it is, whatever its signature.
@@ -76,14 +78,35 @@ def as_policy(env: Stepping, policy: PolicyLike, *, trust: bool = False) -> Poli
             f"policy must be callable, got {type(policy).__name__}. "
             "Pass a module, a function, or None for random actions."
         )
-    if isinstance(policy, TensorDictModuleBase):
-        return cast(Policy, policy)
     if trust or takes_tensordict(policy):
         return _CallOnRoot(policy)
-    actions = {key: env.full_action_spec[key] for key in env.action_keys}
     inputs = observation_inputs(env)
     _require_room(policy, inputs)
-    return _CallOnLeaves(policy, inputs, actions, env.batch_dims)
+    return _CallOnLeaves(policy, inputs, _ActionWriter(env))
+
+
+def replay(env: Stepping, actions: Iterable[Any]) -> Policy:
+    """Give the policy that does what was decided before.
+
+    Args:
+        env: says what its actions are called.
+        actions: one item for each step: what a plain callable would return, or a TensorDict of actions.
+    """
+    upcoming = iter(actions)
+    write = _ActionWriter(env)
+
+    def act(tensordict: TensorDictBase) -> TensorDictBase:
+        action = next(upcoming, None)
+        if action is None:
+            raise RolloutError(
+                "actions ended before the rollout did. Pass one for each step, or a list, whose length is "
+                "the most steps that are taken."
+            )
+        if isinstance(action, TensorDictBase):
+            return tensordict.update(action)
+        return write(tensordict, action)
+
+    return act
 
 
 def _require_room(policy: Callable[..., Any], inputs: list[Key]) -> None:
@@ -117,19 +140,21 @@ def _signature_of(policy: Any) -> inspect.Signature | None:
 
 
 class _CallOnRoot:
-    """Call a function on the TensorDict, and see to it that it gives one back."""
+    """Call a policy on the TensorDict, into which goes what it returns in a new one."""
 
     def __init__(self, function: Callable[..., Any]):
         self.function = function
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         acted = self.function(tensordict)
+        if acted is tensordict:
+            return acted
         if not isinstance(acted, TensorDictBase):
             raise PolicyError(
                 f"the policy returned {type(acted).__name__}, but was called with a TensorDict and "
-                "must return the TensorDict with the action in it."
+                "must return the TensorDict with the action in it, or a new one."
             )
-        return acted
+        return tensordict.update(acted)
 
 
 class _CallOnLeaves:
@@ -138,36 +163,40 @@ class _CallOnLeaves:
     Args:
         function: what the user passed.
         in_keys: entries it is called with.
-        actions: spec of each entry it returns.
-        batch_dims: number of batch axes of these specs.
+        write: puts what it returns into the TensorDict.
+    """
+
+    def __init__(self, function: Callable[..., Any], in_keys: list[Key], write: _ActionWriter):
+        self.function = function
+        self.in_keys = in_keys
+        self.write = write
+
+    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return self.write(tensordict, self.function(*(tensordict.get(key) for key in self.in_keys)))
+
+
+class _ActionWriter:
+    """Write what a user gives as the action, or as a tuple of actions, into a TensorDict.
 
     How many elements an action has is looked at in the first call only.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        in_keys: list[Key],
-        actions: dict[Key, TensorSpec],
-        batch_dims: int,
-    ):
-        self.function = function
-        self.in_keys = in_keys
-        self.out_keys = list(actions)
-        self.actions = actions
-        self.batch_dims = batch_dims
+    def __init__(self, env: Stepping):
+        self.actions: dict[Key, TensorSpec] = {
+            key: env.full_action_spec[key] for key in env.action_keys
+        }
+        self.batch_dims = env.batch_dims
         self._was_called = False
 
-    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        actions = self.function(*(tensordict.get(key) for key in self.in_keys))
+    def __call__(self, tensordict: TensorDictBase, actions: Any) -> TensorDictBase:
         if not isinstance(actions, tuple):
             actions = (actions,)
-        if len(actions) != len(self.out_keys):
+        if len(actions) != len(self.actions):
             raise PolicyError(
                 f"the policy returned {len(actions)} values, but the env has the action keys "
-                f"{self.out_keys}. Return one tensor for each of them."
+                f"{list(self.actions)}. Return one tensor for each of them."
             )
-        for key, action in zip(self.out_keys, actions, strict=True):
+        for key, action in zip(self.actions, actions, strict=True):
             if not isinstance(action, torch.Tensor) and self.actions[key].dtype is not None:
                 action = self._as_tensor(action, key)
             if not self._was_called:

@@ -1,8 +1,7 @@
 """Run a policy in an environment and stack what happened along time.
 
-This module decides when a rollout stops and what its last step looks like. How a step is made, and
-what follows it, is asked of the env. An env that can do a whole run at once offers it through
-`EnvBase._fast_rollout`.
+This module decides how a rollout begins and what its result looks like. The steps are made by the `loops`; an
+env that can do a whole run at once offers it through `_fast_rollout`.
 
 Conventions
     stop    "never": what is done is reset; "any": after the first step in which an env is done; "all":
@@ -12,76 +11,160 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Sized
+from typing import Any, Self, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.data.arguments import as_int, require_tensordict
-from envkit.data.paths import Key, as_key, as_path, leaf_paths
+from envkit.data.paths import Key, as_key, as_path
+from envkit.data.results import EnvData
 from envkit.data.transition import leaves
-from envkit.env.policy import Policy, as_policy, policy_device
+from envkit.env.loops import LOOPS
+from envkit.env.policy import Policy, PolicyLike, as_policy, policy_device, replay
 from envkit.env.stepping import Stepping
-from envkit.errors import ArgumentTypeError, BatchSizeError, DoneError, OptionError, RolloutError
-from envkit.specs import Composite, StackedComposite
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BatchSizeError,
+    DoneError,
+    OptionError,
+    RolloutError,
+)
+from envkit.specs.annotations import Device
 
-__all__ = ["nonstop", "rollout", "until_any_done"]
-
-Callback = Callable[[Any, TensorDictBase], Any]
+__all__ = ["Rollouts"]
 
 
-def rollout(
-    env: Stepping,
-    max_steps: int,
-    policy: Any = None,
-    callback: Callback | None = None,
-    *,
-    auto_reset: bool = True,
-    auto_cast_to_device: bool = False,
-    break_when_any_done: bool | None = None,
-    break_when_all_done: bool | None = None,
-    return_contiguous: bool = True,
-    tensordict: TensorDictBase | None = None,
-    set_truncated: bool = False,
-    out: TensorDictBase | None = None,
-    trust_policy: bool = False,
-) -> TensorDictBase:
-    """Do what `EnvBase.rollout` documents."""
-    max_steps = as_int("max_steps", max_steps, least=1, meaning="the most steps to take")
-    stop = _stop_rule(break_when_any_done, break_when_all_done)
+class Rollouts(Stepping):
+    """The part of an environment that runs many steps."""
+
+    def rollout(
+        self,
+        max_steps: int,
+        policy: PolicyLike = None,
+        callback: Callable[[Self, EnvData], object] | None = None,
+        *,
+        actions: Iterable[Any] | None = None,
+        auto_reset: bool = True,
+        auto_cast_to_device: bool = False,
+        break_when_any_done: bool | None = None,
+        break_when_all_done: bool | None = None,
+        return_contiguous: bool | None = None,
+        tensordict: TensorDictBase | None = None,
+        set_truncated: bool = False,
+        out: TensorDictBase | None = None,
+        trust_policy: bool = False,
+        storing_device: Device | None = None,
+        set_state: bool | None = None,
+    ) -> EnvData:
+        """Run a policy for up to ``max_steps`` steps.
+
+        Args:
+            max_steps: most steps taken.
+            policy: see `envkit.env.policy.as_policy`; None takes random actions.
+            callback: called as ``callback(env, td)`` after each step except the last, with the
+                transition just completed; what it returns is dropped.
+            actions: what is done instead of asking a policy: one action for each step (a tuple of them, or
+                a TensorDict, where the env takes several). A sized one caps ``max_steps``.
+            auto_reset: reset first; ``tensordict`` then gives batch size, parameters and state.
+                False: ``tensordict`` is required, and what is done in it is reset.
+            auto_cast_to_device: move data to the policy's device and back.
+            break_when_any_done: stop after the first step in which any env is done (the default).
+                With both rules False, done envs are reset and collection goes on.
+            break_when_all_done: freeze done envs and stop when all are done. Frozen rows repeat their
+                last transition with reward 0, so that a row's rewards sum up to its return.
+            return_contiguous: stack densely; False gives a lazy stack along time. None: densely, unless the
+                specs hold a size of -1.
+            tensordict: what to start from.
+            set_truncated: mark the last step ``truncated`` and ``done``.
+            out: preallocated destination, at least as long as the result, with an entry of the same
+                shape and dtype for each of the result's.
+            trust_policy: call ``policy`` with the TensorDict whatever its signature.
+            storing_device: where the transitions are kept; None leaves them where the env gives them.
+            set_state: of the first `reset`, where ``auto_reset`` is set.
+
+        Returns:
+            Transitions, batch size ``(*batch, T)``; T is the number of steps really taken.
+
+        Raises:
+            ArgumentError: (a ValueError) ``max_steps`` is below 1, or both ``policy`` and ``actions`` are given.
+            ArgumentTypeError: (a TypeError) ``max_steps``, ``callback``, ``tensordict`` or ``out`` is of
+                another type.
+            OptionError: (a TypeError) both stop rules are True, or ``out`` is to be a lazy stack.
+            PolicyError: (a TypeError) ``policy`` is not callable, or gave something else than actions.
+            RolloutError: (a RuntimeError) ``auto_reset=False`` without ``tensordict``; ``actions`` end too
+                early; steps cannot be stacked, or do not fit ``out``.
+            BatchSizeError: ``out`` does not have room for the result.
+            DoneError: ``set_truncated`` without a ``truncated`` leaf.
+        """
+        max_steps = as_int("max_steps", max_steps, least=1, meaning="the most steps to take")
+        stop = _stop_rule(break_when_any_done, break_when_all_done)
+        if return_contiguous is None:
+            return_contiguous = not self._has_varying_sizes
+        _require_arguments(callback, tensordict, out, return_contiguous)
+        if set_truncated:
+            _require_truncated(self)
+        if actions is None:
+            act = as_policy(self, policy, trust=trust_policy)
+        else:
+            max_steps = _number_of(actions, max_steps, policy)
+            policy = act = replay(self, actions)
+        if policy is None and self._draws_its_own:
+            policy = act  # nobody may draw in its place
+        if auto_cast_to_device:
+            act = _on_device(act, policy_device(policy), self.device)
+        if max_steps > 1 and auto_reset:
+            self._expect_run(stop, policy)
+        root = _first_root(self, tensordict, auto_reset, set_state)
+        steps = None
+        if callback is None and return_contiguous and self._steps_by_itself:
+            steps = self._fast_rollout(stop, root, max_steps, policy, act)
+        if steps is None:
+            steps = [
+                step if storing_device is None else step.to(storing_device)
+                for step in LOOPS[stop](self, root, act, max_steps, callback)
+            ]
+        result = (
+            _stack(self, steps, contiguous=return_contiguous) if isinstance(steps, list) else steps
+        )
+        if storing_device is not None:
+            result = result.to(storing_device)
+        if set_truncated:
+            _truncate_last(self, result)
+        if out is not None:
+            result = _written(result, out)
+        result.refine_names(..., "time")
+        return result
+
+
+def _require_arguments(
+    callback: object, td: object, out: TensorDictBase | None, return_contiguous: bool
+) -> None:
     if callback is not None and not callable(callback):
         raise ArgumentTypeError(
             f"callback is {callback!r}, of type {type(callback).__name__}, which cannot be called. "
             "Pass a function callback(env, td), or None."
         )
-    if tensordict is not None:
-        require_tensordict("tensordict", tensordict)
+    if td is not None:
+        require_tensordict("tensordict", td)
     if out is not None:
         _require_dense(out, return_contiguous)
-    if set_truncated:
-        _require_truncated(env)
-    act = as_policy(env, policy, trust=trust_policy)
-    if policy is None and env._draws_its_own:
-        policy = act  # nobody may draw in its place
-    if auto_cast_to_device:
-        act = _on_device(act, policy_device(policy), env.device)
-    if max_steps > 1 and auto_reset:
-        env._expect_run(stop, policy)
-    root = _first_root(env, tensordict, auto_reset)
-    steps = None
-    if callback is None and return_contiguous and env._steps_by_itself:
-        steps = env._fast_rollout(stop, root, max_steps, policy, act)
-    if steps is None:
-        steps = list(_LOOPS[stop](env, root, act, max_steps, callback))
-    result = _stack(env, steps, contiguous=return_contiguous) if isinstance(steps, list) else steps
-    if set_truncated:
-        _truncate_last(env, result)
-    if out is not None:
-        result = _written(result, out)
-    result.refine_names(..., "time")
-    return result
+
+
+def _number_of(actions: Iterable[Any], max_steps: int, policy: PolicyLike) -> int:
+    """Give the number of steps that actions are there for, ``max_steps`` at most."""
+    if policy is not None:
+        raise ArgumentError(
+            "policy and actions are both given, but they say the same thing: what to do. Pass one of them."
+        )
+    if not isinstance(actions, Sized):
+        return max_steps
+    if not len(actions):
+        raise RolloutError("actions is empty. Pass one action for each step.")
+    return min(max_steps, len(actions))
 
 
 def _stop_rule(any_done: bool | None, all_done: bool | None) -> rules.Stop:
@@ -95,140 +178,21 @@ def _stop_rule(any_done: bool | None, all_done: bool | None) -> rules.Stop:
     return "never" if any_done is False else "any"
 
 
-def _first_root(env: Stepping, td: TensorDictBase | None, auto_reset: bool) -> TensorDictBase:
+def _first_root(
+    env: Stepping, td: TensorDictBase | None, auto_reset: bool, set_state: bool | None
+) -> TensorDictBase:
     if td is not None:
         td = td.copy()  # what the caller has is not written to
         if td.device is None and env.device is not None:
             td = td.to(env.device)  # as all that follows
     if auto_reset:
-        return env.reset(td)
+        return env.reset(td) if set_state is None else env.reset(td, set_state=set_state)
     if td is None:
         raise RolloutError(
             "rollout(auto_reset=False) needs the data to start from. Pass tensordict=, e.g. "
             "env.step_mdp(last_rollout[..., -1]), or let auto_reset=True."
         )
     return env.maybe_reset(td)
-
-
-# ------------------------------------------------------------------------------------- stop rules
-
-
-def nonstop(
-    env: Stepping,
-    td: TensorDictBase,
-    act: Policy,
-    steps: int,
-    callback: Callback | None = None,
-    *,
-    acted: bool = False,
-):
-    """Reset whatever is done and go on; the last step triggers no reset.
-
-    ``acted`` says that ``td`` already holds its action.
-    """
-    for index in range(steps):
-        td = td if acted and index == 0 else act(td)
-        if index == steps - 1:
-            yield env.step(td) if index == 0 else env._step_last(td)
-            return
-        done, td = env.step_and_maybe_reset(td)
-        yield done
-        if callback is not None:
-            callback(env, done)
-
-
-def until_any_done(
-    env: Stepping,
-    td: TensorDictBase,
-    act: Policy,
-    steps: int,
-    callback: Callback | None = None,
-    *,
-    acted: bool = False,
-):
-    """rules.Stop after the first step in which any env is done.
-
-    ``acted`` says that ``td`` already holds its action.
-    """
-    for index in range(steps):
-        td = env.step(td if acted and index == 0 else act(td))
-        yield td
-        if index == steps - 1 or env._rows_done(td.get("next")).any():
-            return
-        if callback is not None:
-            callback(env, td)
-        td = env.step_mdp(td)
-
-
-def _until_all_done(
-    env: Stepping, td: TensorDictBase, act: Policy, steps: int, callback: Callback | None
-):
-    """Freeze what is done with a `_step` mask until everything is."""
-    running, last = None, None
-    for index in range(steps):
-        td = act(td)
-        if running is not None:
-            td.set(rules.STEP, running)
-        td = env.step(td)
-        if running is not None and not bool(running.all()):
-            td = _repeat_frozen(running, td, last, env.full_reward_spec, env.state_keys)
-        yield td
-        running = ~env._rows_done(td.get("next"))
-        if index == steps - 1 or not running.any():
-            return
-        if callback is not None:
-            callback(env, td)
-        last, td = td, env.step_mdp(td)
-
-
-_LOOPS: dict[rules.Stop, Callable] = {
-    "never": nonstop,
-    "any": until_any_done,
-    "all": _until_all_done,
-}
-
-
-def _repeat_frozen(
-    running: torch.Tensor,
-    td: TensorDictBase,
-    last: TensorDictBase,
-    specs: Composite,
-    states: Collection[Key],
-) -> TensorDictBase:
-    """Let rows of finished envs repeat their last transition, but for its reward: that is 0 now.
-
-    Args:
-        running: rows that were stepped.
-        td: the step just made.
-        last: the one before.
-        specs: of the rewards; those of unlike rows are stacked.
-        states: entries that are repeated though they may be rewards as well.
-    """
-    if isinstance(td, LazyStackedTensorDict) and isinstance(last, LazyStackedTensorDict):
-        dim = td.stack_dim
-        parts = zip(running.unbind(dim), td.unbind(dim), last.unbind(dim), strict=True)
-        rows = [
-            _repeat_frozen(
-                *part, specs[row] if isinstance(specs, StackedComposite) else specs, states
-            )
-            for row, part in enumerate(parts)
-        ]
-        return LazyStackedTensorDict(*rows, stack_dim=dim)
-    if running.ndim:
-        chosen = td.apply(
-            lambda new, old: new if old is None else rules.choose(running, new, old),
-            last,
-            default=None,
-        )
-        shown = cast(TensorDictBase, chosen)
-    else:
-        shown = td if bool(running) else last.copy()
-    following = shown.get("next").copy()
-    for path in leaf_paths(specs):
-        key = as_key(path)
-        if key not in states and (paid := following.get(key, None)) is not None:
-            following.set(key, rules.choose(running, paid, torch.zeros_like(paid)))
-    return shown.set("next", following)
 
 
 # ------------------------------------------------------------------------------------- the result

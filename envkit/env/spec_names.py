@@ -368,6 +368,18 @@ class SpecNames(Overridable):
         return held.checks or held.read(self)
 
     @property
+    def _has_varying_sizes(self) -> bool:
+        """Whether a spec leaves a size open, -1, so that steps may differ in shape."""
+        return self._declared.cached(
+            "has_varying_sizes",
+            lambda: any(
+                -1 in spec.shape
+                for side in (self.input_spec, self.output_spec)
+                for spec in side.values(True, True)
+            ),
+        )
+
+    @property
     def _action_inputs(self) -> dict[Key, ActionInput]:
         """What actions of one element of the batch may be, by key; see `specs.inputs`."""
         return self._declared.cached(

@@ -32,6 +32,7 @@ from envkit.data.transition import carry, drop_private
 from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
 from envkit.env.pending import LocalStep, OverriddenStep, Pending
 from envkit.env.spec_names import SpecNames
+from envkit.env.starts import start_keywords
 from envkit.errors import (
     BatchSizeError,
     ClosedEnvError,
@@ -53,6 +54,12 @@ class Stepping(SpecNames, ABC):
     run_type_checks: bool
     allow_done_after_reset: bool
     is_closed: bool
+
+    _supports_set_state = False
+    """`_reset` takes the keyword ``set_state``, see `starts`."""
+
+    _hands_resets_on = False
+    """`_reset` resets envs inside this one with the keywords that it is given."""
 
     leaves_torch = False
     """Steps are made of numbers outside torch: tensors without values of their own cannot be taken."""
@@ -131,12 +138,22 @@ class Stepping(SpecNames, ABC):
 
     # ------------------------------------------------------------------------------------- reset
 
-    def reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> EnvData:
+    def reset(
+        self,
+        tensordict: TensorDictBase | None = None,
+        *,
+        set_state: bool | None = None,
+        select_reset_only: bool = False,
+        **kwargs: Any,
+    ) -> EnvData:
         """Start new episodes, in all of the env or where `_reset` masks say so.
 
         Args:
             tensordict: current data; gives the batch size (of an unlocked env), the masks, and the
                 values kept where nothing is reset. It is written to and returned.
+            set_state: True begins at the state that ``tensordict`` holds, False at one of the env's own; see
+                `starts`.
+            select_reset_only: `_reset` is shown the masks in ``tensordict``, and nothing else of it.
             **kwargs: passed on to the simulator.
 
         Returns:
@@ -147,6 +164,7 @@ class Stepping(SpecNames, ABC):
             BatchSizeError: the env is batch-locked and ``tensordict`` has another batch size.
             ResetMaskError: a mask does not fit.
             DoneError: a done flag is set where a reset was requested.
+            SetStateError: (a NotImplementedError) ``set_state`` is set, and this env cannot.
         """
         given = TensorDict(batch_size=self.batch_size) if tensordict is None else tensordict
         require_tensordict("what reset() was given", given)
@@ -154,8 +172,12 @@ class Stepping(SpecNames, ABC):
         masks = collect_reset_masks(given, self.done_levels, self.full_done_spec)
         if tensordict is not None and self._is_left_alone(masks):
             return self._kept_root(tensordict)
-        checks = self._checks
-        fresh = checks.delivered(self._reset(tensordict, **kwargs), tensordict, "_reset")
+        checks, source = self._checks, tensordict
+        if set_state is not None or self._supports_set_state:
+            kwargs.update(start_keywords(self, tensordict, set_state))
+        if select_reset_only and source is not None:
+            source = source.select(*self.reset_keys, strict=False)
+        fresh = checks.delivered(self._reset(source, **kwargs), source, "_reset")
         if not self._completes_outputs:
             checks.complete(fresh, rewards=False)
         if self.run_type_checks:
@@ -164,6 +186,11 @@ class Stepping(SpecNames, ABC):
         if tensordict is None:
             return fresh
         return merge_reset(tensordict, fresh, masks, keeps_last=self.keeps_last_output)
+
+    @property
+    def _cannot_start_at_state(self) -> str | None:
+        """Name the kind of env, here or inside, that cannot begin at a given state; or None."""
+        return None if self._supports_set_state else type(self).__name__
 
     def _is_left_alone(self, masks: dict[tuple[str, ...], torch.Tensor]) -> bool:
         """Say whether masks ask nothing of an env that could not reset in part by itself."""
@@ -331,7 +358,12 @@ class Stepping(SpecNames, ABC):
 
         Where the flags of a level decide for levels below it, what is done there alone waits.
         """
-        return self.reset(tensordict) if self._reset_is_due(tensordict) else tensordict
+        return self._reset_anew(tensordict) if self._reset_is_due(tensordict) else tensordict
+
+    def _reset_anew(self, root: TensorDictBase) -> TensorDictBase:
+        """Reset what is done; the state at the end of an episode is none to begin at."""
+        knows = self._declared.cached("set_state", lambda: not self._cannot_start_at_state)
+        return self.reset(root, set_state=False) if knows else self.reset(root)
 
     def _reset_is_due(self, root: TensorDictBase) -> bool:
         """Write the `_reset` masks of what is done, if a mask that decides selects anything."""

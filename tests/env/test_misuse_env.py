@@ -381,7 +381,7 @@ MISUSES = {
         r"auto_reset=False\) needs the data to start from.*tensordict=",
     ),
     "steps of unlike shapes": (
-        lambda: Growing().rollout(3),
+        lambda: Growing().rollout(3, return_contiguous=True),
         RuntimeError,
         "cannot be stacked.*return_contiguous=False",
     ),

@@ -415,8 +415,8 @@ def test_steps_of_unlike_shapes_make_a_lazy_stack_only(stop):
     env = Growing(4)
 
     with pytest.raises(RuntimeError, match=r"cannot be stacked.*return_contiguous=False"):
-        env.rollout(3, **stop)
-    data = env.rollout(3, return_contiguous=False, **stop)
+        env.rollout(3, return_contiguous=True, **stop)
+    data = env.rollout(3, **stop)
 
     assert [step["history"].shape[0] for step in data.unbind(0)] == [1, 2, 3]
     assert [step["next", "history"].shape[0] for step in data.unbind(0)] == [2, 3, 4]

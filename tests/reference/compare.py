@@ -17,7 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, TensorDictBase, is_tensor_collection
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensor_collection,
+)
 
 import envkit
 
@@ -79,6 +85,10 @@ def plain(result: Any) -> Any:
         return type(result).__name__, tuple(result.shape), result.dtype
     if isinstance(result, NonTensorData):
         return tuple(result.batch_size), result.data
+    if is_non_tensor(result):
+        return tuple(result.batch_size), result.tolist()
+    if isinstance(result, LazyStackedTensorDict) and not _is_even(result):
+        return "stacked along", result.stack_dim, [plain(part) for part in result.tensordicts]
     if is_tensor_collection(result):
         keys = result.keys(is_leaf=lambda kind: False) if isinstance(result, TensorDictBase) else ()
         return tuple(result.batch_size), {key: plain(result.get(key)) for key in keys}
@@ -94,6 +104,16 @@ def plain(result: Any) -> Any:
     return result
 
 
+def _is_even(stack: LazyStackedTensorDict) -> bool:
+    """Say whether all entries of all parts can be read as one tensor each."""
+    first, *others = (set(part.keys(True)) for part in stack.tensordicts)
+    try:
+        stack.contiguous()
+    except (RuntimeError, KeyError):
+        return False
+    return all(keys == first for keys in others)
+
+
 def outcome(library: Library, call: Call) -> Outcome:
     """Run a call on one library with the same random numbers each time."""
     torch.manual_seed(0)
@@ -101,6 +121,8 @@ def outcome(library: Library, call: Call) -> Outcome:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return Outcome(plain(call(library)), frozenset())
+    except NameError:  # of the call itself: the libraries would seem to agree
+        raise
     except Exception as error:
         kinds = frozenset(kind for kind in BUILT_IN if isinstance(error, kind))
         return Outcome(None, kinds or frozenset({type(error)}), f"{type(error).__name__}: {error}")
@@ -124,6 +146,13 @@ def check_same(call: Call) -> None:
     """Fail unless both libraries give the same, or errors that one ``except`` catches."""
     found = difference(call)
     assert found is None, found
+
+
+def check_works_alike(call: Call) -> None:
+    """Fail unless both libraries give the same, and neither raises."""
+    check_same(call)
+    found = outcome(OURS, call)
+    assert not found.errors, f"both libraries raise: {found.message}"
 
 
 def differs(name: str, call: Call) -> str:

@@ -92,6 +92,7 @@ class TransformStepping(TransformHolder):
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         route = self._route
         if route.is_direct:
+            kwargs.pop("set_state", None)  # programs always begin anew
             root = route.stepper._reset(td, **kwargs)
         else:
             root = self._reset_through(route, td, **kwargs)
@@ -298,7 +299,7 @@ class TransformStepping(TransformHolder):
                 late[key] = rules.still_to_reset(mask, ended.get(key, None))
         if not any(bool(mask.any()) for mask in late.values()):
             return root
-        return stepper.reset(root.update(late))
+        return stepper._reset_anew(root.update(late))
 
     # --------------------------------------------------------------------------- as one program
 

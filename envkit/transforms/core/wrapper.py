@@ -23,6 +23,7 @@ class Wrapper(EnvBase):
     """
 
     base_env: EnvBase
+    _hands_resets_on = True
 
     def __init__(self, base_env: EnvBase):
         nn.Module.__init__(self)  # what EnvBase would set is asked of the base env
@@ -88,6 +89,10 @@ class Wrapper(EnvBase):
     @property
     def _cannot_resume(self) -> str | None:
         return self.base_env._cannot_resume
+
+    @property
+    def _cannot_start_at_state(self) -> str | None:
+        return self.base_env._cannot_start_at_state
 
     if not TYPE_CHECKING:  # a misspelt name would pass
 

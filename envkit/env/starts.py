@@ -1,0 +1,49 @@
+"""Where a reset begins: at a state of the env's own choice, or at the one that is in the data.
+
+Conventions
+    set_state  True: at the state in the data; False: at one of the env's own; None: as `_reset` likes, which
+               mostly is at one of its own.
+    supports   ``_supports_set_state = True`` in a class: its `_reset` takes ``set_state``, always True or
+               False, and honours it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from envkit.errors import SetStateError
+
+__all__ = ["refuse_start", "start_keywords"]
+
+
+def start_keywords(env: Any, td: TensorDictBase | None, set_state: bool | None) -> dict[str, Any]:
+    """Say with which keywords `_reset` of ``env`` is told where to begin; ``td`` is what it is given.
+
+    Raises:
+        SetStateError: see `refuse_start`.
+    """
+    if set_state:
+        refuse_start(env)
+    if env._hands_resets_on:
+        return {} if set_state is None else {"set_state": set_state}
+    if not env._supports_set_state:
+        return {}
+    if set_state is None:
+        set_state = td is not None and any(td.get(key, None) is not None for key in env.state_keys)
+    return {"set_state": set_state}
+
+
+def refuse_start(env: Any) -> None:
+    """Check that an env can begin at a state that it is given.
+
+    Raises:
+        SetStateError: (a NotImplementedError) the simulator here or inside cannot.
+    """
+    if kind := env._cannot_start_at_state:
+        raise SetStateError(
+            f"{kind} cannot begin at a state that it is given, as set_state=True asks for. Where the state is "
+            "in the data, as that of a stateless env is, step from that data without a reset. If _reset of "
+            "your class can, say so there, _supports_set_state = True, and take the keyword set_state."
+        )

@@ -1,0 +1,1 @@
+"""Environments written once against public names, built for both libraries, and driven by the same calls."""
