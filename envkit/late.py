@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = ["PRELOADED", "late"]
+__all__ = ["PRELOADED", "is_public", "late"]
 
 _NOT_PUBLIC = {
     "register_gym": "bridges.exports.gym_registry",
@@ -25,3 +25,8 @@ def late(name: str) -> Any:
     """Give the function or class of this name, from a layer above the one that asks."""
     home = _NOT_PUBLIC.get(name)
     return getattr(import_module("envkit" if home is None else home), name)
+
+
+def is_public(name: str) -> bool:
+    """Say whether ``envkit`` offers a name to its users."""
+    return name in import_module("envkit")._HOME_OF

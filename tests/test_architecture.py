@@ -17,7 +17,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("envkit", "bridges")
 LOOKS_UP = {"envkit", "envkit.late"}
-MAY_LOOK_UP = {"envkit.env.base", "envkit.env.construction", "envkit.batched.parallel"}
+MAY_LOOK_UP = {
+    "envkit.env.base",
+    "envkit.env.construction",
+    "envkit.batched.parallel",
+    "envkit.transforms.core.compose",
+}
 
 
 def modules(root: Path) -> dict[str, Path]:
