@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -29,12 +29,21 @@ from envkit.errors import EnvkitError
 __all__ = ["faults"]
 
 
-_GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-    "torch": (torch.get_rng_state, torch.set_rng_state),
-    "NumPy": (lambda: np.random.get_state(legacy=False), np.random.set_state),
-    "Python": (random.getstate, random.setstate),
+class _Generator(NamedTuple):
+    """A global generator of random numbers."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+    draw: Callable[[], Any]
+
+
+_GENERATORS = {
+    "torch": _Generator(torch.get_rng_state, torch.set_rng_state, lambda: torch.rand(())),
+    "NumPy": _Generator(
+        lambda: np.random.get_state(legacy=False), np.random.set_state, np.random.random
+    ),
+    "Python": _Generator(random.getstate, random.setstate, random.random),
 }
-"""The global generators: how to read their states, and how to write them."""
 
 
 def faults(env: EnvBase, seed: int | None, start: TensorDictBase | None) -> list[str]:
@@ -50,23 +59,28 @@ def faults(env: EnvBase, seed: int | None, start: TensorDictBase | None) -> list
     """
     before = _states()
     try:
-        return list(_seed(env, seed)) or _faults_of(env, start)
+        seed = _some_seed(env, seed)
+        return _of_seeding(env, seed) or _faults_of(env, start, _seeded_too(env, seed))
     finally:
-        for name, (_, write) in _GENERATORS.items():
-            write(before[name])
+        for name, generator in _GENERATORS.items():
+            generator.write(before[name])
 
 
 def _states() -> dict[str, Any]:
-    return {name: read() for name, (read, _) in _GENERATORS.items()}
+    return {name: generator.read() for name, generator in _GENERATORS.items()}
 
 
-def _faults_of(env: EnvBase, start: TensorDictBase | None) -> list[str]:
+def _faults_of(env: EnvBase, start: TensorDictBase | None, seeded: set[str]) -> list[str]:
     core = env
     while isinstance(inner := getattr(core, "base_env", None), EnvBase):
         core = inner
     lines = list(core._faults())
     try:
-        lines += [*_drawn_elsewhere(core, start), *_of_a_step(core, start), *_of_masks(core, start)]
+        lines += [
+            *_drawn_elsewhere(core, start, seeded),
+            *_of_a_step(core, start),
+            *_of_masks(core, start),
+        ]
     except EnvkitError:  # the core cannot be run by itself, with data that is for what is around it
         if core is env:
             raise
@@ -78,26 +92,38 @@ def _begun(env: EnvBase, start: TensorDictBase | None) -> TensorDictBase:
     return env.rand_action(env.reset(None if start is None else start.copy()))
 
 
-def _seed(env: EnvBase, seed: int | None) -> Iterator[str]:
+def _some_seed(env: EnvBase, seed: int | None) -> int:
     if seed is None:
         seed = env._action_seed
-    if seed is None:
-        seed = int(torch.randint(2**31 - 1, ()))
+    return int(torch.randint(2**31 - 1, ())) if seed is None else seed
+
+
+def _of_seeding(env: EnvBase, seed: int) -> list[str]:
     try:
         env.set_seed(seed)
     except Exception as error:
-        yield (
+        return [
             f"set_seed({seed}) raises {type(error).__name__}: {error}. Seed the simulator in _set_seed, or "
             "let it do nothing where there is nothing random"
-        )
+        ]
+    return []
 
 
-def _drawn_elsewhere(env: EnvBase, start: TensorDictBase | None) -> Iterator[str]:
-    """Look whether the global generators have moved, though the env was seeded."""
+def _seeded_too(env: EnvBase, seed: int) -> set[str]:
+    """Name the global generators that an env seeds with itself (``self.rng = torch.manual_seed(seed)``)."""
+    once = _states()
+    for generator in _GENERATORS.values():
+        generator.draw()
+    env.set_seed(seed)
+    return {name for name, state in _states().items() if _is_same(once[name], state)}
+
+
+def _drawn_elsewhere(env: EnvBase, start: TensorDictBase | None, seeded: set[str]) -> Iterator[str]:
+    """Look whether global generators have moved that the seed of the env does not decide."""
     before = _states()
     env.step(_begun(env, start))
     for name, state in _states().items():
-        if not _is_same(before[name], state):
+        if name not in seeded and not _is_same(before[name], state):
             yield (
                 f"a reset or a step draws from the global generator of {name}, which set_seed does not "
                 "touch: draw from a generator of the env's own, made anew in _set_seed"
