@@ -13,6 +13,7 @@ from typing import Any
 __all__ = ["PRELOADED", "is_public", "late"]
 
 _NOT_PUBLIC = {
+    "from_torchrl_transform": "bridges.exports.torchrl_transforms",
     "register_gym": "bridges.exports.gym_registry",
     "with_policy_transforms": "envkit.transforms.recurrent",
 }
@@ -28,5 +29,5 @@ def late(name: str) -> Any:
 
 
 def is_public(name: str) -> bool:
-    """Say whether ``envkit`` offers a name to its users."""
+    """Say whether the front door offers a name."""
     return name in import_module("envkit")._HOME_OF

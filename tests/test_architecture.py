@@ -22,6 +22,7 @@ MAY_LOOK_UP = {
     "envkit.env.construction",
     "envkit.batched.parallel",
     "envkit.transforms.core.compose",
+    "bridges.exports.torchrl_transforms",
 }
 
 

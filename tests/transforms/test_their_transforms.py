@@ -1,11 +1,13 @@
-"""Transforms of TorchRL are refused where they are added, with the name of ours."""
+"""Primers of TorchRL become ours where they are added; other transforms are refused with the name of ours."""
 
 from __future__ import annotations
 
 import pytest
+import torch
+import torchrl.data
 import torchrl.envs.transforms as theirs
 
-from envkit import Compose, SerialEnv, TransformedEnv
+from envkit import Bounded, Compose, SerialEnv, TensorDictPrimer, TransformedEnv
 from tests.zoo.envs import Count
 
 
@@ -39,3 +41,26 @@ WAYS = {
 def test_a_transform_of_theirs_is_refused_with_the_name_of_ours(way, make, fix):
     with pytest.raises(TypeError, match=fix):
         WAYS[way](make())
+
+
+@pytest.mark.parametrize("default", [0.0, 3.0, {"hidden": 2.0}])
+def test_a_primer_of_theirs_becomes_one_of_ours(default):
+    primer = theirs.TensorDictPrimer(
+        {"hidden": torchrl.data.Bounded(-9, 9, (4,))}, default_value=default, expand_specs=True
+    )
+    begins = default if isinstance(default, float) else default["hidden"]
+
+    env = TransformedEnv(SerialEnv(2, Count), primer)
+
+    assert type(env.transform) is TensorDictPrimer
+    assert env.observation_spec["hidden"] == Bounded(-9, 9, (2, 4))
+    assert (env.reset()["hidden"] == torch.full((2, 4), begins)).all()
+    env.close()
+
+
+def test_a_random_primer_of_theirs_draws_from_its_spec():
+    primer = theirs.TensorDictPrimer({"hidden": torchrl.data.Bounded(5, 6, (64,))}, random=True)
+
+    drawn = TransformedEnv(Count(), primer).reset()["hidden"]
+
+    assert ((drawn >= 5) & (drawn <= 6)).all() and drawn.unique().numel() > 1

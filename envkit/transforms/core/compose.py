@@ -13,8 +13,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from envkit.errors import ArgumentError, ArgumentTypeError
-from envkit.late import is_public
+from envkit.errors import ArgumentError
+from envkit.late import late
 from envkit.specs import Composite
 from envkit.transforms.core.base import Transform, TransformLike
 
@@ -60,12 +60,13 @@ def as_transform(given: Any) -> Transform:
 
     Raises:
         ArgumentError: it is neither.
-        ArgumentTypeError: (a TypeError) it is a transform of TorchRL's. Called as a function it would change
-            data and no specs, and see neither resets nor steps.
+        ArgumentTypeError: (a TypeError) it is a transform of TorchRL's, other than a primer. Called as a
+            function it would change data and no specs, and see neither resets nor steps.
     """
     if isinstance(given, Transform):
         return given
-    _refuse_torchrl(given)
+    if _is_torchrl(given):
+        return late("from_torchrl_transform")(given)
     if not callable(given):
         raise ArgumentError(
             f"a transform must be a Transform or a function td -> td, got {type(given).__name__}."
@@ -73,16 +74,10 @@ def as_transform(given: Any) -> Transform:
     return CallableTransform(given)
 
 
-def _refuse_torchrl(given: object) -> None:
-    kinds = [kind for kind in type(given).__mro__ if kind.__module__.startswith("torchrl.envs.")]
-    if not any(kind.__name__ == "Transform" for kind in kinds):
-        return
-    ours = next(kind for kind in kinds if is_public(kind.__name__))
-    fix = f"Write it as a subclass of envkit.{ours.__name__}, with the same hooks."
-    if ours is type(given):
-        fix = f"Take envkit.{ours.__name__}, which takes the same arguments."
-    raise ArgumentTypeError(
-        f"{type(given).__name__} is a transform of TorchRL's, and envkit's envs take envkit's. {fix}"
+def _is_torchrl(given: object) -> bool:
+    return any(
+        kind.__name__ == "Transform" and kind.__module__.startswith("torchrl.envs.")
+        for kind in type(given).__mro__
     )
 
 

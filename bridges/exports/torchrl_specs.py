@@ -1,0 +1,123 @@
+"""Specs of envkit as specs of TorchRL, and back.
+
+Both libraries name their classes and what these hold alike. So a spec is built anew from its public
+attributes, with the class of the same name in the other library. TorchRL is imported by `to_torchrl_spec`
+alone: who holds a spec of theirs has done so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+import envkit.specs as envkit_specs
+from envkit.errors import SpecError
+from envkit.specs import Composite, TensorSpec
+
+if TYPE_CHECKING:
+    from torchrl.data import TensorSpec as TorchRLSpec
+
+__all__ = ["from_torchrl_spec", "to_torchrl_spec"]
+
+_Build = Callable[[Any, Any], Any]  # from a spec, with the classes of the library to build for
+
+
+def from_torchrl_spec(spec: TorchRLSpec) -> TensorSpec:
+    """Give a spec of TorchRL's as one of envkit's: same kind, shape, dtype, device, bounds and masks.
+
+    A `Choice` of TorchRL's does not say which of its axes are rows, so one option is drawn for all.
+
+    Raises:
+        SpecError: (a ValueError) it is of no kind that envkit has.
+    """
+    return _rebuilt(spec, envkit_specs)
+
+
+def to_torchrl_spec(spec: TensorSpec) -> TorchRLSpec:
+    """Give a spec as one of TorchRL's: same kind, shape, dtype, device, bounds and masks.
+
+    Raises:
+        ModuleNotFoundError: TorchRL is not installed.
+    """
+    import torchrl.data
+
+    return _rebuilt(spec, torchrl.data)
+
+
+def _rebuilt(spec: Any, library: Any) -> Any:
+    if hasattr(spec, "stack_dim"):
+        members = [_rebuilt(member, library) for member in spec.unbind(spec.stack_dim)]
+        return torch.stack(members, spec.stack_dim)
+    for kind in type(spec).__mro__:
+        if kind.__name__ in _BUILDERS:
+            return _BUILDERS[kind.__name__](spec, library)
+    raise SpecError(
+        f"{type(spec).__module__}.{type(spec).__name__} has no counterpart: what can be converted is "
+        f"{', '.join(_BUILDERS)}, and stacks of them."
+    )
+
+
+def _placed(spec: Any) -> dict[str, Any]:
+    return {"shape": spec.shape, "device": spec.device, "dtype": spec.dtype}
+
+
+def _bounded(spec: Any, library: Any) -> Any:
+    low, high = spec.space.low, spec.space.high
+    return library.Bounded(low, high, **_placed(spec), domain=spec.domain)
+
+
+def _unbounded(spec: Any, library: Any) -> Any:
+    return library.Unbounded(**_placed(spec), domain=spec.domain)
+
+
+def _binary(spec: Any, library: Any) -> Any:
+    return library.Binary(**_placed(spec))
+
+
+def _options(name: str) -> _Build:
+    def build(spec: Any, library: Any) -> Any:
+        return getattr(library, name)(spec.n, **_placed(spec), mask=spec.mask)
+
+    return build
+
+
+def _several_options(name: str) -> _Build:
+    def build(spec: Any, library: Any) -> Any:
+        return getattr(library, name)(spec.nvec, **_placed(spec), mask=spec.mask)
+
+    return build
+
+
+def _non_tensor(spec: Any, library: Any) -> Any:
+    return library.NonTensor(
+        shape=spec.shape, device=spec.device, example_data=spec.example_data, batched=spec.batched
+    )
+
+
+def _choice(spec: Any, library: Any) -> Any:
+    return library.Choice([_rebuilt(option, library) for option in spec._choices])
+
+
+def _composite(spec: Any, library: Any) -> Any:
+    entries = {
+        key: None if entry is None else _rebuilt(entry, library)
+        for key, entry in cast(Composite, spec).items()
+    }
+    placed = {"shape": spec.shape, "device": spec.device, "data_cls": spec.data_cls}
+    return library.Composite(entries, **placed)
+
+
+_BUILDERS: dict[str, _Build] = {
+    "Binary": _binary,
+    "OneHot": _options("OneHot"),
+    "Categorical": _options("Categorical"),
+    "MultiOneHot": _several_options("MultiOneHot"),
+    "MultiCategorical": _several_options("MultiCategorical"),
+    "Bounded": _bounded,
+    "Unbounded": _unbounded,
+    "NonTensor": _non_tensor,
+    "Choice": _choice,
+    "Composite": _composite,
+}
