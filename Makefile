@@ -49,7 +49,7 @@ isa: $(STAMP)
 	$(BIN)/python -m pytest -m 'rounding and not slow' -n 2 --dist loadfile
 
 slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow --timeout 600
+	$(BIN)/python -m pytest -m slow --timeout 900 -n 2 --dist loadfile
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
