@@ -62,6 +62,9 @@ from envkit.specs import check_no_exclusive_keys as check_no_exclusive_keys
 from envkit.specs import consolidate_spec as consolidate_spec
 from envkit.specs import contains_lazy_spec as contains_lazy_spec
 from envkit.specs import make_composite_from_td as make_composite_from_td
+from envkit.transforms.action_forms import ActionScaling as ActionScaling
+from envkit.transforms.action_forms import FlattenAction as FlattenAction
+from envkit.transforms.action_forms import MeanActionSelector as MeanActionSelector
 from envkit.transforms.actions import ActionDiscretizer as ActionDiscretizer
 from envkit.transforms.actions import ActionMask as ActionMask
 from envkit.transforms.actions import DiscreteActionProjection as DiscreteActionProjection
@@ -76,6 +79,11 @@ from envkit.transforms.core.fusable import FusableTransform as FusableTransform
 from envkit.transforms.core.fusable import MomentTransform as MomentTransform
 from envkit.transforms.core.spec_hooks import apply_to_composite as apply_to_composite
 from envkit.transforms.core.spec_hooks import apply_to_composite_inv as apply_to_composite_inv
+from envkit.transforms.devices import DeviceCastTransform as DeviceCastTransform
+from envkit.transforms.devices import PinMemoryTransform as PinMemoryTransform
+from envkit.transforms.ends import EndOfLifeTransform as EndOfLifeTransform
+from envkit.transforms.ends import RandomTruncationTransform as RandomTruncationTransform
+from envkit.transforms.ends import TerminateTransform as TerminateTransform
 from envkit.transforms.episodes import InitTracker as InitTracker
 from envkit.transforms.episodes import StepCounter as StepCounter
 from envkit.transforms.episodes import TrajCounter as TrajCounter
@@ -91,15 +99,19 @@ from envkit.transforms.images import GrayScale as GrayScale
 from envkit.transforms.images import Resize as Resize
 from envkit.transforms.images import ToTensorImage as ToTensorImage
 from envkit.transforms.join import CatTensors as CatTensors
+from envkit.transforms.join import Stack as Stack
 from envkit.transforms.keys import ExcludeTransform as ExcludeTransform
 from envkit.transforms.keys import RenameTransform as RenameTransform
 from envkit.transforms.keys import SelectTransform as SelectTransform
+from envkit.transforms.macro import MultiAction as MultiAction
 from envkit.transforms.module import ModuleTransform as ModuleTransform
 from envkit.transforms.normalise import ObservationNorm as ObservationNorm
 from envkit.transforms.normalise import RewardScaling as RewardScaling
 from envkit.transforms.postprocess import MultiStep as MultiStep
+from envkit.transforms.postprocess import MultiStepTransform as MultiStepTransform
 from envkit.transforms.postprocess import Reward2GoTransform as Reward2GoTransform
 from envkit.transforms.primer import TensorDictPrimer as TensorDictPrimer
+from envkit.transforms.primer import gSDENoise as gSDENoise
 from envkit.transforms.recorder import VideoRecorder as VideoRecorder
 from envkit.transforms.recurrent import (
     get_env_transforms_from_module as get_env_transforms_from_module,
@@ -108,6 +120,8 @@ from envkit.transforms.render import PixelRenderTransform as PixelRenderTransfor
 from envkit.transforms.returns import RewardSum as RewardSum
 from envkit.transforms.returns import TargetReturn as TargetReturn
 from envkit.transforms.running import VecNorm as VecNorm
+from envkit.transforms.sequences import BurnInTransform as BurnInTransform
+from envkit.transforms.sequences import RandomCropTensorDict as RandomCropTensorDict
 from envkit.transforms.shapes import FlattenObservation as FlattenObservation
 from envkit.transforms.shapes import PermuteTransform as PermuteTransform
 from envkit.transforms.shapes import SqueezeTransform as SqueezeTransform

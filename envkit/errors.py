@@ -125,6 +125,10 @@ class SpecAxisError(SpecError, IndexError):
     """An axis of a spec does not exist, or spells a value and cannot be touched."""
 
 
+class SpecFitError(SpecError, RuntimeError):
+    """The spec of an entry is of a kind or shape that a transform cannot work with."""
+
+
 class SpecMaskError(SpecError, RuntimeError):
     """A mask does not fit the options of a spec, or allows none of them."""
 
@@ -211,6 +215,10 @@ class TransformOwnerError(EnvkitError, AttributeError):
 
 class NoParentError(EnvkitError, RuntimeError):
     """A transform that needs an environment is in none."""
+
+
+class PlacementError(ArgumentError, RuntimeError):
+    """A transform stands where it cannot work: in an env instead of a replay buffer, or before what it reads."""
 
 
 class PrimerError(EnvkitError, RuntimeError):

@@ -26,7 +26,7 @@ from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.resets import collect_reset_masks
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, NoParentError, ResetMaskError
-from envkit.specs import Categorical, Composite, TensorSpec, Unbounded
+from envkit.specs import Bounded, Categorical, Composite, TensorSpec
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.fusable import FusableTransform
 
@@ -133,7 +133,9 @@ def _name(given: Any, argument: str) -> str:
 
 
 def _counter_like(flags: TensorSpec) -> TensorSpec:
-    return Unbounded(flags.shape, dtype=torch.int64, device=flags.device)
+    most = torch.iinfo(torch.int64).max
+    counter = Bounded(0, most, flags.shape, "cpu", torch.int64)  # other devices compare no bounds
+    return counter if flags.device is None else counter.to(flags.device)
 
 
 def _flag_like(flags: TensorSpec) -> TensorSpec:

@@ -23,7 +23,13 @@ from envkit.specs import Composite
 from envkit.transforms.core.base import Transform
 from envkit.transforms.episodes import EpisodeTransform
 
-__all__ = ["ConditionalSkip", "FrameSkipTransform", "NoopResetEnv", "RemoveEmptySpecs"]
+__all__ = [
+    "ConditionalSkip",
+    "FrameSkipTransform",
+    "NoopResetEnv",
+    "RemoveEmptySpecs",
+    "SteppingTransform",
+]
 
 _Part = tuple[Any, torch.Generator | None]  # index into the batch, and where its numbers come from
 
@@ -73,7 +79,7 @@ class ConditionalSkip(Transform):
         )
 
 
-class _Stepping(EpisodeTransform):
+class SteppingTransform(EpisodeTransform):
     """Base of transforms that step the env before them by themselves."""
 
     only_adds_done = False
@@ -85,7 +91,7 @@ class _Stepping(EpisodeTransform):
         return env.step(root) if env is container.base_env else env._step_inverted(root)  # type: ignore[attr-defined]
 
 
-class FrameSkipTransform(_Stepping):
+class FrameSkipTransform(SteppingTransform):
     """Take every action several times, and add up the rewards.
 
     Each element stops at its first done; the rest goes on.
@@ -128,7 +134,7 @@ class FrameSkipTransform(_Stepping):
         return f"frame_skip={self.frame_skip}"
 
 
-class NoopResetEnv(_Stepping):
+class NoopResetEnv(SteppingTransform):
     """Begin every episode with a few random actions.
 
     What these steps earn is lost. An episode that ends meanwhile begins anew.

@@ -1,7 +1,8 @@
-"""Several observations in one tensor.
+"""Several entries in one: joined along an axis that is there, or stacked along a new one.
 
 `CatTensors` decides which observations are joined, in which order, and which of them stay. What the
-env reads back (its states) is never taken away from it.
+env reads back (its states) is never taken away from it. `Stack` does the other, for whole nodes too, and undoes
+it on the way in.
 """
 
 from __future__ import annotations
@@ -9,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from tensordict import TensorDictBase
+
+from envkit import rules
 from envkit.arrays import elementwise
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.paths import Key, as_path
@@ -18,13 +23,19 @@ from envkit.errors import (
     MissingKeyError,
     NoParentError,
     SpecError,
+    SpecFitError,
 )
 from envkit.specs import Composite, TensorSpec, Unbounded
-from envkit.transforms.core.base import Keys, as_keys
+from envkit.transforms.core.base import Keys, Transform, as_keys
 from envkit.transforms.core.fusable import MomentTransform, take_out
-from envkit.transforms.core.leafwise import require_negative, require_regular
+from envkit.transforms.core.leafwise import (
+    OUTPUTS,
+    require_known,
+    require_negative,
+    require_regular,
+)
 
-__all__ = ["CatTensors"]
+__all__ = ["CatTensors", "Stack"]
 
 
 class CatTensors(MomentTransform):
@@ -158,6 +169,151 @@ class CatTensors(MomentTransform):
                 "them first, or pass another dim, or unsqueeze_if_oor=True."
             ) from error
         return Unbounded(joined.shape, joined.device, joined.dtype)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, {super().extra_repr()}"
+
+
+class Stack(Transform):
+    """Stack entries, or whole nodes, along a new axis; on the way in, take one apart.
+
+    For agents that have names and are alike: ``Stack(["a", "b"], "agents", in_key_inv="agents",
+    out_keys_inv=["a", "b"])``. Nodes are stacked along their batch axes.
+
+    Args:
+        in_keys: entries to stack, all of one shape.
+        out_key: the stack.
+        in_key_inv: action or state that the user gives stacked.
+        out_keys_inv: the entries of the env's input that it is taken apart into.
+        dim: place of the new axis in the stack, negative.
+        allow_positive_dim: accept a place that counts from the first axis after the batch.
+        del_keys: take the inputs away.
+
+    Raises:
+        ArgumentError: (a ValueError) ``dim`` is not negative and that is not allowed, or only one of
+            ``in_key_inv`` and ``out_keys_inv``.
+        MissingKeyError: an entry is absent.
+        SpecFitError: (a RuntimeError) when specs are read: the entries have several shapes.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_key: Key,
+        in_key_inv: Key | None = None,
+        out_keys_inv: Keys = None,
+        dim: int = -1,
+        allow_positive_dim: bool = False,
+        *,
+        del_keys: bool = True,
+    ):
+        if (in_key_inv is None) != (out_keys_inv is None):
+            raise ArgumentError(
+                f"Stack has in_key_inv={in_key_inv!r} and out_keys_inv={out_keys_inv!r}. Pass both: what is "
+                "taken apart, and into what."
+            )
+        super().__init__(in_keys, [out_key], in_key_inv, out_keys_inv)
+        self.dim = require_negative("dim", dim, allow_positive=allow_positive_dim)
+        self.del_keys = del_keys
+
+    @property
+    def only_adds_done(self) -> bool:  # type: ignore[override]
+        """False where done flags are stacked: the env before would not find its own."""
+        heads = list(map(as_path, self.in_keys))
+        parent = self.parent
+        return parent is None or not any(
+            as_path(key)[: len(head)] == head for key in parent.done_keys for head in heads
+        )
+
+    def _axis(self, batch_dims: int) -> int:
+        return self.dim if self.dim < 0 else self.dim + batch_dims
+
+    def _stacked(self, td: TensorDictBase) -> TensorDictBase:
+        values = [td.get(key) for key in self.in_keys]
+        (target,) = self.out_keys
+        for key in self.in_keys if self.del_keys else ():
+            take_out(td, as_path(key))
+        return td.set(target, torch.stack(values, self._axis(td.batch_dims)))
+
+    def _absent(self, td: TensorDictBase) -> list[Key]:
+        return [key for key in self.in_keys if td.get(key, None) is None]
+
+    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+        absent = self._absent(next_td)
+        if absent and not self.missing_tolerance:
+            raise MissingKeyError(
+                f"Stack stacks {self.in_keys}, but {absent} are not among "
+                f"{sorted(map(str, next_td.keys(True, True)))}."
+            )
+        return next_td if absent else self._stacked(next_td)
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        return td_reset if self._absent(td_reset) else self._stacked(td_reset)
+
+    def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
+        for outer in self.in_keys_inv:
+            value = td.get(outer, None)
+            if value is not None:
+                parts = value.unbind(self._axis(td.batch_dims))
+                take_out(td, as_path(outer))
+                for key, part in zip(self.out_keys_inv, parts, strict=True):
+                    td.set(key, part)
+        return td
+
+    def _reset_env_preprocess(self, td: TensorDictBase) -> TensorDictBase:
+        (target,) = self.out_keys
+        mask = td.get((*as_path(target), rules.RESET), None)
+        td = self._inv_call(td)
+        if mask is not None and not self.only_adds_done:
+            parts = mask.unbind(td.batch_dims if self.dim < 0 else self._axis(td.batch_dims))
+            for key, part in zip(self.in_keys, parts, strict=True):
+                td.set((*as_path(key), rules.RESET), part)
+        return td
+
+    # --------------------------------------------------------------------------------------- specs
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        require_known(self, self.in_keys, output_spec, OUTPUTS, "in_keys=")
+        return super().transform_output_spec(output_spec)
+
+    def _merged(self, spec: Composite, parts: list[Key], whole: Key, *, drop: bool) -> Composite:
+        leaves = {key: spec.get(key, None) for key in parts}
+        found = [leaf for leaf in leaves.values() if leaf is not None]
+        if not found or len(found) < len(parts):
+            return spec
+        shapes = {key: tuple(leaf.shape) for key, leaf in leaves.items() if leaf is not None}
+        if len(set(shapes.values())) > 1:
+            raise SpecFitError(
+                f"Stack stacks entries of shapes {shapes}, which must be one. Pad or reshape them first."
+            )
+        stacked = torch.stack(found, self._axis(spec.ndim))  # type: ignore[arg-type]
+        for key in parts if drop else ():
+            take_out(spec, as_path(key))
+        spec[whole] = stacked
+        return spec
+
+    def _shown(self, spec: Composite) -> Composite:
+        return self._merged(spec, self.in_keys, self.out_keys[0], drop=self.del_keys)
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        return self._shown(observation_spec)
+
+    def transform_reward_spec(self, reward_spec: Composite) -> Composite:
+        return self._shown(reward_spec)
+
+    def transform_done_spec(self, done_spec: Composite) -> Composite:
+        return self._shown(done_spec)
+
+    def _asked_for(self, spec: Composite) -> Composite:
+        for outer in self.in_keys_inv:
+            spec = self._merged(spec, self.out_keys_inv, outer, drop=True)
+        return spec
+
+    def transform_action_spec(self, action_spec: Composite) -> Composite:
+        return self._asked_for(action_spec)
+
+    def transform_state_spec(self, state_spec: Composite) -> Composite:
+        return self._asked_for(state_spec)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, {super().extra_repr()}"

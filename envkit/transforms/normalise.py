@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from envkit.arrays import elementwise
 from envkit.data.inference import lasting
@@ -22,7 +23,7 @@ from envkit.specs import TensorSpec
 from envkit.transforms.core.base import Keys
 from envkit.transforms.core.leafwise import ArrayTransform, image_of
 
-__all__ = ["ObservationNorm", "RewardScaling"]
+__all__ = ["ObservationNorm", "RewardScaling", "as_buffer", "make_room"]
 
 Number = float | torch.Tensor
 
@@ -56,7 +57,18 @@ class _Affine(ArrayTransform):
     _leaf_before = _leaf_after
 
 
-def _buffer(number: Number) -> torch.Tensor:
+def make_room(
+    module: nn.Module, names: Sequence[str], state_dict: Mapping[str, Any], prefix: str
+) -> None:
+    """Give buffers the shapes of what is about to be loaded: torch loads into those that are there, of one shape."""
+    for name in names:
+        loaded, own = state_dict.get(prefix + name), getattr(module, name)
+        if loaded is not None and (own is None or own.shape != loaded.shape):
+            setattr(module, name, torch.empty_like(loaded))
+
+
+def as_buffer(number: Number) -> torch.Tensor:
+    """Write a number as a tensor of the default dtype; a tensor as a copy without gradient."""
     if isinstance(number, torch.Tensor):
         return number.detach().clone()
     return torch.tensor(number, dtype=torch.get_default_dtype())
@@ -81,8 +93,8 @@ class RewardScaling(_Affine):
         standard_normal: bool = False,
     ):
         super().__init__("reward" if in_keys is None else in_keys, out_keys)
-        self.register_buffer("loc", _buffer(loc))
-        self.register_buffer("scale", _buffer(scale))
+        self.register_buffer("loc", as_buffer(loc))
+        self.register_buffer("scale", as_buffer(scale))
         self.standard_normal = standard_normal
 
     def extra_repr(self) -> str:
@@ -130,7 +142,7 @@ class ObservationNorm(_Affine):
         self.register_buffer("loc", None)
         self.register_buffer("scale", None)
         if loc is not None and scale is not None:
-            self._fix(_buffer(loc), _buffer(scale))
+            self._fix(as_buffer(loc), as_buffer(scale))
 
     @lasting()
     def _fix(self, loc: torch.Tensor, scale: torch.Tensor) -> None:
@@ -151,10 +163,7 @@ class ObservationNorm(_Affine):
         return self.loc, self.scale
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        for name in ("loc", "scale"):  # torch loads into buffers that are there, of one shape
-            loaded, own = state_dict.get(prefix + name), getattr(self, name)
-            if loaded is not None and (own is None or own.shape != loaded.shape):
-                setattr(self, name, torch.empty_like(loaded))
+        make_room(self, ("loc", "scale"), state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._respecify()
 

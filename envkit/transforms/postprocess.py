@@ -1,7 +1,7 @@
 """Returns over several steps, from recorded data.
 
 `MultiStep` decides which steps a multi-step return covers: up to n, never across the end of an episode,
-the end of the data, or padding. `Reward2GoTransform` covers all that are left.
+the end of the data, or padding. `MultiStepTransform` does the same across writes to a replay buffer. `Reward2GoTransform` covers all that are left.
 
 Conventions
     data    TensorDict of batch size (*batch, T) with ``next``; time is the last batch axis.
@@ -14,16 +14,23 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from envkit.data.paths import Key, as_key, as_path
+from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.transition import leaves
-from envkit.errors import ArgumentError, DoneError, MissingKeyError
+from envkit.errors import ArgumentError, BatchSizeError, DoneError, MissingKeyError
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Composite
 from envkit.transforms.core.base import Keys, Transform, as_keys
+from envkit.transforms.sequences import RecordedTransform
 
-__all__ = ["MultiStep", "Reward2GoTransform", "time_axis"]
+__all__ = ["MultiStep", "MultiStepTransform", "Reward2GoTransform", "time_axis"]
 
 _MASKS: tuple[Key, ...] = ("mask", ("collector", "mask"))
+
+
+def _number_of_steps(given: int) -> int:
+    if given < 1:
+        raise ArgumentError(f"n_steps is {given}, but must be at least 1.")
+    return given
 
 
 class MultiStep(nn.Module):
@@ -43,6 +50,8 @@ class MultiStep(nn.Module):
         done_key: the flag in ``next`` that ends an episode, shape ``(*batch, T, 1)``.
         mask_key: mask of the steps that are no padding, shape ``(*batch, T)``; None looks for
             ``mask`` and ``("collector", "mask")``.
+        done_keys: entries of ``next`` that stay those of t; by default all that are named ``done``,
+            ``terminated`` or ``truncated``.
 
     Raises:
         ArgumentError: (a ValueError) ``n_steps`` is below 1, or ``gamma`` outside (0, 1].
@@ -56,10 +65,10 @@ class MultiStep(nn.Module):
         reward_keys: Keys = "reward",
         done_key: Key = "done",
         mask_key: Key | None = None,
+        done_keys: Keys = None,
     ):
         super().__init__()
-        if n_steps < 1:
-            raise ArgumentError(f"n_steps is {n_steps}, but must be at least 1.")
+        n_steps = _number_of_steps(n_steps)
         if not 0 < gamma <= 1:
             raise ArgumentError(f"gamma is {gamma}, but must lie in (0, 1].")
         self.gamma = gamma
@@ -67,6 +76,7 @@ class MultiStep(nn.Module):
         self.reward_keys = as_keys(reward_keys)
         self.done_key = done_key
         self.mask_key = mask_key
+        self.done_keys = None if done_keys is None else as_keys(done_keys)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Give data with n-step returns, batch size ``(*batch, T)``; the input is not written to."""
@@ -118,13 +128,17 @@ class MultiStep(nn.Module):
         axis = length.ndim - 1
         last = torch.arange(length.shape[-1], device=length.device) + length - 1
         shown = following.copy()
-        kept = {as_path(key) for key in (*self.reward_keys, self.done_key)}
         for path, value in leaves(following):
-            if path in kept or path[-1] in DONE_LEAVES or not isinstance(value, torch.Tensor):
+            if self._stays(path) or not isinstance(value, torch.Tensor):
                 continue
             index = last.reshape(*last.shape, *(1,) * (value.ndim - last.ndim)).expand(value.shape)
             shown.set(as_key(path), value.gather(axis, index))
         return shown
+
+    def _stays(self, path: Path) -> bool:
+        """Whether an entry of ``next`` is not taken from the last step of the window."""
+        kept = {as_path(key) for key in (*self.reward_keys, self.done_key, *(self.done_keys or ()))}
+        return path in kept or (self.done_keys is None and path[-1] in DONE_LEAVES)
 
 
 def _later(value: torch.Tensor, steps: int, axis: int = -1) -> torch.Tensor:
@@ -133,6 +147,75 @@ def _later(value: torch.Tensor, steps: int, axis: int = -1) -> torch.Tensor:
         return value
     rest = value.narrow(axis, steps, value.shape[axis] - steps)
     return torch.cat([rest, torch.zeros_like(value.narrow(axis, 0, steps))], axis)
+
+
+class MultiStepTransform(RecordedTransform):
+    """Turn what is written to a replay buffer into n-step transitions, across writes.
+
+    The last ``n_steps`` steps of what was written are kept back until their windows are complete, so each write
+    gives the steps that became complete, and None where there are none. See `MultiStep` for what a step
+    becomes. Give it to a buffer with ``envkit.for_replay_buffer``.
+
+    Args:
+        n_steps: longest window; may be changed at any time.
+        gamma: discount.
+        reward_keys, done_key, done_keys, mask_key: see `MultiStep`.
+
+    Raises:
+        ArgumentError: (a ValueError) ``n_steps`` is below 1, or ``gamma`` outside (0, 1].
+        BatchSizeError: (a RuntimeError) a write has other batch axes than the one before.
+    """
+
+    def __init__(
+        self,
+        n_steps: int,
+        gamma: float,
+        *,
+        reward_keys: Keys = None,
+        done_key: Key | None = None,
+        done_keys: Keys = None,
+        mask_key: Key | None = None,
+    ):
+        super().__init__()
+        self._windows = MultiStep(
+            gamma,
+            n_steps,
+            reward_keys="reward" if reward_keys is None else reward_keys,
+            done_key="done" if done_key is None else done_key,
+            done_keys=done_keys,
+            mask_key=mask_key,
+        )
+        self._held: TensorDictBase | None = None
+
+    @property
+    def gamma(self) -> float:
+        """The discount."""
+        return self._windows.gamma
+
+    @property
+    def n_steps(self) -> int:
+        """The longest window; assignable."""
+        return self._windows.n_steps
+
+    @n_steps.setter
+    def n_steps(self, value: int) -> None:
+        self._windows.n_steps = _number_of_steps(value)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Give sampled data as it is."""
+        return tensordict
+
+    def _inv_call(self, td: TensorDictBase) -> TensorDictBase | None:  # type: ignore[override]
+        held = self._held
+        if held is not None and held.shape[:-1] != td.shape[:-1]:
+            raise BatchSizeError(
+                f"MultiStepTransform was given data of batch size {tuple(td.shape)} after {tuple(held.shape)}. "
+                "All that is written to one buffer must have the same axes before the time, which is the last."
+            )
+        whole = td if held is None else torch.cat([held, td], -1)
+        complete = whole.shape[-1] - self.n_steps
+        self._held = whole[..., max(complete, 0) :].clone()
+        return self._windows(whole)[..., :complete] if complete > 0 else None
 
 
 class Reward2GoTransform(Transform):

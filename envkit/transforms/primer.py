@@ -11,7 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,11 +22,11 @@ from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.transition import empty_like, leaves
 from envkit.errors import ArgumentError, MissingKeyError, PrimerError
-from envkit.specs import Composite, NonTensor, TensorSpec
+from envkit.specs import Composite, NonTensor, TensorSpec, Unbounded
 from envkit.transforms.core.fusable import FusableTransform, LeavesOf, dtype_name, written
 from envkit.transforms.episodes import EpisodeTransform
 
-__all__ = ["TensorDictPrimer"]
+__all__ = ["TensorDictPrimer", "gSDENoise"]
 
 Default = float | Callable[[], Any] | Mapping[Key, Any]
 
@@ -286,6 +286,34 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
 
     def extra_repr(self) -> str:
         return f"keys={[as_key(path) for path in self._defaults]}"
+
+
+class gSDENoise(TensorDictPrimer):
+    """Add the noise matrix of state-dependent exploration, ``_eps_gSDE``, drawn anew for each episode.
+
+    Args:
+        state_dim, action_dim: sizes of what the policy reads and of its action: the matrix is
+            ``(*shape, action_dim, state_dim)``, drawn from a normal distribution. Without either it is zeros of
+            shape ``(*shape, 1)``, which an exploration module fills.
+        shape: leading axes, most often the batch size of the env; none by default, and then that of the env
+            is put in front.
+        **kwargs: further keywords of `TensorDictPrimer`.
+    """
+
+    def __init__(
+        self,
+        state_dim: int | None = None,
+        action_dim: int | None = None,
+        shape: Sequence[int] | None = None,
+        **kwargs: Any,
+    ):
+        lead = () if shape is None else tuple(shape)
+        is_drawn = state_dim is not None and action_dim is not None
+        event = (action_dim, state_dim) if is_drawn else (1,)
+        spec = Composite({"_eps_gSDE": Unbounded((*lead, *event))}, shape=lead)
+        kwargs.setdefault("expand_specs", not lead)
+        kwargs.setdefault("random", is_drawn)
+        super().__init__(spec, **kwargs)
 
 
 def _filled(td: TensorDictBase, values: TensorDictBase) -> TensorDictBase:

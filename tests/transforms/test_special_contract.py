@@ -15,29 +15,39 @@ from hypothesis import strategies as st
 from envkit import (
     ActionDiscretizer,
     ActionMask,
+    ActionScaling,
     AutoResetEnv,
     BinarizeReward,
     CenterCrop,
     Compose,
     ConditionalSkip,
     Crop,
+    DeviceCastTransform,
     DiscreteActionProjection,
     DoubleToFloat,
+    EndOfLifeTransform,
+    FlattenAction,
     FrameSkipTransform,
     GrayScale,
     GymEnv,
+    GymWrapper,
     InitTracker,
+    MeanActionSelector,
     ModuleTransform,
+    MultiAction,
     NoopResetEnv,
     ParallelEnv,
     PixelRenderTransform,
+    RandomTruncationTransform,
     RemoveEmptySpecs,
     Resize,
     RewardSum,
     SerialEnv,
+    Stack,
     StepCounter,
     TargetReturn,
     TensorDictPrimer,
+    TerminateTransform,
     ToTensorImage,
     TrajCounter,
     TransformedEnv,
@@ -45,17 +55,20 @@ from envkit import (
     VecGymEnvTransform,
     VideoRecorder,
     check_env_specs,
+    gSDENoise,
 )
 from tests.bridges.compare import assert_close
 from tests.transforms.test_images import Canvas
 from tests.transforms.test_transform_contract import is_equal
 from tests.transforms.test_values import Doubles
 from tests.zoo.envs import Count
+from tests.zoo.gym_envs import Lives
 from tests.zoo.transform_envs import (
     Cards,
     Drawn,
     SelfResetting,
     SelfResettingRows,
+    Twins,
     TwoTeams,
     counted,
 )
@@ -85,12 +98,36 @@ CASES = {  # the env, and the transform
     "PixelRenderTransform": (Drawn, PixelRenderTransform),
     "VideoRecorder": (Canvas, VideoRecorder),
     "ModuleTransform": (pendulum, encoder),
+    "ActionScaling": (pendulum, ActionScaling),
+    "FlattenAction": (pendulum, partial(FlattenAction, -1, -1)),
+    "MeanActionSelector": (pendulum, MeanActionSelector),
+    "MultiAction": (pendulum, MultiAction),
+    "DeviceCastTransform": (count, partial(DeviceCastTransform, "cpu")),
+    "RandomTruncationTransform": (
+        partial(Count, 50),
+        lambda: Compose(StepCounter(), RandomTruncationTransform(2, 4, 0.5)),
+    ),
+    "TerminateTransform": (
+        count,
+        partial(TerminateTransform, lambda td: td["count"][..., 0] >= 2),
+    ),
+    "EndOfLifeTransform": (lambda: GymWrapper(Lives()), EndOfLifeTransform),
+    "Stack": (
+        Twins,
+        partial(Stack, ["a", "b"], "both", in_key_inv="both", out_keys_inv=["a", "b"]),
+    ),
+    "gSDENoise": (count, partial(gSDENoise, 2, 3)),
     "drawn primer": (
         count,
         lambda: TensorDictPrimer(mem=Unbounded((2,)), random=True, expand_specs=True),
     ),
 }
-DRAWING = {"DiscreteActionProjection", "drawn primer"}  # one generator for a batch, or one each
+DRAWING = {
+    "DiscreteActionProjection",
+    "RandomTruncationTransform",
+    "drawn primer",
+    "gSDENoise",
+}  # one generator for a batch, or one each
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -123,10 +160,14 @@ def test_rows_that_are_neither_stepped_nor_reset_keep_all_they_had(case):
     env.set_seed(0)
     root = env.step_mdp(env.rand_step(env.reset()))
     mask = torch.tensor([True, False])
-    shown = [key for key in (*env.observation_keys, "done") if key != "action"]
+    shown = [key for key in (*env.observation_keys, *env.done_keys) if key != "action"]
+    asked = root.clone()
+    for key, done in zip(env.reset_keys, env.done_keys_groups, strict=True):
+        flags = root[done[0]]
+        asked[key] = mask.reshape(2, *(1,) * (flags.ndim - 1)).expand_as(flags).clone()
 
     stepped = env.step(env.rand_action(root.clone()).set("_step", mask))["next"]
-    reset = env.reset(root.clone().set("_reset", mask[:, None]))
+    reset = env.reset(asked)
 
     assert is_equal(stepped[1].select(*shown), root[1].select(*shown))
     assert is_equal(reset[1].select(*shown), root[1].select(*shown))

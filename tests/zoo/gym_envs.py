@@ -94,3 +94,30 @@ class Says(gymnasium.Env):
         observation = self.observation if says_it else self.fitting
         reward = self.reward if self.count > 1 else 0.5
         return observation, reward, self.count >= 6, False, {}
+
+
+class Lives(gymnasium.Env):
+    """A game of three lives, one of which each second step costs; ends with the last one."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    class Console:
+        left = 3
+
+        def lives(self) -> int:
+            return self.left
+
+    def __init__(self):
+        self.ale = self.Console()
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.ale.left, self.steps = 3, 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        self.ale.left -= self.steps % 2 == 0
+        return np.zeros(1, np.float32), 0.0, self.ale.left == 0, False, {}

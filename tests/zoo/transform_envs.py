@@ -104,6 +104,41 @@ class Team(EnvBase):
         pass
 
 
+class Twins(EnvBase):
+    """Two agents that are alike, with observations, actions, rewards and done flags of their own."""
+
+    def __init__(self, end=3):
+        super().__init__()
+        self.end = end
+        count = Composite(count=Unbounded((1,), dtype=torch.int64))
+        self.observation_spec = Composite(a=count, b=count.clone())
+        action = Composite(action=Categorical(2, shape=(1,)))
+        self.action_spec = Composite(a=action, b=action.clone())
+        reward = Composite(reward=Unbounded((1,)))
+        self.reward_spec = Composite(a=reward, b=reward.clone())
+        flag = Composite(done=Categorical(2, shape=(1,), dtype=torch.bool))
+        self.done_spec = Composite(a=flag, b=flag.clone())
+
+    def _out(self, **reward):
+        done = torch.tensor([self.c >= self.end])
+        parts = {
+            name: {"count": torch.tensor([self.c + place]), "done": done.clone(), **reward}
+            for place, name in enumerate("ab")
+        }
+        return TensorDict(parts)
+
+    def _reset(self, td, **kwargs):
+        self.c = 0
+        return self._out()
+
+    def _step(self, td):
+        self.c += 1
+        return self._out(reward=torch.ones(1))
+
+    def _set_seed(self, seed):
+        pass
+
+
 class SelfResetting(EnvBase):
     """One simulator that begins anew in the step that ends an episode."""
 

@@ -105,6 +105,11 @@ class Transform(nn.Module):
         )
         self.missing_tolerance = False
 
+    @property
+    def _declared_keys(self) -> list[Key]:
+        """Entries it writes in an env, one of whose specs must declare each."""
+        return self.out_keys
+
     # -------------------------------------------------------------------------------- forward pass
 
     def _apply_transform(self, value: Any) -> Any:

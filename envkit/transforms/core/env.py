@@ -323,7 +323,7 @@ def _require_declared(transform: Transform, *specs: Composite) -> None:
     declared = {
         as_path(key)[1:] for spec in specs for key in spec.keys(True) if len(as_path(key)) > 1
     }
-    for key in transform.out_keys:
+    for key in transform._declared_keys:
         if as_path(key) not in declared:
             raise MissingKeyError(
                 f"{type(transform).__name__} writes {key!r}, but no spec declares it. Add it in "
