@@ -1,258 +1,348 @@
 """Change one line of the core at a time, and count how many of the changes the tests notice.
 
-Mutants are made by cosmic-ray's operators: comparisons, arithmetic, ``and``/``or``, ``not``, constants,
-``break``/``continue``, decorators, exceptions, loops that run no time. A place in the source gives one
-mutant, by an operator that is drawn; what changes annotations or the text of messages alone gives none.
-A sample of places, drawn over all modules, estimates the share that is noticed.
+Mutants are those of ``bench/mutants.py``; a sample of places, drawn over all modules, estimates the share
+that is noticed. A survey first runs each file of tests once and writes to ``.cache/mutate`` how long each test
+takes and which lines of the core it runs. A mutant is then shown to the tests that run its statement, the
+quickest first, until one fails or their budget is spent. Tests run in children forked from a process that
+has imported the libraries, each over a copy of the repository.
 
 Conventions
-    killed    a test failed, or ran out of time: tests that hang have noticed too.
-    survived  all tests that concern the module passed. The mutant may be equivalent, that is no bug at all:
-              those stand in the result with their diff, to be read.
+    killed      a test failed, or ran out of time: tests that hang have noticed too.
+    survived    all tests of the plan passed. To be read: a gap in the tests, a line that does nothing, or
+    equivalent  no bug at all, and listed as such: counted apart.
 
-Run: ``make mutate``, or ``python -m bench.mutate [--sample 100] [--seed 0] [--modules rules outputs]``
+Run: ``make mutate``, or ``python -m bench.mutate [--sample 150] [--seed 0] [--modules rules outputs]``
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import difflib
+import importlib
+import importlib.util
+import json
 import os
-import queue
 import random
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
-import cosmic_ray.ast
-import cosmic_ray.mutating
-import cosmic_ray.plugins
+import pytest
 
 from bench.harness import record
+from bench.mutants import ROOT, Mutant, mutants_of, reasons
 
-ROOT = Path(__file__).parents[1]
-_LIMIT_S = 600
-_COPIED = (
-    "pyproject.toml",
-    "README.md",
-    "envkit",
-    "bridges",
-    "tests",
-    "bench",
-    "docs",
-    "notebooks",
+T = TypeVar("T")
+MODULES = (
+    "envkit/rules.py",
+    "envkit/data/transition.py",
+    "envkit/env/stepping.py",
+    "envkit/env/outputs.py",
+    "envkit/env/rollout.py",
+    "envkit/batched/exchange",
+    "envkit/batched/recovery.py",
+    "envkit/functional",
+    "bridges/dlpack.py",
+    "bridges/jax/programs.py",
 )
-_SAME_BUT_FOR_IDENTITY = {"Eq", "Is"}, {"NotEq", "IsNot"}
+"""Modules, or folders of them, that are changed."""
 
-ENV = "tests/env/test_partial.py tests/env/test_rollout.py tests/env/test_envbase_calls.py tests/test_programs.py"
-ENV += " tests/test_contract.py tests/transforms/test_transformed_env.py tests/transforms/test_episodes.py"
-POOLS = "tests/batched/test_serial_parallel.py tests/batched/test_sub_envs.py tests/batched/test_keywords.py"
-POOLS += (
-    " tests/batched/test_heterogeneous.py tests/batched/test_bad_input.py tests/test_programs.py"
+TRACED = ("envkit/rules.py", "envkit/functional", "bridges/jax")
+"""Run once to make a program of them, by the first test of a file; its others hang on them too."""
+
+TESTS = ("test_rules.py", "data", "env", "functional", "bridges/test_dlpack.py", "test_programs.py")
+TESTS += ("batched", "bridges/jax", "test_contract.py", "test_every_way.py")
+TESTS += ("transforms/test_transformed_env.py", "transforms/test_episodes.py")
+TESTS += ("transforms/test_autoreset.py", "transforms/test_fused.py")
+"""Files of tests, or folders of them, that may notice."""
+
+_PACKAGES = ("envkit", "bridges", "tests", "bench")
+_COPIED = (*_PACKAGES, "docs", "notebooks", "README.md", "pyproject.toml")
+_LIBRARIES = ("torch", "tensordict", "jax", "jax.export", "brax.envs", "gymnasium", "hypothesis")
+_LIBRARIES += (
+    "hypothesis.extra.numpy",
+    "psutil",
+    "cloudpickle",
+    "pytest_timeout",
+    "pytest.__main__",
 )
-JAX = "tests/bridges/jax/test_jax_env.py tests/transforms/test_fused.py tests/bridges/jax/policy/test_unroll.py"
-GUARDS: dict[str, str] = {
-    "envkit/rules.py": f"tests/test_rules.py {ENV}",
-    "envkit/data/transition.py": f"tests/data/test_helpers.py {ENV} {POOLS}",
-    "envkit/env/stepping.py": f"tests/env/test_overrides.py {ENV} {POOLS} tests/batched/test_mixed.py",
-    "envkit/env/outputs.py": f"tests/env/test_broken_envs.py {ENV}",
-    "envkit/env/rollout.py": f"tests/env/test_rollout.py {ENV}",
-    "envkit/batched/exchange": f"{POOLS} tests/batched/test_recovery.py",
-    "envkit/batched/recovery.py": "tests/batched/test_recovery.py tests/batched/test_faults.py",
-    "envkit/functional": f"tests/functional {JAX} tests/bridges/jax/test_reset_modes.py",
-    "bridges/dlpack.py": "tests/bridges/test_dlpack.py",
-    "bridges/jax/programs.py": f"{JAX} tests/bridges/jax/test_gradients.py tests/bridges/jax/test_sharding.py",
-}
-"""Modules, or folders of them, and the tests that concern them, those that are likely to notice first."""
+_SURVEY = ROOT / ".cache" / "mutate"
+_BUDGET_S = 12  # of tests that a mutant is shown to, as the survey timed them
+_FIRST = 20  # tests that are tried before the others are looked for
+_LIMIT_S = 600  # of a child
+_BROKEN = 70  # a child that did not come to run pytest
+_NOTICED = {1, 2, 4}  # pytest: a test failed; could not be imported in a test; in a conftest
+_OPTIONS = ("-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--timeout", "60")
+_OPTIONS += (
+    "-W",
+    "ignore::pytest.PytestAssertRewriteWarning",
+)  # of plugins imported before the fork
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """One changed source, and the command that should notice."""
+class Surveyor:
+    """A pytest plugin that notes for each test its seconds, its outcome and the lines of the core it runs."""
 
-    module: str
-    before: str
-    after: str
-    tests: str
+    def __init__(self, folder: Path, modules: Iterable[str]):
+        self.tests: dict[str, dict] = {}
+        self._modules = {str(folder / module): module for module in modules}
+        self._lines: dict[str, set[int]] = {}
+        self._passed = True
 
-    @property
-    def diff(self) -> str:
-        """The lines that differ."""
-        before, after = self.before.splitlines(), self.after.splitlines()
-        return "\n".join(list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:])
+    def trace(self, frame, event, arg):
+        """Follow the functions of the modules of the core, see ``sys.settrace``."""
+        module = self._modules.get(frame.f_code.co_filename)
+        if module is None:
+            return None
+        lines = self._lines.setdefault(module, set())
 
+        def line(frame, event, arg):
+            lines.add(frame.f_lineno)
+            return line
 
-class _Meaning(ast.NodeTransformer):
-    """Leaves of a syntax tree what decides: no annotations, docstrings or messages."""
+        return line
 
-    def visit_arg(self, node: ast.arg) -> ast.AST:
-        return ast.arg(node.arg)
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        self._lines, self._passed, start = {}, True, time.perf_counter()
+        result = yield
+        seconds = round(time.perf_counter() - start, 3)
+        lines = {module: sorted(found) for module, found in self._lines.items()}
+        self.tests[item.nodeid] = {"seconds": seconds, "passed": self._passed, "lines": lines}
+        return result
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        value = None if node.value is None else self.visit(node.value)
-        return ast.AnnAssign(node.target, ast.Constant(None), value, node.simple)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        node.returns = None
-        return self.generic_visit(node)
-
-    def visit_Raise(self, node: ast.Raise) -> ast.AST:
-        if isinstance(node.exc, ast.Call):
-            node.exc.args, node.exc.keywords = [], []
-        return self.generic_visit(node)
-
-
-def _meaning(source: str) -> str | None:
-    """Give what a source does, as text to compare; None if it is no Python."""
-    try:
-        return ast.dump(_Meaning().visit(ast.parse(source)))
-    except SyntaxError:
-        return None
+    def pytest_runtest_logreport(self, report):
+        self._passed &= report.passed
 
 
-def mutants_of(module: str, tests: str, draw: random.Random) -> Iterator[Mutant]:
-    """Make one mutant of each place of a module that some operator can change.
+class Plan:
+    """A pytest plugin that runs the tests of a list, in its order, and names the first that fails."""
+
+    def __init__(self, tests: list[str], folder: Path):
+        self._order = {test: place for place, test in enumerate(tests)}
+        self._folder = folder
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items):
+        planned = [item for item in items if item.nodeid in self._order]
+        items[:] = sorted(planned, key=lambda item: self._order[item.nodeid])
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            (self._folder / "noticed").write_text(report.nodeid)
+
+
+def files_below(names: Iterable[str]) -> list[str]:
+    """List files, and those in folders, by path from the root of the repository."""
+    found: list[Path] = []
+    for name in names:
+        found += sorted((ROOT / name).rglob("*.py")) if (ROOT / name).is_dir() else [ROOT / name]
+    return [str(file.relative_to(ROOT)) for file in found]
+
+
+def in_children(
+    items: Iterable[T], work: Callable[[T, Path], int], workers: int
+) -> Iterator[tuple[T, int, Path]]:
+    """Do work for each item in a forked child, ``workers`` at a time, each in a copy of the repository.
 
     Args:
-        module: path of the module from the root of the repository.
-        tests: what pytest is to run.
-        draw: chooses the operator where several could be used.
+        items: what is worked on, one child each.
+        work: gets the item and the folder of the copy; gives the exit code.
+        workers: how many children run at a time.
+
+    Yields:
+        An item, what its child ended with (negative: the signal that killed it), and the folder, which
+        the next child gets when the caller goes on.
     """
-    before = (ROOT / module).read_text()
-    tree, meaning = cosmic_ray.ast.get_ast(before), _meaning(before)
-    places: dict[tuple, list] = {}
-    for name in cosmic_ray.plugins.operator_names():
-        make = cosmic_ray.plugins.get_operator(name)
-        exchanged = set(name.rpartition("/")[2].split("_")[1:])
-        if make.arguments() or exchanged in _SAME_BUT_FOR_IDENTITY:
-            continue
-        operator, occurrence = make(), 0
-        for node in cosmic_ray.ast.ast_nodes(tree):
-            for place in operator.mutation_positions(node):
-                places.setdefault(place, []).append((operator, occurrence))
-                occurrence += 1
-    for place in sorted(places):
-        operator, occurrence = draw.choice(places[place])
-        after = cosmic_ray.mutating.mutate_code(before, operator, occurrence)
-        if after is not None and _meaning(after) not in (None, meaning):
-            yield Mutant(module, before, after, tests)
+    for library in _LIBRARIES:
+        importlib.import_module(library)
+    running: dict[int, tuple[T, Path, float]] = {}
+    waiting = iter(items)
+    with tempfile.TemporaryDirectory() as place:
+        free = [_copy_of_repository(Path(place) / str(number)) for number in range(workers)]
+        while True:
+            while free and (item := next(waiting, None)) is not None:
+                folder = free.pop()
+                running[_fork(work, item, folder)] = item, folder, time.monotonic() + _LIMIT_S
+            if not running:
+                return
+            time.sleep(0.1)
+            for pid, (item, folder, deadline) in list(running.items()):
+                if time.monotonic() > deadline:
+                    os.killpg(pid, signal.SIGKILL)
+                done, status = os.waitpid(pid, os.WNOHANG)
+                if done:
+                    del running[pid]
+                    yield item, os.waitstatus_to_exitcode(status), folder
+                    free.append(folder)
 
 
-def all_mutants(names: list[str], draw: random.Random) -> list[Mutant]:
-    """Make the mutants of all modules, or of those whose path holds one of ``names``."""
-    made: list[Mutant] = []
-    for place, tests in GUARDS.items():
-        files = sorted((ROOT / place).rglob("*.py")) if (ROOT / place).is_dir() else [ROOT / place]
-        for file in files:
-            module = str(file.relative_to(ROOT))
-            if not names or any(name in module for name in names):
-                made += mutants_of(module, tests, draw)
-    return made
+def _copy_of_repository(folder: Path) -> Path:
+    folder.mkdir()
+    for name in _COPIED:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / name)
+    return folder
 
 
-def is_killed(mutant: Mutant, folder: Path) -> bool:
-    """Run the tests that concern a mutant in a copy of the repository, and say whether one noticed.
-
-    Raises:
-        RuntimeError: pytest could not run them.
-    """
-    file = folder / mutant.module
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-m",
-        "not slow",
-        "-p",
-        "no:cacheprovider",
-    ]
-    file.write_text(mutant.after)
+def _fork(work: Callable[[T, Path], int], item: T, folder: Path) -> int:
+    """Start a child that is to the work what ``python -m pytest`` in ``folder`` would be; give its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = _BROKEN
     try:
-        done = subprocess.run(
-            [*command, *mutant.tests.split()],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(folder)},
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return True
+        os.setsid()
+        with (folder / "output").open("w") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        os.chdir(folder)
+        os.environ["PYTHONPATH"] = str(folder)
+        sys.path[:] = [str(folder), *(entry for entry in sys.path if Path(entry) != ROOT)]
+        for name in [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]:
+            del sys.modules[name]
+        sys.modules["__main__"] = sys.modules["pytest.__main__"]  # what spawned processes look at
+        code = work(item, folder)
+    except BaseException:
+        traceback.print_exc()
     finally:
-        file.write_text(mutant.before)
-    if done.returncode not in (
-        0,
-        1,
-        2,
-        4,
-    ):  # passed, failed, not imported in a test, not in a conftest
-        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return done.returncode != 0
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
-def judge(mutants: list[Mutant], workers: int) -> list[Mutant]:
-    """Give the mutants that survive, trying ``workers`` of them at a time."""
-    survived = []
-    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(workers) as threads:
-        folders: queue.Queue[Path] = queue.Queue()
-        for number in range(workers):
-            folder = Path(place) / str(number)
-            for name in _COPIED:
-                source = ROOT / name
-                copy = shutil.copytree if source.is_dir() else shutil.copy
-                folder.mkdir(exist_ok=True)
-                copy(source, folder / name)
-            folders.put(folder)
+def survey(workers: int) -> dict[str, dict]:
+    """Give what is known of the tests, by their ids; run those files that changed since they were surveyed."""
+    modules = files_below(MODULES)
+    files = [file for file in files_below(f"tests/{name}" for name in TESTS) if "/test_" in file]
 
-        def judged(mutant: Mutant) -> bool:
-            folder = folders.get()
-            try:
-                return is_killed(mutant, folder)
-            finally:
-                folders.put(folder)
+    def work(file: str, folder: Path) -> int:
+        surveyor = Surveyor(folder, modules)
+        threading.settrace(surveyor.trace)
+        sys.settrace(surveyor.trace)
+        pytest.main([*_OPTIONS[1:], file], plugins=[surveyor])
+        sys.settrace(None)
+        noted = _noted(file)
+        noted.with_suffix(".part").write_text(json.dumps(surveyor.tests))
+        noted.with_suffix(".part").rename(noted)
+        return 0
 
-        for mutant, killed in zip(mutants, threads.map(judged, mutants), strict=True):
-            print(
-                f"{'killed  ' if killed else 'SURVIVED'} {mutant.module}\n{mutant.diff}", flush=True
-            )
-            if not killed:
-                survived.append(mutant)
-    return survived
+    _SURVEY.mkdir(parents=True, exist_ok=True)
+    old = [file for file in files if not _noted(file).exists()]
+    old += [
+        f for f in files if f not in old and _noted(f).stat().st_mtime < (ROOT / f).stat().st_mtime
+    ]
+    for file, code, folder in in_children(old, work, workers) if old else ():
+        print(f"surveyed {file}" if not code else (folder / "output").read_text(), flush=True)
+    tests: dict[str, dict] = {}
+    for file in files:
+        tests |= json.loads(_noted(file).read_text()) if _noted(file).exists() else {}
+    return {name: test for name, test in tests.items() if test["passed"]}
+
+
+def _noted(file: str) -> Path:
+    return _SURVEY / (file.replace("/", ".") + ".json")
+
+
+def plan(mutant: Mutant, tests: dict[str, dict]) -> list[str]:
+    """Choose tests for a mutant: those that run its statement, the quickest first, while the budget lasts.
+
+    A statement that runs at import alone concerns all tests that run the module.
+    """
+    lines = mutant.lines
+    running = [
+        name for name, test in tests.items() if lines & set(test["lines"].get(mutant.module, ()))
+    ]
+    running = running or [name for name, test in tests.items() if mutant.module in test["lines"]]
+    running.sort(key=lambda name: tests[name]["seconds"])
+    if mutant.module.startswith(TRACED):
+        files = {name.partition("::")[0] for name in running}
+        beside = [name for name in tests if name.partition("::")[0] in files]
+        running += sorted(set(beside) - set(running), key=lambda name: tests[name]["seconds"])
+    chosen, seconds = [], 0.0
+    for name in running:
+        seconds += tests[name]["seconds"]
+        if chosen and seconds > _BUDGET_S:
+            break
+        chosen.append(name)
+    return chosen
+
+
+def judge(
+    mutants: list[Mutant], tests: dict[str, dict], workers: int
+) -> Iterator[tuple[Mutant, str]]:
+    """Give each mutant with the test that noticed it, or an empty string."""
+    plans = {id(mutant): plan(mutant, tests) for mutant in mutants}
+
+    def work(mutant: Mutant, folder: Path) -> int:
+        _write(folder / mutant.module, mutant.after)
+        names, code = plans[id(mutant)], 0
+        for part in (
+            names[:_FIRST],
+            names[_FIRST:],
+        ):  # most are noticed before all files are imported
+            files = dict.fromkeys(name.partition("::")[0] for name in part)
+            if files and not code:
+                code = int(pytest.main([*_OPTIONS, *files], plugins=[Plan(part, folder)]))
+        return code
+
+    for mutant, code, folder in in_children(mutants, work, workers):
+        _write(folder / mutant.module, mutant.before)
+        noticed = folder / "noticed"
+        by = noticed.read_text() if noticed.exists() else f"ended with {code}" if code else ""
+        noticed.unlink(missing_ok=True)
+        if code > 0 and code not in _NOTICED:
+            raise RuntimeError(f"pytest ended with {code}:\n{(folder / 'output').read_text()}")
+        yield mutant, by
+
+
+def _write(file: Path, source: str) -> None:
+    """Write a module; what was compiled of it counts as fresh within the same second, so it goes."""
+    file.write_text(source)
+    Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
 
 
 def main() -> None:
     """Draw a sample, judge it and record the share that was killed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sample", type=int, default=100, help="how many mutants are tried")
+    parser.add_argument("--sample", type=int, default=150, help="how many mutants are tried")
     parser.add_argument("--seed", type=int, default=0, help="which of them")
-    parser.add_argument("--modules", nargs="*", default=[], help="parts of the paths of modules")
+    parser.add_argument("--modules", nargs="*", default=[""], help="parts of the paths of modules")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
+    tests = survey(given.workers)
     draw = random.Random(given.seed)
-    found = all_mutants(given.modules, draw)
+    modules = [m for m in files_below(MODULES) if any(part in m for part in given.modules)]
+    found = [mutant for module in modules for mutant in mutants_of(module, draw)]
     sample = draw.sample(found, min(given.sample, len(found)))
-    survived = judge(sample, given.workers)
-    share = 1 - len(survived) / len(sample)
-    print(f"\n{share:.0%} of {len(sample)} mutants killed, drawn from {len(found)}")
+    known = reasons()
+    survived: list[Mutant] = []
+    equivalent = [m for m in sample if m.change in known.get(m.module, ())]
+    for mutant, by in judge([m for m in sample if m not in equivalent], tests, given.workers):
+        print(f"{'killed  ' if by else 'SURVIVED'} {mutant.module} {by}\n{mutant.diff}", flush=True)
+        survived += [] if by else [mutant]
+    killed = len(sample) - len(equivalent) - len(survived)
+    share = killed / max(1, len(sample) - len(equivalent))
+    print(
+        f"\n{share:.1%} killed: {killed} of {len(sample)} mutants drawn from {len(found)},", end=" "
+    )
+    print(f"{len(survived)} survived, {len(equivalent)} are known to be equivalent")
     record(
         "mutants",
         {
             "seed": given.seed,
-            "modules": given.modules or "all",
+            "modules": modules,
             "mutants": len(found),
-            "tried": len(sample),
-            "killed": len(sample) - len(survived),
+            "sample": len(sample),
+            "killed": killed,
             "share": round(share, 3),
             "survived": [f"{mutant.module}: {mutant.diff}" for mutant in survived],
+            "equivalent": [f"{mutant.module}: {mutant.change}" for mutant in equivalent],
         },
     )
 

@@ -245,15 +245,16 @@ def _wanted_dtype(dtype: torch.dtype, requested: Any | None) -> torch.dtype:
 
 def _convert(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Convert by value; a value that the new dtype cannot hold is an error."""
-    converted = tensor.to(dtype)
-    if tensor.numel() == 0 or dtype == torch.bool or tensor.dtype == torch.bool:
-        return converted
+    if torch.bool in (tensor.dtype, dtype):
+        return tensor.to(dtype)
+    part = tensor.real if tensor.is_complex() and not dtype.is_complex else tensor
+    converted = part.to(dtype)
     if dtype.is_floating_point or dtype.is_complex:
-        lost = converted.isinf() & ~tensor.isinf()
-        if dtype.is_floating_point and tensor.is_complex():
-            lost = tensor.imag != 0
+        lost = converted.isinf() & ~part.isinf()
     else:
-        lost = _outside(tensor, dtype)
+        lost = _outside(part, dtype)
+    if part is not tensor:
+        lost = lost | (tensor.imag != 0)
     if bool(lost.any()):
         raise HandoffError(
             f"a tensor of {tensor.dtype} holds values that {dtype} cannot: {tensor[lost][:3].tolist()}. "
@@ -265,8 +266,6 @@ def _convert(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _outside(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Mark what an integer dtype cannot hold: out of range, a fraction, not a number."""
     info = torch.iinfo(dtype)
-    if tensor.is_complex():
-        return torch.ones_like(tensor, dtype=torch.bool)
     if tensor.is_floating_point():
         tensor = tensor.double()
         return (tensor < info.min) | (tensor > info.max) | (tensor != tensor.round())

@@ -23,9 +23,10 @@ def test_choose_replaces_exactly_the_masked_episodes(batch, data):
     assert (out[~mask] == 0).all()
 
 
-def test_choose_refuses_a_mask_that_does_not_lead_the_leaf():
+@pytest.mark.parametrize("rows", [2, 4])
+def test_choose_refuses_a_mask_that_does_not_lead_the_leaf(rows):
     with pytest.raises(ResetMaskError, match=r"Pass a mask of shape \(3,\)"):
-        rules.choose(np.ones(2, bool), np.ones((3, 4)), np.zeros((3, 4)))
+        rules.choose(np.ones(rows, bool), np.ones((3, 4)), np.zeros((3, 4)))
 
 
 @given(batch=hnp.array_shapes(max_dims=2, max_side=3), data=st.data())
@@ -106,6 +107,11 @@ def test_a_mask_over_agents_collapses_for_an_entry_they_share():
             {"terminated": False, "truncated": True},
             ["done", "terminated", "truncated"],
             {"done": True},
+        ),
+        (
+            {"done": True, "terminated": False},
+            ["done", "terminated", "truncated"],
+            {"truncated": None},
         ),
         ({}, ["done", "terminated"], {"done": None, "terminated": None}),
     ],

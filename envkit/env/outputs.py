@@ -133,8 +133,6 @@ class OutputChecks:
             value = out.get(as_key((*level, name)), None)
             if value is not None:
                 given[name] = value
-        if len(given) == len(names):
-            return
         for name, value in rules.complete_done(given, names, level).items():
             if value is None:
                 value = self.zeros(self._flag(as_key((*level, name))), out)

@@ -226,7 +226,7 @@ def _written(result: TensorDictBase, out: TensorDictBase) -> TensorDictBase:
     """Write a result into the front of ``out``, and give that part; ``out`` itself when all is used."""
     *batch, steps = result.batch_size
     room = out.batch_size
-    if len(room) != len(batch) + 1 or list(room[:-1]) != batch or room[-1] < steps:
+    if not room or list(room[:-1]) != batch or room[-1] < steps:
         raise BatchSizeError(
             f"out has batch size {tuple(room)}, but the rollout has {tuple(result.batch_size)}. "
             "Allocate at least as many steps, time last: env.fake_tensordict() expanded and cloned."

@@ -46,8 +46,8 @@ class Field:
     offset: int
     shape: tuple[int, ...]  # of one row's leaf
     dtype: str  # name of the leaf's dtype; typed keys are "uint32"
-    words: int = 1  # buffer elements for each element of the leaf
-    is_key: bool = False  # a typed PRNG key; its words are a trailing axis of the leaf
+    words: int  # buffer elements for each element of the leaf
+    is_key: bool  # a typed PRNG key; its words are a trailing axis of the leaf
 
     @property
     def size(self) -> int:

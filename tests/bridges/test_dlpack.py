@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +97,17 @@ def test_a_lazily_conjugated_tensor_crosses_by_value():
     tensor = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64).conj()
 
     assert to_jax(tensor).tolist() == [1 - 2j, 3 + 1j]
+    assert tensor.imag.is_neg()
+    assert to_jax(tensor.imag).tolist() == [-2, 1]
+
+
+def test_a_narrow_float_that_numpy_lacks_crosses_bit_by_bit():
+    tensor = torch.tensor([1.0, -0.5, 448.0]).to(torch.float8_e4m3fn)
+
+    array = to_jax(tensor)
+
+    assert array.dtype == jnp.float8_e4m3fn
+    assert array.astype(jnp.float32).tolist() == [1.0, -0.5, 448.0]
 
 
 @every_way
@@ -111,12 +123,13 @@ def test_read_only_numpy_crosses(hand):
     "array",
     [
         np.arange(6, dtype=np.float32)[::-1],
+        np.arange(6, dtype=np.int8)[::-1],
         np.asfortranarray(np.arange(6, dtype=np.int32).reshape(2, 3)),
         np.frombuffer(bytes(range(17)), np.uint8)[1:].view(np.float32),
         np.broadcast_to(np.float32(3), (2, 2)),
         np.array([1.5, -2], jnp.bfloat16),
     ],
-    ids=["reversed", "fortran", "misaligned", "broadcast", "bfloat16"],
+    ids=["reversed", "reversed bytes", "fortran", "misaligned", "broadcast", "bfloat16"],
 )
 def test_numpy_of_any_layout_crosses(hand, array):
     result = hand(array)
@@ -183,18 +196,29 @@ def test_64_bits_become_32_without_x64(hand, wide, narrow):
         torch.tensor([0, 2**40 + 3]),
         torch.tensor([-(2**31) - 1]),
         torch.tensor([2**63 + 1], dtype=torch.uint64),
+        torch.tensor([2**64 - 1], dtype=torch.uint64),
+        torch.tensor([2**32], dtype=torch.uint64),
         torch.tensor([1e300], dtype=torch.float64),
+        torch.tensor([1e300j], dtype=torch.complex128),
     ],
-    ids=["large", "small", "unsigned", "float"],
+    ids=["large", "small", "unsigned", "largest", "above", "float", "complex"],
 )
 def test_a_value_that_32_bits_cannot_hold_is_an_error(hand, tensor):
     with pytest.raises(HandoffError, match="Scale or clamp it"):
         hand(tensor)
 
 
-def test_the_extremes_of_32_bits_cross():
-    tensor = torch.tensor([2**31 - 1, -(2**31)])
-
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor([2**31 - 1, -(2**31)]),
+        torch.tensor([0, 2**32 - 1], dtype=torch.uint64),
+        torch.tensor([1 - 2j], dtype=torch.complex128),
+        torch.zeros(0, dtype=torch.uint64),
+    ],
+    ids=["signed", "unsigned", "complex", "empty"],
+)
+def test_the_extremes_of_32_bits_cross(tensor):
     assert to_jax(tensor).tolist() == tensor.tolist()
 
 
@@ -221,11 +245,41 @@ def test_a_dtype_can_be_asked_for():
 
 
 @pytest.mark.parametrize(
-    "tensor", [torch.tensor([300]), torch.tensor([0.5]), torch.tensor([np.nan])]
+    "value", [300, 128, -129, 0.5, 128.0, -129.0, np.nan, 1j], ids=lambda value: f"{value}"
 )
-def test_a_value_that_the_asked_dtype_cannot_hold_is_an_error(tensor):
+def test_a_value_that_the_asked_dtype_cannot_hold_is_an_error(value):
     with pytest.raises(HandoffError, match="int8 cannot"):
-        to_jax(tensor, dtype=jnp.int8)
+        to_jax(torch.tensor([0, value]), dtype=jnp.int8)
+
+
+def test_what_the_asked_dtype_holds_exactly_crosses():
+    for extremes in ([-128, 127], [-128.0, 127.0]):
+        assert to_jax(torch.tensor(extremes), dtype=jnp.int8).tolist() == [-128, 127]
+    assert to_jax(torch.tensor([2 + 0j]), dtype=jnp.float32).tolist() == [2.0]
+    assert to_jax(torch.tensor([2 + 0j]), dtype=jnp.int8).tolist() == [2]
+    assert to_jax(torch.tensor([2.5]), dtype=jnp.complex64).tolist() == [2.5 + 0j]
+    assert to_jax(torch.tensor([2], dtype=torch.uint64), dtype=jnp.float32).tolist() == [2.0]
+    assert to_jax(torch.tensor([True]), dtype=jnp.int32).tolist() == [1]
+
+
+def test_no_imaginary_part_and_no_large_float_is_lost():
+    with pytest.raises(HandoffError, match="float32 cannot"):
+        to_jax(torch.tensor([1 + 1j]), dtype=jnp.float32)
+    with pytest.raises(HandoffError, match="float16 cannot"):
+        to_jax(torch.tensor([1e6]), dtype=jnp.float16)
+
+
+def test_a_negative_number_is_no_uint64():
+    with jax.enable_x64(True):
+        assert to_jax(torch.tensor([0, 3]), dtype=jnp.uint64).tolist() == [0, 3]
+        with pytest.raises(HandoffError, match="uint64 cannot"):
+            to_jax(torch.tensor([-1]), dtype=jnp.uint64)
+
+
+def test_options_of_a_handoff_are_named():
+    for hand in (to_jax, to_jit):
+        with pytest.raises(TypeError, match="positional"):
+            hand(torch.ones(2), False)
 
 
 # ---------------------------------------------------------------------------------- what does not
@@ -253,6 +307,15 @@ def test_what_is_no_dense_tensor_is_refused(value):
 def test_numpy_that_holds_no_numbers_is_refused():
     with pytest.raises(HandoffError, match="number type"):
         to_jax(np.array(["a"]))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex32, torch.bits8], ids=str)
+def test_a_dtype_that_jax_lacks_is_refused(dtype):
+    tensor = torch.zeros(8, dtype=torch.uint8).view(dtype)
+
+    for hand in WAYS.values():
+        with pytest.raises(HandoffError, match=r"Cast"):
+            hand(tensor)
 
 
 def test_int4_is_refused_with_advice():
@@ -313,6 +376,22 @@ def test_devices_match_both_ways():
     assert jax_device_of("cpu") == array.device
 
 
+@pytest.mark.parametrize(
+    ("platform", "number", "expected"),
+    [("cpu", 0, "cpu"), ("gpu", 0, "cuda:0"), ("cuda", None, "cuda:0"), ("rocm", 1, "cuda:1")],
+)
+def test_a_device_of_jax_is_named_by_platform_and_number(platform, number, expected):
+    device = SimpleNamespace(platform=platform, local_hardware_id=number)
+
+    assert torch_device_of(device) == torch.device(expected)
+
+
+@pytest.mark.parametrize("platform", ["tpu", "METAL"])
+def test_a_platform_that_torch_lacks_is_refused(platform):
+    with pytest.raises(HandoffError, match=f"{platform}.*Use JAX on CPU or CUDA"):
+        torch_device_of(SimpleNamespace(platform=platform, local_hardware_id=0))
+
+
 def test_a_device_that_jax_does_not_see_is_refused():
     with pytest.raises(HandoffError, match="device='cpu'"):
         jax_device_of("meta")
@@ -361,6 +440,12 @@ def test_lent_memory_is_not_copied(size):
 
     assert to_jax(tensor, copy=False).unsafe_buffer_pointer() == tensor.data_ptr()
     assert to_jit(tensor, copy=False).ctypes.data == tensor.data_ptr()
+
+
+@pytest.mark.parametrize("array", [np.float32([1, 2]), np.array(3.0)], ids=["row", "number"])
+def test_lent_numpy_memory_is_not_copied(array):
+    with jax.enable_x64(True):
+        assert to_jit(array, copy=False).ctypes.data == array.ctypes.data
 
 
 @pytest.mark.parametrize("hand", [to_jax, to_jit])

@@ -280,13 +280,14 @@ def test_rewards_come_in_the_shape_of_their_spec():
     assert env.rand_step(env.reset())["next", "reward"].tolist() == [[0], [1], [2]]
 
 
+@pytest.mark.parametrize("size", [0, 2])
 @pytest.mark.parametrize("key", ["reward", "terminated"])
-def test_a_reward_or_flag_has_one_value_an_element(key):
-    value = torch.zeros(2, dtype=torch.bool if key == "terminated" else torch.float32)
+def test_a_reward_or_flag_has_one_value_an_element(key, size):
+    value = torch.zeros(size, dtype=torch.bool if key == "terminated" else torch.float32)
     env = Custom(step=TensorDict({"x": torch.zeros(3, 1), key: value}).set("x", torch.zeros(1)))
 
     with pytest.raises(
-        OutputShapeError, match=rf"'{key}' has shape \(2,\).*asks for \(1,\).*one value"
+        OutputShapeError, match=rf"'{key}' has shape \({size},\).*asks for \(1,\).*one value"
     ) as error:
         env.step(acted(env))
     assert isinstance(error.value, RuntimeError)

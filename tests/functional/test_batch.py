@@ -23,7 +23,7 @@ from envkit.functional import (
     transition,
     unroll,
 )
-from envkit.functional.autoreset import chunk_size
+from envkit.functional.autoreset import Episodic, chunk_size
 from tests.zoo.jax_envs import Countdown, NoisyWalk, Pendulum, Zoo
 
 pytestmark = pytest.mark.rounding
@@ -116,7 +116,7 @@ def test_restart_where_restarts_exactly_the_masked_rows(size, data):
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 999, 1000])
 def test_restart_where_handles_full_and_ragged_chunks(count):
     size = 1000
-    assert chunk_size(size) == 32
+    assert [chunk_size(rows) for rows in (3, 100, size)] == [3, 16, 32]
     mask = np.random.default_rng(count).permutation(size) < count
     before = walked(size)
 
@@ -207,8 +207,10 @@ def test_episodes_from_a_pool_begin_at_few_places_that_seeds_share():
 
     places, others = beginnings(pool), beginnings(pool, seed=1)
 
+    keys = jax.vmap(lambda number: jax.random.fold_in(jax.random.PRNGKey(0), number))(jnp.arange(5))
+    pooled = jax.vmap(NoisyWalk().reset)(keys)[1].observation["place"]
     found = np.unique(places.reshape(-1, 2), axis=0)
-    assert len(found) == 5
+    assert (found == np.unique(pooled, axis=0)).all()
     assert (np.unique(others.reshape(-1, 2), axis=0) == found).all()
     counts = [(places == place).all(-1).sum() for place in found]
     assert min(counts) > 240 / 5 / 2  # each is drawn, about as often
@@ -225,6 +227,13 @@ def test_cached_episodes_begin_where_the_first_one_of_the_row_did():
 def test_an_empty_pool_is_refused():
     with pytest.raises(ArgumentError, match="pool_size"):
         BatchedEnv(NoisyWalk(), reset_mode="pool", pool_size=0)
+
+
+def test_a_pool_of_one_begins_everywhere_alike_and_the_usual_one_has_64():
+    places = beginnings(BatchedEnv(NoisyWalk(), reset_mode="pool", pool_size=1), rows=4, episodes=2)
+
+    assert (places == places[0, 0]).all()
+    assert BatchedEnv(NoisyWalk()).env.pool_size == Episodic(NoisyWalk()).pool_size == 64
 
 
 def test_an_unknown_reset_mode_is_refused():
@@ -322,6 +331,14 @@ def test_recorded_states_unpack_to_what_was_there():
     assert same_bits(jax.tree.map(lambda leaf: leaf[0], states), carry[0])
     after = WALK.packing.unpack(recorded.next_state)
     assert same_bits(jax.tree.map(lambda leaf: leaf[-1], after), last[0])
+
+
+def test_states_are_recorded_only_when_asked_for():
+    env = BatchedEnv(Countdown(start=2))
+
+    _, recorded = compiled(env, steps=5)(begin(env, 1), 0)
+
+    assert recorded.state is None and recorded.next_state is None
 
 
 def test_params_reach_the_policy():

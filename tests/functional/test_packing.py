@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import jax
@@ -16,6 +17,7 @@ from hypothesis.extra import numpy as hnp
 from bridges.worlds.brax import BraxCore, import_brax
 from envkit.errors import KeyCollisionError, StateStructureError
 from envkit.functional import BatchedEnv, StatePacking, TimeLimit, Timestep
+from envkit.functional.autoreset import EpisodeState
 from tests.functional.test_batch import begin, same_bits
 from tests.zoo.half import HALF
 from tests.zoo.jax_envs import Countdown, NoisyWalk, Pendulum, Zoo
@@ -141,6 +143,18 @@ def test_a_bare_array_is_called_inner():
     assert names_of(Pendulum()) == {"inner", "elapsed", "key"}
 
 
+def test_only_the_wrappers_of_envkit_are_left_out_of_a_name():
+    leaf = jax.ShapeDtypeStruct((2,), jnp.float32)
+    wrapped = EpisodeState({"inner": {"inner": leaf}}, key=jax.ShapeDtypeStruct((2,), jnp.uint32))
+
+    def names(template):
+        return [field.name for field in StatePacking(template).fields]
+
+    assert names(leaf) == [("state",)]
+    assert names({"inner": leaf}) == [("inner",)]
+    assert names(wrapped) == [("inner", "inner"), ("key",)]
+
+
 def test_names_come_from_keys_fields_and_indices_and_none_is_skipped():
     found = names_of(Zoo())
 
@@ -197,13 +211,16 @@ def test_a_missing_leaf_is_named():
         packing.from_leaves({("key",): jnp.zeros(2), ("moves",): jnp.zeros(())})
 
 
-def test_packing_another_state_is_refused():
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((4, 3), "float32"), ((4, 1), "float32"), ((4, 2), "int32")]
+)
+def test_packing_another_state_is_refused(shape, dtype):
     packing = packing_of(NoisyWalk())
     state, _ = BatchedEnv(TimeLimit(NoisyWalk(), 5)).init(KEY, 4)
     moved = jax.tree.map(lambda leaf: leaf, state)
-    moved.inner.inner["place"] = jnp.zeros((4, 3))
+    moved.inner.inner["place"] = jnp.zeros(shape, dtype)
 
-    with pytest.raises(StateStructureError, match=r"'place' is float32\(4, 3\)"):
+    with pytest.raises(StateStructureError, match=re.escape(f"'place' is {dtype}{shape}")):
         packing.pack(moved)
     with pytest.raises(StateStructureError, match="layout was made for"):
         packing.pack({"place": jnp.zeros(2)})

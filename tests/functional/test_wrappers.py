@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import importlib
+import pkgutil
+from dataclasses import FrozenInstanceError, dataclass, is_dataclass
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+import envkit.functional
 from envkit.errors import ArgumentError, StateStructureError
 from envkit.functional import (
     BatchedEnv,
@@ -19,6 +22,7 @@ from envkit.functional import (
     normalize,
     sample_space,
 )
+from envkit.functional.structure import conform
 from tests.zoo.jax_envs import Countdown, NoisyWalk, Pendulum
 
 KEY = jax.random.PRNGKey(0)
@@ -156,6 +160,14 @@ def test_a_state_that_changes_between_reset_and_step_is_named(change, message):
         step_once(Drifting(change))
 
 
+def test_a_random_key_and_a_number_do_not_stand_for_each_other():
+    key, number = jax.random.key(0), jnp.int32(0)
+
+    for after, before in ((key, number), (number, key), (jnp.bool_(True), key)):
+        with pytest.raises(StateStructureError, match=r"state\['a'\] has dtype .* cannot hold"):
+            conform({"a": after}, {"a": before}, what="state")
+
+
 def test_integer_widths_that_drift_are_cast_back():
     state = step_once(Drifting({"count": jnp.int8(3), "aim": jnp.ones(2, jnp.int32)}))
 
@@ -182,15 +194,74 @@ def test_samples_lie_in_their_space():
     assert drawn["byte"].max() == 255
 
 
+def test_a_bound_that_is_missing_leaves_a_tail_on_its_side():
+    inf = jnp.inf
+    box = Box([0, 2, -inf, -inf, -1], [inf, inf, 3, inf, 4])
+
+    drawn = jax.vmap(box.sample)(jax.random.split(KEY, 4000))
+
+    # exponential above 0, above 2 and below 3, normal, uniform over [-1, 4]
+    assert drawn.mean(0) == pytest.approx([1, 3, 2, 0, 1.5], abs=0.1)
+    assert drawn.std(0) == pytest.approx([1, 1, 1, 1, 5 / 12**0.5], abs=0.1)
+    assert ((box.low <= drawn) & (drawn <= box.high)).all()
+
+
+def test_integers_are_drawn_up_to_both_bounds_and_near_the_largest_there_is():
+    largest = 2**31 - 1
+    few = Box(-1, 1, (200,), jnp.int8).sample(KEY)
+    large = Box(largest - 2, largest, (200,), jnp.int32).sample(KEY)
+
+    assert set(few.tolist()) == {-1, 0, 1}
+    assert {largest - 2, largest - 1} <= set(large.tolist()) <= set(range(largest - 2, 2**31))
+
+
 def test_spaces_are_equal_by_value():
-    assert Box(0, 1, (2,)) == Box([0, 0], [1, 1])
-    assert hash(Box(0, 1, (2,))) == hash(Box([0, 0], [1, 1]))
-    assert Box(0, 1, (2,)) != Box(0, 2, (2,))
+    box = Box(0, 1, (2,))
+
+    assert box == Box([0, 0], [1, 1])
+    assert hash(box) == hash(Box([0, 0], [1, 1]))
+    for other in (Box(0, 2, (2,)), Box(-1, 1, (2,)), Box(0, 1, (3,)), Box(0, 1, (2,), "int32")):
+        assert box != other
+    assert box != "a box" and box != Discrete(2)
+
+
+def dataclasses_of(package):
+    kinds = []
+    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        module = importlib.import_module(found.name)
+        kinds += [
+            value
+            for value in vars(module).values()
+            if is_dataclass(value) and value.__module__ == module.__name__
+        ]
+    return kinds
+
+
+@pytest.mark.parametrize("kind", dataclasses_of(envkit.functional), ids=lambda kind: kind.__name__)
+def test_envs_states_and_spaces_are_values_that_nobody_can_change(kind):
+    value = object.__new__(kind)
+
+    with pytest.raises(FrozenInstanceError):
+        value.anything = 1
 
 
 def test_a_box_with_swapped_bounds_is_refused():
     with pytest.raises(ArgumentError, match="Swap them"):
         Box(1.0, -1.0)
+    assert Box(1.0, 1.0).sample(KEY) == 1.0
+
+
+def test_a_discrete_space_has_a_value():
+    with pytest.raises(ArgumentError, match="n >= 1"):
+        Discrete(0)
+    assert Discrete(1).sample(KEY) == 0
+
+
+def test_samples_have_the_shape_and_dtype_that_their_space_names():
+    for space in (Discrete(3), Box(0, 9, (2,), "int8"), Box(0, 1)):
+        drawn = space.sample(KEY)
+
+        assert (drawn.shape, drawn.dtype) == (space.shape, space.dtype)
 
 
 def test_a_dict_observation_keeps_its_keys():

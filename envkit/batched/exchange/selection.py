@@ -30,9 +30,7 @@ def refuse_early_part(rows: Collection[int], has_root: Sequence[bool] | np.ndarr
     Raises:
         ResetMaskError: a row that is not reset has never been before.
     """
-    if len(rows) < len(has_root) and not all(
-        known or row in rows for row, known in enumerate(has_root)
-    ):
+    if not all(known or row in rows for row, known in enumerate(has_root)):
         raise ResetMaskError(
             "a partial reset came before the first full one, so there is no data of the other "
             "sub-envs. Call reset() once without a mask."

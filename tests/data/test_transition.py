@@ -1,0 +1,52 @@
+"""The data of one step: which rows a mask steps, and how leaves of two moments are merged."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from envkit.data.transition import choose_leaf, stepped_rows
+from envkit.errors import StepMaskError
+
+T, F = True, False
+
+
+@pytest.mark.parametrize(
+    ("mask", "rows"),
+    [
+        ([T, F, T], [0, 2]),
+        ([[T], [F], [T]], [0, 2]),
+        ([F, F, F], []),
+        ([[F, T], [T, T], [F, F]], [1, 2, 3]),
+    ],
+    ids=["rows", "singleton", "none", "grid"],
+)
+def test_a_step_mask_names_its_rows_along_the_flat_batch(mask, rows):
+    batch = (3,) if torch.tensor(mask).numel() == 3 else (3, 2)
+
+    assert stepped_rows(TensorDict({"_step": torch.tensor(mask)}, batch)) == rows
+
+
+def test_without_a_mask_every_row_is_stepped_and_one_that_does_not_fit_is_refused():
+    assert stepped_rows(TensorDict({}, [3])) is None
+    with pytest.raises(StepMaskError, match=r"shape \(2,\)"):
+        stepped_rows(TensorDict(_step=torch.tensor([T, F])))
+
+
+def words(rows: list) -> NonTensorStack:
+    return NonTensorStack(
+        *(words(row) if isinstance(row, list) else NonTensorData(row) for row in rows)
+    )
+
+
+def test_text_is_merged_row_by_row_like_numbers():
+    mask = torch.tensor([[T, F, F], [F, T, T]])
+    fresh, kept = (
+        words([["a", "b", "c"], ["d", "e", "f"]]),
+        words([["u", "v", "w"], ["x", "y", "z"]]),
+    )
+
+    merged = choose_leaf(mask, fresh, kept)
+
+    assert merged.tolist() == [["a", "v", "w"], ["x", "e", "f"]]
