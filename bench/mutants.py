@@ -16,6 +16,7 @@ import ast
 import difflib
 import random
 import tomllib
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ import cosmic_ray.ast
 import cosmic_ray.mutating
 import cosmic_ray.plugins
 
-__all__ = ["ROOT", "Mutant", "mutants_of", "reasons"]
+__all__ = ["ROOT", "Mutant", "mark_of", "mutants_of", "reasons"]
 
 ROOT = Path(__file__).parents[1]
 _EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
@@ -56,8 +57,9 @@ class Mutant:
 
     @property
     def lines(self) -> set[int]:
-        """Numbers of the lines of the statement that was changed: of a loop or branch those of its head."""
-        pairs = zip(self.before.splitlines(), self.after.splitlines(), strict=False)
+        """Marks of the lines of the statement that was changed: of a loop or branch those of its head."""
+        lines = self.before.splitlines()
+        pairs = zip(lines, self.after.splitlines(), strict=False)
         first = next(number for number, (old, new) in enumerate(pairs, 1) if old != new)
         found = range(first, first + 1)
         for node in ast.walk(ast.parse(self.before)):
@@ -65,7 +67,12 @@ class Mutant:
                 body = None if isinstance(node, ast.FunctionDef) else getattr(node, "body", None)
                 end = max(body[0].lineno, node.lineno + 1) if body else node.end_lineno + 1
                 found = range(node.lineno, end) if first < end else found
-        return set(found)
+        return {mark_of(lines[number - 1]) for number in found}
+
+
+def mark_of(line: str) -> int:
+    """Give what a line is known by, wherever edits move it: a number for its text."""
+    return zlib.crc32(line.strip().encode())
 
 
 def reasons() -> dict[str, dict[str, str]]:

@@ -36,7 +36,7 @@ from typing import TypeVar
 import pytest
 
 from bench.harness import record
-from bench.mutants import ROOT, Mutant, mutants_of, reasons
+from bench.mutants import ROOT, Mutant, mark_of, mutants_of, reasons
 
 T = TypeVar("T")
 MODULES = (
@@ -79,10 +79,7 @@ _LIMIT_S = 600  # of a child
 _BROKEN = 70  # a child that did not come to run pytest
 _NOTICED = {1, 2, 4}  # pytest: a test failed; could not be imported in a test; in a conftest
 _OPTIONS = ("-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--timeout", "60")
-_OPTIONS += (
-    "-W",
-    "ignore::pytest.PytestAssertRewriteWarning",
-)  # of plugins imported before the fork
+_OPTIONS += ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins came before the fork
 
 
 class Surveyor:
@@ -91,6 +88,10 @@ class Surveyor:
     def __init__(self, folder: Path, modules: Iterable[str]):
         self.tests: dict[str, dict] = {}
         self._modules = {str(folder / module): module for module in modules}
+        self._marks = {
+            module: [mark_of(line) for line in (folder / module).read_text().splitlines()]
+            for module in modules
+        }
         self._lines: dict[str, set[int]] = {}
         self._passed = True
 
@@ -112,7 +113,10 @@ class Surveyor:
         self._lines, self._passed, start = {}, True, time.perf_counter()
         result = yield
         seconds = round(time.perf_counter() - start, 3)
-        lines = {module: sorted(found) for module, found in self._lines.items()}
+        lines = {
+            module: sorted({self._marks[module][number - 1] for number in found if number})
+            for module, found in self._lines.items()
+        }
         self.tests[item.nodeid] = {"seconds": seconds, "passed": self._passed, "lines": lines}
         return result
 

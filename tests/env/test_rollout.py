@@ -589,3 +589,22 @@ def test_what_stays_at_the_root_is_left_alone_by_resets(two):
 @pytest.mark.parametrize("batch", [[], [2]])
 def test_without_flags_at_the_root_a_rollout_goes_on_until_every_group_is_done(batch):
     assert TwoTeams((2, 3), batch_size=batch).rollout(9).shape == (*batch, 3)
+
+
+@pytest.mark.parametrize("stop", [{}, {"break_when_any_done": False}], ids=["any", "never"])
+@pytest.mark.parametrize(
+    "make",
+    [partial(GymEnv, "CartPole-v1"), partial(SerialEnv, 2, partial(Count, 9), use_buffers=True)],
+    ids=["gym", "rows"],
+)
+def test_a_policy_acts_once_a_step_also_where_it_writes_under_next(make, stop):
+    env, calls = make(), []
+
+    def act(td):
+        calls.append(td.copy())
+        return env.rand_action(td).set(("next", "note"), torch.ones(*td.batch_size, 1))
+
+    env.rollout(3, act, **stop)
+    env.close()
+
+    assert len(calls) == 3
