@@ -18,6 +18,7 @@ from bridges.worlds.brax import BraxEnv as BraxEnv
 from bridges.worlds.brax import BraxWrapper as BraxWrapper
 from envkit.batched.creator import EnvCreator as EnvCreator
 from envkit.batched.creator import env_creator as env_creator
+from envkit.batched.creator import get_env_metadata as get_env_metadata
 from envkit.batched.metadata import EnvMetaData as EnvMetaData
 from envkit.batched.mixed import MixedEnv as MixedEnv
 from envkit.batched.parallel import ParallelEnv as ParallelEnv
@@ -27,6 +28,9 @@ from envkit.data.trajectories import split_trajectories as split_trajectories
 from envkit.data.transition import step_mdp as step_mdp
 from envkit.env.base import EnvBase as EnvBase
 from envkit.env.checks import check_env_specs as check_env_specs
+from envkit.env.drawing import make_tensordict as make_tensordict
+from envkit.env.groups import MarlGroupMapType as MarlGroupMapType
+from envkit.env.groups import check_marl_grouping as check_marl_grouping
 from envkit.env.policy import ExplorationType as ExplorationType
 from envkit.env.policy import exploration_type as exploration_type
 from envkit.env.policy import set_exploration_type as set_exploration_type

@@ -249,6 +249,7 @@ def is_carried(
     done_keys: Collection[Path],
     action_keys: Collection[Path],
     state_keys: Collection[Path] = (),
+    kept_keys: Collection[Path] = (),
     keep_other: bool = True,
 ) -> bool:
     """Say whether an entry of a transition stands at the root of the next one.
@@ -258,6 +259,7 @@ def is_carried(
         from_next: the entry was produced by the step; otherwise it was at the root before.
         reward_keys, done_keys, action_keys: leaves to drop (pass none to keep that kind).
         state_keys: inputs of the env; a reward that is also one of them is carried.
+        kept_keys: root entries that are carried whatever ``keep_other`` says.
         keep_other: carry root entries that the step did not produce.
     """
     if path[-1] in (STEP, RESET):
@@ -266,7 +268,7 @@ def is_carried(
         return False
     if path in done_keys or path in action_keys:
         return False
-    return from_next or keep_other
+    return from_next or keep_other or path in kept_keys
 
 
 def _require_bool(mask: Any, name: str, error: type[Exception]) -> None:

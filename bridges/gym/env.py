@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridges.gym.backend import gym_backend, set_gym_backend
 from bridges.gym.vector import frame_skipping
 from bridges.gym.wrapper import GymWrapper
+from envkit.batched.parallel import ParallelEnv
 from envkit.data.arguments import as_bool, as_int
 from envkit.errors import ArgumentTypeError
 from envkit.specs.annotations import BatchSize, Device
@@ -43,6 +45,7 @@ class GymEnv(GymWrapper):
         backend: the gym library to make it with, see `set_gym_backend`; the current one by default.
         info: record what the info of a first step holds, see `set_info_dict_reader`. By default infos are
             left out, and single envs step faster.
+        num_workers: above 1, the result is a `ParallelEnv` of so many such envs, or vector envs.
         batch_size, run_type_checks, allow_done_after_reset: of `EnvBase`.
         **make_kwargs: go to ``gymnasium.make``, or to ``gymnasium.make_vec`` with ``num_envs``.
 
@@ -53,6 +56,15 @@ class GymEnv(GymWrapper):
 
     available_envs: ClassVar[Sequence[str]] = _Names()  # type: ignore[assignment]
 
+    if not TYPE_CHECKING:  # which would look for the keywords here
+
+        def __new__(cls, *args: Any, num_workers: int = 1, **kwargs: Any) -> Any:
+            meaning = "the number of processes, or 1 to have the env in this one"
+            num_workers = as_int("num_workers", num_workers, least=1, meaning=meaning)
+            if num_workers > 1:
+                return ParallelEnv(num_workers, partial(cls, *args, **kwargs))
+            return super().__new__(cls)
+
     def __init__(
         self,
         env_name: str,
@@ -62,6 +74,7 @@ class GymEnv(GymWrapper):
         pixels_only: bool = True,
         frame_skip: int = 1,
         num_envs: int = 0,
+        num_workers: int = 1,
         backend: str | ModuleType | None = None,
         info: bool = False,
         convert_actions_to_numpy: bool = True,

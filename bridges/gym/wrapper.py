@@ -98,7 +98,7 @@ class GymWrapper(GymLikeEnv):
             device=device,
             **options,
         )
-        self.libname = library_of(env).__name__
+        self.libname = self.get_library_name(env)
         self.categorical_action_encoding = categorical_action_encoding
         self.from_pixels = from_pixels
         if from_pixels:
@@ -239,6 +239,11 @@ class GymWrapper(GymLikeEnv):
             return super()._seeded_parts
         seeds, _ = seed_chain(self._action_seed, self.numel(), static=self._seed_is_static)
         return list(enumerate(seeds))
+
+    @staticmethod
+    def get_library_name(env: Any) -> str:
+        """Name the gym library that an env is an object of: "gymnasium", or "gym"."""
+        return library_of(env).__name__
 
     def fast_encoding(self, mode: bool = True) -> None:
         """Accepted for the sake of `GymLikeEnv`: codecs have decided everything beforehand.

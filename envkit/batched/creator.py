@@ -15,7 +15,7 @@ Conventions
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from envkit.env.base import EnvBase
 from envkit.errors import MissingKeyError
 from envkit.transport import by_value
 
-__all__ = ["EnvCreator", "env_creator", "known_metadata", "with_kwargs"]
+__all__ = ["EnvCreator", "env_creator", "get_env_metadata", "known_metadata", "with_kwargs"]
 
 
 class EnvCreator:
@@ -117,6 +117,23 @@ class EnvCreator:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._meta_data.env_str})"
+
+
+def get_env_metadata(
+    env_or_creator: EnvBase | Callable[..., EnvBase], kwargs: Mapping[str, Any] | None = None
+) -> EnvMetaData:
+    """Read the metadata of an env, or of one that is built for that and closed.
+
+    Args:
+        env_or_creator: an `EnvCreator` has read it before, where no ``kwargs`` are given.
+        kwargs: of what builds it.
+    """
+    if isinstance(env_or_creator, EnvBase):
+        return EnvMetaData.metadata_from_env(env_or_creator)
+    if isinstance(env_or_creator, EnvCreator) and not kwargs:
+        return env_or_creator.meta_data.clone()
+    with env_or_creator(**(kwargs or {})) as env:
+        return EnvMetaData.metadata_from_env(env)
 
 
 def env_creator(create_env_fn: Callable[..., EnvBase]) -> EnvCreator:

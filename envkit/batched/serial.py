@@ -7,14 +7,17 @@ TensorDicts, which keeps the autograd graph.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from typing import Any, Self, Unpack
 
 from envkit.batched.attributes import LocalAttribute
 from envkit.batched.env import BatchedEnv
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.host import COMMAND_NAMES, HostFactory, Maker
-from envkit.errors import CopyError
+from envkit.batched.settings import PoolOptions
+from envkit.env.base import EnvBase
+from envkit.errors import CopyError, OptionError
 from envkit.specs.annotations import Destination
 from envkit.transport import LocalPool, Pool
 
@@ -24,6 +27,8 @@ __all__ = ["SerialEnv"]
 class SerialEnv(BatchedEnv):
     """Step ``num_workers`` sub-envs in this process; see `PoolOptions` for the keywords.
 
+    ``mp_start_method`` is there to build it as a `ParallelEnv` is built, and must be None.
+
     A loss on its outputs back-propagates to the stacked action where the sub-envs are
     differentiable. For that, sub-envs that do not step on NumPy rows hand on TensorDicts unless
     ``use_buffers=True`` asks for rows, which carry no graph; ``env.use_buffers`` is True in both cases,
@@ -31,6 +36,21 @@ class SerialEnv(BatchedEnv):
     """
 
     _attribute_type = LocalAttribute
+
+    def __init__(
+        self,
+        num_workers: int,
+        create_env_fn: Callable[..., EnvBase] | EnvBase | Sequence[Callable[..., EnvBase]],
+        *,
+        mp_start_method: None = None,
+        **options: Unpack[PoolOptions],
+    ):
+        if mp_start_method is not None:
+            raise OptionError(
+                f"mp_start_method is {mp_start_method!r}, but a SerialEnv starts no processes. Leave it out, or "
+                "use ParallelEnv."
+            )
+        super().__init__(num_workers, create_env_fn, **options)
 
     def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
         factory = HostFactory(makers, described, choices=self._choices)

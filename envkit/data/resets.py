@@ -156,10 +156,17 @@ def forget(
 
 
 def any_done(td: TensorDictBase, done_levels: Mapping[Path, list[str]]) -> bool:
-    """Say whether any done leaf is set; if so write the `_reset` mask of every level.
+    """Say whether a done leaf is set that decides; if so write the `_reset` masks of the levels that do.
 
-    A level's mask is the OR of its done leaves, in their shape.
+    Where a level has flags, these decide for all levels below it. A level's mask is the OR of its done
+    leaves, in their shape.
     """
+    if len(done_levels) > 1:
+        done_levels = {
+            level: names
+            for level, names in done_levels.items()
+            if rules.governing_level(level, done_levels) == level
+        }
     masks = {level: _ended(td, level, names) for level, names in done_levels.items()}
     if not any(bool(mask.any()) for mask in masks.values() if mask is not None):
         return False
@@ -190,7 +197,8 @@ def terminated_or_truncated(
         tensordict: data with done leaves, any batch size; written to.
         full_done_spec: says which leaves count; None takes all called done, terminated, truncated.
         key: name of the written masks, which have the shape of the flags; None writes none.
-        write_full_false: write the masks even when all of them are False.
+        write_full_false: write the masks even when all of them are False. Otherwise masks that are there are
+            removed then.
 
     Returns:
         Whether any flag is set.
@@ -204,8 +212,10 @@ def terminated_or_truncated(
         levels.setdefault(path[:-1], []).append(path[-1])
     masks = {level: _ended(tensordict, level, names) for level, names in levels.items()}
     found = any(bool(mask.any()) for mask in masks.values() if mask is not None)
-    if key is not None and (found or write_full_false):
-        for level, mask in masks.items():
-            if mask is not None:
-                tensordict.set(as_key((*level, key)), mask)
+    for level, mask in masks.items() if key is not None else ():
+        place = as_key((*level, key))
+        if mask is not None and (found or write_full_false):
+            tensordict.set(place, mask)
+        elif not found and tensordict.get(place, None) is not None:
+            tensordict.pop(place)  # it is of another moment
     return found

@@ -69,6 +69,7 @@ def carry(
     done_keys: Collection[Path] = (),
     action_keys: Collection[Path] = (),
     state_keys: Collection[Path] = (),
+    kept_keys: Collection[Path] = (),
     keep_other: bool = True,
 ) -> TensorDictBase:
     """Build the root of the next transition from a finished one; see `rules.is_carried`.
@@ -85,6 +86,7 @@ def carry(
         done_keys=done_keys,
         action_keys=action_keys,
         state_keys=state_keys,
+        kept_keys=kept_keys,
         keep_other=keep_other,
     )
     return _carried(td, is_carried)
@@ -120,8 +122,8 @@ def _collect(
             below = into.get(name)
             below = dict(below) if isinstance(below, dict) else {}
             _collect(value.items(), here, is_carried, below)
-            if below or not len(value.keys()):
-                into[name] = below or empty_like(value)
+            if below:
+                into[name] = below
         elif is_carried(here):
             into[name] = value
         else:
@@ -168,7 +170,7 @@ def step_mdp(
         reward_keys, done_keys, action_keys: the entries of each kind.
 
     Returns:
-        The next root; ``_reset`` and ``_step`` never survive in it.
+        The next root; ``_reset``, ``_step`` and nodes without entries never survive in it.
 
     Raises:
         MissingKeyError: (a KeyError) ``tensordict`` has no ``next``.
@@ -183,6 +185,7 @@ def step_mdp(
         reward_keys=rewards if exclude_reward else (),
         done_keys=dones if exclude_done else (),
         action_keys=actions if exclude_action else (),
+        kept_keys=actions,
         keep_other=keep_other,
     )
     return following if next_tensordict is None else next_tensordict.update(following)

@@ -1,4 +1,4 @@
-"""What specs alone make: zeros in the layout of a step, and which options of an action may be drawn."""
+"""Zeros in the layout of a step, and which options of an action may be drawn."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.paths import Key
+from envkit.env.policy import PolicyLike, as_policy
+from envkit.env.stepping import Stepping
 from envkit.specs import Composite, Stacked
 
-__all__ = ["allow_options", "fake_step"]
+__all__ = ["allow_options", "fake_step", "make_tensordict"]
 
 
 def fake_step(inputs: Composite, outputs: Composite) -> TensorDict:
@@ -21,6 +23,22 @@ def fake_step(inputs: Composite, outputs: Composite) -> TensorDict:
     for spec in (outputs["full_reward_spec"], outputs["full_done_spec"]):
         following.update(spec.zero())
     return root.set("next", following)
+
+
+def make_tensordict(env: Stepping, policy: PolicyLike = None) -> TensorDict:
+    """Make zeros in the layout of one step of an env, and of what a policy writes beside the action.
+
+    Args:
+        env: not stepped.
+        policy: called once with zeros, without gradients; see `envkit.env.policy.as_policy`.
+
+    Returns:
+        Root and ``next``, batch size that of the env.
+    """
+    td = fake_step(env.input_spec, env.output_spec)
+    with torch.no_grad():
+        acted = as_policy(env, policy)(td.exclude("next"))
+    return td.update(acted).apply(torch.zeros_like)
 
 
 def allow_options(actions: Composite, td: TensorDictBase, masks: Iterable[tuple[Key, Key]]) -> None:

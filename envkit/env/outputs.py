@@ -20,7 +20,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.data.paths import Key, as_key
+from envkit.data.paths import Key, as_key, as_path
 from envkit.data.transition import OutputLeaf, empty_like, leaves, skipped_next
 from envkit.env.table import SpecTable
 from envkit.errors import (
@@ -102,15 +102,19 @@ class OutputChecks:
     def complete(self, out: TensorDictBase, *, rewards: bool) -> None:
         """Bring rewards and done flags to their shapes and fill what is missing, in place.
 
+        Without ``rewards`` it is a root, which holds none but those that are states: others are removed.
+
         Raises:
             OutputShapeError: a reward or flag has not one value for each element of its spec.
             DoneError: flags are not boolean, or cannot be inferred from those given.
         """
         batch, lacks_flags, table = out.batch_size, False, self.table
         for key, is_reward, event, spec in table.scalars:
-            if is_reward and not rewards:
-                continue
             value = out.get(key, None)
+            if is_reward and not rewards:
+                if value is not None and as_path(key) not in table.states:
+                    out.pop(key)
+                continue
             if value is None:
                 if is_reward:
                     out.set(key, self.zeros(spec, out))

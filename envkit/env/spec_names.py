@@ -30,7 +30,7 @@ from envkit.env.declared import (
 from envkit.env.done_specs import complete_done_spec, with_truncated
 from envkit.env.outputs import OutputChecks
 from envkit.env.overrides import Overridable
-from envkit.env.spec_properties import LeafKeys, SingleSpec, only_leaf
+from envkit.env.spec_properties import LeafKeys, SingleSpec, only_leaf, varies_in_size
 from envkit.env.table import SpecTable, levels_of
 from envkit.errors import MissingKeyError, ReadOnlyError, SpecTypeError
 from envkit.specs import Composite, TensorSpec, Unbounded
@@ -372,11 +372,7 @@ class SpecNames(Overridable):
         """Whether a spec leaves a size open, -1, so that steps may differ in shape."""
         return self._declared.cached(
             "has_varying_sizes",
-            lambda: any(
-                -1 in spec.shape
-                for side in (self.input_spec, self.output_spec)
-                for spec in side.values(True, True)
-            ),
+            lambda: any(map(varies_in_size, (self.input_spec, self.output_spec))),
         )
 
     @property

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from envkit.data.paths import Key, Path, as_key, leaf_paths
-from envkit.specs import Composite, TensorSpec
+from envkit.specs import Composite, Stacked, StackedComposite, TensorSpec
 
-__all__ = ["LeafKeys", "SingleSpec", "only_leaf"]
+__all__ = ["LeafKeys", "SingleSpec", "only_leaf", "varies_in_size"]
 
 
 class SingleSpec(property):
@@ -18,7 +18,11 @@ class SingleSpec(property):
             spec, axes = getattr(env, name), len(env.batch_size)
             return spec[(0,) * axes] if axes else spec
 
-        super().__init__(read, doc=f"`{name}` of one element of the batch.")
+        def write(env: Any, spec: TensorSpec) -> None:
+            setattr(env, name, spec.expand(*env.batch_size, *spec.shape))
+
+        doc = f"`{name}` of one element of the batch; what is assigned holds for each element."
+        super().__init__(read, write, doc=doc)
 
     def __get__(self, env: Any, owner: type | None = None) -> TensorSpec:
         return super().__get__(env, owner)
@@ -45,3 +49,12 @@ def only_leaf(spec: Composite, ignore: tuple[Path, ...] = ()) -> TensorSpec:
     """Give the leaf of a composite that has only one, those to ``ignore`` apart; else the composite."""
     leaves = [path for path in leaf_paths(spec) if path not in ignore]
     return spec[as_key(leaves[0])] if len(leaves) == 1 else spec
+
+
+def varies_in_size(spec: TensorSpec) -> bool:
+    """Say whether a leaf leaves a size open, -1; members of a stack may differ from each other."""
+    if isinstance(spec, Stacked | StackedComposite):
+        return any(map(varies_in_size, spec.members))
+    if isinstance(spec, Composite):
+        return any(map(varies_in_size, spec.values()))
+    return spec is not None and -1 in spec.shape

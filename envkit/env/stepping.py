@@ -316,7 +316,7 @@ class Stepping(SpecNames, ABC):
         """Compute ``next`` when a `_step` mask is given; batched envs have ways of their own."""
         if bool(mask.all()):
             return self._computed_next(td.exclude(rules.STEP))
-        if self.batch_locked and len(self.batch_size):
+        if self.batch_locked and len(self.batch_size) and bool(mask.any()):
             # trusted to honour the mask: see docs/custom_envs.md
             return self._computed_next(td.copy().set(rules.STEP, mask))
         skipped = self._skipped_next(td)
@@ -350,30 +350,20 @@ class Stepping(SpecNames, ABC):
         )
 
     def any_done(self, tensordict: TensorDictBase) -> bool:
-        """Say whether any done leaf is set, and if so write the `_reset` masks into ``tensordict``."""
+        """Say whether anything is done, and if so write the `_reset` masks into ``tensordict``.
+
+        Where the flags of a level decide for levels below it, what is done there alone does not count.
+        """
         return any_done(tensordict, self.done_levels)
 
     def maybe_reset(self, tensordict: TensorDictBase) -> EnvData:
-        """Reset what is done in a root (the output of `step_mdp`); the rest is returned unchanged.
-
-        Where the flags of a level decide for levels below it, what is done there alone waits.
-        """
-        return self._reset_anew(tensordict) if self._reset_is_due(tensordict) else tensordict
+        """Reset what is done in a root (the output of `step_mdp`); the rest is returned unchanged."""
+        return self._reset_anew(tensordict) if self.any_done(tensordict) else tensordict
 
     def _reset_anew(self, root: TensorDictBase) -> TensorDictBase:
         """Reset what is done; the state at the end of an episode is none to begin at."""
         knows = self._declared.cached("set_state", lambda: not self._cannot_start_at_state)
         return self.reset(root, set_state=False) if knows else self.reset(root)
-
-    def _reset_is_due(self, root: TensorDictBase) -> bool:
-        """Write the `_reset` masks of what is done, if a mask that decides selects anything."""
-        if not self.any_done(root):
-            return False
-        masks = collect_reset_masks(root, self.done_levels, self.full_done_spec)
-        due = any(bool(mask.any()) for mask in masks.values())
-        if not due:
-            drop_private(root, rules.RESET)
-        return due
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[EnvData, EnvData]:
         """Step, and reset what is done.

@@ -393,7 +393,7 @@ def test_step_mdp_in_all_combinations(flags, size, lazy):
 
     kept = {"obs"}
     kept |= {"other"} if options["keep_other"] else set()
-    kept |= {"action"} if options["keep_other"] and not options["exclude_action"] else set()
+    kept |= set() if options["exclude_action"] else {"action"}
     kept |= set() if options["exclude_reward"] else {"reward"}
     kept |= set() if options["exclude_done"] else {"done"}
     assert set(root.keys()) == kept
@@ -470,16 +470,16 @@ def test_words_are_carried():
 # ----------------------------------------------------------------------------- done, then reset
 
 
-def test_any_done_writes_a_mask_at_every_level():
+def test_any_done_asks_the_levels_that_decide():
     env = Groups(n=2)
-    td = env.rand_step(env.reset())
+    root = env.step_mdp(env.rand_step(env.reset()))
+    assert root["agent0", "done"].all()  # and the root is not
 
-    root = env.step_mdp(td)
+    assert not env.any_done(root)
+    assert env.any_done(root.set("done", torch.tensor([T])))
 
-    assert env.any_done(root)
-    assert root["_reset"].tolist() == [F]
-    assert root["agent0", "_reset"].tolist() == [[T], [T]]
-    assert root["agent1", "_reset"].tolist() == [[F]] * 3
+    assert root["_reset"].tolist() == [T]
+    assert ("agent0", "_reset") not in root.keys(True)
 
 
 def test_any_done_writes_nothing_when_nothing_is():

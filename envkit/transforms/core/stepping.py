@@ -278,7 +278,7 @@ class TransformStepping(TransformHolder):
         following = step.route.shown_next(step.given, done)
         data = self._attach_next(step.td.exclude(rules.STEP, inplace=True), following)
         following = self.step_mdp(data)
-        if not self._reset_is_due(following):
+        if not self.any_done(following):
             return data, following
         root = self._also_reset(root, following, ended)
         masks = collect_reset_masks(following, self.done_levels, self.full_done_spec)

@@ -19,7 +19,7 @@ class Wrapper(EnvBase):
     """Base of envs around another env, ``base_env``.
 
     Attributes that neither the class nor the instance has are those of the base env, unless their name
-    begins with an underscore.
+    begins with two underscores.
     """
 
     base_env: EnvBase
@@ -102,7 +102,7 @@ class Wrapper(EnvBase):
             except AttributeError:
                 if hasattr(type(self), name):  # a property failed: say why, do not ask another env
                     return object.__getattribute__(self, name)
-                if name.startswith("_") or "base_env" not in self.__dict__.get("_modules", {}):
+                if name.startswith("__") or "base_env" not in self.__dict__.get("_modules", {}):
                     raise
             return getattr(self.base_env, name)
 

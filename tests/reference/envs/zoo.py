@@ -75,6 +75,33 @@ def batched(lib: Any) -> Any:
     return counter(lib, batch_size=(2,))
 
 
+def unbatched_class(lib: Any) -> type:
+    """Two rows whose specs are those of one, assigned in `__init__`."""
+
+    class Unbatched(lib.EnvBase):
+        def __init__(self):
+            super().__init__(batch_size=(2,))
+            self.observation_spec_unbatched = lib.Composite(seen=lib.Unbounded((3,)))
+            self.state_spec_unbatched = lib.Composite(goal=lib.Unbounded((3,)))
+            self.action_spec_unbatched = lib.Bounded(-1, 1, (1,))
+            self.reward_spec_unbatched = lib.Unbounded((1,))
+            self.done_spec_unbatched = lib.Categorical(2, shape=(1,), dtype=torch.bool)
+
+        def _reset(self, tensordict=None):
+            return TensorDict({"seen": torch.zeros(2, 3), "goal": torch.ones(2, 3)}, [2])
+
+        def _step(self, tensordict):
+            flags = torch.zeros(2, 1, dtype=torch.bool)
+            return TensorDict(
+                {"seen": tensordict["goal"], "reward": torch.ones(2, 1), "done": flags}, [2]
+            )
+
+        def _set_seed(self, seed):
+            pass
+
+    return Unbatched
+
+
 def unlocked(lib: Any) -> Any:
     """Stateless: everything it knows is in the data, so that a batch of any size will do."""
 
