@@ -75,6 +75,7 @@ from envkit.transforms.actions import DiscreteActionProjection as DiscreteAction
 from envkit.transforms.autoreset import AutoResetEnv as AutoResetEnv
 from envkit.transforms.autoreset import AutoResetTransform as AutoResetTransform
 from envkit.transforms.autoreset import VecGymEnvTransform as VecGymEnvTransform
+from envkit.transforms.batch import BatchSizeTransform as BatchSizeTransform
 from envkit.transforms.core.base import Transform as Transform
 from envkit.transforms.core.compose import Compose as Compose
 from envkit.transforms.core.coupled import CoupledTransform as CoupledTransform
@@ -85,18 +86,23 @@ from envkit.transforms.core.spec_hooks import apply_to_composite as apply_to_com
 from envkit.transforms.core.spec_hooks import apply_to_composite_inv as apply_to_composite_inv
 from envkit.transforms.devices import DeviceCastTransform as DeviceCastTransform
 from envkit.transforms.devices import PinMemoryTransform as PinMemoryTransform
+from envkit.transforms.diagnostics import FiniteTensorDictCheck as FiniteTensorDictCheck
+from envkit.transforms.diagnostics import Timer as Timer
 from envkit.transforms.ends import EndOfLifeTransform as EndOfLifeTransform
 from envkit.transforms.ends import RandomTruncationTransform as RandomTruncationTransform
 from envkit.transforms.ends import TerminateTransform as TerminateTransform
 from envkit.transforms.episodes import InitTracker as InitTracker
 from envkit.transforms.episodes import StepCounter as StepCounter
 from envkit.transforms.episodes import TrajCounter as TrajCounter
+from envkit.transforms.flow import ConditionalPolicySwitch as ConditionalPolicySwitch
 from envkit.transforms.flow import ConditionalSkip as ConditionalSkip
 from envkit.transforms.flow import FrameSkipTransform as FrameSkipTransform
 from envkit.transforms.flow import NoopResetEnv as NoopResetEnv
 from envkit.transforms.flow import RemoveEmptySpecs as RemoveEmptySpecs
 from envkit.transforms.frames import CatFrames as CatFrames
 from envkit.transforms.frames import TimeMaxPool as TimeMaxPool
+from envkit.transforms.functions import Hash as Hash
+from envkit.transforms.functions import UnaryTransform as UnaryTransform
 from envkit.transforms.images import CenterCrop as CenterCrop
 from envkit.transforms.images import Crop as Crop
 from envkit.transforms.images import GrayScale as GrayScale
@@ -107,6 +113,7 @@ from envkit.transforms.join import Stack as Stack
 from envkit.transforms.keys import ExcludeTransform as ExcludeTransform
 from envkit.transforms.keys import RenameTransform as RenameTransform
 from envkit.transforms.keys import SelectTransform as SelectTransform
+from envkit.transforms.macro import ActionChunkTransform as ActionChunkTransform
 from envkit.transforms.macro import MultiAction as MultiAction
 from envkit.transforms.module import ModuleTransform as ModuleTransform
 from envkit.transforms.normalise import ObservationNorm as ObservationNorm
@@ -126,6 +133,7 @@ from envkit.transforms.returns import TargetReturn as TargetReturn
 from envkit.transforms.running import VecNorm as VecNorm
 from envkit.transforms.sequences import BurnInTransform as BurnInTransform
 from envkit.transforms.sequences import RandomCropTensorDict as RandomCropTensorDict
+from envkit.transforms.shapes import ExpandAs as ExpandAs
 from envkit.transforms.shapes import FlattenObservation as FlattenObservation
 from envkit.transforms.shapes import PermuteTransform as PermuteTransform
 from envkit.transforms.shapes import SqueezeTransform as SqueezeTransform
@@ -137,6 +145,7 @@ from envkit.transforms.values import DTypeCastTransform as DTypeCastTransform
 from envkit.transforms.values import LineariseRewards as LineariseRewards
 from envkit.transforms.values import RewardClipping as RewardClipping
 from envkit.transforms.values import SignTransform as SignTransform
+from envkit.transforms.values import SuccessReward as SuccessReward
 
 __version__: str
 filter_warnings_subprocess: bool

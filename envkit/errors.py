@@ -241,6 +241,10 @@ class CopyError(EnvkitError, TypeError):
     """What was to be copied, pickled or sent to a worker cannot be, or not as it is now."""
 
 
+class NotFiniteError(EnvkitError, ValueError):
+    """A number is infinite or NaN where `FiniteTensorDictCheck` looks."""
+
+
 class NotCallableError(EnvkitError, NotImplementedError):
     """Something was called like a module whose work is done by other methods."""
 

@@ -1,6 +1,7 @@
 """What is stepped, how often, and what is done before an episode begins.
 
 `ConditionalSkip` leaves elements out of a step, `FrameSkipTransform` repeats actions,
+`ConditionalPolicySwitch` has another policy take a step in between,
 `NoopResetEnv` begins episodes at other places, `RemoveEmptySpecs` hides nodes without leaves.
 """
 
@@ -21,9 +22,11 @@ from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.specs import Composite
 from envkit.transforms.core.base import Transform
+from envkit.transforms.core.route import kept_where_skipped
 from envkit.transforms.episodes import EpisodeTransform
 
 __all__ = [
+    "ConditionalPolicySwitch",
     "ConditionalSkip",
     "FrameSkipTransform",
     "NoopResetEnv",
@@ -90,6 +93,23 @@ class SteppingTransform(EpisodeTransform):
         assert container is not None
         return env.step(root) if env is container.base_env else env._step_inverted(root)  # type: ignore[attr-defined]
 
+    def _begun(self, td: TensorDictBase, batch: torch.Size) -> torch.Tensor:
+        """Say which elements a reset begins anew."""
+        rows = torch.zeros(batch, dtype=torch.bool, device=td.device)
+        for level in self._levels():
+            mask = self._reset_mask(td, level)
+            if mask is None:
+                return torch.ones_like(rows)
+            rows |= rules.reduce_mask(mask, batch, len(batch))
+        return rows
+
+    def _unended(self, root: TensorDictBase) -> TensorDictBase:
+        """Copy a root without done flags: what is not reset may be done, and must stay as it is."""
+        root = root.copy()
+        for key in self._env().done_keys:
+            root.set(key, torch.zeros_like(root.get(key)))
+        return root
+
 
 class FrameSkipTransform(SteppingTransform):
     """Take every action several times, and add up the rewards.
@@ -134,6 +154,60 @@ class FrameSkipTransform(SteppingTransform):
         return f"frame_skip={self.frame_skip}"
 
 
+class ConditionalPolicySwitch(SteppingTransform):
+    """Have another policy take one step where a condition holds after a step or a reset.
+
+    As in a game where an opponent moves. The user is shown what came after that step, with its reward, and
+    the action that was given. An episode that has ended is not stepped on; one that ends in the step after its
+    reset begins anew. Only transforms before this one see what happens in between.
+
+    Args:
+        policy: function of the data that gives it with an action of the env before this transform.
+        condition: function of what a step or a reset produced that gives a bool, or a bool tensor of the batch
+            size (a trailing singleton is accepted).
+    """
+
+    def __init__(
+        self,
+        policy: Callable[[TensorDictBase], TensorDictBase],
+        condition: Callable[[TensorDictBase], bool | torch.Tensor],
+    ):
+        super().__init__()
+        self.policy = policy
+        self.condition = condition
+
+    def _moved(self, td: TensorDictBase) -> torch.Tensor:
+        moves = torch.as_tensor(self.condition(td), dtype=torch.bool, device=td.device)
+        moves = moves.reshape(()) if moves.numel() == 1 else moves
+        return rules.step_mask(
+            moves.expand(td.batch_size) if not moves.ndim else moves, td.batch_size
+        )
+
+    def _acted(self, root: TensorDictBase, moves: torch.Tensor) -> TensorDictBase:
+        """Step the rows of ``moves`` by the policy; gives the whole transition."""
+        acting = self.policy(root.copy())
+        return self._env().step(acting if bool(moves.all()) else acting.set(rules.STEP, moves))
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        env, given = self._env(), td.get(rules.STEP, None)
+        moves = self._moved(next_td) & ~env._rows_done(next_td)
+        moves = moves if given is None else moves & rules.step_mask(given, td.batch_size)
+        if not bool(moves.any()):
+            return next_td
+        root = env.step_mdp(td.exclude(rules.STEP).set("next", next_td))
+        following = self._acted(root, moves).get("next")
+        return following if bool(moves.all()) else kept_where_skipped(moves, following, next_td)
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        env = self._env()
+        moves = self._moved(td_reset) & self._begun(td, td_reset.batch_size)
+        if not bool(moves.any()):
+            return td_reset
+        root = self._unended(td_reset)
+        root = env.maybe_reset(env.step_mdp(self._acted(root, moves)))
+        return root.select(*td_reset.keys(True, True))
+
+
 class NoopResetEnv(SteppingTransform):
     """Begin every episode with a few random actions.
 
@@ -171,9 +245,7 @@ class NoopResetEnv(SteppingTransform):
         root = td_reset
         for number in range(int(wanted.max())):
             moving = wanted > number
-            for key in env.done_keys:  # what is not reset may be done, and must stay as it is
-                root.set(key, torch.zeros_like(root.get(key)))
-            root = self._acted(base, root.copy(), moving, self._parts)
+            root = self._acted(base, self._unended(root), moving, self._parts)
             done = self._step_again(root.set(rules.STEP, moving))
             root = env.maybe_reset(env.step_mdp(done))
         return root.select(*td_reset.keys(True, True))
@@ -191,15 +263,6 @@ class NoopResetEnv(SteppingTransform):
             if bool(moving[part].any()):
                 actions[part] = base._drawn_actions(root, generator, part)
         return root.update(actions)
-
-    def _begun(self, td: TensorDictBase, batch: torch.Size) -> torch.Tensor:
-        rows = torch.zeros(batch, dtype=torch.bool, device=td.device)
-        for level in self._levels():
-            mask = self._reset_mask(td, level)
-            if mask is None:
-                return torch.ones_like(rows)
-            rows |= rules.reduce_mask(mask, batch, len(batch))
-        return rows
 
     def _lengths(self, begun: torch.Tensor, parts: list[_Part]) -> torch.Tensor:
         """Say how many actions each element takes, 0 where no episode has begun."""

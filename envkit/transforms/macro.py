@@ -15,9 +15,10 @@ from envkit import rules
 from envkit.data.paths import Key, as_key, as_path
 from envkit.errors import ArgumentError, MissingKeyError
 from envkit.specs import Composite, TensorSpec
+from envkit.transforms.core.base import Transform
 from envkit.transforms.flow import SteppingTransform
 
-__all__ = ["MultiAction"]
+__all__ = ["ActionChunkTransform", "MultiAction"]
 
 _REST = "_rest_of_chunk"
 
@@ -173,3 +174,89 @@ class MultiAction(SteppingTransform):
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, action_key={self.action_key!r}, chunk_key={self.chunk_key!r}"
+
+
+class ActionChunkTransform(Transform):
+    """Write, for each step of recorded sequences, the actions from there on: what a policy over chunks predicts.
+
+    Works on data alone, a single sequence along the time axis in each row; an env is left as it is.
+
+    Args:
+        chunk_size: number of actions in a chunk, H.
+        action_key: the actions, shape ``(*batch, T, n)``.
+        chunk_key: where the chunks go, shape ``(*batch, T, H, n)``. Beyond the end of a sequence the last
+            action is repeated.
+        pad_key: where that is marked, bool, shape ``(*batch, T, H)``.
+        time_dim: axis of the actions that is time: the one before the last.
+        done_key: flag in ``next`` that ends a sequence within a row; None, or data without it: only the end
+            of the data does.
+
+    Raises:
+        ArgumentError: (a ValueError) ``chunk_size`` is below 1, or ``time_dim`` is another axis.
+        MissingKeyError: the data has no such actions.
+    """
+
+    only_adds_done = True
+
+    def __init__(
+        self,
+        chunk_size: int,
+        *,
+        action_key: Key = "action",
+        chunk_key: Key = ("vla_action", "chunk"),
+        pad_key: Key = "action_is_pad",
+        time_dim: int = -2,
+        done_key: Key | None = "done",
+    ):
+        super().__init__([action_key], [chunk_key, pad_key])
+        if chunk_size < 1:
+            raise ArgumentError(f"chunk_size is {chunk_size}, but must be at least 1.")
+        self.chunk_size = chunk_size
+        self.action_key = action_key
+        self.chunk_key = chunk_key
+        self.pad_key = pad_key
+        self.time_dim = time_dim
+        self.done_key = done_key
+
+    @property
+    def _declared_keys(self) -> list[Key]:
+        return []
+
+    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+        return next_td
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Add chunks to recorded data."""
+        actions = tensordict.get(self.action_key, None)
+        if actions is None:
+            raise MissingKeyError(
+                f"ActionChunkTransform reads {self.action_key!r}, but the data has "
+                f"{sorted(map(str, tensordict.keys(True, True)))}. Pass action_key=."
+            )
+        if actions.ndim < 2 or self.time_dim not in (-2, actions.ndim - 2):
+            raise ArgumentError(
+                f"time_dim is {self.time_dim}, but actions of shape {tuple(actions.shape)} must have time as "
+                "the axis before the last. Flatten the action, or permute it."
+            )
+        wanted = torch.arange(actions.shape[-2], device=actions.device)[:, None]
+        wanted = wanted + torch.arange(self.chunk_size, device=actions.device)
+        last = self._last_steps(tensordict, actions)[..., None]
+        steps = torch.minimum(wanted, last).flatten(-2)[..., None]
+        shape = (*actions.shape[:-1], self.chunk_size)
+        chunks = actions.gather(-2, steps.expand(*steps.shape[:-1], actions.shape[-1]))
+        chunks = chunks.unflatten(-2, (actions.shape[-2], self.chunk_size))
+        tensordict.set(self.chunk_key, chunks)
+        return tensordict.set(self.pad_key, (wanted > last).expand(shape).clone())
+
+    def _last_steps(self, td: TensorDictBase, actions: torch.Tensor) -> torch.Tensor:
+        """Give for each step the last one of its sequence, shape ``(*batch, T)``."""
+        length = actions.shape[-2]
+        done = None if self.done_key is None else td.get(("next", *as_path(self.done_key)), None)
+        ends = torch.full(actions.shape[:-1], length - 1, device=actions.device)
+        if done is not None:
+            steps = torch.arange(length, device=actions.device)
+            ends = torch.where(done.reshape(actions.shape[:-1]), steps, ends)
+        return ends.flip(-1).cummin(-1).values.flip(-1)
+
+    def extra_repr(self) -> str:
+        return f"chunk_size={self.chunk_size}, {super().extra_repr()}"

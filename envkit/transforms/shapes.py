@@ -1,4 +1,4 @@
-"""Entries in another shape, with the same elements: flattened, squeezed, unsqueezed, permuted.
+"""Entries in another shape, with the same elements: flattened, squeezed, unsqueezed, permuted, repeated.
 
 Axes count from the end, or, where that is allowed, from the first axis after the batch. Data of any
 batch size is treated alike.
@@ -16,15 +16,29 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.utils import expand_as_right
 
 from envkit.arrays import elementwise
-from envkit.data.paths import Key
-from envkit.errors import ArgumentError, SpecAxisError
+from envkit.data.paths import Key, as_path
+from envkit.errors import ArgumentError, MissingKeyError, SpecAxisError
+from envkit.rules import RESET
 from envkit.specs import Composite, TensorSpec
-from envkit.transforms.core.base import Keys
-from envkit.transforms.core.leafwise import ArrayTransform, require_negative, reshaped
+from envkit.transforms.core.base import Keys, Transform, as_keys
+from envkit.transforms.core.leafwise import (
+    OUTPUTS,
+    ArrayTransform,
+    require_known,
+    require_negative,
+    reshaped,
+)
 
-__all__ = ["FlattenObservation", "PermuteTransform", "SqueezeTransform", "UnsqueezeTransform"]
+__all__ = [
+    "ExpandAs",
+    "FlattenObservation",
+    "PermuteTransform",
+    "SqueezeTransform",
+    "UnsqueezeTransform",
+]
 
 
 class _ShapeTransform(ArrayTransform):
@@ -207,3 +221,80 @@ class PermuteTransform(_ShapeTransform):
 
     def extra_repr(self) -> str:
         return f"dims={self.dims}, {super().extra_repr()}"
+
+
+class ExpandAs(Transform):
+    """Repeat an entry along axes at its right, to the shape of another one.
+
+    Args:
+        in_key: the entry; its axes are the first ones of the other.
+        ref_key: the other entry. Where a reset does not give it, its spec says the shape.
+        out_key: where the outcome goes; in place by default.
+
+    Raises:
+        MissingKeyError: there is no such entry.
+        RuntimeError: (by tensordict) the shapes do not fit.
+    """
+
+    def __init__(self, in_key: Key, ref_key: Key, out_key: Key | None = None):
+        super().__init__([in_key], [in_key if out_key is None else out_key])
+        (self.ref_key,) = as_keys(ref_key)
+        self._event: torch.Size | None = None
+
+    @property
+    def only_adds_done(self) -> bool:  # type: ignore[override]
+        """False where done flags get another shape: the env before would not find its own."""
+        return self.parent is None or self.out_keys[0] not in self.parent.done_keys
+
+    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+        like = next_td.get(self.ref_key, None)
+        if like is None:
+            raise MissingKeyError(
+                f"ExpandAs expands to the shape of {self.ref_key!r}, but the TensorDict has "
+                f"{sorted(map(str, next_td.keys(True, True)))}. Pass ref_key=."
+            )
+        return self._expanded(next_td, like.shape)
+
+    def _expanded(self, td: TensorDictBase, shape: torch.Size) -> TensorDictBase:
+        return self._convert(
+            td, self.in_keys, self.out_keys, lambda value: _to_the_right(value, shape).clone()
+        )
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        if td_reset.get(self.in_keys[0], None) is None or self._event is None:
+            return td_reset
+        return self._expanded(td_reset, torch.Size((*td_reset.batch_size, *self._event)))
+
+    def _reset_env_preprocess(self, td: TensorDictBase) -> TensorDictBase:
+        if self.only_adds_done or self.parent is None:
+            return td
+        level = as_path(self.in_keys[0])[:-1]
+        mask, flags = td.get((*level, RESET), None), self.parent.full_done_spec[self.in_keys[0]]
+        if mask is not None:
+            ndim = td.batch_dims + flags.ndim - self.parent.full_done_spec.ndim
+            td.set((*level, RESET), mask.flatten(ndim).any(-1) if mask.ndim > ndim else mask)
+        return td
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        require_known(
+            self, [*self.in_keys, self.ref_key], output_spec, OUTPUTS, "in_key=, ref_key="
+        )
+        kinds = [output_spec[f"full_{kind}_spec"] for kind in OUTPUTS]
+        like = next(
+            spec[self.ref_key] for spec in kinds if spec.get(self.ref_key, None) is not None
+        )
+        self._event = like.shape[output_spec.ndim :]
+        for spec in kinds:
+            leaf = spec.get(self.in_keys[0], None)
+            if leaf is not None:
+                spec[self.out_keys[0]] = reshaped(
+                    leaf, lambda value: _to_the_right(value, like.shape)
+                )
+        return output_spec
+
+    def extra_repr(self) -> str:
+        return f"ref_key={self.ref_key!r}, {super().extra_repr()}"
+
+
+def _to_the_right(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return expand_as_right(value, value.new_empty(()).expand(shape))

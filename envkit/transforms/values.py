@@ -26,9 +26,15 @@ from envkit.specs import (
     TensorSpec,
     Unbounded,
 )
-from envkit.transforms.core.base import Keys
+from envkit.transforms.core.base import Keys, Transform
 from envkit.transforms.core.fusable import dtype_name
-from envkit.transforms.core.leafwise import ArrayTransform, box_between, image_of
+from envkit.transforms.core.leafwise import (
+    OUTPUTS,
+    ArrayTransform,
+    box_between,
+    image_of,
+    require_known,
+)
 
 __all__ = [
     "BinarizeReward",
@@ -38,6 +44,7 @@ __all__ = [
     "LineariseRewards",
     "RewardClipping",
     "SignTransform",
+    "SuccessReward",
 ]
 
 
@@ -318,3 +325,38 @@ class LineariseRewards(ArrayTransform):
                 self._apply_transform(torch.where(falls, low, high)),
             )
         return image_of(leaf, self._apply_transform)
+
+
+class SuccessReward(Transform):
+    """Give a reward for success, and none else.
+
+    Args:
+        success_key: an observation, bool or 0 and 1.
+        reward_key: the reward, float32, in the shape of the observation; one that the env gives is replaced.
+        scale: the reward of success.
+
+    Raises:
+        MissingKeyError: there is no such observation.
+    """
+
+    only_adds_done = True
+
+    def __init__(
+        self, success_key: Key = "success", reward_key: Key = "reward", *, scale: float = 1.0
+    ):
+        super().__init__([success_key], [reward_key])
+        self.scale = scale
+
+    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        return value.to(torch.float32) * self.scale
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        return td_reset
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        require_known(self, self.in_keys, output_spec, OUTPUTS, "success_key=")
+        leaf = output_spec["full_observation_spec"][self.in_keys[0]]
+        ends = min(0.0, self.scale), max(0.0, self.scale)
+        reward = Bounded(*ends, leaf.shape, leaf.device, torch.float32)
+        output_spec["full_reward_spec"][self.out_keys[0]] = reward
+        return output_spec

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envkit import (
+    ActionChunkTransform,
     ActionDiscretizer,
     ActionMask,
     ActionScaling,
@@ -20,12 +21,15 @@ from envkit import (
     BinarizeReward,
     CenterCrop,
     Compose,
+    ConditionalPolicySwitch,
     ConditionalSkip,
     Crop,
     DeviceCastTransform,
     DiscreteActionProjection,
     DoubleToFloat,
     EndOfLifeTransform,
+    ExpandAs,
+    FiniteTensorDictCheck,
     FlattenAction,
     FrameSkipTransform,
     GrayScale,
@@ -45,12 +49,14 @@ from envkit import (
     SerialEnv,
     Stack,
     StepCounter,
+    SuccessReward,
     TargetReturn,
     TensorDictPrimer,
     TerminateTransform,
     ToTensorImage,
     TrajCounter,
     TransformedEnv,
+    UnaryTransform,
     Unbounded,
     VecGymEnvTransform,
     VideoRecorder,
@@ -81,6 +87,10 @@ def encoder() -> ModuleTransform:
     torch.nn.init.constant_(module.weight, 0.5)
     torch.nn.init.constant_(module.bias, 0.25)
     return ModuleTransform(module, in_keys="observation", out_keys="code", no_grad=True)
+
+
+def opponent(td):
+    return td.set("action", torch.zeros_like(td["count"]))
 
 
 CASES = {  # the env, and the transform
@@ -116,6 +126,23 @@ CASES = {  # the env, and the transform
         Twins,
         partial(Stack, ["a", "b"], "both", in_key_inv="both", out_keys_inv=["a", "b"]),
     ),
+    "FiniteTensorDictCheck": (pendulum, FiniteTensorDictCheck),
+    "ExpandAs": (Twins, partial(ExpandAs, ("a", "done"), ("a", "count"))),
+    "UnaryTransform": (
+        count,
+        lambda: UnaryTransform(["count"], ["half"], fn=lambda value: value / 2),
+    ),
+    "ConditionalPolicySwitch": (
+        partial(Count, 50),
+        partial(ConditionalPolicySwitch, opponent, lambda td: td["count"][..., 0] % 3 == 1),
+    ),
+    "SuccessReward": (
+        count,
+        lambda: Compose(
+            UnaryTransform(["count"], ["success"], fn=lambda value: value >= 3), SuccessReward()
+        ),
+    ),
+    "ActionChunkTransform": (pendulum, partial(ActionChunkTransform, 2)),
     "gSDENoise": (count, partial(gSDENoise, 2, 3)),
     "drawn primer": (
         count,

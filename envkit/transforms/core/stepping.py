@@ -218,11 +218,14 @@ class TransformStepping(TransformHolder):
         if step.inner is None:
             return skipped
         done = step.inner.recv()
-        if not self.batch_locked:
+        shown = mask.reshape(step.td.batch_size).to(
+            skipped.device
+        )  # behind transforms of batch size or device
+        if not self.batch_locked and given.batch_size == step.td.batch_size:
             stepped = route.shown_next(given[mask], done[mask])  # type: ignore[arg-type]
-            return self._checks.scatter(mask, stepped, skipped)
+            return self._checks.scatter(shown, stepped, skipped)
         stepped = route.shown_next(given.set(rules.STEP, mask), done)
-        return kept_where_skipped(mask, stepped, skipped)
+        return kept_where_skipped(shown, stepped, skipped)
 
     def _skipped_next(self, td: TensorDictBase) -> TensorDictBase:
         if not isinstance(td, LazyStackedTensorDict) or td.stack_dim:

@@ -28,6 +28,19 @@ def nodes() -> TensorDict:
     return TensorDict({"x": {"o": torch.zeros(4, 3)}, "y": {"o": torch.ones(4, 3)}}, [4])
 
 
+def told() -> TensorDict:
+    return TensorDict({"word": "hello", "list": [1, 2], "number": 3})
+
+
+def sequence(ends: tuple[int, ...] | None = None) -> TensorDict:
+    data = TensorDict({"action": torch.arange(10.0).reshape(2, 5, 1)}, [2, 5])
+    if ends is not None:
+        done = torch.zeros(2, 5, 1, dtype=torch.bool)
+        done[0, list(ends)] = True
+        data["next", "done"] = done
+    return data
+
+
 def steps(length: int = 5, begin: int = 0, ends: tuple[int, ...] = ()) -> TensorDict:
     """Two recorded sequences that count, with rewards of one."""
     place = (torch.arange(length) + begin).float().expand(2, -1)[..., None].clone()
@@ -76,6 +89,84 @@ FORWARD = {  # a transform of either library, and data
         steps,
     ),
     "MultiAction": (lambda lib: lib.MultiAction(), actions),
+    "FiniteTensorDictCheck": (lambda lib: lib.FiniteTensorDictCheck(), pair),
+    "FiniteTensorDictCheck of NaN": (
+        lambda lib: lib.FiniteTensorDictCheck(),
+        lambda: TensorDict({"a": {"b": torch.tensor([1.0, float("nan")])}}),
+    ),
+    "ExpandAs": (
+        lambda lib: lib.ExpandAs("a", "b", "c"),
+        lambda: TensorDict({"a": torch.ones(2), "b": torch.ones(2, 3)}),
+    ),
+    "ExpandAs of another shape": (
+        lambda lib: lib.ExpandAs("a", "b"),
+        lambda: TensorDict({"a": torch.ones(2), "b": torch.ones(3, 3)}),
+    ),
+    "ExpandAs of what is not there": (lambda lib: lib.ExpandAs("x", "w"), pair),
+    "Timer": (lambda lib: lib.Timer(), pair),
+    "UnaryTransform": (lambda lib: lib.UnaryTransform(["x"], ["z"], fn=lambda x: x + 1), pair),
+    "UnaryTransform of a string": (
+        lambda lib: lib.UnaryTransform(["word"], ["loud"], fn=lambda word: word + "!"),
+        told,
+    ),
+    "UnaryTransform of raw objects": (
+        lambda lib: lib.UnaryTransform(
+            ["word"], ["kind"], fn=lambda word: type(word).__name__, use_raw_nontensor=True
+        ),
+        told,
+    ),
+    "UnaryTransform of what is not there": (
+        lambda lib: lib.UnaryTransform(["w"], ["z"], fn=lambda x: x + 1),
+        pair,
+    ),
+    "Hash of a string": (lambda lib: lib.Hash(["word"], ["hash"]), told),
+    "Hash of a seeded string": (lambda lib: lib.Hash(["word"], ["hash"], seed="salt"), told),
+    "Hash of a tensor": (lambda lib: lib.Hash(["number"], ["hash"]), told),
+    "Hash by a function": (
+        lambda lib: lib.Hash(["word"], ["hash"], hash_fn=lambda word: torch.tensor(len(word))),
+        told,
+    ),
+    "Hash by a function of a seed": (
+        lambda lib: lib.Hash(
+            ["word"], ["hash"], hash_fn=lambda word, seed: torch.tensor(len(word) + seed), seed=2
+        ),
+        told,
+    ),
+    "ConditionalPolicySwitch": (
+        lambda lib: lib.ConditionalPolicySwitch(lambda td: td, lambda td: True),
+        pair,
+    ),
+    "SuccessReward": (
+        lambda lib: lib.SuccessReward(scale=-1.0),
+        lambda: TensorDict({"success": torch.tensor([[True], [False]])}, [2]),
+    ),
+    "SuccessReward of numbers": (
+        lambda lib: lib.SuccessReward("won", "prize", scale=2.0),
+        lambda: TensorDict({"won": torch.tensor([1, 0])}, [2]),
+    ),
+    "SuccessReward of what is not there": (lambda lib: lib.SuccessReward(), pair),
+    "ActionChunkTransform": (lambda lib: lib.ActionChunkTransform(3), sequence),
+    "ActionChunkTransform, longer than the data": (
+        lambda lib: lib.ActionChunkTransform(7),
+        sequence,
+    ),
+    "ActionChunkTransform over ends": (
+        lambda lib: lib.ActionChunkTransform(3),
+        lambda: sequence((1, 2)),
+    ),
+    "ActionChunkTransform past ends": (
+        lambda lib: lib.ActionChunkTransform(3, chunk_key="c", pad_key="p", done_key=None),
+        lambda: sequence((1, 2)),
+    ),
+    "ActionChunkTransform of what is not there": (lambda lib: lib.ActionChunkTransform(3), pair),
+    "ActionChunkTransform of other axes": (
+        lambda lib: lib.ActionChunkTransform(3, time_dim=-3),
+        actions,
+    ),
+    "BatchSizeTransform": (
+        lambda lib: lib.BatchSizeTransform(reshape_fn=lambda data: data.unflatten(0, (2, 2))),
+        pair,
+    ),
 }
 INVERSE = {
     "ActionScaling": FORWARD["ActionScaling"],
@@ -118,7 +209,27 @@ INVERSE = {
         lambda: steps(6, ends=(2,)),
     ),
 }
+INVERSE |= {
+    "UnaryTransform": (
+        lambda lib: lib.UnaryTransform([], [], ["z"], ["x"], fn=None, inv_fn=lambda x: x - 1),
+        pair,
+    ),
+    "UnaryTransform by one function": (
+        lambda lib: lib.UnaryTransform([], [], ["z"], ["x"], fn=lambda x: x + 1),
+        pair,
+    ),
+    "UnaryTransform outwards": (lambda lib: lib.UnaryTransform(["x"], ["z"], fn=lambda x: x), pair),
+    "ActionChunkTransform": (lambda lib: lib.ActionChunkTransform(3), sequence),
+    "Hash of what was not hashed": (
+        lambda lib: lib.Hash([], [], ["word"], ["hash"]),
+        lambda: TensorDict({"hash": torch.zeros(32, dtype=torch.uint8)}),
+    ),
+}
 REFUSED = {
+    "ActionChunkTransform of 0": lambda lib: lib.ActionChunkTransform(0),
+    "BatchSizeTransform of nothing": lambda lib: lib.BatchSizeTransform(),
+    "Timer of two": lambda lib: lib.Timer(["a", "b"]),
+    "UnaryTransform without a function": lambda lib: lib.UnaryTransform(["a"], ["b"]),
     "ActionScaling, half of the numbers": lambda lib: lib.ActionScaling(loc=1.0),
     "ActionScaling by zero": lambda lib: lib.ActionScaling(loc=1.0, scale=0.0),
     "ActionScaling of two": lambda lib: lib.ActionScaling(["a", "b"]),
@@ -274,3 +385,34 @@ def test_an_env_takes_no_transform_of_recorded_sequences(make):
 
     with pytest.raises(RuntimeError, match=r"works on recorded sequences.*replay buffer"):
         env.rollout(2)
+
+
+def test_a_hash_leads_back_to_what_it_was_made_of():
+    def call(lib):
+        known = {}
+        there = lib.Hash(["word"], ["hash"], repertoire=known)
+        back = lib.Hash([], [], ["word"], ["hash"], repertoire=known)
+        hashed = there(told())
+        return [
+            back.inv(hashed.select("hash")),
+            there.get_input_from_hash(hashed["hash"]),
+            lib.Hash.hash_to_repertoire_key(torch.tensor([[1, 2], [3, 4]])),
+        ]
+
+    check_same(call)
+    check_same(lambda lib: lib.Hash(["a"], ["b"]).get_input_from_hash(torch.zeros(32)))
+    check_same(
+        lambda lib: (
+            [lib.Hash.reproducible_hash(given) for given in ("hello", None, 3, "")]
+            + [lib.Hash.reproducible_hash("hello", "salt")]
+        )
+    )
+
+
+def test_what_was_hashed_is_part_of_the_state():
+    known, fresh = (envkit.Hash(["word"], ["hash"], repertoire={}) for _ in range(2))
+    hashed = known(told())["hash"]
+
+    fresh.load_state_dict(known.state_dict())
+
+    assert fresh.get_input_from_hash(hashed) == "hello"

@@ -12,6 +12,13 @@ from tests.reference.compare import OURS, check_same, differs
 from tests.reference.transforms.worlds import arm, count, leaf_specs, ones, played, rows, teams
 from tests.zoo.gym_envs import Lives
 
+endless = partial(count, n=99)
+
+
+def opponent(td):
+    return td.set("action", torch.zeros_like(td["count"]))
+
+
 CASES = {  # the env, and what stands around it
     "ActionScaling": (arm, lambda lib: lib.ActionScaling()),
     "ActionScaling from 0 to 1": (arm, lambda lib: lib.ActionScaling(standard_normal=False)),
@@ -49,6 +56,57 @@ CASES = {  # the env, and what stands around it
         lambda lib: lib.GymWrapper(Lives()),
         lambda lib: lib.EndOfLifeTransform("eol", "left", eol_attribute="unwrapped.ale.left"),
     ),
+    "FiniteTensorDictCheck": (count, lambda lib: lib.FiniteTensorDictCheck()),
+    "ExpandAs": (count, lambda lib: lib.ExpandAs("count", "success", "counts")),
+    "ExpandAs of a reward": (count, lambda lib: lib.ExpandAs("reward", "success", "rewards")),
+    "ExpandAs of done": (count, lambda lib: lib.ExpandAs("done", "success")),
+    "UnaryTransform": (
+        count,
+        lambda lib: lib.UnaryTransform(["count"], ["half"], fn=lambda value: value.float() / 2),
+    ),
+    "UnaryTransform of a reward": (
+        count,
+        lambda lib: lib.UnaryTransform(["reward"], ["reward"], fn=lambda value: value * 2),
+    ),
+    "UnaryTransform of done": (
+        count,
+        lambda lib: lib.UnaryTransform(["done"], ["goes_on"], fn=lambda value: ~value),
+    ),
+    "UnaryTransform to a string": (
+        count,
+        lambda lib: lib.UnaryTransform(["count"], ["text"], fn=lambda value: str(value.tolist())),
+    ),
+    "Hash": (count, lambda lib: lib.Hash(["count"], ["hash"])),
+    "Hash of a string": (
+        count,
+        lambda lib: lib.Compose(
+            lib.UnaryTransform(["count"], ["text"], fn=lambda value: str(value.tolist())),
+            lib.Hash(["text"], ["hash"]),
+        ),
+    ),
+    "ConditionalPolicySwitch": (
+        count,
+        lambda lib: lib.Compose(
+            lib.StepCounter(step_count_key="all"),
+            lib.ConditionalPolicySwitch(opponent, lambda td: td["count"][..., 0] % 2 == 1),
+            lib.StepCounter(step_count_key="main"),
+        ),
+    ),
+    "ConditionalPolicySwitch after a reset": (
+        count,
+        lambda lib: lib.ConditionalPolicySwitch(opponent, lambda td: td["count"].max() == 0),
+    ),
+    "SuccessReward": (endless, lambda lib: lib.SuccessReward(scale=2.0)),
+    "SuccessReward, renamed": (endless, lambda lib: lib.SuccessReward(reward_key="prize")),
+    "ActionChunkTransform": (arm, lambda lib: lib.ActionChunkTransform(3)),
+    "BatchSizeTransform": (
+        count,
+        lambda lib: lib.BatchSizeTransform(reshape_fn=lambda data: data.reshape(1, 1)),
+    ),
+    "BatchSizeTransform of any batch": (
+        partial(arm, shape=(3,)),
+        lambda lib: lib.BatchSizeTransform(batch_size=[4]),
+    ),
     "gSDENoise": (count, lambda lib: lib.gSDENoise(shape=(2,))),
     "MultiAction": (count, lambda lib: lib.MultiAction()),
     "MultiAction, last reward": (count, lambda lib: lib.MultiAction(stack_rewards=False)),
@@ -66,9 +124,15 @@ LAYOUTS = {
         make(lib), lib.TransformedEnv(make(lib), transform(lib)).transform.clone()
     ),
 }
-BY_ITSELF = {
-    "FlattenAction, positive"
-}  # the reference counts positive axes from the first of the batch
+BY_ITSELF = {  # positive axes, reshaped batches, and objects for each row: not around a batch
+    "FlattenAction, positive",
+    "BatchSizeTransform",
+    "BatchSizeTransform of any batch",
+    "UnaryTransform to a string",
+    "Hash",
+    "Hash of a string",
+}
+WHOLE = {"ExpandAs of done", "ConditionalPolicySwitch"}  # the reference takes no masks here
 GROWN = {"MultiAction", "MultiAction, last reward", "MultiAction, renamed"}
 
 
@@ -117,8 +181,8 @@ def test_masks_reach_rows_behind_a_transform_as_in_the_reference():
             ]
         return env.reset(root.set("_reset", torch.tensor([[True], [False]])))["count"]
 
-    for make, transform in CASES.values():
-        if make is count:
+    for name, (make, transform) in CASES.items():
+        if make is count and name not in {*BY_ITSELF, *WHOLE}:
             for kind in ("step", "reset"):
                 check_same(lambda lib, kind=kind, t=transform: masked(lib, t, kind))
 
@@ -200,3 +264,85 @@ def test_a_random_truncation_says_which_counter_it_misses():
             lib.RandomTruncationTransform(2, 2, step_count_key="age"),
         )
     )
+
+
+def test_masks_reach_rows_of_another_batch():
+    def masked(lib, kind):
+        env = lib.SerialEnv(4, partial(count, lib, 99))
+        reshaped = lib.BatchSizeTransform(reshape_fn=lambda data: data.unflatten(0, (2, 2)))
+        env = lib.TransformedEnv(env, reshaped)
+        root = env.step_mdp(env.step(ones(env, env.reset())))
+        mask = torch.tensor([[True, False], [False, True]])
+        if kind == "step":
+            return env.step(ones(env, root).set("_step", mask))["next", "count"]
+        return env.reset(root.set("_reset", mask[..., None]))["count"]
+
+    check_same(lambda lib: masked(lib, "step"))
+    differs("reshaped-resets", lambda lib: masked(lib, "reset"))
+    assert masked(OURS, "reset").flatten().tolist() == [0, 1, 1, 0]
+
+
+def test_another_batch_is_refused_where_the_env_is_fixed_to_its_own():
+    def call(lib, make, **keywords):
+        return played(lib.TransformedEnv(make(lib), lib.BatchSizeTransform(**keywords)), 2)
+
+    check_same(lambda lib: call(lib, count, batch_size=[5]))
+    check_same(lambda lib: call(lib, partial(arm, shape=(3,), batch=(2,)), batch_size=[5]))
+    check_same(lambda lib: call(lib, partial(arm, shape=(3,), batch=(2,)), batch_size=[5, 2]))
+    check_same(lambda lib: call(lib, count))
+    check_same(lambda lib: call(lib, count, batch_size=[1], reshape_fn=lambda data: data))
+
+
+def test_a_function_makes_the_root_of_another_batch():
+    def root(given, fresh, env=None):
+        assert fresh.shape == ()
+        return fresh.expand(3).clone().set("observation", torch.ones(3, 3) * (2 if env else 1))
+
+    def call(lib, **keywords):
+        transform = lib.BatchSizeTransform(batch_size=[3], reset_func=root, **keywords)
+        return played(lib.TransformedEnv(arm(lib, (3,)), transform), 2)
+
+    check_same(call)
+    check_same(lambda lib: call(lib, env_kwarg=True))
+
+
+def test_another_policy_steps_the_rows_that_meet_the_condition():
+    def call(lib, ends=(3, 9)):
+        env = lib.SerialEnv(2, [partial(count, lib, n) for n in ends])
+        switch = lib.ConditionalPolicySwitch(
+            opponent, lambda td: (td["count"][..., 0] == 1) & torch.tensor([True, False])
+        )
+        return played(lib.TransformedEnv(env, switch), 4, break_when_any_done=False)
+
+    assert call(OURS)["next", "count"][..., 0].tolist() == [[2, 3, 2, 3], [1, 2, 3, 4]]
+    assert call(OURS)["next", "done"][..., 0].sum(1).tolist() == [2, 0]
+
+
+def test_a_number_that_is_not_finite_stops_the_run():
+    def call(lib):
+        env = lib.TransformedEnv(
+            count(lib),
+            lib.Compose(
+                lib.UnaryTransform(["count"], ["inverse"], fn=lambda value: 1 / (value - 2)),
+                lib.FiniteTensorDictCheck(),
+            ),
+        )
+        return played(env, 4)
+
+    check_same(call)
+    with pytest.raises(ValueError, match="'inverse'"):
+        call(OURS)
+
+
+def test_a_timer_shows_which_of_its_times_passed():
+    def call(lib, make=count, **keywords):
+        env = lib.TransformedEnv(make(lib), lib.Timer(**keywords))
+        data = played(env, 7, break_when_any_done=False)
+        names = env.transform.out_keys
+        passed = [[key, data[key] > 0, data["next", key] > 0] for key in names]
+        return [names, leaf_specs(env), passed]
+
+    check_same(call)
+    check_same(lambda lib: call(lib, rows))
+    check_same(lambda lib: call(lib, time_key="clock"))
+    check_same(lambda lib: call(lib, out_keys=["a", "b"]))

@@ -1,0 +1,201 @@
+"""Entries made by a function of the user's, and hashes of entries with the way back.
+
+Conventions
+    plain  what is inside a NonTensorData or a stack of them: an object, or a list with one for each row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDictBase
+
+from envkit.errors import MissingKeyError, StatisticsError
+from envkit.specs import Composite, NonTensor, TensorSpec, Unbounded, make_composite_from_td
+from envkit.transforms.core.base import Keys
+from envkit.transforms.core.leafwise import LeafTransform
+
+__all__ = ["Hash", "UnaryTransform"]
+
+
+class UnaryTransform(LeafTransform):
+    """Write what a function makes of each entry.
+
+    The function is also called with values of zeros (or the example of a spec without tensors) when specs are
+    read: what it gives then says which spec the outcome has. It is an unbounded one.
+
+    Args:
+        in_keys, out_keys: entries the env gives, and where the outcomes go.
+        in_keys_inv, out_keys_inv: actions and states of the env, and the user's entries they are made of.
+        fn: function of a value (a tensor, or the object of an entry without tensors) that gives a tensor, a
+            TensorDict, a string or another object.
+        inv_fn: function that makes an entry of the env of the user's; ``fn`` by default.
+        use_raw_nontensor: hand over entries without tensors as `NonTensorData`.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+        *,
+        fn: Callable[[Any], Any],
+        inv_fn: Callable[[Any], Any] | None = None,
+        use_raw_nontensor: bool = False,
+    ):
+        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+        self.fn: Callable[..., Any] = fn
+        self.inv_fn = fn if inv_fn is None else inv_fn
+        self.use_raw_nontensor = use_raw_nontensor
+        self._batch = torch.Size(())
+
+    @property
+    def only_adds_done(self) -> bool:  # type: ignore[override]
+        """False where the function writes done flags."""
+        parent = self.parent
+        return parent is None or not set(self.out_keys) & set(parent.done_keys)
+
+    def _given(self, value: Any) -> Any:
+        if self.use_raw_nontensor or not isinstance(value, NonTensorData | NonTensorStack):
+            return value
+        return value.data if isinstance(value, NonTensorData) else value.tolist()
+
+    def _apply_transform(self, value: Any) -> Any:
+        return self.fn(self._given(value))
+
+    def _inv_apply_transform(self, value: Any) -> Any:
+        return self.inv_fn(self._given(value))
+
+    def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
+        return self._spec_of(self.fn(self._example(leaf)), leaf)
+
+    _leaf_before = _leaf_after
+
+    def _example(self, leaf: TensorSpec) -> Any:
+        return self._given(leaf.zero())
+
+    def _written(self, spec: Composite) -> Composite:
+        self._batch = spec.shape
+        return super()._written(spec)
+
+    def _asked_for(self, spec: Composite) -> Composite:
+        self._batch = spec.shape
+        return super()._asked_for(spec)
+
+    def _spec_of(self, value: Any, leaf: TensorSpec) -> TensorSpec:
+        batch = self._batch
+        if isinstance(value, TensorDictBase):
+            return make_composite_from_td(value)
+        if isinstance(value, torch.Tensor):
+            return Unbounded(value.shape, value.device, value.dtype)
+        example = value[0] if isinstance(value, list) and batch else value
+        return NonTensor(batch, leaf.device, example_data=example)
+
+
+class Hash(UnaryTransform):
+    """Write a hash of each entry, and on the way in find the entry that a hash was made of.
+
+    Args:
+        in_keys, out_keys: entries of the env, and their hashes.
+        in_keys_inv, out_keys_inv: entries of the env, and the hashes the user gives for them.
+        hash_fn: function ``(value)``, or ``(value, seed)`` where there is a seed, that gives a tensor;
+            `reproducible_hash` by default.
+        seed: second argument of the function.
+        use_raw_nontensor: see `UnaryTransform`.
+        repertoire: the values by their hashes, as tuples; it is filled by what is hashed, and may be shared.
+            There is one by default where there are inverse keys.
+
+    Raises:
+        StatisticsError: (a RuntimeError) a value is looked for, but there is no repertoire.
+        MissingKeyError: the repertoire does not have it.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+        *,
+        hash_fn: Callable[..., torch.Tensor] | None = None,
+        seed: Any | None = None,
+        use_raw_nontensor: bool = False,
+        repertoire: dict[tuple[int, ...], Any] | None = None,
+    ):
+        hashes = self.reproducible_hash if hash_fn is None else hash_fn
+        super().__init__(
+            in_keys,
+            out_keys,
+            in_keys_inv,
+            out_keys_inv,
+            fn=hashes,
+            use_raw_nontensor=use_raw_nontensor,
+        )
+        self.seed = seed
+        self.repertoire = {} if repertoire is None and self.in_keys_inv else repertoire
+
+    def _hashed(self, value: Any) -> torch.Tensor:
+        return self.fn(value) if self.seed is None else self.fn(value, self.seed)
+
+    def _apply_transform(self, value: Any) -> torch.Tensor:
+        return self.call_hash_fn(self._given(value))
+
+    def _inv_apply_transform(self, value: torch.Tensor) -> Any:
+        return self.get_input_from_hash(value)
+
+    def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
+        return self._spec_of(self._hashed(self._example(leaf)), leaf)
+
+    _leaf_before = _leaf_after
+
+    def call_hash_fn(self, value: Any) -> torch.Tensor:
+        """Hash a value, and note it in the repertoire, if there is one."""
+        found = self._hashed(value)
+        if self.repertoire is not None:
+            self.repertoire[self.hash_to_repertoire_key(found)] = value
+        return found
+
+    def get_input_from_hash(self, hash_tensor: torch.Tensor) -> Any:
+        """Give the value that a hash was made of."""
+        if self.repertoire is None:
+            raise StatisticsError(
+                "Hash has no repertoire in which to find what a hash was made of. Pass repertoire={} before "
+                "anything is hashed."
+            )
+        key = self.hash_to_repertoire_key(hash_tensor)
+        if key not in self.repertoire:
+            raise MissingKeyError(
+                f"nothing that has the hash {key} was hashed: the repertoire has {len(self.repertoire)} values."
+            )
+        return self.repertoire[key]
+
+    @staticmethod
+    def hash_to_repertoire_key(hash_tensor: torch.Tensor) -> Any:
+        """Write a hash as nested tuples of numbers, the keys of the repertoire."""
+        return _tuples(hash_tensor.tolist())
+
+    @staticmethod
+    def reproducible_hash(string: Any, seed: Any | None = None) -> torch.Tensor:
+        """Give the SHA-256 of a string, after a seed: uint8, shape (32,).
+
+        None counts as an empty string, any other object as what ``str`` makes of it.
+        """
+        text = "" if string is None else str(string)
+        text = text if seed is None else f"{seed}{text}"
+        return torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
+
+    def get_extra_state(self) -> dict[Any, Any] | None:
+        """Give the repertoire, for `state_dict`."""
+        return self.repertoire
+
+    def set_extra_state(self, state: dict[Any, Any] | None) -> None:
+        """Take a repertoire over, from `load_state_dict`."""
+        self.repertoire = state
+
+
+def _tuples(numbers: Any) -> Any:
+    return tuple(map(_tuples, numbers)) if isinstance(numbers, list) else numbers
