@@ -62,6 +62,10 @@ TESTS += ("transforms/test_transformed_env.py", "transforms/test_episodes.py")
 TESTS += ("transforms/test_autoreset.py", "transforms/test_fused.py")
 """Files of tests, or folders of them, that may notice."""
 
+LEFT_OUT = ("gpu", "stress", "growth", "surroundings", "threads", "compile", "inference")
+LEFT_OUT += ("policy/test_ops", "policy/test_net", "policy/test_mod", "policy/test_page")
+"""Parts of the names of those that take long, or follow no function, and notice little that others do not."""
+
 _PACKAGES = ("envkit", "bridges", "tests", "bench")
 _COPIED = (*_PACKAGES, "docs", "notebooks", "README.md", "pyproject.toml")
 _LIBRARIES = ("torch", "tensordict", "jax", "jax.export", "brax.envs", "gymnasium", "hypothesis")
@@ -73,7 +77,7 @@ _LIBRARIES += (
     "pytest.__main__",
 )
 _SURVEY = ROOT / ".cache" / "mutate"
-_BUDGET_S = 12  # of tests that a mutant is shown to, as the survey timed them
+_BUDGET_S = 20  # of tests that a mutant is shown to, as the survey timed them
 _FIRST = 20  # tests that are tried before the others are looked for
 _LIMIT_S = 600  # of a child
 _BROKEN = 70  # a child that did not come to run pytest
@@ -223,7 +227,11 @@ def _fork(work: Callable[[T, Path], int], item: T, folder: Path) -> int:
 def survey(workers: int) -> dict[str, dict]:
     """Give what is known of the tests, by their ids; run those files that changed since they were surveyed."""
     modules = files_below(MODULES)
-    files = [file for file in files_below(f"tests/{name}" for name in TESTS) if "/test_" in file]
+    files = [
+        file
+        for file in files_below(f"tests/{name}" for name in TESTS)
+        if "/test_" in file and not any(part in file for part in LEFT_OUT)
+    ]
 
     def work(file: str, folder: Path) -> int:
         surveyor = Surveyor(folder, modules)

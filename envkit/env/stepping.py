@@ -76,7 +76,7 @@ class Stepping(SpecNames, ABC):
     _completes_outputs = False
     """`_reset` gives every flag, in its shape."""
 
-    _acts_at_once = True
+    _acts_at_once: bool
     """Whether steps of this class are `LocalStep`s, which `step` then makes without one."""
 
     def __init_subclass__(cls, **kwargs: Any):

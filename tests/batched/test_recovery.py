@@ -28,6 +28,7 @@ from envkit.errors import DoneError, InputError, MissingKeyError, WorkerError
 from envkit.specs import Categorical, Composite, Unbounded
 from tests.zoo.envs import Chaos, Count, StatelessCount, order_fault
 from tests.zoo.policies import Replay
+from tests.zoo.transform_envs import TwoTeams
 
 SEED = 3
 SEEDS = seed_chain(SEED, 3)[0]
@@ -451,7 +452,7 @@ class Pair(EnvBase):
         self.observation_spec = Composite(count=Unbounded((2, 1)), shape=[2])
         self.action_spec = Categorical(2, shape=(2, 1))
         self.add_truncated_keys()
-        self.count = torch.zeros(2, 1)
+        self.count = torch.full((2, 1), 7.0)
 
     def _reset(self, td, **kwargs):
         mask = None if td is None else td.get("_reset", None)
@@ -501,6 +502,23 @@ def test_a_row_reset_in_part_after_it_was_lost_is_still_told(opened):
     assert data["next", "count"].flatten().tolist() == [0, 1, 2, 2]
     assert data["next", "truncated"].flatten().tolist() == [True, True, False, False]
     assert td["count"].flatten().tolist() == [0, 0, 2, 2]
+
+
+@with_and_without_buffers
+def test_an_env_built_anew_begins_with_all_its_parts_whatever_is_asked_of_the_row(
+    opened, use_buffers
+):
+    env = opened(SerialEnv(2, Pair, use_buffers=use_buffers, **restarting))
+    still = torch.zeros(2, 2, 1, dtype=torch.int64)
+    bad = still.clone()
+    bad[1, 0] = 1
+    td = env.step_mdp(env.step(env.reset().set("action", bad)))
+    mask = torch.tensor([[[False], [False]], [[True], [False]]])
+
+    env.reset(td.set("_reset", mask))
+    data = env.step(TensorDict({"action": still}, [2, 2]))
+
+    assert data["next", "count"].flatten().tolist() == [2, 2, 1, 1]
 
 
 # ---------------------------------------------------------------------------------------- rollouts
@@ -686,6 +704,14 @@ def test_sub_envs_that_cannot_be_truncated_are_refused_at_the_start(batched, hol
         batched(3, Count, on_worker_failure="restart").start()
 
     assert holdings() == before
+
+
+def test_groups_may_be_truncated_each_on_its_own(opened):
+    env = opened(SerialEnv(2, lambda: TwoTeams().add_truncated_keys(), **restarting))
+
+    assert env.rollout(2)["next", "a", "truncated"].shape == (2, 2, 1)
+    with pytest.raises(DoneError, match=r"only \['a\.done', .*'b\.terminated'\]"):
+        opened(SerialEnv(2, TwoTeams, **restarting)).reset()
 
 
 def test_policies_and_budgets_that_make_no_sense_are_refused():
