@@ -82,7 +82,7 @@ _FIRST = 20  # tests that are tried before the others are looked for
 _LIMIT_S = 600  # of a child
 _BROKEN = 70  # a child that did not come to run pytest
 _NOTICED = {1, 2, 4}  # pytest: a test failed; could not be imported in a test; in a conftest
-_OPTIONS = ("-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--timeout", "60")
+_OPTIONS = ("-q", "-m", "not slow", "-p", "no:cacheprovider", "--timeout", "60")
 _OPTIONS += ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins came before the fork
 
 
@@ -237,7 +237,7 @@ def survey(workers: int) -> dict[str, dict]:
         surveyor = Surveyor(folder, modules)
         threading.settrace(surveyor.trace)
         sys.settrace(surveyor.trace)
-        pytest.main([*_OPTIONS[1:], file], plugins=[surveyor])
+        pytest.main([*_OPTIONS, file], plugins=[surveyor])
         sys.settrace(None)
         noted = _noted(file)
         noted.with_suffix(".part").write_text(json.dumps(surveyor.tests))
@@ -285,7 +285,24 @@ def plan(mutant: Mutant, tests: dict[str, dict]) -> list[str]:
     return chosen
 
 
-def judge(
+def judge(mutants: list[Mutant], tests: dict[str, dict], workers: int) -> list[Mutant]:
+    """Give the mutants that survive. What a test noticed counts if it passes where nothing is changed."""
+    survived: list[Mutant] = []
+    while mutants:
+        noticed: dict[str, list[Mutant]] = {}
+        for mutant, by in tried(mutants, tests, workers):
+            verdict = "killed  " if by else "SURVIVED"
+            print(f"{verdict} {mutant.module} {by}\n{mutant.diff}", flush=True)
+            survived += [] if by else [mutant]
+            noticed.setdefault(by, []).append(mutant)
+        failing = failing_unchanged(noticed.keys() & tests.keys())
+        print(*(f"fails by itself: {name}" for name in failing), sep="\n", flush=True)
+        tests = {name: test for name, test in tests.items() if name not in failing}
+        mutants = [mutant for name in failing for mutant in noticed[name]]
+    return survived
+
+
+def tried(
     mutants: list[Mutant], tests: dict[str, dict], workers: int
 ) -> Iterator[tuple[Mutant, str]]:
     """Give each mutant with the test that noticed it, or an empty string."""
@@ -294,13 +311,8 @@ def judge(
     def work(mutant: Mutant, folder: Path) -> int:
         _write(folder / mutant.module, mutant.after)
         names, code = plans[id(mutant)], 0
-        for part in (
-            names[:_FIRST],
-            names[_FIRST:],
-        ):  # most are noticed before all files are imported
-            files = dict.fromkeys(name.partition("::")[0] for name in part)
-            if files and not code:
-                code = int(pytest.main([*_OPTIONS, *files], plugins=[Plan(part, folder)]))
+        for part in (names[:_FIRST], names[_FIRST:]):  # most need not have all files imported
+            code = code or _run(part, ["-x"], Plan(part, folder))
         return code
 
     for mutant, code, folder in in_children(mutants, work, workers):
@@ -311,6 +323,28 @@ def judge(
         if code > 0 and code not in _NOTICED:
             raise RuntimeError(f"pytest ended with {code}:\n{(folder / 'output').read_text()}")
         yield mutant, by
+
+
+def failing_unchanged(names: Iterable[str]) -> list[str]:
+    """Give those of some tests that fail where nothing is changed."""
+    names = sorted(names)
+
+    def work(names: list[str], folder: Path) -> int:
+        seen = Surveyor(folder, ())
+        _run(names, [], Plan(names, folder), seen)
+        passed = [name for name, test in seen.tests.items() if test["passed"]]
+        (folder / "passed").write_text(json.dumps(passed))
+        return 0
+
+    for _, _, folder in in_children([names], work, 1):
+        return sorted(set(names) - set(json.loads((folder / "passed").read_text())))
+    return []
+
+
+def _run(names: list[str], options: list[str], *plugins: object) -> int:
+    """Run tests in this process, and give what pytest ends with; 0 if there are none."""
+    files = dict.fromkeys(name.partition("::")[0] for name in names)
+    return int(pytest.main([*_OPTIONS, *options, *files], plugins=plugins)) if files else 0
 
 
 def _write(file: Path, source: str) -> None:
@@ -333,11 +367,8 @@ def main() -> None:
     found = [mutant for module in modules for mutant in mutants_of(module, draw)]
     sample = draw.sample(found, min(given.sample, len(found)))
     known = reasons()
-    survived: list[Mutant] = []
     equivalent = [m for m in sample if m.change in known.get(m.module, ())]
-    for mutant, by in judge([m for m in sample if m not in equivalent], tests, given.workers):
-        print(f"{'killed  ' if by else 'SURVIVED'} {mutant.module} {by}\n{mutant.diff}", flush=True)
-        survived += [] if by else [mutant]
+    survived = judge([m for m in sample if m not in equivalent], tests, given.workers)
     killed = len(sample) - len(equivalent) - len(survived)
     share = killed / max(1, len(sample) - len(equivalent))
     print(

@@ -721,6 +721,15 @@ def test_policies_and_budgets_that_make_no_sense_are_refused():
         SerialEnv(2, Chaos, max_restarts=-1)
 
 
+def test_a_pool_that_does_not_restart_speaks_of_no_budget(three):
+    env = three(SerialEnv, on_worker_failure="raise", max_restarts=5)
+
+    with pytest.raises(WorkerError, match="cannot go on") as caught:
+        run(env, planned(1, s0r1="raise"))
+
+    assert not any("restart" in note for note in getattr(caught.value, "__notes__", ()))
+
+
 @pytest.mark.parametrize("batched", [SerialEnv, each_its_own])
 @with_and_without_buffers
 def test_what_the_caller_does_wrong_costs_no_env(three, batched, use_buffers):

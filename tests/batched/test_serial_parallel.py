@@ -580,3 +580,21 @@ def test_a_policy_that_writes_an_entry_late_is_told_so():
     with pytest.raises(RuntimeError, match="'note' in 3 of 4 steps"):
         env.rollout(4, act, break_when_any_done=False)
     env.close()
+
+
+def test_a_reset_mask_that_a_policy_writes_is_recorded_and_never_carried_on(opened):
+    def run(use_buffers):
+        env = opened(SerialEnv(2, partial(Count, 9), use_buffers=use_buffers))
+        env.set_seed(0)
+
+        def act(td):
+            assert not private_keys(td)
+            mask = torch.zeros(2, 1, dtype=torch.bool)
+            return env.rand_action(td).set(("agents", "_reset"), mask).set("_reset", mask.clone())
+
+        return env.rollout(3, act, break_when_any_done=False)
+
+    in_rows, one_by_one = run(True), run(False)
+
+    assert equal(in_rows, one_by_one)
+    assert private_keys(in_rows)

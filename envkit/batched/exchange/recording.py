@@ -67,14 +67,14 @@ def record_rollout(
             others = {}
             for path, value in leaves(td):
                 known = seen.get(path)
-                if known is None and path[-1] != rules.RESET:
+                if known is None:
                     if path[0] == "next" or path[-1] == rules.STEP:
                         record.take_nexts(start, slot)
                         return record.first(start + slot, written), td
                     written.setdefault(path, []).append(value)
-                    if path not in action_paths:
+                    if path not in action_paths and path[-1] != rules.RESET:
                         others[path] = value
-                elif known is not None and value is not known:
+                elif value is not known:
                     known.copy_(value)  # the policy has put another value in its place
             exchange.slot = slot
             exchange.fill(td, None)
