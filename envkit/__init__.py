@@ -115,6 +115,7 @@ _HOMES = {
         "SqueezeTransform",
         "UnsqueezeTransform",
     ),
+    "envkit.transforms.core.leafwise": ("ObservationTransform",),
     "envkit.transforms.core.spec_hooks": ("apply_to_composite", "apply_to_composite_inv"),
     "envkit.transforms.values": (
         "BinarizeReward",

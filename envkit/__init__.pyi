@@ -82,6 +82,7 @@ from envkit.transforms.core.coupled import CoupledTransform as CoupledTransform
 from envkit.transforms.core.env import TransformedEnv as TransformedEnv
 from envkit.transforms.core.fusable import FusableTransform as FusableTransform
 from envkit.transforms.core.fusable import MomentTransform as MomentTransform
+from envkit.transforms.core.leafwise import ObservationTransform as ObservationTransform
 from envkit.transforms.core.spec_hooks import apply_to_composite as apply_to_composite
 from envkit.transforms.core.spec_hooks import apply_to_composite_inv as apply_to_composite_inv
 from envkit.transforms.devices import DeviceCastTransform as DeviceCastTransform

@@ -36,6 +36,7 @@ __all__ = [
     "OUTPUTS",
     "ArrayTransform",
     "LeafTransform",
+    "ObservationTransform",
     "box_between",
     "image_of",
     "require_known",
@@ -132,6 +133,22 @@ class LeafTransform(Transform):
                     del spec[inner]
                 spec[outer] = self._leaf_before(leaf)
         return spec
+
+
+class ObservationTransform(Transform):
+    """Base of a user's transforms of observations: without in_keys they are ``observation`` and ``pixels``."""
+
+    only_adds_done = True
+
+    def __init__(
+        self,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+    ):
+        in_keys = ["observation", "pixels"] if in_keys is None else in_keys
+        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
 
 
 class ArrayTransform(LeafTransform, MomentTransform):

@@ -416,3 +416,21 @@ def test_what_was_hashed_is_part_of_the_state():
     fresh.load_state_dict(known.state_dict())
 
     assert fresh.get_input_from_hash(hashed) == "hello"
+
+
+def test_a_users_transform_of_observations_is_written_as_in_the_reference():
+    def call(lib):
+        class Doubled(lib.ObservationTransform):
+            def _apply_transform(self, value):
+                return value * 2
+
+            def _reset(self, td, td_reset):
+                return self._call(td_reset)
+
+        env = lib.TransformedEnv(
+            lib.GymEnv("CartPole-v1"), Doubled(["observation"], ["observation"])
+        )
+        env.set_seed(0)
+        return [lib.ObservationTransform().in_keys, env.reset()]
+
+    check_same(call)

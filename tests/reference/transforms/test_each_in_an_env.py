@@ -132,7 +132,11 @@ BY_ITSELF = {  # positive axes, reshaped batches, and objects for each row: not 
     "Hash",
     "Hash of a string",
 }
-WHOLE = {"ExpandAs of done", "ConditionalPolicySwitch"}  # the reference takes no masks here
+WHOLE = {  # the reference takes no masks here
+    "ExpandAs of done",
+    "ConditionalPolicySwitch",
+    "ConditionalPolicySwitch after a reset",
+}
 GROWN = {"MultiAction", "MultiAction, last reward", "MultiAction, renamed"}
 
 
