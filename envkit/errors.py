@@ -16,6 +16,7 @@ __all__ = [
     "ArgumentCountError",
     "ArgumentError",
     "ArgumentTypeError",
+    "AxisNameError",
     "BatchSizeError",
     "BusyError",
     "ClosedEnvError",
@@ -38,6 +39,7 @@ __all__ = [
     "NotCallableError",
     "NotEnumerableError",
     "NotResetError",
+    "NotSelectableError",
     "NotStartedError",
     "OpenFilesError",
     "OptionError",
@@ -46,6 +48,7 @@ __all__ = [
     "PolicyError",
     "PrimerError",
     "ReadOnlyError",
+    "ReservedKeyError",
     "ResetMaskError",
     "ResetOutputError",
     "ResumeError",
@@ -129,6 +132,14 @@ class SpecFitError(SpecError, RuntimeError):
     """The spec of an entry is of a kind or shape that a transform cannot work with."""
 
 
+class ReservedKeyError(EnvkitError, AttributeError):
+    """An entry of a spec is to bear the name of an attribute that every spec has."""
+
+
+class AxisNameError(SpecError, RuntimeError):
+    """An axis is to be named that has another name already."""
+
+
 class SpecMaskError(SpecError, RuntimeError):
     """A mask does not fit the options of a spec, or allows none of them."""
 
@@ -139,6 +150,10 @@ class SpecStackError(EnvkitError, RuntimeError):
 
 class NotEnumerableError(EnvkitError, NotImplementedError):
     """The values of a spec cannot be listed or counted."""
+
+
+class NotSelectableError(EnvkitError, NotImplementedError):
+    """A stack of unlike specs cannot be selected from the way asked for."""
 
 
 class EncodingError(EnvkitError, RuntimeError):

@@ -25,6 +25,7 @@ from envkit.specs.leaves.spaces import (
     DiscreteBox,
 )
 from envkit.specs.leaves.unions import Choice
+from envkit.specs.reshapable import index_select
 from envkit.specs.stacks.stacked import Stacked, StackedComposite, stack
 from envkit.specs.trees.composite import Composite
 from envkit.specs.trees.helpers import (
@@ -36,6 +37,7 @@ from envkit.specs.trees.helpers import (
 )
 
 on_torch_function(torch.stack, stack)
+on_torch_function(torch.index_select, index_select)
 
 __all__ = [
     "Binary",

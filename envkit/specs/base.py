@@ -76,6 +76,7 @@ class TensorSpec(Reshapable):
     domain: ClassVar[str | None] = None
 
     is_choice: ClassVar[bool] = False  # converts between categorical and one-hot
+    _takes_batch_axes: ClassVar[bool] = False  # of the composite that it is put into
     _caches: ClassVar[tuple[str, ...]] = ()  # attributes that are rebuilt on demand
 
     _device: torch.device | None
@@ -110,11 +111,11 @@ class TensorSpec(Reshapable):
         """Copy the spec and all it holds. The copy is never locked."""
         raise NotImplementedError
 
-    def to(self, dest: Place) -> TensorSpec:
+    def to(self, dest: Place | None) -> TensorSpec:
         """Make the same spec on another device, or with another dtype.
 
         Args:
-            dest: a device (or its name), or a dtype.
+            dest: a device (or its name), or a dtype; for ``None`` the spec itself is given back.
         """
         raise NotImplementedError
 
@@ -182,6 +183,8 @@ class TensorSpec(Reshapable):
     def enumerate(self, use_mask: bool = False) -> Value:
         """List all values, stacked on a new first axis.
 
+        A choice with batch axes lists the values of one position, each taken by the whole batch.
+
         Args:
             use_mask: list only what the mask allows.
 
@@ -193,7 +196,7 @@ class TensorSpec(Reshapable):
         )
 
     def cardinality(self) -> float | int:
-        """Count the distinct values, masks left aside; ``inf`` where there is no end."""
+        """Count the values that `enumerate` lists, masks left aside; ``inf`` where there is no end."""
         return float("inf")
 
     # -- testing and repairing ---------------------------------------------------------

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
+from torch import Tensor
 
-from envkit.errors import SpecAxisError
+from envkit.errors import ArgumentTypeError, SpecAxisError
 from envkit.specs import shapes
 from envkit.specs.annotations import AxisIndex, Shape
 from envkit.specs.shapes import Index, ShapeOp, as_shape, known
 
-__all__ = ["Reshapable"]
+__all__ = ["Reshapable", "index_select"]
 
 
 class Reshapable:
@@ -70,10 +71,7 @@ class Reshapable:
         items = shapes.split_index(index, self.ndim)
         if self._encoding_ndim:
             if not (isinstance(items[-1], slice) and items[-1] == slice(None)):
-                raise SpecAxisError(
-                    f"index {index!r} selects within the last axis of {type(self).__name__} of "
-                    f"shape {tuple(self.shape)}, which encodes one value. {self._free_advice()}"
-                )
+                raise self._encodes(f"index {index!r}")
             items = items[:-1]
         return self._map_shape(Index(items))
 
@@ -81,8 +79,14 @@ class Reshapable:
         """Walk along the first axis, as over a tensor."""
         return iter(self.unbind(0))
 
+    def _encodes(self, what: str) -> SpecAxisError:
+        return SpecAxisError(
+            f"{what} selects within the last axis of {type(self).__name__} of shape "
+            f"{tuple(self.shape)}, which encodes one value. {self._free_advice()}"
+        )
+
     def expand(self, *shape: Shape) -> Self:
-        """Add leading axes and grow axes of size 1; a size of -1 keeps the axis.
+        """Add leading axes and grow axes of size 1; a size of -1 keeps an axis, or adds a dynamic one.
 
         Raises:
             SpecError: a trailing size differs from the spec's.
@@ -133,6 +137,12 @@ class Reshapable:
         """Mark axis ``dim`` as of unknown size (-1). Data made from the spec has size 1 there."""
         return self._with_dynamic(self._free_axis(dim))
 
+    def _select(self, axis: int, index: Tensor) -> Self:
+        """Select along an axis, with what ``torch.index_select`` takes."""
+        if axis >= len(self._free_shape):
+            raise self._encodes(f"index_select along axis {axis}")
+        return self._map_shape(Index((*(slice(None),) * axis, index)))
+
     def _with_dynamic(self, axis: int) -> Self:
         raise NotImplementedError
 
@@ -162,3 +172,31 @@ class Reshapable:
                 f"{tuple(encoding)}."
             )
         return sizes[:cut]
+
+
+def index_select(spec: Any, dim: int, index: Tensor) -> Any:
+    """Select indices along an axis; this is what ``torch.index_select`` does with a spec.
+
+    Args:
+        spec: a leaf or a composite; a stack of unlike specs is indexed instead: ``stack[index]``.
+        dim: an axis that does not encode values.
+        index: integers from 0 on, of shape ``()`` or ``(count,)``.
+
+    Returns:
+        A spec of the same class whose axis has size ``count``, bounds and masks selected.
+
+    Raises:
+        ArgumentTypeError: ``index`` is no tensor of integers.
+        SpecAxisError: there is no such axis, it encodes values, or an index is out of range.
+        NotSelectableError: the spec is or holds a stack of unlike specs.
+    """
+    axis = shapes.axis_of(dim, spec.ndim)
+    if not isinstance(index, Tensor) or index.dtype.is_floating_point or index.dtype == torch.bool:
+        raise ArgumentTypeError(f"index is {index!r}. Pass a tensor of integers.")
+    numbers, size = index.flatten().tolist(), spec.shape[axis]
+    if index.ndim > 1 or any(not 0 <= number < abs(size) for number in numbers):
+        raise SpecAxisError(
+            f"index {index.tolist()} does not select from axis {axis} of shape {tuple(spec.shape)}. Pass "
+            f"one axis of numbers from 0 to {size - 1}."
+        )
+    return spec._select(axis, index.flatten())

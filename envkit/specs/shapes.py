@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from envkit.errors import SpecAxisError, SpecError, SpecTypeError
+from envkit.errors import AxisNameError, SpecAxisError, SpecError, SpecTypeError
 
 __all__ = [
     "Expand",
@@ -63,13 +63,18 @@ class Index:
 
 @dataclass(frozen=True)
 class Expand:
-    """Expand the ``ndim`` leading axes to ``sizes``, which may be longer."""
+    """Expand the ``ndim`` leading axes to ``sizes``, which may be longer.
+
+    A size of -1 keeps an axis, and is a new axis of unknown size in front of those.
+    """
 
     ndim: int
     sizes: tuple[int, ...]
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        return tensor.expand((*self.sizes, *tensor.shape[self.ndim :]))
+        added = known(self.sizes[: len(self.sizes) - self.ndim])
+        kept = self.sizes[len(added) :]
+        return tensor.expand((*added, *kept, *tensor.shape[self.ndim :]))
 
 
 @dataclass(frozen=True)
@@ -96,13 +101,15 @@ def as_shape(shape: Any) -> torch.Size:
 
 
 def lead(shape: Any) -> tuple[int, ...]:
-    """Give the axes that a caller puts in front of those of a spec; an int is one axis.
+    """Give the axes that a caller puts in front of those of a spec; an int is one axis, ``None`` none.
 
     Raises:
         SpecTypeError: they are neither an int nor a sequence of ints.
     """
     if isinstance(shape, tuple):
         return shape
+    if shape is None:
+        return ()
     if isinstance(shape, (int, np.integer)):
         return (int(shape),)
     if isinstance(shape, Sequence) and not isinstance(shape, str):
@@ -126,28 +133,35 @@ def with_dynamic(shape: torch.Size, axis: int) -> torch.Size:
 def shape_after(op: ShapeOp, shape: torch.Size) -> torch.Size:
     """Tell the shape of ``op(tensor)`` for a tensor of ``shape``, dynamic axes included."""
     probe = torch.empty((), dtype=torch.bool)
-    if -1 not in shape:
-        return op(probe.expand(shape)).shape
-    result = op(probe.expand([_UNKNOWN if size == -1 else size for size in shape])).shape
-    return torch.Size(-1 if size > _UNKNOWN // 2 else size for size in result)
+    if -1 in shape:
+        probed = op(probe.expand([_UNKNOWN if size == -1 else size for size in shape])).shape
+        result = torch.Size(-1 if size > _UNKNOWN // 2 else size for size in probed)
+    else:
+        result = op(probe.expand(shape)).shape
+    if isinstance(op, Expand):  # new axes may be dynamic
+        added = op.sizes[: len(op.sizes) - op.ndim]
+        result = torch.Size((*added, *result[len(added) :]))
+    return result
 
 
 def refined_names(names: Sequence[str | None], given: Sequence[Any]) -> list[str | None]:
-    """Give axes names: ``None`` keeps the one it has, ``...`` those of the axes in between.
+    """Give axes without a name one; ``...`` keeps those of the axes in between.
 
     Raises:
-        SpecError: an axis has another name already.
+        AxisNameError: an axis has another name already.
     """
     given = list(given)
     if ... in given:
         dots = given.index(...)
-        given[dots : dots + 1] = [None] * (len(names) - len(given) + 1)
+        given[dots : dots + 1] = names[dots : dots + len(names) - len(given) + 1]
     if len(given) != len(names):
         return given
-    clash = [old for new, old in zip(given, names, strict=True) if new and old not in (None, new)]
+    clash = [old for new, old in zip(given, names, strict=True) if old not in (None, new)]
     if clash:
-        raise SpecError(f"axis {clash[0]!r} has a name already. Assign `spec.names` to rename it.")
-    return [new or old for new, old in zip(given, names, strict=True)]
+        raise AxisNameError(
+            f"axis {clash[0]!r} has a name already. Repeat it, or assign `spec.names` to rename it."
+        )
+    return given
 
 
 def names_after(op: ShapeOp, names: Names, shape: torch.Size) -> Names:

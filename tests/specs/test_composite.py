@@ -280,16 +280,18 @@ def test_a_refusal_names_the_entry(tree):
         tree.assert_is_in(3)
 
 
-def test_project_acts_leaf_by_leaf_on_a_copy(tree):
+def test_project_exchanges_the_leaves_outside_and_gives_the_tensordict_itself(tree):
     value = tree.rand()
-    value["body", "leg"] = torch.full((4,), 7)
+    outside = torch.full((4,), 7)
+    value["body", "leg"] = outside
+    inside = value["pos"]
 
     projected = tree.project(value)
 
-    assert tree.is_in(projected)
-    assert projected["body", "leg"].tolist() == [2] * 4
-    assert value["body", "leg"].tolist() == [7] * 4
-    assert tree.project(projected) is projected
+    assert projected is value and tree.is_in(value)
+    assert value["body", "leg"].tolist() == [2] * 4
+    assert outside.tolist() == [7] * 4
+    assert value["pos"] is inside
 
 
 def test_type_check_names_the_entry(tree):
@@ -503,15 +505,22 @@ def test_a_child_of_a_locked_parent_cannot_be_unlocked_alone(tree):
     assert tree["body"].is_locked
 
 
-def test_a_child_of_two_locked_parents_stays_locked_until_both_are_unlocked(tree):
-    other = Composite(body=tree["body"], shape=(4,)).lock_()
+def test_no_tree_is_unlocked_that_shares_a_node_with_another_locked_one(tree):
+    other = Composite(inner=Composite(body=tree["body"], shape=(4,)), shape=(4,)).lock_()
     tree.lock_()
 
-    tree.unlock_()
+    for root in (tree, other):
+        with pytest.raises(RuntimeError, match="every tree it is in"):
+            root.unlock_()
+    assert tree.locked and other.locked and tree["body"].locked
+    del other, root
+    gc.collect()
+    assert not tree.unlock_()["body"].is_locked
 
-    assert tree["body"].is_locked
-    other.unlock_()
-    assert not tree["body"].is_locked
+
+def test_locking_goes_down_unless_told_otherwise(tree):
+    assert tree.lock_(recurse=None)["body"].is_locked
+    assert not tree.unlock_(recurse=None)["body"].is_locked
 
 
 def test_a_parent_that_is_gone_holds_no_lock():
@@ -555,3 +564,37 @@ def test_a_binary_or_bounded_leaf_keeps_its_domain_in_a_tree():
 
     assert tree[0]["a"] == Binary(3)
     assert tree[0]["b"] == Bounded(-1, 1)
+
+
+# -- as the reference does -------------------------------------------------------------
+
+
+def test_a_child_whose_shape_is_a_prefix_takes_that_of_its_parent():
+    inner = Composite(a=Unbounded((3, 4, 2)), deep=Composite(), shape=(3,))
+
+    tree = Composite(inner=inner, empty=Composite(), shape=(3, 4))
+
+    assert tree["inner"].shape == tree["inner", "deep"].shape == tree["empty"].shape == (3, 4)
+    assert inner.shape == (3,) and tree["inner"] is not inner
+    assert Composite(a=NonTensor((), example_data=1), shape=(3,))["a"].shape == (3,)
+    with pytest.raises(ValueError, match=r"at entry 'inner'.*'a'"):
+        Composite(inner=Composite(a=Unbounded((3, 2)), shape=(3,)), shape=(3, 4))
+
+
+def test_names_reach_nested_composites():
+    inner = Composite(x=Unbounded((4, 2, 3)), shape=(4, 2), names=["own", "agent"])
+
+    tree = Composite(inner=inner, shape=(4,), names=["env"])
+
+    assert tree["inner"].names == ["env", "agent"]
+    tree.lock_().names = ["row"]
+    assert tree["inner"].names == tree["inner"].zero().names == ["row", "agent"]
+
+
+def test_item_assignment_is_no_way_to_assign_an_attribute():
+    tree = Composite()
+
+    for name in ("shape", "device", "dtype", "space"):
+        with pytest.raises(AttributeError, match=name):
+            tree[name] = Unbounded()
+    assert tree.set("space", Unbounded())["space"] == Unbounded()

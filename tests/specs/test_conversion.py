@@ -205,3 +205,18 @@ def test_index_picks_what_a_choice_points_at():
         OneHot(4).index(2, scores)
     with pytest.raises(TypeError, match="no choice"):
         Unbounded(3).index(torch.tensor(2), scores)
+
+
+def test_a_register_numbers_raw_values_in_the_order_they_come():
+    spec = OneHot(3, use_register=True)
+
+    rows = torch.stack([spec.encode(raw) for raw in ("left", "right", "left")])
+
+    assert rows.int().argmax(-1).tolist() == [0, 1, 0]
+    assert spec.to_numpy(rows).tolist() == ["left", "right", "left"]
+    assert spec.clone().expand(2, 3).encode(["right", "up"]).int().argmax(-1).tolist() == [1, 2]
+    assert spec != OneHot(3)
+    with pytest.raises(RuntimeError, match=r"'down' is new.*left.*more options"):
+        spec.encode("down")
+    with pytest.raises(RuntimeError, match="option 2 stands for no value"):
+        OneHot(3, use_register=True).to_numpy(torch.tensor([False, False, True]))

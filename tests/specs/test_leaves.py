@@ -260,10 +260,13 @@ def test_enumerate_agrees_with_cardinality(spec):
         assert spec.is_in(values)
 
 
-def test_cardinality_counts_distinct_values():
+def test_cardinality_counts_the_values_of_one_position():
     assert Categorical(5).cardinality() == 5
     assert MultiCategorical([2, 3]).cardinality() == 6
-    assert Categorical(3, (2,)).cardinality() == 9
+    assert Categorical(3, (2,)).cardinality() == OneHot(3, (2, 3)).cardinality() == 3
+    assert MultiOneHot([2, 3], (7, 5)).cardinality() == 6
+    assert Binary(3, (2, 3)).cardinality() == 8
+    assert Bounded(0, 2, (2,), dtype=torch.int64).cardinality() == 9
     assert Bounded(0, 1).cardinality() == float("inf")
     assert Choice([Categorical(2), Categorical(3)]).cardinality() == 5
     with pytest.raises(NotImplementedError):
@@ -428,9 +431,8 @@ def test_type_check_looks_at_the_dtype_only():
 @pytest.mark.parametrize(
     ("spec", "mask"),
     [
-        (Categorical(3, (4,)), torch.tensor([True, False, True])),
-        (Categorical(3, (2,)), torch.tensor([[True, False, True], [False, True, False]])),
-        (OneHot(3, (4, 3)), torch.tensor([True, False, True])),
+        (Categorical(3), torch.tensor([True, False, True])),
+        (OneHot(3), torch.tensor([True, False, True])),
         (MultiCategorical([2, 3]), torch.tensor([False, True, True, False, True])),
         (MultiOneHot([2, 3]), torch.tensor([False, True, True, False, True])),
     ],
@@ -448,6 +450,21 @@ def test_a_mask_rules_sampling_testing_projection_and_enumeration(spec, mask):
     assert spec.is_in(spec.rand((50,)))
     assert spec.is_in(spec.project(everything))
     assert {str(v.tolist()) for v in spec.rand((300,))} == {str(v.tolist()) for v in allowed}
+
+
+def test_a_batch_lists_what_all_its_rows_allow():
+    spec = Categorical(3, (2,), mask=[[True, False, True], [False, True, True]])
+
+    assert spec.enumerate().tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert spec.enumerate(use_mask=True).tolist() == [[2, 2]]
+
+
+def test_what_is_listed_may_be_written_to():
+    values = Categorical(3, (2,)).enumerate()
+
+    values[0, 0] = 2
+
+    assert values.tolist() == [[2, 0], [1, 1], [2, 2]]
 
 
 def test_a_mask_that_allows_nothing_is_an_error_at_sampling_time():

@@ -336,7 +336,7 @@ MAKERS = {
     "one-hot": lambda dtype: OneHot(3, (4, 3), dtype=dtype),
     "multi-categorical": lambda dtype: MultiCategorical([2, 2], (4, 2), dtype=dtype),
     "multi-one-hot": lambda dtype: MultiOneHot([2, 3], (4, 5), dtype=dtype),
-    "choice": lambda dtype: Choice([Bounded(0, 0, (4,), dtype=dtype), Unbounded(4, dtype=dtype)]),
+    "choice": lambda dtype: Choice([Bounded(i, i, (4,), dtype=dtype) for i in (0, 1)]),
     "stack": lambda dtype: Stacked(Bounded(0, 1, (), dtype=dtype), Bounded(1, 1, (), dtype=dtype)),
 }
 

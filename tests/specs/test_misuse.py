@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 from envkit.errors import EnvkitError
 from envkit.specs import (
+    Binary,
     Bounded,
     Categorical,
     Choice,
@@ -65,9 +66,9 @@ MISUSES = {
         r"differ in shape.*\(2,\).*\(3,\).*same kind",
     ),
     "members of unlike dtypes": (
-        lambda: Choice([Unbounded(2), Unbounded(2, dtype=torch.int32)]),
+        lambda: Choice([Unbounded(2), Unbounded(2, dtype=torch.float64)]),
         ValueError,
-        r"differ in dtype.*float32.*int32.*same kind",
+        r"differ in dtype.*float32.*float64.*same kind",
     ),
     "a choice of nothing": (lambda: Choice([]), ValueError, "no members.*at least one"),
     "choices without options": (lambda: MultiCategorical([]), ValueError, r"empty nvec.*\[2, 3\]"),
@@ -280,7 +281,77 @@ MISUSES = {
         RuntimeError,
         "'body'.*'x'.*set_spec_lock_",
     ),
-    "names while locked": (lambda: tree().lock_().refine_names("a"), RuntimeError, "name its axes"),
+    "a name instead of another": (
+        lambda: tree().refine_names("a").refine_names("b"),
+        RuntimeError,
+        "'a' has a name already.*rename",
+    ),
+    "an entry called like an attribute": (
+        lambda: Composite().__setitem__(("a", "device"), None),
+        AttributeError,
+        "'device'.*attribute.*set",
+    ),
+    "an int for a key": (lambda: tree().__setitem__(0, None), TypeError, "0 is no key.*string"),
+    "members of unlike classes": (
+        lambda: Choice([Unbounded(2), Bounded(0, 1, (2,))]),
+        TypeError,
+        "several classes.*Bounded.*Unbounded.*one class",
+    ),
+    "a shape that bounds do not fit": (
+        lambda: setattr(Bounded([0, 1], [2, 3]), "shape", (3,)),
+        ValueError,
+        r"\(2,\).*bounds.*\(3,\).*space",
+    ),
+    "a shape without the encoding axis": (
+        lambda: setattr(OneHot(3), "shape", (4,)),
+        ValueError,
+        r"\(4,\).*End the sizes in \(3,\)",
+    ),
+    "a space of another kind": (
+        lambda: setattr(Categorical(3), "space", Bounded(0, 1).space),
+        TypeError,
+        "Categorical cannot take.*Make a spec",
+    ),
+    "bounds upside down": (
+        lambda: setattr(Bounded(0, 1).space, "low", torch.tensor(2.0)),
+        ValueError,
+        "low=2.0 is not below high=1.0",
+    ),
+    "objects with two counts of axes": (
+        lambda: NonTensor((2,), batched=True, feature_dims=1),
+        ValueError,
+        "batched=True and feature_dims=1.*one of them",
+    ),
+    "objects of more axes than there are": (
+        lambda: NonTensor((2,), feature_dims=2),
+        ValueError,
+        "feature_dims=2.*from 0 to 1",
+    ),
+    "an index that is no tensor of integers": (
+        lambda: torch.index_select(Unbounded(2), 0, torch.tensor([0.5])),
+        TypeError,
+        "Pass a tensor of integers",
+    ),
+    "an index out of range": (
+        lambda: torch.index_select(Unbounded(2), 0, torch.tensor([-1])),
+        IndexError,
+        r"\[-1\].*from 0 to 1",
+    ),
+    "an index into what encodes a value": (
+        lambda: torch.index_select(Binary(3, (2, 3)), -1, torch.tensor([0])),
+        ValueError,
+        "encodes one value",
+    ),
+    "a selection from unlike specs": (
+        lambda: torch.index_select(torch.stack([Bounded(0, 1), Bounded(0, 2)]), 0, torch.arange(2)),
+        NotImplementedError,
+        r"stack\[index\]",
+    ),
+    "a member of a stack exchanged": (
+        lambda: envs().__setitem__(0, tree()),
+        RuntimeError,
+        r"index 0.*stack\[i\]\[key\]",
+    ),
     "a child unlocked alone": (
         lambda: (t := tree().lock_())["body"].unlock_() and t,
         RuntimeError,

@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
 from envkit.specs import (
     Bounded,
@@ -190,9 +190,9 @@ def test_membership_is_decided_member_by_member(envs):
     assert not envs.is_in(LazyStackedTensorDict(*value.unbind(1)[::-1], stack_dim=1))
     value[:, 1]["n", "x"] = torch.full((4,), 9)
     assert not envs.is_in(value)
-    assert envs.is_in(envs.project(value))
     with pytest.raises(AssertionError, match="in member 1: at entry 'n'"):
         envs.assert_is_in(value)
+    assert envs.is_in(envs.project(value))
     assert not envs.is_in(TensorDict())
     assert not envs.is_in(3)
 
@@ -200,7 +200,9 @@ def test_membership_is_decided_member_by_member(envs):
 def test_stacked_composites_convert_member_by_member(envs):
     raws = envs.to_numpy(envs.rand())
 
-    assert raws[0]["a"].shape == (1,)
+    assert raws["a"][0].shape == (1,) and raws["a"][1] is None
+    assert [raw.shape for raw in raws["obs"]] == [(2,), (3,)]
+    assert raws["n"]["x"].shape == (2,)
     assert envs.is_in(envs.encode(raws))
     shared = torch.stack([Composite(x=Bounded(0, 1)), Composite(x=Bounded(0, 2))])
     assert shared.encode({"x": np.array([0.5, 1.5])})["x"].tolist() == [0.5, 1.5]
@@ -223,8 +225,21 @@ def test_edits_of_a_stack_reach_its_members(envs):
     assert envs["extra", "z"] == Unbounded((2, 4))
     del envs["obs"]
     assert list(envs[0].keys()) == ["a", "n", "extra"]
+    del envs["a"]
+    assert list(envs[0].keys()) == ["n", "extra"]
     with pytest.raises(KeyError):
         del envs["a"]
+
+
+def test_a_member_taken_out_of_a_stack_is_the_one_in_it(bounds, envs):
+    envs[0]["late"] = Unbounded((2,))
+    envs[1]["late"] = Unbounded((2,))
+
+    assert envs["late"] == Unbounded((2, 2))
+    assert all(spec[-1] is spec.members[-1] is spec.unbind()[-1] for spec in (bounds, envs))
+    assert bounds.dim == bounds.stack_dim == 0
+    assert len(bounds) == len(envs) == 2
+    assert len(torch.stack([Bounded(0, i + 1, (3,)) for i in range(2)], 1)) == 3
 
 
 def test_a_lock_on_a_stack_reaches_its_members(envs):
@@ -364,7 +379,7 @@ def test_a_spec_is_read_off_a_tensordict():
     assert spec["a"] == Unbounded((4, 3))
     assert spec["b"] == Unbounded((4,), dtype=torch.bool)
     assert spec["n"] == Composite(c=Unbounded((4, 2), dtype=torch.int64), shape=(4,))
-    assert spec["text"] == NonTensor((4,))
+    assert spec["text"] == NonTensor((4,), example_data="hello")
     assert spec.is_in(td)
     assert make_composite_from_td(td, dynamic_shape=True)["a"].shape == (4, -1)
 
@@ -381,3 +396,71 @@ def test_a_lazy_stack_is_read_as_a_stack_of_specs(envs):
 
     assert type(spec) is StackedComposite
     assert list(spec[0].keys()) == ["obs", "a", "n"]
+
+
+@tensorclass
+class Pose:
+    position: torch.Tensor
+    frame: str = "world"
+
+
+@tensorclass
+class Arm:
+    pose: Pose
+    torque: torch.Tensor
+
+
+def test_a_spec_read_off_a_tensorclass_makes_it_again():
+    pose = Pose(position=torch.zeros(4, 3), batch_size=[4])
+    arm = Arm(pose=pose, torque=torch.zeros(4), batch_size=[4])
+
+    spec = make_composite_from_td(arm)
+
+    assert (spec.data_cls, spec["pose"].data_cls) == (Arm, Pose)
+    assert spec["pose", "frame"] == NonTensor((4,), example_data="world")
+    assert spec.is_in(arm) and not spec.is_in(arm.to_tensordict())
+    assert isinstance(spec.rand((2,)).pose, Pose)
+    assert spec.project(arm) is arm
+    assert spec != make_composite_from_td(arm.to_tensordict())
+    mixed = make_composite_from_td(TensorDict(arm=arm, batch_size=[4]))
+    assert (mixed.data_cls, mixed["arm"].data_cls) == (None, Arm)
+
+
+def test_a_stack_of_specs_of_tensorclasses_makes_stacks_of_them():
+    stack = torch.stack(
+        [make_composite_from_td(Pose(position=torch.zeros(n), batch_size=[])) for n in (2, 3)]
+    )
+
+    value = stack.rand()
+
+    assert stack.is_in(value)
+    assert [type(part) for part in value.unbind(0)] == [Pose, Pose]
+
+
+def test_placeholders_keep_the_sizes_on_which_unlike_members_agree():
+    shapes = {"a": (2, 3), "b": (2, 4)}
+    members = [Composite(x=Unbounded(shape)) for shape in shapes.values()]
+
+    unlike = consolidate_spec(torch.stack([*members, Composite(y=Unbounded(1))]))
+    alike = consolidate_spec(torch.stack([members[0], members[0], Composite(y=Unbounded(1))]))
+
+    assert unlike[2]["x"].shape == (2, 0)
+    assert alike[2]["x"].shape == (0, 0)
+    rows = torch.stack([Unbounded((3, 2)), Unbounded((4, 2))])
+    pair = torch.stack([Composite(x=rows, shape=(2,)), Composite(y=Unbounded((2, 1)), shape=(2,))])
+    assert consolidate_spec(pair)[1]["x"].shape == (2, 0, 2)
+
+
+def test_consolidation_goes_no_deeper_than_asked_for():
+    pair = torch.stack([Composite(a=Unbounded(1)), Composite(b=Unbounded(1))])
+    entry = Composite(pair=pair, shape=(2,))
+    nested = torch.stack(
+        [pair, torch.stack([Composite(a=Unbounded(1)), Composite(c=Unbounded(1))])]
+    )
+
+    shallow = consolidate_spec(entry, recurse_through_entries=False)
+    flat = consolidate_spec(nested, recurse_through_stack=False)
+
+    assert not check_no_exclusive_keys(shallow) and check_no_exclusive_keys(consolidate_spec(entry))
+    assert flat == nested
+    assert list(consolidate_spec(nested)[1][0].keys()) == ["a", "c", "b"]

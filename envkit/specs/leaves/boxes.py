@@ -1,15 +1,12 @@
 """Leaves whose domain is a box: bounded, unbounded and binary tensors.
 
-This module decides which class a dtype selects, how a box is sampled and what lies in it.
-Bounds are stored as coordinates (see `order`), expanded to the spec's shape, so that every shape
-operation applies to them. A complex box bounds real and imaginary parts, each on its own.
+This module decides which class a dtype selects and how floats are drawn. How bounds are held, and
+what lies between them, is decided in `box`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Generator, Tensor
@@ -18,7 +15,8 @@ from torch.compiler import is_compiling
 from envkit.errors import SpecError
 from envkit.specs.annotations import Device, Numbers, Shape
 from envkit.specs.base import TensorSpec, as_device, require_dtype
-from envkit.specs.leaves.bounds import bound_of, is_constant, summary
+from envkit.specs.leaves.bounds import bound_of, summary
+from envkit.specs.leaves.box import Box, IntegerBox
 from envkit.specs.leaves.leaf import LeafSpec
 from envkit.specs.leaves.order import (
     coordinates,
@@ -41,78 +39,7 @@ __all__ = [
 ]
 
 
-class _Box(LeafSpec):
-    """A closed box, elementwise."""
-
-    _contents = ("_low", "_high")
-    _caches = (*LeafSpec._caches, "_sampler")
-
-    _low: Tensor
-    _high: Tensor
-    _sampler: Any = None
-
-    @property
-    def low(self) -> Tensor:
-        """Lower bounds, of the spec's shape."""
-        return from_coordinates(self._low, self._dtype)
-
-    @property
-    def high(self) -> Tensor:
-        """Upper bounds, of the spec's shape."""
-        return from_coordinates(self._high, self._dtype)
-
-    @property
-    def space(self) -> ContinuousBox | BinaryBox:
-        return ContinuousBox(self.low, self.high)
-
-    def _facts(self) -> dict[str, Any]:
-        return {"low": summary(self.low), "high": summary(self.high)}
-
-    def _nearest(self, value: Tensor) -> Tensor:
-        return from_coordinates(coordinates(value).clamp(self._low, self._high), self._dtype)
-
-
-class _IntegerBox(_Box):
-    """A closed box of integers, which can be counted."""
-
-    domain = "discrete"
-
-    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Tensor:
-        if self._sampler is None:
-            self._sampler = self._make_sampler()
-        return self._sampler((*lead(shape), *self._size), generator)
-
-    def _make_sampler(self) -> Callable[[tuple[int, ...], Generator | None], Tensor]:
-        """Prepare uniform integers: from two numbers if the box is a cube, else from counts."""
-        if is_constant(self._low) and is_constant(self._high):
-            [low], [high] = (end.flatten()[:1].tolist() or [0] for end in (self.low, self.high))
-            return lambda size, generator: uniform_integers(
-                low, high, size, dtype=self._dtype, device=self._device, generator=generator
-            )
-        least = self._low.to(torch.int64)
-        counts = self._counts()
-
-        def draw(size: tuple[int, ...], generator: Generator | None) -> Tensor:
-            number = torch.empty(size, dtype=torch.int64, device=self._device)
-            offset = number.random_(generator=generator) % counts
-            return from_coordinates(least + offset, self._dtype)
-
-        return draw
-
-    def _counts(self) -> Tensor:
-        """Count the integers of each entry; 2**63 and more count as one less than that."""
-        counts = self._high.to(torch.int64) - self._low.to(torch.int64) + 1
-        return torch.where(counts > 0, counts, torch.iinfo(torch.int64).max)
-
-    def enumerate(self, use_mask: bool = False) -> Tensor:
-        return from_coordinates(digits(self._counts()) + self._low.to(torch.int64), self._dtype)
-
-    def cardinality(self) -> int:
-        pairs = zip(self.low.flatten().tolist(), self.high.flatten().tolist(), strict=True)
-        return math.prod(int(high) - int(low) + 1 for low, high in pairs)
-
-
-class Bounded(_Box):
+class Bounded(Box):
     """Describe a tensor within a closed box ``[low, high]``, elementwise.
 
     The result is a `BoundedContinuous` for floating dtypes and a `BoundedDiscrete` otherwise.
@@ -170,7 +97,12 @@ class Bounded(_Box):
         super().__init__(shape, device, dtype)
 
     def cast(self, dtype: torch.dtype) -> TensorSpec:
-        return Bounded(self.low, self.high, self._shape, self._device, dtype)
+        return Bounded(*self._bounds(), self._shape, self._device, dtype)
+
+    def _of_space(self, space: Any) -> LeafSpec:
+        if not isinstance(space, ContinuousBox):
+            return super()._of_space(space)
+        return Bounded(space.low, space.high, self._shape, self._device, self._dtype)
 
 
 class BoundedContinuous(Bounded):
@@ -189,10 +121,11 @@ class BoundedContinuous(Bounded):
     def _scales(self) -> tuple[Tensor, Tensor, Tensor | None]:
         if is_compiling():  # a trace has no values to look at, and none to keep
             return _float_sampler(self._low, self._high)
-        if self._sampler is None:
-            low, scale, factor = _float_sampler(self._low, self._high)
-            self._sampler = low, scale, factor if bool((factor != 1).any()) else None
-        return self._sampler
+        return self._prepared(self._make_scales)
+
+    def _make_scales(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        low, scale, factor = _float_sampler(self._low, self._high)
+        return low, scale, factor if bool((factor != 1).any()) else None
 
 
 def _float_sampler(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,7 +144,7 @@ def _float_sampler(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return low, scale, 1 / halved
 
 
-class BoundedDiscrete(_IntegerBox, Bounded):
+class BoundedDiscrete(IntegerBox, Bounded):
     """Describe an integer tensor within a closed box; see `Bounded`."""
 
     domain = "discrete"
@@ -221,7 +154,7 @@ class Unbounded(LeafSpec):
     """Describe a tensor that may take any value of its dtype.
 
     The result is an `UnboundedContinuous` for floating dtypes and an `UnboundedDiscrete`
-    otherwise.
+    otherwise, whichever of the three was called.
 
     Args:
         shape: sizes of the tensor.
@@ -236,10 +169,13 @@ class Unbounded(LeafSpec):
     if not TYPE_CHECKING:  # which would take its result for the type of what is made
 
         def __new__(cls, shape=(1,), device=None, dtype=None, *, domain=None):
-            if cls is not Unbounded:
-                return object.__new__(cls)
-            continuous = _is_continuous(dtype, domain)
-            return object.__new__(UnboundedContinuous if continuous else UnboundedDiscrete)
+            if cls is Unbounded or dtype is not None:
+                continuous = _is_continuous(dtype, domain)
+                kind = UnboundedContinuous if continuous else UnboundedDiscrete
+                if not issubclass(kind, cls) and not issubclass(cls, kind):
+                    return kind(shape, device, dtype)  # the sister that the dtype asks for
+                return object.__new__(kind if cls is Unbounded else cls)
+            return object.__new__(cls)
 
     def __init__(
         self,
@@ -251,8 +187,7 @@ class Unbounded(LeafSpec):
     ):
         super().__init__(shape, device, _checked_dtype(self, dtype, domain))
 
-    @property
-    def space(self) -> ContinuousBox:
+    def _make_space(self) -> ContinuousBox:
         low, high = range_of(self._dtype)
         make = {"size": tuple(self._size), "dtype": self._dtype, "device": self._device}
         return ContinuousBox(
@@ -298,7 +233,7 @@ class UnboundedDiscrete(Unbounded):
         )
 
 
-class Binary(_IntegerBox):
+class Binary(IntegerBox):
     """Describe a tensor of zeros and ones.
 
     Args:
@@ -338,9 +273,28 @@ class Binary(_IntegerBox):
         """Number of entries on the last axis."""
         return self._shape[-1] if self._shape else 1
 
-    @property
-    def space(self) -> BinaryBox:
+    def _make_space(self) -> BinaryBox:
         return BinaryBox(self.n)
+
+    def _of_shape(self, shape: torch.Size) -> Self:
+        if shape[-1:] != self._shape[-1:]:
+            raise SpecError(
+                f"Binary of {self.n} entries got shape {tuple(shape)}. Keep the last size, or make a new one."
+            )
+        return super()._of_shape(shape)
+
+    def _select(self, axis: int, index: Tensor) -> Self:
+        if axis == self.ndim - 1:
+            raise self._encodes(f"index_select along axis {axis}")
+        return super()._select(axis, index)
+
+    def enumerate(self, use_mask: bool = False) -> Tensor:
+        bits = digits(torch.full(self._size[-1:], 2, device=self._device))
+        rows = bits[(slice(None), *(None,) * len(self._size[:-1]))]
+        return rows.expand(len(bits), *self._size).to(self._dtype).contiguous()
+
+    def cardinality(self) -> int:
+        return 2**self.n
 
     def _facts(self) -> dict[str, Any]:
         return {}

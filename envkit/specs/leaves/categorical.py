@@ -6,14 +6,14 @@ choice is drawn, masked, repaired and listed is decided in `choices`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from envkit.errors import SpecError
+from envkit.errors import EncodingError, SpecError
 from envkit.specs.annotations import Device, Numbers, Shape, Value
 from envkit.specs.base import TensorSpec, as_device
 from envkit.specs.leaves.choices import HotChoice, MultipleChoice, SingleChoice
@@ -30,7 +30,7 @@ class Categorical(SingleChoice):
 
     Args:
         n: number of options.
-        shape: sizes of the tensor.
+        shape: sizes of the tensor, ``()`` by default.
         device: where values are made, ``cpu`` by default.
         dtype: int64 by default; ``torch.bool`` with ``n=2`` describes flags.
         mask: allowed options, see `update_mask`.
@@ -42,21 +42,21 @@ class Categorical(SingleChoice):
     def __init__(
         self,
         n: int,
-        shape: Shape = (),
+        shape: Shape | None = None,
         device: Device | None = None,
-        dtype: torch.dtype = torch.int64,
+        dtype: torch.dtype | None = torch.int64,
         mask: Numbers | None = None,
     ):
         self._n = _checked_n(n)
         self._check_flag(dtype)
-        super().__init__(shape, device, dtype)
+        super().__init__(() if shape is None else shape, device, dtype)
         self.update_mask(mask)
 
     def cast(self, dtype: torch.dtype) -> TensorSpec:
         self._check_flag(dtype)
         return super().cast(dtype)
 
-    def _check_flag(self, dtype: torch.dtype) -> None:
+    def _check_flag(self, dtype: torch.dtype | None) -> None:
         if dtype == torch.bool and self._n > 2:
             raise SpecError(
                 f"Categorical with n={self._n} cannot have dtype torch.bool, which holds two "
@@ -113,23 +113,68 @@ class OneHot(SingleChoice, HotChoice):
         shape: sizes of the tensor, the last being ``n``; ``(n,)`` by default.
         device: where values are made, ``cpu`` by default.
         dtype: bool by default.
+        use_register: let `encode` number raw values of any kind, strings for example, in the order in
+            which they first come, and `to_numpy` give them back. Clones share what is registered;
+            copies in other processes do not.
         mask: allowed options, see `update_mask`.
 
     Raises:
         SpecError: fewer than one option, or a shape that does not end in ``n``.
     """
 
+    _register: dict[Any, int] | None
+
     def __init__(
         self,
         n: int,
         shape: Shape | None = None,
         device: Device | None = None,
-        dtype: torch.dtype = torch.bool,
+        dtype: torch.dtype | None = torch.bool,
+        use_register: bool = False,
         mask: Numbers | None = None,
     ):
         self._n = _checked_n(n)
+        self._register = {} if use_register else None
         super().__init__(_ending_in(self, n, shape, "n"), device, dtype)
         self.update_mask(mask)
+
+    @property
+    def use_register(self) -> bool:
+        """Whether raw values are numbered as they come."""
+        return self._register is not None
+
+    def _signature(self) -> tuple[Any, ...]:
+        return (*super()._signature(), self.use_register)
+
+    def _to_tensor(self, raw: Any, ignore_device: bool = False) -> Tensor:
+        if self._register is None or self._is_shape(np.shape(raw)):
+            return super()._to_tensor(raw, ignore_device)
+        values = np.array(raw.tolist() if isinstance(raw, Tensor) else raw, dtype=object)
+        numbers = [self._number(value) for value in values.flatten().tolist()]
+        return super()._to_tensor(torch.tensor(numbers).reshape(values.shape), ignore_device)
+
+    def _number(self, raw: Any) -> int:
+        assert self._register is not None
+        number = self._register.get(raw, len(self._register))
+        if number == self._n:
+            raise EncodingError(
+                f"{raw!r} is new to a register that holds {self._n} values already: {list(self._register)}. "
+                "Pass one of these, or make a spec of more options."
+            )
+        self._register[raw] = number
+        return number
+
+    def to_numpy(self, value: Tensor, safe: bool | None = None) -> np.ndarray:
+        numbers = super().to_numpy(value, safe)
+        if self._register is None:
+            return numbers
+        raws = list(self._register)
+        if numbers.size and int(numbers.max()) >= len(raws):
+            raise EncodingError(
+                f"option {int(numbers.max())} stands for no value yet: {len(raws)} are registered. Encode a value "
+                "before you ask for it."
+            )
+        return np.array([raws[number] for number in numbers.flatten()]).reshape(numbers.shape)
 
     def to_one_hot(self, value: Value, safe: bool | None = None) -> Tensor:
         self._check_if_safe(value, safe)
@@ -166,7 +211,7 @@ class MultiCategorical(MultipleChoice):
         nvec: Numbers,
         shape: Shape | None = None,
         device: Device | None = None,
-        dtype: torch.dtype = torch.int64,
+        dtype: torch.dtype | None = torch.int64,
         mask: Numbers | None = None,
     ):
         device = as_device(device)
@@ -200,16 +245,26 @@ class MultiCategorical(MultipleChoice):
     def _options(self) -> Tensor:
         return self._nvec
 
-    @property
-    def space(self) -> BoxList | CategoricalBox:
+    def _make_space(self) -> BoxList | CategoricalBox:
         return BoxList.from_nvec(self._nvec)
 
-    def cardinality(self) -> int:
-        return math.prod(self._nvec.flatten().tolist())
+    def _counted(self) -> Tensor:
+        rows = self._nvec.reshape(-1, self._nvec.shape[-1])
+        return rows[0] if len(rows) and bool((rows == rows[:1]).all()) else self._nvec
 
     def _facts(self) -> dict[str, Any]:
         masked = {} if self._mask is None else {"masked": True}
         return {"nvec": self._nvec.tolist(), **masked}
+
+    def _select(self, axis: int, index: Tensor) -> MultiCategorical:
+        if axis < len(self._free_shape):
+            return super()._select(axis, index)
+        counts = self._nvec.index_select(-1, index)
+        mask = self._mask
+        if mask is not None:
+            blocks = self._blocks(mask)
+            mask = torch.cat([blocks[i] for i in index.tolist()], -1)
+        return MultiCategorical(counts, counts.shape, self._device, self._dtype, mask)
 
     def _from_index(self, index: Tensor) -> Tensor:
         return index.to(self._dtype)
@@ -249,7 +304,7 @@ class MultiOneHot(MultipleChoice, HotChoice):
         nvec: Sequence[int] | Tensor,
         shape: Shape | None = None,
         device: Device | None = None,
-        dtype: torch.dtype = torch.bool,
+        dtype: torch.dtype | None = torch.bool,
         mask: Numbers | None = None,
     ):
         self._nvec = tuple(_checked_n(int(n)) for n in nvec)

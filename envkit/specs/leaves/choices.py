@@ -47,7 +47,8 @@ class Choices(LeafSpec):
     _mask: Tensor | None = None
     _mask_is_checked: bool = False
 
-    def __init__(self, shape: Shape, device: Device | None, dtype: torch.dtype):
+    def __init__(self, shape: Shape, device: Device | None, dtype: torch.dtype | None):
+        dtype = torch.get_default_dtype() if dtype is None else dtype
         if require_dtype(dtype).is_complex:
             raise SpecError(
                 f"{type(self).__name__} got dtype {dtype}, but options are counted. Pass an "
@@ -160,13 +161,21 @@ class Choices(LeafSpec):
         return torch.stack([block.argmax(-1) for block in self._blocks(scores)], -1)
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
-        index = digits(self._options.expand(*self._lead, self._options.shape[-1]))
+        options = self._counted()
+        index = digits(options)
+        if options.ndim == 1:  # every position of the batch takes the same value
+            index = index[(slice(None), *(None,) * len(self._lead))]
+        index = index.expand(len(index), *self._lead, -1)
         if use_mask:
             index = index[self._allowed(index).reshape(len(index), -1).all(1)]
-        return self._from_index(index)
+        return self._from_index(index).contiguous()
 
     def cardinality(self) -> int:
-        return math.prod(self._sizes) ** self._lead.numel()
+        return math.prod(self._counted().flatten().tolist())
+
+    def _counted(self) -> Tensor:
+        """Options of the sub-choices of one position, shape ``(choices,)``."""
+        return torch.tensor(self._sizes, device=self._device)
 
     def _nearest(self, value: Tensor) -> Tensor:
         index = self._in_range(self._to_index(value))
@@ -250,9 +259,15 @@ class SingleChoice(Choices):
         """Number of options."""
         return self._n
 
-    @property
-    def space(self) -> CategoricalBox:
+    def _make_space(self) -> CategoricalBox:
         return CategoricalBox(self._n)
+
+    def _of_space(self, space: Any) -> LeafSpec:
+        if not isinstance(space, CategoricalBox):
+            return super()._of_space(space)
+        kind: Any = type(self)
+        mask = self._mask if space.n == self._n else None
+        return kind(space.n, self._shape, self._device, self._dtype, mask=mask)
 
     @property
     def _sizes(self) -> tuple[int, ...]:
@@ -272,9 +287,16 @@ class SingleChoice(Choices):
 class MultipleChoice(Choices):
     """Several choices side by side."""
 
-    @property
-    def space(self) -> BoxList | CategoricalBox:
+    def _make_space(self) -> BoxList | CategoricalBox:
         return BoxList.from_nvec(self._sizes)
+
+    def _of_space(self, space: Any) -> LeafSpec:
+        if not (isinstance(space, BoxList) and all(isinstance(b, CategoricalBox) for b in space)):
+            return super()._of_space(space)
+        kind: Any = type(self)
+        sizes = [box.n for box in space]
+        mask = self._mask if sizes == list(self._sizes) else None
+        return kind(sizes, self._shape, self._device, self._dtype, mask=mask)
 
     def _facts(self) -> dict[str, Any]:
         masked = {} if self._mask is None else {"masked": True}

@@ -22,7 +22,7 @@ from torch.compiler import is_compiling
 from envkit.errors import EncodingError, SpecError, SpecTypeError
 from envkit.specs import shapes
 from envkit.specs.annotations import Device, Place, Shape
-from envkit.specs.base import TensorSpec, as_device, checks_values
+from envkit.specs.base import TensorSpec, as_device, checks_values, require_dtype
 from envkit.specs.shapes import Index, ShapeOp, as_shape, known, lead
 
 __all__ = ["LeafSpec"]
@@ -43,13 +43,66 @@ class LeafSpec(TensorSpec):
         self._dtype = dtype
         self._set_shape(as_shape(shape))
 
+    # -- assignment --------------------------------------------------------------------
+
+    def _become(self, other: LeafSpec) -> None:
+        """Turn this very object into another spec, of a sister class where the dtype asks for it."""
+        self.__class__ = type(other)  # type: ignore[assignment]
+        self.__dict__ = other.__getstate__()
+
+    @property
+    def shape(self) -> torch.Size:
+        """Sizes including the env's batch axes; bounds and masks follow where they can.
+
+        Raises:
+            SpecError: bounds or a mask are to be spread that differ along an axis that is no more.
+        """
+        return self._shape
+
+    @shape.setter
+    def shape(self, shape: Shape) -> None:
+        self._become(self._of_shape(as_shape(shape)))
+
+    def _of_shape(self, shape: torch.Size) -> Self:
+        free = self._without_encoding(shape)
+        new = self._map_contents(lambda content: _spread(content, self._free_shape, known(free)))
+        new._set_shape(shape)
+        return new
+
     @property
     def device(self) -> torch.device:
         return self._device
 
+    @device.setter
+    def device(self, device: Device) -> None:
+        self._become(self.to(device))  # type: ignore[arg-type]
+
     @property
     def dtype(self) -> torch.dtype:
         return self._dtype
+
+    @dtype.setter
+    def dtype(self, dtype: torch.dtype) -> None:
+        self._become(self.cast(require_dtype(dtype)))  # type: ignore[arg-type]
+
+    @property
+    def space(self) -> Any:
+        return self._make_space()
+
+    @space.setter
+    def space(self, space: Any) -> None:
+        self._become(self._of_space(space))
+
+    def _make_space(self) -> Any:
+        return None
+
+    def _of_space(self, space: Any) -> LeafSpec:
+        """Make the spec with another domain."""
+        if space == self._make_space():
+            return self
+        raise SpecTypeError(
+            f"{type(self).__name__} cannot take the space {space!r}. Make a spec that has it."
+        )
 
     def _set_shape(self, shape: torch.Size) -> None:
         self._shape = shape
@@ -80,7 +133,9 @@ class LeafSpec(TensorSpec):
     def clone(self) -> Self:
         return self._map_contents(torch.clone)
 
-    def to(self, dest: Place) -> TensorSpec:
+    def to(self, dest: Place | None) -> TensorSpec:
+        if dest is None:
+            return self
         if isinstance(dest, torch.dtype):
             return self.cast(dest)
         device = as_device(dest)
@@ -255,6 +310,21 @@ _NUMPY_DTYPES: dict[torch.dtype, Any] = {
     torch.complex64: np.complex64,
     torch.complex128: np.complex128,
 }
+
+
+def _spread(content: Tensor, shape: torch.Size, sizes: torch.Size) -> Tensor:
+    """Give a tensor with leading axes ``shape`` the leading axes ``sizes``, if that loses nothing."""
+    rest = content.shape[len(shape) :]
+    first = content[(slice(0, 1),) * len(shape)]
+    if content.numel() and bool((content == first).all()):
+        content = first.reshape(rest)
+    try:
+        return content.expand((*sizes, *rest))
+    except RuntimeError as error:
+        raise SpecError(
+            f"a spec of shape {tuple(shape)} whose bounds or mask differ along it cannot take the shape "
+            f"{tuple(sizes)}. Assign its `space` or mask first, or make a new spec."
+        ) from error
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorDataBase, NonTensorStack, TensorDictBase
+from tensordict import NonTensorData, NonTensorDataBase, NonTensorStack, TensorDictBase, lazy_stack
 from torch import Generator, Tensor
 
 from envkit.errors import NotEnumerableError, SpecError, SpecTypeError
@@ -29,14 +30,19 @@ class NonTensor(LeafSpec):
         example_data: the object that `rand`, `zero` and `one` give.
         batched: give every element of the batch its own entry (`NonTensorStack`), instead of one
             object for all.
+        feature_dims: number of last axes that one entry covers, where all axes before them have entries
+            of their own; excludes ``batched``, which is 0 of them.
 
-    ``dtype`` and ``space`` are None. Two specs are equal whatever their examples are.
+    ``dtype`` and ``space`` are None.
 
     Raises:
-        SpecError: ``device`` is none, as an example is not that was passed in its place.
+        SpecError: ``batched`` and ``feature_dims`` are both given, or there are fewer axes than the
+            latter, or ``device`` is none, as an example is not that was passed in its place.
     """
 
     _dtype: torch.dtype | None  # type: ignore[assignment]
+    _takes_batch_axes = True
+    _entry_ndim: int | None  # None: one entry for all axes there are
 
     def __init__(
         self,
@@ -44,8 +50,14 @@ class NonTensor(LeafSpec):
         device: Device | None = None,
         dtype: None = None,
         example_data: object = None,
-        batched: bool = False,
+        batched: bool | None = None,
+        feature_dims: int | None = None,
     ):
+        if batched is not None and feature_dims is not None:
+            raise SpecError(
+                f"NonTensor got batched={batched} and feature_dims={feature_dims}, which say the same thing. "
+                "Pass one of them."
+            )
         try:
             device = None if device is None else torch.device(device)
         except (RuntimeError, TypeError) as error:
@@ -54,8 +66,32 @@ class NonTensor(LeafSpec):
                 f"Pass an example by name: NonTensor({shape!r}, example_data={device!r})."
             ) from error
         super().__init__(shape, device, dtype)  # type: ignore[arg-type]
+        if feature_dims is not None and not 0 <= feature_dims <= self.ndim:
+            raise SpecError(
+                f"NonTensor of shape {tuple(self.shape)} got feature_dims={feature_dims}. Pass a number from 0 "
+                f"to {self.ndim}."
+            )
         self.example_data = example_data
-        self.batched = batched
+        self._entry_ndim = 0 if batched else feature_dims
+
+    @property
+    def batched(self) -> bool:
+        """Whether every element has an entry of its own."""
+        return self._entry_ndim == 0
+
+    @property
+    def feature_dims(self) -> int:
+        """Number of last axes that one entry covers."""
+        return self.ndim if self._entry_ndim is None else self._entry_ndim
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            super().__eq__(other)
+            and isinstance(other, NonTensor)
+            and _same_object(self.example_data, other.example_data)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
 
     def cast(self, dtype: torch.dtype) -> TensorSpec:
         return self._copy()
@@ -64,10 +100,16 @@ class NonTensor(LeafSpec):
         return {"example_data": self.example_data}
 
     def _wrap(self, data: Any, shape: Shape) -> Any:
-        wrapped = NonTensorData(
-            data, batch_size=torch.Size((*lead(shape), *self._size)), device=self._device
-        )
-        return wrapped.maybe_to_stack() if self.batched else wrapped  # type: ignore[attr-defined]
+        size = torch.Size((*lead(shape), *self._size))
+        if self._entry_ndim is None:
+            return NonTensorData(data, batch_size=size, device=self._device)
+        rows = len(size) - self._entry_ndim
+        entry: Any = NonTensorData(data, batch_size=size[rows:], device=self._device)
+        if not self._entry_ndim:
+            return entry.expand(size).maybe_to_stack()
+        for count in reversed(size[:rows]):
+            entry = lazy_stack([entry.clone() for _ in range(count)])
+        return entry
 
     def rand(self, shape: Shape = (), generator: Generator | None = None) -> Value:
         return self._wrap(self.example_data, shape)
@@ -116,3 +158,12 @@ class NonTensor(LeafSpec):
         raise NotEnumerableError(
             "the objects that NonTensor describes cannot be counted. Leave this entry out."
         )
+
+
+def _same_object(a: Any, b: Any) -> bool:
+    """Compare two examples, which may be arrays."""
+    if a is b:
+        return True
+    if isinstance(a, (np.ndarray, Tensor)) or isinstance(b, (np.ndarray, Tensor)):
+        return type(a) is type(b) and bool(np.array_equal(np.asarray(a), np.asarray(b)))
+    return bool(a == b)

@@ -6,7 +6,7 @@ This module decides how a domain is named and compared. It knows no spec: a box 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -18,12 +18,43 @@ from envkit.specs.annotations import Place
 __all__ = ["BinaryBox", "BoxList", "CategoricalBox", "ContinuousBox", "DiscreteBox"]
 
 
-@dataclass(frozen=True, eq=False)
 class ContinuousBox:
-    """Hold the bounds of a closed box; ``low`` and ``high`` have the shape of the spec."""
+    """Hold the bounds of a closed box; ``low`` and ``high`` have the shape of the spec.
 
-    low: Tensor
-    high: Tensor
+    Args:
+        low: lower bounds.
+        high: upper bounds.
+        assigned: called with the box when another bound is assigned to it.
+    """
+
+    def __init__(
+        self, low: Tensor, high: Tensor, assigned: Callable[[ContinuousBox], Any] | None = None
+    ):
+        self._low, self._high, self._assigned = low, high, assigned
+
+    @property
+    def low(self) -> Tensor:
+        return self._low
+
+    @low.setter
+    def low(self, low: Tensor) -> None:
+        self._assign(low, self._high)
+
+    @property
+    def high(self) -> Tensor:
+        return self._high
+
+    @high.setter
+    def high(self, high: Tensor) -> None:
+        self._assign(self._low, high)
+
+    def _assign(self, low: Tensor, high: Tensor) -> None:
+        if self._assigned is not None:
+            self._assigned(ContinuousBox(low, high))
+        self._low, self._high = low, high
+
+    def __repr__(self) -> str:
+        return f"ContinuousBox(low={self._low}, high={self._high})"
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.low, self.high))

@@ -11,7 +11,6 @@ Conventions
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -23,7 +22,6 @@ from envkit.errors import SpecError, SpecTypeError
 from envkit.specs.annotations import Key, Place, Shape, Value
 from envkit.specs.leaves.leaf import LeafSpec
 from envkit.specs.leaves.objects import NonTensor
-from envkit.specs.leaves.order import digits
 from envkit.specs.leaves.spaces import BoxList
 from envkit.specs.shapes import Index, Reshape, ShapeOp, lead, names_after
 
@@ -41,7 +39,7 @@ class Choice(LeafSpec):
             for the `NonTensor` that makes it.
 
     Raises:
-        SpecTypeError: a member is no leaf spec.
+        SpecTypeError: a member is no leaf spec, or the members are of several classes.
         SpecError: no member, or members that differ in shape, dtype or device.
     """
 
@@ -53,6 +51,12 @@ class Choice(LeafSpec):
         if not self._choices:
             raise SpecError("a Choice got no members. Pass at least one spec.")
         first = self._choices[0]
+        kinds = {type(spec) for spec in self._choices}
+        if len(kinds) > 1:
+            raise SpecTypeError(
+                f"the members of a Choice are of several classes: {sorted(kind.__name__ for kind in kinds)}. "
+                "Pass specs of one class."
+            )
         for what in ("shape", "dtype", "device"):
             found = [getattr(spec, what) for spec in self._choices]
             if any(other != found[0] for other in found):
@@ -79,8 +83,7 @@ class Choice(LeafSpec):
         domains = {spec.domain for spec in self._choices}
         return domains.pop() if len(domains) == 1 else None
 
-    @property
-    def space(self) -> BoxList:
+    def _make_space(self) -> BoxList:
         return BoxList(tuple(spec.space for spec in self._choices))
 
     @property
@@ -119,6 +122,12 @@ class Choice(LeafSpec):
                 "that merges rows with the values in them. Reshape the members instead."
             )
         return axes
+
+    def _of_shape(self, shape: torch.Size) -> Self:
+        new = self._each(lambda spec: spec._of_shape(shape))
+        added = (None,) * (len(shape) - self.ndim)
+        new._axes = (*added, *self._axes)[-len(shape) :] if shape else ()
+        return new
 
     def _with_dynamic(self, axis: int) -> Self:
         return self._each(lambda spec: spec._with_dynamic(axis))
@@ -203,17 +212,11 @@ class Choice(LeafSpec):
 
     def enumerate(self, use_mask: bool = False) -> Value:
         values = torch.cat([spec.enumerate(use_mask) for spec in self._one_row()])
-        rows = [i for i, axis in enumerate(self._axes) if axis is None]
-        if not rows:
-            return values
-        sizes = [self._size[i] for i in rows]
-        listed = values[digits(torch.full(sizes, len(values), device=self._device))]
-        order = sorted(range(self.ndim), key=lambda i: self._axes[i] is not None)
-        return listed.permute(0, *(1 + order.index(i) for i in range(self.ndim)))
+        rows = (None if axis is None else slice(None) for axis in self._axes)
+        return values[(slice(None), *rows)].expand(len(values), *self._size).contiguous()
 
     def cardinality(self) -> float | int:
-        count = sum(spec.cardinality() for spec in self._one_row())
-        return count ** math.prod(self._rows)
+        return sum(spec.cardinality() for spec in self._one_row())
 
     def _one_row(self) -> list[Any]:
         """The members without their row axes, along which they are all the same."""

@@ -37,7 +37,8 @@ def mapped(members: Members, dim: int, shape: torch.Size, op: ShapeOp) -> Any:
         op: one of the operations of `shapes`.
 
     Returns:
-        A member if the operation picks one, else a spec that ``torch.stack`` makes.
+        The very member if the operation picks one, so that an edit of it shows in the stack; else a spec
+        that ``torch.stack`` makes.
 
     Raises:
         SpecStackError: the result is no stack.
@@ -90,7 +91,9 @@ def _indexed(members: Members, dim: int, op: Index) -> Any:
         new_axis += not _drops_axis(item)
     inner = Index(tuple(rest))
     if _drops_axis(chosen):
-        return _chosen(members, [int(chosen)])[0]._map_shape(inner)  # type: ignore[arg-type]
+        [member] = _chosen(members, [int(chosen)])  # type: ignore[arg-type]
+        whole = all(isinstance(item, slice) and item == slice(None) for item in rest)
+        return member if whole else member._map_shape(inner)
     if chosen_axis is None:  # the stack axis comes after all items
         chosen_axis = new_axis + dim - axis
     picked = [spec._map_shape(inner) for spec in _chosen(members, chosen)]

@@ -12,14 +12,14 @@ Conventions
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from envkit.errors import EncodingError, SpecError, SpecStackError
+from envkit.errors import EncodingError, NotSelectableError, SpecError, SpecStackError
 from envkit.specs.annotations import Key, Place, Shape, Value
 from envkit.specs.base import TensorSpec
 from envkit.specs.leaves.order import digits
@@ -76,6 +76,18 @@ class Stack(TensorSpec):
         return self._stack_dim
 
     @property
+    def dim(self) -> int:
+        """Another name of ``stack_dim``."""
+        return self._stack_dim
+
+    def __len__(self) -> int:
+        """Size of the first axis."""
+        return self._shape[0]
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
     def is_choice(self) -> bool:  # type: ignore[override]
         return all(spec.is_choice for spec in self._members)
 
@@ -110,8 +122,8 @@ class Stack(TensorSpec):
     def clone(self) -> Self:
         return self._each(lambda spec: spec.clone())
 
-    def to(self, dest: Place) -> Self:
-        return self._each(lambda spec: spec.to(dest))
+    def to(self, dest: Place | None) -> Self:
+        return self if dest is None else self._each(lambda spec: spec.to(dest))
 
     def cast(self, dtype: torch.dtype) -> Self:
         return self._each(lambda spec: spec.cast(dtype))
@@ -120,6 +132,11 @@ class Stack(TensorSpec):
 
     def _map_shape(self, op: ShapeOp) -> Any:
         return restack.mapped(self._members, self._stack_dim, self._free_shape, op)
+
+    def _select(self, axis: int, index: Tensor) -> Any:
+        raise NotSelectableError(
+            "torch.index_select has no form for a stack of unlike specs. Index the stack: stack[index]."
+        )
 
     def _with_dynamic(self, axis: int) -> Any:
         if axis == self._stack_dim:
@@ -219,10 +236,6 @@ class Stack(TensorSpec):
         return self._join(values, self._stack_dim)
 
     def _raw_parts(self, raw: Any) -> Sequence[Any]:
-        if isinstance(raw, Mapping):
-            columns = {key: self._raw_parts(item) for key, item in raw.items()}
-            rows = zip(*columns.values(), strict=True)
-            return [dict(zip(columns, row, strict=True)) for row in rows]
         if isinstance(raw, Tensor) and raw.is_nested:
             return raw.unbind(0)
         if getattr(raw, "ndim", 0) > self._stack_dim:
@@ -251,8 +264,12 @@ class Stack(TensorSpec):
         arrays = self._mapped_members(lambda spec, part: spec.to_numpy(part, safe=False), parts)
         return self._join_numpy(arrays, self._stack_dim + self._extra_axes(value))
 
-    def _join_numpy(self, arrays: list[Any], dim: int) -> Any:
-        return arrays
+    def _join_numpy(self, arrays: Sequence[Any], dim: int) -> Any:
+        """Stack the NumPy data of the members; a list of it where it has no common shape."""
+        first = arrays[0]
+        if all(isinstance(array, np.ndarray) and array.shape == first.shape for array in arrays):
+            return np.stack(arrays, dim)
+        return list(arrays)
 
     def to_one_hot(self, value: Value, safe: bool | None = None) -> Value:
         self._check_if_safe(value, safe)

@@ -14,9 +14,8 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
-import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, is_tensor_collection, lazy_stack
+from tensordict import LazyStackedTensorDict, is_tensor_collection, is_tensorclass, lazy_stack
 from torch import Tensor
 
 from envkit.errors import SpecStackError
@@ -27,7 +26,7 @@ from envkit.specs.shapes import ShapeOp, names_after
 from envkit.specs.stacks.stack_base import Stack
 from envkit.specs.trees.branch import Child
 from envkit.specs.trees.composite import Composite
-from envkit.specs.trees.walk import as_path
+from envkit.specs.trees.walk import as_path, is_key
 
 __all__ = ["Stacked", "StackedComposite", "stack"]
 
@@ -111,13 +110,6 @@ class Stacked(Stack):
         if isinstance(value, Tensor) and value.is_nested:
             return 0
         return super()._extra_axes(value)
-
-    def _join_numpy(self, arrays: list[Any], dim: int) -> Any:
-        if all(
-            isinstance(array, np.ndarray) and array.shape == arrays[0].shape for array in arrays
-        ):
-            return np.stack(arrays, dim)
-        return arrays
 
     def type_check(self, value: object, key: Key | None = None) -> None:
         if isinstance(value, Tensor):  # the members share the dtype, whatever the shape
@@ -206,7 +198,7 @@ class StackedComposite(Stack, Composite):
     def __init__(self, *specs: TensorSpec, dim: int = 0):
         super().__init__(*specs, dim=dim)
         self._locked, self._lock_parents = False, []
-        self.data_cls = None
+        self.data_cls = None  # each member's values are of its own class
 
     @staticmethod
     def _kind(spec: TensorSpec) -> tuple[Any, ...]:
@@ -279,11 +271,22 @@ class StackedComposite(Stack, Composite):
         self._mapped_members(lambda member, part: member.set(key, part), parts)
         return self
 
+    def __setitem__(self, key: Key, spec: Child) -> None:
+        if not is_key(key):
+            raise SpecStackError(
+                f"a member of a stack of composites cannot be exchanged, got the index {key!r}. Edit the "
+                "member, e.g. stack[i][key] = spec, or stack anew."
+            )
+        super().__setitem__(key, spec)
+
     def __delitem__(self, key: Key) -> None:
+        """Delete an entry from all members that have it."""
         path = as_path(key)
-        self.get(path)
+        owners = [member for member in self._members if path in member.keys(include_nested=True)]
+        if not owners:
+            raise self._no_such_key(key)
         self._check_unlocked(f"delete {key!r}")
-        for member in self._members:
+        for member in owners:
             del member[path]
 
     def update(self, other: Mapping[Any, Any] | Composite) -> Self:
@@ -293,7 +296,37 @@ class StackedComposite(Stack, Composite):
             return self
         return super().update(other)
 
+    def _join_numpy(self, arrays: Sequence[Any], dim: int) -> dict[str, Any]:
+        names = dict.fromkeys(name for entries in arrays for name in entries)
+        columns = {name: [entries.get(name) for entries in arrays] for name in names}
+        return {name: self._join_column(column, dim) for name, column in columns.items()}
+
+    def _join_column(self, column: list[Any], dim: int) -> Any:
+        if all(isinstance(entry, dict) for entry in column):
+            return self._join_numpy(column, dim)
+        return super()._join_numpy(column, dim)
+
+    def to_numpy(self, value: Value, safe: bool | None = None) -> dict[str, Any]:
+        """Turn each entry into one array if it can be, else into a list with an item for each member.
+
+        An entry that a member lacks is None there.
+        """
+        return super().to_numpy(value, safe)
+
+    def _raw_parts(self, raw: Any) -> Sequence[Any]:
+        if not isinstance(raw, Mapping):
+            return super()._raw_parts(raw)
+        columns = {key: self._raw_parts(item) for key, item in raw.items()}
+        rows = zip(*columns.values(), strict=True)
+        parts = [dict(zip(columns, row, strict=True)) for row in rows]
+        return [
+            {k: v for k, v in part.items() if v is not None or k in spec}
+            for spec, part in zip(self._members, parts, strict=True)
+        ]
+
     def _join(self, values: Sequence[Any], dim: int) -> Any:
+        if any(is_tensorclass(value) for value in values):
+            return lazy_stack(list(values), dim)
         return LazyStackedTensorDict(*values, stack_dim=dim, stack_dim_name=self._stack_name)
 
     def _split(self, value: Any) -> Sequence[Any] | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, ClassVar, Self
 
-from envkit.errors import ArgumentError, MissingKeyError, SpecError, SpecTypeError
+from envkit.errors import ArgumentError, MissingKeyError, ReservedKeyError, SpecError, SpecTypeError
 from envkit.specs.annotations import AxisIndex, Key
 from envkit.specs.base import TensorSpec
 from envkit.specs.trees.locks import Lockable
@@ -30,6 +30,8 @@ from envkit.specs.trees.walk import (
 
 __all__ = ["Branch", "Child"]
 
+_RESERVED = frozenset(("shape", "device", "dtype", "space"))
+
 Child = TensorSpec | Mapping[Any, Any] | None
 """What a tree takes under a key: a spec, a dict of specs, or nothing."""
 
@@ -38,8 +40,10 @@ class Branch(Lockable, TensorSpec):
     """A tree of specs: one per key, nested trees for nested keys."""
 
     _caches: ClassVar[tuple[str, ...]] = ("_lock_parents",)
+    _takes_batch_axes = True
 
     _specs: dict[str, TensorSpec | None]
+    data_cls: type | None
 
     def _below(self, specs: Mapping[Any, Any] | None = None) -> Branch:
         """Make a tree of this one's shape and device, to be put below it."""
@@ -51,6 +55,7 @@ class Branch(Lockable, TensorSpec):
             and isinstance(other, Branch)
             and self._shape == other._shape
             and self._device == other._device
+            and self.data_cls is other.data_cls
             and self._specs == other._specs
         )
 
@@ -111,7 +116,8 @@ class Branch(Lockable, TensorSpec):
     def set(self, key: Key, spec: Child) -> Self:
         """Put a child at a key, making the composites in between with this one's shape.
 
-        A child on another device than the composite's is moved; a dict becomes a composite.
+        A child on another device than the composite's is moved; a dict becomes a composite; a composite or
+        non-tensor spec whose shape is only the beginning of this one's is copied and given this one's.
 
         Returns:
             This composite.
@@ -146,6 +152,16 @@ class Branch(Lockable, TensorSpec):
         return self
 
     def __setitem__(self, key: Key, spec: Child) -> None:
+        """Put a child at a key; see `set`.
+
+        Raises:
+            ReservedKeyError: the key is the name of what every spec has.
+        """
+        if as_path(key)[-1] in _RESERVED:
+            raise ReservedKeyError(
+                f"{key!r} names an attribute of the spec, and an entry of that name is most often a slip. "
+                "Assign the attribute, choose another key, or call `spec.set(key, child)`."
+            )
         self.set(key, spec)
 
     def _set_from(self, name: str, rest: list[str], spec: Child) -> None:
@@ -166,6 +182,8 @@ class Branch(Lockable, TensorSpec):
                 f"entry {name!r} is {spec!r} of type {type(spec).__name__}. "
                 "Pass a spec, a dict of specs or None."
             )
+        if spec._takes_batch_axes:
+            spec = self._spread(name, spec)
         if spec._free_shape[: self.ndim] != self.shape:
             raise SpecError(
                 f"entry {name!r} has shape {tuple(spec.shape)}, which does not begin with the "
@@ -175,6 +193,15 @@ class Branch(Lockable, TensorSpec):
         if self._device is not None and spec.device != self._device:
             return spec.to(self._device)
         return spec
+
+    def _spread(self, name: str, spec: TensorSpec) -> TensorSpec:
+        """Give a child whose shape begins this one's all of this one's axes."""
+        if spec.ndim >= self.ndim or spec.shape != self.shape[: spec.ndim]:
+            return spec
+        copy: Any = spec.clone()
+        with at_entry(name):
+            copy.shape = self.shape
+        return copy
 
     def __delitem__(self, key: Key) -> None:
         *path, name = as_path(key)

@@ -12,26 +12,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import EllipsisType
 from typing import Any, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection, is_tensorclass
-from torch import Generator
+from torch import Generator, Tensor
 
 from envkit.errors import SpecError, SpecTypeError
 from envkit.specs import shapes
 from envkit.specs.annotations import Device, Key, Place, Shape
 from envkit.specs.base import TensorSpec, as_device
 from envkit.specs.leaves.order import digits
-from envkit.specs.shapes import Names, ShapeOp, as_shape, lead
+from envkit.specs.shapes import ShapeOp, as_shape, lead
+from envkit.specs.trees.batch import Batched
 from envkit.specs.trees.branch import Branch, Child
 from envkit.specs.trees.walk import at_entry
 
 __all__ = ["Composite"]
 
 
-class Composite(Branch):
+class Composite(Batched):
     """Describe a TensorDict: one spec per key, nested composites for nested TensorDicts.
 
     Args:
@@ -47,9 +47,6 @@ class Composite(Branch):
         SpecError: a child's shape does not begin with ``shape``.
         SpecTypeError: a child is no spec, or ``specs`` is no dict.
     """
-
-    _names: Names | None
-    data_cls: type | None
 
     def __init__(
         self,
@@ -80,9 +77,10 @@ class Composite(Branch):
         self._locked = False
         self._lock_parents = []
         self.data_cls = data_cls
-        self.names = names
+        self._names = None
         for key, spec in {**dict((specs or {}).items()), **kwargs}.items():
             self.set(key, spec)
+        self.names = names
 
     def _below(self, specs: Mapping[Any, Any] | None = None) -> Composite:
         return Composite(specs, shape=self._shape, device=self._device)
@@ -92,77 +90,11 @@ class Composite(Branch):
             shape=self._shape, device=self._device, names=self._names, data_cls=self.data_cls
         )
 
-    # -- description -------------------------------------------------------------------
-
-    @property
-    def shape(self) -> torch.Size:
-        return self._shape
-
-    @shape.setter
-    def shape(self, shape: Shape) -> None:
-        self._check_unlocked("assign its shape")
-        shape = as_shape(shape)
-        for key, leaf in self.items(include_nested=True, leaves_only=True):
-            if leaf is not None and leaf._free_shape[: len(shape)] != shape:
-                raise SpecError(
-                    f"shape {tuple(shape)} is not the beginning of the shape {tuple(leaf.shape)} "
-                    f"of entry {key!r}. Expand the spec instead, or pass a prefix."
-                )
-        self._assign_shape(shape)
-
-    def _assign_shape(self, shape: torch.Size) -> None:
-        if shape != self._shape:
-            self._shape, self._names = shape, None
-        for child in self._specs.values():
-            if isinstance(child, Composite) and child.shape[: len(shape)] != shape:
-                child._assign_shape(shape)
-
-    @property
-    def batch_size(self) -> torch.Size:
-        """Another name of ``shape``."""
-        return self.shape
-
-    @batch_size.setter
-    def batch_size(self, shape: Shape) -> None:
-        self.shape = shape
-
-    @property
-    def names(self) -> list[str | None]:
-        """Names of the batch axes, ``None`` where there is none."""
-        return [None] * self.ndim if self._names is None else list(self._names)
-
-    @names.setter
-    def names(self, names: Sequence[str | None] | None) -> None:
-        self._names = self._checked_names(names)
-
-    def _checked_names(self, names: Sequence[str | None] | None) -> Names | None:
-        """Complete names to be assigned; ``None`` if no axis has one."""
-        self._check_unlocked("name its axes")
-        if names is not None and len(names) != self.ndim:
-            raise SpecError(
-                f"names {list(names)} do not fit shape {tuple(self.shape)}. "
-                f"Pass {self.ndim} of them."
-            )
-        return tuple(names) if names is not None and any(names) else None
-
-    def refine_names(self, *names: str | EllipsisType | None) -> Self:
-        """Name batch axes in place; ``None`` keeps a name, ``...`` keeps those in between.
-
-        Returns:
-            This composite.
-
-        Raises:
-            SpecError: the number of names differs, or an axis has another name already.
-        """
-        self.names = shapes.refined_names(self.names, names)
-        return self
-
-    def _facts(self) -> dict[str, Any]:
-        return {} if self._names is None else {"names": self.names}
-
     # -- shape, device, dtype ----------------------------------------------------------
 
-    def to(self, dest: Place) -> Self:
+    def to(self, dest: Place | None) -> Self:
+        if dest is None:
+            return self
         if isinstance(dest, torch.dtype):
             return self.cast(dest)
         device = as_device(dest)
@@ -178,6 +110,12 @@ class Composite(Branch):
             lambda child: child._map_shape(op),
             _shape=shape,
             _names=names if names and any(names) else None,
+        )
+
+    def _select(self, axis: int, index: Tensor) -> Self:
+        return self._map(
+            lambda child: child._select(axis, index),
+            _shape=torch.Size((*self._shape[:axis], len(index), *self._shape[axis + 1 :])),
         )
 
     def _with_dynamic(self, axis: int) -> Self:
@@ -246,7 +184,7 @@ class Composite(Branch):
     # -- testing and repairing ---------------------------------------------------------
 
     def is_in(self, value: object) -> bool:
-        if not is_tensor_collection(value):
+        if not is_tensor_collection(value) or not self._is_kind(value):
             return False
         for name, spec in self._specs.items():
             if spec is None:
@@ -256,9 +194,16 @@ class Composite(Branch):
                 return False
         return True
 
+    def _is_kind(self, value: object) -> bool:
+        """Say whether data is of the class that the spec makes."""
+        kind = self.data_cls
+        return kind is None or issubclass(kind, TensorDictBase) or isinstance(value, kind)
+
     def _complaint(self, value: Any) -> str:
         if not is_tensor_collection(value):
             return f"got {type(value).__name__}, which is no TensorDict"
+        if not self._is_kind(value):
+            return f"got {type(value).__name__} instead of {self.data_cls}"
         for name, spec in self._children().items():
             found = None if spec is None else _entry_of(value, name)
             if spec is not None and found is None:
@@ -268,10 +213,15 @@ class Composite(Branch):
         return f"got {value!r}"
 
     def project(self, value: TensorDictBase) -> TensorDictBase:
-        """Return the TensorDict itself if it is in the spec, else a new one of nearest entries."""
+        """Exchange the entries outside the spec for the nearest ones inside; gives the TensorDict itself."""
         if self.is_in(value):
             return value
-        return self._replaced(value, lambda spec, found: spec.project(found))
+        for name, spec, found in self._present(value):
+            with at_entry(name):
+                nearest = spec.project(found)
+            if nearest is not found:
+                value.set(name, nearest)
+        return value
 
     def type_check(self, value: object, key: Key | None = None) -> None:
         """Check the dtypes of all entries that are there.

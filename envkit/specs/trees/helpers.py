@@ -6,7 +6,7 @@ that a member of a stack lacks. It knows no env.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +16,9 @@ from tensordict import (
     NonTensorStack,
     TensorDictBase,
     is_tensor_collection,
+    is_tensorclass,
 )
+from torch import Tensor
 
 from envkit.errors import SpecTypeError
 from envkit.specs.base import TensorSpec
@@ -61,7 +63,7 @@ def make_composite_from_td(
         dynamic_shape: mark the first axis after the batch axes as of unknown size (-1).
 
     Returns:
-        A `Composite` of the batch size and device of ``td``.
+        A `Composite` of the batch size and device of ``td``; it makes data of a tensorclass again.
 
     Raises:
         SpecTypeError: ``td`` is no TensorDict.
@@ -75,11 +77,18 @@ def make_composite_from_td(
     if isinstance(td, LazyStackedTensorDict):
         members = [make_composite_from_td(part, **options) for part in td.unbind(td.stack_dim)]
         return stack(members, td.stack_dim)
-    specs = {name: _describe(td, td.get(name), options) for name in td.keys()}
-    return Composite(specs, shape=td.batch_size, device=td.device)
+    specs = Composite(shape=td.batch_size, device=td.device)
+    specs.data_cls = type(td) if is_tensorclass(td) else None
+    for name in td.keys():
+        specs.set(name, _describe(td, td.get(name), options))
+    return specs
 
 
 def _describe(td: TensorDictBase, value: Any, options: dict[str, bool]) -> TensorSpec:
+    if not isinstance(value, Tensor) and not is_tensor_collection(
+        value
+    ):  # a tensorclass unwraps it
+        return NonTensor(td.batch_size, device=td.device, example_data=value)
     if isinstance(value, (NonTensorDataBase, NonTensorStack)):
         batched = isinstance(value, NonTensorStack)
         example = value[(0,) * value.ndim].data if batched else value.data
@@ -123,60 +132,82 @@ def contains_lazy_spec(spec: TensorSpec) -> bool:
     return False
 
 
-def consolidate_spec(spec: S) -> S:
+def consolidate_spec(
+    spec: S, recurse_through_entries: bool = True, recurse_through_stack: bool = True
+) -> S:
     """Give the unlike members of all stacks in a spec one set of keys.
 
-    A member that lacks an entry gets a placeholder: the spec another member has for it, each of its
-    feature axes cut to size 0, or kept at -1 where it is dynamic. An entry without a feature axis
-    is repeated as it is.
+    A member that lacks an entry gets a placeholder: the spec that others have for it, each of its
+    feature axes cut to size 0, or kept at -1 where it is dynamic. Where the others' specs differ, an
+    axis on which they agree keeps its size. An entry without a feature axis is repeated as it is.
 
     Args:
         spec: any spec; it is not changed.
+        recurse_through_entries: do so for stacks that are entries of composites too.
+        recurse_through_stack: do so for stacks that are members of stacks too.
 
     Returns:
         A new spec. Leaves and composites without stacks come back as copies.
     """
+    flags = (recurse_through_entries, recurse_through_stack)
     if isinstance(spec, StackedComposite):
-        return stack(_consolidated(spec.members), spec.stack_dim)
-    if isinstance(spec, Composite):
-        return spec._map(consolidate_spec)
+        return stack(_consolidated(spec.members, *flags), spec.stack_dim)
+    if isinstance(spec, Composite) and recurse_through_entries:
+        return spec._map(lambda child: consolidate_spec(child, *flags))
     return spec.clone()
 
 
-def _consolidated(members: Sequence[Composite]) -> list[Composite]:
+def _consolidated(members: Sequence[Composite], *flags: bool) -> list[Composite]:
     """Copy composites so that all have the keys of each."""
-    copies = [consolidate_spec(member) for member in members]
+    entries, stacks = flags
+    copies = [
+        consolidate_spec(member, *flags)
+        if stacks or not isinstance(member, StackedComposite)
+        else member.clone()
+        for member in members
+    ]
     names = dict.fromkeys(name for member in copies for name in member.keys())
     for name in names:
         found = [member.get(name, None) for member in copies]
-        donor = next((child for child in found if child is not None), None)
+        donors = [child for child in found if child is not None]
         children = [
-            _placeholder(donor, member.shape) if child is None else child
+            _placeholder(donors, member.shape) if child is None else child
             for member, child in zip(copies, found, strict=True)
         ]
-        if isinstance(donor, Composite):
-            children = _consolidated(children)
+        if donors and isinstance(donors[0], Composite) and entries:
+            children = _consolidated(children, *flags)
         for member, child in zip(copies, children, strict=True):
             member.set(name, child)
     return copies
 
 
-def _placeholder(donor: TensorSpec | None, shape: torch.Size) -> Any:
-    """Describe nothing in the manner of ``donor``, for a member of this batch size."""
-    if donor is None:
+def _placeholder(donors: Sequence[TensorSpec], shape: torch.Size) -> Any:
+    """Describe nothing in the manner of the specs that others have, for a member of this batch size."""
+    if not donors:
         return None
-    first = donor._map_shape(Index((0,) * len(shape)))
-    cut = _without_features(first, 0)
+    first = donors[0]._map_shape(Index((0,) * len(shape)))
+    cut = _without_features(first, 0, _agreeing(donors, len(shape)))
     return cut._map_shape(expand_op(cut._free_shape, torch.Size((*shape, *cut._free_shape))))
 
 
-def _without_features(spec: Any, kept: int) -> Any:
-    """Cut all axes but the first ``kept`` to size 0; dynamic ones stay."""
+def _agreeing(donors: Sequence[TensorSpec], batch_ndim: int) -> set[int]:
+    """Feature axes on which unlike leaves have one known size; none where the leaves are all alike."""
+    first = donors[0]
+    alike = not isinstance(first, Stacked) and all(donor == first for donor in donors)
+    shapes = {donor.shape[batch_ndim:] for donor in donors}
+    if alike or isinstance(first, Composite) or len({len(shape) for shape in shapes}) > 1:
+        return set()
+    columns = [set(sizes) for sizes in zip(*shapes, strict=True)]
+    return {i for i, sizes in enumerate(columns) if len(sizes) == 1 and -1 not in sizes}
+
+
+def _without_features(spec: Any, kept: int, agreed: Collection[int] = ()) -> Any:
+    """Cut all axes but the first ``kept`` and those ``agreed`` to size 0; dynamic ones stay."""
     if isinstance(spec, Stack):
         kept -= spec.stack_dim < kept
         return spec._each(lambda member: _without_features(member, kept))
-    features = spec._free_shape[kept:]
-    cuts = [slice(None) if size == -1 else slice(0, 0) for size in features]
+    features = enumerate(spec._free_shape[kept:], kept)
+    cuts = [slice(None) if size == -1 or i in agreed else slice(0, 0) for i, size in features]
     cut = spec._map_shape(Index((*(slice(None),) * kept, *cuts)))
     if not isinstance(cut, Composite):
         return cut

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from typing import Any
 
-from envkit.errors import ArgumentError, EnvkitError
+from envkit.errors import ArgumentTypeError, EnvkitError
 
 __all__ = [
     "MISSING",
@@ -41,14 +41,14 @@ def as_path(key: Any) -> tuple[str, ...]:
     """Write a key as a flat tuple of its parts.
 
     Raises:
-        ArgumentError: it is neither a string nor a tuple of strings.
+        ArgumentTypeError: it is neither a string nor a tuple of strings.
     """
     if isinstance(key, str):
         return (key,)
     if type(key) is tuple and all(type(part) is str for part in key):
         return key
     if not is_key(key):
-        raise ArgumentError(f"{key!r} is no key. Use a string, or a tuple of strings.")
+        raise ArgumentTypeError(f"{key!r} is no key. Use a string, or a tuple of strings.")
     return tuple(name for part in key for name in as_path(part))
 
 
