@@ -25,6 +25,7 @@ from envkit.specs.leaves.spaces import (
     DiscreteBox,
 )
 from envkit.specs.leaves.unions import Choice
+from envkit.specs.registration import register_when_imported
 from envkit.specs.reshapable import index_select
 from envkit.specs.stacks.stacked import Stacked, StackedComposite, stack
 from envkit.specs.trees.composite import Composite
@@ -38,6 +39,13 @@ from envkit.specs.trees.helpers import (
 
 on_torch_function(torch.stack, stack)
 on_torch_function(torch.index_select, index_select)
+register_when_imported(
+    (
+        *(TensorSpec, Composite, Stacked, StackedComposite, NonTensor, Choice, Binary),
+        *(Bounded, BoundedContinuous, Unbounded, UnboundedContinuous, UnboundedDiscrete),
+        *(Categorical, OneHot, MultiCategorical, MultiOneHot),
+    )
+)
 
 __all__ = [
     "Binary",

@@ -104,6 +104,9 @@ class Bounded(Box):
             return super()._of_space(space)
         return Bounded(space.low, space.high, self._shape, self._device, self._dtype)
 
+    def _register_batch_size(self, batch_size: Shape) -> None:
+        """Note nothing: TorchRL's composite calls this on each box that it takes in."""
+
 
 class BoundedContinuous(Bounded):
     """Describe a floating-point tensor within a closed box; see `Bounded`."""

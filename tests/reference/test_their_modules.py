@@ -1,0 +1,341 @@
+"""TorchRL's modules, losses and buffers take envkit's specs, and data rolled out of its envs."""
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
+from torch import nn
+
+import envkit
+from envkit import (
+    Binary,
+    Bounded,
+    Categorical,
+    Choice,
+    Composite,
+    GymEnv,
+    InitTracker,
+    MultiCategorical,
+    MultiOneHot,
+    NonTensor,
+    OneHot,
+    TransformedEnv,
+    Unbounded,
+)
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torchrl.data
+    import torchrl.modules as modules
+    import torchrl.objectives as objectives
+    from torchrl.envs.utils import RandomPolicy
+    from torchrl.objectives.value import GAE
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # TorchRL's own
+
+
+@pytest.fixture(scope="module")
+def cartpole():
+    with GymEnv("CartPole-v1") as env:
+        env.set_seed(0)
+        yield env
+
+
+@pytest.fixture(scope="module")
+def pendulum():
+    with GymEnv("Pendulum-v1") as env:
+        env.set_seed(0)
+        yield env
+
+
+def q_actor(spec, features=4):
+    torch.manual_seed(0)
+    return modules.QValueActor(nn.Linear(features, 2), in_keys=["observation"], spec=spec)
+
+
+def gaussian_actor(spec):
+    scales = nn.Sequential(nn.Linear(3, 2), NormalParamExtractor())
+    return modules.ProbabilisticActor(
+        TensorDictModule(scales, ["observation"], ["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        spec=spec,
+        distribution_class=modules.TanhNormal,
+        distribution_kwargs={"low": spec.space.low, "high": spec.space.high},
+        return_log_prob=True,
+        safe=True,
+    )
+
+
+class Critic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 1)
+
+    def forward(self, observation, action):
+        return self.net(torch.cat([observation, action], -1))
+
+
+def critic():
+    return modules.ValueOperator(Critic(), in_keys=["observation", "action"])
+
+
+def rollout(env, policy=None, steps=8):
+    with torch.no_grad():
+        return env.rollout(steps, policy, break_when_any_done=False)
+
+
+# -- what is an instance of what -------------------------------------------------------
+
+KINDS = {
+    "bounded": lambda n: n.Bounded(0, 1, (2,)),
+    "bounded integers": lambda n: n.Bounded(0, 1, (2,), dtype=torch.int64),
+    "unbounded": lambda n: n.Unbounded(2),
+    "unbounded integers": lambda n: n.Unbounded(2, dtype=torch.int64),
+    "categorical": lambda n: n.Categorical(2),
+    "one-hot": lambda n: n.OneHot(2),
+    "multi-categorical": lambda n: n.MultiCategorical([2, 3]),
+    "multi-one-hot": lambda n: n.MultiOneHot([2, 3]),
+    "binary": lambda n: n.Binary(2),
+    "object": lambda n: n.NonTensor((2,)),
+    "choice": lambda n: n.Choice([n.Categorical(2)]),
+    "composite": lambda n: n.Composite(),
+    "stack": lambda n: torch.stack([n.Unbounded(2), n.Unbounded(3)]),
+    "stack of composites": lambda n: torch.stack([n.Composite(a=n.Unbounded(i)) for i in (2, 3)]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_spec_is_an_instance_of_the_classes_its_namesake_is_one_of(kind):
+    ours, theirs = KINDS[kind](envkit), KINDS[kind](torchrl.data)
+    classes = [
+        value
+        for value in vars(torchrl.data).values()
+        if isinstance(value, type) and issubclass(value, torchrl.data.TensorSpec)
+    ]
+
+    assert len(classes) > 10
+    assert [isinstance(ours, c) for c in classes] == [isinstance(theirs, c) for c in classes]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["envkit, torchrl.data", "torchrl.data, envkit"])
+def test_which_library_is_imported_first_does_not_matter(order):
+    script = (
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "import envkit.specs as early\n" * order.startswith("envkit") + f"import {order}\n"
+        "from torchrl.modules import QValueModule\n"
+        "assert QValueModule(spec=envkit.OneHot(3)).action_space == 'one_hot'\n"
+        "assert torchrl.data.__spec__.loader.get_source('torchrl.data')\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+
+
+# -- actors and exploration ------------------------------------------------------------
+
+
+def test_a_q_value_actor_chooses_actions_of_the_spec(cartpole):
+    actor = q_actor(cartpole.action_spec)
+
+    data = rollout(cartpole, actor)
+
+    assert cartpole.action_spec.is_in(data["action"])
+    assert torch.equal(data["action"].argmax(-1), data["action_value"].argmax(-1))
+    assert q_actor(Composite(action=cartpole.action_spec)).spec["action"] == cartpole.action_spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        (OneHot(3), "one_hot"),
+        (Categorical(3), "categorical"),
+        (MultiOneHot([2, 3]), "mult_one_hot"),
+        (Binary(3), "binary"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_the_action_space_is_told_by_the_spec(spec, name):
+    assert modules.QValueModule(spec=spec).action_space == name
+
+
+def test_a_distributional_q_value_actor_takes_a_spec(cartpole):
+    net = modules.MLP(in_features=4, out_features=(3, 2), num_cells=[8])
+
+    actor = modules.DistributionalQValueActor(
+        net, in_keys=["observation"], support=torch.arange(3.0), spec=cartpole.action_spec
+    )
+
+    assert cartpole.action_spec.is_in(rollout(cartpole, actor)["action"])
+
+
+def test_probabilistic_actors_draw_actions_of_the_spec(cartpole, pendulum):
+    choosing = modules.ProbabilisticActor(
+        TensorDictModule(nn.Linear(4, 2), ["observation"], ["logits"]),
+        in_keys=["logits"],
+        spec=cartpole.action_spec,
+        distribution_class=modules.OneHotCategorical,
+        safe=True,
+    )
+
+    assert cartpole.action_spec.is_in(rollout(cartpole, choosing)["action"])
+    assert pendulum.action_spec.is_in(
+        rollout(pendulum, gaussian_actor(pendulum.action_spec))["action"]
+    )
+
+
+@pytest.mark.parametrize("composite", [False, True])
+def test_a_safe_module_projects_onto_the_spec(pendulum, composite):
+    leaf = Bounded(-1e-3, 1e-3, (1,))
+    module = modules.SafeModule(
+        nn.Linear(3, 1),
+        in_keys=["observation"],
+        out_keys=["action"],
+        spec=Composite(action=leaf) if composite else leaf,
+        safe=True,
+    )
+
+    action = modules.SafeSequential(module)(pendulum.reset())["action"]
+
+    assert leaf.is_in(action.detach())
+    assert isinstance(module.spec["action"], Bounded)
+
+
+def test_an_actor_of_every_kind_of_spec_can_be_built():
+    for spec in (
+        *(Unbounded(2), Bounded(0, 3, (2,), dtype=torch.int64), NonTensor((2,)), Binary(2)),
+        *(Categorical(2), OneHot(2), MultiCategorical([2, 3]), MultiOneHot([2, 3])),
+        *(Choice([Categorical(2), Categorical(3)]), torch.stack([Unbounded(2), Unbounded(3)])),
+    ):
+        actor = modules.SafeModule(
+            nn.Identity(), in_keys=["a"], out_keys=["action"], spec=Composite(action=spec)
+        )
+        assert actor.spec["action"] == spec
+
+
+def test_epsilon_greedy_explores_within_the_spec_and_its_mask(cartpole):
+    policy = TensorDictSequential(
+        q_actor(cartpole.action_spec),
+        modules.EGreedyModule(spec=cartpole.action_spec, eps_init=1.0),
+    )
+    masked = modules.EGreedyModule(spec=OneHot(4), eps_init=1.0, action_mask_key="mask")
+    mask = torch.tensor([False, False, True, False])
+
+    action = masked(TensorDict(action=OneHot(4).rand(), mask=mask))["action"]
+
+    assert torch.equal(action, mask)
+    assert cartpole.action_spec.is_in(rollout(cartpole, policy)["action"])
+
+
+def test_noise_on_actions_stays_within_the_spec(pendulum):
+    spec = pendulum.action_spec
+    actor = modules.Actor(nn.Linear(3, 1), spec=spec)
+    env = TransformedEnv(GymEnv("Pendulum-v1"), InitTracker())
+
+    for noise in (
+        modules.AdditiveGaussianModule(spec=spec, sigma_init=9.0, sigma_end=9.0),
+        modules.OrnsteinUhlenbeckProcessModule(spec=spec, sigma=9.0),
+    ):
+        assert spec.is_in(rollout(env, TensorDictSequential(actor, noise))["action"])
+    env.close()
+
+
+def test_a_random_policy_draws_from_a_spec(cartpole):
+    assert cartpole.action_spec.is_in(
+        rollout(cartpole, RandomPolicy(cartpole.action_spec))["action"]
+    )
+
+
+@pytest.mark.parametrize("kind", ["LSTMModule", "GRUModule"])
+def test_a_recurrent_module_s_primer_is_appended_to_an_env(kind):
+    recurrent = getattr(modules, kind)(4, 8, in_key="observation", out_key="embed")
+    env = TransformedEnv(GymEnv("CartPole-v1"), InitTracker())
+    env.append_transform(recurrent.make_tensordict_primer())
+    head = modules.QValueActor(nn.Linear(8, 2), in_keys=["embed"], spec=env.action_spec)
+
+    data = rollout(env, TensorDictSequential(recurrent, head))
+
+    states = [key for key in data.keys() if key.startswith("recurrent_state")]
+    assert states
+    for key in states:
+        assert (data[key][0] == 0).all()
+        assert torch.equal(data["next", key][0], data[key][1])
+    env.close()
+
+
+# -- buffers and losses ----------------------------------------------------------------
+
+
+def test_dqn_learns_from_a_buffer_of_our_data(cartpole):
+    actor = q_actor(cartpole.action_spec)
+    buffer = torchrl.data.ReplayBuffer(storage=torchrl.data.LazyTensorStorage(32), batch_size=8)
+    buffer.extend(rollout(cartpole, actor))
+
+    for space in (cartpole.action_spec, None):
+        loss = objectives.DQNLoss(actor, action_space=space, delay_value=True)
+        out = loss(buffer.sample())["loss"]
+        out.backward()
+        assert loss.action_space == "one_hot" and out.isfinite()
+
+
+def test_ppo_learns_from_our_data(pendulum):
+    actor = gaussian_actor(pendulum.action_spec)
+    value = modules.ValueOperator(nn.Linear(3, 1), in_keys=["observation"])
+    data = GAE(gamma=0.9, lmbda=0.9, value_network=value)(rollout(pendulum, actor))
+
+    losses = objectives.ClipPPOLoss(actor, value)(data)
+
+    assert losses["loss_objective"].isfinite() and losses["loss_critic"].isfinite()
+
+
+@pytest.mark.parametrize("name", ["SACLoss", "REDQLoss", "CQLLoss", "CrossQLoss"])
+def test_losses_of_stochastic_actors_take_the_action_spec(pendulum, name):
+    actor = gaussian_actor(pendulum.action_spec)
+
+    loss = getattr(objectives, name)(actor, critic(), action_spec=pendulum.action_spec)
+
+    assert loss(rollout(pendulum, actor))["loss_actor"].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["TD3Loss", "TD3BCLoss"])
+def test_losses_of_deterministic_actors_take_the_action_spec(pendulum, name):
+    actor = modules.Actor(nn.Linear(3, 1), spec=pendulum.action_spec)
+
+    loss = getattr(objectives, name)(actor, critic(), action_spec=pendulum.action_spec)
+
+    assert loss(rollout(pendulum, actor))["loss_actor"].isfinite()
+    assert loss.max_action.item() == 2
+
+
+def test_discrete_sac_takes_the_action_spec(cartpole):
+    actor = modules.ProbabilisticActor(
+        TensorDictModule(nn.Linear(4, 2), ["observation"], ["logits"]),
+        in_keys=["logits"],
+        spec=cartpole.action_spec,
+        distribution_class=modules.OneHotCategorical,
+    )
+    value = TensorDictModule(nn.Linear(4, 2), ["observation"], ["action_value"])
+
+    loss = objectives.DiscreteSACLoss(
+        actor, value, action_space=cartpole.action_spec, num_actions=2
+    )
+
+    assert loss(rollout(cartpole, actor))["loss_actor"].isfinite()
+
+
+def test_a_spec_of_theirs_takes_ours_as_an_entry(cartpole, pendulum):
+    theirs = torchrl.data.Composite(
+        a=cartpole.action_spec, b=pendulum.action_spec, c=Composite(d=Unbounded(2))
+    )
+
+    drawn = theirs.rand()
+
+    assert theirs.is_in(drawn)
+    assert theirs["b"] == pendulum.action_spec
+    assert theirs.to("cpu")["c", "d"] == Unbounded(2)
+    assert theirs.expand(3)["a"].shape == (3, 2)
