@@ -61,7 +61,7 @@ _SIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
 PACKED: tuple[Path, Path] = (("floats",), ("words",))
 
 
-def padded_size(rows: int, own: int, multiple: int = 1) -> int:
+def padded_size(rows: int, own: int, multiple: int) -> int:
     """Give the size to compile for: the env's own as it is, any other rounded up to a power of two.
 
     Sizes from 1 to N thus take about log2(N) programs. ``multiple`` must divide all but the own size.

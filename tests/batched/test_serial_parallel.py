@@ -582,7 +582,7 @@ def test_a_policy_that_writes_an_entry_late_is_told_so():
     env.close()
 
 
-def test_a_reset_mask_that_a_policy_writes_is_recorded_and_never_carried_on(opened):
+def test_what_a_policy_writes_is_carried_on_but_for_reset_masks(opened):
     def run(use_buffers):
         env = opened(SerialEnv(2, partial(Count, 9), use_buffers=use_buffers))
         env.set_seed(0)
@@ -590,11 +590,13 @@ def test_a_reset_mask_that_a_policy_writes_is_recorded_and_never_carried_on(open
         def act(td):
             assert not private_keys(td)
             mask = torch.zeros(2, 1, dtype=torch.bool)
-            return env.rand_action(td).set(("agents", "_reset"), mask).set("_reset", mask.clone())
+            td = env.rand_action(td).set("memory", td.get("memory", torch.zeros(2, 1)) + 1)
+            return td.set(("agents", "_reset"), mask).set("_reset", mask.clone())
 
         return env.rollout(3, act, break_when_any_done=False)
 
     in_rows, one_by_one = run(True), run(False)
 
     assert equal(in_rows, one_by_one)
-    assert private_keys(in_rows)
+    assert in_rows["memory"].squeeze(-1).tolist() == [[1, 2, 3]] * 2
+    assert len(private_keys(in_rows)) == 2

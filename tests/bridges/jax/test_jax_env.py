@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from bridges.jax.env import JaxEnv
+from bridges.jax.programs import padded_size
 from envkit import (
     Compose,
     ParallelEnv,
@@ -83,6 +84,14 @@ def test_masks_never_make_a_new_program():
 
     env.step(act(root.copy(), NEAR))
     assert env.traces == {"unstarted": 1, "restart": 1, "step": 1}
+
+
+@pytest.mark.parametrize(
+    ("rows", "multiple", "size"),
+    [(6, 4, 6), (0, 1, 1), (1, 1, 1), (2, 1, 2), (5, 1, 8), (8, 1, 8), (9, 1, 16), (5, 3, 9)],
+)
+def test_rows_are_padded_to_a_power_of_two_that_devices_can_share(rows, multiple, size):
+    assert padded_size(rows, 6, multiple) == size
 
 
 def test_sizes_one_to_nine_take_one_program_for_each_power_of_two():

@@ -1,0 +1,82 @@
+"""What the exchanges decide before any data travels: how many moments lie in memory, who may wait."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+
+from envkit.batched.exchange.buffers import BufferPlan
+from envkit.batched.exchange.delivery import can_wait
+from envkit.specs import Categorical, Unbounded
+
+
+class Leaves:
+    """An env that acts by one float and observes ``size`` of them."""
+
+    batch_size = torch.Size([])
+
+    def __init__(self, size: int):
+        flag = Categorical(2, shape=(1,), dtype=torch.bool)
+        self.kinds = {
+            "observation": {("seen",): Unbounded((size,))},
+            "reward": {("reward",): Unbounded((1,))},
+            "done": {("team", "done"): flag},
+            "action": {("action",): Unbounded((1,))},
+            "state": {},
+        }
+
+    def paths(self, *kinds):
+        return {path: leaf for kind in kinds for path, leaf in self.kinds[kind].items()}
+
+
+def moment_bytes(size: int, rows: int) -> int:
+    return rows * (4 + (4 * size + 1) + (4 * size + 1 + 4))  # in, root, next
+
+
+@pytest.mark.parametrize(("size", "rows"), [(10_000, 3), (100_000, 2), (300_000, 1)])
+def test_as_many_moments_lie_side_by_side_as_fit_four_mebibytes(size, rows):
+    plan = BufferPlan.of(Leaves(size), rows)
+
+    room = 4 * 2**20
+    assert plan.num_slots * moment_bytes(size, rows) <= room
+    assert (plan.num_slots + 1) * moment_bytes(size, rows) > room
+
+
+@pytest.mark.parametrize(("size", "rows", "slots"), [(1, 1, 64), (0, 1, 64), (500_000, 8, 1)])
+def test_there_are_64_moments_at_most_and_one_at_least(size, rows, slots):
+    assert BufferPlan.of(Leaves(size), rows).num_slots == slots
+
+
+def test_a_root_has_one_moment_more_and_masks_stand_beside_the_flags():
+    regions = BufferPlan.of(Leaves(1), 1).regions
+
+    assert regions["root"]["seen",].shape == regions["next"]["seen",].shape == (1,)
+    assert regions["root"]["seen",].slots == 65 and regions["next"]["seen",].slots == 64
+    assert regions["mask"].keys() == {("_step",), ("team", "_reset")}
+
+
+def test_a_plan_is_a_value_that_nobody_can_change():
+    plan = BufferPlan.of(Leaves(1), 1)
+
+    with pytest.raises(FrozenInstanceError):
+        plan.num_slots = 3
+    with pytest.raises(FrozenInstanceError):
+        plan.regions["in"]["action",].name = "other"
+
+
+@pytest.mark.parametrize(
+    ("device", "non_blocking", "waits"),
+    [
+        (None, True, False),
+        ("cpu", True, False),
+        ("meta", True, False),
+        ("cuda", True, True),
+        ("cuda", False, False),
+    ],
+)
+def test_only_copies_to_cuda_may_end_after_the_call(device, non_blocking, waits):
+    device = None if device is None else torch.device(device)
+
+    assert can_wait(device, non_blocking) is waits
