@@ -4,7 +4,7 @@
 # make slow   the slow ones: ant, other physics backends, the whole demo
 # make check  formatting, lint, types, layers
 # make demo-matrix  the demo's training over 4 seeds and 3 instruction sets
-# make mutate  how many one-line changes of the core the tests notice (takes an hour)
+# make mutate  how many one-line changes of the core the tests notice (takes half an hour)
 # make bench  install peers into a venv of their own and measure
 PYTHON ?= python3
 VENV := .venv

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from envkit import Compose, InitTracker, RewardSum, StepCounter, TransformedEnv
+from envkit import Compose, InitTracker, RewardSum, SerialEnv, StepCounter, TransformedEnv
 from envkit.env.base import EnvBase
 from envkit.errors import BatchSizeError, DoneError, ResetMaskError, StepMaskError
 from envkit.specs import Categorical, Composite, Unbounded
@@ -100,13 +100,19 @@ def test_e1_a_mask_selects_along_the_shape():
     ids=["E2", "E3", "E4", "E5"],
 )
 def test_nested_masks_obey_their_level_and_the_root_rules_all(masks, root_done, agent0, agent1):
-    env = Zeros("agent0", "agent1", root=root_done)
+    make = partial(Zeros, "agent0", "agent1", root=root_done)
 
-    out = env.reset(groups(*masks))
+    for env in (make(), SerialEnv(2, make), SerialEnv(2, make, use_buffers=True)):
+        if env.batch_size:
+            env.reset()
+        out = env.reset(groups(*masks).expand(env.batch_size).clone())
 
-    assert out["agent0", "val"].tolist() == agent0
-    assert out["agent1", "val"].tolist() == agent1
-    assert not has_private(out)
+        rows = out if env.batch_size else out.unsqueeze(0)
+        for row in rows.unbind(0):
+            assert row["agent0", "val"].tolist() == agent0
+            assert row["agent1", "val"].tolist() == agent1
+        assert not has_private(out)
+        env.close()
 
 
 @pytest.mark.parametrize("mask", [[F, T], [[F], [T]]])

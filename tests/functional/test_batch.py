@@ -87,6 +87,8 @@ def test_random_actions_of_a_row_do_not_depend_on_the_batch_size():
 
 def test_typed_and_raw_keys_start_the_same_episodes():
     assert same_bits(jitted_init(WALK)(jax.random.key(7), 4), begin(WALK, 4))
+    for key in (KEY, jax.random.key(7)):
+        assert row_keys(key, 4).dtype == jnp.uint32
 
 
 def test_rows_start_in_different_places_and_restart_in_new_ones():

@@ -183,8 +183,6 @@ class TensorDictExchange:
         """Write `next` of the rows that were lost, and their root where the others have one."""
         lost = self._recovery.tell(stepped)
         for row in lost:
-            nexts.pop(row, None)
-        for row in lost:
             nexts[row] = self._metadata[row].lost_next(self._input(td, row))
             self._remember(row, nexts[row])
         if advanced:
