@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.paths import Key, Path, as_key, as_path
-from envkit.data.transition import skipped_next
+from envkit.data.transition import leaves, skipped_next
 from envkit.env.base import EnvBase
 from envkit.errors import EmptySpecError
 from envkit.specs import Composite, TensorSpec
@@ -106,8 +106,8 @@ class EnvMetaData:
         """Read the metadata of an env; nothing in it is shared with the env."""
         fake = env.fake_tensordict()
         devices = {
-            key: value.device
-            for key, value in fake.items(True, True)
+            as_key(path): value.device
+            for path, value in leaves(fake)
             if isinstance(value, torch.Tensor)
         }
         return cls(

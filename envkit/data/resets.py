@@ -77,10 +77,32 @@ def merge_reset(
         if path[-1] == rules.RESET:
             continue
         level = rules.governing_level(path[:-1], masks)
-        if level is not None:
+        if isinstance(value, LazyStackedTensorDict) and not is_non_tensor(value):
+            mask = None if level is None else masks[level]
+            value = _merged_parts(td, td.get(as_key(path), None), value, mask, keeps_last)
+        elif level is not None:
             value = _selected(td.get(as_key(path), None), value, masks[level], td, keeps_last)
         td.set(as_key(path), value)
     return drop_private(td, rules.RESET)
+
+
+def _merged_parts(
+    td: TensorDictBase,
+    kept: TensorDictBase | None,
+    fresh: LazyStackedTensorDict,
+    mask: torch.Tensor | None,
+    keeps_last: bool,
+) -> LazyStackedTensorDict:
+    """Merge an uneven stack part by part into what ``td`` holds of it; without a mask all is fresh."""
+    if kept is None:
+        return fresh
+    parts = kept.unbind(fresh.stack_dim)
+    for part, new in zip(parts, fresh.tensordicts, strict=True):
+        for path, value in leaves(new):
+            if mask is not None:
+                value = _selected(part.get(as_key(path), None), value, mask, td, keeps_last)
+            part.set(as_key(path), value)
+    return LazyStackedTensorDict(*parts, stack_dim=fresh.stack_dim)
 
 
 def _selected(

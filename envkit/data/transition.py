@@ -7,11 +7,13 @@ Conventions
     td        root of a transition: what was known before the action; ``td["next"]`` what it made.
     masks     dict level -> bool mask without trailing singleton, as `collect_reset_masks` gives it.
     path      leaf key as a tuple of strings.
+    uneven    a lazy stack below a name whose parts differ in keys or shapes; its entries are no tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,6 +36,7 @@ __all__ = [
     "carry",
     "choose_leaf",
     "drop_private",
+    "is_uneven",
     "leaves",
     "skipped_next",
     "step_mdp",
@@ -44,14 +47,25 @@ OutputLeaf = tuple[Path, str, Any]  # path, kind (observation, reward or done), 
 
 
 def leaves(td: TensorDictBase, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Visit the leaves of a TensorDict, non-tensor ones included, depth first in key order."""
+    """Visit the leaves of a TensorDict, depth first in key order; non-tensor ones and uneven stacks are leaves."""
     for name, value in td.items():
         if isinstance(value, torch.Tensor) or is_non_tensor(value):
             yield (*prefix, name), value
-        elif isinstance(value, TensorDictBase):
+        elif isinstance(value, TensorDictBase) and not is_uneven(value):
             yield from leaves(value, (*prefix, name))
         else:
             yield (*prefix, name), value
+
+
+def is_uneven(node: TensorDictBase) -> bool:
+    """Say whether a node is a lazy stack whose parts differ in keys or shapes."""
+    if not isinstance(node, LazyStackedTensorDict) or is_non_tensor(node):
+        return False
+    first, *others = (
+        {path: getattr(value, "shape", None) for path, value in leaves(part)}
+        for part in node.tensordicts
+    )
+    return any(other != first for other in others)
 
 
 def empty_like(td: TensorDictBase, source: dict[str, Any] | None = None) -> TensorDict:
@@ -120,6 +134,10 @@ def _collect(
         here = (*path, name)
         if isinstance(value, TensorDictBase) and not is_non_tensor(value):
             below = into.get(name)
+            if is_uneven(value):
+                into[name] = _Parts.of(value, below)
+                into[name].collect(value, here, is_carried)
+                continue
             below = dict(below) if isinstance(below, dict) else {}
             _collect(value.items(), here, is_carried, below)
             if below:
@@ -130,14 +148,44 @@ def _collect(
             into.pop(name, None)
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What is carried of an uneven stack, a dict for each of its parts."""
+
+    entries: list[dict[str, Any]]
+    model: LazyStackedTensorDict
+
+    @classmethod
+    def of(cls, model: LazyStackedTensorDict, held: Any) -> _Parts:
+        """Begin with what is ``held`` of the same node: parts, or entries that all parts share."""
+        if isinstance(held, _Parts):
+            return cls(held.entries, model)
+        shared = TensorDict(held or {}, model.batch_size).unbind(model.stack_dim)
+        return cls([part.to_dict(retain_none=True) for part in shared], model)
+
+    def collect(
+        self, value: LazyStackedTensorDict, path: Path, is_carried: Callable[..., bool]
+    ) -> None:
+        """Put what is carried of each part into its dict, and take out the others."""
+        for entries, part in zip(self.entries, value.tensordicts, strict=True):
+            _collect(part.items(), path, is_carried, entries)
+
+    def stacked(self) -> LazyStackedTensorDict:
+        """Give the parts as a stack again."""
+        parts = zip(self.entries, self.model.tensordicts, strict=True)
+        rebuilt = [_rebuild(entries, part, part) for entries, part in parts]
+        return LazyStackedTensorDict(*rebuilt, stack_dim=self.model.stack_dim)
+
+
 def _rebuild(source: dict[str, Any], like: TensorDictBase, following: TensorDictBase) -> TensorDict:
 
     def node(values: dict[str, Any], path: Path) -> TensorDict:
         model = like if not path else _node_at(following, like, path)
-        built = {
-            name: node(value, (*path, name)) if isinstance(value, dict) else value
-            for name, value in values.items()
-        }
+        built = {}
+        for name, value in values.items():
+            if isinstance(value, dict):
+                value = node(value, (*path, name))
+            built[name] = value.stacked() if isinstance(value, _Parts) else value
         return TensorDict._new_unsafe(built, batch_size=model.batch_size, device=model.device)
 
     return node(source, ())

@@ -31,9 +31,11 @@ from envkit.env.construction import EnvMeta
 from envkit.env.declared import Declared
 from envkit.env.drawing import allow_options, fake_step
 from envkit.env.exclusive import InUse
+from envkit.env.from_data import Keys, specs_of_a_step
 from envkit.env.listing import shown
 from envkit.env.options import TAKEN_HERE, EnvOptions
 from envkit.env.outputs import OutputLeaf
+from envkit.env.policy import PolicyLike
 from envkit.env.rollout import Rollouts
 from envkit.env.seeding import next_seed
 from envkit.errors import ClosedEnvError, NotCallableError, ResumeError
@@ -131,6 +133,39 @@ class EnvBase(Rollouts, metaclass=EnvMeta):
     def fake_tensordict(self) -> TensorDict:
         """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``."""
         return fake_step(self.input_spec, self.output_spec)
+
+    def auto_specs_(
+        self,
+        policy: PolicyLike,
+        *,
+        tensordict: TensorDictBase | None = None,
+        action_key: Keys = "action",
+        done_key: Keys | None = None,
+        observation_key: Keys = "observation",
+        reward_key: Keys = "reward",
+    ) -> Self:
+        """Declare the specs by what a reset, the policy and a step give; returns self.
+
+        All are unbounded: say more where random actions are to be drawn, `action_spec` for one.
+
+        Args:
+            policy: called with the TensorDict.
+            tensordict: a root to begin with, instead of a reset.
+            action_key, done_key, observation_key, reward_key: entries of each kind, a key or a list of keys;
+                None takes what is called done, terminated or truncated.
+
+        Raises:
+            MissingKeyError: (a KeyError) one of these is not in the data.
+            ResetOutputError: (a RuntimeError) the step gave entries that are none of these.
+        """
+        kinds = {"action": action_key, "done": done_key}
+        kinds |= {"observation": observation_key, "reward": reward_key}
+        found = specs_of_a_step(self, policy, tensordict, **kinds)
+        for kind, spec in found.items():
+            setattr(self, f"full_{kind}_spec", spec)
+        self.full_state_spec = found["state"].update(self.full_done_spec)  # every root holds them
+        self._declared.reward_is_implied = False
+        return self
 
     _gives_nan = False
     """NaN stands for values that this env cannot know."""

@@ -12,12 +12,12 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 
 from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
@@ -68,10 +68,12 @@ def deviations(
             for line in same(specs[index], fake[index], real[index])
         ]
     lines = _key_lines(fake, real)
-    got, wanted = dict(leaves(real)), dict(leaves(fake))
+    got, wanted = dict(_entries(real)), dict(_entries(fake))
     declared = _declared(specs)
     for path in sorted((path for path in wanted if path in got), key=_root_first):
-        spec, value = declared[path], got[path]
+        spec, value = declared[_named(path)], got[path]
+        for part in (name for name in path if isinstance(name, int)):
+            spec = spec[(*(slice(None),) * specs.ndim, part)]
         dynamic = spec.shape if -1 in spec.shape else getattr(wanted[path], "shape", ())
         event = tuple(dynamic[specs.ndim :])
         lines += _leaf_lines(
@@ -109,6 +111,23 @@ def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(((one == other) | both_nan).all())
 
 
+def _entries(td: TensorDictBase) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """List the leaves of a transition; those of an uneven stack have the number of the part in their path."""
+    for path, value in leaves(td):
+        if isinstance(value, LazyStackedTensorDict) and not is_non_tensor(value):
+            for index, part in enumerate(value.tensordicts):
+                yield from (((*path, index, *below), leaf) for below, leaf in _entries(part))
+        elif is_tensor_collection(value) and not is_non_tensor(value):  # a tensorclass
+            yield from (((*path, *below), leaf) for below, leaf in _entries(value.to_tensordict()))
+        else:
+            yield path, value
+
+
+def _named(path: tuple[Any, ...]) -> Path:
+    """Give the path in the specs of what has ``path`` in the data."""
+    return tuple(name for name in path if isinstance(name, str))
+
+
 def _declared(specs: Composite) -> dict[Path, TensorSpec]:
     """Give the spec of every entry of a transition, by path."""
     return {
@@ -124,7 +143,7 @@ def _root_first(path: Path) -> tuple[bool, Path]:
 
 
 def _key_lines(fake: TensorDictBase, real: TensorDictBase) -> list[str]:
-    wanted, got = ({path for path, _ in leaves(td)} for td in (fake, real))
+    wanted, got = ({path for path, _ in _entries(td)} for td in (fake, real))
     cures = {path: "_step" if path[0] == "next" else "_reset" for path in wanted}
     return [
         *(

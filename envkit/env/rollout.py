@@ -136,7 +136,8 @@ class Rollouts(Stepping):
             _truncate_last(self, result)
         if out is not None:
             result = _written(result, out)
-        result.refine_names(..., "time")
+        if return_contiguous:
+            result.refine_names(..., "time")
         return result
 
 
@@ -201,7 +202,7 @@ def _first_root(
 def _stack(env: Stepping, steps: list[TensorDictBase], *, contiguous: bool) -> TensorDictBase:
     dim = len(steps[0].batch_size)
     if not contiguous:
-        return LazyStackedTensorDict.lazy_stack(steps, dim)
+        return LazyStackedTensorDict(*steps, stack_dim=dim, stack_dim_name="time")
     if strays := _strays(env, steps[0]):
         steps = [td.exclude(*strays, *(("next", *as_path(key)) for key in strays)) for td in steps]
     try:

@@ -201,9 +201,9 @@ class Stepping(SpecNames, ABC):
 
     def _kept_root(self, td: TensorDictBase) -> TensorDictBase:
         """Leave a root as it is where nothing is reset; what it lacks becomes zeros, in place."""
-        checks = self._checks
+        checks, held = self._checks, set(td.keys(True))
         for path, kind, spec in checks.table.outputs:
-            if kind != "reward" and td.get(as_key(path), None) is None:
+            if kind != "reward" and as_key(path) not in held:
                 td.set(as_key(path), checks.zeros(spec, td))
         return drop_private(td, rules.RESET)
 

@@ -162,7 +162,8 @@ class AutoResetTransform(_AutoReset):
 
 
 def _allowing(leaf: TensorSpec, value: torch.Tensor) -> TensorSpec:
-    filled = value.to(leaf.device).expand(leaf.shape)
+    shape = [max(size, 1) for size in leaf.shape]  # a size may be open
+    filled = value.to(leaf.device).expand(shape)
     return (
         leaf if leaf.is_in(filled) else Unbounded(leaf.shape, dtype=leaf.dtype, device=leaf.device)
     )

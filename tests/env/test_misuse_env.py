@@ -434,7 +434,7 @@ MISUSES = {
     "a start method without processes": (
         lambda: serial(mp_start_method="spawn"),
         TypeError,
-        r"SerialEnv takes no keyword 'mp_start_method'\..*It takes num_workers",
+        "mp_start_method is 'spawn', but a SerialEnv starts no processes.*use ParallelEnv",
     ),
     "no member": (lambda: MixedEnv([]), ValueError, "empty list.*at least one env.*Pass envs"),
     "a member without a batch": (

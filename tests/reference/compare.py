@@ -94,7 +94,9 @@ def plain(result: Any) -> Any:
         return tuple(result.batch_size), {key: plain(result.get(key)) for key in keys}
     if isinstance(result, torch.Tensor):
         numbers = result.detach().cpu()
-        return tuple(numbers.shape), numbers.dtype, numbers.tolist()
+        values = numbers.tolist()
+        is_nan = numbers.is_floating_point() and bool(numbers.isnan().any())
+        return tuple(numbers.shape), numbers.dtype, str(values) if is_nan else values
     if isinstance(result, np.ndarray):
         return result.shape, result.dtype, result.tolist()
     if isinstance(result, Mapping):
