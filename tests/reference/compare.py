@@ -33,6 +33,7 @@ with warnings.catch_warnings():
     import torchrl.envs
 
 BUILT_IN = (
+    AssertionError,
     AttributeError,
     KeyError,
     IndexError,

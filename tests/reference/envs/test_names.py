@@ -127,7 +127,7 @@ def test_specs_of_one_element_hold_for_the_batch_when_they_are_assigned():
 
 
 def test_a_done_flag_that_is_declared_alone_is_read_back_as_it_was():
-    differs("done-spec-leaf", lambda lib: zoo.unbatched_class(lib)().done_spec)
+    differs("only-leaf", lambda lib: zoo.unbatched_class(lib)().done_spec)
     assert zoo.unbatched_class(OURS)().done_spec.shape == (2, 1)
 
 

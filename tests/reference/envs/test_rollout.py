@@ -180,3 +180,21 @@ def test_rollouts_are_written_into_what_is_given():
         return found is out, out
 
     check_works_alike(into)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    make=st.sampled_from(list(ENVS.values())), stop=st.sampled_from(STOPS), steps=st.integers(1, 5)
+)
+def test_rollouts_of_sub_envs_are_those_of_the_reference(make, stop, steps):
+    if make is zoo.nested and stop.get("break_when_all_done"):
+        steps = min(steps, 2)  # an env of which one part is done counts as done
+
+    def rows(lib):
+        env = lib.SerialEnv(2, lambda: make(lib))
+        actions = torch.stack([make(lib).full_action_spec.rand() for _ in range(2)])
+        data = env.rollout(steps, lambda td: td.update(actions), trust_policy=True, **stop)
+        flags = ["terminated", ("next", "terminated")]  # where sub-envs say done alone
+        return [row.exclude(*flags) for row in data.unbind(0)]
+
+    check_works_alike(rows)
