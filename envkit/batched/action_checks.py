@@ -49,14 +49,13 @@ class ActionRows:
         Raises:
             InputError, MissingKeyError: see `ActionInput.take`.
         """
-        self._runs[0][0][path].require_form(value, (len(rows),))  # told as the caller sees it
-        assert value is not None
-        value = value.detach().to(rows.device)
         for inputs, run in self._runs:
+            rule = inputs[path]
+            rule.require_form(value, (len(rows),))  # told as the caller sees it
+            assert value is not None
             own = None if stepped is None else [row - run.start for row in stepped if row in run]
-            taken = inputs[path].take(
-                value[run.start : run.stop], (len(run),), rows=own, first=run.start
-            )
+            part = value[run.start : run.stop].detach().to(rows.device)
+            taken = rule.converted(part, (len(run),), rows=own, first=run.start)
             rows[run.start : run.stop].copy_(taken)
 
 

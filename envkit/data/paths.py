@@ -56,11 +56,4 @@ def tensordict_of(
     entries: Mapping[Path, Any], batch_size: torch.Size, device: torch.device | None
 ) -> TensorDict:
     """Build a (possibly nested) TensorDict of tensors by path that are known to fit."""
-
-    def build(node: dict[str, Any]) -> TensorDict:
-        for name, value in node.items():
-            if isinstance(value, dict):
-                node[name] = build(value)
-        return TensorDict._new_unsafe(node, batch_size=batch_size, device=device)
-
-    return build(nest(entries))
+    return TensorDict._new_unsafe(nest(entries), batch_size=batch_size, device=device)

@@ -25,7 +25,7 @@ integers are cast to another dtype, which could change them silently, they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -95,8 +95,23 @@ class ActionInput:
         """
         self.require_form(value, lead)
         assert value is not None
+        return self.converted(value, lead, rows=rows, first=first)
+
+    def converted(
+        self,
+        value: Tensor,
+        lead: Sequence[int] = (),
+        *,
+        rows: Sequence[int] | None = None,
+        first: int | None = None,
+    ) -> Tensor:
+        """Do what `take` does, for a value whose form was checked."""
         if value.device.type == "cpu" or self._may_change(value):
-            self._require_values(value, lead, rows, first)
+            found = _array_of(value).reshape(-1, *self.shape)
+            if rows is not None:
+                found = found[list(rows)]
+            if not self._holds(found):
+                self._refuse(found, lead, rows, first)
         if self._sizes and value.is_floating_point():
             parts = [part.argmax(-1) for part in value.split(self._sizes, -1)]
             spelled = zip(parts, self._sizes, strict=True)
@@ -136,14 +151,10 @@ class ActionInput:
         """Say whether casting an integer could give another one."""
         return value.dtype != self.dtype and not value.is_floating_point()
 
-    def _require_values(
-        self, value: Tensor, lead: Sequence[int], rows: Sequence[int] | None, first: int | None
-    ) -> None:
-        found = _array_of(value).reshape(-1, *self.shape)
-        if rows is not None:
-            found = found[list(rows)]
-        if self._holds(found):
-            return
+    def _refuse(
+        self, found: np.ndarray, lead: Sequence[int], rows: Sequence[int] | None, first: int | None
+    ) -> NoReturn:
+        """Name the first row that is no value of the spec."""
         index = next(i for i in range(len(found)) if not self._holds(found[i : i + 1]))
         number = index if rows is None else rows[index]
         error = self._error(found[index], _name_of(number, lead, first))
@@ -253,7 +264,7 @@ def _test_of(spec: TensorSpec) -> Test:
     if isinstance(spec, Stacked):
         return _each_member(spec)
     if isinstance(spec, OneHot | MultiOneHot):
-        return _hot(_one_hot(spec) if isinstance(spec, OneHot) else _many_hot(spec), spec)
+        return _one_hot(spec) if isinstance(spec, OneHot) else _many_hot(spec)
     assert spec.dtype is not None
     if spec.dtype.is_floating_point and spec.domain == "continuous":
         return _finite(_numpy_dtype(spec.dtype))
@@ -328,13 +339,11 @@ def _each_member(spec: Stacked) -> Test:
     return test
 
 
-def _hot(integers: Test, spec: Any) -> Test:
-    """Floats must have one largest entry in each part, integers and bools be one-hot."""
+def _single_largest(spec: OneHot | MultiOneHot) -> Test:
+    """Floats that spell a choice have one largest entry in each part."""
     ends = np.cumsum(_sizes_of(spec))[:-1]
 
     def test(rows: np.ndarray) -> bool:
-        if rows.dtype.kind != "f":
-            return integers(rows)
         return bool(np.isfinite(rows).all()) and all(
             bool(((part == part.max(-1, keepdims=True)).sum(-1) == 1).all())
             for part in np.split(rows, ends, -1)
@@ -344,13 +353,15 @@ def _hot(integers: Test, spec: Any) -> Test:
 
 
 def _one_hot(spec: OneHot) -> Test:
-    count = spec.n
+    floats, count = _single_largest(spec), spec.n
     spellings: set[bytes] = set()
     dtype = _numpy_dtype(spec.dtype)
     if len(spec.shape) == 1 and count <= _MOST_SPELLINGS:
         spellings = {row.tobytes() for row in np.eye(count, dtype=dtype)}
 
     def test(rows: np.ndarray) -> bool:
+        if rows.dtype.kind == "f":
+            return floats(rows)
         if len(rows) == 1 and spellings and rows.dtype == dtype:
             return rows.tobytes() in spellings
         if np.count_nonzero(rows) != rows.size // count:
@@ -361,10 +372,12 @@ def _one_hot(spec: OneHot) -> Test:
 
 
 def _many_hot(spec: MultiOneHot) -> Test:
-    sizes = list(spec.nvec)
+    floats, sizes = _single_largest(spec), list(spec.nvec)
     starts = np.cumsum([0, *sizes[:-1]])
 
     def test(rows: np.ndarray) -> bool:
+        if rows.dtype.kind == "f":
+            return floats(rows)
         if np.count_nonzero(rows) * sum(sizes) != rows.size * len(sizes):
             return False
         return bool((np.add.reduceat(rows, starts, -1, dtype=np.float64) == 1).all())

@@ -83,7 +83,7 @@ class LocalPool:
 
     def send(self, command: int, rows: Selection = None) -> None:
         """Run ``command`` for ``rows`` right away; `recv` tells what raised."""
-        host = self._require_host()
+        host = self._host or self._require_host()
         chosen = self._rows
         if rows is not None:
             chosen = RowCursor(np.flatnonzero(mask_of(rows, len(self._rows))).tolist())

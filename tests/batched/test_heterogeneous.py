@@ -10,8 +10,16 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 from envkit import ParallelEnv, SerialEnv, check_env_specs
 from envkit.env.base import EnvBase
-from envkit.errors import OutOfSpecError, SpecError, WorkerError
-from envkit.specs import Bounded, Categorical, Composite, Stacked, StackedComposite, Unbounded
+from envkit.errors import InputError, OutOfSpecError, SpecError, WorkerError
+from envkit.specs import (
+    Bounded,
+    Categorical,
+    Composite,
+    OneHot,
+    Stacked,
+    StackedComposite,
+    Unbounded,
+)
 from tests.zoo.envs import Count, StatelessCount
 
 F, T = False, True
@@ -413,3 +421,24 @@ def test_sub_envs_of_one_task_among_others_share_its_metadata():
 
     assert env.rollout(2)[2]["obs"].shape == (2, 2)
     assert env.observation_spec[1] == env.observation_spec[2]
+
+
+class Takes(Count):
+    """A Count that takes actions of a spec."""
+
+    def __init__(self, spec):
+        super().__init__()
+        self.action_spec = spec
+
+
+@pytest.mark.parametrize("choice_row", [0, 1])
+def test_an_action_is_held_to_the_kind_of_its_row_where_rows_share_a_form(choice_row):
+    specs = [Bounded(0, 5, (3,), dtype=torch.int64)] * 2
+    specs[choice_row] = OneHot(3, dtype=torch.int64)
+    env = SerialEnv(2, [partial(Takes, spec) for spec in specs], use_buffers=True)
+    td = env.reset()
+    td["action"] = torch.tensor([[0.1, 0.9, 0.0]] * 2)  # a choice where that is asked for
+
+    with pytest.raises(InputError, match=r"the env takes torch\.int64"):
+        env.step(td)
+    env.close()

@@ -287,10 +287,9 @@ class BufferExchange:
 
     def _clone(self, region: dict[Path, torch.Tensor]) -> TensorDict:
         device, later = self._device, self._non_blocking
-        owned = {
-            path: tensor.to(device, copy=True, non_blocking=later)
-            for path, tensor in region.items()
-        }
+        owned = {}
+        for path, tensor in region.items():
+            owned[path] = tensor.to(device, copy=True, non_blocking=later)
         return tensordict_of(owned, self.batch_size, device)
 
     def deliver_to(self, device: torch.device | None, *, non_blocking: bool) -> None:
