@@ -15,7 +15,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
 
 import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor
@@ -38,6 +38,14 @@ from envkit.specs.annotations import Device, Numbers, Value
 from envkit.specs.inputs import ActionInput
 
 __all__ = ["GymLikeEnv", "Reader"]
+
+
+class _StepForms(NamedTuple):
+    """What the specs say of a step: the rule of each action, the keys of rewards, the shapes of root flags."""
+
+    actions: list[tuple[Key, ActionInput | None]]
+    rewards: list[Key]
+    flags: dict[str, torch.Size]
 
 
 class GymLikeEnv(InfoReading):
@@ -212,27 +220,27 @@ class GymLikeEnv(InfoReading):
         return self._simulator.reset(**kwargs)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        action = self._action_in(td)
+        forms = self._declared.cached("step_forms", self._step_forms)
+        action = self._action_in(_with_actions(td, forms.actions, self._batch_size))
         if self.convert_actions_to_numpy:
             action = self.read_action(action)
         observation, reward, terminated, truncated, done, info = self._repeated_step(action)
         entries = dict(self.read_obs(observation))
         reward = self.read_reward(reward)
-        reward_keys, shapes = self._declared.cached("outcome_forms", self._outcome_forms)
         if isinstance(reward, Mapping):
             entries.update(reward)
         else:
-            entries[reward_keys[0] if len(reward_keys) == 1 else self.reward_key] = reward
+            entries[forms.rewards[0] if len(forms.rewards) == 1 else self.reward_key] = reward
         flags = {"terminated": terminated, "truncated": truncated, "done": done}
-        for name, shape in shapes.items():
+        for name, shape in forms.flags.items():
             if flags.get(name) is not None:
                 entries[name] = torch.as_tensor(flags[name], dtype=torch.bool).reshape(shape)
         return self._to_tensordict(entries, info)
 
-    def _outcome_forms(self) -> tuple[list[Key], dict[str, torch.Size]]:
-        """Give the keys of rewards, and the shapes of the done flags of the root."""
-        names = self.done_levels.get((), ())
-        return self.reward_keys, {name: self.full_done_spec[name].shape for name in names}
+    def _step_forms(self) -> _StepForms:
+        flags = {name: self.full_done_spec[name].shape for name in self.done_levels.get((), ())}
+        actions = [(key, self._action_inputs.get(key)) for key in self.action_keys]
+        return _StepForms(actions, self.reward_keys, flags)
 
     def _repeated_step(self, action: Any) -> Outcome:
         total, simulator = None, self._simulator
@@ -246,30 +254,13 @@ class GymLikeEnv(InfoReading):
         return observation, total, terminated, truncated, done, info
 
     def _action_in(self, td: TensorDictBase) -> Any:
-        """Take the action out of a root, as its spec says: a tensor, or a TensorDict of several."""
-        keys, given = self.action_keys, self._with_actions(td)
-        return given.get(keys[0]) if len(keys) == 1 else given.select(*keys)
+        """Take the action out of a root: a tensor, or a TensorDict of several."""
+        keys = self.action_keys
+        return td.get(keys[0]) if len(keys) == 1 else td.select(*keys)
 
     def _check_inputs(self, td: TensorDictBase) -> None:
-        self._with_actions(td)
-
-    def _with_actions(self, td: TensorDictBase) -> TensorDictBase:
-        """Give a root whose actions are what their specs say; ``td`` itself where they are."""
-        rows = stepped_rows(td)
-        for key, rule in self._declared.cached("action_rules", self._action_rules):
-            value = td.get(key, None)
-            if value is None:
-                raise MissingKeyError(
-                    f"the TensorDict has no {key!r}; it has {sorted(map(str, td.keys(True)))}. "
-                    "Write the action first, e.g. with env.rand_action(td)."
-                )
-            taken = value if rule is None else rule.take(value, self._batch_size, rows=rows)
-            if taken is not value:
-                td = td.copy().set(key, taken)
-        return td
-
-    def _action_rules(self) -> list[tuple[Key, ActionInput | None]]:
-        return [(key, self._action_inputs.get(key)) for key in self.action_keys]
+        forms = self._declared.cached("step_forms", self._step_forms)
+        _with_actions(td, forms.actions, self._batch_size)
 
     def _to_tensordict(self, entries: Mapping[str, Any], info: dict[str, Any]) -> TensorDict:
         td = self._packed(entries, ())
@@ -342,3 +333,21 @@ class GymLikeEnv(InfoReading):
 
 def _any(flag: Any) -> bool:
     return bool(flag.any()) if hasattr(flag, "any") else bool(flag)
+
+
+def _with_actions(
+    td: TensorDictBase, rules_of: list[tuple[Key, ActionInput | None]], batch_size: torch.Size
+) -> TensorDictBase:
+    """Give a root whose actions are what their specs say; ``td`` itself where they are."""
+    rows = None if td.get(rules.STEP, None) is None else stepped_rows(td)
+    for key, rule in rules_of:
+        value = td.get(key, None)
+        if value is None:
+            raise MissingKeyError(
+                f"the TensorDict has no {key!r}; it has {sorted(map(str, td.keys(True)))}. "
+                "Write the action first, e.g. with env.rand_action(td)."
+            )
+        taken = value if rule is None else rule.take(value, batch_size, rows=rows)
+        if taken is not value:
+            td = td.copy().set(key, taken)
+    return td

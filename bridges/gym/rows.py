@@ -102,14 +102,17 @@ class GymRows:
         self._cores = cores
         self._first, self._slot = rows.start, memoryview(slot)
         own = slice(rows.start, rows.stop)
-        self._inputs, self._roots, self._nexts = (
+        inputs, self._roots, self._nexts = (
             {path: array[:, own] for path, array in arrays[region].items()}
             for region in ("in", "root", "next")
         )
+        slots = range(len(next(iter(inputs.values()))))
+        self._inputs = [{path: array[slot] for path, array in inputs.items()} for slot in slots]
         self._read = cores[0].action.read
         self._resets = [core.env.reset for core in cores]
         self._steps = [core.step for core in cores]
-        self._writers: dict[tuple[str, int], list[Callable[[Any], None]]] = {}
+        self._root_writers = _WritersBySlot(cores, self._roots)
+        self._next_writers = _WritersBySlot(cores, self._nexts)
         self._indices = range(len(cores))
         scalars = [self._nexts[path][..., 0] for path in (("reward",), *DONE)]
         self._scalars = list(zip(*scalars, strict=True))
@@ -122,34 +125,26 @@ class GymRows:
         index, core = row - self._first, env.row_core()
         self._cores[index] = core
         self._resets[index], self._steps[index] = core.env.reset, core.step
-        self._writers.clear()  # those of pixels hold on to the env that renders them
-
-    def _writer(self, region: str, slot: int) -> list[Callable[[Any], None]]:
-        """Give the functions that write an observation into each row of a slot."""
-        made = self._writers.get((region, slot))
-        if made is None:
-            arrays = self._roots if region == "root" else self._nexts
-            made = self._writers[region, slot] = [
-                core.writer({path: array[slot, index, ...] for path, array in arrays.items()})
-                for index, core in enumerate(self._cores)
-            ]
-        return made
+        for made in (self._root_writers, self._next_writers):
+            made.clear()  # those of pixels hold on to the env that renders them
 
     def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
         """Start an episode and write the root row; a simulator takes no ``given`` inputs for that."""
         index, slot = row - self._first, self._slot[row] + 1
         observation, _ = self._resets[index](**kwargs)
-        self._writer("root", slot)[index](observation)
+        self._root_writers[slot][index](observation)
 
     def step(self, rows: Sequence[int], *, advance: bool) -> None:
         """Step some rows and write their next rows; with ``advance`` also their next roots."""
         slot, indices, steps = self._slot[self._first], self._indices, self._steps
-        puts, rewards = self._writer("next", slot), self._scalars[slot][0]
+        inputs = self._inputs[slot]
+        puts, rewards = self._next_writers[slot], self._scalars[slot][0]
         chosen: slice | Sequence[int] = slice(None)
         if len(rows) != len(steps):
             chosen = indices = [row - self._first for row in rows]
             steps, puts = [steps[i] for i in chosen], [puts[i] for i in chosen]
-        actions = self._read({path: array[slot][chosen] for path, array in self._inputs.items()})
+            inputs = {path: array[chosen] for path, array in inputs.items()}
+        actions = self._read(inputs)
         stepped = 0
         ended: list[tuple[int, bool, bool]] = []
         fresh: list[tuple[int, Any]] = []
@@ -194,9 +189,29 @@ class GymRows:
         for made, root in self._carried:
             root[slot + 1][chosen] = made[slot][chosen]
         if fresh:
-            puts = self._writer("root", slot + 1)
+            puts = self._root_writers[slot + 1]
             for index, observation in fresh:
                 puts[index](observation)
+
+
+class _WritersBySlot(dict[int, list[Callable[[Any], None]]]):
+    """The functions that write an observation into each row of a slot, made when a slot is first used.
+
+    Args:
+        cores: of each row, in a list that may change; then what was made is cleared.
+        arrays: all slots and rows by path.
+    """
+
+    def __init__(self, cores: Sequence[GymCore], arrays: Rows):
+        super().__init__()
+        self._cores, self._arrays = cores, arrays
+
+    def __missing__(self, slot: int) -> list[Callable[[Any], None]]:
+        made = self[slot] = [
+            core.writer({path: array[slot, index, ...] for path, array in self._arrays.items()})
+            for index, core in enumerate(self._cores)
+        ]
+        return made
 
 
 def reward_array(reward: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

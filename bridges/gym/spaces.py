@@ -78,6 +78,14 @@ class Codec:
             tree[path] = leaf.spec.to(device) if device is not None else leaf.spec
         return tree
 
+    @cached_property
+    def _only(self) -> tuple[Path, Leaf] | None:
+        """The leaf whose values are those of the space, where there is one: nothing is picked or assembled."""
+        if len(self.leaves) != 1:
+            return None
+        [(path, (leaf, pick))] = self.leaves.items()
+        return (path, leaf) if pick is _itself and len(path) == 1 else None
+
     # ---------------------------------------------------------------- one value, for a TensorDict
 
     def encode(self, value: Any) -> dict[Path, Any]:
@@ -87,11 +95,21 @@ class Codec:
             encoded[path] = leaf.encode(value if pick is _itself else pick(value))
         return encoded
 
+    def encode_nested(self, value: Any) -> dict[str, Any]:
+        """Do what `encode` does, and give nested dicts."""
+        if self._only is None:
+            return nest(self.encode(value))
+        (name,), leaf = self._only
+        return {name: leaf.encode(value)}
+
     def decode(self, data: Mapping[Path, Any]) -> Any:
         """Turn tensors and non-tensor data by path into a value of the space.
 
         Nothing is checked: they are what the specs say.
         """
+        if self._only is not None:
+            path, leaf = self._only
+            return leaf.decode(data[path])
         values = {}
         for path, (leaf, _) in self.leaves.items():
             values[path] = [leaf.decode(data[path])]
@@ -105,10 +123,9 @@ class Codec:
         It raises `EncodingError` where a value has another shape than its space says, or does not
         fit its dtype.
         """
-        if len(self.leaves) == 1:
-            (path, (leaf, pick)), *_ = self.leaves.items()
-            if pick is _itself:
-                return leaf.writer(rows[path])
+        if self._only is not None:
+            path, leaf = self._only
+            return leaf.writer(rows[path])
         puts = [(leaf.writer(rows[path]), pick) for path, (leaf, pick) in self.leaves.items()]
 
         def write(value: Any) -> None:
@@ -122,6 +139,9 @@ class Codec:
 
         Nothing is checked: they are what the specs say.
         """
+        if self._only is not None:
+            path, leaf = self._only
+            return leaf.read(rows[path])
         return self.assemble(
             {path: leaf.read(rows[path]) for path, (leaf, _) in self.leaves.items()}
         )
@@ -240,7 +260,8 @@ def _tree_tuple(members: list[Codec]) -> ObjectLeaf:
 
     def encode(value: Any) -> TensorDictBase:
         parts = [
-            TensorDict(nest(codec.encode(part))) for codec, part in zip(members, value, strict=True)
+            TensorDict(codec.encode_nested(part))
+            for codec, part in zip(members, value, strict=True)
         ]
         return cast(TensorDictBase, torch.stack(cast(list, parts), 0))
 

@@ -73,8 +73,7 @@ class GymWrapper(GymLikeEnv):
     libname = "gymnasium"
     _passes_by = EnvBase._passes_by | {
         *("_step", "_reset", "_reset_simulator", "_repeated_step", "_to_tensordict"),
-        *("_action_in", "_with_actions"),
-        *("read_action", "read_obs", "read_reward", "read_done"),
+        *("_action_in", "read_action", "read_obs", "read_reward", "read_done"),
         *("_output_transform", "_reset_output_transform"),
     }
 
@@ -171,7 +170,7 @@ class GymWrapper(GymLikeEnv):
     def _action_in(self, td: TensorDictBase) -> Any:
         if self._action_key is None:
             return super()._action_in(td)
-        return self._with_actions(td).get(self._action_key)
+        return td.get(self._action_key)
 
     def read_obs(self, observations: object) -> Mapping[str, Any]:
         """Turn a value of the gymnasium observation space into entries, by its codec.
@@ -181,10 +180,10 @@ class GymWrapper(GymLikeEnv):
         core = self.core
         if self._vector is not None:
             return nest(self._vector.encode(observations))
-        entries = {} if core.observation is None else core.observation.encode(observations)
+        entries = {} if core.observation is None else core.observation.encode_nested(observations)
         if core.pixels:
-            entries[("pixels",)] = torch.from_numpy(np.array(self.render()))
-        return nest(entries)
+            entries["pixels"] = torch.from_numpy(np.array(self.render()))
+        return entries
 
     def read_reward(self, reward: object) -> torch.Tensor:
         """Turn the summed reward of a step into a tensor of the shape and dtype of its spec."""
