@@ -43,13 +43,13 @@ class ProgramStep(Pending):
         env._kept(self.running.outputs)
         return self
 
-    def _outcome(self) -> Any:
+    def _stepped(self) -> TensorDictBase:
         env, td = self.env, self.td
         following = env._accepted(env._out(td.batch_size, self.running.result()), td)
         if self.mask is not None:
             following = env._kept_where_skipped(td, self.mask, following)
             td = td.exclude(STEP, inplace=True)
-        return self._followed(env._attach_next(td, following))
+        return env._attach_next(td, following)
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +75,10 @@ class ProgramAdvance(Pending):
         self.outputs = following, env._kept(fresh)
         return self
 
-    def _outcome(self) -> tuple[TensorDictBase, TensorDictBase]:
+    def _stepped(self) -> TensorDictBase:
+        return self._with_root()[0]
+
+    def _with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
         env, shape = self.env, self.td.batch_size
         following, fresh = to_torch(self.outputs)
         data = env._attach_next(self.td, env._out(shape, following))

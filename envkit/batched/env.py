@@ -167,21 +167,6 @@ class BatchedEnv(AttributeLookup, PoolOwner):
             self._entries.after_reset(fresh, masks)
         return merge_reset(following, fresh, masks, keeps_last=True)
 
-    def _received(self, step: _PoolStep) -> TensorDictBase:
-        """Receive `next` of a step, also of the rows that were not stepped."""
-        exchange, td, mask = step.exchange, step.td, step.mask
-        following = exchange.recv(step.round)
-        if mask is not None and not exchange.keeps_unstepped:
-            if exchange.lost:
-                mask = mask.clone()
-                mask[sorted(exchange.lost)] = True
-            following = keep_unstepped(following, self._skipped_next(td), mask)
-        if self._share_individual_td:
-            following = by_row(following)
-        if self._entries is not None:
-            self._entries.after_step(td, following)
-        return following
-
     def _skipped_next(self, td: TensorDictBase) -> TensorDict | TensorDictBase:  # type: ignore[override]
         if not self._share_individual_td:
             return super()._skipped_next(td)
@@ -385,10 +370,23 @@ class _PoolStep(Pending):
         self.round = self.exchange.wake(self.td, self.mask, self.inputs, advance=self.resets_too)
         return self
 
-    def _outcome(self) -> Any:
-        env = self.env
-        data = env._attach_next(self.td, env._received(self))
+    def _stepped(self) -> TensorDictBase:
+        env, exchange, td, mask = self.env, self.exchange, self.td, self.mask
+        following = exchange.recv(self.round)
+        if mask is not None and not exchange.keeps_unstepped:
+            if exchange.lost:
+                mask = mask.clone()
+                mask[sorted(exchange.lost)] = True
+            following = keep_unstepped(following, env._skipped_next(td), mask)
+        if env._share_individual_td:
+            following = by_row(following)
+        if env._entries is not None:
+            env._entries.after_step(td, following)
+        return env._attach_next(td, following)
+
+    def _with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
         if not self.resets_too:
-            return self._followed(data)
+            return Pending._with_root(self)
+        env, data = self.env, self._stepped()
         root = env.step_mdp(data)
         return data, env._take_fresh(root) if env.any_done(root) else root

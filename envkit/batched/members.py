@@ -61,7 +61,7 @@ class Member:
             value = td.get(self.state_key(path), None)
             if value is not None:
                 own.set(as_key(path), value[self.rows])
-        return delivered(own, self.env.device)
+        return delivered(own, self.env._table.device)
 
     def part_to_reset(self, td: TensorDictBase, hidden: Sequence[Key] = ()) -> TensorDictBase:
         """The same for a partial reset, with what the member told in place of what ``td`` made of it.
@@ -69,23 +69,18 @@ class Member:
         What the member then gives of rows that are not reset is its own, and not the caller's.
         """
         assert self.newest is not None
-        told = [key for key in self._told_keys if key not in self.env.state_keys]
+        told = [key for key in self.env._table.shown if key not in self.env.state_keys]
         return self.newest.copy().update(self.part(td, hidden).exclude(*told))
 
     def keep(self, told: TensorDictBase, rows: torch.Tensor | None = None) -> None:
         """Remember what the member told; of some rows, given as a mask of them, or of all."""
-        newest = told.select(*self._told_keys, strict=False)
+        newest = told.select(*self.env._table.shown, strict=False)
         if rows is not None and self.newest is not None:
             for path, value in leaves(newest):
                 before = self.newest.get(as_key(path), None)
                 if before is not None:
                     newest.set(as_key(path), choose_leaf(rows.to(value.device), value, before))
         self.newest = newest
-
-    @property
-    def _told_keys(self) -> list[Key]:
-        env = self.env
-        return env._declared.cached("told_keys", lambda: [*env.observation_keys, *env.done_keys])
 
     def shown(self, told: TensorDictBase, members: Sequence[Member]) -> TensorDictBase:
         """Give what the member told with the entries that the whole batch of ``members`` has."""

@@ -13,8 +13,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -88,6 +87,7 @@ class MixedEnv(EnvBase):
             allow_done_after_reset=any(env.allow_done_after_reset for env in members),
         )
         self.members = placed
+        self._members_have_states = any(member.state for member in placed)
         self._in_use = InUse(type(self).__name__, [env._in_use for env in members])
         masks = [pair for env in members for pair in env._action_masks]
         self._action_masks = tuple(dict.fromkeys(masks))
@@ -119,7 +119,7 @@ class MixedEnv(EnvBase):
             member.env.rand_action(member.part(tensordict, self._hidden)).select(*self.action_keys)
             for member in self.members
         ]
-        actions = _concatenate([delivered(part, self.device) for part in drawn])
+        actions = torch.cat([delivered(part, self.device) for part in drawn], 0)  # type: ignore[arg-type]
         return tensordict.update(actions)
 
     @property
@@ -173,8 +173,8 @@ class MixedEnv(EnvBase):
         # What the caller preset under `next` may change which rows are done, and rows that are left
         # out may be done already: then the reset follows apart.
         resets_too = advance and mask is None and td.get("next", None) is None
-        step = _MixedStep(self, td, advance, mask, self._moments.moving(mask), resets_too)
-        self._moments.require_newest(td, step.moving)
+        moving = self._moments.moving(td, mask)
+        step = _MixedStep(self, td, advance, mask, moving, resets_too)
         for member in reversed(self._in_order_of_waiting):
             part = member.part(td, self._hidden)
             try:
@@ -186,63 +186,20 @@ class MixedEnv(EnvBase):
             step.parts[member.name] = own
         return step
 
-    def _begin(self, step: _MixedStep) -> None:
-        """Begin a step that all members have checked."""
-        self._moments.count(step.moving)
-        with self._unless_interrupted():
-            for own in step.parts.values():
-                own.begin()
+    def _forget_what_was_told(self) -> None:
+        """Say that it is not known any more which of the members have moved."""
+        for member in self.members:
+            member.newest = None
 
-    @contextmanager
-    def _unless_interrupted(self) -> Iterator[None]:
-        """Forget what the members told if it is not known any more which of them have moved."""
-        try:
-            yield
-        except BaseException:
-            for member in self.members:
-                member.newest = None
-            raise
-
-    def _received(self, step: _MixedStep) -> dict[str, Any]:
-        """Receive from every member, also if one fails, and give what they gave by name."""
-        told: dict[str, Any] = {}
-        failed: Exception | None = None
-        with self._unless_interrupted():
-            for member in self._in_order_of_waiting:
-                own = None if step.mask is None else step.mask[member.rows]
-                try:
-                    outcome = told[member.name] = step.parts[member.name].recv()
-                    member.keep(outcome[1] if step.resets_too else outcome.get("next"), own)
-                except Exception as error:
-                    failed = failed or error
-            if failed is not None:
-                raise failed
-        return told
-
-    def _outcome(self, step: _MixedStep) -> TensorDictBase:
-        """Receive a step."""
-        told = self._received(step)
-        following = self._joined({name: data.get("next") for name, data in told.items()})
-        self._moments.tell(following, step.td, step.mask)
-        return self._attach_next(step.td.exclude(rules.STEP, inplace=True), following)
-
-    def _both_outcomes(self, step: _MixedStep) -> tuple[TensorDictBase, TensorDictBase]:
-        """Receive a step in which the members have reset what is done."""
-        told = self._received(step)
-        following = self._joined({name: data.get("next") for name, (data, _) in told.items()})
-        self._moments.tell(following)
-        data = self._attach_next(step.td, following)
-        root = self._joined({name: root for name, (_, root) in told.items()})
-        if self._moments.are_told:
-            self._moments.count(self._begun_after(following))
-            self._moments.tell(root)
-        return data, root
-
-    def _begun_after(self, following: TensorDictBase) -> torch.Tensor:
-        """Say which rows have begun an episode after a step that ended with ``following``."""
+    def _count_begun(self, following: TensorDictBase, root: TensorDictBase) -> None:
+        """Count the episodes that members have begun after a step that ended with ``following``."""
+        if not self._moments.are_told:
+            return
         flags = following.select(*self.done_keys)
         self.any_done(flags)
-        return self._rows_of(collect_reset_masks(flags, self.done_levels, self.full_done_spec))
+        masks = collect_reset_masks(flags, self.done_levels, self.full_done_spec)
+        self._moments.count(self._rows_of(masks))
+        self._moments.tell(root)
 
     def _rows_of(self, masks: Mapping[Path, torch.Tensor]) -> torch.Tensor:
         """Say which rows the `_reset` masks of all levels touch."""
@@ -253,8 +210,13 @@ class MixedEnv(EnvBase):
 
     def _joined(self, parts: Mapping[str, TensorDictBase]) -> TensorDictBase:
         """Concatenate what each member told, by its name, in the order of the rows."""
-        shown = [member.shown(parts[member.name], self.members) for member in self.members]
-        return _concatenate([delivered(part, self.device) for part in shown])
+        shown, device = [], self._device
+        for member in self.members:
+            part = parts[member.name]
+            if self._members_have_states:
+                part = member.shown(part, self.members)
+            shown.append(delivered(part, device))
+        return torch.cat(shown, 0)  # type: ignore[return-value]
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         raise NotImplementedError("MixedEnv steps through its members.")
@@ -390,14 +352,54 @@ class _MixedStep(Pending):
     parts: dict[str, Pending] = field(default_factory=dict, init=False)
 
     def begin(self) -> Self:
-        self.env._begin(self)
+        self.env._moments.count(self.moving)
+        try:
+            for own in self.parts.values():
+                own.begin()
+        except BaseException:
+            self.env._forget_what_was_told()
+            raise
         return self
 
-    def _outcome(self) -> Any:
-        if self.resets_too:
-            return self.env._both_outcomes(self)
-        return self._followed(self.env._outcome(self))
+    def _stepped(self) -> TensorDictBase:
+        env, (nexts, _) = self.env, self._received()
+        following = env._joined(nexts)
+        env._moments.tell(following, self.td, self.mask)
+        return env._attach_next(self.td.exclude(rules.STEP, inplace=True), following)
 
+    def _with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
+        if not self.resets_too:
+            return Pending._with_root(self)
+        env, (nexts, roots) = self.env, self._received()
+        following = env._joined(nexts)
+        env._moments.tell(following)
+        data, root = env._attach_next(self.td, following), env._joined(roots)
+        env._count_begun(following, root)
+        return data, root
 
-def _concatenate(parts: list[TensorDictBase]) -> TensorDictBase:
-    return torch.cat(parts, 0)  # type: ignore[return-value, arg-type]
+    def _received(self) -> tuple[dict[str, TensorDictBase], dict[str, TensorDictBase]]:
+        """Receive from every member, also if one fails.
+
+        Returns:
+            What the step of each member made and what it told last, by its name: the root that follows if
+            the members have reset what is done.
+        """
+        nexts: dict[str, TensorDictBase] = {}
+        newest: dict[str, TensorDictBase] = {}
+        failed: Exception | None = None
+        try:
+            for member in self.env._in_order_of_waiting:
+                name = member.name
+                try:
+                    outcome = self.parts[name].recv()
+                    data, root = outcome if self.resets_too else (outcome, outcome.get("next"))
+                    nexts[name], newest[name] = data.get("next"), root
+                    member.keep(root, None if self.mask is None else self.mask[member.rows])
+                except Exception as error:
+                    failed = failed or error
+            if failed is not None:
+                raise failed
+        except BaseException:
+            self.env._forget_what_was_told()
+            raise
+        return nexts, newest

@@ -39,25 +39,22 @@ class Moments:
         """Forget all: the simulators were seeded."""
         self._now = torch.zeros_like(self._now)
 
-    def moving(self, mask: torch.Tensor | None) -> torch.Tensor:
-        """Say which rows a step of ``mask`` (None: of all) moves for good."""
-        return self._is_stateful if mask is None else self._is_stateful & mask
-
     def count(self, rows: torch.Tensor, within: slice = slice(None)) -> None:
         """Count a step or a reset of those of some rows that lie ``within`` a range."""
         now = self._now.clone()
         now[within] += (rows & self._is_stateful)[within]
         self._now = now
 
-    def require_newest(self, td: TensorDictBase, moving: torch.Tensor) -> None:
-        """Check that no simulator has left behind the data it is to be stepped from.
+    def moving(self, td: TensorDictBase, mask: torch.Tensor | None) -> torch.Tensor:
+        """Say which rows a step of ``mask`` (None: of all) from ``td`` moves for good.
 
         Raises:
-            StaleDataError: one has.
+            StaleDataError: the simulator of one has left that data behind.
         """
-        given = td.get(MOMENT, None)
-        if given is None or not self.are_told:
-            return
+        moving = self._is_stateful if mask is None else self._is_stateful & mask
+        given = td.get(MOMENT, None) if self.are_told else None
+        if given is None:
+            return moving
         given, newest = given.reshape(self._now.shape).cpu(), self._now
         stale = moving & (given != newest) & (given != 0) & (newest != 0)
         if bool(stale.any()):
@@ -67,6 +64,7 @@ class Moments:
                 f"moment {int(newest[row])} and cannot go back. Go on from what the last step or reset "
                 "gave: env.step_mdp(td), or begin anew: env.reset()."
             )
+        return moving
 
     def tell(
         self,

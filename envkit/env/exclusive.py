@@ -15,7 +15,6 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any, NoReturn
 
 from envkit.errors import BusyError
@@ -34,26 +33,26 @@ class InUse:
     def __init__(self, name: str, inner: Sequence[InUse] = ()):
         self.name = name
         self.inner = tuple(inner)
+        self.all: tuple[InUse, ...] = (self, *(use for held in self.inner for use in held.all))
         self.lock = threading.RLock()
         self.holder = 0
-        self._stacks: list[ExitStack] = []
 
     def __enter__(self) -> None:
-        if not self.lock.acquire(blocking=False):
-            self.refuse()
-        self.holder = threading.get_ident()
-        if self.inner:
-            self._hold_inner()
-
-    def _hold_inner(self) -> None:
-        with ExitStack() as stack:
-            stack.callback(self.lock.release)
-            for use in self.inner:
-                stack.enter_context(use)
-            self._stacks.append(stack.pop_all())
+        taken = 0
+        try:
+            for use in self.all:
+                if not use.lock.acquire(blocking=False):
+                    use.refuse()
+                taken += 1
+                use.holder = threading.get_ident()
+        except BaseException:
+            for use in self.all[:taken]:
+                use.lock.release()
+            raise
 
     def __exit__(self, *failure: object) -> None:
-        self._stacks.pop().close() if self.inner else self.lock.release()
+        for use in self.all:
+            use.lock.release()
 
     def refuse(self) -> NoReturn:
         """Say which thread uses the env.

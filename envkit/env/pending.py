@@ -64,16 +64,15 @@ class Pending(ABC):
                 "in the data that recv() gave; begin another one."
             )
         self._is_received = True
-        return self._outcome()
+        return self._with_root() if self.advance else self._stepped()
 
     @abstractmethod
-    def _outcome(self) -> Any:
-        """Wait, and give what `recv` gives."""
+    def _stepped(self) -> TensorDictBase:
+        """Wait, and give the data with the outcome of the step under ``next``."""
 
-    def _followed(self, data: TensorDictBase) -> Any:
-        """Give what follows from a step: with ``advance``, reset what is done in it."""
-        if not self.advance:
-            return data
+    def _with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
+        """Give the same and the root that follows, in which what was done is reset."""
+        data = self._stepped()
         return data, self.env.maybe_reset(self.env.step_mdp(data))
 
 
@@ -86,14 +85,16 @@ class LocalStep(Pending):
         self.env._check_inputs(self.td)
         return self
 
-    def _outcome(self) -> Any:
-        return self._followed(self.env._stepped(self.td))
+    def _stepped(self) -> TensorDictBase:
+        return self.env._stepped(self.td)
 
 
 @dataclass(slots=True, eq=False)
 class OverriddenStep(Pending):
     """A step that a subclass makes in its own way: nobody but it can check or begin any of it."""
 
-    def _outcome(self) -> Any:
-        env = self.env
-        return env.step_and_maybe_reset(self.td) if self.advance else env.step(self.td)
+    def _stepped(self) -> TensorDictBase:
+        return self.env.step(self.td)
+
+    def _with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
+        return self.env.step_and_maybe_reset(self.td)

@@ -398,7 +398,11 @@ class Stepping(SpecNames, ABC):
 
     def _honoured_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
         """Make a step on behalf of an env around this one: as a subclass steps, if it has its own way."""
-        if not self._steps_by_itself if advance else self._overrides(_STEP):
+        if advance:
+            overridden = not self._steps_by_itself
+        else:
+            overridden = self._step_is_overridden or "step" in vars(self)
+        if overridden:
             return OverriddenStep(self, td, advance)
         return self._make_step(td, advance=advance)
 
@@ -409,6 +413,3 @@ class Stepping(SpecNames, ABC):
 
     def _check_inputs(self, td: TensorDictBase) -> None:
         """Refuse what `_step` would refuse, where that can be told before."""
-
-
-_STEP = frozenset(("step",))

@@ -42,6 +42,7 @@ class SpecTable:
         batch_locked: data must have that batch size.
         inputs: leaf keys of actions and states.
         outputs: all that a step gives.
+        shown: leaf keys of what a root shows: observations and done flags.
         scalars: rewards and done flags.
         levels: names of the done leaves of each level, by depth.
         rewards, actions, states: paths of these kinds.
@@ -53,6 +54,7 @@ class SpecTable:
     batch_locked: bool
     inputs: tuple[Key, ...]
     outputs: tuple[OutputLeaf, ...]
+    shown: tuple[Key, ...]
     scalars: tuple[Scalar, ...]
     levels: dict[Path, list[str]]
     rewards: frozenset[Path]
@@ -85,6 +87,7 @@ class SpecTable:
             batch_locked=env.batch_locked,
             inputs=tuple(as_key(path) for kind in ("action", "state") for path in paths[kind]),
             outputs=outputs,
+            shown=tuple(as_key(path) for path, kind, _ in outputs if kind != "reward"),
             scalars=tuple(scalars),
             levels=levels_of(paths["done"]),
             rewards=frozenset(paths["reward"]),

@@ -182,6 +182,18 @@ def test_a_call_that_fails_lets_the_env_go():
     assert in_thread("other", lambda: env.rollout(2)).shape == (2,)
 
 
+def test_a_mixed_env_that_is_refused_for_one_member_lets_the_others_go():
+    first, second = SerialEnv(1, Count), SerialEnv(1, Count)
+    env = MixedEnv([first, second])
+    policy = Holding(second, lambda: in_thread("intruder", env.reset))
+
+    second.rollout(2, policy)
+
+    assert isinstance(policy.found, BusyError)
+    assert in_thread("other", first.reset).batch_size == (1,)
+    assert in_thread("other", env.reset).batch_size == (2,)
+
+
 @pytest.mark.parametrize("twin", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
 def test_a_copy_is_held_by_nobody(twin):
     env = TransformedEnv(Count(), StepCounter())

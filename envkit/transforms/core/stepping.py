@@ -82,7 +82,7 @@ class TransformStepping(TransformHolder):
     # --------------------------------------------------------------------------------------- reset
 
     def _check_batch(self, td: TensorDictBase) -> None:
-        base = self._route.base
+        base: Any = self._modules["base_env"]  # as an attribute it would be looked for long
         if base.is_closed:
             base._check_batch(td)  # an env that starts at its first use starts here
         table = self._table
@@ -154,8 +154,7 @@ class TransformStepping(TransformHolder):
     def _shown_root(self, td: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
         """Show what the stepper says after a reset, which was asked for with ``td``."""
         route = self._route
-        keys = [*route.stepper.observation_keys, *route.stepper.done_keys]
-        root = root.select(*keys, strict=False)
+        root = root.select(*route.stepper._table.shown, strict=False)
         for transform in route.outside:
             root = transform._reset(td, root)
         return root
@@ -207,25 +206,6 @@ class TransformStepping(TransformHolder):
             given = step.given.exclude(*self._hidden_keys).set(rules.STEP, step.mask)
             step.inner = stepper._honoured_step(given, advance=False)
         return step
-
-    def _following(self, step: _TransformedStep) -> TensorDictBase:
-        """Receive what the stepper made of a step, and show it."""
-        route, given, mask = step.route, step.given, step.mask
-        if mask is None:
-            assert step.inner is not None
-            return route.shown_next(given, step.inner.recv())
-        skipped = self._skipped_next(step.td)
-        if step.inner is None:
-            return skipped
-        done = step.inner.recv()
-        shown = mask.reshape(step.td.batch_size).to(
-            skipped.device
-        )  # behind transforms of batch size or device
-        if not self.batch_locked and given.batch_size == step.td.batch_size:
-            stepped = route.shown_next(given[mask], done[mask])  # type: ignore[arg-type]
-            return self._checks.scatter(shown, stepped, skipped)
-        stepped = route.shown_next(given.set(rules.STEP, mask), done)
-        return kept_where_skipped(shown, stepped, skipped)
 
     def _skipped_next(self, td: TensorDictBase) -> TensorDictBase:
         if not isinstance(td, LazyStackedTensorDict) or td.stack_dim:
@@ -386,10 +366,31 @@ class _TransformedStep(Pending):
             self.inner.begin()
         return self
 
-    def _outcome(self) -> Any:
-        env = self.env
-        if self.resets_too:
-            return env._both_shown(self)
-        following = env._following(self)
-        td = self.td.exclude(rules.STEP, inplace=True)
-        return self._followed(env._attach_next(td, following))
+    def _stepped(self) -> TensorDictBase:
+        td = self.td
+        if self.mask is not None:
+            following = self._masked_next(self.mask)
+        else:
+            assert self.inner is not None
+            following = self.route.shown_next(self.given, self.inner.recv())
+        if td.get(rules.STEP, None) is not None:
+            td = td.exclude(rules.STEP, inplace=True)
+        return self.env._attach_next(td, following)
+
+    def _masked_next(self, mask: torch.Tensor) -> TensorDictBase:
+        """Receive the rows that moved, if any did, and show them among the others."""
+        env, route, given = self.env, self.route, self.given
+        skipped = env._skipped_next(self.td)
+        if self.inner is None:
+            return skipped
+        done = self.inner.recv()
+        # behind transforms of batch size or device:
+        shown = mask.reshape(self.td.batch_size).to(skipped.device)
+        if not env.batch_locked and given.batch_size == self.td.batch_size:
+            stepped = route.shown_next(given[mask], done[mask])  # type: ignore[arg-type]
+            return env._checks.scatter(shown, stepped, skipped)
+        stepped = route.shown_next(given.set(rules.STEP, mask), done)
+        return kept_where_skipped(shown, stepped, skipped)
+
+    def _with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
+        return self.env._both_shown(self) if self.resets_too else Pending._with_root(self)
