@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
@@ -38,6 +38,13 @@ __all__ = [
 ]
 
 
+class GoverningLevel(NamedTuple):
+    """A governing level: its first done leaf, and the levels it decides for, itself too, each with its first."""
+
+    flag: Path
+    below: Mapping[Path, Path]
+
+
 class EpisodeTransform(Transform):
     """Base of transforms whose values begin anew with an episode."""
 
@@ -53,27 +60,37 @@ class EpisodeTransform(Transform):
             )
         return parent
 
-    def _levels(self) -> list[Path]:
-        """Paths of the governing levels."""
-        env = self._env()
+    def _read_once(self, name: str, build: Callable[[], Any]) -> Any:
+        """Give what ``build`` reads of the env before this transform: once where specs are locked."""
+        holder = self.container
+        return build() if holder is None else holder._declared.cached(f"{name}_{id(self)}", build)
 
-        def build() -> list[Path]:
-            levels = env.done_levels
-            return [level for level in levels if rules.governing_level(level, levels) == level]
+    def _levels(self) -> dict[Path, GoverningLevel]:
+        """The governing levels by path."""
+        return self._read_once("levels", self._found_levels)
 
-        return env._declared.cached("governing_levels", build)
+    def _found_levels(self) -> dict[Path, GoverningLevel]:
+        levels = self._env().done_levels
+        flags = {level: (*level, names[0]) for level, names in levels.items()}
+        return {
+            path: GoverningLevel(
+                flags[path], {level: flag for level, flag in flags.items() if _is_in(level, path)}
+            )
+            for path in levels
+            if rules.governing_level(path, levels) == path
+        }
 
-    def _flag_path(self, level: Path) -> Path:
-        return (*level, self._env().done_levels[level][0])
+    def _first_flag(self, leaves: Leaves) -> Any:
+        """Give the first done leaf, which is like the others of the batch."""
+        return leaves[next(iter(self._levels().values())).flag]
 
     def _declare(
         self, spec: Composite, name: str, make: Callable[[TensorSpec], TensorSpec]
     ) -> None:
         """Declare ``name`` at every governing level, like the done leaf there."""
         env = self._env()
-        for level in self._levels():
-            flags = env.full_done_spec[as_key((*level, env.done_levels[level][0]))]
-            spec[as_key((*level, name))] = make(flags)
+        for path, level in self._levels().items():
+            spec[as_key((*path, name))] = make(env.full_done_spec[as_key(level.flag)])
 
     def _reset_mask(self, td: TensorDictBase, level: Path) -> torch.Tensor | None:
         """Give the mask that decides for ``level`` in a reset; None resets all of it."""
@@ -96,7 +113,7 @@ class EpisodeTransform(Transform):
         if governing is not None:
             return governing
         if len(levels) == 1:
-            return levels[0]
+            return next(iter(levels))
         raise ResetMaskError(
             f"{type(self).__name__} cannot tell which reset {key!r} obeys: the env has "
             f"{self._env().reset_keys}. Say so: pass reset_key=, or reset_keys= where there are several "
@@ -121,6 +138,10 @@ class EpisodeTransform(Transform):
             f"{type(self).__name__} follows the steps of an environment and cannot be called on "
             "data. Put it into a TransformedEnv."
         )
+
+
+def _is_in(level: Path, other: Path) -> bool:
+    return level[: len(other)] == other
 
 
 def _name(given: Any, argument: str) -> str:
@@ -190,51 +211,41 @@ class StepCounter(FusableTransform, EpisodeTransform):
         return ends_alike and super().fuses
 
     def memory(self) -> list[Path]:
-        return [self._count_path(level) for level in self._levels()]
+        return [(*path, self.step_count_key) for path in self._levels()]
 
     def constants(self) -> dict[str, Any]:
         return {} if self.max_steps is None else {"max_steps": self.max_steps}
 
-    def _count_path(self, level: Path) -> Path:
-        return (*level, self.step_count_key)
-
     def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
         changes: dict[Path, Any] = {}
-        for level in self._levels():
-            before = root.get(self._count_path(level))
+        for path, level in self._levels().items():
+            count_path = (*path, self.step_count_key)
+            before = root.get(count_path)
             if before is None:
-                before = episode_counters.uncounted(following[self._flag_path(level)])
-            count = changes[self._count_path(level)] = episode_counters.counted(before)
+                before = episode_counters.uncounted(following[level.flag])
+            count = changes[count_path] = episode_counters.counted(before)
             if self.max_steps is not None:
                 cut = count >= constants["max_steps"]
                 changes |= self._truncated(following, level, cut)
         return changes
 
-    def _truncated(self, following: Leaves, level: Path, cut: Any) -> dict[Path, Any]:
+    def _truncated(self, following: Leaves, level: GoverningLevel, cut: Any) -> dict[Path, Any]:
         changes = {}
-        for below in self._levels_below(level):
+        for below, flag in level.below.items():
             path, done = (*below, self.truncated_key), (*below, "done")
-            own, before = (
-                episode_counters.spread(cut, following[self._flag_path(below)]),
-                following.get(path),
-            )
+            own, before = episode_counters.spread(cut, following[flag]), following.get(path)
             truncated = changes[path] = own if before is None else own | before
             if self.update_done and following.get(done) is not None:
                 changes[done] = rules.done_from(following[done], truncated)
         return changes
 
-    def _levels_below(self, level: Path) -> list[Path]:
-        return [below for below in self._env().done_levels if below[: len(level)] == level]
-
     def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
         changes: dict[Path, Any] = {}
-        for level in self._levels():
-            changes[self._count_path(level)] = episode_counters.uncounted(
-                fresh[self._flag_path(level)]
-            )
-            for below in self._levels_below(level) if self.max_steps is not None else ():
+        for path, level in self._levels().items():
+            changes[(*path, self.step_count_key)] = episode_counters.uncounted(fresh[level.flag])
+            for below, flag in level.below.items() if self.max_steps is not None else ():
                 if fresh.get((*below, self.truncated_key)) is None:
-                    unset = episode_counters.unset(fresh[self._flag_path(below)])
+                    unset = episode_counters.unset(fresh[flag])
                     changes[(*below, self.truncated_key)] = unset
         return changes
 
@@ -283,15 +294,15 @@ class InitTracker(FusableTransform, EpisodeTransform):
         return self._marks(fresh, lambda flags: ~episode_counters.unset(flags))
 
     def _update_unreset_rows(self, td: TensorDictBase, td_reset: TensorDictBase) -> None:
-        for level in self._levels():  # what is not reset now is not at its start
-            flags = td_reset.get(as_key(self._flag_path(level)))
-            td.set(as_key((*level, self.init_key)), episode_counters.unset(flags))
+        for path, level in self._levels().items():  # what is not reset now is not at its start
+            flags = td_reset.get(level.flag)
+            td.set((*path, self.init_key), episode_counters.unset(flags))
 
     def _marks(self, leaves: Leaves, make: Callable[[Any], Any]) -> Changes:
-        return {
-            (*level, self.init_key): make(leaves[self._flag_path(level)])
-            for level in self._levels()
-        }
+        changes = {}
+        for path, level in self._levels().items():
+            changes[(*path, self.init_key)] = make(leaves[level.flag])
+        return changes
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         self._declare(observation_spec, self.init_key, _flag_like)
@@ -322,22 +333,22 @@ class TrajCounter(EpisodeTransform):
         self.shared_lock: AbstractContextManager = nullcontext()  # see envkit.batched.creator
 
     def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
-        for level in self._levels():
-            key = as_key((*level, self.out_key))
+        for path, level in self._levels().items():
+            key = (*path, self.out_key)
             number = td.get(key, None)
             if number is None:
-                number = episode_counters.uncounted(next_td.get(as_key(self._flag_path(level))))
+                number = episode_counters.uncounted(next_td.get(level.flag))
             next_td.set(key, number)
         return next_td
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        for level in self._levels():
-            flags = td_reset.get(as_key(self._flag_path(level)))
+        for path, level in self._levels().items():
+            flags = td_reset.get(level.flag)
             begins = torch.ones_like(flags)
-            mask = self._reset_mask(td, level)
+            mask = self._reset_mask(td, path)
             if mask is not None:
                 begins &= mask.reshape(*mask.shape, *(1,) * (flags.ndim - mask.ndim))
-            td_reset.set(as_key((*level, self.out_key)), self._draw(begins))
+            td_reset.set((*path, self.out_key), self._draw(begins))
         return td_reset
 
     def _draw(self, begins: torch.Tensor) -> torch.Tensor:

@@ -268,7 +268,7 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
 
     def _begun_with(self, leaves: Leaves, constants: Mapping[str, Any]) -> dict[Path, Any]:
         """Make the values of new episodes of numbers, for the batch of ``leaves``."""
-        flags = leaves[self._flag_path(self._levels()[0])]
+        flags = self._first_flag(leaves)
         return {
             path: episode_counters.begun(
                 flags,

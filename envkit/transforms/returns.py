@@ -47,8 +47,11 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
         """Give the number every value begins with; None: zero."""
         return None
 
-    def _pairs(self) -> list[tuple[Key, Key]]:
+    def _pairs(self) -> list[tuple[Path, Path]]:
         """Pairs of a reward and its running value."""
+        return self._read_once("pairs", self._found_pairs)
+
+    def _found_pairs(self) -> list[tuple[Path, Path]]:
         sources = list(self._env().reward_keys) if self._takes_all else self.in_keys
         targets = self.out_keys
         if not self._names_given:
@@ -59,17 +62,17 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
                 f"{type(self).__name__} has {len(targets)} out_keys for the rewards {sources}. "
                 "Pass one for each."
             )
-        return list(zip(sources, targets, strict=True))
+        return list(zip(map(as_path, sources), map(as_path, targets), strict=True))
 
     def memory(self) -> list[Path]:
-        return [as_path(target) for _, target in self._pairs()]
+        return [target for _, target in self._pairs()]
 
     def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
-        env, flags = self._env(), fresh[self._flag_path(self._levels()[0])]
+        env, flags = self._env(), self._first_flag(fresh)
         changes = {}
         for source, target in self._pairs():
             spec = env.full_reward_spec[source]
-            changes[as_path(target)] = episode_counters.begun(
+            changes[target] = episode_counters.begun(
                 flags,
                 fresh.batch_dims,
                 spec.shape[env.batch_dims :],
@@ -130,10 +133,8 @@ class RewardSum(_RewardTransform):
     def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
         changes = {}
         for source, target in self._pairs():
-            reward, before = following[as_path(source)], root.get(as_path(target))
-            changes[as_path(target)] = (
-                reward if before is None else episode_counters.added(before, reward)
-            )
+            reward, before = following[source], root.get(target)
+            changes[target] = reward if before is None else episode_counters.added(before, reward)
         return changes
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -209,11 +210,11 @@ class TargetReturn(_RewardTransform):
     def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
         changes = {}
         for source, target in self._pairs():
-            reward, before = following[as_path(source)], root.get(as_path(target))
+            reward, before = following[source], root.get(target)
             if before is None:
                 before = episode_counters.filled(reward, self._first(constants))
             is_fixed = self.mode == "constant"
-            changes[as_path(target)] = before if is_fixed else episode_counters.left(before, reward)
+            changes[target] = before if is_fixed else episode_counters.left(before, reward)
         return changes
 
     def extra_repr(self) -> str:

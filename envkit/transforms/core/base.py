@@ -180,6 +180,8 @@ class Transform(nn.Module):
 
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
         """Transform the input of a step, a copy, on its way to the base env."""
+        if not (self.in_keys_inv or self.out_keys_inv):
+            return td
         return self._convert(td, self.out_keys_inv, self.in_keys_inv, self._inv_apply_transform)
 
     def inv(self, tensordict: TensorDictBase) -> TensorDictBase:

@@ -6,7 +6,7 @@ It does not know environments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -139,6 +139,9 @@ class Compose(Transform):
     def __iter__(self) -> Iterator[Transform]:
         return iter(self.transforms)  # type: ignore[arg-type]
 
+    def __reversed__(self) -> Iterator[Transform]:
+        return reversed(self.transforms)  # type: ignore[arg-type]
+
     def __getitem__(self, index: int | slice) -> Transform:
         """Give a transform; a slice gives a `Compose` of clones, which share their buffers."""
         if isinstance(index, slice):
@@ -224,17 +227,14 @@ class Compose(Transform):
     # --------------------------------------------------------------------------------- last to first
 
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
-        for transform in self._backwards():
+        for transform in reversed(self):
             td = transform._inv_call(td)
         return td
 
     def _reset_env_preprocess(self, td: TensorDictBase) -> TensorDictBase:
-        for transform in self._backwards():
+        for transform in reversed(self):
             td = transform._reset_env_preprocess(td)
         return td
-
-    def _backwards(self) -> Iterable[Transform]:
-        return reversed(list(self))
 
     def extra_repr(self) -> str:
         return ""

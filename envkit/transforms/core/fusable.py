@@ -25,7 +25,7 @@ from tensordict import TensorDictBase
 
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data import transition
-from envkit.data.paths import Path, as_key
+from envkit.data.paths import Path
 from envkit.transforms.core.base import Transform
 
 __all__ = [
@@ -46,13 +46,13 @@ class LeavesOf(Leaves):
         self.batch_dims = td.batch_dims
 
     def __getitem__(self, path: Path) -> Any:
-        value = self._td.get(as_key(path), None)
+        value = self._td.get(path, None)
         if value is None:
             raise KeyError(path)
         return value
 
     def get(self, path: Path, default: Any = None) -> Any:
-        return self._td.get(as_key(path), default)
+        return self._td.get(path, default)
 
     def __iter__(self) -> Iterator[Path]:
         return (path for path, _ in transition.leaves(self._td))
@@ -81,7 +81,7 @@ def written(td: TensorDictBase, changes: Changes) -> TensorDictBase:
         if leaf is None:
             take_out(td, path)
         else:
-            td.set(as_key(path), leaf)
+            td.set(path, leaf)
     return td
 
 
@@ -190,7 +190,7 @@ class FusableTransform(Transform):
 
     def _constants_outside(self) -> dict[str, Any]:
         """Give what the hooks over leaves use where those over TensorDicts are derived from them."""
-        if self.state():
+        if type(self).state is not FusableTransform.state and self.state():
             raise NotImplementedError(
                 f"{type(self).__name__} has state, which changes with what is seen of all rows together. "
                 "Derive it from CoupledTransform as well, and write _observe_rows and _call, as VecNorm does."
