@@ -46,7 +46,7 @@ class InfoReading(EnvBase):
         """What is stepped and reset."""
 
     @abstractmethod
-    def _action_in(self, td: TensorDictBase) -> Any:
+    def _action_in(self, td: TensorDictBase, rows: list[int] | None = None) -> Any:
         """Take the action out of a root."""
 
     @abstractmethod

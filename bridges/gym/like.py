@@ -41,8 +41,16 @@ __all__ = ["GymLikeEnv", "Reader"]
 
 
 class _StepForms(NamedTuple):
-    """What the specs say of a step: the rule of each action, the keys of rewards, the shapes of root flags."""
+    """What the specs say of a step.
 
+    Attributes:
+        action: entry that is the action of the simulator; None where several are.
+        actions: the rule of each action.
+        rewards: their keys.
+        flags: shapes of the done flags of the root.
+    """
+
+    action: Key | None
     actions: list[tuple[Key, ActionInput | None]]
     rewards: list[Key]
     flags: dict[str, torch.Size]
@@ -221,7 +229,7 @@ class GymLikeEnv(InfoReading):
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         forms = self._declared.cached("step_forms", self._step_forms)
-        action = self._action_in(_with_actions(td, forms.actions, self._batch_size))
+        action = self._action_in(td, stepped_rows(td) if self._batch_size else None)
         if self.convert_actions_to_numpy:
             action = self.read_action(action)
         observation, reward, terminated, truncated, done, info = self._repeated_step(action)
@@ -240,7 +248,11 @@ class GymLikeEnv(InfoReading):
     def _step_forms(self) -> _StepForms:
         flags = {name: self.full_done_spec[name].shape for name in self.done_levels.get((), ())}
         actions = [(key, self._action_inputs.get(key)) for key in self.action_keys]
-        return _StepForms(actions, self.reward_keys, flags)
+        return _StepForms(self._action_entry(), actions, self.reward_keys, flags)
+
+    def _action_entry(self) -> Key | None:
+        keys = self.action_keys
+        return keys[0] if len(keys) == 1 else None
 
     def _repeated_step(self, action: Any) -> Outcome:
         total, simulator = None, self._simulator
@@ -253,14 +265,30 @@ class GymLikeEnv(InfoReading):
                 break
         return observation, total, terminated, truncated, done, info
 
-    def _action_in(self, td: TensorDictBase) -> Any:
-        """Take the action out of a root: a tensor, or a TensorDict of several."""
-        keys = self.action_keys
-        return td.get(keys[0]) if len(keys) == 1 else td.select(*keys)
+    def _action_in(self, td: TensorDictBase, rows: list[int] | None = None) -> Any:
+        """Take the action out of a root, as its spec says: a tensor, or a TensorDict of several.
+
+        Only those of ``rows`` are looked at, see `ActionInput.take`.
+        """
+        forms = self._declared.cached("step_forms", self._step_forms)
+        for key, rule in forms.actions:
+            value = td.get(key, None)
+            if value is None:
+                raise MissingKeyError(
+                    f"the TensorDict has no {key!r}; it has {sorted(map(str, td.keys(True)))}. "
+                    "Write the action first, e.g. with env.rand_action(td)."
+                )
+            taken = value if rule is None else rule.take(value, self._batch_size, rows=rows)
+            if key == forms.action:
+                return taken
+            if taken is not value:
+                td = td.copy().set(key, taken)
+        if forms.action is None:
+            return td.select(*(key for key, _ in forms.actions))
+        return td.get(forms.action)
 
     def _check_inputs(self, td: TensorDictBase) -> None:
-        forms = self._declared.cached("step_forms", self._step_forms)
-        _with_actions(td, forms.actions, self._batch_size)
+        self._action_in(td, stepped_rows(td))
 
     def _to_tensordict(self, entries: Mapping[str, Any], info: dict[str, Any]) -> TensorDict:
         td = self._packed(entries, ())
@@ -333,21 +361,3 @@ class GymLikeEnv(InfoReading):
 
 def _any(flag: Any) -> bool:
     return bool(flag.any()) if hasattr(flag, "any") else bool(flag)
-
-
-def _with_actions(
-    td: TensorDictBase, rules_of: list[tuple[Key, ActionInput | None]], batch_size: torch.Size
-) -> TensorDictBase:
-    """Give a root whose actions are what their specs say; ``td`` itself where they are."""
-    rows = None if td.get(rules.STEP, None) is None else stepped_rows(td)
-    for key, rule in rules_of:
-        value = td.get(key, None)
-        if value is None:
-            raise MissingKeyError(
-                f"the TensorDict has no {key!r}; it has {sorted(map(str, td.keys(True)))}. "
-                "Write the action first, e.g. with env.rand_action(td)."
-            )
-        taken = value if rule is None else rule.take(value, batch_size, rows=rows)
-        if taken is not value:
-            td = td.copy().set(key, taken)
-    return td

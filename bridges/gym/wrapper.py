@@ -27,7 +27,7 @@ from bridges.gym.spaces import Codec, codec_of
 from bridges.gym.vector import VectorCore, is_vector
 from envkit import rules
 from envkit.data.arguments import as_batch_size
-from envkit.data.paths import as_key, as_path, nest
+from envkit.data.paths import Key, as_key, as_path, nest
 from envkit.data.transition import empty_like, leaves
 from envkit.env.base import EnvBase
 from envkit.env.loops import nonstop, until_any_done
@@ -108,7 +108,6 @@ class GymWrapper(GymLikeEnv):
         if not (from_pixels and pixels_only):
             space = _space_of_one(env, "observation_space")
             observation = codec_of(space, categorical=encoding, key="observation")
-        self._action_key = as_key(*action.leaves) if len(action.leaves) == 1 else None
         self._vector: VectorCore | None = None
         if batch:
             self._vector = VectorCore(env, observation, action, pixels=from_pixels)
@@ -167,10 +166,9 @@ class GymWrapper(GymLikeEnv):
             data = {path: actions.get(as_key(path)) for path in codec.leaves}
         return codec.decode(data) if self._vector is None else self._vector.decode(data)
 
-    def _action_in(self, td: TensorDictBase) -> Any:
-        if self._action_key is None:
-            return super()._action_in(td)
-        return td.get(self._action_key)
+    def _action_entry(self) -> Key | None:
+        leaves = self.core.action.leaves
+        return as_key(*leaves) if len(leaves) == 1 else None
 
     def read_obs(self, observations: object) -> Mapping[str, Any]:
         """Turn a value of the gymnasium observation space into entries, by its codec.

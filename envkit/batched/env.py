@@ -145,7 +145,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
                 f"{type(self).__name__} was stepped before its first reset, so its sub-envs are in no "
                 "episode. Call reset() first, and step from what it returns."
             )
-        mask = td.get(rules.STEP, None)
+        given = mask = td.get(rules.STEP, None)
         if mask is not None:
             mask = rules.step_mask(mask, td.batch_size)
             mask = None if bool(mask.all()) else mask
@@ -157,7 +157,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         # cannot know: then the reset waits for the outcome.
         resets_too = advance and mask is None and td.get("next", None) is None
         inputs = exchange.fill(td, mask)
-        return _PoolStep(self, td, advance, exchange, mask, inputs, resets_too)
+        return _PoolStep(self, td, advance, exchange, mask, inputs, resets_too, given is not None)
 
     def _take_fresh(self, following: TensorDictBase) -> TensorDictBase:
         """Put the roots of the episodes the workers have begun where old ones ended."""
@@ -354,6 +354,7 @@ class _PoolStep(Pending):
         mask: rows that are stepped; None: all.
         inputs: what the exchange made of ``td``.
         resets_too: the workers also reset what is done.
+        has_mask: ``td`` holds one, which no outcome shows.
         round: what the exchange gave when it was begun.
     """
 
@@ -362,10 +363,11 @@ class _PoolStep(Pending):
     mask: torch.Tensor | None
     inputs: Any
     resets_too: bool
+    has_mask: bool
     round: Any = field(default=None, init=False)
 
     def begin(self) -> Self:
-        if self.td.get(rules.STEP, None) is not None:
+        if self.has_mask:
             self.td = self.td.exclude(rules.STEP, inplace=True)
         self.round = self.exchange.wake(self.td, self.mask, self.inputs, advance=self.resets_too)
         return self
