@@ -14,7 +14,6 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -23,6 +22,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.batched.joining import common_device, joined_specs, require_free, shared_leaves
 from envkit.batched.members import STATE, Member, delivered, members_of
+from envkit.batched.mixed_steps import MixedStep
 from envkit.batched.moments import MOMENT, Moments
 from envkit.data.arguments import require_tensordict
 from envkit.data.paths import Path, as_path
@@ -174,7 +174,7 @@ class MixedEnv(EnvBase):
         # out may be done already: then the reset follows apart.
         resets_too = advance and mask is None and td.get("next", None) is None
         moving = self._moments.moving(td, mask)
-        step = _MixedStep(self, td, advance, mask, moving, resets_too)
+        step = MixedStep(self, td, advance, mask, moving, resets_too)
         for member in reversed(self._in_order_of_waiting):
             part = member.part(td, self._hidden)
             try:
@@ -185,21 +185,6 @@ class MixedEnv(EnvBase):
                 raise counted_from(member.rows.start, error) from None
             step.parts[member.name] = own
         return step
-
-    def _forget_what_was_told(self) -> None:
-        """Say that it is not known any more which of the members have moved."""
-        for member in self.members:
-            member.newest = None
-
-    def _count_begun(self, following: TensorDictBase, root: TensorDictBase) -> None:
-        """Count the episodes that members have begun after a step that ended with ``following``."""
-        if not self._moments.are_told:
-            return
-        flags = following.select(*self.done_keys)
-        self.any_done(flags)
-        masks = collect_reset_masks(flags, self.done_levels, self.full_done_spec)
-        self._moments.count(self._rows_of(masks))
-        self._moments.tell(root)
 
     def _rows_of(self, masks: Mapping[Path, torch.Tensor]) -> torch.Tensor:
         """Say which rows the `_reset` masks of all levels touch."""
@@ -332,74 +317,3 @@ class MixedEnv(EnvBase):
         super().close(raise_if_closed=raise_if_closed)
         for member in self.members:
             member.env.close(raise_if_closed=False)
-
-
-@dataclass(slots=True, eq=False)
-class _MixedStep(Pending):
-    """A step of all members. Each of them has checked its part when it was made.
-
-    Attributes:
-        mask: rows that are stepped, on the CPU; None: all.
-        moving: rows whose simulator moves for good.
-        resets_too: the members also reset what is done.
-        parts: the step of each member by name, in the order in which they begin.
-    """
-
-    env: MixedEnv
-    mask: torch.Tensor | None
-    moving: torch.Tensor
-    resets_too: bool
-    parts: dict[str, Pending] = field(default_factory=dict, init=False)
-
-    def begin(self) -> Self:
-        self.env._moments.count(self.moving)
-        try:
-            for own in self.parts.values():
-                own.begin()
-        except BaseException:
-            self.env._forget_what_was_told()
-            raise
-        return self
-
-    def _stepped(self) -> TensorDictBase:
-        env, (nexts, _) = self.env, self._received()
-        following = env._joined(nexts)
-        env._moments.tell(following, self.td, self.mask)
-        return env._attach_next(self.td.exclude(rules.STEP, inplace=True), following)
-
-    def _with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
-        if not self.resets_too:
-            return Pending._with_root(self)
-        env, (nexts, roots) = self.env, self._received()
-        following = env._joined(nexts)
-        env._moments.tell(following)
-        data, root = env._attach_next(self.td, following), env._joined(roots)
-        env._count_begun(following, root)
-        return data, root
-
-    def _received(self) -> tuple[dict[str, TensorDictBase], dict[str, TensorDictBase]]:
-        """Receive from every member, also if one fails.
-
-        Returns:
-            What the step of each member made and what it told last, by its name: the root that follows if
-            the members have reset what is done.
-        """
-        nexts: dict[str, TensorDictBase] = {}
-        newest: dict[str, TensorDictBase] = {}
-        failed: Exception | None = None
-        try:
-            for member in self.env._in_order_of_waiting:
-                name = member.name
-                try:
-                    outcome = self.parts[name].recv()
-                    data, root = outcome if self.resets_too else (outcome, outcome.get("next"))
-                    nexts[name], newest[name] = data.get("next"), root
-                    member.keep(root, None if self.mask is None else self.mask[member.rows])
-                except Exception as error:
-                    failed = failed or error
-            if failed is not None:
-                raise failed
-        except BaseException:
-            self.env._forget_what_was_told()
-            raise
-        return nexts, newest
