@@ -12,6 +12,7 @@ Conventions
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.data.paths import Key, as_key, as_path
-from envkit.data.transition import OutputLeaf, empty_like, leaves, skipped_next
+from envkit.data.transition import OutputLeaf, drop_private, empty_like, leaves, skipped_next
 from envkit.env.table import SpecTable
 from envkit.errors import (
     BatchSizeError,
@@ -96,6 +97,59 @@ class OutputChecks:
                     f"{as_key(path)!r} has dtype {dtype}, but its spec says {spec.dtype}. "
                     f"Cast it in {method}, or declare the dtype it has."
                 )
+
+    # ----------------------------------------------------------------------------------- a reset
+
+    def kept_root(self, td: TensorDictBase) -> TensorDictBase:
+        """Leave a root as it is where nothing is reset; what it lacks becomes zeros, in place."""
+        held = set(td.keys(True))
+        for path, kind, spec in self.table.outputs:
+            if kind != "reward" and as_key(path) not in held:
+                td.set(as_key(path), self.zeros(spec, td))
+        return drop_private(td, rules.RESET)
+
+    def refuse_done(
+        self,
+        fresh: TensorDictBase,
+        td: TensorDictBase | None,
+        masks: dict[tuple[str, ...], torch.Tensor],
+        env: object,
+    ) -> None:
+        """Check that no episode begins with its end; a flag of what was not reset stays, in ``td`` too.
+
+        Args:
+            fresh: what the reset gave.
+            td: what it was given.
+            masks: what was reset, by level; none for everything.
+            env: whose reset it was, for the message.
+
+        Raises:
+            DoneError: a flag is set where something was reset.
+        """
+        for level, names in self.table.levels.items():
+            governing = rules.governing_level(level, masks)
+            for name in names:
+                key = as_key((*level, name))
+                flags = fresh.get(key)
+                if not bool(flags.any()):
+                    continue
+                if governing is None:
+                    selected = torch.ones_like(flags)
+                else:
+                    mask = rules.reduce_mask(masks[governing], flags.shape, len(fresh.batch_size))
+                    selected = mask.reshape(*mask.shape, *(1,) * (flags.ndim - mask.ndim))
+                if bool((flags & selected).any()):
+                    raise DoneError(
+                        f"{key!r} is set right after a reset of {env}. An episode must have at "
+                        "least one step: fix _reset, or pass allow_done_after_reset=True."
+                    )
+                if td is not None and td.get(key, None) is None:
+                    warnings.warn(
+                        f"{key!r} is set after a partial reset where nothing was reset and the "
+                        "input does not hold it; the flag is kept. Pass the current data.",
+                        stacklevel=5,  # public calls are wrapped, see `exclusive` and `opaque`
+                    )
+                    td.set(key, flags)
 
     # -------------------------------------------------------------------------------- completion
 

@@ -30,9 +30,9 @@ from envkit.env.declared import (
 from envkit.env.done_specs import complete_done_spec, with_truncated
 from envkit.env.outputs import OutputChecks
 from envkit.env.overrides import Overridable
-from envkit.env.spec_properties import LeafKeys, SingleSpec, only_leaf, varies_in_size
+from envkit.env.spec_properties import LeafKeys, SingleSpec, only_key, only_leaf, varies_in_size
 from envkit.env.table import SpecTable, levels_of
-from envkit.errors import MissingKeyError, ReadOnlyError, SpecTypeError
+from envkit.errors import ReadOnlyError, SpecTypeError
 from envkit.specs import Composite, TensorSpec, Unbounded
 from envkit.specs.inputs import ActionInput, action_inputs
 
@@ -250,25 +250,17 @@ class SpecNames(Overridable):
     @property
     def action_key(self) -> Key:
         """The only action key; KeyError when there are several."""
-        return self._only("action", self.action_keys)
+        return only_key("action", self.action_keys)
 
     @property
     def reward_key(self) -> Key:
         """The only reward key; KeyError when there are several."""
-        return self._only("reward", self.reward_keys)
+        return only_key("reward", self.reward_keys)
 
     @property
     def done_key(self) -> Key:
         """The only key whose last part is ``"done"``; KeyError when several levels have one."""
-        return self._only("done", [key for key in self.done_keys if as_path(key)[-1] == "done"])
-
-    def _only(self, kind: str, keys: list[Key]) -> Key:
-        if len(keys) != 1:
-            raise MissingKeyError(
-                f"env.{kind}_key needs exactly one {kind} entry, but the env has {keys}. "
-                f"Use env.{kind}_keys, or name the key you mean."
-            )
-        return keys[0]
+        return only_key("done", [key for key in self.done_keys if as_path(key)[-1] == "done"])
 
     @property
     def done_levels(self) -> dict[tuple[str, ...], list[str]]:

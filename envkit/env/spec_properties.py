@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from envkit.data.paths import Key, Path, as_key, leaf_paths
+from envkit.errors import MissingKeyError
 from envkit.specs import Composite, Stacked, StackedComposite, TensorSpec
 
-__all__ = ["LeafKeys", "SingleSpec", "only_leaf", "varies_in_size"]
+__all__ = ["LeafKeys", "SingleSpec", "only_key", "only_leaf", "varies_in_size"]
 
 
 class SingleSpec(property):
@@ -43,6 +44,20 @@ class LeafKeys(property):
 
     def __get__(self, env: Any, owner: type | None = None) -> list[Key]:
         return super().__get__(env, owner)
+
+
+def only_key(kind: str, keys: list[Key]) -> Key:
+    """Give the only one of the keys of a kind.
+
+    Raises:
+        MissingKeyError: (a KeyError) there are several, or none.
+    """
+    if len(keys) != 1:
+        raise MissingKeyError(
+            f"env.{kind}_key needs exactly one {kind} entry, but the env has {keys}. "
+            f"Use env.{kind}_keys, or name the key you mean."
+        )
+    return keys[0]
 
 
 def only_leaf(spec: Composite, ignore: tuple[Path, ...] = ()) -> TensorSpec:

@@ -15,7 +15,6 @@ Conventions
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -25,10 +24,10 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.data.arguments import require_tensordict
-from envkit.data.paths import Path, as_key
+from envkit.data.paths import Path
 from envkit.data.resets import any_done, collect_reset_masks, forget, merge_reset, undeclared
 from envkit.data.results import EnvData
-from envkit.data.transition import carry, drop_private
+from envkit.data.transition import carry
 from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
 from envkit.env.pending import LocalStep, OverriddenStep, Pending
 from envkit.env.spec_names import SpecNames
@@ -36,7 +35,6 @@ from envkit.env.starts import start_keywords
 from envkit.errors import (
     BatchSizeError,
     ClosedEnvError,
-    DoneError,
 )
 
 __all__ = ["Stepping"]
@@ -171,7 +169,7 @@ class Stepping(SpecNames, ABC):
         self._check_batch(given)
         masks = collect_reset_masks(given, self.done_levels, self.full_done_spec)
         if tensordict is not None and self._is_left_alone(masks):
-            return self._kept_root(tensordict)
+            return self._checks.kept_root(tensordict)
         checks, source = self._checks, tensordict
         if set_state is not None or self._supports_set_state:
             kwargs.update(start_keywords(self, tensordict, set_state))
@@ -182,7 +180,8 @@ class Stepping(SpecNames, ABC):
             checks.complete(fresh, rewards=False)
         if self.run_type_checks:
             checks.require_dtypes(fresh, "_reset")
-        self._refuse_done(fresh, tensordict, masks)
+        if not self.allow_done_after_reset:
+            checks.refuse_done(fresh, tensordict, masks, self)
         if tensordict is None:
             return fresh
         return merge_reset(tensordict, fresh, masks, keeps_last=self.keeps_last_output)
@@ -198,47 +197,6 @@ class Stepping(SpecNames, ABC):
             return False
         governing = [rules.governing_level(level, masks) for level in self.done_levels]
         return all(level is not None and not bool(masks[level].any()) for level in governing)
-
-    def _kept_root(self, td: TensorDictBase) -> TensorDictBase:
-        """Leave a root as it is where nothing is reset; what it lacks becomes zeros, in place."""
-        checks, held = self._checks, set(td.keys(True))
-        for path, kind, spec in checks.table.outputs:
-            if kind != "reward" and as_key(path) not in held:
-                td.set(as_key(path), checks.zeros(spec, td))
-        return drop_private(td, rules.RESET)
-
-    def _refuse_done(
-        self,
-        fresh: TensorDictBase,
-        td: TensorDictBase | None,
-        masks: dict[tuple[str, ...], torch.Tensor],
-    ) -> None:
-        if self.allow_done_after_reset:
-            return
-        for level, names in self.done_levels.items():
-            governing = rules.governing_level(level, masks)
-            for name in names:
-                key = as_key((*level, name))
-                flags = fresh.get(key)
-                if not bool(flags.any()):
-                    continue
-                if governing is None:
-                    selected = torch.ones_like(flags)
-                else:
-                    mask = rules.reduce_mask(masks[governing], flags.shape, len(fresh.batch_size))
-                    selected = mask.reshape(*mask.shape, *(1,) * (flags.ndim - mask.ndim))
-                if bool((flags & selected).any()):
-                    raise DoneError(
-                        f"{key!r} is set right after a reset of {self}. An episode must have at "
-                        "least one step: fix _reset, or pass allow_done_after_reset=True."
-                    )
-                if td is not None and td.get(key, None) is None:
-                    warnings.warn(
-                        f"{key!r} is set after a partial reset where nothing was reset and the "
-                        "input does not hold it; the flag is kept. Pass the current data.",
-                        stacklevel=5,  # public calls are wrapped, see `exclusive` and `opaque`
-                    )
-                    td.set(key, flags)
 
     # -------------------------------------------------------------------------------------- step
 

@@ -266,7 +266,8 @@ class TransformStepping(TransformHolder):
         root = self._also_reset(root, following, ended)
         masks = collect_reset_masks(following, self.done_levels, self.full_done_spec)
         fresh = self._shown_root(following, root)
-        self._refuse_done(fresh, following, masks)
+        if not self.allow_done_after_reset:
+            self._checks.refuse_done(fresh, following, masks, self)
         return data, merge_reset(following, fresh, masks, keeps_last=self.keeps_last_output)
 
     def _also_reset(
