@@ -58,6 +58,7 @@ TRACED = ("envkit/rules.py", "envkit/functional", "bridges/jax")
 
 TESTS = ("test_rules.py", "data", "env", "functional", "bridges/test_dlpack.py", "test_programs.py")
 TESTS += ("batched", "bridges/jax", "test_contract.py", "test_every_way.py", "reference/envs")
+TESTS += ("bridges/gym/test_gym_recording.py",)
 TESTS += ("transforms/test_transformed_env.py", "transforms/test_episodes.py")
 TESTS += ("transforms/test_autoreset.py", "transforms/test_fused.py")
 """Files of tests, or folders of them, that may notice."""

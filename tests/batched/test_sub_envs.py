@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 
 from envkit import EnvCreator, ParallelEnv, SerialEnv, check_env_specs
 from envkit.env.base import EnvBase
-from envkit.specs import Categorical, Composite, Unbounded
+from envkit.specs import Categorical, Composite, NonTensor, Unbounded
 from envkit.transforms.core.env import TransformedEnv
 from envkit.transforms.episodes import StepCounter, TrajCounter
 from envkit.transforms.flow import ConditionalSkip, RemoveEmptySpecs
@@ -378,3 +378,25 @@ def test_masks_do_to_rows_what_the_rules_say(counters, moves, keep):  # P06, P07
         assert td["count"].flatten().tolist() == counts
         assert list(env.c) == counts
         assert not {"_step", "_reset"} & set(td.keys())
+
+
+class Tagged(Count):
+    """Is told in each step a name and a history of any length, and counts both."""
+
+    def __init__(self):
+        super().__init__(99)
+        self.state_spec = Composite(tag=NonTensor(()), history=Unbounded((-1,)))
+
+    def _step(self, td):
+        out = super()._step(td)
+        return out.set("count", out["count"] + len(td["history"]) + len(td["tag"]))
+
+
+def test_inputs_that_are_no_tensors_or_of_any_length_reach_sub_envs(opened):
+    env = opened(SerialEnv(2, Tagged))
+    td = env.reset().set("action", torch.zeros(2, 1, dtype=torch.int64))
+    td.set("tag", NonTensorStack("a", "bcd")).set("history", torch.zeros(2, 4))
+
+    out = env.step(td)
+
+    assert out["next", "count"].flatten().tolist() == [1 + 4 + 1, 1 + 4 + 3]

@@ -608,3 +608,21 @@ def test_a_policy_acts_once_a_step_also_where_it_writes_under_next(make, stop):
     env.close()
 
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize(
+    "make",
+    [partial(Count, 9), partial(SerialEnv, 2, partial(Count, 9), use_buffers=True)],
+    ids=["steps", "rows"],
+)
+def test_transitions_are_kept_where_the_caller_wants_them(make):
+    env = make()
+
+    stored, left = (
+        env.rollout(3, break_when_any_done=False, storing_device=device) for device in ("cpu", None)
+    )
+    env.close()
+
+    assert stored.device == stored["next"].device == torch.device("cpu")
+    assert left.device is None
+    assert (stored["next", "count"] == left["next", "count"]).all()

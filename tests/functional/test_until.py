@@ -1,0 +1,55 @@
+"""Loops that stop where an episode ends: which rows count, and what a row shows that waits for others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from envkit.functional import BatchedEnv, unroll_until
+from tests.zoo.jax_envs import Countdown
+
+KEY = jax.random.PRNGKey(0)
+
+
+def run(rule, counted, limit=5):
+    """Run three rows that end after 1, 3 and 9 steps."""
+    env = BatchedEnv(Countdown(start=9))
+    state, timestep = env.init(KEY, 3)
+    carry = replace(state, inner=jnp.array([1, 3, 9])), timestep
+
+    def policy(params, observation, key):
+        return jnp.zeros(3, jnp.int32)
+
+    return unroll_until(
+        *(env, carry, policy, None, KEY, jnp.array(counted)), rule=rule, capacity=5, limit=limit
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "counted", "limit", "made", "ended"),
+    [
+        ("any", [True, True, True], 5, 1, True),
+        ("any", [False, True, True], 5, 3, True),
+        ("any", [False, False, True], 4, 4, False),
+        ("all", [True, True, False], 5, 3, True),
+        ("all", [True, False, False], 5, 1, True),
+        ("all", [True, True, True], 4, 4, False),
+    ],
+)
+def test_only_rows_that_count_end_a_run(rule, counted, limit, made, ended):
+    _, _, stopped = run(rule, counted, limit)
+
+    assert (int(stopped.made), bool(stopped.ended)) == (made, ended)
+
+
+def test_a_row_that_is_done_waits_for_the_others_and_is_paid_nothing():
+    (state, timestep), recorded, _ = run("all", [True, True, False])
+
+    assert recorded.next.observation[:3].T.tolist() == [[0, 0, 0], [2, 1, 0], [8, 7, 6]]
+    assert recorded.next.reward[:3].T.tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 1]]
+    assert recorded.next.terminated[:3, 0].all()
+    assert state.inner.tolist() == [0, 0, 6] and timestep.observation.tolist() == [0, 0, 6]
+    assert recorded.state is None and recorded.next.reward.shape == (5, 3)
