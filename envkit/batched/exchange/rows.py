@@ -145,7 +145,7 @@ class BufferExchange:
         sent = Round(self._rounds, rows, root, advance)
         if self._recovery.unstarted:
             chosen = range(len(self._newest_is_next)) if rows is None else rows
-            rows = self._recovery.ready(chosen, self._reset_wholly)
+            rows = self._recovery.ready(chosen, self._reset_rows)
         self._pool.send(ADVANCE if advance else STEP, rows)
         return sent
 
@@ -180,7 +180,7 @@ class BufferExchange:
             for path, tensor in self.nexts[self.slot].items():
                 tensor[row].copy_(outcome.get(as_key(path)))
         if sent.advance:
-            self._recovery.begin(lost, self._reset_wholly)
+            self._recovery.begin(lost, self._reset_rows)
         return lost
 
     def recv(self, sent: Round) -> TensorDict:
@@ -205,14 +205,12 @@ class BufferExchange:
         rows = self._select({(*level, rules.RESET): mask for level, mask in masks.items()})
         chosen = set(range(len(self._has_roots)) if rows is None else rows)
         refuse_early_part(chosen, self._has_roots)
-        if self._recovery.unstarted:
-            self._ask_for_all(self._recovery.unstarted)
         given = () if td is None else self._take_states(td)
         self._recovery.reset(
             chosen,
             masks,
             partial(self._reset_rows, kwargs=kwargs, given=given),
-            partial(self._reset_wholly, kwargs=kwargs),
+            partial(self._reset_rows, kwargs=kwargs),
         )
         touched = slice(None) if rows is None else rows
         self._newest_is_next[touched] = False
@@ -231,10 +229,13 @@ class BufferExchange:
     def _reset_rows(
         self,
         rows: set[int],
-        kwargs: list[dict[str, Any]] | None,
+        kwargs: list[dict[str, Any]] | None = None,
         given: tuple[Path, ...] = (),
     ) -> None:
-        """Reset rows from the states that are ``given``, but those whose env is new from nothing."""
+        """Reset rows from the states that are ``given``, but those whose env is new from nothing.
+
+        Such an env has no root yet, so it begins with all its parts, whatever the masks say.
+        """
         new = self._recovery.unstarted & rows if given else set()
         if kwargs is not None or new or given not in ((), self._states):
             inputs = {
@@ -246,16 +247,6 @@ class BufferExchange:
             command = RESTART if given else RESET
             self._pool.send(command, None if len(rows) == len(self._has_roots) else sorted(rows))
             self._pool.recv()
-
-    def _reset_wholly(self, rows: set[int], kwargs: list[dict[str, Any]] | None = None) -> None:
-        """Reset rows with all their parts, whatever the masks say."""
-        self._ask_for_all(rows)
-        self._reset_rows(rows, kwargs)
-
-    def _ask_for_all(self, rows: set[int]) -> None:
-        for path, mask in self.masks.items():
-            if path[-1] == rules.RESET:
-                mask[sorted(rows)] = True
 
     def _newest(self) -> TensorDict:
         slot = self.slot
