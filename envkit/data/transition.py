@@ -36,7 +36,6 @@ __all__ = [
     "carry",
     "choose_leaf",
     "drop_private",
-    "is_uneven",
     "leaves",
     "skipped_next",
     "step_mdp",
@@ -49,18 +48,20 @@ OutputLeaf = tuple[Path, str, Any]  # path, kind (observation, reward or done), 
 def leaves(td: TensorDictBase, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Visit the leaves of a TensorDict, depth first in key order; non-tensor ones and uneven stacks are leaves."""
     for name, value in td.items():
-        if isinstance(value, torch.Tensor) or is_non_tensor(value):
+        is_stack = isinstance(value, LazyStackedTensorDict)
+        if not isinstance(value, TensorDictBase) or (is_stack and _is_one(value)):
             yield (*prefix, name), value
-        elif isinstance(value, TensorDictBase) and not is_uneven(value):
-            yield from leaves(value, (*prefix, name))
         else:
-            yield (*prefix, name), value
+            yield from leaves(value, (*prefix, name))
 
 
-def is_uneven(node: TensorDictBase) -> bool:
-    """Say whether a node is a lazy stack whose parts differ in keys or shapes."""
-    if not isinstance(node, LazyStackedTensorDict) or is_non_tensor(node):
-        return False
+def _is_one(stack: LazyStackedTensorDict) -> bool:
+    """Say whether a lazy stack is an entry by itself, not a node of tensors."""
+    return is_non_tensor(stack) or _is_uneven(stack)
+
+
+def _is_uneven(node: LazyStackedTensorDict) -> bool:
+    """Say whether the parts of a lazy stack differ in keys or shapes."""
     first, *others = (
         {path: getattr(value, "shape", None) for path, value in leaves(part)}
         for part in node.tensordicts
@@ -134,7 +135,7 @@ def _collect(
         here = (*path, name)
         if isinstance(value, TensorDictBase) and not is_non_tensor(value):
             below = into.get(name)
-            if is_uneven(value):
+            if isinstance(value, LazyStackedTensorDict) and _is_uneven(value):
                 into[name] = _Parts.of(value, below)
                 into[name].collect(value, here, is_carried)
                 continue
