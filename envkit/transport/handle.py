@@ -4,6 +4,7 @@ This module decides how a worker is started, addressed, found dead and ended. It
 many workers, nor decide how long to wait: `processes` and `rounds` do.
 """
 
+import math
 import os
 import pickle
 import re
@@ -25,17 +26,41 @@ from envkit.transport.interpreter import absolute_sys_path, worker_environ, work
 from envkit.transport.launch import launch, send_signal, wait_for
 from envkit.transport.worker import STACK_SIGNAL, Setup
 
-__all__ = ["WorkerHandle", "pickle_arguments", "pickle_maker", "stop_all"]
+__all__ = ["Limit", "Request", "WorkerHandle", "pickle_arguments", "pickle_maker", "stop_all"]
+
+Limit = Literal["timeout", "start_timeout"]
 
 _STOP = wake.encode(wake.STOP)
 _STACK_START = re.compile(r"Fatal Python error|(Current t|T)hread 0x")
 _ASK_S, _ASK_BUSY_S, _TERMINATE_S, _KILL_S = 3.0, 0.5, 0.5, 1.0
 
 
+class Request:
+    """What was asked of some workers at once, until when they may answer, and what came of it.
+
+    Attributes:
+        name: of the command or method, for messages.
+        number: counts the requests of a pool.
+        limit, limit_s: what sets the deadline, and to how many seconds.
+        deadline: as `time.monotonic` counts.
+        answers: what calls returned, by worker.
+        failures: what failed, by number of the request (0 for a worker that is gone) and worker.
+    """
+
+    __slots__ = ("answers", "deadline", "failures", "limit", "limit_s", "name", "number")
+
+    def __init__(self, name: str, number: int, limit: Limit, limit_s: float) -> None:
+        self.name, self.number = name, number
+        self.limit, self.limit_s = limit, limit_s
+        self.deadline = time.monotonic() + limit_s
+        self.answers: dict[int, Any] = {}
+        self.failures: dict[tuple[int, int], list[Failure]] = {}
+
+
 class WorkerHandle:
     """A worker's process, descriptors and channel. A dead worker is replaced by a new handle.
 
-    ``lost`` tells why it can no longer be used, None while it can. Messages are posted to
+    ``lost`` tells why it can no longer be used, None while it can; ``request`` is the last it was asked. Messages are posted to
     ``channel``, and whoever waits for the worker pushes them; ``waker`` is written to with
     `wake.write`.
     """
@@ -52,6 +77,7 @@ class WorkerHandle:
         self.index = index
         self.rows = rows
         self.lost: Failure | None = None
+        self.request = Request("start", 0, "start_timeout", math.inf)
         with ExitStack() as theirs, ExitStack() as ours:
             self.channel, there = Channel.pair()
             ours.callback(self.channel.close)

@@ -15,15 +15,15 @@ import numpy as np
 from envkit.errors import ClosedEnvError, WorkerError
 from envkit.transport import by_value, wake
 from envkit.transport.block import Block
-from envkit.transport.failure import worker_error
+from envkit.transport.failure import Failure, worker_error
 from envkit.transport.forkserver import shared_fork_server
-from envkit.transport.handle import WorkerHandle, pickle_arguments, pickle_maker
+from envkit.transport.handle import Limit, WorkerHandle, pickle_arguments, pickle_maker
 from envkit.transport.host import MakeHost
 from envkit.transport.launch import choose_start_method, usable_cores
 from envkit.transport.layout import Field, Layout
 from envkit.transport.pool import Selection, mask_of, spread_rows
 from envkit.transport.resources import Resources, within_open_files
-from envkit.transport.rounds import Limit, Rounds
+from envkit.transport.rounds import Rounds
 from envkit.transport.worker import (
     ALL_ROWS,
     BIND,
@@ -158,12 +158,13 @@ class ProcessPool(Rounds):
             handles, code = resources.handles, _TO_ALL[command]
         else:
             handles, code = self._select(resources, rows), _TO_CHOSEN[command]
-        self._begin(self._commands.get(command) or str(command))
+        begun = self._begin(self._commands.get(command) or str(command))
         pending, write = resources.pending, wake.write
         for handle in handles:
             if handle.lost is not None:
                 self._note(handle.lost)
                 continue
+            handle.request = begun
             pending[handle.reply] = handle
             try:
                 write(handle.waker, code)
@@ -176,12 +177,16 @@ class ProcessPool(Rounds):
         if resources is None or self._closed or os.getpid() != resources.owner_pid:
             resources = self._require_open()
         self._finish_round(resources)
-        if self._failures:
-            failures = [failure for told in self._failures.values() for failure in told]
-            failures.sort(key=lambda failure: failure.worker)
-            error = worker_error(failures, len(self.rows_of), self.seeds, self._answers)
-            self._failures = {}
-            raise error
+        if self._round.failures:
+            failures, self._round.failures = self._round.failures, {}
+            raise self._error(failures, self._round.answers)
+
+    def _error(
+        self, told: Mapping[tuple[int, int], list[Failure]], answers: Mapping[int, Any]
+    ) -> WorkerError:
+        failures = [failure for of_worker in told.values() for failure in of_worker]
+        failures.sort(key=lambda failure: failure.worker)
+        return worker_error(failures, len(self.rows_of), self.seeds, answers)
 
     def call(
         self, method: str, *args: Any, workers: Sequence[int] | None = None, **kwargs: Any
@@ -306,7 +311,7 @@ class ProcessPool(Rounds):
         resources = self._require_open()
         if resources.pending:
             self._finish_abandoned(resources)
-        self._begin(name, limit)
+        begun = self._begin(name, limit)
         self._posting = True
         pending, write = resources.pending, wake.write
         for handle in handles:
@@ -314,6 +319,7 @@ class ProcessPool(Rounds):
                 self._note(handle.lost)
                 continue
             post(handle)
+            handle.request = begun
             pending[handle.reply] = handle
             if code is not None:
                 try:
@@ -322,4 +328,4 @@ class ProcessPool(Rounds):
                     continue  # `recv` finds out how it ended
             self._push(resources, handle)
         self.recv()
-        return [self._answers[handle.index] for handle in handles]
+        return [begun.answers[handle.index] for handle in handles]

@@ -15,7 +15,15 @@ from tests.transport.hosts import COMMANDS, RAISE_ODD, STEP
 # are the wrong measure: `ProcessPool.send`, `_exchange` and `recv` are left out.
 LINES_OF = {
     "channel.py": {"push", "recv", "_fill", "forget"},
-    "rounds.py": {"_finish_abandoned", "_finish_round", "_push", "_settle", "_take", "_examine"},
+    "rounds.py": {
+        "_finish_abandoned",
+        "_finish_round",
+        "_attend",
+        "_push",
+        "_settle",
+        "_take",
+        "_examine",
+    },
     "resources.py": {"wait", "watch_channel", "_unwatch"},
 }
 
