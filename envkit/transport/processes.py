@@ -32,11 +32,11 @@ from envkit.transport.worker import (
     SELECTED,
 )
 
-__all__ = ["ProcessPool"]
+__all__ = ["CONTROL_CODE", "TO_ALL", "ProcessPool"]
 
-_TO_ALL = [wake.encode(command | ALL_ROWS) for command in range(256)]
+TO_ALL = [wake.encode(command | ALL_ROWS) for command in range(256)]
 _TO_CHOSEN = [wake.encode(command | CHOSEN_ROWS) for command in range(256)]
-_CONTROL, _BIND = wake.encode(CONTROL), wake.encode(BIND)
+CONTROL_CODE, _BIND = wake.encode(CONTROL), wake.encode(BIND)
 
 
 class ProcessPool(Rounds):
@@ -155,7 +155,7 @@ class ProcessPool(Rounds):
         if resources.pending:
             self._finish_abandoned(resources)
         if rows is None:
-            handles, code = resources.handles, _TO_ALL[command]
+            handles, code = resources.handles, TO_ALL[command]
         else:
             handles, code = self._select(resources, rows), _TO_CHOSEN[command]
         begun = self._begin(self._commands.get(command) or str(command))
@@ -214,7 +214,7 @@ class ProcessPool(Rounds):
 
         name = self._commands.get(method, method)
         limit: Limit = "start_timeout" if method in self._building else "timeout"
-        return self._exchange(name, chosen, post, _CONTROL, limit=limit)
+        return self._exchange(name, chosen, post, CONTROL_CODE, limit=limit)
 
     def restart_worker(self, index: int) -> object:
         """Replace worker ``index`` by a fresh process for the same rows, bound to the same block.

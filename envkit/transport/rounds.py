@@ -67,9 +67,12 @@ class Rounds:
 
     def _finish_round(self, resources: Resources) -> None:
         """Wait for every worker that was woken, and note what failed."""
-        pending = resources.pending
-        while pending:
+        while self._is_waiting(resources):
             self._attend(resources, self._round.deadline)
+
+    def _is_waiting(self, resources: Resources) -> bool:
+        """Say whether workers have yet to answer what this round asked of them."""
+        return bool(resources.pending)
 
     def _attend(self, resources: Resources, until: float) -> None:
         """Wait until something happens, or ``until`` (`time.monotonic`), and take what came."""

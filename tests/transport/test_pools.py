@@ -1,4 +1,4 @@
-"""What a pool does when nothing goes wrong, and when a row raises; local and in processes."""
+"""What a pool does when nothing goes wrong, and when a row raises; local, in threads and in processes."""
 
 import os
 
@@ -7,6 +7,7 @@ import pytest
 
 from envkit.errors import ArgumentError, ClosedEnvError, WorkerError
 from envkit.transport import LocalPool, ProcessPool
+from envkit.transport.threads import ThreadPool
 from tests.transport.hosts import (
     COMMANDS,
     RAISE_ODD,
@@ -26,7 +27,11 @@ def make_processes(make_host=Counter, rows=4):
     return ProcessPool(make_host, rows, 2, commands=COMMANDS, timeout_s=20.0)
 
 
-@pytest.fixture(params=[make_local, make_processes])
+def make_threads(make_host=Counter, rows=4):
+    return ThreadPool(make_host, rows, 2, commands=COMMANDS, timeout_s=20.0)
+
+
+@pytest.fixture(params=[make_local, make_threads, make_processes])
 def make_pool(request):
     pools = []
 

@@ -1,0 +1,125 @@
+"""Workers that are asked one by one: each has a job, or is free for the next one.
+
+`JobPool` is what an asynchronous pool of envs needs beside rounds: a job is begun, and is done when its worker
+has answered, died, or let its deadline pass. This module does not know what a job means.
+
+Conventions
+    job   one command or call for one worker. A worker has at most one; who begins another before that is
+          done has made a mistake.
+    done  answered or failed. `outcome` tells which, once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from envkit.transport import wake
+from envkit.transport.handle import Request, WorkerHandle, pickle_arguments
+from envkit.transport.pool import Pool
+from envkit.transport.processes import CONTROL_CODE, TO_ALL, ProcessPool
+from envkit.transport.resources import Resources
+
+__all__ = ["Job", "JobPool", "ProcessJobPool"]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Something that one worker does, while others do other things."""
+
+    worker: int
+    request: Request
+
+
+class JobPool(Pool, Protocol):
+    """A pool whose workers can also be asked one by one."""
+
+    def begin(self, worker: int, command: int) -> Job:
+        """Have a worker that is free carry out a command on all its rows."""
+        ...
+
+    def begin_call(self, worker: int, method: str, *args: Any, **kwargs: Any) -> Job:
+        """Call a method of the host of a worker that is free."""
+        ...
+
+    def wait(self, jobs: Sequence[Job], count: int, timeout_s: float | None) -> list[Job]:
+        """Wait until ``count`` of some jobs are done, and give all that are.
+
+        After ``timeout_s`` seconds (None: no limit) it gives those that are done by then.
+        """
+        ...
+
+    def outcome(self, job: Job) -> Any:
+        """Give what a job that is done has returned; None for a command.
+
+        Raises:
+            WorkerError: it failed.
+        """
+        ...
+
+
+class ProcessJobPool(ProcessPool):
+    """Worker processes that can also be asked one by one; see `JobPool` and `ProcessPool`.
+
+    Rounds wait for all workers, so none may be begun while jobs are under way.
+    """
+
+    def begin(self, worker: int, command: int) -> Job:
+        resources, handle, job = self._job(worker, self._commands.get(command) or str(command))
+        if not job.request.failures:
+            self._hand(resources, handle, job, TO_ALL[command])
+        return job
+
+    def begin_call(self, worker: int, method: str, *args: Any, **kwargs: Any) -> Job:
+        pickled = pickle_arguments(method, (args, kwargs))
+        resources, handle, job = self._job(worker, self._commands.get(method, method))
+        if not job.request.failures:
+            handle.post_call(method, pickled)
+            self._posting = True
+            self._hand(resources, handle, job, CONTROL_CODE)
+            self._push(resources, handle)
+        return job
+
+    def _job(self, worker: int, name: str) -> tuple[Resources, WorkerHandle, Job]:
+        """Make a job, which has failed already if its worker is lost."""
+        resources = self._require_open()
+        handle = resources.handles[worker]
+        job = Job(worker, self._request(name))
+        if handle.lost is not None:
+            job.request.failures[0, worker] = [handle.lost]
+        return resources, handle, job
+
+    def _hand(self, resources: Resources, handle: WorkerHandle, job: Job, code: Any) -> None:
+        handle.request = job.request
+        resources.pending[handle.reply] = handle
+        with suppress(BrokenPipeError):  # `wait` finds out how it ended
+            wake.write(handle.waker, code)
+
+    def wait(self, jobs: Sequence[Job], count: int, timeout_s: float | None) -> list[Job]:
+        resources = self._require_open()
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        self._attend(resources, 0.0)
+        while True:
+            done = [job for job in jobs if self._is_done(resources, job)]
+            if len(done) >= count or time.monotonic() >= until:
+                return done
+            deadlines = [handle.request.deadline for handle in resources.pending.values()]
+            self._attend(resources, min(until, *deadlines))
+
+    def _is_done(self, resources: Resources, job: Job) -> bool:
+        handle = resources.handles[job.worker]
+        return handle.request is not job.request or handle.reply not in resources.pending
+
+    def _is_waiting(self, resources: Resources) -> bool:
+        return any(handle.request is self._round for handle in resources.pending.values())
+
+    def outcome(self, job: Job) -> Any:
+        request = job.request
+        if request.failures:
+            failures, request.failures = request.failures, {}
+            raise self._error(failures, request.answers)
+        return request.answers.get(job.worker)
