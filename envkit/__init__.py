@@ -25,6 +25,11 @@ _HOMES = {
     "envkit.batched.creator": ("EnvCreator", "env_creator", "get_env_metadata"),
     "envkit.batched.metadata": ("EnvMetaData",),
     "envkit.batched.mixed": ("MixedEnv",),
+    "envkit.batched.async_pool": (
+        "AsyncEnvPool",
+        "ProcessorAsyncEnvPool",
+        "ThreadingAsyncEnvPool",
+    ),
     "envkit.batched.parallel": ("ParallelEnv",),
     "envkit.batched.serial": ("SerialEnv",),
     "envkit.env.checks": ("check_env_specs",),

@@ -16,6 +16,9 @@ from bridges.jax.policy.jax_policy import JaxPolicy as JaxPolicy
 from bridges.libraries import get_available_libraries as get_available_libraries
 from bridges.worlds.brax import BraxEnv as BraxEnv
 from bridges.worlds.brax import BraxWrapper as BraxWrapper
+from envkit.batched.async_pool import AsyncEnvPool as AsyncEnvPool
+from envkit.batched.async_pool import ProcessorAsyncEnvPool as ProcessorAsyncEnvPool
+from envkit.batched.async_pool import ThreadingAsyncEnvPool as ThreadingAsyncEnvPool
 from envkit.batched.creator import EnvCreator as EnvCreator
 from envkit.batched.creator import env_creator as env_creator
 from envkit.batched.creator import get_env_metadata as get_env_metadata

@@ -112,6 +112,10 @@ class StaleDataError(EnvkitError, RuntimeError):
     """Data is to be stepped from which a simulator has moved on."""
 
 
+class BusyEnvError(EnvkitError, RuntimeError):
+    """Sub-envs of an asynchronous pool are asked for something while they still work, or for results that nobody is making."""
+
+
 class NotStartedError(EnvkitError, RuntimeError, AttributeError):
     """An attribute of sub-envs was asked for before they run."""
 
@@ -258,6 +262,10 @@ class CopyError(EnvkitError, TypeError):
 
 class NotFiniteError(EnvkitError, ValueError):
     """A number is infinite or NaN where `FiniteTensorDictCheck` looks."""
+
+
+class UnsupportedError(EnvkitError, NotImplementedError):
+    """A way of doing something is asked for that there is none of."""
 
 
 class NotCallableError(EnvkitError, NotImplementedError):

@@ -20,7 +20,7 @@ LOOKS_UP = {"envkit", "envkit.late"}
 MAY_LOOK_UP = {
     "envkit.env.base",
     "envkit.env.construction",
-    "envkit.batched.parallel",
+    "envkit.batched.workers",
     "envkit.transforms.core.compose",
     "bridges.exports.torchrl_transforms",
 }

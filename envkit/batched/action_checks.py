@@ -58,6 +58,19 @@ class ActionRows:
             taken = rule.converted(part, (len(run),), rows=own, first=run.start)
             rows[run.start : run.stop].copy_(taken)
 
+    def write_one(
+        self, path: Path, value: torch.Tensor | None, rows: torch.Tensor, row: int
+    ) -> None:
+        """Write one action of one row; ``value`` has no axis of rows.
+
+        Raises:
+            InputError, MissingKeyError: see `ActionInput.take`.
+        """
+        rule = next(inputs[path] for inputs, run in self._runs if row in run)
+        rule.require_form(value, ())
+        assert value is not None
+        rows[row].copy_(rule.take(value.detach().to(rows.device), first=row))
+
 
 def inputs_by_path(metadata: EnvMetaData) -> dict[Path, ActionInput]:
     """Give the rule of each action of one env."""

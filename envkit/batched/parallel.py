@@ -6,8 +6,6 @@ It computes no gradients.
 
 from __future__ import annotations
 
-import os
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,17 +15,15 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.batched.attributes import WorkerAttribute
-from envkit.batched.carried import carried
-from envkit.batched.creation_context import chosen
 from envkit.batched.env import BatchedEnv
-from envkit.batched.host import BUILDING, COMMAND_NAMES, HostFactory, Maker
+from envkit.batched.host import Maker
 from envkit.batched.serial import SerialEnv
 from envkit.batched.settings import PoolOptions
 from envkit.batched.threads import ThreadLimit
+from envkit.batched.workers import worker_processes
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, CopyError
-from envkit.late import PRELOADED
 from envkit.specs.annotations import Destination
 from envkit.transport import Pool, ProcessPool
 from envkit.transport.launch import choose_start_method, usable_cores
@@ -88,32 +84,14 @@ class ParallelEnv(BatchedEnv):
         return self.shared_memory or self.memmap
 
     def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
-        if os.environ.get("LAZY_LEGACY_OP") == "None":
-            # tensordict leaves this behind when it has stacked unlike data, and fails at the next
-            # import of itself that sees it: a worker's.
-            del os.environ["LAZY_LEGACY_OP"]
-        hide = getattr(sys.modules["envkit"], "filter_warnings_subprocess", True)
-        factory = HostFactory(
+        return worker_processes(
+            ProcessPool,
+            self,
             makers,
             described,
-            num_threads=self.num_sub_threads,
-            without_gradients=True,
-            own_random_numbers=True,
-            choices=self._choices or chosen(),
-        )
-        return ProcessPool(
-            factory,
-            self.num_workers,
-            self.num_processes or min(self.num_workers, len(usable_cores())),
+            num_processes=self.num_processes or min(self.num_workers, len(usable_cores())),
             start_method=self.mp_start_method,
-            timeout_s=self.timeout,
-            start_timeout_s=self.start_timeout,
-            building=BUILDING,
-            preload=PRELOADED,
-            prepare=carried(),
-            commands=COMMAND_NAMES,
             map_files_in=tempfile.gettempdir() if self.memmap else None,
-            hide_warnings=hide,
             core_each=self.num_sub_threads == 1,
         )
 

@@ -66,6 +66,8 @@ class PoolOwner(EnvBase):
     """
 
     leaves_torch = True
+    _buffer_exchange = BufferExchange
+    _tensordict_exchange = TensorDictExchange
     _timeout_s: float | None
     _start_timeout_s: float | None
 
@@ -203,12 +205,12 @@ class PoolOwner(EnvBase):
         self._use_buffers = may_use_rows(metadata, asked=given, has_memory=self._can_share)
         if self._use_buffers and (given or self._prefers_rows(pool)):
             more = {} if self._entries is None else self._entries.specs
-            self._exchange = BufferExchange(
+            self._exchange = self._buffer_exchange(
                 pool, metadata, device, more_inputs=more, recovery=recovery
             )
         else:
             own = bool(self._share_individual_td)
-            self._exchange = TensorDictExchange(
+            self._exchange = self._tensordict_exchange(
                 pool, metadata, device, individual=own, recovery=recovery
             )
         self._exchange.deliver_to(device, non_blocking=self.non_blocking)
@@ -236,10 +238,14 @@ class PoolOwner(EnvBase):
             self._declare([found.with_entries(entries) for found in metadata], tasks)
 
     def _declare(self, metadata: Sequence[EnvMetaData], tasks: Sequence[int]) -> None:
-        specs = specs_of_rows(metadata, tasks, self._device)
+        specs = self._with_own_entries(specs_of_rows(metadata, tasks, self._device))
         self._metadata = [metadata[task] for task in tasks]
         self._declared.hold(specs["input_spec"], specs["output_spec"])
         self.set_spec_lock_(self._lock_when_started)
+
+    def _with_own_entries(self, specs: Composite) -> Composite:
+        """Add what the batched env itself puts into data to the specs of the sub-envs."""
+        return specs
 
     @property
     def timeout(self) -> float | None:

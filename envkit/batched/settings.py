@@ -14,29 +14,15 @@ from envkit.data.keywords import Default
 from envkit.errors import ArgumentError, ArgumentTypeError, MemoryKindError
 from envkit.specs.annotations import Device
 
-__all__ = ["PoolOptions", "require_seconds", "require_usable"]
+__all__ = ["AsyncOptions", "PoolOptions", "require_seconds", "require_usable"]
 
 
-class PoolOptions(TypedDict, total=False):
-    """Keywords of `SerialEnv` and `ParallelEnv`.
+class AsyncOptions(TypedDict, total=False):
+    """Keywords of every pool of sub-envs.
 
     Args:
-        create_env_kwargs: keywords for it: a dict, or a list of one dict per sub-env.
-        share_individual_td: True gives each sub-env a TensorDict of its own and results are lazy
-            stacks; False gives dense results; None gives those where the sub-envs agree in keys,
-            shapes and dtypes.
-        shared_memory: rows lie in memory that all processes map.
-        memmap: rows lie in a memory-mapped file; needs ``shared_memory=False``. With both False,
-            `ParallelEnv` sends TensorDicts. One process shares nothing: `SerialEnv` uses ordinary
-            memory, whatever these say.
-        policy_proof: policy whose extra entries travel with the data, see `policy_proof`.
         device: where data is delivered; None takes the device of the sub-envs.
-        num_threads: torch threads of this process while the workers run; None leaves them alone.
-        num_sub_threads: torch threads of each worker.
-        serial_for_single: give a `SerialEnv` where `ParallelEnv` is asked for one sub-env.
-        non_blocking: copies to the device of delivery do not wait for it.
-        num_processes: processes that share the sub-envs evenly; None takes one per core, at most
-            one per sub-env. Shows in no result.
+        num_sub_threads: torch threads of each worker process.
         timeout: seconds a step, reset or any other call may take; None sets no limit.
         start_timeout: seconds that building sub-envs may take, at the start or when they are built anew;
             None sets no limit. Both may be assigned while the env runs.
@@ -50,6 +36,36 @@ class PoolOptions(TypedDict, total=False):
             the same, which keep the autograd graph; the attribute says True there too.
         allow_done_after_reset: accept done flags right after a reset; those of sub-envs that do so
             are accepted anyway.
+    """
+
+    device: Annotated[Device | None, Default(None)]
+    num_sub_threads: Annotated[int, Default(1)]
+    timeout: Annotated[float | None, Default(60.0)]
+    start_timeout: Annotated[float | None, Default(60.0)]
+    on_worker_failure: Annotated[Literal["raise", "restart"], Default("raise")]
+    max_restarts: Annotated[int, Default(10)]
+    use_buffers: Annotated[bool | None, Default(None)]
+    allow_done_after_reset: Annotated[bool, Default(False)]
+
+
+class PoolOptions(AsyncOptions, total=False):
+    """Keywords of `SerialEnv` and `ParallelEnv`, beside those of `AsyncOptions`.
+
+    Args:
+        create_env_kwargs: keywords for it: a dict, or a list of one dict per sub-env.
+        share_individual_td: True gives each sub-env a TensorDict of its own and results are lazy
+            stacks; False gives dense results; None gives those where the sub-envs agree in keys,
+            shapes and dtypes.
+        shared_memory: rows lie in memory that all processes map.
+        memmap: rows lie in a memory-mapped file; needs ``shared_memory=False``. With both False,
+            `ParallelEnv` sends TensorDicts. One process shares nothing: `SerialEnv` uses ordinary
+            memory, whatever these say.
+        policy_proof: policy whose extra entries travel with the data, see `policy_proof`.
+        num_threads: torch threads of this process while the workers run; None leaves them alone.
+        serial_for_single: give a `SerialEnv` where `ParallelEnv` is asked for one sub-env.
+        non_blocking: copies to the device of delivery do not wait for it.
+        num_processes: processes that share the sub-envs evenly; None takes one per core, at most
+            one per sub-env. Shows in no result.
 
     `SerialEnv` takes the keywords about threads, processes and time too, without effect.
     """
@@ -59,18 +75,10 @@ class PoolOptions(TypedDict, total=False):
     shared_memory: Annotated[bool, Default(True)]
     memmap: Annotated[bool, Default(False)]
     policy_proof: Annotated[Callable[..., Any] | None, Default(None)]
-    device: Annotated[Device | None, Default(None)]
     num_threads: Annotated[int | None, Default(None)]
-    num_sub_threads: Annotated[int, Default(1)]
     serial_for_single: Annotated[bool, Default(False)]
     non_blocking: Annotated[bool, Default(True)]
     num_processes: Annotated[int | None, Default(None)]
-    timeout: Annotated[float | None, Default(60.0)]
-    start_timeout: Annotated[float | None, Default(60.0)]
-    on_worker_failure: Annotated[Literal["raise", "restart"], Default("raise")]
-    max_restarts: Annotated[int, Default(10)]
-    use_buffers: Annotated[bool | None, Default(None)]
-    allow_done_after_reset: Annotated[bool, Default(False)]
 
 
 def require_usable(num_workers: int, options: Any) -> None:

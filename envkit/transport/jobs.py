@@ -18,9 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from envkit.errors import BusyEnvError
 from envkit.transport import wake
 from envkit.transport.handle import Request, WorkerHandle, pickle_arguments
-from envkit.transport.pool import Pool
+from envkit.transport.pool import Pool, Selection, mask_of
 from envkit.transport.processes import CONTROL_CODE, TO_ALL, ProcessPool
 from envkit.transport.resources import Resources
 
@@ -68,6 +69,36 @@ class ProcessJobPool(ProcessPool):
     Rounds wait for all workers, so none may be begun while jobs are under way.
     """
 
+    def send(self, command: int, rows: Selection = None) -> None:
+        """Start a round; see `Pool.send`. The workers it needs must be free."""
+        resources = self._require_open()
+        mask = None if rows is None else mask_of(rows, len(self._selected))
+        self._require_free(
+            resources,
+            [h for h in resources.handles if mask is None or mask[list(h.rows)].any()],
+        )
+        super().send(command, rows)
+
+    def _exchange(
+        self, name: str, handles: Sequence[WorkerHandle], *args: Any, **kwargs: Any
+    ) -> list[Any]:
+        self._require_free(self._require_open(), handles)
+        return super()._exchange(name, handles, *args, **kwargs)
+
+    def _require_free(self, resources: Resources, handles: Sequence[WorkerHandle]) -> None:
+        """Check that workers have no job.
+
+        Raises:
+            BusyEnvError: some have one.
+        """
+        busy = [
+            handle.index
+            for handle in handles
+            if handle.reply in resources.pending and handle.request is not self._round
+        ]
+        if busy:
+            raise BusyEnvError(f"workers {busy} are still processing a job. Receive it first.")
+
     def begin(self, worker: int, command: int) -> Job:
         resources, handle, job = self._job(worker, self._commands.get(command) or str(command))
         if not job.request.failures:
@@ -88,6 +119,9 @@ class ProcessJobPool(ProcessPool):
         """Make a job, which has failed already if its worker is lost."""
         resources = self._require_open()
         handle = resources.handles[worker]
+        self._require_free(resources, [handle])
+        if handle.reply in resources.pending:  # of a round that was never received
+            self._finish_abandoned(resources)
         job = Job(worker, self._request(name))
         if handle.lost is not None:
             job.request.failures[0, worker] = [handle.lost]

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from envkit.errors import ClosedEnvError
+from envkit.errors import BusyEnvError, ClosedEnvError
 from envkit.transport.failure import Failure, failure_of, failures_of, worker_error
 from envkit.transport.handle import Limit, Request
 from envkit.transport.host import Host, MakeHost, RowCursor, RowsFailedError, run_rows
@@ -243,6 +243,10 @@ class ThreadPool:
         return told
 
     def _begin(self, worker: _Worker, name: str, limit: Limit, work: Work) -> Job:
+        if worker.job is not None:
+            raise BusyEnvError(
+                f"workers {[worker.index]} are still processing a job. Receive it first."
+            )
         self._requests += 1
         limit_s = self.timeout_s if limit == "timeout" else self.start_timeout_s
         request = Request(name, self._requests, limit, math.inf if limit_s is None else limit_s)

@@ -6,6 +6,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import (
+    AsyncEnvPool,
     Bounded,
     BraxEnv,
     BraxWrapper,
@@ -26,7 +27,9 @@ def make() -> GymEnv:
     return GymEnv("CartPole-v1")
 
 
-def mistaken(env: GymEnv, brax: BraxEnv, task: StatelessEnv, pool: ParallelEnv) -> None:
+def mistaken(
+    env: GymEnv, brax: BraxEnv, task: StatelessEnv, pool: ParallelEnv, several: AsyncEnvPool
+) -> None:
     env.rolout(3)  # mistake: misspelt method
     brax.unrol(brax.reset(), 3)  # mistake: misspelt method
     pool.worker_pid  # mistake: misspelt property # noqa: B018
@@ -55,6 +58,11 @@ def mistaken(env: GymEnv, brax: BraxEnv, task: StatelessEnv, pool: ParallelEnv) 
     env.step(env.reset()).argmax(-1)  # mistake: a step used as a tensor
     pool.reset().argmax(-1)  # mistake: a root used as a tensor
     step_mdp(env.rand_step()).item()  # mistake: data used as a tensor
+    several.async_step_send(env.reset())["next"]  # mistake: results are received, not sent
+    several.async_step_recv["next"]  # mistake: a recv that is not called
+    several.async_step_and_maybe_reset_recv()["next"]  # mistake: a pair used as one
+    AsyncEnvPool([make], stack="loose")  # mistake: misspelt choice
+    AsyncEnvPool([make], min_gets=1)  # mistake: misspelt keyword
     env.set_seed("0")  # mistake: wrong type of seed
     env.append_transform(3)  # mistake: no transform
     env.action_spec.sampel()  # mistake: misspelt method of a spec

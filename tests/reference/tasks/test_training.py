@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from tensordict.nn.distributions import NormalParamExtractor
 from torch import nn
 
@@ -15,6 +15,7 @@ from envkit import (
     DoubleToFloat,
     ExplorationType,
     GymEnv,
+    InitTracker,
     ObservationNorm,
     RewardScaling,
     SerialEnv,
@@ -31,15 +32,20 @@ with warnings.catch_warnings():
         LazyTensorStorage,
         ReplayBuffer,
         SamplerWithoutReplacement,
+        TensorDictReplayBuffer,
     )
     from torchrl.modules import (
         MLP,
+        EGreedyModule,
+        LSTMModule,
         OneHotCategorical,
         ProbabilisticActor,
+        QValueActor,
+        QValueModule,
         TanhNormal,
         ValueOperator,
     )
-    from torchrl.objectives import ClipPPOLoss, SACLoss, SoftUpdate
+    from torchrl.objectives import ClipPPOLoss, DQNLoss, SACLoss, SoftUpdate
     from torchrl.objectives.value import GAE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
@@ -99,6 +105,30 @@ def test_ppo_with_generalised_advantages():
         assert env.rollout(10, policy).shape == (10,)
 
 
+def test_dqn_with_greedy_exploration_and_a_replay_buffer():
+    env = TransformedEnv(GymEnv("CartPole-v1"), StepCounter())
+    actor = QValueActor(MLP(4, 2, num_cells=[16]), in_keys=["observation"], spec=env.action_spec)
+    explore = EGreedyModule(spec=env.action_spec, annealing_num_steps=100, eps_init=0.9)
+    policy = TensorDictSequential(actor, explore)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(500), batch_size=16)
+    loss_module = DQNLoss(actor, action_space=env.action_spec, delay_value=True)
+    updater = SoftUpdate(loss_module, eps=0.95)
+    optim = torch.optim.Adam(loss_module.parameters(), 1e-3)
+
+    for _ in range(3):
+        data = env.rollout(20, policy, break_when_any_done=False)
+        explore.step(data.numel())
+        buffer.extend(data)
+        loss = loss_module(buffer.sample())["loss"]
+        loss.backward()
+        optim.step()
+        optim.zero_grad()
+        updater.step()
+
+    assert torch.isfinite(loss)
+    assert explore.eps < 0.9
+
+
 def test_sac_on_a_batch_of_envs():
     env = SerialEnv(2, lambda: GymEnv("Pendulum-v1"))
     net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2), NormalParamExtractor())
@@ -122,6 +152,26 @@ def test_sac_on_a_batch_of_envs():
 
     assert all(torch.isfinite(losses[f"loss_{name}"]) for name in ("actor", "qvalue", "alpha"))
     env.close()
+
+
+def test_a_recurrent_agent_with_its_primer():
+    lstm = LSTMModule(input_size=4, hidden_size=8, in_key="observation", out_key="embed")
+    env = TransformedEnv(GymEnv("CartPole-v1"), Compose(StepCounter(), InitTracker()))
+    env.append_transform(lstm.make_tensordict_primer())
+    policy = TensorDictSequential(
+        lstm,
+        TensorDictModule(MLP(8, 2, num_cells=[8]), ["embed"], ["action_value"]),
+        QValueModule(spec=env.action_spec),
+    )
+
+    data = env.rollout(30, policy, break_when_any_done=False)
+    hidden = (
+        data["recurrent_state_h"] if "recurrent_state_h" in data.keys() else data[lstm.in_keys[1]]
+    )
+
+    starts = data["is_init"].squeeze(-1)
+    assert starts.sum() > 1
+    assert (hidden[starts] == 0).all() and (hidden[~starts] != 0).any()
 
 
 def test_a_categorical_actor_on_one_hot_actions():

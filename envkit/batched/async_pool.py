@@ -1,0 +1,341 @@
+"""Sub-envs that step and reset at their own pace, in threads or in processes.
+
+`AsyncEnvPool` is a batched env whose sub-envs can also be sent to work one by one, and whose results are
+received as they come. This module holds what its users see. Who is busy and what is received is known to
+`queues`, how one row's data travels to `exchange.one_by_one`.
+
+Conventions
+    job     a step, a reset, or a step and a reset of what is done, of one sub-env. A sub-env has at most one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit import rules
+from envkit.batched.attributes import WorkerAttribute
+from envkit.batched.creation_context import chosen
+from envkit.batched.env import BatchedEnv
+from envkit.batched.env_index import ENV_INDEX, env_indices
+from envkit.batched.exchange.one_by_one import BufferJobs, JobKind, TensorDictJobs
+from envkit.batched.host import BUILDING, COMMAND_NAMES, HostFactory, Maker
+from envkit.batched.queues import JobQueues
+from envkit.batched.settings import AsyncOptions
+from envkit.batched.stacking import stack_rows
+from envkit.batched.workers import worker_processes
+from envkit.data.arguments import as_int
+from envkit.data.results import EnvData
+from envkit.env.base import EnvBase
+from envkit.env.drawing import allow_options
+from envkit.env.pending import Pending
+from envkit.env.policy import Policy
+from envkit.errors import (
+    ArgumentError,
+    BusyEnvError,
+    UnsupportedError,
+)
+from envkit.specs import Composite, NonTensor
+from envkit.transport import Pool
+from envkit.transport.jobs import ProcessJobPool
+from envkit.transport.pool import call_by_row
+from envkit.transport.threads import ThreadPool
+
+__all__ = ["AsyncEnvPool", "ProcessorAsyncEnvPool", "ThreadingAsyncEnvPool"]
+
+Stack = Literal["dense", "lazy", "maybe_dense"]
+_INDIVIDUAL: dict[str, bool | None] = {"dense": False, "lazy": True, "maybe_dense": None}
+
+Makers = Callable[..., EnvBase] | EnvBase | Sequence[Callable[..., EnvBase] | EnvBase]
+
+
+class AsyncEnvPool(BatchedEnv):
+    """Several envs that step and reset at their own pace while the caller does something else.
+
+    `reset`, `step`, `rollout` and the other calls of an env wait for all of them, as in any batched env.
+    ``async_*_send`` gives work to some and returns at once; ``async_*_recv`` gives what is done. Every
+    result says in the non-tensor entry ``env_index`` which env each row belongs to, and is sent back to it by
+    that. An env that raises does so in the call that receives its result, and is free then.
+
+    Args:
+        env_makers: callable that makes an env, an env (which is copied), or a list of them: one env each.
+        backend: "threading" (or "thread"), one thread an env, gives a `ThreadingAsyncEnvPool`;
+            "multiprocessing" (or "process"), one process an env, a `ProcessorAsyncEnvPool`.
+        stack: how results of several envs are joined: "dense" asks for equal keys and shapes, "lazy" gives a
+            lazy stack, "maybe_dense" the first where that is possible and else the second.
+        create_env_kwargs: keywords for the makers: a dict for all, or a list of one for each.
+        **options: see `AsyncOptions`.
+
+    Attributes:
+        min_get: results that ``async_*_recv`` waits for unless it is told otherwise; 1.
+
+    Raises:
+        UnsupportedError: (a NotImplementedError) ``backend`` or ``stack`` is none of these.
+    """
+
+    _attribute_type = WorkerAttribute
+    _buffer_exchange = BufferJobs
+    _tensordict_exchange = TensorDictJobs
+    _passes_by = BatchedEnv._passes_by
+    works_elsewhere = True
+    backend: str
+
+    if not TYPE_CHECKING:  # which would look for the keywords here
+
+        def __new__(cls, *args: Any, backend: str | None = None, **kwargs: Any) -> Any:
+            made = cls if backend is None and cls is not AsyncEnvPool else _class_of(backend)
+            if not issubclass(made, cls):
+                raise ArgumentError(
+                    f"backend is {backend!r}, but {cls.__name__} has another. Leave it out, or take "
+                    "AsyncEnvPool."
+                )
+            return super().__new__(made, *args, **kwargs)
+
+    def __init__(
+        self,
+        env_makers: Makers,
+        *,
+        backend: str | None = None,
+        stack: Stack = "dense",
+        create_env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
+        min_get: int = 1,
+        **options: Unpack[AsyncOptions],
+    ):
+        if stack not in _INDIVIDUAL:
+            raise UnsupportedError(f"stack is {stack!r}, but must be one of {list(_INDIVIDUAL)}.")
+        is_list = isinstance(env_makers, Iterable) and not isinstance(env_makers, EnvBase)
+        makers = list(cast(Iterable[Any], env_makers)) if is_list else env_makers
+        super().__init__(
+            len(makers) if isinstance(makers, list) else 1,
+            makers,
+            create_env_kwargs=create_env_kwargs,
+            share_individual_td=_INDIVIDUAL[stack],
+            **options,  # type: ignore[misc]
+        )
+        self.stack = stack
+        self.min_get = as_int("min_get", min_get, least=1, meaning="the results to wait for")
+        self._queues = JobQueues(self)
+
+    # --------------------------------------------------------------------------------------- specs
+
+    @property
+    def num_envs(self) -> int:
+        """The number of envs."""
+        return self.num_workers
+
+    @property
+    def env_batch_sizes(self) -> list[torch.Size]:
+        """The batch size of each env; reading it starts them."""
+        self._started_specs()
+        return [found.batch_size for found in self._metadata]
+
+    def _with_own_entries(self, specs: Composite) -> Composite:
+        specs = specs.clone()
+        index = NonTensor(self._batch_size, example_data=0, device=self._device)
+        specs["input_spec", "full_state_spec", ENV_INDEX] = index
+        return specs
+
+    def _indices(self) -> Any:
+        return env_indices(range(self.num_workers), self._batch_size[1:])
+
+    # ------------------------------------------------------------------------------ all at once
+
+    def _require_idle(self) -> None:
+        if busy := self._queues.busy:
+            raise BusyEnvError(
+                f"envs {sorted(busy)} are still processing what was sent to them. Receive it "
+                "before all envs are asked for something at once."
+            )
+
+    def reset(self, *args: Any, **kwargs: Any) -> EnvData:
+        self._require_idle()
+        return super().reset(*args, **kwargs)
+
+    def _reset(self, td: TensorDictBase | None, sub_kwargs: Any = None) -> TensorDictBase:
+        given = None if td is None else td.exclude(ENV_INDEX)
+        return super()._reset(given, sub_kwargs).set(ENV_INDEX, self._indices())
+
+    def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
+        self._require_idle()
+        if td.get(ENV_INDEX, None) is None:
+            td.set(ENV_INDEX, self._indices())
+        return super()._make_step(td, advance=advance)
+
+    def _set_seeds(self, seed: int | None, *, static: bool) -> int:
+        self._require_idle()
+        return super()._set_seeds(seed, static=static)
+
+    def _fast_rollout(
+        self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy
+    ) -> None:
+        return None
+
+    # ------------------------------------------------------------------------------- one by one
+
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> EnvData:
+        """Sample actions from their specs, for all envs or for those whose rows ``tensordict`` holds.
+
+        See `BatchedEnv.rand_action`. Which envs some rows belong to is said by ``env_index``.
+        """
+        if tensordict is None or tensordict.batch_size == self.batch_size:
+            return super().rand_action(tensordict)
+        rows = self._queues.parts(tensordict, None)
+        drawn = [self._drawn_by(env, row) for env, row in rows.items()]
+        if tensordict.batch_size == self._batch_size[1:]:
+            return tensordict.update(drawn[0])
+        return tensordict.update(stack_rows(drawn, individual=bool(self._share_individual_td)))
+
+    def _drawn_by(self, env: int, row: TensorDictBase) -> TensorDictBase:
+        if self._metadata[env].draws_its_own:
+            reply = call_by_row(self._started(), "rand_action", {env: row.to("cpu")})
+            return reply[0][env]
+        spec = cast(Composite, self.full_action_spec[env]).clone()
+        allow_options(spec, row, self._action_masks)
+        return spec.rand((), self._action_generator)
+
+    def async_step_send(
+        self, tensordict: TensorDictBase, env_index: int | Sequence[int] | None = None
+    ) -> None:
+        """Have some envs step, and return at once.
+
+        Args:
+            tensordict: roots with actions, one row for each env, in their order; one without an axis of rows
+                is one row.
+            env_index: the envs; by default what the entry ``env_index`` says. An int has a slot of its
+                own, which ``async_step_recv(env_index=...)`` gives.
+
+        Raises:
+            BusyEnvError: (a RuntimeError) one of them has not been received.
+            NotResetError: one of them was never reset.
+            InputError: an action is none of its env's.
+            MissingKeyError: (a KeyError) nothing says which envs are meant.
+        """
+        self._queues.send("step", tensordict, env_index)
+
+    def async_reset_send(
+        self,
+        tensordict: TensorDictBase | None = None,
+        env_index: int | Sequence[int] | None = None,
+    ) -> None:
+        """Have some envs reset, and return at once; see `async_step_send`."""
+        self._queues.send("reset", tensordict, env_index)
+
+    def async_step_and_maybe_reset_send(
+        self, tensordict: TensorDictBase, env_index: int | Sequence[int] | None = None
+    ) -> None:
+        """Have some envs step, and reset what is done then, and return at once; see `async_step_send`."""
+        self._queues.send("step_and_maybe_reset", tensordict, env_index)
+
+    def async_step_recv(
+        self,
+        min_get: int | None = None,
+        env_index: int | None = None,
+        *,
+        max_get: int | None = None,
+        timeout: float | None = None,
+    ) -> EnvData:
+        """Give the steps that are done, at least ``min_get``, one row each, in the order of their envs.
+
+        Args:
+            min_get: how many to wait for; `min_get` of the pool by default. All that are done then are given.
+            env_index: the slot to give; what it gives has no axis of rows.
+            max_get: how many are given at most; the others stay ready.
+            timeout: seconds to wait.
+
+        Returns:
+            Roots as they were sent, with ``next``; batch size ``(taken, *sub_batch)``.
+
+        Raises:
+            BusyEnvError: (a RuntimeError) fewer than ``min_get`` such jobs are under way.
+            TimeoutError: fewer are done in time. Nothing is lost.
+            WorkerError: (a RuntimeError) an env raised or was lost. It is free then, and results of others stay
+                ready.
+        """
+        return self._recv("step", min_get, env_index, max_get, timeout)[0]
+
+    def async_reset_recv(
+        self,
+        min_get: int | None = None,
+        env_index: int | None = None,
+        *,
+        max_get: int | None = None,
+        timeout: float | None = None,
+    ) -> EnvData:
+        """Give the resets that are done: new roots; see `async_step_recv`."""
+        return self._recv("reset", min_get, env_index, max_get, timeout)[0]
+
+    def async_step_and_maybe_reset_recv(
+        self,
+        min_get: int | None = None,
+        env_index: int | None = None,
+        *,
+        max_get: int | None = None,
+        timeout: float | None = None,
+    ) -> tuple[EnvData, EnvData]:
+        """Give the steps that are done, and the roots that follow them; see `async_step_recv`."""
+        data, root = self._recv("step_and_maybe_reset", min_get, env_index, max_get, timeout)
+        return data, cast(TensorDictBase, root)
+
+    def _recv(self, kind: JobKind, min_get: int | None, *how: Any) -> Any:
+        return self._queues.recv(kind, self.min_get if min_get is None else min_get, *how)
+
+    # --------------------------------------------------------------------------------------- close
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """End the envs; what was sent and not received is dropped. See `BatchedEnv.close`."""
+        self._queues = JobQueues(self)
+        super().close(raise_if_closed=raise_if_closed)
+
+    def shutdown(self) -> None:
+        """End the envs; twice is as good as once."""
+        self.close(raise_if_closed=False)
+
+
+class ThreadingAsyncEnvPool(AsyncEnvPool):
+    """An `AsyncEnvPool` with one thread an env: for envs that wait, or compute in native code."""
+
+    backend = "threading"
+
+    def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
+        factory = HostFactory(
+            makers, described, without_gradients=True, choices=self._choices or chosen()
+        )
+        return ThreadPool(
+            factory,
+            self.num_workers,
+            self.num_workers,
+            commands=COMMAND_NAMES,
+            timeout_s=self.timeout,
+            start_timeout_s=self.start_timeout,
+            building=BUILDING,
+        )
+
+
+class ProcessorAsyncEnvPool(AsyncEnvPool):
+    """An `AsyncEnvPool` with one process an env. Makers travel by value, as those of `ParallelEnv`."""
+
+    backend = "multiprocessing"
+
+    def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
+        return worker_processes(
+            ProcessJobPool, self, makers, described, num_processes=self.num_workers
+        )
+
+
+_BACKENDS: dict[str | None, type[AsyncEnvPool]] = {
+    None: ThreadingAsyncEnvPool,
+    "threading": ThreadingAsyncEnvPool,
+    "thread": ThreadingAsyncEnvPool,
+    "multiprocessing": ProcessorAsyncEnvPool,
+    "process": ProcessorAsyncEnvPool,
+}
+
+
+def _class_of(backend: str | None) -> type[AsyncEnvPool]:
+    if backend not in _BACKENDS:
+        names = [name for name in _BACKENDS if name is not None]
+        raise UnsupportedError(f"backend is {backend!r}, but must be one of {names}.")
+    return _BACKENDS[backend]

@@ -1,0 +1,68 @@
+"""The entry ``env_index``: which env of a pool each row of data belongs to.
+
+It is a non-tensor entry, written into every result of a pool whose envs work at their own pace, and read where
+data is sent back. It may also be set by hand: an int for one row, or one for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDictBase
+
+from envkit.errors import ArgumentError, MissingKeyError
+
+__all__ = ["ENV_INDEX", "env_indices", "envs_of"]
+
+ENV_INDEX = "env_index"
+
+
+def env_indices(envs: Iterable[int], sub_batch: torch.Size) -> Any:
+    """Give the entry for rows of some envs, each of batch size ``sub_batch``."""
+    entries = [NonTensorData(env, batch_size=sub_batch) for env in envs]
+    return NonTensorStack(*entries)  # type: ignore[abstract]
+
+
+def envs_of(
+    td: TensorDictBase | None, env_index: int | Sequence[int] | None, num_envs: int
+) -> list[int]:
+    """Name the envs that data is sent to: those of ``env_index``, by default what the entry says.
+
+    Raises:
+        MissingKeyError: (a KeyError) neither says any.
+        ArgumentError: (a ValueError) they are not ints of different envs.
+    """
+    if env_index is None and td is not None and ENV_INDEX in td.keys():
+        env_index = cast(Any, td[ENV_INDEX])
+    if env_index is None:
+        raise MissingKeyError(
+            "nothing says which envs are meant: the TensorDict has no entry 'env_index'. Pass what this "
+            "pool has given, set td['env_index'], or pass env_index=."
+        )
+    envs = _flat(env_index)
+    wrong = [env for env in envs if not (isinstance(env, int) and 0 <= env < num_envs)]
+    if wrong or len(set(envs)) != len(envs):
+        raise ArgumentError(
+            f"env_index is {env_index!r}, but must name different envs of 0 to {num_envs - 1}, "
+            "each by an int."
+        )
+    return envs
+
+
+def _flat(env_index: Any) -> list[Any]:
+    """Give the envs that an int, a list of ints, or one of lists (of envs with a batch) names."""
+    if isinstance(env_index, NonTensorStack | NonTensorData):
+        env_index = env_index.tolist()
+    if isinstance(env_index, torch.Tensor):
+        env_index = env_index.tolist()
+    if not isinstance(env_index, list | tuple | range):
+        return [env_index]
+    return [_first(one) for one in env_index]
+
+
+def _first(one: Any) -> Any:
+    while isinstance(one, list) and one:
+        one = one[0]
+    return one

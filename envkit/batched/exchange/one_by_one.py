@@ -1,0 +1,215 @@
+"""Steps and resets of single sub-envs, each at its own time: what the exchanges of asynchronous pools add.
+
+Each sub-env has a worker of its own, so a job of one moves nothing else. What is asked of all at once goes the
+way of the exchange it derives from, and leaves and finds the same rows.
+
+Conventions
+    row   number of a sub-env, and of its worker.
+    td    root of one sub-env, batch size ``sub_batch``; masks in it select parts of that.
+    kind  what is asked: a step, a reset, or a step and a reset of what is done then.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit import rules
+from envkit.batched.exchange.rows import BufferExchange
+from envkit.batched.exchange.tensordicts import TensorDictExchange
+from envkit.batched.host import ADVANCE, RESET, RESTART, STEP
+from envkit.batched.metadata import EnvMetaData
+from envkit.batched.stacking import keep_unstepped
+from envkit.data.paths import Path, as_key, tensordict_of
+from envkit.errors import WorkerError
+from envkit.specs.inputs import require_input
+from envkit.transport.jobs import Job, JobPool
+
+__all__ = ["BufferJobs", "JobKind", "Outcome", "TensorDictJobs"]
+
+JobKind = Literal["step", "reset", "step_and_maybe_reset"]
+
+
+class Outcome(NamedTuple):
+    """What a job has made: `next` of a step, and the root that follows a reset, each None where there is none."""
+
+    following: TensorDictBase | None
+    root: TensorDictBase | None
+
+
+class _Recovering:
+    """What both exchanges do about a row that failed and was built anew."""
+
+    _recovery: Any
+    _pool: Any
+
+    def _answer(self, job: Job) -> Any:
+        """Give what a job has returned; None where its row was built anew instead.
+
+        Raises:
+            WorkerError: it failed, and is not made good.
+        """
+        try:
+            return cast(JobPool, self._pool).outcome(job)
+        except WorkerError as error:
+            self._recovery.repair(error)
+            return None
+
+    def _begin_anew(self, row: int, kind: JobKind) -> None:
+        """Count it as told that a row was lost; its next episode begins where the job was to begin one."""
+        self._recovery.tell([row])
+        if kind != "step":
+            self._recovery.begin({row}, self._reset_wholly)  # type: ignore[attr-defined]
+
+
+class BufferJobs(_Recovering, BufferExchange):
+    """Rows in memory, moved one by one as well."""
+
+    def has_root(self, row: int) -> bool:
+        """Say whether a row has been reset once."""
+        return bool(self._has_roots[row])
+
+    def fill_one(self, row: int, td: TensorDictBase) -> None:
+        """Check the inputs of a step of one row and write them, where nobody looks before `begin_one`.
+
+        Raises:
+            InputError, MissingKeyError: see `ActionInput.take`.
+        """
+        for key, path, rows, is_action in self._filled[self.slot]:
+            value = td.get(key, None)
+            if is_action:
+                self._actions.write_one(path, value, rows, row)
+            else:
+                require_input(key, value, rows.shape[1:], rows.dtype)
+                rows[row].copy_(cast(torch.Tensor, value).detach())
+
+    def begin_one(self, row: int, kind: JobKind, td: TensorDictBase) -> Job:
+        """Have one row step, or be reset; its worker has no other job."""
+        self._mask(row, td)
+        pool = cast(JobPool, self._pool)
+        if kind != "reset":
+            if row in self._recovery.unstarted:
+                self._recovery.begin({row}, self._reset_wholly)
+            return pool.begin(row, STEP if kind == "step" else ADVANCE)
+        given = () if row in self._recovery.unstarted else self._given_states(row, td)
+        if given in ((), self._states):
+            return pool.begin(row, RESTART if given else RESET)
+        return pool.begin_call(row, "reset_rows", {row: (given, {})})
+
+    def _given_states(self, row: int, td: TensorDictBase) -> tuple[Path, ...]:
+        found = {path: td.get(as_key(path), None) for path in self._states}
+        given = {path: value for path, value in found.items() if value is not None}
+        for path, value in given.items():
+            rows = self.inputs[self.slot][path]
+            require_input(as_key(path), value, rows.shape[1:], rows.dtype)
+            rows[row].copy_(value.detach())
+        return tuple(given)
+
+    def _mask(self, row: int, td: TensorDictBase) -> None:
+        """Write the masks that select parts of one row."""
+        for path, masks in self.masks.items():
+            given = td.get(as_key(path), None)
+            if given is None:
+                masks[row] = True
+            else:
+                masks[row] = given.reshape(*given.shape, *(1,) * (masks.ndim - 1 - given.ndim))
+                self._masks_are_full = False
+
+    def take_one(self, row: int, kind: JobKind, td: TensorDictBase, job: Job) -> Outcome:
+        """Give what a job that is done has made, copied.
+
+        Raises:
+            WorkerError: it failed, and is not made good.
+        """
+        self._answer(job)
+        is_lost = row in self._recovery.lost
+        if is_lost:
+            self._begin_anew(row, kind)
+        elif kind == "reset":
+            self._recovery.unstarted.discard(row)
+        self._newest_is_next[row] = kind == "step"
+        self._has_roots[row] = True
+        self.has_begun = bool(self._has_roots.all())
+        root = None if kind == "step" else self._copied(self.roots[self.slot + 1], row)
+        if kind == "reset":
+            return Outcome(None, root)
+        if is_lost:
+            return Outcome(self._metadata.lost_next(td), root)
+        following = self._copied(self.nexts[self.slot], row)
+        return Outcome(_unmasked(self._metadata, td, following), root)
+
+    def _copied(self, region: dict[Path, torch.Tensor], row: int) -> TensorDictBase:
+        owned = {path: tensor[row].to(self._device, copy=True) for path, tensor in region.items()}
+        return tensordict_of(owned, self.batch_size[1:], self._device)
+
+
+class TensorDictJobs(_Recovering, TensorDictExchange):
+    """Whole TensorDicts, exchanged with one sub-env as well."""
+
+    def has_root(self, row: int) -> bool:
+        """Say whether a row has been reset once."""
+        return self._last[row] is not None
+
+    def fill_one(self, row: int, td: TensorDictBase) -> None:
+        """Check the inputs of a step of one row.
+
+        Raises:
+            InputError, MissingKeyError: see `ActionInput.take`.
+        """
+        self._checked(row, td)
+
+    def begin_one(self, row: int, kind: JobKind, td: TensorDictBase) -> Job:
+        """Have one row step, or be reset; its worker has no other job."""
+        pool = cast(JobPool, self._pool)
+        part: TensorDictBase | None = self._moved(td.exclude("next"), row)
+        if row in self._recovery.unstarted:
+            if kind == "reset":
+                part = None
+            else:
+                self._recovery.begin({row}, self._reset_wholly)
+        if part is not None and kind != "reset":
+            part = self._checked(row, part)
+        return pool.begin_call(row, kind, not self._individual, {row: (part, {})})
+
+    def take_one(self, row: int, kind: JobKind, td: TensorDictBase, job: Job) -> Outcome:
+        """Give what a job that is done has made.
+
+        Raises:
+            WorkerError: it failed, and is not made good.
+        """
+        answer = self._answer(job)
+        if row in self._recovery.lost:
+            self._begin_anew(row, kind)
+            following = None if kind == "reset" else self._metadata[row].lost_next(td)
+            if kind == "step":
+                self._remember(row, cast(TensorDictBase, following))
+            return self._delivered(following, None if kind == "step" else self._last[row])
+        made = answer[row]
+        if kind == "reset":
+            self._recovery.unstarted.discard(row)
+            self._remember(row, made)
+            return self._delivered(None, self._last[row])
+        data, root = made if kind == "step_and_maybe_reset" else (made, None)
+        following = self._declared(row, data.get("next"))
+        self._remember(row, following if root is None else root)
+        following = _unmasked(self._metadata[row], td, following)
+        return self._delivered(following, None if root is None else self._last[row])
+
+    def _delivered(self, *made: TensorDictBase | None) -> Outcome:
+        if self._device is None:
+            return Outcome(*(part if part is None else part.copy() for part in made))
+        return Outcome(*(part if part is None else part.to(self._device) for part in made))
+
+
+def _unmasked(
+    metadata: EnvMetaData, td: TensorDictBase, following: TensorDictBase
+) -> TensorDictBase:
+    """Give `next` of one row with root values where a `_step` mask in ``td`` left parts out."""
+    mask = td.get(rules.STEP, None)
+    if mask is None:
+        return following
+    return keep_unstepped(
+        following, metadata.skipped_next(td), rules.step_mask(mask, td.batch_size)
+    )

@@ -1,0 +1,485 @@
+"""Pools whose envs step at their own pace, in threads and in processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict
+
+from envkit import (
+    AsyncEnvPool,
+    GymEnv,
+    ProcessorAsyncEnvPool,
+    SerialEnv,
+    StepCounter,
+    ThreadingAsyncEnvPool,
+    TransformedEnv,
+    check_env_specs,
+)
+from envkit.errors import (
+    ArgumentCountError,
+    ArgumentError,
+    ArgumentTypeError,
+    BatchSizeError,
+    BusyEnvError,
+    InputError,
+    MissingKeyError,
+    NotResetError,
+    OptionError,
+    WorkerError,
+    WorkerTimeoutError,
+)
+from tests.zoo.envs import Chaos, Count
+
+PATIENCE_S, SOON_S = 30.0, 0.2
+BACKENDS = ["threading", "multiprocessing"]
+
+pytestmark = pytest.mark.usefixtures("warm_fork_server")
+
+
+class Gated(Count):
+    """Counts; a step begins when the gate, a file, is there."""
+
+    def __init__(self, gate: Path | None = None, n: int = 100):
+        super().__init__(n)
+        self.gate = gate
+
+    def _step(self, td):
+        while self.gate is not None and not self.gate.exists():
+            time.sleep(0.001)
+        return super()._step(td)
+
+
+@pytest.fixture(params=BACKENDS)
+def new_pool(request, opened):
+    def make(makers, **options):
+        return opened(AsyncEnvPool(makers, backend=request.param, **options))
+
+    return make
+
+
+def cartpole():
+    return GymEnv("CartPole-v1")
+
+
+def pendulum():
+    return GymEnv("Pendulum-v1")
+
+
+def acting(td, value=0):
+    """Write an action for every row."""
+    return td.set("action", torch.full((*td.batch_size, 1), value))
+
+
+# ------------------------------------------------------------------------------------- construction
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [
+        ("threading", ThreadingAsyncEnvPool),
+        ("thread", ThreadingAsyncEnvPool),
+        ("multiprocessing", ProcessorAsyncEnvPool),
+        ("process", ProcessorAsyncEnvPool),
+    ],
+)
+def test_the_backend_decides_the_class(backend, kind):
+    pool = AsyncEnvPool([Count, Count], backend=backend)
+
+    assert type(pool) is kind and isinstance(pool, AsyncEnvPool)
+    assert (pool.num_envs, pool.min_get, pool.stack) == (2, 1, "dense")
+    assert type(kind([Count])) is kind
+    assert type(AsyncEnvPool(Count)) is ThreadingAsyncEnvPool
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "told"),
+    [
+        ({"backend": "asyncio"}, NotImplementedError, "backend is 'asyncio'.*'threading'"),
+        ({"stack": "loose"}, NotImplementedError, "stack is 'loose'.*'maybe_dense'"),
+        ({"min_get": 0}, ArgumentError, "min_get is 0"),
+        ({"min_get": "all"}, ArgumentTypeError, "min_get is 'all'"),
+        ({"timeout": -1}, ArgumentError, "timeout is -1"),
+        ({"num_processes": 2}, OptionError, "num_processes"),
+        ({"create_env_kwargs": [{}]}, ArgumentCountError, "create_env_kwargs"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(options, error, told):
+    with pytest.raises(error, match=told):
+        AsyncEnvPool([Count, Count], **options)
+
+
+def test_a_class_with_a_backend_takes_no_other():
+    with pytest.raises(ArgumentError, match="ThreadingAsyncEnvPool has another"):
+        ThreadingAsyncEnvPool([Count], backend="multiprocessing")
+
+
+def test_envs_have_keywords_of_their_own(new_pool):
+    pool = new_pool([Count, Count], create_env_kwargs=[{"n": 2}, {"n": 4}])
+
+    data = pool.rollout(6, break_when_any_done=False)
+
+    assert data["next", "done"].squeeze(-1).sum(-1).tolist() == [3, 1]
+
+
+# ----------------------------------------------------------------------------------- all at once
+
+
+@pytest.mark.parametrize("make", [cartpole, Chaos], ids=["gym", "custom"])
+def test_all_at_once_it_gives_the_data_of_a_serial_env(new_pool, opened, make):
+    pool, serial = new_pool([make] * 3), opened(SerialEnv(3, make))
+
+    assert pool.set_seed(5) == serial.set_seed(5)
+    act = None if make is cartpole else acting
+    data, wanted = (env.rollout(12, act, break_when_any_done=False) for env in (pool, serial))
+
+    assert (data.exclude("env_index") == wanted).all()
+    assert data["env_index"] == [[env] * 12 for env in range(3)]
+
+
+def test_it_does_what_its_specs_say(new_pool):
+    pool = new_pool([cartpole] * 2)
+
+    check_env_specs(pool)
+
+    assert pool.batch_size == (2,)
+    assert pool.env_batch_sizes == [torch.Size([])] * 2
+    assert "env_index" in pool.full_state_spec.keys()
+
+
+def test_unlike_envs_are_joined_lazily(new_pool):
+    pool = new_pool([cartpole, pendulum], stack="lazy")
+
+    data = pool.rollout(3)
+
+    assert isinstance(data, LazyStackedTensorDict)
+    assert [part["observation"].shape for part in data.unbind(0)] == [(3, 4), (3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("makers", "is_lazy"), [([cartpole, cartpole], False), ([cartpole, pendulum], True)]
+)
+def test_maybe_dense_is_dense_where_envs_agree(new_pool, makers, is_lazy):
+    pool = new_pool(makers, stack="maybe_dense")
+
+    assert isinstance(pool.reset(), LazyStackedTensorDict) is is_lazy
+
+
+def test_dense_results_of_unlike_envs_are_refused(new_pool):
+    pool = new_pool([cartpole, pendulum])
+
+    with pytest.raises(ArgumentError, match="differ"):
+        pool.reset()
+
+
+def test_a_transform_around_a_pool_sees_its_calls_for_all(new_pool):
+    env = TransformedEnv(new_pool([Count, Count]), StepCounter(3))
+
+    data = env.rollout(7, acting, break_when_any_done=False)
+
+    assert data["step_count"][0].flatten().tolist() == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_only_selected_envs_are_stepped(new_pool):
+    pool = new_pool([Count, Count])
+    td = acting(pool.reset()).set("_step", torch.tensor([True, False]))
+
+    assert pool.step(td)["next", "count"].flatten().tolist() == [1, 0]
+
+
+# ------------------------------------------------------------------------------------ one by one
+
+
+def test_a_fast_env_does_not_wait_for_a_slow_one(new_pool, tmp_path):
+    gate = tmp_path / "gate"
+    pool = new_pool([partial(Gated, gate), Gated])
+
+    pool.async_step_send(acting(pool.reset()))
+    first = pool.async_step_recv(min_get=1)
+    gate.touch()
+    second = pool.async_step_recv(min_get=1)
+
+    assert (first.batch_size, first["env_index"]) == ((1,), [1])
+    assert (second.batch_size, second["env_index"]) == ((1,), [0])
+    assert first["next", "count"].item() == second["next", "count"].item() == 1
+
+
+def test_a_fast_env_goes_on_while_a_slow_one_works(new_pool, tmp_path):
+    gate = tmp_path / "gate"
+    pool = new_pool([partial(Gated, gate), Gated])
+    pool.async_step_send(acting(pool.reset()))
+
+    for number in range(1, 6):
+        data = pool.async_step_recv()
+        assert (data["env_index"], data["next", "count"].item()) == ([1], number)
+        pool.async_step_send(acting(pool.step_mdp(data)))
+    gate.touch()
+    data = pool.async_step_recv(min_get=2)
+
+    assert data["env_index"] == [0, 1]
+    assert data["next", "count"].flatten().tolist() == [1, 6]
+
+
+def test_one_env_is_driven_by_hand_among_unlike_ones(new_pool):
+    pool = new_pool([pendulum, cartpole], stack="lazy")
+    td = pool.rand_step(pool.reset())
+    one = pool.step_mdp(td)[0]
+    one["action"] = torch.zeros(1)
+    one["env_index"] = 0
+
+    pool.async_step_send(one)
+    out = pool.async_step_recv()
+
+    assert out.batch_size == (1,)
+    assert out[0]["next", "observation"].shape == (3,)
+    assert out["env_index"] == [0]
+
+
+@pytest.mark.parametrize("makers", [[cartpole] * 3, [cartpole, pendulum, pendulum]])
+def test_random_actions_are_drawn_for_the_rows_that_came(new_pool, makers):
+    pool = new_pool(makers, stack="maybe_dense")
+    td = pool.rand_action(pool.reset())
+
+    some = pool.rand_action(td[1:])
+    one = pool.rand_action(td[2])
+
+    for env, row in zip((1, 2), some.unbind(0), strict=True):
+        assert pool.full_action_spec[env].is_in(row.select("action"))
+    assert pool.full_action_spec[2].is_in(one.select("action"))
+
+
+def test_jobs_give_what_calls_for_all_give(new_pool, opened):
+    pool, serial = new_pool([cartpole] * 3), opened(SerialEnv(3, cartpole))
+    pool.set_seed(1), serial.set_seed(1)
+    pool.async_reset_send(env_index=[0, 1, 2])
+    td, wanted = pool.async_reset_recv(min_get=3), serial.reset()
+    assert (td.exclude("env_index") == wanted).all()
+
+    for step in range(60):
+        act = torch.nn.functional.one_hot(torch.tensor([step % 2, 1, step % 3 % 2]), 2)
+        pool.async_step_and_maybe_reset_send(td.set("action", act))
+        data, td = pool.async_step_and_maybe_reset_recv(min_get=3)
+        expected, wanted = serial.step_and_maybe_reset(wanted.set("action", act))
+        assert (data.exclude("env_index") == expected).all()
+        assert (td.exclude("env_index") == wanted).all()
+
+
+def test_rounds_and_jobs_may_alternate(new_pool):
+    pool = new_pool([Count, Count])
+    td = pool.step_mdp(pool.step(acting(pool.reset())))
+
+    pool.async_step_send(acting(td[1:]))
+    pool.async_step_recv()
+    pool.async_reset_send(env_index=[0])
+    pool.async_reset_recv()
+    both = pool.step(acting(pool.reset(td.set("_reset", torch.tensor([[False], [False]])))))
+
+    assert both["next", "count"].flatten().tolist() == [1, 3]
+
+
+def test_a_slot_is_given_to_who_asks_for_it(new_pool):
+    pool = new_pool([Count, Count])
+    td = acting(pool.reset())
+
+    pool.async_step_send(td[0], env_index=0)
+    pool.async_step_send(td[1:])
+
+    assert pool.async_step_recv()["env_index"] == [1]
+    with pytest.raises(BusyEnvError, match="0 such jobs"):
+        pool.async_step_recv()
+    out = pool.async_step_recv(env_index=0)
+    assert out.batch_size == () and out["env_index"] == 0
+    with pytest.raises(BusyEnvError, match=r"no 'step' was sent with env_index=0"):
+        pool.async_step_recv(env_index=0)
+
+
+def test_kinds_of_jobs_have_queues_of_their_own(new_pool):
+    pool = new_pool([Count, Count])
+    td = acting(pool.reset())
+
+    pool.async_step_send(td[:1])
+    pool.async_reset_send(env_index=[1])
+
+    with pytest.raises(BusyEnvError, match="step_and_maybe_reset"):
+        pool.async_step_and_maybe_reset_recv()
+    assert pool.async_reset_recv()["env_index"] == [1]
+    assert pool.async_step_recv()["env_index"] == [0]
+
+
+def test_at_most_so_many_are_given_and_the_others_stay(new_pool):
+    pool = new_pool([Count] * 4)
+    pool.async_step_send(acting(pool.reset()))
+
+    first = pool.async_step_recv(min_get=3, max_get=3)
+    last = pool.async_step_recv()
+
+    assert sorted(first["env_index"] + last["env_index"]) == [0, 1, 2, 3]
+    assert first.batch_size == (3,)
+    with pytest.raises(ArgumentError, match="max_get is 1, but must be at least min_get, 2"):
+        pool.async_step_recv(min_get=2, max_get=1)
+
+
+def test_waiting_ends_in_time_and_loses_nothing(new_pool, tmp_path):
+    gate = tmp_path / "gate"
+    pool = new_pool([partial(Gated, gate), Gated])
+    pool.async_step_send(acting(pool.reset()))
+
+    with pytest.raises(TimeoutError, match="1 of 2 results"):
+        pool.async_step_recv(min_get=2, timeout=SOON_S)
+    gate.touch()
+
+    assert pool.async_step_recv(min_get=2)["env_index"] == [0, 1]
+
+
+def test_who_is_busy_is_told_by_name(new_pool, tmp_path):
+    pool = new_pool([partial(Gated, tmp_path / "gate"), Gated])
+    td = acting(pool.reset())
+    pool.async_step_send(td[:1])
+
+    with pytest.raises(BusyEnvError, match=r"envs \[0\] of \[0, 1\] are busy"):
+        pool.async_step_send(td)
+    for call in (
+        pool.reset,
+        lambda: pool.step(td),
+        lambda: pool.rollout(2),
+        lambda: pool.set_seed(0),
+    ):
+        with pytest.raises(BusyEnvError, match="still processing"):
+            call()
+    pool.async_step_send(td[1:])
+    assert pool.async_step_recv()["env_index"] == [1]
+    (tmp_path / "gate").touch()
+
+
+@pytest.mark.parametrize(
+    ("send", "error", "told"),
+    [
+        (
+            lambda pool, td: pool.async_step_send(td.exclude("env_index")),
+            MissingKeyError,
+            "env_index",
+        ),
+        (lambda pool, td: pool.async_step_send(td, env_index=[0, 2]), ArgumentError, "0 to 1"),
+        (lambda pool, td: pool.async_step_send(td, env_index=[0, 0]), ArgumentError, "different"),
+        (lambda pool, td: pool.async_step_send(td, env_index=["a", 1]), ArgumentError, "int"),
+        (
+            lambda pool, td: pool.async_step_send(td, env_index=1),
+            BatchSizeError,
+            "one row for each",
+        ),
+        (
+            lambda pool, td: pool.async_step_send(td.set("action", td["action"] + 7)),
+            InputError,
+            "action",
+        ),
+        (lambda pool, td: pool.async_step_send(td.exclude("action")), KeyError, "action"),
+        (lambda pool, td: pool.async_step_send({}), ArgumentTypeError, "sent"),
+        (lambda pool, td: pool.async_reset_send(), MissingKeyError, "env_index"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_moves_nothing(new_pool, send, error, told):
+    pool = new_pool([Count, Count])
+    td = acting(pool.reset())
+
+    with pytest.raises(error, match=told):
+        send(pool, td.copy())
+
+    assert pool.step(td)["next", "count"].flatten().tolist() == [1, 1]
+
+
+def test_an_env_is_stepped_after_its_first_reset(new_pool):
+    pool = new_pool([Count, Count])
+    td = acting(TensorDict(batch_size=[1]))
+
+    with pytest.raises(NotResetError, match=r"envs \[1\]"):
+        pool.async_step_send(td, env_index=[1])
+
+
+# ---------------------------------------------------------------------------------------- faults
+
+
+def faulty(*faults):
+    return torch.tensor([[Chaos.FAULTS.index(fault)] for fault in faults])
+
+
+def test_an_env_that_raises_tells_who_receives_it_and_is_free_then(new_pool):
+    pool = new_pool([Chaos] * 3)
+    td = pool.reset().set("action", faulty("none", "raise", "none"))
+    pool.async_step_send(td)
+
+    with pytest.raises(WorkerError, match=r"ValueError in row 1.*cannot go on from 0") as caught:
+        pool.async_step_recv(min_get=3)
+    others = pool.async_step_recv(min_get=2)
+    pool.async_reset_send(env_index=[1])
+
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert others["env_index"] == [0, 2]
+    assert pool.async_reset_recv()["env_index"] == [1]
+
+
+@pytest.mark.parametrize("make", [Chaos, partial(Chaos, 7)])
+def test_with_restarts_a_lost_row_is_truncated_and_begins_anew(new_pool, make):
+    pool = new_pool([make] * 2, on_worker_failure="restart")
+    td = pool.reset().set("action", faulty("none", "raise"))
+    pool.async_step_and_maybe_reset_send(td)
+
+    data, root = pool.async_step_and_maybe_reset_recv(min_get=2)
+
+    assert data["next", "truncated"].flatten().tolist() == [False, True]
+    assert data["next", "reward"].flatten().tolist() == [1.0, 0.0]
+    assert root["count"].flatten().tolist() == [1, 0]
+    pool.async_step_send(root.set("action", faulty("none", "none")))
+    assert pool.async_step_recv(min_get=2)["next", "count"].flatten().tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("fault", ["kill", "hang"])
+def test_a_process_that_is_lost_is_told_and_replaced(opened, fault):
+    pool = opened(
+        AsyncEnvPool(
+            [Chaos] * 2, backend="process", on_worker_failure="restart", timeout=PATIENCE_S
+        )
+    )
+    td = pool.reset()
+    pool.timeout = 1.0 if fault == "hang" else PATIENCE_S
+    pool.async_step_send(td.set("action", faulty(fault, "none")))
+
+    data = pool.async_step_recv(min_get=2)
+
+    assert data["next", "truncated"].flatten().tolist() == [True, False]
+    pool.timeout = PATIENCE_S
+    pool.async_reset_send(env_index=[0])
+    assert pool.async_reset_recv()["count"].item() == 0
+
+
+def test_an_env_that_hangs_in_a_thread_is_given_up_in_time(opened, tmp_path):
+    gate = tmp_path / "gate"
+    pool = opened(AsyncEnvPool([partial(Gated, gate), Gated]))
+    td = acting(pool.reset())
+    pool.timeout = SOON_S
+    pool.async_step_send(td)
+
+    assert pool.async_step_recv()["env_index"] == [1]
+    with pytest.raises(WorkerTimeoutError, match=r"did not answer 'step' within 0.2 s"):
+        pool.async_step_recv()
+    gate.touch()
+
+
+def test_closing_drops_what_is_under_way_and_leaves_nothing(holdings, tmp_path):
+    before, threads = holdings(), set(threading.enumerate())
+    for backend in BACKENDS:
+        pool = AsyncEnvPool([partial(Gated, tmp_path / backend), Gated], backend=backend)
+        pool.async_step_send(acting(pool.reset()))
+        (tmp_path / backend).touch()
+        pool.shutdown()
+        pool.shutdown()
+        assert pool.is_closed
+        assert pool.reset()["count"].flatten().tolist() == [0, 0]
+        pool.close()
+
+    assert holdings() == before
+    assert set(threading.enumerate()) == threads
