@@ -1,9 +1,9 @@
 """The environment interface: TensorDict in, TensorDict out.
 
-`EnvBase` is what users subclass: construction and life, random actions, rollouts, transforms. One
-reset and one step stand in `stepping`, what an output must be in `outputs`, what is declared in
-`declared`. A new kind of env writes `_reset`, `_step`, `_set_seed` and its specs, nothing else. It
-does not know JAX, Gymnasium or processes.
+`EnvBase` is what users subclass: construction and life, random actions, transforms. A rollout stands in
+`rollout`, one reset and one step in `stepping`, what an output must be in `outputs`, what is declared in
+`declared`, what an env is as a torch module in `module`. A new kind of env writes `_reset`, `_step`,
+`_set_seed` and its specs, nothing else. It does not know JAX, Gymnasium or processes.
 
 Conventions
     td      TensorDict whose root is what was known before the action; ``td["next"]`` is what the
@@ -15,9 +15,9 @@ Conventions
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -32,13 +32,12 @@ from envkit.env.declared import Declared
 from envkit.env.drawing import allow_options, fake_step
 from envkit.env.exclusive import InUse
 from envkit.env.from_data import Keys, specs_of_a_step
-from envkit.env.listing import shown
 from envkit.env.options import TAKEN_HERE, EnvOptions
 from envkit.env.outputs import OutputLeaf
 from envkit.env.policy import PolicyLike
 from envkit.env.rollout import Rollouts
 from envkit.env.seeding import next_seed
-from envkit.errors import ClosedEnvError, NotCallableError, ResumeError
+from envkit.errors import ClosedEnvError
 from envkit.late import late
 from envkit.specs.annotations import Destination, Device
 
@@ -279,32 +278,6 @@ class EnvBase(Rollouts, metaclass=EnvMeta):
             **kwargs,
         )
 
-    # ----------------------------------------------------------------------------------- states
-
-    @property
-    def _cannot_resume(self) -> str | None:
-        """Name the kind of env, here or inside, whose simulator is not in a state dict; or None."""
-        return None
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load what ``state_dict()`` gave: parameters, and what else the env says of itself.
-
-        Raises:
-            ResumeError: (a NotImplementedError) a simulator here or inside keeps a state of its own, which
-                a state dict does not hold.
-        """
-        self._require_resumable()
-        return super().load_state_dict(state_dict, *args, **kwargs)
-
-    def _require_resumable(self) -> None:
-        if kind := self._cannot_resume:
-            raise ResumeError(
-                f"a state dict does not hold the state of the simulator of {kind}, so after loading it the "
-                "env would go on in another way than the one that was saved. Load the parts that are "
-                "whole, as env.transform.load_state_dict(...) or policy.load_state_dict(...), and begin "
-                "new episodes: env.set_seed(seed), env.reset()."
-            )
-
     # ------------------------------------------------------------------------------ seed and life
 
     @abstractmethod
@@ -355,17 +328,6 @@ class EnvBase(Rollouts, metaclass=EnvMeta):
             )
         self.is_closed = True
 
-    def forward(self, *args: object, **kwargs: object) -> NoReturn:
-        """Environments are not called like modules.
-
-        Raises:
-            NotCallableError: (a NotImplementedError) always.
-        """
-        raise NotCallableError(
-            f"{type(self).__name__} is an environment: call its step or reset. If it was passed "
-            "where a create function is expected, pass `lambda: env_class(...)` instead."
-        )
-
     def to(self, *args: Destination, **kwargs: Destination) -> Self:
         """Move specs, parameters and future outputs to a device; returns self."""
         device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
@@ -377,28 +339,9 @@ class EnvBase(Rollouts, metaclass=EnvMeta):
             self._seed_actions(self._action_seed)  # a generator cannot be moved
         return super().to(*args, **kwargs)  # type: ignore[return-value]
 
-    def cpu(self) -> Self:
-        """Move the env to the CPU; returns self."""
-        return self.to("cpu")
-
-    def cuda(self, device: int | None = None) -> Self:
-        """Move the env to a CUDA device; returns self."""
-        return self.to(torch.device("cuda", 0 if device is None else device))
-
-    def __enter__(self) -> Self:
-        """Give the env itself; what follows ``with`` closes it in the end."""
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.close(raise_if_closed=False)
-
     def _told_first(self) -> list[str]:
         """Say which simulator this is, as arguments of the constructor, for ``repr``."""
         return []
-
-    def __dir__(self) -> list[str]:
-        """List what users use: of the names of `torch.nn.Module` some, see `listing`."""
-        return shown(type(self), super().__dir__())
 
     def __repr__(self) -> str:
         told = [

@@ -28,8 +28,8 @@ from envkit.env.declared import (
     require_nodes,
 )
 from envkit.env.done_specs import complete_done_spec, with_truncated
+from envkit.env.module import EnvModule
 from envkit.env.outputs import OutputChecks
-from envkit.env.overrides import Overridable
 from envkit.env.spec_properties import LeafKeys, SingleSpec, only_key, only_leaf, varies_in_size
 from envkit.env.table import SpecTable, levels_of
 from envkit.errors import ReadOnlyError, SpecTypeError
@@ -39,7 +39,7 @@ from envkit.specs.inputs import ActionInput, action_inputs
 __all__ = ["SpecNames"]
 
 
-class SpecNames(Overridable):
+class SpecNames(EnvModule):
     """The declared side of an environment."""
 
     _batch_size: torch.Size
