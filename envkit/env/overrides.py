@@ -44,9 +44,6 @@ class Overridable(nn.Module):
     _passed_by_override: ClassVar[bool] = False
     """Whether one of them stands for a method that a fast way does not call."""
 
-    _step_is_overridden: ClassVar[bool] = False
-    """Whether one of them stands for `step`."""
-
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         hold_calls(cls)
@@ -58,7 +55,6 @@ class Overridable(nn.Module):
             names.update(vars(base))
         cls._defined_since = frozenset(names)
         cls._passed_by_override = bool(names & cls._passes_by)
-        cls._step_is_overridden = "step" in names
 
     def _overrides(self, names: frozenset[str]) -> bool:
         """Say whether one of these methods was overridden, by a subclass or on this very env."""

@@ -359,7 +359,7 @@ class Stepping(SpecNames, ABC):
         if advance:
             overridden = not self._steps_by_itself
         else:
-            overridden = self._step_is_overridden or "step" in vars(self)
+            overridden = "step" in self._defined_since or "step" in vars(self)
         if overridden:
             return OverriddenStep(self, td, advance)
         return self._make_step(td, advance=advance)
