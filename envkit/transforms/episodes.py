@@ -210,6 +210,11 @@ class StepCounter(FusableTransform, EpisodeTransform):
         )
         return ends_alike and super().fuses
 
+    @property
+    def step_count_keys(self) -> list[Key]:
+        """Where the counts are."""
+        return [as_key(path) for path in self.memory()]
+
     def memory(self) -> list[Path]:
         return [(*path, self.step_count_key) for path in self._levels()]
 
@@ -286,6 +291,11 @@ class InitTracker(FusableTransform, EpisodeTransform):
     def __init__(self, init_key: str = "is_init"):
         super().__init__()
         self.init_key = _name(init_key, "init_key")
+
+    @property
+    def init_keys(self) -> list[Key]:
+        """Where the marks are."""
+        return [as_key((*level, self.init_key)) for level in self._levels()]
 
     def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
         return self._marks(following, episode_counters.unset)

@@ -108,6 +108,8 @@ class _Windowed(FusableTransform, EpisodeTransform, LeafTransform):
         return super().transform_output_spec(output_spec)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        if not isinstance(observation_spec, Composite):
+            return self._written(observation_spec)
         for target in self.out_keys:
             self._require_free(observation_spec, target)
         return self._with_memory(observation_spec.clone(), self._written(observation_spec))

@@ -78,12 +78,12 @@ class UnaryTransform(LeafTransform):
     def _example(self, leaf: TensorSpec) -> Any:
         return self._given(leaf.zero())
 
-    def _written(self, spec: Composite) -> Composite:
-        self._batch = spec.shape
+    def _written(self, spec: Any) -> Any:
+        self._batch = spec.shape if isinstance(spec, Composite) else torch.Size(())
         return super()._written(spec)
 
-    def _asked_for(self, spec: Composite) -> Composite:
-        self._batch = spec.shape
+    def _asked_for(self, spec: Any) -> Any:
+        self._batch = spec.shape if isinstance(spec, Composite) else torch.Size(())
         return super()._asked_for(spec)
 
     def _spec_of(self, value: Any, leaf: TensorSpec) -> TensorSpec:

@@ -251,8 +251,8 @@ class VecNorm(CoupledTransform, ArrayTransform):
 
     # --------------------------------------------------------------------------------------- specs
 
-    def _written(self, spec: Composite) -> Composite:
-        for key in self.in_keys:
+    def _written(self, spec: Any) -> Any:
+        for key in self.in_keys if isinstance(spec, Composite) else ():
             leaf = spec.get(key, None)
             if leaf is not None:
                 require_regular(self, key, leaf)

@@ -69,12 +69,12 @@ class _ShapeTransform(ArrayTransform):
         self._batch_dims = td.batch_dims
         return super()._convert(td, sources, targets, change)
 
-    def _written(self, spec: Composite) -> Composite:
-        self._batch_dims = spec.ndim
+    def _written(self, spec: Any) -> Any:
+        self._batch_dims = spec.ndim if isinstance(spec, Composite) else 0
         return super()._written(spec)
 
-    def _asked_for(self, spec: Composite) -> Composite:
-        self._batch_dims = spec.ndim
+    def _asked_for(self, spec: Any) -> Any:
+        self._batch_dims = spec.ndim if isinstance(spec, Composite) else 0
         return super()._asked_for(spec)
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from envkit.transforms.core.base import OWNERSHIP
 from envkit.transforms.core.fusable import FusableTransform
 
 __all__ = ["SharedConstants", "alike"]
@@ -88,4 +89,4 @@ def alike(one: Any, other: Any) -> bool:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if name != "_owner_ref"}
+    return {name: value for name, value in vars(module).items() if name not in OWNERSHIP}

@@ -30,7 +30,10 @@ from envkit.errors import ArgumentError, MissingKeyError, SpecTypeError, Transfo
 from envkit.specs import Composite
 from envkit.transforms.core.wrapper import TransformHolder
 
-__all__ = ["Keys", "Transform", "TransformLike", "as_keys", "books_of"]
+__all__ = ["OWNERSHIP", "Keys", "Transform", "TransformLike", "as_keys", "books_of"]
+
+OWNERSHIP = ("_owner_ref", "_owner_is_env")
+"""Attributes that say whom a transform belongs to, and not what it does."""
 
 Keys = Key | Sequence[Key] | None
 
@@ -280,13 +283,21 @@ class Transform(nn.Module):
         reference = self.__dict__.get("_owner_ref")
         return None if reference is None else reference()
 
+    def _require_unowned(self) -> None:
+        """Check that this was given to no env; a Compose that was given to none lets go of it."""
+        holder: Any = self
+        while isinstance(holder, Transform):
+            if holder.__dict__.get("_owner_is_env", False):
+                raise TransformOwnerError(
+                    f"this {type(self).__name__} belongs to an environment already, and can have one parent "
+                    "only. Pass transform.clone(), or call reset_parent() first."
+                )
+            holder = holder._owner
+
     def _belong_to(self, owner: Any) -> None:
-        if "_owner_ref" in self.__dict__:
-            raise TransformOwnerError(
-                f"this {type(self).__name__} belongs to an environment or a Compose already, and "
-                "can have one parent only. Pass transform.clone(), or call reset_parent() first."
-            )
+        self._require_unowned()
         self.__dict__["_owner_ref"] = weakref.ref(owner)
+        self.__dict__["_owner_is_env"] = not isinstance(owner, Transform)
 
     @property
     def container(self) -> TransformHolder | None:
@@ -315,7 +326,8 @@ class Transform(nn.Module):
 
     def reset_parent(self) -> None:
         """Forget the owner, so that the transform can be given to another one."""
-        self.__dict__.pop("_owner_ref", None)
+        for name in OWNERSHIP:
+            self.__dict__.pop(name, None)
 
     def clone(self) -> Transform:
         """Copy the transform; buffers and submodules are shared, the parent is not."""
@@ -327,7 +339,8 @@ class Transform(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        state.pop("_owner_ref", None)  # a copy has no parent
+        for name in OWNERSHIP:  # a copy has no parent
+            state.pop(name, None)
         return state
 
     # ------------------------------------------------------------- one transform is a list of itself

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from envkit.errors import ArgumentError
+from envkit.errors import ArgumentError, TransformOwnerError
 from envkit.late import late
 from envkit.specs import Composite
 from envkit.transforms.core.base import Transform, TransformLike
@@ -99,13 +99,20 @@ class Compose(Transform):
             transforms = tuple(transforms[0])
         self.transforms = nn.ModuleList()
         for transform in transforms:
-            self.append(transform)
+            self.insert(len(self), transform)
 
     # ---------------------------------------------------------------------------------- the sequence
 
     def append(self, transform: TransformLike) -> None:
-        """Add a transform at the end, in place."""
-        self.insert(len(self), transform)
+        """Add a transform at the end, in place; of a Compose, its members."""
+        transform = as_transform(transform)
+        if not isinstance(transform, Compose):
+            self.insert(len(self), transform)
+            return
+        transform._require_unowned()
+        for member in list(transform):
+            member.reset_parent()
+            self.insert(len(self), member)
 
     def insert(self, index: int, transform: TransformLike) -> None:
         """Add a transform before the one at ``index``, in place."""
@@ -114,6 +121,8 @@ class Compose(Transform):
         transform = as_transform(transform)
         transform._belong_to(self)
         self.transforms.insert(index, transform)
+        if not self.training:
+            transform.eval()
         self._changed()
 
     def pop(self, index: int = -1) -> Transform:
@@ -155,6 +164,15 @@ class Compose(Transform):
 
     def flat(self) -> list[Transform]:
         return [leaf for transform in self for leaf in transform.flat()]
+
+    def _belong_to(self, owner: Any) -> None:
+        for transform in self:
+            if transform._owner is not self:
+                raise TransformOwnerError(
+                    f"a {type(transform).__name__} of this Compose was given to another one since. Pass "
+                    "transform.clone() to one of them."
+                )
+        super()._belong_to(owner)
 
     def clone(self) -> Compose:
         return Compose(*(transform.clone() for transform in self))
@@ -213,6 +231,28 @@ class Compose(Transform):
         for transform in self:
             output_spec = transform.transform_output_spec(output_spec)
         return output_spec
+
+    # the five hooks chain as well, for who calls them by hand
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        return self._chained("transform_observation_spec", observation_spec)
+
+    def transform_reward_spec(self, reward_spec: Composite) -> Composite:
+        return self._chained("transform_reward_spec", reward_spec)
+
+    def transform_done_spec(self, done_spec: Composite) -> Composite:
+        return self._chained("transform_done_spec", done_spec)
+
+    def transform_action_spec(self, action_spec: Composite) -> Composite:
+        return self._chained("transform_action_spec", action_spec)
+
+    def transform_state_spec(self, state_spec: Composite) -> Composite:
+        return self._chained("transform_state_spec", state_spec)
+
+    def _chained(self, hook: str, spec: Composite) -> Composite:
+        for transform in self:
+            spec = getattr(transform, hook)(spec)
+        return spec
 
     def transform_env_device(self, device: torch.device | None) -> torch.device | None:
         for transform in self:

@@ -35,6 +35,10 @@ class TransformedEnv(TransformStepping):
     Args:
         base_env: any environment, another `TransformedEnv` too.
         transform: a `Transform`, a function ``td -> td``, or None.
+        auto_unwrap: where ``base_env`` is a plain `TransformedEnv`, take its base env, and clones of its
+            transforms before ``transform``. False: stand around it.
+        device: move ``base_env`` there.
+        cache_specs: False: read the specs at every use.
 
     A step runs the inverse pass from the last transform to the first, the base env, and the forward
     pass from the first to the last. Specs are those of the base env seen through the transforms; they
@@ -51,14 +55,29 @@ class TransformedEnv(TransformStepping):
     _stages: list[tuple[Composite, Composite]]
     """Input and output specs as each transform saw them when they were read."""
 
-    def __init__(self, base_env: EnvBase, transform: TransformLike | None = None):
+    def __init__(
+        self,
+        base_env: EnvBase,
+        transform: TransformLike | None = None,
+        *,
+        auto_unwrap: bool = True,
+        device: Destination | None = None,
+        cache_specs: bool = True,
+    ):
         if not isinstance(base_env, EnvBase):
             raise ArgumentTypeError(
                 f"base_env is {base_env!r} of type {type(base_env).__name__}, but must be an "
                 "environment. Pass one that is built, e.g. TransformedEnv(GymEnv('Pendulum-v1'), ...)."
             )
-        super().__init__(base_env)
-        self._set_transform(Compose() if transform is None else transform)
+        inner = []
+        if auto_unwrap and type(base_env) is TransformedEnv and base_env.is_spec_locked:
+            inner = [leaf.clone() for leaf in base_env.transform]
+            base_env = base_env.base_env
+        super().__init__(base_env if device is None else base_env.to(device))
+        self.cache_specs = cache_specs
+        self._set_transform(Compose(*inner) if inner or transform is None else transform)
+        if inner and transform is not None:
+            self.append_transform(transform)
 
     def _after_init(self, spec_locked: bool) -> None:
         self._declared.is_locked = spec_locked
@@ -79,6 +98,8 @@ class TransformedEnv(TransformStepping):
     def _set_transform(self, given: Any) -> None:
         transform = as_transform(given)
         transform._belong_to(self)
+        if not self.training:
+            transform.eval()
         previous = self._modules.get("_transform")
         if isinstance(previous, Transform):
             previous.reset_parent()
@@ -164,7 +185,7 @@ class TransformedEnv(TransformStepping):
             return super().output_spec
 
     def _read_specs(self) -> None:
-        if OUTPUTS in self._declared:
+        if OUTPUTS in self._declared and self.cache_specs:
             return
         inputs, outputs = self.base_env.input_spec.clone(), self.base_env.output_spec.clone()
         if self.base_env.device is not None:

@@ -116,7 +116,10 @@ class LeafTransform(Transform):
     def transform_state_spec(self, state_spec: Composite) -> Composite:
         return self._asked_for(state_spec)
 
-    def _written(self, spec: Composite) -> Composite:
+    def _written(self, spec: Any) -> Any:
+        """Declare the outcomes among outputs; one leaf alone becomes that of its outcome."""
+        if not isinstance(spec, Composite):
+            return self._leaf_after(spec)
         for source, target in zip(self.in_keys, self.out_keys, strict=True):
             leaf = spec.get(source, None)
             if leaf is not None:
@@ -124,7 +127,10 @@ class LeafTransform(Transform):
                 spec[target] = self._leaf_after(leaf)
         return spec
 
-    def _asked_for(self, spec: Composite) -> Composite:
+    def _asked_for(self, spec: Any) -> Any:
+        """Declare what the user gives among inputs; one leaf alone becomes what the user gives for it."""
+        if not isinstance(spec, Composite):
+            return self._leaf_before(spec)
         for inner, outer in zip(self.in_keys_inv, self.out_keys_inv, strict=True):
             leaf = spec.get(inner, None)
             if leaf is not None:

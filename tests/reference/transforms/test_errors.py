@@ -1,0 +1,116 @@
+"""What the reference refuses is refused, with an error that its users catch; and what it takes is taken."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tests.reference.compare import check_same
+from tests.reference.transforms.worlds import arm, count, leaf_specs, played
+
+
+def around(make_env, make):
+    """Play a few steps in an env behind a transform."""
+    return lambda lib: played(lib.TransformedEnv(make_env(lib), make(lib)), 3)
+
+
+def recorded() -> TensorDict:
+    following = TensorDict({"x": torch.ones(3, 1), "done": torch.zeros(3, 1).bool()}, [3])
+    return TensorDict({"x": torch.arange(3.0)[:, None], "next": following}, [3])
+
+
+def counts(lib):
+    """A count of floats, with rewards of two objectives."""
+
+    class Counts(type(count(lib))):
+        def __init__(self):
+            super().__init__()
+            self.reward_spec = lib.Categorical(3, shape=(2,))
+
+        def _step(self, td):
+            return super()._step(td).set("reward", torch.ones(2, dtype=torch.int64))
+
+    return Counts()
+
+
+def measured(lib, keys, **keywords):
+    transform = lib.ObservationNorm(in_keys=keys)
+    env = lib.TransformedEnv(arm(lib), transform)
+    transform.init_stats(3, **keywords)
+    return env
+
+
+CALLS = {
+    "a clip without bounds": lambda lib: lib.ClipTransform(["a"]),
+    "frames of the future in an env": around(
+        count, lambda lib: lib.CatFrames(2, -1, in_keys=["count"], future=True)
+    ),
+    "statistics of several entries": lambda lib: measured(lib, ["observation", "place"]),
+    "statistics of an axis that is not averaged": lambda lib: measured(
+        lib, ["observation"], reduce_dim=(0,), cat_dim=1
+    ),
+    "statistics of an axis that is not averaged, without an env": lambda lib: lib.ObservationNorm(
+        in_keys=["observation", "place"]
+    ).init_stats(3, reduce_dim=(0,), cat_dim=1),
+    "a mask without an env": lambda lib: lib.ActionMask()(TensorDict({"action": torch.ones(())})),
+    "random beginnings called by hand": lambda lib: lib.NoopResetEnv(2)(recorded()),
+    "a reset by random beginnings without an env": lambda lib: lib.NoopResetEnv(2)._reset(
+        TensorDict(), TensorDict()
+    ),
+    "weights of two axes": lambda lib: lib.LineariseRewards(["reward"], weights=torch.ones(2, 2)),
+    "a sum of discrete rewards": around(
+        counts, lambda lib: lib.LineariseRewards(["reward"], weights=[1.0, 2.0])
+    ),
+    "sums of unlike numbers of rewards": lambda lib: lib.RewardSum(["a", "b"], ["c"]),
+    "sums by unlike numbers of resets": around(
+        count, lambda lib: lib.RewardSum(["reward"], ["sum"], ["_reset", "_other"])
+    ),
+    "frames without ends": lambda lib: lib.CatFrames(2, -1, in_keys=["x"])(
+        TensorDict({"x": torch.ones(3, 1)}, [3], names=["time"])
+    ),
+    "frames of one step": lambda lib: lib.CatFrames(2, -1, in_keys=["x"])(
+        TensorDict({"x": torch.ones(1)})
+    ),
+    "a maximum of frames called by hand": lambda lib: lib.TimeMaxPool(["x"], T=2)(recorded()),
+    "rewards to go in an env": around(count, lambda lib: lib.Reward2GoTransform()),
+    "no random beginnings": lambda lib: lib.NoopResetEnv(0).noops,
+    "options projected": lambda lib: lib.DiscreteActionProjection(3, 5)(
+        TensorDict({"action": torch.eye(3, dtype=torch.int64)[[0, 2, 1]]}, [3])
+    ),
+    "options left alone": lambda lib: lib.DiscreteActionProjection(3, 5, include_forward=False)(
+        TensorDict({"action": torch.eye(3, dtype=torch.int64)[[0, 2, 1]]}, [3])
+    ),
+    "a node squeezed": lambda lib: lib.SqueezeTransform(-1, in_keys=["n"])(
+        TensorDict({"n": TensorDict({"a": torch.ones(2, 1, 3)}, [2, 1])}, [2])
+    ),
+    "a node unsqueezed": lambda lib: lib.UnsqueezeTransform(-1, in_keys=["n"])(
+        TensorDict({"n": TensorDict({"a": torch.ones(2, 3)}, [2])}, [2])
+    ),
+    "bins of a number": around(lambda lib: number(lib), lambda lib: lib.ActionDiscretizer(3)),
+    "bins of a number, one-hot": lambda lib: leaf_specs(
+        lib.TransformedEnv(number(lib), lib.ActionDiscretizer(3, categorical=False))
+    ),
+    "bins under another name": lambda lib: binned(lib),
+    "frames by hand without an env": lambda lib: by_hand(lib.CatFrames(2, -1, in_keys=["x"])),
+    "maxima by hand without an env": lambda lib: by_hand(lib.TimeMaxPool(["x"], T=2)),
+}
+
+
+def number(lib):
+    """An arm whose action is one number without an axis."""
+    return arm(lib, ())
+
+
+def binned(lib):
+    env = lib.TransformedEnv(arm(lib, (3,)), lib.ActionDiscretizer(3, out_action_key="bins"))
+    return [leaf_specs(env), env.step(env.reset().set("bins", torch.tensor([0, 1, 2])))]
+
+
+def by_hand(transform):
+    return [transform._call(TensorDict({"x": torch.full((1,), n)})) for n in (3.0, 1.0, 0.0)]
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_errors_and_limits_are_those_of_the_reference(case):
+    check_same(CALLS[case])
