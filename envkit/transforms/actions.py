@@ -133,7 +133,8 @@ class DiscreteActionProjection(_Choosing):
         num_actions_effective: number of options of the env.
         max_actions: number of options the user may give.
         action_key: the action.
-        include_forward: do the same when the transform is called on data.
+        include_forward: when called on data, give recorded one-hot actions of the env the size of the
+            user's.
 
     Raises:
         ArgumentError: (a ValueError) ``max_actions`` is smaller.
@@ -178,7 +179,15 @@ class DiscreteActionProjection(_Choosing):
         return next_td
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        return self._inv_call(tensordict) if self.include_forward else tensordict
+        (key,) = self.in_keys_inv
+        value = tensordict.get(key)
+        missing = self.max_actions - self.num_actions_effective
+        is_short = (
+            value.ndim > tensordict.batch_dims and value.shape[-1] + missing == self.max_actions
+        )
+        if not self.include_forward or not self._is_one_hot or not is_short:
+            return tensordict
+        return tensordict.set(key, torch.nn.functional.pad(value, (0, missing)))
 
     def transform_action_spec(self, action_spec: Composite) -> Composite:
         (key,) = self.in_keys_inv
@@ -265,6 +274,11 @@ class ActionDiscretizer(_Choosing):
         return [counts] * size if isinstance(counts, int) else counts
 
     def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        if not self.low.ndim:
+            bins = self._bins(1)[0]
+            value = value if self.categorical else _chosen(value)
+            width = (self.high - self.low) / bins
+            return self.low + width * (value + self._place(value)).to(self.low.dtype)
         bins = self._bins(self.low.shape[-1])
         if not self.categorical:
             value = torch.stack([_chosen(part) for part in value.split(bins, -1)], -1)
@@ -285,13 +299,14 @@ class ActionDiscretizer(_Choosing):
     def transform_action_spec(self, action_spec: Composite) -> Composite:
         (inner,), (outer,) = self.in_keys_inv, self.out_keys_inv
         leaf = action_spec.get(inner, None)
-        if not isinstance(leaf, BoundedContinuous) or leaf.ndim <= action_spec.ndim:
+        if not isinstance(leaf, BoundedContinuous):
             raise SpecError(
                 f"ActionDiscretizer cuts {inner!r} into bins, but its spec is {leaf}. It must be bounded "
-                "and continuous, with at least one axis. Pass action_key=."
+                "and continuous. Pass action_key=."
             )
-        bins = self._bins(leaf.shape[-1])
-        if len(bins) != leaf.shape[-1]:
+        size = leaf.shape[-1] if leaf.ndim > action_spec.ndim else 1
+        bins = self._bins(size)
+        if len(bins) != size:
             raise SpecError(
                 f"num_intervals is {bins}, but {inner!r} has shape {tuple(leaf.shape)}. Pass one number "
                 "for each element of its last axis, or one for all."
@@ -299,9 +314,16 @@ class ActionDiscretizer(_Choosing):
         row = (0,) * action_spec.ndim
         self.low, self.high = leaf.low[row], leaf.high[row]
         del action_spec[inner]
-        action_spec[outer] = self._cut(leaf, bins)
+        has_axis = leaf.ndim > action_spec.ndim
+        action_spec[outer] = self._cut(leaf, bins) if has_axis else self._cut_one(leaf, *bins)
         self._rule_for(action_spec[outer], action_spec.ndim)
         return action_spec
+
+    def _cut_one(self, leaf: TensorSpec, bins: int) -> TensorSpec:
+        """Give the spec of the bins of an action that is one number."""
+        if self.categorical:
+            return Categorical(bins, leaf.shape, leaf.device)
+        return OneHot(bins, (*leaf.shape, bins), leaf.device)
 
     def _cut(self, leaf: TensorSpec, bins: list[int]) -> TensorSpec:
         if self.categorical:

@@ -214,30 +214,35 @@ class NoopResetEnv(SteppingTransform):
     What these steps earn is lost. An episode that ends meanwhile begins anew.
 
     Args:
-        noops: most actions taken.
+        noops: most actions taken; 0 takes none.
         random: take between 1 and ``noops`` of them, drawn for each element. False: always ``noops``.
 
     Actions and their numbers are drawn from the seeds of the env: for sub-envs each from its own, so that
     it does not matter whether this transform is inside of them or around them.
 
     Raises:
-        ArgumentError: (a ValueError) ``noops`` is below 1.
+        ArgumentError: (a ValueError) ``noops`` is negative.
     """
 
     def __init__(self, noops: int = 30, random: bool = True):
         super().__init__()
-        if noops < 1:
-            raise ArgumentError(f"noops is {noops}, but must be at least 1.")
+        if noops < 0:
+            raise ArgumentError(f"noops is {noops}, but must be a number of steps.")
         self.noops = noops
         self.random = random
         self._parts: list[_Part] | None = None
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Give recorded data as it is."""
+        return tensordict
 
     def _set_seed(self, seed: int | None) -> None:
         self._parts = None  # the env that tells them is seeded after its transforms
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        env = self._env()
         assert self.container is not None
-        env, base = self._env(), self.container.base_env
+        base = self.container.base_env
         if self._parts is None:
             self._parts = [(part, _generator(seed)) for part, seed in base._seeded_parts]
         begun = self._begun(td, td_reset.batch_size)
@@ -267,7 +272,7 @@ class NoopResetEnv(SteppingTransform):
     def _lengths(self, begun: torch.Tensor, parts: list[_Part]) -> torch.Tensor:
         """Say how many actions each element takes, 0 where no episode has begun."""
         lengths = torch.full(begun.shape, self.noops)
-        for part, generator in parts if self.random else ():
+        for part, generator in parts if self.random and self.noops else ():
             if bool(begun[part].any()):
                 shape = begun[part].shape
                 lengths[part] = torch.randint(1, self.noops + 1, shape, generator=generator)

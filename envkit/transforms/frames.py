@@ -21,10 +21,16 @@ from tensordict import TensorDictBase
 from envkit.arrays import elementwise
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.paths import Key, Path, as_key, as_path
-from envkit.errors import ArgumentError, KeyCollisionError, MissingKeyError, SpecError
+from envkit.errors import (
+    ArgumentError,
+    KeyCollisionError,
+    MissingKeyError,
+    PlacementError,
+    SpecError,
+)
 from envkit.specs import Bounded, BoundedContinuous, BoundedDiscrete, Composite, TensorSpec
 from envkit.transforms.core.base import Keys
-from envkit.transforms.core.fusable import FusableTransform
+from envkit.transforms.core.fusable import FusableTransform, LeavesOf, written
 from envkit.transforms.core.leafwise import (
     LeafTransform,
     require_known,
@@ -32,8 +38,8 @@ from envkit.transforms.core.leafwise import (
     require_regular,
     reshaped,
 )
+from envkit.transforms.episode_windows import Episodes
 from envkit.transforms.episodes import EpisodeTransform
-from envkit.transforms.postprocess import time_axis
 
 __all__ = ["CatFrames", "TimeMaxPool"]
 
@@ -48,6 +54,7 @@ class _Windowed(FusableTransform, EpisodeTransform, LeafTransform):
         self.count = count
         self.dim = require_negative("dim", dim)
         self.reset_key = reset_key
+        self._own_windows: dict[Path, Any] = {}
 
     # ---------------------------------------------------------------------- for concrete transforms
 
@@ -87,6 +94,24 @@ class _Windowed(FusableTransform, EpisodeTransform, LeafTransform):
                 changes[as_path(target)] = self._shown(window)
                 changes[path] = elementwise.recent(window, memory.shape[self.dim], self.dim)
         return changes
+
+    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+        """Show the next frame as one of a run without episodes; its window belongs to this object.
+
+        For who calls this by hand: in an env, `_step` and `_reset` keep the window in the data.
+        """
+        constants, own = self.constants(), dict(self._own_windows)
+        for source, path in zip(self.in_keys, self.memory(), strict=False):
+            frame = next_td.get(source, None)
+            if frame is not None and path not in own:
+                own[path] = self._before_any(frame, constants)
+        changes = self.step_leaves(Leaves(own, next_td.batch_dims), LeavesOf(next_td), constants)
+        self._own_windows = {path: changes.get(path, window) for path, window in own.items()}
+        return written(next_td, {path: leaf for path, leaf in changes.items() if path not in own})
+
+    def _before_any(self, frame: Any, constants: Mapping[str, Any]) -> Any:
+        """Make the memory of a window that is kept by hand."""
+        return self._padding(frame, constants)
 
     def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
         return self.step_leaves(Leaves({}, fresh.batch_dims), fresh, constants)
@@ -147,68 +172,8 @@ class _Windowed(FusableTransform, EpisodeTransform, LeafTransform):
 
     # ------------------------------------------------------------------------------- recorded data
 
-    def _over_time(self, td: TensorDictBase, done_key: Key, *, ahead: bool = False) -> _Episodes:
-        return _Episodes(td, done_key, self.count, ahead=ahead)
-
-
-class _Episodes:
-    """Where the windows of recorded data begin and end.
-
-    Attributes:
-        axis: the time axis.
-        steps: for each step and each frame of its window, the step it is taken from, int64
-            ``(*batch, T, count)``; padded frames are taken from the end of the episode that is nearest.
-        padded: which of these are padding, bool.
-    """
-
-    def __init__(self, td: TensorDictBase, done_key: Key, count: int, *, ahead: bool):
-        if not td.batch_dims:
-            raise ArgumentError(
-                "recorded data needs a time axis, but the TensorDict has batch size (). Pass a rollout, "
-                "or put the transform into an environment."
-            )
-        self.axis = time_axis(td)
-        steps = torch.arange(td.shape[self.axis], device=td.device)
-        first = self._first(td, done_key, steps)
-        reach = torch.arange(count, device=td.device)
-        wanted = steps[:, None] + (reach if ahead else reach - (count - 1))
-        if ahead:
-            last = len(steps) - 1 - self._first(td, done_key, steps, backwards=True).flip(-1)
-            nearest = wanted.minimum(last[..., None])
-        else:
-            nearest = wanted.maximum(first[..., None])
-        self.steps, self.padded = nearest, nearest != wanted
-
-    def _first(
-        self, td: TensorDictBase, done_key: Key, steps: torch.Tensor, *, backwards: bool = False
-    ) -> torch.Tensor:
-        """For each step the first one of its episode in the data, time last."""
-        done = td.get(("next", *as_path(done_key)), None)
-        if done is None:
-            shape = [size for axis, size in enumerate(td.batch_size) if axis != self.axis]
-            return steps.new_zeros(*shape, len(steps))
-        ended = done.flatten(td.batch_dims).any(-1) if done.ndim > td.batch_dims else done
-        ended = ended.movedim(self.axis, -1)
-        begins = torch.ones_like(ended)
-        begins[..., 1:] = ended.flip(-1)[..., 1:] if backwards else ended[..., :-1]
-        return torch.where(begins, steps, 0).cummax(-1).values
-
-    def windows(self, frames: torch.Tensor, dim: int, fill: float | None) -> torch.Tensor:
-        """Join the frames of each window along ``dim``; padding is ``fill``, or the nearest frame."""
-        frames = frames.movedim(self.axis, 0)
-        lead = self.steps.ndim - 2
-        index = self.steps.movedim(-2, 0)  # T first, like the frames
-        padded = self.padded.movedim(-2, 0)
-        event = frames.shape[1 + lead :]
-        parts = []
-        for number in range(index.shape[-1]):
-            place = index[..., number].reshape(*index.shape[:-1], *(1,) * len(event))
-            part = frames.gather(0, place.expand(frames.shape))
-            if fill is not None:
-                blank = padded[..., number].reshape(place.shape)
-                part = part.masked_fill(blank, fill)
-            parts.append(part)
-        return torch.cat(parts, dim).movedim(0, self.axis)
+    def _over_time(self, td: TensorDictBase, done_key: Key, *, ahead: bool = False) -> Episodes:
+        return Episodes(td, done_key, self.count, ahead=ahead)
 
 
 def _next_first(keys: list[Key]) -> list[int]:
@@ -238,8 +203,10 @@ class CatFrames(_Windowed):
         mask_key: on recorded data, write there which frames are padding, bool ``(*batch, T, N)``.
 
     Raises:
-        ArgumentError: (a ValueError) ``N`` below 1, ``dim`` not negative, another padding, or an env
-            around what works on recorded data only.
+        ArgumentError: (a ValueError) ``N`` below 1, ``dim`` not negative, or another padding.
+        PlacementError: (a RuntimeError and a ValueError) when specs are read: an env is around what works on
+            recorded data only.
+        MissingKeyError: recorded data does not say where its episodes end; with ``future`` each row may be one.
     """
 
     _memory_name = "cat_frames"
@@ -283,6 +250,10 @@ class CatFrames(_Windowed):
             return super()._padding(frame, constants)
         return elementwise.padded(frame, self.N - 1, self.dim, constants["padding_value"])
 
+    def _before_any(self, frame: Any, constants: Mapping[str, Any]) -> Any:
+        fill = 0 if self.padding == "same" else constants["padding_value"]
+        return elementwise.padded(frame, self.N - 1, self.dim, fill)
+
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
         return self._joined_leaf(leaf, self.N)
 
@@ -298,7 +269,7 @@ class CatFrames(_Windowed):
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         if self.future or self.as_inverse:
             name = "future" if self.future else "as_inverse"
-            raise ArgumentError(
+            raise PlacementError(
                 f"CatFrames({name}=True) works on recorded data and cannot stand in an environment. "
                 "Call it on a rollout, or give it to a replay buffer."
             )

@@ -194,10 +194,9 @@ class ObservationNorm(_Affine):
 
         Raises:
             NoParentError: the transform is in no env.
-            StatisticsError: there are numbers already.
-            MissingKeyError, ArgumentError: ``key`` or ``cat_dim`` is missing or wrong.
+            StatisticsError: there are numbers already, or several entries and no ``key``.
+            MissingKeyError, ArgumentError: ``key`` or ``cat_dim`` is wrong.
         """
-        source = self._measured(key)
         axes = (reduce_dim,) if isinstance(reduce_dim, int) else tuple(reduce_dim)
         joins = axes[0] if cat_dim is None and len(axes) == 1 else cat_dim
         if joins not in axes:
@@ -205,7 +204,7 @@ class ObservationNorm(_Affine):
                 f"cat_dim is {cat_dim}, but must be one of reduce_dim={axes}: episodes are joined along "
                 "an axis that is averaged."
             )
-        data = torch.cat(self._episodes(source, num_iter), joins)
+        data = torch.cat(self._episodes(self._measured(key), num_iter), joins)
         loc, scale = (
             _squeezed(number, axes, keep_dims, data.ndim)
             for number in (data.mean(axes, keepdim=True), data.std(axes, keepdim=True))
@@ -225,7 +224,7 @@ class ObservationNorm(_Affine):
             )
         keys = self.in_keys or self.in_keys_inv
         if key is None and len(keys) > 1:
-            raise ArgumentError(
+            raise StatisticsError(
                 f"ObservationNorm normalises {keys}. Say which one is measured with key=."
             )
         source = keys[0] if key is None else as_key(as_path(key))

@@ -37,6 +37,8 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
         super().__init__(in_keys, out_keys)
         self._takes_all = in_keys is None
         self._names_given = out_keys is not None
+        if in_keys is not None and out_keys is not None:
+            self._require_as_many("out_keys", self.out_keys, self.in_keys)
         self.reset_keys = None if reset_keys is None else as_keys(reset_keys)
 
     def _out_name(self, name: str) -> str:
@@ -57,12 +59,17 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
         if not self._names_given:
             paths = [as_path(key) for key in sources]
             targets = [as_key((*path[:-1], self._out_name(path[-1]))) for path in paths]
-        if len(sources) != len(targets):
-            raise ArgumentError(
-                f"{type(self).__name__} has {len(targets)} out_keys for the rewards {sources}. "
-                "Pass one for each."
-            )
+        self._require_as_many("out_keys", targets, sources)
+        if self.reset_keys is not None:
+            self._require_as_many("reset_keys", self.reset_keys, sources)
         return list(zip(map(as_path, sources), map(as_path, targets), strict=True))
+
+    def _require_as_many(self, argument: str, keys: list[Key], sources: list[Key]) -> None:
+        if len(sources) != len(keys):
+            raise ArgumentError(
+                f"{type(self).__name__} has {len(keys)} {argument} {keys} for the rewards {sources}. Pass "
+                "one for each."
+            )
 
     def memory(self) -> list[Path]:
         return [target for _, target in self._pairs()]

@@ -16,7 +16,7 @@ from envkit.arrays import elementwise
 from envkit.arrays.dtypes import dtype_named
 from envkit.data.paths import Key, as_key
 from envkit.data.transition import leaves
-from envkit.errors import ArgumentError, SpecError
+from envkit.errors import ArgumentError, ArgumentTypeError, SpecError
 from envkit.specs import (
     Binary,
     Bounded,
@@ -170,7 +170,8 @@ class ClipTransform(ArrayTransform):
         low, high: the bounds; None sets none.
 
     Raises:
-        ArgumentError: (a ValueError) no bound is given, or ``low`` is not below ``high``.
+        ArgumentTypeError: (a TypeError and a ValueError) no bound is given.
+        ArgumentError: (a ValueError) ``low`` is not below ``high``.
     """
 
     def __init__(
@@ -185,7 +186,9 @@ class ClipTransform(ArrayTransform):
     ):
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
         if low is None and high is None:
-            raise ArgumentError(f"{type(self).__name__} has no bound. Pass a low or a high one.")
+            raise ArgumentTypeError(
+                f"{type(self).__name__} has no bound. Pass a low or a high one."
+            )
         if low is not None and high is not None and not low < high:
             raise ArgumentError(
                 f"{type(self).__name__} has the lower bound {low}, which is not below the higher one, "
@@ -288,6 +291,7 @@ class LineariseRewards(ArrayTransform):
         weights: one number for each objective; None weighs all alike, with 1.
 
     Raises:
+        ArgumentError: (a ValueError) ``weights`` has not one axis.
         SpecError: when specs are read: a reward has another number of objectives.
     """
 
@@ -302,7 +306,12 @@ class LineariseRewards(ArrayTransform):
     ):
         super().__init__(in_keys, out_keys)
         given = weights is None or isinstance(weights, torch.Tensor)
-        self.register_buffer("weights", weights if given else torch.tensor(weights))
+        numbers = weights if given else torch.tensor(weights)
+        if isinstance(numbers, torch.Tensor) and numbers.ndim != 1:
+            raise ArgumentError(
+                f"weights has shape {tuple(numbers.shape)}, but must have one axis: a number for each objective."
+            )
+        self.register_buffer("weights", numbers)
 
     def constants(self) -> dict[str, Any]:
         return {"weights": 1 if self.weights is None else self.weights}

@@ -171,10 +171,13 @@ def test_skipped_rows_are_not_repeated():
     assert values(env.step(td), "next", "count") == [0, 3]
 
 
-@pytest.mark.parametrize("make", [FrameSkipTransform, NoopResetEnv])
-def test_at_least_one_step(make):
+def test_actions_are_repeated_at_least_once_and_episodes_begin_with_none_or_more():
     with pytest.raises(ValueError, match="at least 1"):
-        make(0)
+        FrameSkipTransform(0)
+    with pytest.raises(ValueError, match="a number of steps"):
+        NoopResetEnv(-1)
+    for random in (True, False):
+        assert values(TransformedEnv(Count(3), NoopResetEnv(0, random)).reset(), "count") == [0]
 
 
 # -------------------------------------------------------------------------------------- NoopResetEnv

@@ -165,7 +165,7 @@ def test_normalising_says_what_is_missing():
     with pytest.raises(NoParentError, match="is in none"):
         ObservationNorm(in_keys=["a"]).init_stats(3)
     several = TransformedEnv(Count(3), ObservationNorm(in_keys=["count", "b"])).transform
-    with pytest.raises(ArgumentError, match="with key="):
+    with pytest.raises(StatisticsError, match="with key="):
         several.init_stats(3)
     with pytest.raises(MissingKeyError, match="key is 'c'"):
         several.init_stats(3, key="c")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.reference.compare import check_same
+from tests.reference.compare import OURS, check_same, differs
 from tests.reference.transforms.worlds import arm, count, leaf_specs, played
 
 
@@ -59,9 +59,6 @@ CALLS = {
         TensorDict(), TensorDict()
     ),
     "weights of two axes": lambda lib: lib.LineariseRewards(["reward"], weights=torch.ones(2, 2)),
-    "a sum of discrete rewards": around(
-        counts, lambda lib: lib.LineariseRewards(["reward"], weights=[1.0, 2.0])
-    ),
     "sums of unlike numbers of rewards": lambda lib: lib.RewardSum(["a", "b"], ["c"]),
     "sums by unlike numbers of resets": around(
         count, lambda lib: lib.RewardSum(["reward"], ["sum"], ["_reset", "_other"])
@@ -72,7 +69,6 @@ CALLS = {
     "frames of one step": lambda lib: lib.CatFrames(2, -1, in_keys=["x"])(
         TensorDict({"x": torch.ones(1)})
     ),
-    "a maximum of frames called by hand": lambda lib: lib.TimeMaxPool(["x"], T=2)(recorded()),
     "rewards to go in an env": around(count, lambda lib: lib.Reward2GoTransform()),
     "no random beginnings": lambda lib: lib.NoopResetEnv(0).noops,
     "options projected": lambda lib: lib.DiscreteActionProjection(3, 5)(
@@ -81,17 +77,10 @@ CALLS = {
     "options left alone": lambda lib: lib.DiscreteActionProjection(3, 5, include_forward=False)(
         TensorDict({"action": torch.eye(3, dtype=torch.int64)[[0, 2, 1]]}, [3])
     ),
-    "a node squeezed": lambda lib: lib.SqueezeTransform(-1, in_keys=["n"])(
-        TensorDict({"n": TensorDict({"a": torch.ones(2, 1, 3)}, [2, 1])}, [2])
-    ),
-    "a node unsqueezed": lambda lib: lib.UnsqueezeTransform(-1, in_keys=["n"])(
-        TensorDict({"n": TensorDict({"a": torch.ones(2, 3)}, [2])}, [2])
-    ),
     "bins of a number": around(lambda lib: number(lib), lambda lib: lib.ActionDiscretizer(3)),
     "bins of a number, one-hot": lambda lib: leaf_specs(
         lib.TransformedEnv(number(lib), lib.ActionDiscretizer(3, categorical=False))
     ),
-    "bins under another name": lambda lib: binned(lib),
     "frames by hand without an env": lambda lib: by_hand(lib.CatFrames(2, -1, in_keys=["x"])),
     "maxima by hand without an env": lambda lib: by_hand(lib.TimeMaxPool(["x"], T=2)),
 }
@@ -114,3 +103,26 @@ def by_hand(transform):
 @pytest.mark.parametrize("case", CALLS)
 def test_errors_and_limits_are_those_of_the_reference(case):
     check_same(CALLS[case])
+
+
+def test_objectives_that_are_whole_numbers_are_summed_up():
+    def call(lib):
+        env = lib.TransformedEnv(counts(lib), lib.LineariseRewards(["reward"], weights=[1.0, 2.0]))
+        return played(env, 2)["next", "reward"].flatten().tolist()
+
+    differs("linearised-numbers", call)
+    assert call(OURS) == [3.0, 3.0]
+
+
+def test_recorded_frames_have_a_maximum():
+    differs("recorded-maxima", lambda lib: lib.TimeMaxPool(["x"], T=2)(recorded()))
+
+    assert OURS.TimeMaxPool(["x"], T=2)(recorded())["x"].flatten().tolist() == [0, 1, 2]
+
+
+def test_the_continuous_action_is_not_recorded_beside_its_bin():
+    differs("discretised-actions", binned)
+
+    specs, step = binned(OURS)
+    assert "action" not in step.keys() and "action" not in specs["state"]
+    assert step["next", "observation"].tolist() == [3.0, 3.0, 3.0]
