@@ -400,3 +400,19 @@ def test_inputs_that_are_no_tensors_or_of_any_length_reach_sub_envs(opened):
     out = env.step(td)
 
     assert out["next", "count"].flatten().tolist() == [1 + 4 + 1, 1 + 4 + 3]
+
+
+class Talkative(Count):
+    """Says more in each step than its specs declare."""
+
+    def _step(self, td):
+        return super()._step(td).set(("extra", "words"), torch.ones(1))
+
+
+@pytest.mark.parametrize("use_buffers", [True, False])
+def test_what_no_spec_of_a_sub_env_declares_is_left_out(opened, use_buffers):
+    env = opened(SerialEnv(2, partial(Talkative, 9), use_buffers=use_buffers))
+
+    data = env.rand_step(env.reset())
+
+    assert set(data["next"].keys(True, True)) == {"count", "reward", "done", "terminated"}
