@@ -3,8 +3,8 @@
 Mutants are those of ``bench/mutants.py``; a sample of places, drawn over all modules, estimates the share
 that is noticed. A survey first runs each file of tests once and writes to ``.cache/mutate`` how long each test
 takes and which lines of the core it runs. A mutant is then shown to the tests that run its statement, the
-quickest first, until one fails or their budget is spent. Tests run in children forked from a process that
-has imported the libraries, each over a copy of the repository.
+quickest first, until one fails or their budget is spent: a larger budget finds more. Tests run in children
+forked from a process that has imported the libraries, each over a copy of the repository.
 
 Conventions
     killed      a test failed, or ran out of time: tests that hang have noticed too.
@@ -70,15 +70,9 @@ LEFT_OUT += ("policy/test_ops", "policy/test_net", "policy/test_mod", "policy/te
 _PACKAGES = ("envkit", "bridges", "tests", "bench")
 _COPIED = (*_PACKAGES, "docs", "notebooks", "README.md", "pyproject.toml")
 _LIBRARIES = ("torch", "tensordict", "jax", "jax.export", "brax.envs", "gymnasium", "hypothesis")
-_LIBRARIES += (
-    "hypothesis.extra.numpy",
-    "psutil",
-    "cloudpickle",
-    "pytest_timeout",
-    "pytest.__main__",
-)
+_LIBRARIES += ("hypothesis.extra.numpy", "psutil", "cloudpickle", "pytest_timeout")
+_LIBRARIES += ("pytest.__main__",)
 _SURVEY = ROOT / ".cache" / "mutate"
-_BUDGET_S = 20  # of tests that a mutant is shown to, as the survey timed them
 _FIRST = 20  # tests that are tried before the others are looked for
 _LIMIT_S = 600  # of a child
 _BROKEN = 70  # a child that did not come to run pytest
@@ -262,8 +256,10 @@ def _noted(file: str) -> Path:
     return _SURVEY / (file.replace("/", ".") + ".json")
 
 
-def plan(mutant: Mutant, tests: dict[str, dict]) -> list[str]:
+def plan(mutant: Mutant, tests: dict[str, dict], budget_s: float) -> list[str]:
     """Choose tests for a mutant: those that run its statement, the quickest first, while the budget lasts.
+
+    The budget is of seconds as the survey took them.
 
     A statement that runs at import alone concerns all tests that run the module.
     """
@@ -280,18 +276,20 @@ def plan(mutant: Mutant, tests: dict[str, dict]) -> list[str]:
     chosen, seconds = [], 0.0
     for name in running:
         seconds += tests[name]["seconds"]
-        if chosen and seconds > _BUDGET_S:
+        if chosen and seconds > budget_s:
             break
         chosen.append(name)
     return chosen
 
 
-def judge(mutants: list[Mutant], tests: dict[str, dict], workers: int) -> list[Mutant]:
+def judge(
+    mutants: list[Mutant], tests: dict[str, dict], workers: int, budget_s: float
+) -> list[Mutant]:
     """Give the mutants that survive. What a test noticed counts if it passes where nothing is changed."""
     survived: list[Mutant] = []
     while mutants:
         noticed: dict[str, list[Mutant]] = {}
-        for mutant, by in tried(mutants, tests, workers):
+        for mutant, by in tried(mutants, tests, workers, budget_s):
             verdict = "killed  " if by else "SURVIVED"
             print(f"{verdict} {mutant.module} {by}\n{mutant.diff}", flush=True)
             survived += [] if by else [mutant]
@@ -304,10 +302,10 @@ def judge(mutants: list[Mutant], tests: dict[str, dict], workers: int) -> list[M
 
 
 def tried(
-    mutants: list[Mutant], tests: dict[str, dict], workers: int
+    mutants: list[Mutant], tests: dict[str, dict], workers: int, budget_s: float
 ) -> Iterator[tuple[Mutant, str]]:
     """Give each mutant with the test that noticed it, or an empty string."""
-    plans = {id(mutant): plan(mutant, tests) for mutant in mutants}
+    plans = {id(mutant): plan(mutant, tests, budget_s) for mutant in mutants}
 
     def work(mutant: Mutant, folder: Path) -> int:
         _write(folder / mutant.module, mutant.after)
@@ -360,16 +358,19 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=150, help="how many mutants are tried")
     parser.add_argument("--seed", type=int, default=0, help="which of them")
     parser.add_argument("--modules", nargs="*", default=[""], help="parts of the paths of modules")
+    parser.add_argument(
+        "--budget", type=float, default=60, help="seconds of tests a mutant is shown"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     tests = survey(given.workers)
     draw = random.Random(given.seed)
-    modules = [m for m in files_below(MODULES) if any(part in m for part in given.modules)]
+    modules = [name for name in files_below(MODULES) if any(part in name for part in given.modules)]
     found = [mutant for module in modules for mutant in mutants_of(module, draw)]
     sample = draw.sample(found, min(given.sample, len(found)))
     known = reasons()
     equivalent = [m for m in sample if m.change in known.get(m.module, ())]
-    survived = judge([m for m in sample if m not in equivalent], tests, given.workers)
+    survived = judge([m for m in sample if m not in equivalent], tests, given.workers, given.budget)
     killed = len(sample) - len(equivalent) - len(survived)
     share = killed / max(1, len(sample) - len(equivalent))
     print(
@@ -380,6 +381,7 @@ def main() -> None:
         "mutants",
         {
             "seed": given.seed,
+            "budget_s": given.budget,
             "modules": modules,
             "mutants": len(found),
             "sample": len(sample),
