@@ -504,9 +504,10 @@ def test_a_row_reset_in_part_after_it_was_lost_is_still_told(opened):
     assert td["count"].flatten().tolist() == [0, 0, 2, 2]
 
 
+@pytest.mark.parametrize("is_asked", [True, False])
 @with_and_without_buffers
 def test_an_env_built_anew_begins_with_all_its_parts_whatever_is_asked_of_the_row(
-    opened, use_buffers
+    opened, use_buffers, is_asked
 ):
     env = opened(SerialEnv(2, Pair, use_buffers=use_buffers, **restarting))
     still = torch.zeros(2, 2, 1, dtype=torch.int64)
@@ -515,7 +516,8 @@ def test_an_env_built_anew_begins_with_all_its_parts_whatever_is_asked_of_the_ro
     td = env.step_mdp(env.step(env.reset().set("action", bad)))
     mask = torch.tensor([[[False], [False]], [[True], [False]]])
 
-    env.reset(td.set("_reset", mask))
+    if is_asked:
+        env.reset(td.set("_reset", mask))
     data = env.step(TensorDict({"action": still}, [2, 2]))
 
     assert data["next", "count"].flatten().tolist() == [2, 2, 1, 1]
