@@ -6,7 +6,7 @@ from typing import Any
 
 from envkit.data.paths import Key, Path, as_key, leaf_paths
 from envkit.errors import MissingKeyError
-from envkit.specs import Composite, Stacked, StackedComposite, TensorSpec
+from envkit.specs import Composite, StackedComposite, TensorSpec
 
 __all__ = ["LeafKeys", "SingleSpec", "only_key", "only_leaf", "varies_in_size"]
 
@@ -67,8 +67,8 @@ def only_leaf(spec: Composite, ignore: tuple[Path, ...] = ()) -> TensorSpec:
 
 
 def varies_in_size(spec: TensorSpec) -> bool:
-    """Say whether a leaf leaves a size open, -1; members of a stack may differ from each other."""
-    if isinstance(spec, Stacked | StackedComposite):
+    """Say whether a leaf leaves a size open, -1; composites in a stack may differ from each other."""
+    if isinstance(spec, StackedComposite):
         return any(map(varies_in_size, spec.members))
     if isinstance(spec, Composite):
         return any(map(varies_in_size, spec.values()))
