@@ -66,7 +66,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 bench: $(BENCH_STAMP)
-	for work in gym_pool gym_transforms brax_step brax_scan gradient transforms scaling gpu; do \
+	for work in gym_pool gym_transforms async_pool brax_step brax_scan gradient transforms scaling gpu; do \
 		$(BENCH_VENV)/bin/python -m bench.$$work || exit 1; \
 	done
 
