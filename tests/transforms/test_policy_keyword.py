@@ -84,8 +84,7 @@ def test_a_second_pass_adds_nothing():  # Y04
     again = TransformedEnv(env.base_env, env.transform.clone(), policy=Memory())
 
     assert kinds(again) == ["InitTracker", "TensorDictPrimer"]
-    assert kinds(TransformedEnv(env, policy=Memory())) == ["InitTracker", "TensorDictPrimer"]
-    assert kinds(TransformedEnv(env, auto_unwrap=False, policy=Memory())) == []
+    assert kinds(TransformedEnv(env, policy=Memory())) == []
 
 
 def test_what_sub_envs_have_is_not_added_again():  # Y05

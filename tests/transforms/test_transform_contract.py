@@ -98,7 +98,7 @@ def behind(base):
 
     def build(name: str) -> TransformedEnv:
         stays = name == COMPILED or not isinstance(base, BraxEnv)
-        return TransformedEnv(base, TRANSFORMS[name](), auto_unwrap=False, spec_locked=stays)
+        return TransformedEnv(base, TRANSFORMS[name](), spec_locked=stays)
 
     return cache(build)
 

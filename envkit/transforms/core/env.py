@@ -36,7 +36,7 @@ class TransformedEnv(TransformStepping):
         base_env: any environment, another `TransformedEnv` too.
         transform: a `Transform`, a function ``td -> td``, or None.
         auto_unwrap: where ``base_env`` is a plain `TransformedEnv`, take its base env, and clones of its
-            transforms before ``transform``. False: stand around it.
+            transforms before ``transform``, instead of standing around it.
         device: move ``base_env`` there.
         cache_specs: False: read the specs at every use.
 
@@ -60,7 +60,7 @@ class TransformedEnv(TransformStepping):
         base_env: EnvBase,
         transform: TransformLike | None = None,
         *,
-        auto_unwrap: bool = True,
+        auto_unwrap: bool = False,
         device: Destination | None = None,
         cache_specs: bool = True,
     ):
