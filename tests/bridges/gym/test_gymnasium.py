@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces, wrappers
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 
 from bridges.gym.env import GymEnv
 from bridges.gym.wrapper import GymWrapper
@@ -405,7 +405,8 @@ def test_steps_that_cannot_be_stacked_say_how_to_get_them():
     env = GymWrapper(Sampler(EVERY_KIND[RAGGED]))
 
     with pytest.raises(RuntimeError, match="return_contiguous=False"):
-        env.rollout(3)
+        env.rollout(3, return_contiguous=True)
+    assert isinstance(env.rollout(3), LazyStackedTensorDict)
 
 
 @pytest.mark.parametrize(
