@@ -31,6 +31,7 @@ from envkit import (
     TransformedEnv,
     Unbounded,
     VecNorm,
+    gSDENoise,
 )
 from envkit.batched.host_rows import row_core
 from envkit.errors import WorkerError
@@ -43,7 +44,11 @@ CHAINS = {
     "episodes": episodes,
     "values": partial(values, torch.float16),
     "entries": lambda: [*episodes(), *frames(), *names()],
-    "primed": lambda: [TensorDictPrimer(memory=Unbounded((2,)), default_value=1.5), StepCounter(3)],
+    "primed": lambda: [
+        TensorDictPrimer(memory=Unbounded((2,)), default_value=1.5),
+        gSDENoise(),
+        StepCounter(3),
+    ],
     "none": list,
 }
 both = pytest.mark.parametrize(
