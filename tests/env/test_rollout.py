@@ -315,6 +315,20 @@ def test_an_action_that_nobody_wrote_is_named():
 # --------------------------------------------------------------------------------- callback and data
 
 
+@pytest.mark.parametrize(
+    "make",
+    [partial(GymEnv, "CartPole-v1"), partial(SerialEnv, 2, partial(Count, 9), use_buffers=True)],
+    ids=["gym", "rows"],
+)
+def test_a_callback_is_heard_where_runs_are_made_at_once_without(make):
+    env, calls = make(), []
+
+    env.rollout(3, break_when_any_done=False, callback=lambda asked, td: calls.append(td.shape))
+    env.close()
+
+    assert calls == [env.batch_size] * 2
+
+
 def test_a_callback_runs_after_every_step_but_the_last():  # M13
     env, calls = Count(50), []
 
