@@ -35,6 +35,7 @@ __all__ = [
     "MemoryKindError",
     "MissingKeyError",
     "MissingLibraryError",
+    "NoChoiceError",
     "NoParentError",
     "NotCallableError",
     "NotEnumerableError",
@@ -166,6 +167,10 @@ class EncodingError(EnvkitError, RuntimeError):
 
 class SpecTypeError(EnvkitError, TypeError):
     """Something else than a spec was given where a spec is needed, or a dtype does not fit."""
+
+
+class NoChoiceError(SpecTypeError, AttributeError):
+    """A spec that is no choice among options was asked for another spelling of it."""
 
 
 class SpecLockedError(EnvkitError, RuntimeError):

@@ -26,7 +26,7 @@ from envkit.specs.leaves.spaces import (
 )
 from envkit.specs.leaves.unions import Choice
 from envkit.specs.registration import register_when_imported
-from envkit.specs.reshapable import index_select
+from envkit.specs.reshapable import index_select, squeeze, unsqueeze
 from envkit.specs.stacks.stacked import Stacked, StackedComposite, stack
 from envkit.specs.trees.composite import Composite
 from envkit.specs.trees.helpers import (
@@ -39,6 +39,8 @@ from envkit.specs.trees.helpers import (
 
 on_torch_function(torch.stack, stack)
 on_torch_function(torch.index_select, index_select)
+on_torch_function(torch.squeeze, squeeze)
+on_torch_function(torch.unsqueeze, unsqueeze)
 register_when_imported(
     (
         *(TensorSpec, Composite, Stacked, StackedComposite, NonTensor, Choice, Binary),

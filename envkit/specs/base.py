@@ -18,6 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from envkit.errors import (
+    NoChoiceError,
     NotEnumerableError,
     OutOfSpecError,
     SpecTypeError,
@@ -313,8 +314,8 @@ class TensorSpec(Reshapable):
         """Describe the values that `to_categorical` gives."""
         raise self._no_choices()
 
-    def _no_choices(self) -> SpecTypeError:
-        return SpecTypeError(
+    def _no_choices(self) -> NoChoiceError:
+        return NoChoiceError(
             f"{type(self).__name__} is no choice among n options. "
             "Only Categorical, OneHot, MultiCategorical and MultiOneHot convert to each other and "
             "index tensors."

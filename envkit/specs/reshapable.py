@@ -20,7 +20,7 @@ from envkit.specs import shapes
 from envkit.specs.annotations import AxisIndex, Shape
 from envkit.specs.shapes import Index, ShapeOp, as_shape, known
 
-__all__ = ["Reshapable", "index_select"]
+__all__ = ["Reshapable", "index_select", "squeeze", "unsqueeze"]
 
 
 class Reshapable:
@@ -200,3 +200,13 @@ def index_select(spec: Any, dim: int, index: Tensor) -> Any:
             f"one axis of numbers from 0 to {size - 1}."
         )
     return spec._select(axis, index.flatten())
+
+
+def squeeze(spec: Any, dim: int | None = None) -> Any:
+    """Drop axes of size 1; this is what ``torch.squeeze`` does with a spec."""
+    return spec.squeeze(dim)
+
+
+def unsqueeze(spec: Any, dim: int) -> Any:
+    """Insert an axis of size 1; this is what ``torch.unsqueeze`` does with a spec."""
+    return spec.unsqueeze(dim)

@@ -20,6 +20,7 @@ import torch
 from tensordict import (
     LazyStackedTensorDict,
     NonTensorData,
+    TensorDict,
     TensorDictBase,
     is_non_tensor,
     is_tensor_collection,
@@ -65,6 +66,19 @@ OURS = Library("envkit", envkit)
 THEIRS = Library("torchrl", torchrl.envs, torchrl.data)
 SPECS = (envkit.TensorSpec, torchrl.data.TensorSpec)
 COMPOSITES = (envkit.Composite, torchrl.data.Composite)
+STACKS = (
+    *(envkit.Stacked, envkit.StackedComposite),
+    *(torchrl.data.Stacked, torchrl.data.StackedComposite),
+)
+DOMAIN = {  # what the specs of a class say beside shape, dtype and device
+    "BoundedContinuous": ("low", "high"),
+    "BoundedDiscrete": ("low", "high"),
+    "Categorical": ("n", "mask"),
+    "OneHot": ("n", "mask"),
+    "MultiCategorical": ("mask",),
+    "MultiOneHot": ("mask",),
+    "Choice": ("num_choices",),
+}
 
 Call = Callable[[Library], Any]
 
@@ -80,10 +94,8 @@ class Outcome:
 
 def plain(result: Any) -> Any:
     """Write a result in terms that both libraries share, to be compared with ``==``."""
-    if isinstance(result, COMPOSITES):
-        return "Composite", tuple(result.shape), {k: plain(v) for k, v in result.items()}
     if isinstance(result, SPECS):
-        return type(result).__name__, tuple(result.shape), result.dtype
+        return plain_spec(result)
     if isinstance(result, NonTensorData):
         return tuple(result.batch_size), result.data
     if is_non_tensor(result):
@@ -93,7 +105,11 @@ def plain(result: Any) -> Any:
     if is_tensor_collection(result):
         keys = result.keys(is_leaf=lambda kind: False) if isinstance(result, TensorDictBase) else ()
         return tuple(result.batch_size), {key: plain(result.get(key)) for key in keys}
+    if isinstance(result, torch.Tensor) and result.is_nested:
+        return "nested", [plain(part) for part in torch.unbind(result)]
     if isinstance(result, torch.Tensor):
+        if result.is_meta:
+            return tuple(result.shape), result.dtype, "no data"
         numbers = result.detach().cpu()
         values = numbers.tolist()
         is_nan = numbers.is_floating_point() and bool(numbers.isnan().any())
@@ -105,6 +121,28 @@ def plain(result: Any) -> Any:
     if isinstance(result, (list, tuple)):
         return [plain(item) for item in result]
     return result
+
+
+def plain_spec(spec: Any) -> Any:
+    """Write all that a spec says, under its class's name.
+
+    Left out are the devices of `NonTensor` and of trees, whose leaves have theirs, and the members of `Choice`.
+    """
+    kind = type(spec).__name__
+    if isinstance(spec, STACKS):
+        axes = (slice(None),) * spec.dim
+        members = [spec[(*axes, i)] for i in range(spec.shape[spec.dim])]
+        return kind, spec.dim, [plain(member) for member in members]
+    if isinstance(spec, COMPOSITES):
+        made = None if spec.data_cls is TensorDict else spec.data_cls
+        children = {key: plain(child) for key, child in spec.items()}
+        return kind, tuple(spec.shape), spec.names, made, children
+    if kind == "NonTensor":
+        return kind, tuple(spec.shape), spec.example_data
+    domain = {name: plain(getattr(spec, name, None)) for name in DOMAIN.get(kind, ())}
+    if kind.startswith("Multi"):  # numbers of options, whatever the dtype of the values
+        domain["nvec"] = torch.as_tensor(spec.nvec).int().tolist()
+    return kind, tuple(spec.shape), spec.dtype, spec.device, domain
 
 
 def _is_even(stack: LazyStackedTensorDict) -> bool:

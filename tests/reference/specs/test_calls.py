@@ -1,63 +1,15 @@
-"""The same calls in the reference library (TorchRL) and here give the same.
+"""The same calls in the reference library (TorchRL) and here give the same."""
 
-Listed are the calls on which the two are meant to agree. Where they differ, `spec/specs.md` is the
-rule: the reference mutates in `make_neg_dim`, counts one row in `cardinality`, drops masks on
-indexing, and has no answer to many calls that are defined here.
-"""
+from __future__ import annotations
 
-import warnings
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, TensorDict, is_tensor_collection
+from tensordict import TensorDict
 
-import envkit.specs as ours
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    theirs = pytest.importorskip("torchrl.data")
-
-
-def plain(result):
-    """Write a result in terms that both libraries share."""
-    if isinstance(result, (ours.Composite, theirs.Composite)):
-        return tuple(result.shape), {key: plain(spec) for key, spec in result.items()}
-    if isinstance(result, (ours.TensorSpec, theirs.TensorSpec)):
-        return type(result).__name__, tuple(result.shape), result.dtype
-    if isinstance(result, NonTensorData):
-        return tuple(result.batch_size), result.data
-    if is_tensor_collection(result):
-        return tuple(result.batch_size), {key: plain(value) for key, value in result.items()}
-    if isinstance(result, torch.Tensor):
-        return (result.dtype, result.tolist()) if result.ndim else result.item()
-    if isinstance(result, np.ndarray):
-        return result.tolist()
-    return [plain(item) for item in result] if isinstance(result, (list, tuple)) else result
-
-
-BUILT_IN = (KeyError, IndexError, NotImplementedError, TypeError, ValueError, RuntimeError)
-
-
-def outcome(library, call):
-    """Run a call; an error counts by the built-in classes it belongs to."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return plain(call(library)), set()
-    except Exception as error:
-        return None, {kind for kind in BUILT_IN if isinstance(error, kind)}
-
-
-def check_same(call):
-    """Check that what catches an error of theirs catches ours, and that results are equal."""
-    mine, my_errors = outcome(ours, call)
-    reference, errors = outcome(theirs, call)
-
-    assert mine == reference
-    assert errors <= my_errors
-    assert bool(errors) == bool(my_errors)
-
+from tests.reference.compare import check_same
 
 LEAVES = {
     "bounded": lambda n: n.Bounded(-1.0, 1.0, (4, 3)),
@@ -112,6 +64,10 @@ def test_a_call_that_all_specs_have_gives_the_same(leaf, call):
     check_same(lambda library: OF_ALL[call](LEAVES[leaf](library)))
 
 
+def stacked(*specs: Any) -> Any:
+    return torch.stack(specs)
+
+
 CALLS = {
     "reshape of a tree": lambda n: LEAVES["composite"](n).reshape(2, 2),
     "flatten of a tree": lambda n: LEAVES["composite"](n).reshape(2, 2).flatten(0, 1),
@@ -133,8 +89,8 @@ CALLS = {
     "unlike dtypes": lambda n: torch.stack([n.Unbounded(2), n.Unbounded(2, dtype=torch.float64)]),
     "unlike shapes": lambda n: torch.stack([n.Unbounded(2), n.Unbounded(3)]).shape,
     "a member": lambda n: torch.stack([n.Unbounded(2), n.Unbounded(3)])[1],
-    "unlike trees": lambda n: list(
-        torch.stack([n.Composite(a=n.Unbounded(2), b=None), n.Composite(a=n.Unbounded(3))]).keys()
+    "unlike trees": lambda n: stacked(
+        n.Composite(a=n.Unbounded(2), b=None), n.Composite(a=n.Unbounded(3))
     ),
     "encode a number": lambda n: n.OneHot(4).encode(2),
     "encode numbers": lambda n: n.MultiCategorical([2, 3]).encode([1, 2]),
