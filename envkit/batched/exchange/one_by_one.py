@@ -11,6 +11,7 @@ Conventions
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -61,7 +62,11 @@ class _Recovering:
         """Count it as told that a row was lost; its next episode begins where the job was to begin one."""
         self._recovery.tell([row])
         if kind != "step":
-            self._recovery.begin({row}, self._reset_wholly)  # type: ignore[attr-defined]
+            self._begin_episode(row)
+
+    @abstractmethod
+    def _begin_episode(self, row: int) -> None:
+        """Reset a row that was built anew, with all its parts."""
 
 
 class BufferJobs(_Recovering, BufferExchange):
@@ -91,12 +96,15 @@ class BufferJobs(_Recovering, BufferExchange):
         pool = cast(JobPool, self._pool)
         if kind != "reset":
             if row in self._recovery.unstarted:
-                self._recovery.begin({row}, self._reset_wholly)
+                self._begin_episode(row)
             return pool.begin(row, STEP if kind == "step" else ADVANCE)
         given = () if row in self._recovery.unstarted else self._given_states(row, td)
         if given in ((), self._states):
             return pool.begin(row, RESTART if given else RESET)
         return pool.begin_call(row, "reset_rows", {row: (given, {})})
+
+    def _begin_episode(self, row: int) -> None:
+        self._recovery.begin({row}, self._reset_rows)
 
     def _given_states(self, row: int, td: TensorDictBase) -> tuple[Path, ...]:
         found = {path: td.get(as_key(path), None) for path in self._states}
@@ -168,10 +176,13 @@ class TensorDictJobs(_Recovering, TensorDictExchange):
             if kind == "reset":
                 part = None
             else:
-                self._recovery.begin({row}, self._reset_wholly)
+                self._begin_episode(row)
         if part is not None and kind != "reset":
             part = self._checked(row, part)
         return pool.begin_call(row, kind, not self._individual, {row: (part, {})})
+
+    def _begin_episode(self, row: int) -> None:
+        self._recovery.begin({row}, self._reset_wholly)
 
     def take_one(self, row: int, kind: JobKind, td: TensorDictBase, job: Job) -> Outcome:
         """Give what a job that is done has made.

@@ -12,7 +12,6 @@ import envkit
 
 WAITS = {
     "async pools": {
-        *("AsyncEnvPool", "ProcessorAsyncEnvPool", "ThreadingAsyncEnvPool"),
         *("MultiThreadedEnv", "MultiThreadedEnvWrapper"),
     },
     "worlds behind one door": {
