@@ -127,7 +127,9 @@ def test_a_private_name_is_not_looked_up_in_other_modules():
 @pytest.mark.parametrize(
     ("library", "uses", "extra"),
     [
-        ("brax", ["envkit.BraxEnv('fast', device='cpu')"], "brax"),
+        pytest.param(
+            "brax", ["envkit.BraxEnv('fast', device='cpu')"], "brax", marks=pytest.mark.slow
+        ),
         ("jax", ["envkit.BraxEnv", "envkit.Box"], "jax"),
         ("gymnasium", ["envkit.GymEnv('CartPole-v1')"], "gym"),
     ],

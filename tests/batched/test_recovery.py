@@ -559,6 +559,7 @@ def test_a_rollout_until_all_are_done_freezes_a_lost_row(three):
     assert equal(data[::2], calm_run(7)[::2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [True, False], ids=["rollout", "step by step"])
 def test_a_thousand_steps_with_a_fault_in_every_fiftieth(three, at_once):
     plan = planned(1000)

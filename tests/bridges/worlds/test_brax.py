@@ -249,7 +249,9 @@ def test_the_layouts_of_a_brax_state_agree(fast, nested_fast):
     assert_same(fast.pack(nested["next", "state"]), packed["next", "state"])
 
 
-@pytest.mark.parametrize("which", ["fast", "nested_fast", "pendulum"])
+@pytest.mark.parametrize(
+    "which", ["fast", "nested_fast", pytest.param("pendulum", marks=pytest.mark.slow)]
+)
 def test_data_agrees_with_the_specs(which, request):
     check_env_specs(request.getfixturevalue(which), seed=0)
 
