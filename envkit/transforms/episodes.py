@@ -304,9 +304,11 @@ class InitTracker(FusableTransform, EpisodeTransform):
         return self._marks(fresh, lambda flags: ~episode_counters.unset(flags))
 
     def _update_unreset_rows(self, td: TensorDictBase, td_reset: TensorDictBase) -> None:
+        dones = self._env().full_done_spec
         for path, level in self._levels().items():  # what is not reset now is not at its start
-            flags = td_reset.get(level.flag)
-            td.set((*path, self.init_key), episode_counters.unset(flags))
+            event = dones[as_key(level.flag)].shape[dones.ndim :]
+            began = torch.zeros(*td.batch_size, *event, dtype=torch.bool, device=td_reset.device)
+            td.set((*path, self.init_key), began)
 
     def _marks(self, leaves: Leaves, make: Callable[[Any], Any]) -> Changes:
         changes = {}

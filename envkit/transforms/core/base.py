@@ -150,10 +150,14 @@ class Transform(nn.Module):
             self.missing_tolerance = tolerated
 
     def _update_unreset_rows(self, td: TensorDictBase, td_reset: TensorDictBase) -> None:
-        """Write to ``td`` what a reset it asked for changes in rows that were not reset.
+        """Write to ``td`` what a reset changes in rows that were not reset.
 
-        Called wherever the transform runs, inside a program or in an env inside of another one too,
-        since the outermost env merges what was reset.
+        Called once the reset has been through all transforms, wherever this one runs, inside a program or in
+        an env inside of another one too, since the outermost env merges what was reset.
+
+        Args:
+            td: written to; what the env does not show of it is dropped.
+            td_reset: what the reset gave, behind all transforms.
         """
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

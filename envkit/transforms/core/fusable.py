@@ -185,7 +185,6 @@ class FusableTransform(Transform):
         return written(next_td, changes)
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        self._update_unreset_rows(td, td_reset)
         return written(td_reset, self.reset_leaves(LeavesOf(td_reset), self._constants_outside()))
 
     def _constants_outside(self) -> dict[str, Any]:

@@ -97,18 +97,15 @@ class TransformStepping(TransformHolder):
         else:
             root = self._reset_through(route, td, **kwargs)
         if td is not None:
-            self._settle_inner(td, root)
-            for transform in route.fused:
-                transform._update_unreset_rows(td, root)
+            self._settle(td, root)
         return root
 
-    def _settle_inner(self, td: TensorDictBase, root: TensorDictBase) -> None:
-        """Have envs inside this one settle ``td`` as if they were given it; see `Transform._update_unreset_rows`."""
-        if not isinstance(self.base_env, TransformStepping):
-            return
+    def _settle(self, td: TensorDictBase, root: TensorDictBase) -> None:
+        """Write to ``td`` what a reset changes in rows that were not reset, as far as this env shows it."""
         settled = td.empty()
-        self.base_env._settle_inner(settled, root)
-        for transform in self.base_env._transform.flat():
+        if isinstance(self.base_env, TransformStepping):
+            self.base_env._settle(settled, root)
+        for transform in self._transform.flat():
             transform._update_unreset_rows(settled, root)
         shown = {as_path(key) for key in self.observation_keys}
         for path, value in leaves(settled):

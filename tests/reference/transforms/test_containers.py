@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.reference.compare import OURS, check_same, differs
-from tests.reference.transforms.worlds import count, leaf_specs, played
+from tests.reference.compare import OURS, check_same, check_works_alike, differs
+from tests.reference.transforms.worlds import count, leaf_specs, played, rows
 
 
 def names(transforms) -> list[str]:
@@ -201,3 +201,16 @@ def test_counters_and_trackers_name_their_entries():
     check_same(keys)
     with pytest.raises(RuntimeError, match="only in one"):
         _ = OURS.StepCounter().step_count_keys
+
+
+@pytest.mark.parametrize("leaves_out", [True, False])
+def test_a_mark_that_a_later_transform_takes_away_stays_away(leaves_out):
+    def call(lib):
+        without = lib.ExcludeTransform("is_init")
+        renamed = lib.RenameTransform(["is_init"], ["begins"])
+        tracked = lib.Compose(lib.InitTracker(), without if leaves_out else renamed)
+        env = lib.TransformedEnv(rows(lib), tracked)
+        root = env.reset().set("_reset", torch.tensor([[True], [False]]))
+        return [env.reset(root), env.rollout(7, break_when_any_done=False)["done"].shape]
+
+    check_works_alike(call)
