@@ -56,10 +56,12 @@ class EnvLeaves:
 
     def paths(self, *kinds: str) -> dict[Path, Any]:
         """Give the leaves of some of the full specs by path."""
+        recorded = set(map(as_path, self._env._recorded_inputs))  # of no use outside, see below
         return {
             as_path(key): leaf
             for kind in kinds
             for key, leaf in getattr(self._env, f"full_{kind}_spec").items(True, True)
+            if kind != "state" or as_path(key) not in recorded
         }
 
 
@@ -103,8 +105,13 @@ class EnvMetaData:
 
     @classmethod
     def metadata_from_env(cls, env: EnvBase) -> EnvMetaData:
-        """Read the metadata of an env; nothing in it is shared with the env."""
-        fake = env.fake_tensordict()
+        """Read the metadata of an env; nothing in it is shared with the env.
+
+        Left out are states that a step writes itself and never reads: around the env they are not seen.
+        """
+        fake, specs = env.fake_tensordict().exclude(*env._recorded_inputs), env.specs
+        for key in env._recorded_inputs:
+            del specs[("input_spec", "full_state_spec", *as_path(key))]
         devices = {
             as_key(path): value.device
             for path, value in leaves(fake)
@@ -112,7 +119,7 @@ class EnvMetaData:
         }
         return cls(
             tensordict=fake,
-            specs=env.specs,
+            specs=specs,
             batch_size=env.batch_size,
             device=env.device,
             batch_locked=env.batch_locked,

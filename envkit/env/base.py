@@ -166,6 +166,9 @@ class EnvBase(Rollouts, metaclass=EnvMeta):
         self._declared.reward_is_implied = False
         return self
 
+    _recorded_inputs: Sequence[Key] = ()
+    """States that each step writes into the data, and that it never reads."""
+
     _gives_nan = False
     """NaN stands for values that this env cannot know."""
 

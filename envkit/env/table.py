@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from envkit.data.paths import Key, Path, as_key, leaf_paths
+from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths
 from envkit.data.transition import OutputLeaf
 from envkit.specs import Composite
 
@@ -40,12 +40,12 @@ class SpecTable:
         batch_size: of the specs.
         device: where outputs are delivered; None sets no constraint.
         batch_locked: data must have that batch size.
-        inputs: leaf keys of actions and states.
+        inputs: leaf keys of actions and states, but for those that a step writes itself.
         outputs: all that a step gives.
         shown: leaf keys of what a root shows: observations and done flags.
         scalars: rewards and done flags.
         levels: names of the done leaves of each level, by depth.
-        rewards, actions, states: paths of these kinds.
+        rewards, actions, states: paths of these kinds; actions, too, what a step records of them.
         known: paths of all kinds.
     """
 
@@ -71,6 +71,7 @@ class SpecTable:
             for kind in ("action", "state", "observation", "reward", "done")
         }
         paths = {kind: leaf_paths(spec) for kind, spec in specs.items()}
+        recorded = frozenset(map(as_path, env._recorded_inputs))
         outputs = tuple(
             (path, kind, specs[kind][as_key(path)])
             for kind in ("observation", "reward", "done")
@@ -85,13 +86,18 @@ class SpecTable:
             batch_size=batch_size,
             device=env.device,
             batch_locked=env.batch_locked,
-            inputs=tuple(as_key(path) for kind in ("action", "state") for path in paths[kind]),
+            inputs=tuple(
+                as_key(path)
+                for kind in ("action", "state")
+                for path in paths[kind]
+                if path not in recorded
+            ),
             outputs=outputs,
             shown=tuple(as_key(path) for path, kind, _ in outputs if kind != "reward"),
             scalars=tuple(scalars),
             levels=levels_of(paths["done"]),
             rewards=frozenset(paths["reward"]),
-            actions=frozenset(paths["action"]),
+            actions=frozenset(paths["action"]) | recorded,
             states=frozenset(paths["state"]),
             known=frozenset(path for found in paths.values() for path in found),
         )

@@ -228,8 +228,8 @@ class ActionDiscretizer(_Choosing):
         num_intervals: number of bins, for all elements of the action or for each element of its last
             axis.
         action_key: the action of the env.
-        out_action_key: name of the action the user gives; the same by default. The continuous action
-            is not recorded: it exists only on the way in.
+        out_action_key: name of the action the user gives; the same by default. Under another name, each
+            step also writes the continuous action under its own, which is then among the states.
         sampling: which value of the bin is taken; the middle by default. RANDOM draws from the env's
             seed.
         categorical: False: the user gives one-hot bins, those of all elements side by side.
@@ -295,6 +295,17 @@ class ActionDiscretizer(_Choosing):
             SamplingStrategy.HIGH: 1.0,
         }
         return places[self.sampling]
+
+    @property
+    def recorded_inputs(self) -> list[Key]:
+        return [inner for inner in self.in_keys_inv if inner not in self.out_keys_inv]
+
+    def transform_input_spec(self, input_spec: Composite) -> Composite:
+        actions = input_spec["full_action_spec"].clone()
+        for key in self.recorded_inputs:
+            if actions.get(key, None) is not None:
+                input_spec["full_state_spec"][key] = actions[key]
+        return super().transform_input_spec(input_spec)
 
     def transform_action_spec(self, action_spec: Composite) -> Composite:
         (inner,), (outer,) = self.in_keys_inv, self.out_keys_inv

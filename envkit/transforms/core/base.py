@@ -89,6 +89,9 @@ class Transform(nn.Module):
     action_masks: tuple[tuple[Key, Key], ...] = ()
     """Actions, each with the entry that says which of its options random actions are drawn from."""
 
+    recorded_inputs: Sequence[Key] = ()
+    """Entries that the way in makes, and that each step writes into the user's data: states of the env."""
+
     if TYPE_CHECKING:  # nn.Module's would give every misspelt name a type
         __getattr__: None  # type: ignore[assignment, misc]
 

@@ -223,6 +223,14 @@ class TransformedEnv(TransformStepping):
             own |= books_of(leaf, before, after)
         return self.base_env._books | own
 
+    @property
+    def _recorded_inputs(self) -> tuple[Key, ...]:  # type: ignore[override]
+        def build() -> tuple[Key, ...]:
+            own = [key for leaf in self._transform.flat() for key in leaf.recorded_inputs]
+            return (*self.base_env._recorded_inputs, *own)
+
+        return self._declared.cached("recorded_inputs", build)
+
     def fake_tensordict(self) -> TensorDict | TensorDictBase:  # type: ignore[override]
         """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``."""
         inputs, outputs = self.input_spec, self.output_spec

@@ -255,8 +255,7 @@ class TransformStepping(TransformHolder):
         stepper = self._route.stepper
         done, root = step.inner.recv()
         ended = done.get("next").select(*stepper.done_keys)
-        following = step.route.shown_next(step.given, done)
-        data = self._attach_next(step.td.exclude(rules.STEP, inplace=True), following)
+        data = step.attached(step.route.shown_next(step.given, done), done)
         following = self.step_mdp(data)
         if not self.any_done(following):
             return data, following
@@ -365,23 +364,35 @@ class _TransformedStep(Pending):
         return self
 
     def _stepped(self) -> TensorDictBase:
-        td = self.td
+        done = None if self.inner is None else self.inner.recv()
         if self.mask is not None:
-            following = self._masked_next(self.mask)
-        else:
-            assert self.inner is not None
-            following = self.route.shown_next(self.given, self.inner.recv())
+            return self.attached(self._masked_next(self.mask, done), done)
+        assert done is not None
+        return self.attached(self.route.shown_next(self.given, done), done)
+
+    def attached(self, following: TensorDictBase, done: TensorDictBase | None) -> TensorDictBase:
+        """Give the data with its ``next``, and with the inputs that the way in made and that are recorded.
+
+        Args:
+            following: ``next`` as this env shows it.
+            done: what the step of the stepper gave, if any row moved.
+        """
+        env, td = self.env, self.td
         if td.get(rules.STEP, None) is not None:
             td = td.exclude(rules.STEP, inplace=True)
-        return self.env._attach_next(td, following)
+        for key in env._recorded_inputs:
+            value = None if done is None else done.get(key, None)
+            value = self.given.get(key, None) if value is None else value
+            if value is not None:  # reshaped behind transforms of batch size
+                td.set(key, value.reshape(*td.batch_size, *value.shape[self.given.batch_dims :]))
+        return env._attach_next(td, following)
 
-    def _masked_next(self, mask: torch.Tensor) -> TensorDictBase:
-        """Receive the rows that moved, if any did, and show them among the others."""
+    def _masked_next(self, mask: torch.Tensor, done: TensorDictBase | None) -> TensorDictBase:
+        """Show the rows that moved, if any did, among the others."""
         env, route, given = self.env, self.route, self.given
         skipped = env._skipped_next(self.td)
-        if self.inner is None:
+        if done is None:
             return skipped
-        done = self.inner.recv()
         # behind transforms of batch size or device:
         shown = mask.reshape(self.td.batch_size).to(skipped.device)
         if not env.batch_locked and given.batch_size == self.td.batch_size:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.reference.compare import OURS, check_same, differs
-from tests.reference.transforms.worlds import arm, count, leaf_specs, played
+from tests.reference.compare import OURS, check_same, check_works_alike, differs
+from tests.reference.transforms.worlds import arm, count, leaf_specs, played, rows
 
 
 def around(make_env, make):
@@ -91,9 +91,13 @@ def number(lib):
     return arm(lib, ())
 
 
-def binned(lib):
-    env = lib.TransformedEnv(arm(lib, (3,)), lib.ActionDiscretizer(3, out_action_key="bins"))
-    return [leaf_specs(env), env.step(env.reset().set("bins", torch.tensor([0, 1, 2])))]
+def binned(lib, make=lambda lib: arm(lib, (3,))):
+    env = lib.TransformedEnv(make(lib), lib.ActionDiscretizer(3, out_action_key="bins"))
+    root = env.reset()
+    return [
+        leaf_specs(env),
+        env.step(root.set("bins", torch.tensor([0, 1, 2]).expand(*env.batch_size, 3))),
+    ]
 
 
 def by_hand(transform):
@@ -120,9 +124,43 @@ def test_recorded_frames_have_a_maximum():
     assert OURS.TimeMaxPool(["x"], T=2)(recorded())["x"].flatten().tolist() == [0, 1, 2]
 
 
-def test_the_continuous_action_is_not_recorded_beside_its_bin():
-    differs("discretised-actions", binned)
+def test_the_continuous_action_is_recorded_beside_its_bin():
+    check_works_alike(binned)
+    check_works_alike(lambda lib: binned(lib, lambda lib: rows(lib, lambda lib: arm(lib, (3,)))))
 
-    specs, step = binned(OURS)
-    assert "action" not in step.keys() and "action" not in specs["state"]
-    assert step["next", "observation"].tolist() == [3.0, 3.0, 3.0]
+
+def test_the_recorded_action_is_that_of_the_step_wherever_the_bins_are_cut():
+    lib = OURS
+    cut = lib.ActionDiscretizer(3, out_action_key="bins")
+    inside = lib.TransformedEnv(arm(lib, (3,)), cut.clone())
+    envs = [
+        lib.TransformedEnv(arm(lib, (3,)), lib.Compose(cut.clone(), lib.StepCounter())),
+        lib.TransformedEnv(inside, lib.StepCounter()),
+    ]
+
+    for env in envs:
+        lib.check_env_specs(env)
+        data = env.rollout(3)
+        assert (data["action"] == data["bins"] * 2 - 1.0).all()
+        _, root = env.step_and_maybe_reset(env.rand_action(env.reset()))
+        assert "action" not in root.keys()
+
+
+def test_sub_envs_that_cut_bins_need_no_continuous_action():
+    cut = OURS.ActionDiscretizer(3, out_action_key="bins")
+
+    with OURS.SerialEnv(2, lambda: OURS.TransformedEnv(arm(OURS, (3,)), cut.clone())) as env:
+        OURS.check_env_specs(env)
+
+        assert "action" not in env.rollout(3).keys()
+
+
+def test_rows_that_are_skipped_record_their_action_too():
+    cut = OURS.ActionDiscretizer(3, out_action_key="bins")
+    env = OURS.TransformedEnv(arm(OURS, (3,), (2,)), cut)
+    root = env.reset().set("bins", torch.tensor([[0, 1, 2], [2, 2, 2]]))
+
+    step = env.step(root.set("_step", torch.tensor([True, False])))
+
+    assert step["action"].tolist() == [[-1.0, 1.0, 3.0], [3.0, 3.0, 3.0]]
+    assert step["next", "observation"].tolist() == [[3.0] * 3, [0.0] * 3]
