@@ -35,8 +35,9 @@ from envkit.env.from_data import Keys, specs_of_a_step
 from envkit.env.options import TAKEN_HERE, EnvOptions
 from envkit.env.outputs import OutputLeaf
 from envkit.env.policy import PolicyLike
-from envkit.env.rollout import Rollouts
+from envkit.env.rollout import rollout
 from envkit.env.seeding import next_seed
+from envkit.env.stepping import Stepping
 from envkit.errors import ClosedEnvError
 from envkit.late import late
 from envkit.specs.annotations import Destination, Device
@@ -44,7 +45,7 @@ from envkit.specs.annotations import Destination, Device
 __all__ = ["EnvBase", "OutputLeaf"]
 
 
-class EnvBase(Rollouts, metaclass=EnvMeta):
+class EnvBase(Stepping, metaclass=EnvMeta):
     """Base class of all environments.
 
     Args:
@@ -87,6 +88,8 @@ class EnvBase(Rollouts, metaclass=EnvMeta):
 
     def _after_init(self, spec_locked: bool) -> None:
         self._finish_specs(lock=spec_locked)
+
+    rollout = rollout
 
     # ------------------------------------------------------------------------------------ actions
 

@@ -12,7 +12,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sized
-from typing import Any, Self, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
@@ -35,110 +35,108 @@ from envkit.errors import (
 )
 from envkit.specs.annotations import Device
 
-__all__ = ["Rollouts"]
+__all__ = ["rollout"]
 
 
-class Rollouts(Stepping):
-    """The part of an environment that runs many steps."""
+_Env = TypeVar("_Env", bound=Stepping)
 
-    def rollout(
-        self,
-        max_steps: int,
-        policy: PolicyLike = None,
-        callback: Callable[[Self, EnvData], object] | None = None,
-        *,
-        actions: Iterable[Any] | None = None,
-        auto_reset: bool = True,
-        auto_cast_to_device: bool = False,
-        break_when_any_done: bool | None = None,
-        break_when_all_done: bool | None = None,
-        return_contiguous: bool | None = None,
-        tensordict: TensorDictBase | None = None,
-        set_truncated: bool = False,
-        out: TensorDictBase | None = None,
-        trust_policy: bool = False,
-        storing_device: Device | None = None,
-        set_state: bool | None = None,
-    ) -> EnvData:
-        """Run a policy for up to ``max_steps`` steps.
 
-        Args:
-            max_steps: most steps taken.
-            policy: see `envkit.env.policy.as_policy`; None takes random actions.
-            callback: called as ``callback(env, td)`` after each step except the last, with the
-                transition just completed; what it returns is dropped.
-            actions: what is done instead of asking a policy: one action for each step (a tuple of them, or
-                a TensorDict, where the env takes several). A sized one caps ``max_steps``.
-            auto_reset: reset first; ``tensordict`` then gives batch size, parameters and state.
-                False: ``tensordict`` is required, and what is done in it is reset.
-            auto_cast_to_device: move data to the policy's device and back.
-            break_when_any_done: stop after the first step in which any env is done (the default).
-                With both rules False, done envs are reset and collection goes on.
-            break_when_all_done: freeze done envs and stop when all are done. Frozen rows repeat their
-                last transition with reward 0, so that a row's rewards sum up to its return.
-            return_contiguous: stack densely; False gives a lazy stack along time. None: densely, unless the
-                specs hold a size of -1.
-            tensordict: what to start from.
-            set_truncated: mark the last step ``truncated`` and ``done``.
-            out: preallocated destination, at least as long as the result, with an entry of the same
-                shape and dtype for each of the result's.
-            trust_policy: call ``policy`` with the TensorDict whatever its signature.
-            storing_device: where the transitions are kept; None leaves them where the env gives them.
-            set_state: of the first `reset`, where ``auto_reset`` is set.
+def rollout(
+    self: _Env,
+    max_steps: int,
+    policy: PolicyLike = None,
+    callback: Callable[[_Env, EnvData], object] | None = None,
+    *,
+    actions: Iterable[Any] | None = None,
+    auto_reset: bool = True,
+    auto_cast_to_device: bool = False,
+    break_when_any_done: bool | None = None,
+    break_when_all_done: bool | None = None,
+    return_contiguous: bool | None = None,
+    tensordict: TensorDictBase | None = None,
+    set_truncated: bool = False,
+    out: TensorDictBase | None = None,
+    trust_policy: bool = False,
+    storing_device: Device | None = None,
+    set_state: bool | None = None,
+) -> EnvData:
+    """Run a policy for up to ``max_steps`` steps; a method of every env.
 
-        Returns:
-            Transitions, batch size ``(*batch, T)``; T is the number of steps really taken.
+    Args:
+        max_steps: most steps taken.
+        policy: see `envkit.env.policy.as_policy`; None takes random actions.
+        callback: called as ``callback(env, td)`` after each step except the last, with the
+            transition just completed; what it returns is dropped.
+        actions: what is done instead of asking a policy: one action for each step (a tuple of them, or
+            a TensorDict, where the env takes several). A sized one caps ``max_steps``.
+        auto_reset: reset first; ``tensordict`` then gives batch size, parameters and state.
+            False: ``tensordict`` is required, and what is done in it is reset.
+        auto_cast_to_device: move data to the policy's device and back.
+        break_when_any_done: stop after the first step in which any env is done (the default).
+            With both rules False, done envs are reset and collection goes on.
+        break_when_all_done: freeze done envs and stop when all are done. Frozen rows repeat their
+            last transition with reward 0, so that a row's rewards sum up to its return.
+        return_contiguous: stack densely; False gives a lazy stack along time. None: densely, unless the
+            specs hold a size of -1.
+        tensordict: what to start from.
+        set_truncated: mark the last step ``truncated`` and ``done``.
+        out: preallocated destination, at least as long as the result, with an entry of the same
+            shape and dtype for each of the result's.
+        trust_policy: call ``policy`` with the TensorDict whatever its signature.
+        storing_device: where the transitions are kept; None leaves them where the env gives them.
+        set_state: of the first `reset`, where ``auto_reset`` is set.
 
-        Raises:
-            ArgumentError: (a ValueError) ``max_steps`` is below 1, or both ``policy`` and ``actions`` are given.
-            ArgumentTypeError: (a TypeError) ``max_steps``, ``callback``, ``tensordict`` or ``out`` is of
-                another type.
-            OptionError: (a TypeError) both stop rules are True, or ``out`` is to be a lazy stack.
-            PolicyError: (a TypeError) ``policy`` is not callable, or gave something else than actions.
-            RolloutError: (a RuntimeError) ``auto_reset=False`` without ``tensordict``; ``actions`` end too
-                early; steps cannot be stacked, or do not fit ``out``.
-            BatchSizeError: ``out`` does not have room for the result.
-            DoneError: ``set_truncated`` without a ``truncated`` leaf.
-        """
-        max_steps = as_int("max_steps", max_steps, least=1, meaning="the most steps to take")
-        stop = _stop_rule(break_when_any_done, break_when_all_done)
-        if return_contiguous is None:
-            return_contiguous = not self._has_varying_sizes
-        _require_arguments(callback, tensordict, out, return_contiguous)
-        if set_truncated:
-            _require_truncated(self)
-        if actions is None:
-            act = as_policy(self, policy, trust=trust_policy)
-        else:
-            max_steps = _number_of(actions, max_steps, policy)
-            policy = act = replay(self, actions)
-        if policy is None and self._draws_its_own:
-            policy = act  # nobody may draw in its place
-        if auto_cast_to_device:
-            act = _on_device(act, policy_device(policy), self.device)
-        if max_steps > 1 and auto_reset:
-            self._expect_run(stop, policy)
-        root = _first_root(self, tensordict, auto_reset, set_state)
-        steps = None
-        if callback is None and return_contiguous and self._steps_by_itself:
-            steps = self._fast_rollout(stop, root, max_steps, policy, act)
-        if steps is None:
-            steps = [
-                step if storing_device is None else step.to(storing_device)
-                for step in LOOPS[stop](self, root, act, max_steps, callback)
-            ]
-        result = (
-            _stack(self, steps, contiguous=return_contiguous) if isinstance(steps, list) else steps
-        )
-        if storing_device is not None:
-            result = result.to(storing_device)
-        if set_truncated:
-            _truncate_last(self, result)
-        if out is not None:
-            result = _written(result, out)
-        if return_contiguous:
-            result.refine_names(..., "time")
-        return result
+    Returns:
+        Transitions, batch size ``(*batch, T)``; T is the number of steps really taken.
+
+    Raises:
+        ArgumentError: (a ValueError) ``max_steps`` is below 1, or both ``policy`` and ``actions`` are given.
+        ArgumentTypeError: (a TypeError) ``max_steps``, ``callback``, ``tensordict`` or ``out`` is of
+            another type.
+        OptionError: (a TypeError) both stop rules are True, or ``out`` is to be a lazy stack.
+        PolicyError: (a TypeError) ``policy`` is not callable, or gave something else than actions.
+        RolloutError: (a RuntimeError) ``auto_reset=False`` without ``tensordict``; ``actions`` end too
+            early; steps cannot be stacked, or do not fit ``out``.
+        BatchSizeError: ``out`` does not have room for the result.
+        DoneError: ``set_truncated`` without a ``truncated`` leaf.
+    """
+    max_steps = as_int("max_steps", max_steps, least=1, meaning="the most steps to take")
+    stop = _stop_rule(break_when_any_done, break_when_all_done)
+    if return_contiguous is None:
+        return_contiguous = not self._has_varying_sizes
+    _require_arguments(callback, tensordict, out, return_contiguous)
+    if set_truncated:
+        _require_truncated(self)
+    if actions is None:
+        act = as_policy(self, policy, trust=trust_policy)
+    else:
+        max_steps = _number_of(actions, max_steps, policy)
+        policy = act = replay(self, actions)
+    if policy is None and self._draws_its_own:
+        policy = act  # nobody may draw in its place
+    if auto_cast_to_device:
+        act = _on_device(act, policy_device(policy), self.device)
+    if max_steps > 1 and auto_reset:
+        self._expect_run(stop, policy)
+    root = _first_root(self, tensordict, auto_reset, set_state)
+    steps = None
+    if callback is None and return_contiguous and self._steps_by_itself:
+        steps = self._fast_rollout(stop, root, max_steps, policy, act)
+    if steps is None:
+        steps = [
+            step if storing_device is None else step.to(storing_device)
+            for step in LOOPS[stop](self, root, act, max_steps, callback)
+        ]
+    result = _stack(self, steps, contiguous=return_contiguous) if isinstance(steps, list) else steps
+    if storing_device is not None:
+        result = result.to(storing_device)
+    if set_truncated:
+        _truncate_last(self, result)
+    if out is not None:
+        result = _written(result, out)
+    if return_contiguous:
+        result.refine_names(..., "time")
+    return result
 
 
 def _require_arguments(
