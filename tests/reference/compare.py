@@ -61,6 +61,13 @@ class Library:
     def __repr__(self) -> str:
         return self.name
 
+    def __reduce__(self) -> Any:
+        return _library, (self.name,)  # it travels to workers by its name
+
+
+def _library(name: str) -> Library:
+    return OURS if name == OURS.name else THEIRS
+
 
 OURS = Library("envkit", envkit)
 THEIRS = Library("torchrl", torchrl.envs, torchrl.data)
