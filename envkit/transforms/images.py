@@ -167,17 +167,16 @@ class Resize(_ImageTransform):
 
 
 class Crop(_ImageTransform):
-    """Cut a rectangle out of images.
+    """Cut a rectangle out of images; what of it lies beyond the image is zero.
 
     Args:
         w: size of the last but one axis.
         h: size of the last axis; ``w`` by default.
-        top, left: first row and column of the rectangle.
+        top, left: first row and column of the rectangle; negative ones lie before the image.
         in_keys, out_keys: images; ``"pixels"``, in place.
 
     Raises:
         ArgumentError: (a ValueError) a size below 1.
-        SpecError: when specs are read: the rectangle does not lie within the image.
     """
 
     def __init__(
@@ -200,24 +199,23 @@ class Crop(_ImageTransform):
 
     def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
         top, left = self._corner(*value.shape[-2:])
-        return value[..., top : top + self.w, left : left + self.h]
-
-    def _require_image(self, leaf: TensorSpec) -> None:
-        super()._require_image(leaf)
-        rows, columns = leaf.shape[-2:]
-        top, left = self._corner(rows, columns)
-        if top < 0 or left < 0 or top + self.w > rows or left + self.h > columns:
-            raise SpecError(
-                f"{type(self).__name__} cuts {self.w} rows and {self.h} columns from ({top}, {left}) on "
-                f"out of images with {rows} rows and {columns} columns. Choose a smaller rectangle."
-            )
+        inside = value[
+            ..., max(top, 0) : max(top + self.w, 0), max(left, 0) : max(left + self.h, 0)
+        ]
+        rows, columns = inside.shape[-2:]
+        if (rows, columns) == (self.w, self.h):
+            return inside
+        first, begin = max(-top, 0), max(-left, 0)
+        image = value.new_zeros(*value.shape[:-2], self.w, self.h)
+        image[..., first : first + rows, begin : begin + columns] = inside
+        return image
 
     def extra_repr(self) -> str:
         return f"w={self.w}, h={self.h}, {super().extra_repr()}"
 
 
 class CenterCrop(Crop):
-    """Cut the middle out of images.
+    """Cut the middle out of images; a larger size puts zeros around them.
 
     Args:
         w: size of the last but one axis.
@@ -225,14 +223,19 @@ class CenterCrop(Crop):
         in_keys, out_keys: images; ``"pixels"``, in place.
 
     Raises:
-        ArgumentError, SpecError: see `Crop`.
+        ArgumentError: see `Crop`.
     """
 
     def __init__(self, w: int, h: int | None = None, in_keys: Keys = None, out_keys: Keys = None):
         super().__init__(w, h, in_keys=in_keys, out_keys=out_keys)
 
     def _corner(self, rows: int, columns: int) -> tuple[int, int]:
-        return round((rows - self.w) / 2), round((columns - self.h) / 2)
+        return _first_of_middle(rows, self.w), _first_of_middle(columns, self.h)
+
+
+def _first_of_middle(size: int, wanted: int) -> int:
+    """Say where the middle of an axis begins; an odd number of zeros around it leaves one more at the end."""
+    return round((size - wanted) / 2) if wanted <= size else -((wanted - size) // 2)
 
 
 def _sizes(w: int, h: int | None) -> tuple[int, int]:

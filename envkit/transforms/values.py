@@ -16,12 +16,11 @@ from envkit.arrays import elementwise
 from envkit.arrays.dtypes import dtype_named
 from envkit.data.paths import Key, as_key
 from envkit.data.transition import leaves
-from envkit.errors import ArgumentError, ArgumentTypeError, SpecError
+from envkit.errors import ArgumentError, ArgumentTypeError, SpecError, UnsupportedError
 from envkit.specs import (
     Binary,
     Bounded,
     BoundedContinuous,
-    BoundedDiscrete,
     Composite,
     TensorSpec,
     Unbounded,
@@ -292,6 +291,7 @@ class LineariseRewards(ArrayTransform):
 
     Raises:
         ArgumentError: (a ValueError) ``weights`` has not one axis.
+        UnsupportedError: (a NotImplementedError) when specs are read: a reward is discrete.
         SpecError: when specs are read: a reward has another number of objectives.
     """
 
@@ -321,12 +321,17 @@ class LineariseRewards(ArrayTransform):
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
         weights = self.weights
+        if leaf.domain == "discrete":
+            raise UnsupportedError(
+                f"LineariseRewards adds up continuous rewards, but the reward is {leaf}. Put a "
+                "DTypeCastTransform to a floating-point dtype before it."
+            )
         if weights is not None and tuple(weights.shape) != tuple(leaf.shape[-1:]):
             raise SpecError(
                 f"LineariseRewards has weights of shape {tuple(weights.shape)}, but the reward has "
                 f"shape {tuple(leaf.shape)}. Pass one weight for each element of its last axis."
             )
-        if isinstance(leaf, BoundedContinuous | BoundedDiscrete) and weights is not None:
+        if isinstance(leaf, BoundedContinuous) and weights is not None:
             falls = weights < 0  # there the sum is lowest at the upper bound
             low, high = leaf.low, leaf.high
             return box_between(

@@ -371,12 +371,7 @@ class _TransformedStep(Pending):
         return self.attached(self.route.shown_next(self.given, done), done)
 
     def attached(self, following: TensorDictBase, done: TensorDictBase | None) -> TensorDictBase:
-        """Give the data with its ``next``, and with the inputs that the way in made and that are recorded.
-
-        Args:
-            following: ``next`` as this env shows it.
-            done: what the step of the stepper gave, if any row moved.
-        """
+        """Give the data with its ``next``, and with the inputs of the stepper's step, ``done``, that are recorded."""
         env, td = self.env, self.td
         if td.get(rules.STEP, None) is not None:
             td = td.exclude(rules.STEP, inplace=True)

@@ -20,16 +20,27 @@ def recorded() -> TensorDict:
     return TensorDict({"x": torch.arange(3.0)[:, None], "next": following}, [3])
 
 
-def counts(lib):
-    """A count of floats, with rewards of two objectives."""
+DISCRETE = {  # of two objectives
+    "Categorical": lambda lib: lib.Categorical(3, shape=(2,)),
+    "Bounded": lambda lib: lib.Bounded(0, 3, (2,), dtype=torch.int64),
+    "Unbounded": lambda lib: lib.Unbounded((2,), dtype=torch.int64),
+    "Binary": lambda lib: lib.Binary(2, dtype=torch.int64),
+    "OneHot": lambda lib: lib.OneHot(2),
+    "MultiCategorical": lambda lib: lib.MultiCategorical([3, 3]),
+    "floats": lambda lib: lib.Bounded(0.0, 3.0, (2,)),
+}
+
+
+def counts(lib, make_spec):
+    """A count of steps, with rewards of two objectives."""
 
     class Counts(type(count(lib))):
         def __init__(self):
             super().__init__()
-            self.reward_spec = lib.Categorical(3, shape=(2,))
+            self.reward_spec = make_spec(lib)
 
         def _step(self, td):
-            return super()._step(td).set("reward", torch.ones(2, dtype=torch.int64))
+            return super()._step(td).set("reward", torch.ones(2, dtype=self.reward_spec.dtype))
 
     return Counts()
 
@@ -109,13 +120,27 @@ def test_errors_and_limits_are_those_of_the_reference(case):
     check_same(CALLS[case])
 
 
-def test_objectives_that_are_whole_numbers_are_summed_up():
+@pytest.mark.parametrize("spec", DISCRETE)
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0]])
+def test_discrete_rewards_of_several_objectives_are_not_added_up(spec, weights):
     def call(lib):
-        env = lib.TransformedEnv(counts(lib), lib.LineariseRewards(["reward"], weights=[1.0, 2.0]))
-        return played(env, 2)["next", "reward"].flatten().tolist()
+        rewards = lib.LineariseRewards(["reward"], weights=weights)
+        return leaf_specs(lib.TransformedEnv(counts(lib, DISCRETE[spec]), rewards))
 
-    differs("linearised-numbers", call)
-    assert call(OURS) == [3.0, 3.0]
+    check_same(call)
+
+
+def test_whole_numbers_that_are_cast_or_recorded_are_added_up():
+    cast = OURS.DTypeCastTransform(torch.int64, torch.float32, in_keys=["reward"])
+    added = OURS.LineariseRewards(["reward"], weights=[1.0, 2.0])
+    env = OURS.TransformedEnv(counts(OURS, DISCRETE["Bounded"]), OURS.Compose(cast, added))
+
+    assert played(env, 2)["next", "reward"].flatten().tolist() == [3.0, 3.0]
+    check_works_alike(
+        lambda lib: lib.LineariseRewards(["reward"], weights=[1.0, 2.0])(
+            TensorDict({"reward": torch.ones(4, 2, dtype=torch.int64)}, [4])
+        )
+    )
 
 
 def test_recorded_frames_have_a_maximum():
