@@ -41,18 +41,18 @@ class _AutoReset(Transform):
 
     def _base(self) -> EnvBase:
         """The base env, which must stand right before this transform."""
-        container, parent = self.container, self.parent
-        if container is None or parent is None:
+        container = self.container
+        if container is None:
             raise NoParentError(
                 f"{type(self).__name__} undoes what a simulator does, and works only in an "
                 f"environment: TransformedEnv(env, {type(self).__name__}())."
             )
-        if parent is not container.base_env:
+        if not container.steps_first(self):
             raise ArgumentError(
                 f"{type(self).__name__} must be the first transform of its env, since it undoes what "
                 "the simulator does: use env.insert_transform(0, ...)."
             )
-        return parent
+        return container.base_env
 
     def _ended(self, td: TensorDictBase, next_td: TensorDictBase) -> torch.Tensor:
         """Say which rows have ended in this step."""

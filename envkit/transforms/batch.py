@@ -104,7 +104,7 @@ class BatchSizeTransform(Transform):
         env, container = self.parent, self.container
         assert env is not None and container is not None
         if self.batch_size is None:
-            if env is not container.base_env:
+            if not container.steps_first(self):
                 raise PlacementError(
                     "BatchSizeTransform(reshape_fn=...) must be the first transform: those before it would be "
                     "shown masks of other axes than their data. Put it first."
@@ -112,7 +112,7 @@ class BatchSizeTransform(Transform):
             return
         if env.batch_locked:
             raise PlacementError(
-                f"{type(env).__name__} steps batches of size {tuple(env.batch_size)} only, and cannot be given "
+                f"{type(env.base_env).__name__} steps batches of size {tuple(env.batch_size)} only, and cannot be given "
                 f"batch_size={tuple(self.batch_size)}. Use SerialEnv or ParallelEnv for more rows, or reshape_fn= "
                 "for other axes of the same ones."
             )

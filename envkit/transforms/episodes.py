@@ -24,11 +24,11 @@ from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.inference import lasting
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.resets import collect_reset_masks
-from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, NoParentError, ResetMaskError
 from envkit.specs import Bounded, Categorical, Composite, TensorSpec
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.fusable import FusableTransform
+from envkit.transforms.core.wrapper import TransformHolder
 
 __all__ = [
     "EpisodeTransform",
@@ -50,7 +50,7 @@ class EpisodeTransform(Transform):
 
     only_adds_done = True
 
-    def _env(self) -> EnvBase:
+    def _env(self) -> TransformHolder:
         """The env as seen just before this transform."""
         parent = self.parent
         if parent is None:

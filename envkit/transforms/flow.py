@@ -89,9 +89,7 @@ class SteppingTransform(EpisodeTransform):
 
     def _step_again(self, root: TensorDictBase) -> TensorDictBase:
         """Step the env before this transform with an input the inverse pass has gone through."""
-        container, env = self.container, self._env()
-        assert container is not None
-        return env.step(root) if env is container.base_env else env._step_inverted(root)  # type: ignore[attr-defined]
+        return self._env()._step_inverted(root)
 
     def _begun(self, td: TensorDictBase, batch: torch.Size) -> torch.Tensor:
         """Say which elements a reset begins anew."""

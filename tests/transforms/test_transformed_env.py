@@ -310,7 +310,7 @@ def test_the_parent_is_the_env_as_seen_before_the_transform():
     first, second, third = Scaled(), Mean(), Mean()
     env = TransformedEnv(make_count(), Compose(first, Compose(second, third)))
 
-    assert first.parent is env.base_env
+    assert first.parent.base_env is env.base_env and not list(first.parent.transform)
     assert second.parent.observation_spec["count"].dtype == torch.float32
     assert [type(t) for t in third.parent.transform.flat()] == [Scaled, Mean]
     assert third.container is env

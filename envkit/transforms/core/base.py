@@ -25,7 +25,6 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from envkit.data.paths import Key, Path, as_key, as_path
-from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, MissingKeyError, SpecTypeError, TransformOwnerError
 from envkit.specs import Composite
 from envkit.transforms.core.wrapper import TransformHolder
@@ -316,8 +315,11 @@ class Transform(nn.Module):
         return owner
 
     @property
-    def parent(self) -> EnvBase | None:
-        """The env as seen just before this transform; None without a container."""
+    def parent(self) -> TransformHolder | None:
+        """The env as seen just before this transform, always a `TransformedEnv`; None without a container.
+
+        The same object until the list of transforms changes.
+        """
         container = self.container
         return None if container is None else container._env_before(self)
 

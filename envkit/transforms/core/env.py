@@ -23,6 +23,7 @@ from envkit.transforms.core.base import Transform, TransformLike, books_of
 from envkit.transforms.core.compose import Compose, as_transform
 from envkit.transforms.core.rows import TransformedCore, transformed_core
 from envkit.transforms.core.stepping import TransformStepping
+from envkit.transforms.core.wrapper import TransformHolder
 
 __all__ = ["TransformedEnv"]
 
@@ -130,34 +131,44 @@ class TransformedEnv(TransformStepping):
         """This env: where the search of a transform for its env ends."""
         return self
 
-    def _env_before(self, transform: Transform) -> EnvBase:
-        """Give the env as ``transform``, one of this env's, sees it."""
+    def steps_first(self, transform: Transform) -> bool:
+        """Say whether ``transform``, one of this env's, stands right after the base env."""
+        return self._transform.flat()[0] is transform
 
-        def build() -> EnvBase:
-            own, before = transform.flat(), []
-            for leaf in self._transform.flat():
-                if any(leaf is other for other in own):
-                    break
-                before.append(leaf)
-            if not before:
-                return self.base_env
-            env = TransformedEnv(self.base_env, Compose(*(leaf.clone() for leaf in before)))
-            if len(before) < len(self._stages):
-                env._stages = self._stages[: len(before)]
-                env._hold_specs(*(spec.clone() for spec in self._stages[len(before)]))
-            return env
+    def _env_before(self, transform: Transform) -> TransformHolder:
+        """Give the env as ``transform``, one of this env's, sees it; the same one until transforms or specs change."""
+        if not self._declared.is_locked:
+            return self._made_before(transform)
+        if id(transform) not in self._parents:
+            self._parents[id(transform)] = self._made_before(transform)
+        return self._parents[id(transform)]
 
-        return self._declared.cached(f"env_before_{id(transform)}", build)
+    def _made_before(self, transform: Transform) -> TransformedEnv:
+        own, before = transform.flat(), []
+        for leaf in self._transform.flat():
+            if any(leaf is other for other in own):
+                break
+            before.append(leaf)
+        env = TransformedEnv(
+            self.base_env,
+            Compose(*(leaf.clone() for leaf in before)),
+            cache_specs=self.cache_specs,
+        )
+        if len(before) < len(self._stages):
+            env._stages = self._stages[: len(before)]
+            env._hold_specs(*(spec.clone() for spec in self._stages[len(before)]))
+        return env
 
     def _changed(self) -> None:
         """Forget what was read from the specs; it is read again at the next use."""
         self._declared.put({})
         self._stages = []
-        self._found_route = None
+        self._forget_what_was_made()
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state.pop("_found_route", None)
+        state["_parents"] = {}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

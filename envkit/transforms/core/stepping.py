@@ -47,6 +47,7 @@ class TransformStepping(TransformHolder):
     resets_on_empty_mask = True  # the base env decides
 
     _found_route: Route | None = None
+    _parents: dict[int, TransformHolder]  # the env before each transform, by its id
 
     @property
     def _route(self) -> Route:
@@ -66,13 +67,18 @@ class TransformStepping(TransformHolder):
         is_direct = not outside and stepper is not base
         return Route(base, stepper, transforms[:count], outside, is_direct)
 
+    def _forget_what_was_made(self) -> None:
+        """Find the route, and the parents of transforms, anew at the next use."""
+        self._found_route = None
+        self._parents = {}
+
     def _lock_own(self, mode: bool) -> None:
         if not mode:
-            self._found_route = None  # specs may be edited from now on
+            self._forget_what_was_made()  # specs may be edited from now on
         super()._lock_own(mode)
 
     def _store(self, side: str, kind: str, spec: Composite) -> None:
-        self._found_route = None
+        self._forget_what_was_made()
         super()._store(side, kind, spec)
 
     def _fuse(self, transforms: list[Transform]) -> tuple[EnvBase, int]:

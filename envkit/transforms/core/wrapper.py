@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from tensordict import TensorDictBase
 from torch import nn
 
 from envkit.env.base import EnvBase
@@ -115,8 +116,16 @@ class TransformHolder(Wrapper):
     """What a transform asks of the env that it works for."""
 
     @abstractmethod
-    def _env_before(self, transform: Any) -> EnvBase:
+    def _env_before(self, transform: Any) -> TransformHolder:
         """Give the env as ``transform``, one of this env's, sees it."""
+
+    @abstractmethod
+    def steps_first(self, transform: Any) -> bool:
+        """Say whether ``transform``, one of this env's, stands right after the base env."""
+
+    @abstractmethod
+    def _step_inverted(self, td: TensorDictBase) -> TensorDictBase:
+        """Step with an input that the inverse pass has gone through already."""
 
     @abstractmethod
     def _changed(self) -> None:

@@ -185,6 +185,21 @@ def test_what_is_added_to_an_env_in_eval_mode_is_in_eval_mode():
     check_same(call)
 
 
+def test_the_parent_is_one_transformed_env_until_the_list_of_transforms_changes():
+    def call(lib):
+        env = lib.TransformedEnv(count(lib), lib.Compose(lib.StepCounter(), lib.InitTracker()))
+        before = [env.transform[i].parent for i in range(2)]
+        played(env, 2)
+        kept = [env.transform[i].parent is before[i] for i in range(2)]
+        env.append_transform(lib.RewardSum())
+        after = [env.transform[i].parent for i in range(3)]
+        replaced = [after[i] is not before[i] for i in range(2)]
+        shown = [sorted(parent.observation_spec.keys()) for parent in after]
+        return [kept, replaced, shown, names([*before, *after]), names([after[0].base_env])]
+
+    check_works_alike(call)
+
+
 def test_counters_and_trackers_name_their_entries():
     def call(lib):
         counter, tracker = lib.StepCounter(step_count_key="age"), lib.InitTracker("begins")
