@@ -97,6 +97,7 @@ _HOMES = {
         "RemoveEmptySpecs",
     ),
     "envkit.transforms.functions": ("Hash", "UnaryTransform"),
+    "envkit.transforms.episode_windows": ("cat_frames",),
     "envkit.transforms.frames": ("CatFrames", "TimeMaxPool"),
     "envkit.transforms.core.fusable": ("FusableTransform", "MomentTransform"),
     "envkit.transforms.images": ("CenterCrop", "Crop", "GrayScale", "Resize", "ToTensorImage"),

@@ -95,6 +95,7 @@ from envkit.transforms.diagnostics import Timer as Timer
 from envkit.transforms.ends import EndOfLifeTransform as EndOfLifeTransform
 from envkit.transforms.ends import RandomTruncationTransform as RandomTruncationTransform
 from envkit.transforms.ends import TerminateTransform as TerminateTransform
+from envkit.transforms.episode_windows import cat_frames as cat_frames
 from envkit.transforms.episodes import InitTracker as InitTracker
 from envkit.transforms.episodes import StepCounter as StepCounter
 from envkit.transforms.episodes import TrajCounter as TrajCounter

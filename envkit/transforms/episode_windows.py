@@ -1,6 +1,6 @@
-"""Windows of steps within the episodes of recorded data.
+"""Windows of steps within the episodes of recorded data, and the frames of each joined.
 
-`frames` joins the frames of each window. What ends an episode is read from the data's own flags.
+What ends an episode is read from the data's own flags, or said by a mask.
 
 Conventions
     window  the last ``count`` steps up to a step, or, looking ahead, the next ones from it on.
@@ -8,14 +8,92 @@ Conventions
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from tensordict import TensorDictBase
 
 from envkit.data.paths import Key, as_path
 from envkit.errors import ArgumentError, MissingKeyError
+from envkit.transforms.core.leafwise import require_negative
 from envkit.transforms.postprocess import time_axis
 
-__all__ = ["Episodes"]
+__all__ = ["Episodes", "cat_frames", "require_window"]
+
+
+def require_window(N: int, padding: str) -> None:
+    """Check how many frames are joined, and what stands for those before the first.
+
+    Raises:
+        ArgumentError: (a ValueError) ``N`` below 1, or an unknown padding.
+    """
+    if N < 1:
+        raise ArgumentError(f"N is {N}, but must be at least 1.")
+    if padding not in ("same", "constant"):
+        raise ArgumentError(f"padding is {padding!r}, but must be 'same' or 'constant'.")
+
+
+def cat_frames(
+    tensor: torch.Tensor,
+    N: int,
+    dim: int,
+    *,
+    padding: Literal["same", "constant"] = "same",
+    padding_value: float = 0.0,
+    time_dim: int = -1,
+    done_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Join each frame of a sequence with the ``N - 1`` before it, oldest first; see `CatFrames`.
+
+    Args:
+        tensor: frames, shape ``(*batch, T, *event)``.
+        N: number of frames of a window.
+        dim: axis along which they are joined, negative.
+        padding: "same" takes the next frame of the window that is no padding; "constant" takes
+            ``padding_value``.
+        padding_value: see ``padding``.
+        time_dim: the axis of time, negative.
+        done_mask: which frames of each window belong to another episode and are padding, bool
+            ``(*batch, T, N)``; what lies before the first frame always is.
+
+    Returns:
+        A new tensor, ``N`` times as long along ``dim``, of the same dtype and device.
+
+    Raises:
+        ArgumentError: (a ValueError) an axis is not negative, ``N`` below 1, or an unknown padding.
+    """
+    require_window(N, padding)
+    axis = require_negative("time_dim", time_dim) % tensor.ndim
+    place = torch.arange(N, device=tensor.device)
+    first = torch.arange(tensor.shape[axis], device=tensor.device)[:, None] - (N - 1)
+    padded = (first + place < 0).expand(*tensor.shape[: axis + 1], N)
+    if done_mask is not None:
+        padded = padded | done_mask
+    nearest = torch.where(padded, N - 1, place).flip(-1).cummin(-1).values.flip(-1)
+    fill = None if padding == "same" else padding_value
+    return _joined(tensor, axis, first + nearest, padded, require_negative("dim", dim), fill)
+
+
+def _joined(
+    frames: torch.Tensor,
+    axis: int,
+    steps: torch.Tensor,
+    padded: torch.Tensor,
+    dim: int,
+    fill: float | None,
+) -> torch.Tensor:
+    """Join the frames of windows along ``dim``; ``steps`` and ``padded`` are as in `Episodes`."""
+    frames = frames.movedim(axis, 0)
+    index, blank = steps.movedim(-2, 0), padded.movedim(-2, 0)  # T first, like the frames
+    event = (1,) * (frames.ndim - index.ndim + 1)
+    parts = []
+    for number in range(index.shape[-1]):
+        shape = (*index.shape[:-1], *event)
+        part = frames.gather(0, index[..., number].reshape(shape).expand(frames.shape))
+        if fill is not None:
+            part = part.masked_fill(blank[..., number].reshape(shape), fill)
+        parts.append(part.movedim(0, axis))
+    return torch.cat(parts, dim)
 
 
 class Episodes:
@@ -77,17 +155,4 @@ class Episodes:
 
     def windows(self, frames: torch.Tensor, dim: int, fill: float | None) -> torch.Tensor:
         """Join the frames of each window along ``dim``; padding is ``fill``, or the nearest frame."""
-        frames = frames.movedim(self.axis, 0)
-        lead = self.steps.ndim - 2
-        index = self.steps.movedim(-2, 0)  # T first, like the frames
-        padded = self.padded.movedim(-2, 0)
-        event = frames.shape[1 + lead :]
-        parts = []
-        for number in range(index.shape[-1]):
-            place = index[..., number].reshape(*index.shape[:-1], *(1,) * len(event))
-            part = frames.gather(0, place.expand(frames.shape))
-            if fill is not None:
-                blank = padded[..., number].reshape(place.shape)
-                part = part.masked_fill(blank, fill)
-            parts.append(part)
-        return torch.cat(parts, dim).movedim(0, self.axis)
+        return _joined(frames, self.axis, self.steps, self.padded, dim, fill)

@@ -27,6 +27,7 @@ from envkit.errors import (
     MissingKeyError,
     PlacementError,
     SpecError,
+    UnsupportedError,
 )
 from envkit.specs import Bounded, BoundedContinuous, BoundedDiscrete, Composite, TensorSpec
 from envkit.transforms.core.base import Keys
@@ -38,7 +39,7 @@ from envkit.transforms.core.leafwise import (
     require_regular,
     reshaped,
 )
-from envkit.transforms.episode_windows import Episodes
+from envkit.transforms.episode_windows import Episodes, require_window
 from envkit.transforms.episodes import EpisodeTransform
 
 __all__ = ["CatFrames", "TimeMaxPool"]
@@ -206,6 +207,7 @@ class CatFrames(_Windowed):
         ArgumentError: (a ValueError) ``N`` below 1, ``dim`` not negative, or another padding.
         PlacementError: (a RuntimeError and a ValueError) when specs are read: an env is around what works on
             recorded data only.
+        UnsupportedError: (a NotImplementedError) when specs are read: an in_key is below ``next``.
         MissingKeyError: recorded data does not say where its episodes end; with ``future`` each row may be one.
     """
 
@@ -227,10 +229,7 @@ class CatFrames(_Windowed):
     ):
         keys = "pixels" if in_keys is None else in_keys
         super().__init__(keys, out_keys, N, dim, reset_key)
-        if N < 1:
-            raise ArgumentError(f"N is {N}, but must be at least 1.")
-        if padding not in ("same", "constant"):
-            raise ArgumentError(f"padding is {padding!r}, but must be 'same' or 'constant'.")
+        require_window(N, padding)
         self.N = N
         self.padding = padding
         self.padding_value = padding_value
@@ -273,38 +272,55 @@ class CatFrames(_Windowed):
                 f"CatFrames({name}=True) works on recorded data and cannot stand in an environment. "
                 "Call it on a rollout, or give it to a replay buffer."
             )
+        following = [key for key in self.in_keys if as_path(key)[0] == "next"]
+        if following:
+            raise UnsupportedError(
+                f"CatFrames reads {following}, but in an environment the frames of the next step are those of "
+                "the root one step later. Name the entries without 'next'."
+            )
         return super().transform_output_spec(output_spec)
 
     # ------------------------------------------------------------------------------- recorded data
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        return tensordict if self.as_inverse else self._unfold(tensordict)
+        return tensordict if self.as_inverse else self.unfolding(tensordict)
 
     @property
     def _is_forward(self) -> bool:
         return True  # with as_inverse it cannot stand in an env
 
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
-        return self._unfold(td) if self.as_inverse else super()._inv_call(td)
+        return self.unfolding(td) if self.as_inverse else super()._inv_call(td)
 
-    def _unfold(self, td: TensorDictBase) -> TensorDictBase:
+    def unfolding(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Join the frames of recorded data, in place, whatever ``as_inverse`` says; see the class.
+
+        Args:
+            tensordict: data of batch size ``(*batch, T)``.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) with ``future`` an entry is joined at the root and under
+                ``next``.
+        """
+        td = tensordict
         episodes = self._over_time(td, self.done_key, ahead=self.future)
         fill = None if self.padding == "same" else self.padding_value
         for number in _next_first(self.in_keys):
             source, target = self.in_keys[number], self.out_keys[number]
             path = as_path(source)
-            if path[0] == "next" and self.future:
-                raise ArgumentError(
-                    f"CatFrames(future=True) cannot join {source!r}: what follows a step is at the root. "
-                    "Name the root entry only."
+            is_next = path[0] == "next" and not self.future
+            if path[0] == "next" and self.future and as_key(path[1:]) in self.in_keys:
+                raise UnsupportedError(
+                    f"CatFrames(future=True) cannot join both {as_key(path[1:])!r} and {source!r}: they look "
+                    "ahead from other steps. Name one of them."
                 )
-            roots = td.get(as_key(path[1:]), None) if path[0] == "next" else td.get(source, None)
+            roots = td.get(as_key(path[1:]), None) if is_next else None
             frames = td.get(source, None)
             if frames is None:
                 self._convert(td, [source], [target], self._shown)  # says what is missing
                 continue
             windows = episodes.windows(frames if roots is None else roots, self.dim, fill)
-            if path[0] == "next" and roots is not None:
+            if roots is not None:
                 size = (self.N - 1) * frames.shape[self.dim]
                 windows = elementwise.pushed(
                     elementwise.recent(windows, size, self.dim), frames, self.dim

@@ -389,8 +389,11 @@ def test_joining_frames_says_what_is_wrong():
         CatFrames(2, -1)(Count(3).rollout(3))
     with pytest.raises(ArgumentError, match="needs a time axis"):
         CatFrames(2, -1, ["count"])(Count(3).reset())
-    with pytest.raises(ArgumentError, match="at the root"):
-        CatFrames(2, -1, [("next", "count")], future=True)(Count(3).rollout(3))
+    both = ["count", ("next", "count")]
+    with pytest.raises(NotImplementedError, match="look ahead from other steps"):
+        CatFrames(2, -1, both, future=True)(Count(3).rollout(3))
+    with pytest.raises(NotImplementedError, match="without 'next'"):
+        _ = TransformedEnv(Count(3), CatFrames(2, -1, both)).observation_spec
     for wrong in ({"future": True}, {"as_inverse": True}):
         with pytest.raises(ArgumentError, match="works on recorded data"):
             _ = TransformedEnv(Count(3), CatFrames(2, -1, ["count"], **wrong)).observation_spec

@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.envs.transforms import functional
 
 import envkit
 from tests.reference.compare import OURS, check_same, differs
@@ -434,3 +435,60 @@ def test_a_users_transform_of_observations_is_written_as_in_the_reference():
         return [lib.ObservationTransform().in_keys, env.reset()]
 
     check_same(call)
+
+
+# -------------------------------------------------------------------------------------------- frames
+
+
+def cat_frames(lib):
+    return lib.cat_frames if lib is OURS else functional.cat_frames
+
+
+def past_ends() -> torch.Tensor:
+    """Which frames of windows of 3 belong to another episode, where the third of five steps ends one."""
+    mask = torch.zeros(5, 3, dtype=torch.bool)
+    mask[0, :2] = mask[1, :1] = mask[3, :2] = mask[4, :1] = True
+    return mask
+
+
+JOINED = {
+    "first repeated": lambda join: join(torch.arange(10).view(5, 2), 3, -1, time_dim=-2),
+    "constant": lambda join: join(
+        torch.arange(10).view(5, 2), 3, -1, time_dim=-2, padding="constant", padding_value=7
+    ),
+    "more frames than steps": lambda join: join(torch.arange(4.0).view(2, 2), 3, -1, time_dim=-2),
+    "images": lambda join: join(torch.arange(48.0).view(2, 3, 2, 4, 1), 2, -3, time_dim=-4),
+    "without features": lambda join: join(torch.arange(3.0)[:, None, None], 2, -1, time_dim=-2),
+    "within episodes": lambda join: join(
+        torch.arange(5.0)[None, :, None],
+        *(3, -1),
+        time_dim=-2,
+        padding="constant",
+        padding_value=-1.0,
+        done_mask=past_ends()[None],
+    ),
+    "before the first, whatever a mask says": lambda join: join(
+        torch.arange(5.0)[:, None],
+        *(3, -1),
+        time_dim=-2,
+        padding="constant",
+        done_mask=torch.zeros(5, 3, dtype=torch.bool),
+    ),
+    "axis of the batch": lambda join: join(torch.ones(3, 1), 2, 0, time_dim=-2),
+    "time of the batch": lambda join: join(torch.ones(3, 1), 2, -1, time_dim=0),
+    "unknown padding": lambda join: join(torch.ones(3, 1), 2, -1, time_dim=-2, padding="none"),
+}
+
+
+@pytest.mark.parametrize("case", JOINED)
+def test_frames_of_a_tensor_are_joined_as_in_the_reference(case):
+    check_same(lambda lib: JOINED[case](cat_frames(lib)))
+
+
+def test_padding_repeats_the_first_frame_of_each_episode():
+    frames = torch.arange(5.0)[None, :, None]
+
+    joined = envkit.cat_frames(frames, 3, -1, time_dim=-2, done_mask=past_ends()[None])
+
+    expected = [[0, 0, 0], [0, 0, 1], [0, 1, 2], [3, 3, 3], [3, 3, 4]]
+    assert joined.tolist() == [expected]

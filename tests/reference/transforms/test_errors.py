@@ -77,6 +77,15 @@ CALLS = {
     "frames without ends": lambda lib: lib.CatFrames(2, -1, in_keys=["x"])(
         TensorDict({"x": torch.ones(3, 1)}, [3], names=["time"])
     ),
+    "frames of the future, at the root and under next": lambda lib: lib.CatFrames(
+        2, -1, in_keys=["x", ("next", "x")], future=True
+    )(recorded()),
+    "frames of the future under next": lambda lib: lib.CatFrames(
+        2, -1, in_keys=[("next", "x")], future=True
+    )(recorded()),
+    "frames unfolded by name": lambda lib: lib.CatFrames(
+        2, -1, in_keys=["x"], as_inverse=True
+    ).unfolding(recorded()),
     "frames of one step": lambda lib: lib.CatFrames(2, -1, in_keys=["x"])(
         TensorDict({"x": torch.ones(1)})
     ),
