@@ -18,7 +18,6 @@ from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.transition import leaves
 from envkit.errors import ArgumentError, BatchSizeError, DoneError, MissingKeyError
 from envkit.rules import DONE_LEAVES
-from envkit.specs import Composite
 from envkit.transforms.core.base import Keys, Transform, as_keys
 from envkit.transforms.sequences import RecordedTransform
 
@@ -284,7 +283,7 @@ class Reward2GoTransform(Transform):
             sums.append(left)
         return torch.stack(sums[::-1], axis)
 
-    def transform_input_spec(self, input_spec: Composite) -> Composite:
+    def _refuse_env(self) -> None:
         raise ArgumentError(
             "Reward2GoTransform needs whole episodes and cannot stand in an environment. Call "
             "transform.inv(data), or give it to a replay buffer."

@@ -89,8 +89,9 @@ class _ShapeTransform(ArrayTransform):
                 f"{type(self).__name__} cannot change the axes of {leaf}: the last one spells a "
                 "choice, or it has a mask. Convert the entry to a plain categorical one first."
             )
+        view = partial(self._view, batch_dims=self._batch_dims)
         try:
-            return reshaped(leaf, partial(self._view, batch_dims=self._batch_dims))
+            return view(leaf) if isinstance(leaf, Composite) else reshaped(leaf, view)
         except (IndexError, RuntimeError) as error:
             raise SpecAxisError(
                 f"{type(self).__name__}({self.extra_repr()}) does not fit an entry of shape "
@@ -141,6 +142,8 @@ class FlattenObservation(_ShapeTransform):
 class UnsqueezeTransform(_ShapeTransform):
     """Insert an axis of size one; on the way in, remove it.
 
+    Of an entry that is a TensorDict, the axes of its batch count.
+
     Args:
         dim: where it stands in the result, negative.
         allow_positive_dim: accept a place that counts from the first axis after the batch.
@@ -165,11 +168,25 @@ class UnsqueezeTransform(_ShapeTransform):
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
         self.dim = require_negative("dim", dim, allow_positive=allow_positive_dim)
 
+    @property
+    def fuses(self) -> bool:
+        return super().fuses and not self._reads_nodes()
+
+    def _reads_nodes(self) -> bool:
+        """Say whether an entry is a TensorDict; programs know leaves alone."""
+        parent = self.parent
+        specs = [] if parent is None else [getattr(parent, f"full_{kind}_spec") for kind in OUTPUTS]
+        return any(isinstance(spec.get(k, None), Composite) for spec in specs for k in self.in_keys)
+
     def _view(self, value: Any, batch_dims: int) -> Any:
-        return elementwise.unsqueezed(value, _axis(self.dim, batch_dims))
+        axis = _axis(self.dim, batch_dims)
+        is_node = isinstance(value, TensorDictBase | Composite)
+        return value.unsqueeze(axis) if is_node else elementwise.unsqueezed(value, axis)
 
     def _view_back(self, value: Any, batch_dims: int) -> Any:
-        return elementwise.squeezed(value, _axis(self.dim, batch_dims))
+        axis = _axis(self.dim, batch_dims)
+        is_node = isinstance(value, TensorDictBase | Composite)
+        return value.squeeze(axis) if is_node else elementwise.squeezed(value, axis)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, {super().extra_repr()}"

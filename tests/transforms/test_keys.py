@@ -455,3 +455,10 @@ def test_a_shape_that_does_not_fit_is_named():
     assert isinstance(env.base_env.action_spec, OneHot)
     with pytest.raises(SpecAxisError, match="spells a choice"):
         _ = env.action_spec
+
+
+def test_no_keys_rename_nothing():
+    env = TransformedEnv(Count(3), RenameTransform(in_keys=(), out_keys=()))
+
+    assert env.rollout(2).keys() == Count(3).rollout(2).keys()
+    assert RenameTransform((), [])(TensorDict({"a": 1}))["a"] == 1

@@ -40,9 +40,9 @@ Keys = Key | Sequence[Key] | None
 def as_keys(keys: Keys) -> list[Key]:
     """Write one key, a list of keys or None as a list of keys.
 
-    A tuple of strings is one nested key.
+    A tuple of strings is one nested key; an empty one is no key.
     """
-    if keys is None:
+    if keys is None or keys == ():
         return []
     if isinstance(keys, str) or (isinstance(keys, tuple) and all(isinstance(k, str) for k in keys)):
         return [as_key(as_path(cast(Key, keys)))]
@@ -300,8 +300,14 @@ class Transform(nn.Module):
                 )
             holder = holder._owner
 
+    def _refuse_env(self) -> None:
+        """Raise where this transform cannot stand in an env, when it is given to one; most can."""
+
     def _belong_to(self, owner: Any) -> None:
         self._require_unowned()
+        if not isinstance(owner, Transform) or owner.container is not None:
+            for leaf in self.flat():
+                leaf._refuse_env()
         self.__dict__["_owner_ref"] = weakref.ref(owner)
         self.__dict__["_owner_is_env"] = not isinstance(owner, Transform)
 

@@ -226,6 +226,26 @@ INVERSE |= {
         lambda: TensorDict({"hash": torch.zeros(32, dtype=torch.uint8)}),
     ),
 }
+
+
+def node(*batch: int) -> TensorDict:
+    return TensorDict({"x": TensorDict({"a": torch.ones(4, 1, 3)}, batch)}, [4])
+
+
+for name in ("UnsqueezeTransform", "SqueezeTransform"):
+    for dim, batch in ((-1, (4,)), (-1, (4, 1)), (-2, (4, 1)), (-2, (4,))):
+        FORWARD[f"{name} along {dim} of a node of {batch}"] = (
+            lambda lib, name=name, dim=dim: getattr(lib, name)(dim, in_keys=["x"]),
+            lambda batch=batch: node(*batch),
+        )
+    INVERSE[f"{name} of a node"] = (
+        lambda lib, name=name: getattr(lib, name)(-1, in_keys=[], in_keys_inv=["x"]),
+        lambda: node(4, 1),
+    )
+INVERSE["RenameTransform of nothing outwards"] = (
+    lambda lib: lib.RenameTransform((), (), in_keys_inv=["y"], out_keys_inv=["z"]),
+    lambda: TensorDict({"z": torch.ones(())}),
+)
 REFUSED = {
     "ActionChunkTransform of 0": lambda lib: lib.ActionChunkTransform(0),
     "BatchSizeTransform of nothing": lambda lib: lib.BatchSizeTransform(),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.reference.compare import OURS, check_same, differs
+from tests.reference.compare import OURS, check_same, check_works_alike, differs
 from tests.reference.transforms.worlds import arm, count, leaf_specs, ones, played, rows, teams
 from tests.zoo.gym_envs import Lives
 
@@ -350,3 +350,34 @@ def test_a_timer_shows_which_of_its_times_passed():
     check_same(lambda lib: call(lib, rows))
     check_same(lambda lib: call(lib, time_key="clock"))
     check_same(lambda lib: call(lib, out_keys=["a", "b"]))
+
+
+def grid(lib, shape=(3,)):
+    """A count that is observed on the points of a grid, in a node of its own."""
+
+    class Grid(type(count(lib))):
+        def __init__(self):
+            super().__init__()
+            point = lib.Composite(a=lib.Unbounded((*shape, 2)), shape=shape)
+            self.observation_spec = lib.Composite(grid=point)
+
+        def _shown(self):
+            root = super()._shown()
+            points = TensorDict({"a": torch.full((*shape, 2), float(root["count"]))}, shape)
+            return root.exclude("count", "success").set("grid", points)
+
+    return Grid()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("UnsqueezeTransform", (3,)), ("SqueezeTransform", (3, 1))]
+)
+def test_an_entry_that_is_a_tensordict_gets_other_axes(name, shape):
+    def behind(lib):
+        view = getattr(lib, name)(-1, in_keys=["grid"])
+        return lib.TransformedEnv(grid(lib, shape), view)
+
+    check_works_alike(lambda lib: played(behind(lib), 2))
+    differs("node-specs", lambda lib: behind(lib).observation_spec)
+    OURS.check_env_specs(behind(OURS))
+    assert not behind(OURS).transform.fuses  # programs know leaves alone

@@ -89,7 +89,15 @@ CALLS = {
     "frames of one step": lambda lib: lib.CatFrames(2, -1, in_keys=["x"])(
         TensorDict({"x": torch.ones(1)})
     ),
-    "rewards to go in an env": around(count, lambda lib: lib.Reward2GoTransform()),
+    "rewards to go given to an env": lambda lib: is_an_env(
+        lib.TransformedEnv(count(lib), lib.Reward2GoTransform())
+    ),
+    "rewards to go given to an env among others": lambda lib: is_an_env(
+        lib.TransformedEnv(count(lib), lib.Compose(lib.StepCounter(), lib.Reward2GoTransform()))
+    ),
+    "rewards to go appended to an env": lambda lib: is_an_env(
+        lib.TransformedEnv(count(lib)).append_transform(lib.Reward2GoTransform())
+    ),
     "no random beginnings": lambda lib: lib.NoopResetEnv(0).noops,
     "options projected": lambda lib: lib.DiscreteActionProjection(3, 5)(
         TensorDict({"action": torch.eye(3, dtype=torch.int64)[[0, 2, 1]]}, [3])
@@ -104,6 +112,10 @@ CALLS = {
     "frames by hand without an env": lambda lib: by_hand(lib.CatFrames(2, -1, in_keys=["x"])),
     "maxima by hand without an env": lambda lib: by_hand(lib.TimeMaxPool(["x"], T=2)),
 }
+
+
+def is_an_env(made):
+    return hasattr(made, "rollout")
 
 
 def number(lib):
