@@ -30,8 +30,8 @@ from envkit.batched.metadata import EnvMetaData
 from envkit.batched.policy_proof import PolicyEntries, policy_entries
 from envkit.batched.recovery import Recovery, allowed_restarts, require_truncated
 from envkit.batched.settings import (
+    Limit,
     PoolOptions,
-    require_seconds,
     require_usable,
 )
 from envkit.batched.threads import ThreadLimit
@@ -68,8 +68,8 @@ class PoolOwner(EnvBase):
     leaves_torch = True
     _buffer_exchange = BufferExchange
     _tensordict_exchange = TensorDictExchange
-    _timeout_s: float | None
-    _start_timeout_s: float | None
+    timeout = Limit("Seconds a step or reset may take; None sets no limit.")
+    start_timeout = Limit("Seconds that building sub-envs may take; None sets no limit.")
 
     if not TYPE_CHECKING:  # which would look for the keywords here
 
@@ -246,30 +246,6 @@ class PoolOwner(EnvBase):
     def _with_own_entries(self, specs: Composite) -> Composite:
         """Add what the batched env itself puts into data to the specs of the sub-envs."""
         return specs
-
-    @property
-    def timeout(self) -> float | None:
-        """Seconds a step or reset may take; None sets no limit."""
-        return self._timeout_s
-
-    @timeout.setter
-    def timeout(self, timeout_s: float | None) -> None:
-        self._limit_seconds("timeout", timeout_s)
-
-    @property
-    def start_timeout(self) -> float | None:
-        """Seconds that building sub-envs may take; None sets no limit."""
-        return self._start_timeout_s
-
-    @start_timeout.setter
-    def start_timeout(self, timeout_s: float | None) -> None:
-        self._limit_seconds("start_timeout", timeout_s)
-
-    def _limit_seconds(self, name: str, timeout_s: float | None) -> None:
-        require_seconds(name, timeout_s)
-        vars(self)[f"_{name}_s"] = timeout_s
-        if (pool := vars(self).get("_pool")) is not None:
-            setattr(pool, f"{name}_s", timeout_s)
 
     @property
     def policy_proof(self) -> Callable[..., Any] | None:

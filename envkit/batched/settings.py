@@ -14,7 +14,7 @@ from envkit.data.keywords import Default
 from envkit.errors import ArgumentError, ArgumentTypeError, MemoryKindError
 from envkit.specs.annotations import Device
 
-__all__ = ["AsyncOptions", "PoolOptions", "require_seconds", "require_usable"]
+__all__ = ["AsyncOptions", "Limit", "PoolOptions", "require_usable"]
 
 
 class AsyncOptions(TypedDict, total=False):
@@ -132,7 +132,26 @@ def _require_choice(name: str, value: Any) -> None:
         )
 
 
-def require_seconds(name: str, value: Any) -> None:
+class Limit:
+    """An attribute that limits how long a pool may take; a pool that runs is told at once."""
+
+    def __init__(self, doc: str):
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, env: Any, owner: type | None = None) -> float | None:
+        return self if env is None else vars(env)[f"_{self._name}_s"]  # type: ignore[return-value]
+
+    def __set__(self, env: Any, seconds: float | None) -> None:
+        _require_seconds(self._name, seconds)
+        vars(env)[f"_{self._name}_s"] = seconds
+        if (pool := vars(env).get("_pool")) is not None:
+            setattr(pool, f"{self._name}_s", seconds)
+
+
+def _require_seconds(name: str, value: Any) -> None:
     """Check a time limit; None sets none.
 
     Raises:
