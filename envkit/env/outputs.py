@@ -15,6 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -258,13 +259,9 @@ class OutputChecks:
         return ended
 
     def _level_done(self, following: TensorDictBase, level: tuple[str, ...]) -> torch.Tensor:
-        """Give the flags of a level: ``done``, or all of them where that has another name."""
-        names = self.table.levels[level]
-        flags = [
-            following.get(as_key((*level, name)))
-            for name in (("done",) if "done" in names else names)
-        ]
-        return flags[0] if len(flags) == 1 else torch.stack(flags).any(0)
+        """Give where any flag of a level is set: an env may say why an episode ends, and not that it does."""
+        flags = [following.get(as_key((*level, name))) for name in self.table.levels[level]]
+        return reduce(torch.logical_or, flags)
 
 
 def _reshaped(value: torch.Tensor, shape: tuple[int, ...], key: Key) -> torch.Tensor:

@@ -198,3 +198,23 @@ def test_rollouts_of_sub_envs_are_those_of_the_reference(make, stop, steps):
         return [row.exclude(*flags) for row in data.unbind(0)]
 
     check_works_alike(rows)
+
+
+def cut_short(lib):
+    """An env whose second step sets ``truncated`` and leaves ``done`` unset."""
+    endless = zoo.counter(lib, end=99)
+    return lib.TransformedEnv(endless, lib.StepCounter(2, update_done=False))
+
+
+@pytest.mark.parametrize("stop", [{}, {"break_when_all_done": True}])
+def test_a_rollout_stops_where_any_flag_ends_the_episode(stop):
+    check_works_alike(lambda lib: cut_short(lib).rollout(5, **stop))
+    assert cut_short(OURS).rollout(5, **stop).shape[-1] == 2
+
+
+def test_whatever_flag_ends_an_episode_the_next_one_begins():
+    def call(lib):
+        return cut_short(lib).rollout(5, break_when_any_done=False)["step_count"]
+
+    differs("any-flag-ends", call)
+    assert call(OURS).flatten().tolist() == [0, 1, 0, 1, 0]
