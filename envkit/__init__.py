@@ -88,7 +88,7 @@ _HOMES = {
         "RandomTruncationTransform",
         "TerminateTransform",
     ),
-    "envkit.transforms.episodes": ("InitTracker", "StepCounter", "TrajCounter"),
+    "envkit.transforms.episodes": ("InitTracker", "StepCounter"),
     "envkit.transforms.flow": (
         "ConditionalPolicySwitch",
         "ConditionalSkip",
@@ -123,6 +123,7 @@ _HOMES = {
     ),
     "envkit.transforms.core.leafwise": ("ObservationTransform",),
     "envkit.transforms.core.spec_hooks": ("apply_to_composite", "apply_to_composite_inv"),
+    "envkit.transforms.trajectory_numbers": ("TrajCounter",),
     "envkit.transforms.values": (
         "BinarizeReward",
         "ClipTransform",

@@ -98,7 +98,6 @@ from envkit.transforms.ends import TerminateTransform as TerminateTransform
 from envkit.transforms.episode_windows import cat_frames as cat_frames
 from envkit.transforms.episodes import InitTracker as InitTracker
 from envkit.transforms.episodes import StepCounter as StepCounter
-from envkit.transforms.episodes import TrajCounter as TrajCounter
 from envkit.transforms.flow import ConditionalPolicySwitch as ConditionalPolicySwitch
 from envkit.transforms.flow import ConditionalSkip as ConditionalSkip
 from envkit.transforms.flow import FrameSkipTransform as FrameSkipTransform
@@ -143,6 +142,7 @@ from envkit.transforms.shapes import FlattenObservation as FlattenObservation
 from envkit.transforms.shapes import PermuteTransform as PermuteTransform
 from envkit.transforms.shapes import SqueezeTransform as SqueezeTransform
 from envkit.transforms.shapes import UnsqueezeTransform as UnsqueezeTransform
+from envkit.transforms.trajectory_numbers import TrajCounter as TrajCounter
 from envkit.transforms.values import BinarizeReward as BinarizeReward
 from envkit.transforms.values import ClipTransform as ClipTransform
 from envkit.transforms.values import DoubleToFloat as DoubleToFloat

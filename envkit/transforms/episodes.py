@@ -1,4 +1,4 @@
-"""Values that begin anew with every episode: step counts, first-step flags, trajectory numbers.
+"""Values that begin anew with every episode: step counts and first-step flags.
 
 They travel in the data, beside the done flags they belong to, so a row can be stored and continued
 anywhere. `EpisodeTransform` decides which level each value obeys; the merge of a reset
@@ -12,7 +12,6 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +20,6 @@ from tensordict import TensorDictBase
 from envkit import rules
 from envkit.arrays import episode_counters
 from envkit.arrays.leaves import Changes, Leaves
-from envkit.data.inference import lasting
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.resets import collect_reset_masks
 from envkit.errors import ArgumentError, NoParentError, ResetMaskError
@@ -32,9 +30,10 @@ from envkit.transforms.core.wrapper import TransformHolder
 
 __all__ = [
     "EpisodeTransform",
+    "GoverningLevel",
     "InitTracker",
     "StepCounter",
-    "TrajCounter",
+    "counter_like",
 ]
 
 
@@ -54,11 +53,14 @@ class EpisodeTransform(Transform):
         """The env as seen just before this transform."""
         parent = self.parent
         if parent is None:
-            raise NoParentError(
-                f"{type(self).__name__} follows the episodes of an environment, and works only in "
-                "one: TransformedEnv(env, transform)."
-            )
+            raise self._missing_env()
         return parent
+
+    def _missing_env(self) -> NoParentError:
+        return NoParentError(
+            f"{type(self).__name__} follows the episodes of an environment, and works only in "
+            "one: TransformedEnv(env, transform)."
+        )
 
     def _read_once(self, name: str, build: Callable[[], Any]) -> Any:
         """Give what ``build`` reads of the env before this transform: once where specs are locked."""
@@ -95,7 +97,8 @@ class EpisodeTransform(Transform):
     def _reset_mask(self, td: TensorDictBase, level: Path) -> torch.Tensor | None:
         """Give the mask that decides for ``level`` in a reset; None resets all of it."""
         env = self.container
-        assert env is not None
+        if env is None:
+            raise self._missing_env()
         masks = collect_reset_masks(td, env.done_levels, env.full_done_spec)
         governing = rules.governing_level(level, masks)
         return None if governing is None else masks[governing]
@@ -153,7 +156,8 @@ def _name(given: Any, argument: str) -> str:
     return given
 
 
-def _counter_like(flags: TensorSpec) -> TensorSpec:
+def counter_like(flags: TensorSpec) -> TensorSpec:
+    """Declare a count for each done flag."""
     most = torch.iinfo(torch.int64).max
     counter = Bounded(0, most, flags.shape, "cpu", torch.int64)  # other devices compare no bounds
     return counter if flags.device is None else counter.to(flags.device)
@@ -215,6 +219,19 @@ class StepCounter(FusableTransform, EpisodeTransform):
         """Where the counts are."""
         return [as_key(path) for path in self.memory()]
 
+    @property
+    def all_done_keys(self) -> list[Key]:
+        """The ``done`` flags of all levels of the env."""
+        return self._beside_done("done")
+
+    @property
+    def all_truncated_keys(self) -> list[Key]:
+        """Where truncation is written: one flag beside each ``done``."""
+        return self._beside_done(self.truncated_key)
+
+    def _beside_done(self, name: str) -> list[Key]:
+        return [as_key((*path, name)) for path in self._env().done_levels]
+
     def memory(self) -> list[Path]:
         return [(*path, self.step_count_key) for path in self._levels()]
 
@@ -255,11 +272,11 @@ class StepCounter(FusableTransform, EpisodeTransform):
         return changes
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        self._declare(observation_spec, self.step_count_key, _counter_like)
+        self._declare(observation_spec, self.step_count_key, counter_like)
         return observation_spec
 
     def transform_state_spec(self, state_spec: Composite) -> Composite:
-        self._declare(state_spec, self.step_count_key, _counter_like)
+        self._declare(state_spec, self.step_count_key, counter_like)
         return state_spec
 
     def transform_done_spec(self, done_spec: Composite) -> Composite:
@@ -322,59 +339,3 @@ class InitTracker(FusableTransform, EpisodeTransform):
 
     def extra_repr(self) -> str:
         return f"init_key={self.init_key!r}"
-
-
-class TrajCounter(EpisodeTransform):
-    """Number the trajectories: 0, 1, 2, ... in the order in which they begin.
-
-    Adds an int64 entry in the shape of ``done`` beside each governing ``done``, constant within a
-    trajectory. Clones, and copies made by one `EnvCreator`, draw from the same numbers.
-
-    Args:
-        out_key: name of the entry.
-    """
-
-    keeps_books = True
-    next_number: torch.Tensor
-
-    def __init__(self, out_key: str = "traj_count"):
-        super().__init__()
-        self.out_key = _name(out_key, "out_key")
-        with lasting():
-            self.register_buffer("next_number", torch.zeros((), dtype=torch.int64))
-        self.shared_lock: AbstractContextManager = nullcontext()  # see envkit.batched.creator
-
-    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
-        for path, level in self._levels().items():
-            key = (*path, self.out_key)
-            number = td.get(key, None)
-            if number is None:
-                number = episode_counters.uncounted(next_td.get(level.flag))
-            next_td.set(key, number)
-        return next_td
-
-    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        for path, level in self._levels().items():
-            flags = td_reset.get(level.flag)
-            begins = torch.ones_like(flags)
-            mask = self._reset_mask(td, path)
-            if mask is not None:
-                begins &= mask.reshape(*mask.shape, *(1,) * (flags.ndim - mask.ndim))
-            td_reset.set((*path, self.out_key), self._draw(begins))
-        return td_reset
-
-    def _draw(self, begins: torch.Tensor) -> torch.Tensor:
-        """Give each set element of ``begins`` a number of its own; the others get any."""
-        place = begins.flatten().cumsum(0).reshape(begins.shape)
-        with self.shared_lock:
-            first = int(self.next_number)
-            self.next_number += int(begins.sum())
-        return first + place - 1
-
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        self._declare(observation_spec, self.out_key, _counter_like)
-        return observation_spec
-
-    def transform_state_spec(self, state_spec: Composite) -> Composite:
-        self._declare(state_spec, self.out_key, _counter_like)
-        return state_spec

@@ -46,7 +46,7 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
         reset_key: the `_reset` entry the values obey; needed when the env has several.
         expand_specs: what to do with specs whose Composite has another shape than the env's batch:
             True puts the batch axes in front of every leaf; False says that the leaves have them
-            already; None is an error.
+            already; None does what True does for a Composite of shape ``()``, and is an error for others.
         single_default_value: ``default_value`` is one function that returns a TensorDict of all.
         call_before_env_reset: write the values into the input of the base env's reset as well.
         **specs: specs of the entries by name.
@@ -111,7 +111,7 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
         found = {as_path(key): leaf for key, leaf in specs.items(True, True)}
         if tuple(specs.shape) == tuple(batch):
             return found
-        if self.expand_specs:
+        if self.expand_specs or (self.expand_specs is None and not specs.shape):
             return {path: leaf.expand(*batch, *leaf.shape) for path, leaf in found.items()}
         shapes = {as_key(path): tuple(leaf.shape) for path, leaf in found.items()}
         if self.expand_specs is None:

@@ -58,8 +58,8 @@ class _Moments(nn.Module):
         if self.exist:
             return
         self.register_buffer("weight", torch.zeros((), dtype=torch.float64, device=device))
-        self.register_buffer("mean", torch.zeros(*shape, dtype=dtype, device=device))
-        self.register_buffer("squares", torch.zeros(*shape, dtype=dtype, device=device))
+        self.register_buffer("mean", torch.zeros(tuple(shape), dtype=dtype, device=device))
+        self.register_buffer("squares", torch.zeros(tuple(shape), dtype=dtype, device=device))
 
     @torch.no_grad()
     def add(self, rows: torch.Tensor, decay: float) -> None:
@@ -84,7 +84,7 @@ class VecNorm(CoupledTransform, ArrayTransform):
 
     Every step counts the rows that were stepped, every reset those that were reset, and then all values
     are standardised. Statistics are buffers: clones share them, and so do the envs of one `EnvCreator`
-    and modules whose memory is shared. Nothing is counted in eval mode or after `freeze`. It fuses
+    and modules whose memory is shared. Nothing is counted after `freeze`; `eval()` changes nothing. It fuses
     unless processes or threads share it: a program changes statistics without asking anybody.
 
     Args:
@@ -148,7 +148,7 @@ class VecNorm(CoupledTransform, ArrayTransform):
     # ------------------------------------------------------------------------ what couples the rows
 
     def _observe_rows(self, key: Key, rows: torch.Tensor) -> None:
-        if self.frozen or not self.training:
+        if self.frozen:
             return
         rows, own = _as_float(rows), self._moments_of(key)
         with self.shared_lock:
@@ -207,8 +207,7 @@ class VecNorm(CoupledTransform, ArrayTransform):
         )
 
     def constants(self) -> dict[str, Any]:
-        counts = self.training and not self.frozen
-        return {"decay": self.decay, "eps": self.eps, "counts": counts}
+        return {"decay": self.decay, "eps": self.eps, "counts": not self.frozen}
 
     def state(self) -> dict[str, torch.Tensor]:
         if self._is_shared:
@@ -305,7 +304,17 @@ class VecNorm(CoupledTransform, ArrayTransform):
         return self
 
     def frozen_copy(self) -> VecNorm:
-        """Give a clone that follows these statistics and counts nothing itself."""
+        """Give a clone that follows these statistics and counts nothing itself.
+
+        Raises:
+            StatisticsError: (a RuntimeError) there are none to follow yet.
+        """
+        unseen = [key for key in self.in_keys if not self._moments_of(key).exist]
+        if unseen:
+            raise StatisticsError(
+                f"VecNorm has no statistics of {unseen} yet, which a frozen copy could follow. Step its env "
+                "or call it on data first, or use clone() and freeze() the clone later."
+            )
         twin = self.clone()
         assert isinstance(twin, VecNorm)
         return twin.freeze()

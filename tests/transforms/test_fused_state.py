@@ -154,14 +154,11 @@ def test_rows_that_are_skipped_or_only_fill_up_a_batch_do_not_count(step, reset)
     assert_alike(outcomes[0][1], outcomes[1][1])
 
 
-def test_nothing_is_counted_in_eval_mode_or_when_frozen_and_nothing_compiled_for_it(both):
+def test_nothing_is_counted_when_frozen_and_nothing_compiled_for_it(both):
     inside, _ = both
     inside.rollout(STEPS, break_when_any_done=False)
     before, traces = statistics(inside), dict(inside.traces)
 
-    inside.eval()
-    inside.rollout(STEPS, break_when_any_done=False)
-    inside.train()
     norm_of(inside).frozen = True
     data = inside.rollout(STEPS, break_when_any_done=False)
 

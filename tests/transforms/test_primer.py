@@ -86,11 +86,15 @@ def test_specs_that_have_the_batch_axes_are_taken_as_they_are():
         check_env_specs(env)
 
 
-@pytest.mark.parametrize("expand", [None, False])
-def test_specs_that_do_not_fit_the_batch_are_refused(expand):
-    env = TransformedEnv(
-        SerialEnv(2, make_count), TensorDictPrimer(mem=Unbounded((3,)), expand_specs=expand)
-    )
+@pytest.mark.parametrize(
+    ("primers", "expand"),
+    [
+        (Composite(mem=Unbounded((1, 3)), shape=(1,)), None),
+        (Composite(mem=Unbounded((3,))), False),
+    ],
+)
+def test_specs_that_do_not_fit_the_batch_are_refused(primers, expand):
+    env = TransformedEnv(SerialEnv(2, make_count), TensorDictPrimer(primers, expand_specs=expand))
 
     with pytest.raises(RuntimeError, match="expand_specs=True"):
         _ = env.observation_spec

@@ -263,6 +263,8 @@ class Transform(nn.Module):
 
     def _redeclare(self, specs: Composite, kind: str) -> None:
         name, hook = f"full_{kind}_spec", f"transform_{kind}_spec"
+        if specs.get(name, None) is None:  # not declared
+            return
         spec = getattr(self, hook)(specs[name].clone())
         if not isinstance(spec, Composite):
             raise SpecTypeError(

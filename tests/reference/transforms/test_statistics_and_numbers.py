@@ -1,0 +1,129 @@
+"""Running statistics, numbers of trajectories, and primed entries: what they show and when they change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tests.reference.compare import OURS, check_same, check_works_alike
+from tests.reference.transforms.worlds import count, leaf_specs, played, rows, teams
+
+
+def normalised(lib, shape, change=lambda norm: norm, updates=4):
+    norm = lib.VecNorm(["a"], decay=0.5)
+    data = [torch.arange(3.0).reshape(3, *shape) * 2**i for i in range(updates)]
+    norm(TensorDict({"a": data[0]}, [3]))
+    norm = change(norm) or norm
+    shown = [norm(TensorDict({"a": value}, [3]))["a"] for value in data[1:]]
+    return [[round(number, 4) for number in value.flatten().tolist()] for value in shown]
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_entries_of_any_shape_are_standardised(shape):
+    check_works_alike(lambda lib: normalised(lib, shape))
+
+
+def test_a_single_number_is_standardised_in_its_own_shape():
+    norm = OURS.VecNorm(["a"], decay=0.5)
+
+    shown = [norm(TensorDict({"a": torch.tensor(value)}, []))["a"] for value in (0.0, 3.0)]
+
+    assert [value.shape for value in shown] == [(), ()]
+    assert shown[0] == 0 and shown[1] > 0
+
+
+def test_statistics_follow_the_data_in_eval_mode_and_not_when_frozen():
+    check_works_alike(lambda lib: normalised(lib, (1,), lambda norm: norm.eval()))
+    check_works_alike(lambda lib: normalised(lib, (1,), lambda norm: norm.freeze()))
+
+
+def test_a_frozen_copy_needs_statistics_to_follow():
+    check_same(lambda lib: lib.VecNorm(["a"]).frozen_copy())
+    with pytest.raises(RuntimeError, match="no statistics"):
+        OURS.VecNorm(["a"]).frozen_copy()
+
+
+NUMBERED = {
+    "a name": (count, "number"),
+    "beside the flags of one group": (teams, ("a", "number")),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERED)
+def test_trajectories_are_numbered_where_their_key_says(case):
+    make, key = NUMBERED[case]
+
+    def call(lib):
+        env = lib.TransformedEnv(make(lib), lib.TrajCounter(key))
+        return played(env, 8, break_when_any_done=False)
+
+    check_works_alike(call)
+
+
+def test_a_number_that_stands_beside_no_flags_says_where_they_are():
+    env = OURS.TransformedEnv(teams(OURS), OURS.TrajCounter(("c", "number")))
+
+    with pytest.raises(KeyError, match="done flags at 'c'"):
+        env.reset()
+
+
+@pytest.mark.parametrize("make", [count, teams])
+@pytest.mark.parametrize("name", ["all_done_keys", "all_truncated_keys"])
+def test_a_counter_names_the_flags_of_all_levels(make, name):
+    def call(lib):
+        counter = lib.StepCounter(4)
+        env = lib.TransformedEnv(make(lib), counter)
+        env.reset()
+        return getattr(counter, name)
+
+    check_works_alike(call)
+
+
+PRIMERS = {
+    "a dict": lambda lib: lib.TensorDictPrimer({"h": lib.Unbounded((3,))}),
+    "a Composite": lambda lib: lib.TensorDictPrimer(lib.Composite(h=lib.Unbounded((2, 3)))),
+    "a Composite of the batch": lambda lib: lib.TensorDictPrimer(
+        lib.Composite(h=lib.Unbounded((2, 3)), shape=(2,))
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PRIMERS)
+def test_primers_without_batch_axes_gain_those_of_the_env(case):
+    def call(lib):
+        env = lib.TransformedEnv(rows(lib), PRIMERS[case](lib))
+        return [env.reset(), leaf_specs(env)]
+
+    check_works_alike(call)
+
+
+def test_kinds_of_specs_that_are_not_declared_are_left_alone():
+    def outputs(lib):
+        given = lib.Composite(full_observation_spec=lib.Composite(a=lib.Unbounded((3,))))
+        given["full_reward_spec"] = given["full_done_spec"] = None
+        return lib.UnsqueezeTransform(-1, in_keys=["a"]).transform_output_spec(given)
+
+    def inputs(lib):
+        given = lib.Composite(full_action_spec=lib.Composite(action=lib.Unbounded((3,))))
+        given["full_state_spec"] = None
+        return lib.ClipTransform(in_keys_inv=["action"], low=-1.0).transform_input_spec(given)
+
+    check_works_alike(outputs)
+    check_works_alike(inputs)
+
+
+USED_BY_HAND = {
+    "NoopResetEnv": lambda lib: lib.NoopResetEnv(3),
+    "ActionMask": lambda lib: lib.ActionMask(),
+    "TargetReturn": lambda lib: lib.TargetReturn(1.0),
+}
+
+
+@pytest.mark.parametrize("name", USED_BY_HAND)
+def test_what_needs_an_env_says_so(name):
+    mask = torch.ones(2, dtype=torch.bool)
+    data = TensorDict({"action": torch.ones(2), "action_mask": mask, "reward": torch.ones(1)})
+
+    with pytest.raises(RuntimeError, match="env"):
+        USED_BY_HAND[name](OURS)._reset(data, data.clone())
