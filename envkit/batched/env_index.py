@@ -7,6 +7,7 @@ data is sent back. It may also be set by hand: an int for one row, or one for ea
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -21,8 +22,12 @@ ENV_INDEX = "env_index"
 
 def env_indices(envs: Iterable[int], sub_batch: torch.Size) -> Any:
     """Give the entry for rows of some envs, each of batch size ``sub_batch``."""
-    entries = [NonTensorData(env, batch_size=sub_batch) for env in envs]
-    return NonTensorStack(*entries)  # type: ignore[abstract]
+    return NonTensorStack(*(_entry(env, sub_batch) for env in envs))  # type: ignore[abstract]
+
+
+@lru_cache(maxsize=4096)
+def _entry(env: int, sub_batch: torch.Size) -> NonTensorData:
+    return NonTensorData(env, batch_size=sub_batch).lock_()
 
 
 def envs_of(

@@ -94,13 +94,14 @@ class JobQueues:
         size = self._owner.batch_size[1:]
         if td is None:
             return {env: TensorDict(batch_size=size) for env in envs}
+        td = td.exclude(ENV_INDEX)
         rows = [td] if td.batch_size == size else list(td.unbind(0)) if td.batch_dims else []
         if len(rows) != len(envs) or any(row.batch_size != size for row in rows):
             raise BatchSizeError(
                 f"the TensorDict has batch size {tuple(td.batch_size)}, but {len(envs)} envs of batch size "
                 f"{tuple(size)} are meant, {envs}: pass one row for each."
             )
-        return {env: row.exclude(ENV_INDEX) for env, row in zip(envs, rows, strict=True)}
+        return dict(zip(envs, rows, strict=True))
 
     def recv(
         self,
