@@ -11,6 +11,7 @@ from envkit import rules
 from envkit.data.paths import as_key
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
+from envkit.errors import FusionError
 from envkit.transforms.core.base import Transform
 
 __all__ = ["Route", "kept_where_skipped"]
@@ -35,6 +36,27 @@ class Route:
         for transform in self.outside:
             following = transform._step(inner, following)
         return following
+
+    def require_one_program(self) -> None:
+        """Check that steps, transforms included, are one program.
+
+        Raises:
+            FusionError: some transforms cannot run inside the program, or the env has none.
+        """
+        if not hasattr(type(self.stepper), "unroll"):
+            raise FusionError(
+                f"unroll needs a stateless env, whose steps are one program, but this is a "
+                f"{type(self.stepper).__name__} behind transforms. Use "
+                "rollout(steps, break_when_any_done=False), which goes step by step."
+            )
+        outside = [leaf for transform in self.outside for leaf in transform.flat()]
+        if outside:
+            names = ", ".join(type(leaf).__name__ for leaf in outside)
+            raise FusionError(
+                f"unroll would pass {names} by: these transforms run outside the programs of the env "
+                "(docs/transforms.md says which run inside; all before them must). Use "
+                "rollout(steps, break_when_any_done=False), which goes step by step."
+            )
 
 
 def kept_where_skipped(

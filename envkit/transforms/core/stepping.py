@@ -28,7 +28,6 @@ from envkit.data.transition import leaves
 from envkit.env.base import EnvBase, OutputLeaf
 from envkit.env.pending import Pending
 from envkit.env.policy import PolicyLike
-from envkit.errors import FusionError
 from envkit.specs import Composite
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.route import Route, kept_where_skipped
@@ -305,20 +304,7 @@ class TransformStepping(TransformHolder):
         """
         self._require_no_override(draws=policy is None)
         route = self._route
-        if not hasattr(type(route.stepper), "unroll"):
-            raise FusionError(
-                f"unroll needs a stateless env, whose steps are one program, but this is a "
-                f"{type(route.stepper).__name__} behind transforms. Use "
-                "rollout(steps, break_when_any_done=False), which goes step by step."
-            )
-        outside = [leaf for transform in route.outside for leaf in transform.flat()]
-        if outside:
-            names = ", ".join(type(leaf).__name__ for leaf in outside)
-            raise FusionError(
-                f"unroll would pass {names} by: these transforms run outside the programs of the env "
-                "(docs/transforms.md says which run inside; all before them must). Use "
-                "rollout(steps, break_when_any_done=False), which goes step by step."
-            )
+        route.require_one_program()
         stepper: Any = route.stepper
         return stepper.unroll(td, steps, policy, record_state=record_state)
 
