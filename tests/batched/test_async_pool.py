@@ -437,6 +437,26 @@ def test_with_restarts_a_lost_row_is_truncated_and_begins_anew(new_pool, make):
     assert pool.async_step_recv(min_get=2)["next", "count"].flatten().tolist() == [2, 1]
 
 
+@pytest.mark.parametrize("use_buffers", [True, False])
+@pytest.mark.parametrize("first", ["step", "reset"])
+def test_a_row_that_was_lost_goes_on_with_whatever_is_sent_next(new_pool, use_buffers, first):
+    pool = new_pool([Chaos] * 2, on_worker_failure="restart", use_buffers=use_buffers)
+    td = pool.reset()
+    pool.async_step_send(td.set("action", faulty("none", "raise")))
+    lost = pool.async_step_recv(min_get=2)
+    assert lost["next", "truncated"].flatten().tolist() == [False, True]
+
+    root = pool.step_mdp(lost).set("action", faulty("none", "none"))
+    if first == "reset":
+        pool.async_reset_send(root[1:])
+        assert pool.async_reset_recv()["count"].item() == 0
+    pool.async_step_send(root[1:])
+
+    assert pool.async_step_recv()["next", "count"].item() == 1
+    pool.async_reset_send(root)
+    assert pool.async_reset_recv(min_get=2)["count"].flatten().tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("fault", ["kill", "hang"])
 def test_a_process_that_is_lost_is_told_and_replaced(opened, fault):
     pool = opened(

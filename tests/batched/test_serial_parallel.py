@@ -600,3 +600,41 @@ def test_what_a_policy_writes_is_carried_on_but_for_reset_masks(opened):
     assert equal(in_rows, one_by_one)
     assert in_rows["memory"].squeeze(-1).tolist() == [[1, 2, 3]] * 2
     assert len(private_keys(in_rows)) == 2
+
+
+def cartpole():
+    return GymEnv("CartPole-v1")
+
+
+@pytest.mark.parametrize("masked_at", [None, 3, 70, 100])
+def test_runs_longer_than_memory_has_moments_go_on_as_they_would_one_by_one(opened, masked_at):
+    def run(use_buffers):
+        env = opened(SerialEnv(2, cartpole, use_buffers=use_buffers))
+        env.set_seed(0)
+        if masked_at is None:
+            return env.rollout(150, break_when_any_done=False)
+        calls = []
+
+        def act(td):
+            calls.append(1)
+            if len(calls) == masked_at:  # what records ends, and the rest goes step by step
+                td.set("_step", torch.tensor([True, False]))
+            return td.set("action", torch.tensor([[0, 1], [1, 0]]))
+
+        return env.rollout(150, act, break_when_any_done=False)
+
+    rows, tds = run(True), run(False)
+
+    assert rows.shape == (2, 150)
+    assert set(rows.keys(True, True)) == set(tds.keys(True, True))
+    for key in rows.keys(True, True):
+        assert torch.equal(rows[key], tds[key]), key
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_rows_carry_data_only_where_all_sub_envs_look_alike(opened, first):
+    makers = [partial(Count, 3), StatelessCount]
+    env = opened(SerialEnv(2, [makers[first], makers[1 - first]], use_buffers=None))
+
+    assert env.reset().batch_size == (2,)
+    assert env.use_buffers is False

@@ -22,6 +22,7 @@ from envkit.functional import (
     normalize,
     sample_space,
 )
+from envkit.functional.core import done_of
 from envkit.functional.structure import conform
 from tests.zoo.jax_envs import Countdown, NoisyWalk, Pendulum
 
@@ -35,6 +36,13 @@ def play(env, steps, action=0):
         state, timestep = env.step(state, action)
         timesteps.append(normalize(timestep))
     return timesteps
+
+
+def test_what_a_step_leaves_out_neither_pays_nor_ends():
+    timestep = normalize(Timestep({"a": 1.0}))
+
+    assert (timestep.reward, timestep.terminated, timestep.truncated) == (0.0, False, False)
+    assert not done_of(timestep)
 
 
 def test_time_limit_truncates_an_unfinished_episode():
