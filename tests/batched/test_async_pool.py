@@ -269,6 +269,18 @@ def test_jobs_give_what_calls_for_all_give(new_pool, opened):
         assert (td.exclude("env_index") == wanted).all()
 
 
+def test_what_was_received_stays_as_it_was(new_pool):
+    pool = new_pool([Count, Count])
+    pool.async_step_and_maybe_reset_send(acting(pool.reset()))
+    data, root = pool.async_step_and_maybe_reset_recv(min_get=2)
+
+    pool.async_step_and_maybe_reset_send(acting(root.clone()))
+    pool.async_step_and_maybe_reset_recv(min_get=2)
+
+    assert data["next", "count"].flatten().tolist() == [1, 1]
+    assert root["count"].flatten().tolist() == [1, 1]
+
+
 def test_rounds_and_jobs_may_alternate(new_pool):
     pool = new_pool([Count, Count])
     td = pool.step_mdp(pool.step(acting(pool.reset())))
