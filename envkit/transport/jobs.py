@@ -148,8 +148,11 @@ class ProcessJobPool(ProcessPool):
         handle = resources.handles[job.worker]
         return handle.request is not job.request or handle.reply not in resources.pending
 
-    def _is_waiting(self, resources: Resources) -> bool:
-        return any(handle.request is self._round for handle in resources.pending.values())
+    def _finish_round(self, resources: Resources) -> None:
+        """Wait for the workers that this round has asked; others may have jobs."""
+        pending = resources.pending
+        while any(handle.request is self._round for handle in pending.values()):
+            self._attend(resources, self._round.deadline)
 
     def outcome(self, job: Job) -> Any:
         request = job.request

@@ -67,12 +67,8 @@ class Rounds:
 
     def _finish_round(self, resources: Resources) -> None:
         """Wait for every worker that was woken, and note what failed."""
-        while self._is_waiting(resources):
+        while resources.pending:
             self._attend(resources, self._round.deadline)
-
-    def _is_waiting(self, resources: Resources) -> bool:
-        """Say whether workers have yet to answer what this round asked of them."""
-        return bool(resources.pending)
 
     def _attend(self, resources: Resources, until: float) -> None:
         """Wait until something happens, or ``until`` (`time.monotonic`), and take what came."""
