@@ -24,7 +24,8 @@ def for_replay_buffer(transform: Transform) -> TorchRLTransform:
 
     Pass the result as ``ReplayBuffer(transform=...)``, to ``append_transform`` or to
     ``insert_transform``. What is extended goes through `Transform.inv`, what is sampled through
-    `Transform.forward`. The buffer puts transforms into eval mode: running statistics stand still.
+    `Transform.forward`. Running statistics (`VecNorm`)
+    learn from what is sampled too: pass a ``frozen_copy()`` for them to stand still.
 
     Args:
         transform: a transform, a `Compose`, or a function ``td -> td``.

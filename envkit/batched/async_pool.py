@@ -20,7 +20,7 @@ from envkit import rules
 from envkit.batched.attributes import WorkerAttribute
 from envkit.batched.creation_context import chosen
 from envkit.batched.env import BatchedEnv
-from envkit.batched.env_index import ENV_INDEX, env_indices
+from envkit.batched.env_index import ENV_INDEX, env_indices, envs_of
 from envkit.batched.exchange.one_by_one import BufferJobs, JobKind, TensorDictJobs
 from envkit.batched.host import BUILDING, COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.queues import JobQueues
@@ -138,6 +138,11 @@ class AsyncEnvPool(BatchedEnv):
         specs["input_spec", "full_state_spec", ENV_INDEX] = index
         return specs
 
+    def _is_in_order(self, td: TensorDictBase) -> bool:
+        if td.batch_size != self.batch_size:
+            return True  # refused with the batch
+        return envs_of(td, None, self.num_workers) == list(range(self.num_workers))
+
     def _indices(self) -> Any:
         return env_indices(range(self.num_workers), self._batch_size[1:])
 
@@ -162,6 +167,11 @@ class AsyncEnvPool(BatchedEnv):
         self._require_idle()
         if td.get(ENV_INDEX, None) is None:
             td.set(ENV_INDEX, self._indices())
+        elif not self._is_in_order(td):
+            raise ArgumentError(
+                f"the rows belong to envs {list(td[ENV_INDEX])}, but where all envs step at once row i is that of "
+                "env i. Put them in order, or send them: async_step_send goes by env_index."
+            )
         return super()._make_step(td, advance=advance)
 
     def _set_seeds(self, seed: int | None, *, static: bool) -> int:
@@ -180,7 +190,9 @@ class AsyncEnvPool(BatchedEnv):
 
         See `BatchedEnv.rand_action`. Which envs some rows belong to is said by ``env_index``.
         """
-        if tensordict is None or tensordict.batch_size == self.batch_size:
+        if tensordict is None or tensordict.get(ENV_INDEX, None) is None:
+            return super().rand_action(tensordict)
+        if tensordict.batch_size == self.batch_size and self._is_in_order(tensordict):
             return super().rand_action(tensordict)
         rows = self._queues.parts(tensordict, None)
         drawn = [self._drawn_by(env, row) for env, row in rows.items()]
@@ -298,6 +310,10 @@ class ThreadingAsyncEnvPool(AsyncEnvPool):
     """An `AsyncEnvPool` with one thread an env: for envs that wait, or compute in native code."""
 
     backend = "threading"
+
+    def _prefers_rows(self, pool: Pool) -> bool:
+        """A thread that was given up may still write into rows, which must not be those of its successor."""
+        return self.on_worker_failure == "raise"
 
     def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
         factory = HostFactory(

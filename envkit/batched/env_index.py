@@ -47,7 +47,7 @@ def envs_of(
             "pool has given, set td['env_index'], or pass env_index=."
         )
     envs = _flat(env_index)
-    wrong = [env for env in envs if not (isinstance(env, int) and 0 <= env < num_envs)]
+    wrong = [env for env in envs if type(env) is not int or not 0 <= env < num_envs]
     if wrong or len(set(envs)) != len(envs):
         raise ArgumentError(
             f"env_index is {env_index!r}, but must name different envs of 0 to {num_envs - 1}, "

@@ -24,7 +24,7 @@ from envkit.batched.stacking import stack_rows
 from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.paths import as_key
 from envkit.data.transition import leaves
-from envkit.errors import ArgumentError, BatchSizeError, BusyEnvError, NotResetError
+from envkit.errors import ArgumentError, BatchSizeError, BusyEnvError, NotResetError, WorkerError
 from envkit.transport.jobs import Job, JobPool
 
 __all__ = ["JobQueues"]
@@ -41,6 +41,7 @@ class _Sent:
     td: TensorDictBase
     job: Job
     is_slot: bool
+    made: Made | None = None  # what came of it, while others are still to be taken
 
 
 class JobQueues:
@@ -72,8 +73,8 @@ class JobQueues:
             )
         if kind != "reset":
             _require_begun([env for env in parts if not exchange.has_root(env)])
-            for env, part in parts.items():
-                exchange.fill_one(env, part)
+        for env, part in parts.items():
+            exchange.fill_one(env, kind, part)
         for env, part in parts.items():
             job = exchange.begin_one(env, kind, part)
             self._sent[env] = _Sent(env, kind, part, job, isinstance(env_index, int))
@@ -81,7 +82,7 @@ class JobQueues:
     def parts(
         self, td: TensorDictBase | None, env_index: int | Sequence[int] | None
     ) -> dict[int, TensorDictBase]:
-        """Give the row of each env that data holds.
+        """Give the row of each env that data holds, copied: who sent it may write into it again.
 
         Raises:
             ArgumentTypeError: it is no TensorDict.
@@ -94,7 +95,7 @@ class JobQueues:
         size = self._owner.batch_size[1:]
         if td is None:
             return {env: TensorDict(batch_size=size) for env in envs}
-        td = td.exclude(ENV_INDEX)
+        td = td.exclude(ENV_INDEX).clone()
         rows = [td] if td.batch_size == size else list(td.unbind(0)) if td.batch_dims else []
         if len(rows) != len(envs) or any(row.batch_size != size for row in rows):
             raise BatchSizeError(
@@ -154,13 +155,17 @@ class JobQueues:
         return ready
 
     def _take(self, ready: list[_Sent]) -> dict[int, Made]:
-        """Take what jobs have made, by env; one that failed is told before any other is taken."""
-        made = {}
+        """Take what jobs have made, by env. One that failed is told first; what others made is kept then."""
         for sent in sorted(ready, key=lambda sent: not sent.job.request.failures):
-            del self._sent[sent.env]
-            following, root = self._exchange.take_one(sent.env, sent.kind, sent.td, sent.job)
-            made[sent.env] = self._made(sent, following, root)
-        return made
+            if sent.made is not None:
+                continue
+            try:
+                outcome = self._exchange.take_one(sent.env, sent.kind, sent.td, sent.job)
+            except WorkerError:
+                del self._sent[sent.env]
+                raise
+            sent.made = self._made(sent, *outcome)
+        return {sent.env: cast(Made, self._sent.pop(sent.env).made) for sent in ready}
 
     def _made(
         self, sent: _Sent, following: TensorDictBase | None, root: TensorDictBase | None

@@ -39,7 +39,7 @@ class _Watch(MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if fullname != _MODULE:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
+        others = (f for f in sys.meta_path if f is not self and hasattr(f, "find_spec"))
         found = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:

@@ -91,13 +91,16 @@ class ProcessJobPool(ProcessPool):
         Raises:
             BusyEnvError: some have one.
         """
-        busy = [
-            handle.index
-            for handle in handles
-            if handle.reply in resources.pending and handle.request is not self._round
-        ]
-        if busy:
+        if not (busy := self._busy(resources, handles)):
+            return
+        self._attend(resources, 0.0)  # one that nobody waited for, after Ctrl-C, may be done
+        if busy := self._busy(resources, handles):
             raise BusyEnvError(f"workers {busy} are still processing a job. Receive it first.")
+
+    def _busy(self, resources: Resources, handles: Sequence[WorkerHandle]) -> list[int]:
+        pending = resources.pending
+        jobs = [h for h in handles if h.reply in pending and h.request is not self._round]
+        return [handle.index for handle in jobs]
 
     def begin(self, worker: int, command: int) -> Job:
         resources, handle, job = self._job(worker, self._commands.get(command) or str(command))

@@ -108,9 +108,16 @@ class ThreadPool:
         worker.host.bind(dict(self._arrays), self.rows_of[worker.index])
 
     def restart_worker(self, index: int) -> object:
-        """Give the rows of a worker a new thread and host, bound to the same memory."""
+        """Give the rows of a worker a new thread and host, bound to the same memory.
+
+        Raises:
+            WorkerError: the old thread still works, and would write into that memory beside the new one.
+        """
         self._require_open()
-        self._workers[index].end()
+        old = self._workers[index]
+        if old.lost is not None and self._arrays is not None and old.is_busy:
+            raise worker_error([old.lost], len(self.rows_of), self.seeds)
+        old.end()
         worker = self._workers[index] = _Worker(index, self._changed)
         described = self._together("start", [worker], self._build, limit="start_timeout")[0]
         if self._arrays is not None:
@@ -312,6 +319,7 @@ class _Worker:
         self.host: Host | None = None
         self.job: Job | None = None
         self.lost: Failure | None = None
+        self.is_busy = False  # also with a job that was given up
         self._changed = changed
         self._tasks: SimpleQueue[tuple[Job, Work] | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._serve, name=f"env {index}", daemon=True)
@@ -319,7 +327,7 @@ class _Worker:
 
     def begin(self, job: Job, work: Work) -> None:
         """Have the thread work; `job` is None again when it has."""
-        self.job = job
+        self.job, self.is_busy = job, True
         self._tasks.put((job, work))
 
     def end(self) -> None:
@@ -337,6 +345,7 @@ class _Worker:
     def _answer(self, job: Job, work: Work) -> None:
         result, failures = work()
         with self._changed:
+            self.is_busy = False
             if self.job is not job:  # it was given up meanwhile
                 return
             if failures:

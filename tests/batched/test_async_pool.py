@@ -55,6 +55,10 @@ class Gated(Count):
         return super()._step(td)
 
 
+def gated_with_truncated(gate):
+    return Gated(gate).add_truncated_keys()
+
+
 @pytest.fixture(params=BACKENDS)
 def new_pool(request, opened):
     def make(makers, **options):
@@ -281,6 +285,37 @@ def test_what_was_received_stays_as_it_was(new_pool):
     assert root["count"].flatten().tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("use_buffers", [True, False])
+def test_what_was_sent_may_be_written_to_again(new_pool, tmp_path, use_buffers):
+    gate = tmp_path / "gate"
+    pool = new_pool([partial(Gated, gate), Gated], use_buffers=use_buffers)
+    td = acting(pool.reset(), 0)
+
+    pool.async_step_send(td)
+    td["action"].fill_(1)
+    td["count"].fill_(77)
+    gate.touch()
+    data = pool.async_step_recv(min_get=2)
+
+    assert data["action"].flatten().tolist() == [0, 0]
+    assert data["count"].flatten().tolist() == [0, 0]
+
+
+def test_rows_in_another_order_are_sent_and_not_stepped_at_once(new_pool):
+    pool = new_pool([cartpole, pendulum], stack="lazy")
+    td = pool.reset()
+    turned = LazyStackedTensorDict(td[1], td[0], stack_dim=0)
+
+    turned = pool.rand_action(turned)
+    with pytest.raises(ArgumentError, match=r"rows belong to envs \[1, 0\]"):
+        pool.step(turned.clone())
+    pool.async_step_send(turned)
+
+    data = pool.async_step_recv(min_get=2)
+    assert data["env_index"] == [0, 1]
+    assert data[0]["next", "observation"].shape == (4,)
+
+
 def test_rounds_and_jobs_may_alternate(new_pool):
     pool = new_pool([Count, Count])
     td = pool.step_mdp(pool.step(acting(pool.reset())))
@@ -341,7 +376,7 @@ def test_waiting_ends_in_time_and_loses_nothing(new_pool, tmp_path):
     pool = new_pool([partial(Gated, gate), Gated])
     pool.async_step_send(acting(pool.reset()))
 
-    with pytest.raises(TimeoutError, match="1 of 2 results"):
+    with pytest.raises(TimeoutError, match="of 2 results"):
         pool.async_step_recv(min_get=2, timeout=SOON_S)
     gate.touch()
 
@@ -476,9 +511,10 @@ def test_a_process_that_is_lost_is_told_and_replaced(opened, fault):
             [Chaos] * 2, backend="process", on_worker_failure="restart", timeout=PATIENCE_S
         )
     )
-    td = pool.reset()
+    td = pool.reset().set("action", faulty(fault, "none"))
+    pool.async_step_send(td[1:])
     pool.timeout = 1.0 if fault == "hang" else PATIENCE_S
-    pool.async_step_send(td.set("action", faulty(fault, "none")))
+    pool.async_step_send(td[:1])
 
     data = pool.async_step_recv(min_get=2)
 
@@ -492,13 +528,50 @@ def test_an_env_that_hangs_in_a_thread_is_given_up_in_time(opened, tmp_path):
     gate = tmp_path / "gate"
     pool = opened(AsyncEnvPool([partial(Gated, gate), Gated]))
     td = acting(pool.reset())
-    pool.timeout = SOON_S
-    pool.async_step_send(td)
-
+    pool.async_step_send(td[1:])
     assert pool.async_step_recv()["env_index"] == [1]
+    pool.timeout = SOON_S
+    pool.async_step_send(td[:1])
+
     with pytest.raises(WorkerTimeoutError, match=r"did not answer 'step' within 0.2 s"):
         pool.async_step_recv()
     gate.touch()
+
+
+@pytest.mark.parametrize("use_buffers", [None, True])
+def test_a_thread_that_was_given_up_writes_into_nobodys_rows(opened, tmp_path, use_buffers):
+    gate = tmp_path / "gate"
+    make = partial(gated_with_truncated, gate)
+    options = {"on_worker_failure": "restart", "use_buffers": use_buffers}
+    pool = opened(AsyncEnvPool([make], **options))
+    td = acting(pool.reset())
+    pool.timeout = SOON_S
+    pool.async_step_send(td)
+
+    if use_buffers:  # its successor would share them
+        with pytest.raises(WorkerTimeoutError, match="did not answer 'step'"):
+            pool.async_step_recv()
+    else:
+        assert pool.async_step_recv()["next", "truncated"].item()
+        pool.timeout = PATIENCE_S
+        gate.touch()
+        pool.async_reset_send(env_index=[0])
+        pool.async_step_send(acting(pool.async_reset_recv()))
+        assert pool.async_step_recv()["next", "count"].item() == 1
+    gate.touch()
+
+
+def test_what_was_taken_before_an_error_is_given_next(new_pool):
+    pool = new_pool([Chaos] * 3, on_worker_failure="restart", max_restarts=1)
+    td = pool.reset().set("action", faulty("raise", "raise", "none"))
+    pool.async_step_send(td)
+
+    with pytest.raises(WorkerError, match="max_restarts"):
+        pool.async_step_recv(min_get=3)
+    data = pool.async_step_recv(min_get=2)
+
+    assert data["next", "truncated"].flatten().tolist() == [True, False]
+    assert data["env_index"][1] == 2
 
 
 def test_closing_drops_what_is_under_way_and_leaves_nothing(holdings, tmp_path):

@@ -100,9 +100,13 @@ def test_a_job_that_hangs_meets_its_own_deadline_alone(new_pool, tmp_path):
     with pytest.raises(WorkerTimeoutError, match=r"'hang' within 0.2 s \(timeout\)"):
         pool.outcome(stuck)
 
-    pool.restart_worker(1)
     (tmp_path / "go").touch()
     assert pool.wait([slow], 1, PATIENCE_S) == [slow]
+    if isinstance(pool, ThreadPool):  # it cannot be ended, and would write into the same rows
+        with pytest.raises(WorkerTimeoutError):
+            pool.restart_worker(1)
+        return
+    pool.restart_worker(1)
     job = pool.begin(1, STEP)
     pool.wait([job], 1, PATIENCE_S)
     assert pool.outcome(job) is None

@@ -76,12 +76,15 @@ class BufferJobs(_Recovering, BufferExchange):
         """Say whether a row has been reset once."""
         return bool(self._has_roots[row])
 
-    def fill_one(self, row: int, td: TensorDictBase) -> None:
-        """Check the inputs of a step of one row and write them, where nobody looks before `begin_one`.
+    def fill_one(self, row: int, kind: JobKind, td: TensorDictBase) -> None:
+        """Check the inputs of a job of one row and write them, where nobody looks before `begin_one`.
 
         Raises:
             InputError, MissingKeyError: see `ActionInput.take`.
         """
+        if kind == "reset":
+            self._write_states(row, td)
+            return
         for key, path, rows, is_action in self._filled[self.slot]:
             value = td.get(key, None)
             if is_action:
@@ -98,7 +101,7 @@ class BufferJobs(_Recovering, BufferExchange):
             if row in self._recovery.unstarted:
                 self._begin_episode(row)
             return pool.begin(row, STEP if kind == "step" else ADVANCE)
-        given = () if row in self._recovery.unstarted else self._given_states(row, td)
+        given = () if row in self._recovery.unstarted else self._states_in(td)
         if given in ((), self._states):
             return pool.begin(row, RESTART if given else RESET)
         return pool.begin_call(row, "reset_rows", {row: (given, {})})
@@ -106,14 +109,14 @@ class BufferJobs(_Recovering, BufferExchange):
     def _begin_episode(self, row: int) -> None:
         self._recovery.begin({row}, self._reset_rows)
 
-    def _given_states(self, row: int, td: TensorDictBase) -> tuple[Path, ...]:
-        found = {path: td.get(as_key(path), None) for path in self._states}
-        given = {path: value for path, value in found.items() if value is not None}
-        for path, value in given.items():
-            rows = self.inputs[self.slot][path]
+    def _states_in(self, td: TensorDictBase) -> tuple[Path, ...]:
+        return tuple(path for path in self._states if td.get(as_key(path), None) is not None)
+
+    def _write_states(self, row: int, td: TensorDictBase) -> None:
+        for path in self._states_in(td):
+            value, rows = td.get(as_key(path)), self.inputs[self.slot][path]
             require_input(as_key(path), value, rows.shape[1:], rows.dtype)
             rows[row].copy_(value.detach())
-        return tuple(given)
 
     def _mask(self, row: int, td: TensorDictBase) -> None:
         """Write the masks that select parts of one row."""
@@ -160,13 +163,14 @@ class TensorDictJobs(_Recovering, TensorDictExchange):
         """Say whether a row has been reset once."""
         return self._last[row] is not None
 
-    def fill_one(self, row: int, td: TensorDictBase) -> None:
-        """Check the inputs of a step of one row.
+    def fill_one(self, row: int, kind: JobKind, td: TensorDictBase) -> None:
+        """Check the inputs of a job of one row.
 
         Raises:
             InputError, MissingKeyError: see `ActionInput.take`.
         """
-        self._checked(row, td)
+        if kind != "reset":
+            self._checked(row, td)
 
     def begin_one(self, row: int, kind: JobKind, td: TensorDictBase) -> Job:
         """Have one row step, or be reset; its worker has no other job."""
