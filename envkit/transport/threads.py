@@ -5,7 +5,8 @@ A thread cannot be ended from outside: one that does not answer in time is left 
 lost until `restart_worker` gives them a new thread and host.
 
 Conventions
-    The host of a worker is made, used and closed in its thread alone.
+    The host of a worker is made, used and closed in its thread alone. Hosts are made one after the other:
+    simulators import their parts then, and Python lets two threads that import in a circle see half a module.
     Errors are those of `ProcessPool`, so that the layer above treats all pools alike.
 """
 
@@ -16,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -33,6 +35,7 @@ from envkit.transport.pool import Selection, mask_of, spread_rows
 __all__ = ["ThreadPool"]
 
 _CLOSE_S = 3.0
+_MAKING = threading.Lock()
 
 Work = Callable[[], tuple[Any, list[Failure]]]
 
@@ -92,7 +95,8 @@ class ThreadPool:
             raise
 
     def _build(self, worker: _Worker) -> object:
-        host = worker.host = self._make_host(self.rows_of[worker.index])
+        with _MAKING:
+            host = worker.host = self._make_host(self.rows_of[worker.index])
         return host.describe()
 
     def bind(self, layout: Layout) -> dict[str, np.ndarray]:
@@ -232,7 +236,8 @@ class ThreadPool:
 
         def call() -> Any:
             assert chosen.host is not None
-            return chosen.host.call(method, *args, **kwargs)
+            with _MAKING if method in self._building else nullcontext():
+                return chosen.host.call(method, *args, **kwargs)
 
         return self._begin(chosen, name, limit, self._told(worker, name, call))
 

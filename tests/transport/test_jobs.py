@@ -147,6 +147,24 @@ def test_a_killed_worker_fails_its_job_and_every_later_one_until_it_is_replaced(
         pool.close()
 
 
+def test_hosts_are_made_one_after_the_other_in_threads():
+    class Alone(Counter):
+        making = 0
+
+        def __init__(self, rows):
+            Alone.making += 1
+            assert Alone.making == 1
+            time.sleep(0.01)  # gives the others the chance
+            Alone.making -= 1
+            super().__init__(rows)
+
+    pool = ThreadPool(Alone, 4, 4, commands=COMMANDS)
+    try:
+        assert len(pool.start()) == 4
+    finally:
+        pool.close()
+
+
 def test_closing_leaves_no_thread_behind():
     before = set(threading.enumerate())
     pool = ThreadPool(Counter, 3, 3, commands=COMMANDS)
