@@ -26,6 +26,12 @@ from envkit.batched.metadata import EnvMetaData as EnvMetaData
 from envkit.batched.mixed import MixedEnv as MixedEnv
 from envkit.batched.parallel import ParallelEnv as ParallelEnv
 from envkit.batched.serial import SerialEnv as SerialEnv
+from envkit.collectors.collector import Collector as Collector
+from envkit.collectors.multi_async import MultiAsyncCollector as MultiAsyncCollector
+from envkit.collectors.multi_async import MultiaSyncDataCollector as MultiaSyncDataCollector
+from envkit.collectors.multi_sync import MultiSyncCollector as MultiSyncCollector
+from envkit.collectors.multi_sync import MultiSyncDataCollector as MultiSyncDataCollector
+from envkit.collectors.sync import SyncDataCollector as SyncDataCollector
 from envkit.data.resets import terminated_or_truncated as terminated_or_truncated
 from envkit.data.trajectories import split_trajectories as split_trajectories
 from envkit.data.transition import step_mdp as step_mdp

@@ -18,7 +18,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-FOREIGN = ("sem.mp-", "torch_")  # in /dev/shm: multiprocessing and torch, in whatever program
+# In /dev/shm: of multiprocessing, torch, Ray and EnvPool, in whatever program.
+FOREIGN = ("sem.mp-", "torch_", "plasma", "ViZDoom")
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ MAY_LOOK_UP = {
     "envkit.env.base",
     "envkit.env.construction",
     "envkit.batched.workers",
+    "envkit.collectors.collector",
     "envkit.transforms.core.compose",
     "bridges.exports.torchrl_transforms",
 }

@@ -23,7 +23,7 @@ from bridges.jax.handoff import RowEnv
 from bridges.jax.policy.inputs import is_compilable
 from bridges.jax.programs import BEGIN, NOTHING
 from bridges.jax.steps import ProgramAdvance, ProgramStep
-from bridges.jax.unrolling import unroll, unroll_until
+from bridges.jax.unrolling import begin_unroll, unroll_until
 from envkit import rules
 from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.paths import as_key
@@ -31,6 +31,7 @@ from envkit.data.resets import collect_reset_masks
 from envkit.data.results import EnvData
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
+from envkit.env.fragments import Begun
 from envkit.env.input_checks import require_actions
 from envkit.env.pending import LocalStep, Pending
 from envkit.env.policy import PolicyLike
@@ -218,7 +219,7 @@ class ProgramEnv(RowEnv):
                 "call unroll under torch.no_grad()."
             )
         self._count_steps(steps)
-        return unroll(self, td, steps, policy, record_state=record_state)
+        return begin_unroll(self, td, steps, policy, record_state=record_state)()
 
     def _gives_gradients(self, td: TensorDictBase, policy: Any) -> bool:
         """Say whether a run from ``td`` must be made of steps with a graph."""
@@ -234,6 +235,17 @@ class ProgramEnv(RowEnv):
         steps = self._steps_by_itself and not (is_compilable(policy) or may_keep_graph)
         if stop == "never" and steps:
             self._programs.advancing.add(self._size(self.numel()))
+
+    _unrecorded = ("state",)
+
+    def _runs_at_once(self, policy: Any) -> bool:
+        return is_compilable(policy) and not (policy is None and self._draws_its_own)
+
+    def _begin_run(
+        self, root: TensorDictBase, steps: int, policy: Any, record_state: bool
+    ) -> Begun:
+        self._count_steps(steps)
+        return begin_unroll(self, root, steps, policy, record_state=record_state)
 
     def _fast_rollout(
         self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Any

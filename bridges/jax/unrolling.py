@@ -24,21 +24,22 @@ from bridges.dlpack import to_jit, to_torch
 from bridges.jax.handoff import RowEnv
 from bridges.jax.policy.inputs import Actor, actor_for, free_entries
 from envkit.data.paths import Key, Path, as_key, as_path, tensordict_of
+from envkit.env.fragments import Begun
 from envkit.errors import PolicyError
 from envkit.functional import StopRule
 from envkit.specs import OneHot, TensorSpec
 
-__all__ = ["unroll", "unroll_until"]
+__all__ = ["begin_unroll", "unroll_until"]
 
 
 # Most steps of a program that may stop early: what it records is laid out before it runs.
 _CHUNK = 64
 
 
-def unroll(
+def begin_unroll(
     env: RowEnv, td: TensorDictBase, steps: int, policy: Any, *, record_state: bool
-) -> tuple[TensorDict, TensorDict]:
-    """Do what `JaxEnv.unroll` documents."""
+) -> Begun:
+    """Begin what `JaxEnv.unroll` documents: the program runs when this returns, and what it gives waits for it."""
     actor = actor_for(env, policy, td)
     _refuse_leaks(actor)
     run, last = env._programs.unroll(
@@ -50,8 +51,12 @@ def unroll(
         env._next_key(),
         env._constants(td.batch_size),
     )
-    last = env._kept(last)
-    return _recorded(env, td, steps, run, actor), _following(env, td, last, actor, run)
+
+    def finish() -> tuple[TensorDict, TensorDict]:
+        reached = env._kept(last)
+        return _recorded(env, td, steps, run, actor), _following(env, td, reached, actor, run)
+
+    return finish
 
 
 def _refuse_leaks(actor: Actor) -> None:

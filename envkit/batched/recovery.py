@@ -27,19 +27,28 @@ __all__ = ["Recovery", "allowed_restarts", "require_truncated"]
 
 _BEFORE_USE = ("start", "bind")  # commands after whose failure a worker serves nobody
 
+_ADVICE = (
+    "Its rows are gone: close() the env, and the next reset() builds all of them anew. "
+    "With on_worker_failure='restart' such rows are truncated, and the env goes on."
+)
+
 Reset = Callable[[set[int]], None]
 Masks = Mapping[tuple[str, ...], torch.Tensor]
 
 
 class Recovery:
-    """Rebuilds what fails, up to ``max_restarts`` times; never if that is 0."""
+    """Rebuilds what fails, up to ``max_restarts`` times; never if that is 0.
 
-    def __init__(self, pool: Pool, max_restarts: int):
+    ``advice`` is told with the error of a worker that is lost for good.
+    """
+
+    def __init__(self, pool: Pool, max_restarts: int, *, advice: str = _ADVICE):
         self.lost: set[int] = set()
         self.unstarted: set[int] = set()
         self.restarts = 0
         self._pool = pool
         self._max_restarts = max_restarts
+        self._advice = advice
         self.begin_seeds(None)
 
     def begin_seeds(self, seed: int | None) -> None:
@@ -86,10 +95,7 @@ class Recovery:
         if self._max_restarts:
             error.add_note(f"All {self._max_restarts} restarts (max_restarts) are used up.")
         elif any(map(_is_fatal, error.failures)):
-            error.add_note(
-                "Its rows are gone: close() the env, and the next reset() builds all of them anew. "
-                "With on_worker_failure='restart' such rows are truncated, and the env goes on."
-            )
+            error.add_note(self._advice)
         if reason is not None:
             error.add_note(f"The last attempt to build it anew failed:\n{reason}")
         raise error

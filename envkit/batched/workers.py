@@ -11,9 +11,9 @@ from envkit.batched.creation_context import chosen
 from envkit.batched.host import BUILDING, COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.pool_owner import PoolOwner
 from envkit.late import PRELOADED
-from envkit.transport import ProcessPool
+from envkit.transport import MakeHost, ProcessPool
 
-__all__ = ["worker_processes"]
+__all__ = ["processes_for", "worker_processes"]
 
 _Workers = TypeVar("_Workers", bound=ProcessPool)
 
@@ -37,10 +37,6 @@ def worker_processes(
         num_processes: how many.
         **options: of ``kind``.
     """
-    if os.environ.get("LAZY_LEGACY_OP") == "None":
-        # tensordict leaves this behind when it has stacked unlike data, and fails at the next
-        # import of itself that sees it: a worker's.
-        del os.environ["LAZY_LEGACY_OP"]
     factory = HostFactory(
         makers,
         described,
@@ -49,16 +45,39 @@ def worker_processes(
         own_random_numbers=True,
         choices=owner._choices or chosen(),
     )
-    return kind(
+    return processes_for(
+        kind,
         factory,
         owner.num_workers,
         num_processes,
         timeout_s=owner.timeout,
         start_timeout_s=owner.start_timeout,
         building=BUILDING,
+        commands=COMMAND_NAMES,
+        **options,
+    )
+
+
+def processes_for(
+    kind: type[_Workers], make_host: MakeHost, num_rows: int, num_processes: int, **options: Any
+) -> _Workers:
+    """Make processes that take over what this one is set up with; they are not started yet.
+
+    Args:
+        kind: class of the pool of processes.
+        make_host, num_rows, num_processes: see `ProcessPool`.
+        **options: of ``kind``.
+    """
+    if os.environ.get("LAZY_LEGACY_OP") == "None":
+        # tensordict leaves this behind when it has stacked unlike data, and fails at the next
+        # import of itself that sees it: a worker's.
+        del os.environ["LAZY_LEGACY_OP"]
+    return kind(
+        make_host,
+        num_rows,
+        num_processes,
         preload=PRELOADED,
         prepare=carried(),
-        commands=COMMAND_NAMES,
         hide_warnings=getattr(sys.modules["envkit"], "filter_warnings_subprocess", True),
         **options,
     )

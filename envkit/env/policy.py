@@ -31,6 +31,7 @@ __all__ = [
     "as_policy",
     "exploration_type",
     "observation_inputs",
+    "on_device",
     "policy_device",
     "replay",
     "set_exploration_type",
@@ -250,6 +251,18 @@ def policy_device(policy: Any) -> torch.device | None:
         for tensor in (*policy.parameters(), *policy.buffers()):
             return tensor.device
     return None
+
+
+def on_device(act: Policy, there: torch.device | None, back: torch.device | None) -> Policy:
+    """Have a policy act on data moved ``there``, and move the data ``back`` where that is said."""
+    if there is None or there == back:
+        return act
+
+    def cast(td: TensorDictBase) -> TensorDictBase:
+        acted = act(td.to(there))
+        return acted.to(back) if back is not None else acted
+
+    return cast
 
 
 def takes_tensordict(policy: Any) -> bool:

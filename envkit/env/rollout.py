@@ -15,21 +15,21 @@ from collections.abc import Callable, Iterable, Sized
 from typing import Any, TypeVar, cast
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.data.arguments import as_int, require_tensordict
-from envkit.data.paths import Key, as_key, as_path
+from envkit.data.paths import Key, as_key
 from envkit.data.results import EnvData
 from envkit.data.transition import leaves
 from envkit.env.loops import LOOPS
-from envkit.env.policy import Policy, PolicyLike, as_policy, policy_device, replay
+from envkit.env.policy import PolicyLike, as_policy, on_device, policy_device, replay
+from envkit.env.recorded import require_truncated, stack_steps, truncate_last
 from envkit.env.stepping import Stepping
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
     BatchSizeError,
-    DoneError,
     OptionError,
     RolloutError,
 )
@@ -106,7 +106,7 @@ def rollout(
         return_contiguous = not self._has_varying_sizes
     _require_arguments(callback, tensordict, out, return_contiguous)
     if set_truncated:
-        _require_truncated(self)
+        require_truncated(self)
     if actions is None:
         act = as_policy(self, policy, trust=trust_policy)
     else:
@@ -115,7 +115,7 @@ def rollout(
     if policy is None and self._draws_its_own:
         policy = act  # nobody may draw in its place
     if auto_cast_to_device:
-        act = _on_device(act, policy_device(policy), self.device)
+        act = on_device(act, policy_device(policy), self.device)
     if max_steps > 1 and auto_reset:
         self._expect_run(stop, policy)
     root = _first_root(self, tensordict, auto_reset, set_state)
@@ -127,11 +127,13 @@ def rollout(
             step if storing_device is None else step.to(storing_device)
             for step in LOOPS[stop](self, root, act, max_steps, callback)
         ]
-    result = _stack(self, steps, contiguous=return_contiguous) if isinstance(steps, list) else steps
+    result = (
+        stack_steps(self, steps, contiguous=return_contiguous) if isinstance(steps, list) else steps
+    )
     if storing_device is not None:
         result = result.to(storing_device)
     if set_truncated:
-        _truncate_last(self, result)
+        truncate_last(self, result)
     if out is not None:
         result = _written(result, out)
     if return_contiguous:
@@ -197,30 +199,6 @@ def _first_root(
 # ------------------------------------------------------------------------------------- the result
 
 
-def _stack(env: Stepping, steps: list[TensorDictBase], *, contiguous: bool) -> TensorDictBase:
-    dim = len(steps[0].batch_size)
-    if not contiguous:
-        return LazyStackedTensorDict(*steps, stack_dim=dim, stack_dim_name="time")
-    if strays := _strays(env, steps[0]):
-        steps = [td.exclude(*strays, *(("next", *as_path(key)) for key in strays)) for td in steps]
-    try:
-        return cast(TensorDictBase, torch.stack(cast(list, steps), dim))
-    except (RuntimeError, KeyError) as error:
-        raise RolloutError(
-            "the steps of this rollout cannot be stacked into one tensor each: "
-            f"{str(error).rstrip('.')}. Pass return_contiguous=False to get a lazy stack along time."
-        ) from error
-
-
-def _strays(env: Stepping, first: TensorDictBase) -> list[Key]:
-    """Name the outputs that no spec declares: only some roots hold them, so they are dropped."""
-    declared = {
-        *(*env.observation_keys, *env.reward_keys, *env.done_keys, *env.state_keys),
-        *first.keys(True, True),
-    }
-    return [key for key in first.get("next").keys(True, True) if key not in declared]
-
-
 def _written(result: TensorDictBase, out: TensorDictBase) -> TensorDictBase:
     """Write a result into the front of ``out``, and give that part; ``out`` itself when all is used."""
     *batch, steps = result.batch_size
@@ -263,32 +241,3 @@ def _require_place(key: Key, value: Any, destination: TensorDictBase) -> None:
             f"{key!r} has shape {held[0]} and dtype {held[1]} in out, but shape {wanted[0]} and dtype "
             f"{wanted[1]} in the rollout. Allocate it so: out = env.rollout(n, policy).clone()."
         )
-
-
-def _require_truncated(env: Stepping) -> None:
-    if not any("truncated" in names for names in env.done_levels.values()):
-        raise DoneError(
-            "set_truncated=True needs a 'truncated' entry in the done spec, but the env declares "
-            f"{env.done_keys}. Call env.add_truncated_keys() first."
-        )
-
-
-def _truncate_last(env: Stepping, result: TensorDictBase) -> None:
-    following = result.get("next")
-    for level, names in env.done_levels.items():
-        for name in ("truncated", "done") if "truncated" in names else ():
-            key = as_key((*level, name))
-            flags = following.get(key).clone()
-            flags.select(len(result.batch_size) - 1, -1).fill_(True)
-            following.set(key, flags)
-
-
-def _on_device(act: Policy, there: torch.device | None, back: torch.device | None) -> Policy:
-    if there is None or there == back:
-        return act
-
-    def cast(td: TensorDictBase) -> TensorDictBase:
-        acted = act(td.to(there))
-        return acted.to(back) if back is not None else acted
-
-    return cast

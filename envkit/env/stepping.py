@@ -16,7 +16,7 @@ Conventions
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -125,6 +125,29 @@ class Stepping(SpecNames, ABC):
             The transitions, stacked along a last axis of time or as a list; `rollout` does the rest.
         """
         return None
+
+    def _runs_at_once(self, policy: Any) -> bool:
+        """Say whether many steps with this policy can be one program that runs by itself; see `_begin_run`."""
+        return False
+
+    def _begin_run(
+        self, root: TensorDictBase, steps: int, policy: Any, record_state: bool
+    ) -> Callable[[], tuple[TensorDictBase, TensorDictBase]]:
+        """Begin many steps as one program, where `_runs_at_once` says so; see `fragments`.
+
+        Args:
+            root: where to start.
+            steps: how many.
+            policy: what the user passed.
+            record_state: keep the state of a stateless env at every step.
+
+        Returns:
+            What gives the transitions and the root that follows them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} steps one by one.")
+
+    _unrecorded: tuple[str, ...] = ()
+    """Nodes at root and next that a fragment leaves out unless it is told to record them."""
 
     def _expect_run(self, stop: rules.Stop, policy: Any) -> None:
         """Learn of a rollout of several steps before it resets, so that both may share what they need.
@@ -335,14 +358,23 @@ class Stepping(SpecNames, ABC):
         """
         require_tensordict("what step_and_maybe_reset() was given", tensordict)
         remembered = undeclared(tensordict.get("next", None), self._table.known)
-        if self._steps_by_itself:
-            data, root = self._make_step(tensordict, advance=True).begin().recv()
-        else:
+        if not self._steps_by_itself:
             data = self.step(tensordict)
-            root = self.maybe_reset(self.step_mdp(data))
+            return data, self._root_after(data, remembered)
+        data, root = self._make_step(tensordict, advance=True).begin().recv()
         if remembered:
             forget(root, remembered, data.get("next"), self.done_levels)
         return data, root
+
+    def _root_after(self, data: TensorDictBase, remembered: Iterable[Path]) -> TensorDictBase:
+        """Give the root that follows a transition, fresh where an episode has ended.
+
+        ``remembered`` are the entries under ``next`` that the policy alone knows.
+        """
+        root = self.maybe_reset(self.step_mdp(data))
+        if remembered:
+            forget(root, remembered, data.get("next"), self.done_levels)
+        return root
 
     def _step_last(self, td: TensorDictBase) -> TensorDictBase:
         """Do what `step` does, after calls of `step_and_maybe_reset` and before none."""

@@ -325,6 +325,17 @@ class TransformStepping(TransformHolder):
     def _fast_rollout(self, *run: Any) -> TensorDictBase | list[TensorDictBase] | None:
         return None if self._runner is None else self._runner._fast_rollout(*run)
 
+    def _runs_at_once(self, policy: Any) -> bool:
+        return self._runner is not None and self._runner._runs_at_once(policy)
+
+    def _begin_run(self, *run: Any) -> Any:
+        assert self._runner is not None
+        return self._runner._begin_run(*run)
+
+    @property
+    def _unrecorded(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.base_env._unrecorded
+
 
 @dataclass(slots=True, eq=False)
 class _TransformedStep(Pending):

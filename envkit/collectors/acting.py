@@ -1,0 +1,189 @@
+"""The env and the policy of a runner: completed for each other, on their devices, tried out once.
+
+Conventions
+    parts  what the user passed: an env or what makes one, a policy or what makes one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from envkit.collectors.runner import OWN_STEP_COUNT, EnvRunner, RunnerOptions
+from envkit.data.paths import as_path
+from envkit.env.base import EnvBase
+from envkit.env.policy import (
+    BindsToEnv,
+    Policy,
+    as_policy,
+    on_device,
+    policy_device,
+    set_exploration_type,
+    takes_tensordict,
+)
+from envkit.env.recorded import require_truncated
+from envkit.errors import InputError, OptionError, PolicyError, UnsupportedError
+from envkit.transforms.core.env import TransformedEnv
+from envkit.transforms.episodes import StepCounter
+from envkit.transforms.recurrent import with_policy_transforms
+
+__all__ = ["Parts", "build_runner", "built_env", "on_its_device"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a runner is built from, see `CollectorOptions` for the entries."""
+
+    make_env: Callable[..., EnvBase] | EnvBase
+    policy: Any
+    options: RunnerOptions
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    policy_factory: Callable[[], Any] | None = None
+    max_frames_per_traj: int | None = None
+    trust_policy: bool | None = None
+    compile_policy: bool | Mapping[str, Any] | None = None
+    cudagraph_policy: bool | Mapping[str, Any] | None = None
+    env_device: torch.device | None = None
+    policy_device: torch.device | None = None
+
+
+def build_runner(parts: Parts, *, first_number: int = 0, stride: int = 1) -> EnvRunner:
+    """Build env and policy, and the runner of both.
+
+    Raises:
+        PolicyError: (a TypeError) the policy writes no action.
+        InputError: (a ValueError) it writes one of another shape.
+        DoneError: the env cannot say that an episode was cut short, and is to.
+    """
+    policy = parts.policy if parts.policy_factory is None else parts.policy_factory()
+    env = built_env(parts, policy)
+    if parts.options.set_truncated:
+        require_truncated(env)
+    policy = on_its_device(policy, parts.policy_device)
+    act = _act_of(env, policy, parts)
+    runner = EnvRunner(env, policy, act, parts.options, first_number=first_number, stride=stride)
+    tells_itself = isinstance(policy, BindsToEnv) or not isinstance(policy, nn.Module)
+    if not (tells_itself or parts.trust_policy or parts.cudagraph_policy):
+        runner.begin_anew()
+        _try_out(env, policy, parts, runner)
+    return runner
+
+
+def built_env(parts: Parts, policy: Any) -> EnvBase:
+    """Build the env, with what the policy and a limit of steps need, on its device."""
+    made = parts.make_env
+    if isinstance(made, EnvBase):
+        if parts.env_kwargs:
+            raise OptionError(
+                f"create_env_kwargs is {dict(parts.env_kwargs)}, but create_env_fn is an env, which is built "
+                "already. Pass what makes it, or leave the keywords out."
+            )
+        env = made
+    else:
+        env = made(**parts.env_kwargs)
+    if not isinstance(env, EnvBase):
+        raise PolicyError(
+            f"create_env_fn made a {type(env).__name__}, but must make an env. Wrap it: GymWrapper(env)."
+        )
+    if parts.env_device is not None and env.device != parts.env_device:
+        env = env.to(parts.env_device)
+    if isinstance(policy, nn.Module):
+        env = with_policy_transforms(env, policy)
+    if parts.max_frames_per_traj is not None:
+        env = TransformedEnv(env, _limit_for(env, parts.max_frames_per_traj))
+    return env
+
+
+def _limit_for(env: EnvBase, steps: int) -> StepCounter:
+    """Cut episodes short; where the env has a count of its own, ours has another name."""
+    taken = any(as_path(key)[-1] == "step_count" for key in env.observation_keys)
+    return StepCounter(steps, step_count_key=OWN_STEP_COUNT if taken else "step_count")
+
+
+def on_its_device(policy: Any, device: torch.device | None) -> Any:
+    """Give the policy where it acts: itself, or a copy on another device."""
+    if device is None or not isinstance(policy, nn.Module):
+        return policy
+    if policy_device(policy) in (None, device):
+        return policy
+    return copy.deepcopy(policy).to(device)
+
+
+def _act_of(env: EnvBase, policy: Any, parts: Parts) -> Policy:
+    compiled = _compiled(policy, parts)
+    trust = bool(parts.trust_policy) or (compiled is not policy and takes_tensordict(policy))
+    act = as_policy(env, compiled, trust=trust)
+    there = parts.policy_device
+    return act if there is None or there == env.device else on_device(act, there, env.device)
+
+
+def _compiled(policy: Any, parts: Parts) -> Any:
+    """Have torch compile a policy, or capture it as a CUDA graph, where that was asked for."""
+    if not (parts.compile_policy or parts.cudagraph_policy) or policy is None:
+        return policy
+    if not isinstance(policy, nn.Module) or isinstance(policy, BindsToEnv):
+        raise OptionError(
+            f"compile_policy and cudagraph_policy are torch's and take a torch.nn.Module, but the policy is a "
+            f"{type(policy).__name__}. Leave them out."
+        )
+    if parts.compile_policy:
+        policy = torch.compile(policy, **_keywords(parts.compile_policy))  # type: ignore[call-overload]
+    if parts.cudagraph_policy:
+        if not torch.cuda.is_available():
+            raise UnsupportedError(
+                "cudagraph_policy needs a CUDA device, and there is none here. Leave it out."
+            )
+        from tensordict.nn import CudaGraphModule
+
+        policy = CudaGraphModule(policy, **_keywords(parts.cudagraph_policy))
+    return policy
+
+
+def _keywords(given: Any) -> dict[str, Any]:
+    return dict(given) if isinstance(given, Mapping) else {}
+
+
+def _try_out(env: EnvBase, policy: nn.Module, parts: Parts, runner: EnvRunner) -> None:
+    """Have a copy of the policy act once, on the first root, so that what does not fit is told at once."""
+    assert runner.root is not None
+    try:
+        trial = copy.deepcopy(policy)
+    except Exception as error:
+        raise PolicyError(
+            f"the policy, a {type(policy).__name__}, cannot be copied to be tried out ({error}). Pass "
+            "trust_policy=True to do without."
+        ) from error
+    untried = Parts(parts.make_env, trial, parts.options, policy_device=parts.policy_device)
+    act = _act_of(env, trial, untried)
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng(),
+        set_exploration_type(parts.options.exploration_type),
+    ):
+        acted = act(runner.root.clone())
+    _require_actions(env, acted)
+
+
+def _require_actions(env: EnvBase, acted: TensorDictBase) -> None:
+    missing = [key for key in env.action_keys if acted.get(key, None) is None]
+    if missing:
+        raise PolicyError(
+            f"the policy wrote {sorted(map(str, acted.keys(True, True)))}, but no {missing}, which the env "
+            "takes. Name its output so: TensorDictModule(module, in_keys=[...], out_keys=[...])."
+        )
+    for key in env.action_keys:
+        spec, action = env.full_action_spec[key], acted.get(key)
+        if spec.dtype is None or -1 in spec.shape:
+            continue
+        shape = torch.Size((*acted.batch_size, *spec.shape[env.batch_dims :]))
+        if action.numel() != shape.numel():
+            raise InputError(
+                f"the policy wrote {key!r} with shape {tuple(action.shape)}, but the env takes {tuple(shape)}: "
+                f"{spec}. Have it write one value for each element."
+            )

@@ -1,0 +1,299 @@
+"""Iterables that run a policy in envs and give batches of transitions: what all of them share.
+
+`Collector` counts, forms and delivers batches, and is the front door to its subclasses. Where envs run, and how raw
+batches come from there, is theirs.
+
+Conventions
+    raw batch  what runners have collected, before it is split, cut into episodes or post-processed.
+    frames     valid transitions that were delivered; ``iter``: batches.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast
+
+from tensordict import TensorDictBase
+
+from envkit.collectors.metering import ProgressBar
+from envkit.collectors.runner import COLLECTOR, Batch
+from envkit.collectors.settings import WorkerOptions, checked
+from envkit.collectors.whole_episodes import EpisodeStore
+from envkit.data.keywords import completed, known_to, refuse_unknown
+from envkit.data.results import EnvData
+from envkit.data.trajectories import split_trajectories
+from envkit.env.base import EnvBase
+from envkit.env.policy import PolicyLike
+from envkit.errors import ArgumentError, ClosedEnvError, MissingKeyError
+from envkit.late import late
+
+__all__ = ["Collector", "MakeEnv"]
+
+MakeEnv = Callable[..., EnvBase] | EnvBase | Sequence[Callable[..., EnvBase]]
+Backend = Literal["direct", "process", "ray"]
+
+_EPISODE_STEPS = 32
+"""Steps of each row between two looks for whole episodes."""
+
+
+class Collector(ABC):
+    """Collect batches of transitions with a policy; `Collector` itself gives the subclass that fits.
+
+    Args:
+        create_env_fn: what makes the env, or an env; with workers, a list of one for each, or one with
+            ``num_collectors``.
+        policy: see `envkit.env.policy.as_policy`; None for random actions. One that compiles (`JaxPolicy`, what
+            `compile_policy` gave) makes a batch of a stateless env one program.
+        backend: "direct" collects in this process (`SyncDataCollector`), "process" in workers.
+        num_collectors: number of workers.
+        sync: with workers, a batch has a part of each (`MultiSyncDataCollector`); False takes what is ready
+            (`MultiaSyncDataCollector`).
+        **options: see `CollectorOptions` and `WorkerOptions`.
+
+    Raises:
+        OptionError: (a TypeError) a keyword is unknown, does not apply to this kind, or excludes another.
+        ArgumentError: (a ValueError) a number is out of range.
+        PolicyError: (a TypeError) the policy is not callable, or writes no action.
+    """
+
+    _kind: str
+
+    if not TYPE_CHECKING:  # which would look for the keywords here
+
+        def __new__(
+            cls, *args: Any, backend: str | None = None, sync: bool = True, **options: Any
+        ) -> Any:
+            made = cls
+            if cls is Collector:
+                if backend not in _KINDS:
+                    raise ArgumentError(
+                        f"backend is {backend!r}, but must be one of {[name for name in _KINDS if name]}."
+                    )
+                made = late(_KINDS[backend][not sync])
+            known = known_to(made)
+            every = known_to(Collector)
+            hint = f"A {made.__name__} collects {made._kind}."
+            refuse_unknown(
+                made.__name__, options, known, hint if set(options) <= set(every) else ""
+            )
+            return super().__new__(made)
+
+    def __init__(
+        self,
+        create_env_fn: MakeEnv,
+        policy: PolicyLike = None,
+        *,
+        backend: Backend | None = None,
+        num_collectors: int | None = None,
+        sync: bool = True,
+        backend_options: Mapping[str, Any] | None = None,
+        **options: Unpack[WorkerOptions],
+    ):
+        raise NotImplementedError(f"{type(self).__name__} does not say how it collects.")
+
+    def _take(self, policy: PolicyLike, table: type, options: Mapping[str, Any]) -> Any:
+        """Take over the options that every kind has; gives all of them, checked."""
+        given = completed(table, options)
+        given.policy = policy
+        self._options = given = checked(given)
+        self.frames = self.iter = 0
+        self.policy_version = 0
+        self._begun_frames = 0
+        self._pending: Callable[[], Batch] | None = None
+        self._undelivered: TensorDictBase | None = None
+        self._episodes = EpisodeStore() if given.trajs_per_batch is not None else None
+        self._bar = ProgressBar(given.total_frames) if given.progress else None
+        self._is_shut_down = False
+        return given
+
+    # ------------------------------------------------------------------------- what subclasses say
+
+    @abstractmethod
+    def _begin_batch(self, *, random: bool) -> Callable[[], Batch]:
+        """Begin a raw batch, and give what waits for it; after an error that is called again."""
+
+    @property
+    @abstractmethod
+    def _frames_each(self) -> int:
+        """Frames of a raw batch."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Close envs, end workers; called once."""
+
+    @abstractmethod
+    def update_policy_weights_(self, policy_weights: Any = None) -> None:
+        """Have the policy act with new weights from the next batch on.
+
+        Args:
+            policy_weights: a TensorDict or a mapping of them by name, as ``state_dict()`` gives, or a module; None
+                takes those of the policy that was passed, which a trainer has changed in place.
+
+        Raises:
+            ArgumentError: (a ValueError) they are of another architecture.
+        """
+
+    @abstractmethod
+    def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
+        """Seed all envs of all workers, one chain; gives the seed after the last."""
+
+    # ------------------------------------------------------------------------------------- batches
+
+    def __iter__(self) -> Iterator[EnvData]:
+        while not self.is_finished:
+            yield cast(EnvData, self.next())
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether ``total_frames`` were delivered."""
+        total = self._options.total_frames
+        return total is not None and self.frames >= total
+
+    def next(self) -> EnvData | None:
+        """Give the next batch; None at the end, and where batches go into a replay buffer.
+
+        What a hook, ``postproc`` or the buffer raises loses nothing: the next call delivers the same batch.
+        """
+        if self._is_shut_down:
+            raise ClosedEnvError(f"this {type(self).__name__} was shut down. Build a new one.")
+        if self.is_finished:
+            return None
+        options = self._options
+        if options.pre_collect_hook is not None:
+            options.pre_collect_hook()
+        if self._undelivered is None:
+            self._undelivered = self._gathered()
+        batch = self._formed(self._undelivered.copy())
+        if options.post_collect_hook is not None:
+            options.post_collect_hook(batch)
+        if options.replay_buffer is not None:
+            self._store(batch)
+        self.frames += _valid_frames(self._undelivered)
+        self.iter += 1
+        self._undelivered = None
+        return None if options.replay_buffer is not None else cast(EnvData, batch)
+
+    def _gathered(self) -> TensorDictBase:
+        """Give a raw batch, or whole episodes."""
+        store, wanted = self._episodes, self._options.trajs_per_batch
+        if store is None:
+            return self._next_raw().data
+        while len(store) < wanted:
+            raw = self._next_raw()
+            store.add(raw.data, raw.following)
+        return store.take(wanted, self._options.traj_format)
+
+    def _next_raw(self) -> Batch:
+        if self._pending is None:
+            self._pending = self._begin_next()
+        raw = self._pending()
+        self._pending = None
+        if self._options.prefetch and self._wants_more:
+            self._pending = self._begin_next()
+        if self._bar is not None:
+            self._bar.add(raw.data, raw.following, _valid_frames(raw.data))
+        return raw
+
+    def _begin_next(self) -> Callable[[], Batch]:
+        random = self._begun_frames < (self._options.init_random_frames or 0)
+        begun = self._begin_batch(random=random)
+        self._begun_frames += self._frames_each
+        return begun
+
+    def _settle(self) -> None:
+        """Receive the batch under way, so that it is delivered before whatever is changed now."""
+        if self._pending is None:
+            return
+        raw, self._pending = self._pending(), None
+        if self._episodes is not None:
+            self._episodes.add(raw.data, raw.following)
+        else:
+            self._pending = lambda: raw
+
+    @property
+    def _wants_more(self) -> bool:
+        total = self._options.total_frames
+        return total is None or self._begun_frames < total
+
+    def _formed(self, batch: TensorDictBase) -> TensorDictBase:
+        options = self._options
+        if options.split_trajs:
+            batch = split_trajectories(batch)
+        if options.postproc is not None:
+            batch = options.postproc(batch)
+        return batch
+
+    def _store(self, batch: TensorDictBase) -> None:
+        buffer = self._options.replay_buffer
+        _require_same_keys(buffer, batch)
+        if self._options.replay_buffer_chunk:
+            buffer.extend(batch)
+            return
+        for step in batch.unbind(batch.batch_dims - 1):
+            buffer.add(step)
+
+    def _steps_each(self, rows: int, workers: int = 1) -> int:
+        """Give how many steps each of the rows of a worker makes in a batch, with a warning where that is more frames."""
+        frames = self._options.frames_per_batch
+        if frames is None:
+            return _EPISODE_STEPS
+        steps = math.ceil(math.ceil(frames / workers) / rows)
+        if (made := steps * rows * workers) != frames:
+            warnings.warn(
+                f"frames_per_batch is {frames}, no multiple of the {rows * workers} envs that step side by side: "
+                f"batches have {made} frames.",
+                stacklevel=5,
+            )
+        return steps
+
+    # ---------------------------------------------------------------------------------------- life
+
+    def shutdown(self) -> None:
+        """Close envs and end workers, for good; twice is as good as once."""
+        if self._is_shut_down:
+            return
+        self._is_shut_down = True
+        if self._bar is not None:
+            self._bar.close()
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.shutdown()
+
+
+_KINDS: dict[str | None, tuple[str, str]] = {
+    None: ("SyncDataCollector", "SyncDataCollector"),
+    "direct": ("SyncDataCollector", "SyncDataCollector"),
+    "process": ("MultiSyncDataCollector", "MultiaSyncDataCollector"),
+    "ray": ("MultiSyncDataCollector", "MultiaSyncDataCollector"),
+}
+
+
+def _valid_frames(batch: TensorDictBase) -> int:
+    mask = batch.get((COLLECTOR, "mask"), None)
+    return batch.batch_size.numel() if mask is None else int(mask.sum())
+
+
+def _require_same_keys(buffer: Any, batch: TensorDictBase) -> None:
+    """Check that a buffer which holds data holds the entries of a batch.
+
+    Raises:
+        MissingKeyError: (a KeyError) it does not.
+    """
+    if not len(buffer):
+        return
+    held = buffer[0]
+    if not isinstance(held, TensorDictBase):
+        return
+    own, theirs = set(batch.keys(True, True)), set(held.keys(True, True)) - {"index"}
+    if own != theirs:
+        raise MissingKeyError(
+            f"the replay buffer holds other entries than the batch: {sorted(map(str, theirs - own))} are in the "
+            f"buffer alone, {sorted(map(str, own - theirs))} in the batch alone. Use an empty buffer."
+        )

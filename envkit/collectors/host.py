@@ -1,0 +1,246 @@
+"""Where the runner of a worker lives: it makes a batch when it is told to, and leaves it in shared memory.
+
+Conventions
+    row      number of a worker; a host has one.
+    memory   arrays that parent and worker both see: "weights" (new ones lie there before a batch is ordered),
+             "stop" (set by the parent to end a batch early), "batch" (what was collected).
+    reply    what the worker says of a batch. Data of other shapes than were planned goes along with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from envkit.batched.creation_context import holding
+from envkit.collectors.acting import Parts, build_runner
+from envkit.collectors.packing import Packing
+from envkit.collectors.runner import COLLECTOR, EnvRunner, Order
+from envkit.collectors.weights import Weights, load_weights, tensors_of
+from envkit.data.paths import Path
+from envkit.data.transition import leaves
+
+__all__ = [
+    "BATCH",
+    "BUILDING",
+    "COMMAND_NAMES",
+    "STOP",
+    "WEIGHTS",
+    "Description",
+    "Reply",
+    "RunnerFactory",
+    "RunnerHost",
+    "WorkerOrder",
+]
+
+WEIGHTS, STOP, BATCH = "weights", "stop", "batch"
+COMMAND_NAMES: dict[int | str, str] = {"collect": "collecting", "begin_anew": "reset"}
+BUILDING = ("rebuild",)
+
+Leaves = Mapping[Path, tuple[tuple[int, ...], torch.dtype]]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a worker says of itself at the start.
+
+    Attributes:
+        batch_size: of its env.
+        leaves: shape and dtype of the entries of a step, by path.
+        weights: those of its policy; None where it has none.
+    """
+
+    batch_size: torch.Size
+    leaves: Leaves
+    weights: Packing[str] | None
+
+
+@dataclass(frozen=True)
+class WorkerOrder:
+    """What one batch of a worker is to be.
+
+    Attributes:
+        order: what the runner is told.
+        load: take new weights first.
+        stops: look at "stop" after each step.
+        with_root: tell the root that the next batch begins with.
+    """
+
+    order: Order
+    load: bool
+    stops: bool
+    with_root: bool
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What was collected.
+
+    Attributes:
+        following: see `Batch`.
+        next_number: see `TrajectoryNumbers`.
+        steps: that are valid; those behind them are zero, their ``traj_ids`` -1.
+        data: the batch, pickled, where it is not in memory; None where it is.
+        root: that the next batch begins with, if that was asked for.
+        stats: what the runner has counted since it was built.
+    """
+
+    following: torch.Tensor
+    next_number: int
+    steps: int
+    data: TensorDictBase | None
+    root: TensorDictBase | None
+    stats: dict[str, Any]
+
+
+@dataclass
+class RunnerFactory:
+    """Make the host of a worker; travels to its process by value.
+
+    Attributes:
+        parts: what each worker builds.
+        seeds: of torch's generator in each worker, from which policies draw.
+        num_threads: torch threads of a worker.
+        choices: see `creation_context`.
+    """
+
+    parts: list[Parts]
+    seeds: list[int]
+    num_threads: int
+    choices: Mapping[str, Any]
+
+    def __call__(self, rows: range) -> RunnerHost:
+        torch.set_num_threads(self.num_threads)
+        torch.set_grad_enabled(False)
+        (row,) = rows
+        torch.manual_seed(self.seeds[row])
+        return RunnerHost(self.parts[row], row, len(self.parts), self.choices)
+
+
+class RunnerHost:
+    """The runner of a worker; see `envkit.transport.Host`."""
+
+    def __init__(self, parts: Parts, row: int, count: int, choices: Mapping[str, Any]):
+        self._parts, self._row, self._count, self._choices = parts, row, count, choices
+        self._runner = self._built()
+        self._weights: Weights | None = None
+        self._stop: np.ndarray | None = None
+        self._memory: np.ndarray | None = None
+        self._packing: Packing[Path] | None = None
+
+    def _built(self) -> EnvRunner:
+        with holding(self._choices):
+            return build_runner(self._parts, first_number=self._row, stride=self._count)
+
+    def describe(self) -> Description:
+        """Tell what the env gives and which weights the policy has."""
+        env = self._runner.env
+        found = {
+            path: (tuple(value.shape), value.dtype)
+            for path, value in leaves(env.fake_tensordict())
+            if isinstance(value, torch.Tensor)
+        }
+        tensors = tensors_of(self._runner.policy)
+        return Description(env.batch_size, found, Packing.of(tensors) if tensors else None)
+
+    def bind(self, arrays: dict[str, np.ndarray], rows: range) -> None:
+        """Take the memory of this worker."""
+        row = rows.start
+        if (memory := arrays.get(WEIGHTS)) is not None:
+            self._weights = Packing.of(tensors_of(self._runner.policy)).views(memory[row])
+        self._stop = arrays[STOP][row : row + 1]
+        self._memory = arrays[BATCH][row] if BATCH in arrays else None
+
+    def run(self, command: int, rows: list[int]) -> None:
+        """Refused: a worker of a collector is called."""
+        raise NotImplementedError("workers of collectors take no commands.")
+
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Carry out one of the methods below by name."""
+        return getattr(self, f"call_{method}")(*args, **kwargs)
+
+    def call_plan(self, packing: Packing[Path]) -> None:
+        """Learn how batches lie in memory from the next `bind` on."""
+        self._packing = packing
+
+    def call_collect(self, wanted: WorkerOrder) -> Reply:
+        """Make a batch."""
+        runner, order = self._runner, wanted.order
+        if wanted.load:
+            assert self._weights is not None
+            load_weights(runner.policy, self._weights)
+        if wanted.stops:
+            order = replace(order, interrupted=self._is_stopped)
+        batch = runner.begin(order)()
+        steps = batch.data.batch_size[-1]
+        data = batch.data if steps == order.steps else _lengthened(batch.data, order.steps)
+        return Reply(
+            batch.following,
+            runner.numbers.following,
+            steps,
+            None if self._laid_down(data) else data,
+            runner.shown_root() if wanted.with_root else None,
+            runner.counted(),
+        )
+
+    def _is_stopped(self) -> bool:
+        assert self._stop is not None
+        return bool(self._stop[0])
+
+    def _laid_down(self, data: TensorDictBase) -> bool:
+        """Put a batch into memory, if it has a place there."""
+        if self._packing is None or self._memory is None:
+            return False
+        tensors = dict(leaves(data))
+        if not all(isinstance(value, torch.Tensor) for value in tensors.values()):
+            return False
+        if not self._packing.fits(tensors):
+            return False
+        for path, place in self._packing.views(self._memory).items():
+            place.copy_(tensors[path])
+        return True
+
+    def call_begin_anew(self) -> list[int]:
+        """Reset the env; give the numbers of the trajectories that end by this."""
+        return self._runner.begin_anew()
+
+    def call_seed(self, seed: int | None, static: bool) -> int | None:
+        """Seed the env, and torch in this process; give the seed that follows."""
+        following = self._runner.env.set_seed(seed, static_seed=static)
+        if seed is not None:
+            torch.manual_seed(seed)
+        return following
+
+    def call_set_seed(self, seeds: dict[int, int]) -> None:
+        """Seed what was built anew; see `Recovery`."""
+        for seed in seeds.values():
+            self.call_seed(seed, False)
+            self._runner.root = None
+
+    def call_rebuild(self, seeds: dict[int, int | None]) -> None:
+        """Build env and policy anew, after the env has failed; seeded unless the seed is None."""
+        self._runner.env.close(raise_if_closed=False)
+        self._runner = self._built()
+        self.call_set_seed({row: seed for row, seed in seeds.items() if seed is not None})
+
+    def call_number_from(self, number: int) -> None:
+        """Give the trajectories that begin now numbers that were not given yet."""
+        self._runner.numbers.restart(number)
+
+    def close(self) -> None:
+        """Close the env."""
+        self._runner.env.close(raise_if_closed=False)
+
+
+def _lengthened(data: TensorDictBase, steps: int) -> TensorDictBase:
+    """Fill a batch that was ended early up with zeros, in steps of no trajectory."""
+    batch, made = data.batch_size[:-1], data.batch_size[-1]
+    whole = cast(TensorDictBase, data.new_zeros(torch.Size((*batch, steps))))
+    whole[..., :made] = data
+    whole.get((COLLECTOR, "traj_ids"))[..., made:] = -1
+    return whole

@@ -1,0 +1,106 @@
+"""Returns and lengths of the episodes that end while data is collected, and the bar that shows them.
+
+Conventions
+    return  sum of the rewards of an episode; of several rewards, the first one the data has.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit.data.transition import leaves
+from envkit.errors import MissingLibraryError
+
+__all__ = ["EpisodeMeter", "ProgressBar"]
+
+_IDS = ("collector", "traj_ids")
+
+
+class EpisodeMeter:
+    """Sum up rewards by trajectory, batch after batch.
+
+    Attributes:
+        returns, lengths: of the episodes that have ended since `forget`.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[int, tuple[float, int]] = {}
+        self.returns: list[float] = []
+        self.lengths: list[int] = []
+
+    def add(self, batch: TensorDictBase, following: torch.Tensor) -> None:
+        """Take note of a batch of a runner; see `EpisodeStore.add` for the arguments."""
+        following_step = batch.get("next")
+        rewards = [value for path, value in leaves(following_step) if path[-1] == "reward"]
+        if not rewards:
+            return
+        paid = (
+            rewards[0].flatten(batch.batch_dims - 1 + 1).sum(-1).double()
+            if rewards[0].ndim > batch.batch_dims
+            else rewards[0].double()
+        )
+        numbers, places = batch.get(_IDS).reshape(-1).unique(return_inverse=True)
+        sums = torch.zeros(len(numbers), dtype=torch.float64).index_add_(
+            0, places, paid.reshape(-1).cpu()
+        )
+        counts = places.bincount(minlength=len(numbers))
+        going_on = set(following.tolist())
+        for number, total, count in zip(
+            numbers.tolist(), sums.tolist(), counts.tolist(), strict=True
+        ):
+            before, steps = self._sums.pop(number, (0.0, 0))
+            if number in going_on:
+                self._sums[number] = before + total, steps + count
+            else:
+                self.returns.append(before + total)
+                self.lengths.append(steps + count)
+
+    def forget(self) -> None:
+        """Begin to list ended episodes anew."""
+        self.returns, self.lengths = [], []
+
+
+class ProgressBar:
+    """A bar over the frames of a collector.
+
+    Args:
+        total: frames that there will be; None where there is no end.
+
+    Raises:
+        MissingLibraryError: tqdm is not installed.
+    """
+
+    def __init__(self, total: int | None):
+        try:
+            from tqdm.auto import tqdm
+        except ImportError as error:
+            raise MissingLibraryError(
+                "progress=True shows a bar by tqdm, which is not installed. Install it with: "
+                "pip install 'envkit[viz]'."
+            ) from error
+        self._bar: Any = tqdm(total=total, unit="frames")
+        self._meter = EpisodeMeter()
+        self._began = perf_counter()
+        self._frames = 0
+
+    def add(self, batch: TensorDictBase, following: torch.Tensor, frames: int) -> None:
+        """Show a batch of ``frames`` valid frames."""
+        self._meter.add(batch, following)
+        self._frames += frames
+        shown: dict[str, str] = {
+            "frames/s": f"{self._frames / (perf_counter() - self._began):,.0f}"
+        }
+        if episodes := len(self._meter.returns):
+            shown["return"] = f"{sum(self._meter.returns) / episodes:.4g}"
+            shown["length"] = f"{sum(self._meter.lengths) / episodes:.4g}"
+            self._meter.forget()
+        self._bar.set_postfix(shown, refresh=False)
+        self._bar.update(frames)
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.close()

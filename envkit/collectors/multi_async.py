@@ -1,0 +1,106 @@
+"""Collect with workers that go on while the caller trains: a batch is that of whichever worker is ready first."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
+
+from envkit.collectors.collector import MakeEnv
+from envkit.collectors.runner import Batch
+from envkit.collectors.settings import WorkerOptions
+from envkit.collectors.workers import Part, WorkerCollector
+from envkit.env.policy import PolicyLike
+from envkit.errors import ArgumentError, OptionError
+
+__all__ = ["MultiAsyncCollector", "MultiaSyncDataCollector"]
+
+
+class MultiaSyncDataCollector(WorkerCollector):
+    """Collect in worker processes, each of which makes whole batches; see `Collector` and `WorkerOptions`.
+
+    A worker whose batch was taken begins the next one at once, with the newest weights. One whose batch waits for
+    the caller does nothing: there is at most one batch of each worker.
+    """
+
+    _kind = "in worker processes, a batch in each"
+
+    def __init__(
+        self,
+        create_env_fn: MakeEnv,
+        policy: PolicyLike = None,
+        *,
+        backend: str | None = None,
+        sync: bool = False,
+        num_collectors: int | None = None,
+        backend_options: Mapping[str, Any] | None = None,
+        **options: Unpack[WorkerOptions],
+    ):
+        self._ready: deque[Part] = deque()
+        self._ordered_frames = 0
+        self._build(create_env_fn, policy, options, num_collectors)
+        given = self._options
+        if given.cat_results is not None:
+            raise ArgumentError(
+                f"cat_results is {given.cat_results!r}, but batches of {type(self).__name__} come from one worker each. "
+                "Leave it out, or use MultiSyncDataCollector."
+            )
+        for name in ("prefetch", "preemptive_threshold"):
+            if getattr(given, name):
+                raise OptionError(
+                    f"{name} is {getattr(given, name)!r}, but workers of {type(self).__name__} do not wait for each other "
+                    "nor for the caller. Leave it out, or use MultiSyncDataCollector."
+                )
+        self._set_steps(1)
+
+    @property
+    def _frames_each(self) -> int:
+        return self._steps * self._rows_each
+
+    def _begin_batch(self, *, random: bool) -> Callable[[], Batch]:
+        self._keep_busy()
+        return self._finish
+
+    def _keep_busy(self) -> None:
+        """Have every worker make a batch that has none, as long as there is more to collect."""
+        taken = {part.worker for part in self._ready}
+        total = self._options.total_frames
+        for worker in range(self.num_workers):
+            if worker in self._jobs or worker in taken:
+                continue
+            if total is not None and self._ordered_frames >= total:
+                return
+            self._order(
+                worker, random=self._ordered_frames < (self._options.init_random_frames or 0)
+            )
+            self._ordered_frames += self._frames_each
+
+    def _finish(self) -> Batch:
+        self._keep_busy()  # what an error has left out
+        if self._packing is None and self._options.use_buffers is not False:
+            self._receive_all()
+            self._learn_form(list(self._ready))
+        while not self._ready:
+            self._receive_some(1)
+        part = self._ready[0]
+        batch = Batch(part.data.clone(), part.following)
+        self._ready.popleft()
+        if self._options.update_at_each_batch:
+            self.update_policy_weights_()
+        self._keep_busy()
+        return batch
+
+    def _receive_some(self, count: int) -> None:
+        for worker in self._wait(count):
+            if (part := self._receive(worker)) is not None:
+                self._ready.append(part)
+
+    def _receive_all(self) -> None:
+        while self._jobs:
+            self._receive_some(len(self._jobs))
+
+    def _require_idle(self) -> None:
+        self._receive_all()
+
+
+MultiAsyncCollector = MultiaSyncDataCollector

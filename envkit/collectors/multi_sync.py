@@ -1,0 +1,136 @@
+"""Collect with workers that make a part each of every batch, and wait while the caller trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack, cast
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit.collectors.collector import MakeEnv
+from envkit.collectors.host import STOP
+from envkit.collectors.runner import COLLECTOR, Batch
+from envkit.collectors.settings import WorkerOptions
+from envkit.collectors.workers import Part, WorkerCollector
+from envkit.env.policy import PolicyLike
+from envkit.errors import ArgumentError, OptionError
+
+__all__ = ["MultiSyncCollector", "MultiSyncDataCollector"]
+
+
+class MultiSyncDataCollector(WorkerCollector):
+    """Collect in worker processes, all of which make a part of every batch; see `Collector` and `WorkerOptions`.
+
+    No step is made between the delivery of a batch and the request for the next one, unless ``prefetch=1``.
+    """
+
+    _kind = "in worker processes, a part of every batch in each"
+
+    def __init__(
+        self,
+        create_env_fn: MakeEnv,
+        policy: PolicyLike = None,
+        *,
+        backend: str | None = None,
+        sync: bool = True,
+        num_collectors: int | None = None,
+        backend_options: Mapping[str, Any] | None = None,
+        **options: Unpack[WorkerOptions],
+    ):
+        self._parts_made: dict[int, Part] = {}
+        self._build(create_env_fn, policy, options, num_collectors)
+        given = self._options
+        self._set_steps(self.num_workers)
+        if given.cat_results is None:
+            given.cat_results = "stack"
+        _require_joinable(given, len(self.batch_size))
+
+    @property
+    def _frames_each(self) -> int:
+        return self._steps * self._rows_each * self.num_workers
+
+    def _begin_batch(self, *, random: bool) -> Callable[[], Batch]:
+        if self._options.update_at_each_batch:
+            self.update_policy_weights_()
+        self._order_missing(random)
+        return lambda: self._finish(random)
+
+    def _order_missing(self, random: bool) -> None:
+        for worker in range(self.num_workers):
+            if worker not in self._jobs and worker not in self._parts_made:
+                self._order(worker, random=random)
+
+    def _finish(self, random: bool) -> Batch:
+        self._order_missing(random)  # what an error has left out
+        threshold = self._options.preemptive_threshold
+        if threshold is not None:
+            enough = int(self.num_workers * threshold) - len(self._parts_made)
+            done = self._wait(max(0, enough))
+            for worker in self._jobs.keys() - set(done):
+                self._memory[STOP][worker] = 1
+        while self._jobs:
+            for worker in self._wait(len(self._jobs)):
+                if (part := self._receive(worker)) is not None:
+                    self._parts_made[worker] = part
+        parts = [self._parts_made[worker] for worker in range(self.num_workers)]
+        batch = Batch(self._joined(parts), torch.cat([part.following for part in parts]))
+        self._learn_form(parts)
+        self._parts_made = {}
+        return batch
+
+    def _joined(self, parts: list[Part]) -> TensorDictBase:
+        """Join parts, which this copies."""
+        dim = self._options.cat_results
+        datas = [part.data for part in parts]
+        if dim == "stack" or self._episodes is not None:
+            data = cast(TensorDictBase, torch.stack(cast(Any, datas)))
+            if self._options.preemptive_threshold is not None:
+                steps = torch.arange(self._steps)
+                valid = torch.tensor([part.valid for part in parts])
+                mask = steps < valid.reshape(-1, *(1,) * len(self.batch_size), 1)
+                data.set((COLLECTOR, "mask"), mask.expand(data.batch_size).clone())
+            return data
+        time = len(self.batch_size)
+        if self._options.preemptive_threshold is not None:
+            datas = [part.data[..., : part.valid] for part in parts]
+        data = cast(TensorDictBase, torch.cat(cast(Any, datas), dim))
+        data.names = [*[None] * time, None if dim in (time, -1) else "time"]
+        return data
+
+    def _require_idle(self) -> None:
+        if self._jobs or self._parts_made:  # an error or Ctrl-C has left them
+            self._pending = self._pending or (lambda: self._finish(False))
+            self._settle()
+
+
+MultiSyncCollector = MultiSyncDataCollector
+
+
+def _require_joinable(given: Any, batch_dims: int) -> None:
+    """Check how batches are to be joined.
+
+    Raises:
+        ArgumentError: (a ValueError) along an axis that there is not, or one along which cut batches do not fit.
+        OptionError: (a TypeError) whole episodes are joined in a way of their own.
+    """
+    dim = given.cat_results
+    if dim == "stack":
+        return
+    if given.trajs_per_batch is not None:
+        raise OptionError(
+            "cat_results and trajs_per_batch exclude each other: traj_format says how."
+        )
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise ArgumentError(
+            f"cat_results is {dim!r}, but must be 'stack', or the axis along which."
+        )
+    if not -batch_dims - 1 <= dim <= batch_dims:
+        raise ArgumentError(
+            f"cat_results is {dim}, but batches have {batch_dims + 1} axes. Pass 'stack', or -1 for time."
+        )
+    if given.preemptive_threshold is not None and dim not in (-1, batch_dims):
+        raise ArgumentError(
+            f"cat_results is {dim}, but with preemptive_threshold batches of workers differ in length. Pass -1 or "
+            "'stack'."
+        )

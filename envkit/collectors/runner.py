@@ -1,0 +1,243 @@
+"""One env and one policy that make batches: what a collector runs here, and a worker runs in its process.
+
+`EnvRunner` carries the root from one batch to the next and numbers trajectories. It does not know how many runners
+there are, how much is to be collected, nor where batches go.
+
+Conventions
+    batch  transitions of batch size (*env_batch, steps), time last, and ``("collector", "traj_ids")``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit.collectors.numbering import TrajectoryNumbers
+from envkit.data.paths import Key, as_key, as_path
+from envkit.env.base import EnvBase
+from envkit.env.fragments import Begun, Fragment, begin_fragment
+from envkit.env.policy import ExplorationType, Policy, set_exploration_type
+from envkit.env.recorded import truncate_last
+from envkit.errors import ArgumentError
+from envkit.rules import RESET
+
+__all__ = ["COLLECTOR", "OWN_STEP_COUNT", "Batch", "EnvRunner", "Order", "RunnerOptions"]
+
+COLLECTOR = "collector"
+"""Node of the data that holds what the collector adds."""
+
+OWN_STEP_COUNT = "collector_step_count"
+"""What `StepCounter` calls its count in an env that has a ``step_count`` of its own."""
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    """How every batch of a runner is made; see `CollectorOptions` for the entries."""
+
+    exploration_type: ExplorationType = ExplorationType.RANDOM  # type: ignore[assignment]
+    reset_at_each_iter: bool = False
+    reset_when_done: bool = True
+    record_state: bool = False
+    set_truncated: bool = False
+    storing_device: torch.device | None = None
+    track_policy_version: bool = False
+
+
+@dataclass(frozen=True)
+class Order:
+    """What one batch is to be.
+
+    Attributes:
+        steps: of each row of the env.
+        random: draw actions from their specs instead of asking the policy.
+        version: of the policy that acts.
+        interrupted: asked after each step; True ends the batch there.
+    """
+
+    steps: int
+    random: bool = False
+    version: int = 0
+    interrupted: Callable[[], bool] | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What was collected.
+
+    Attributes:
+        data: transitions, see the module.
+        following: number of the trajectory that each row goes on with, shape ``(rows,)``.
+    """
+
+    data: TensorDictBase
+    following: torch.Tensor
+
+
+class EnvRunner:
+    """Collect batches, one after the other.
+
+    Args:
+        env: with the transforms that the policy and the collector need.
+        policy: what the user passed; None draws random actions.
+        act: the same as a callable from TensorDict to TensorDict.
+        options: how batches are made.
+        first_number, stride: of the trajectories; see `TrajectoryNumbers`.
+    """
+
+    def __init__(
+        self,
+        env: EnvBase,
+        policy: Any,
+        act: Policy,
+        options: RunnerOptions,
+        *,
+        first_number: int = 0,
+        stride: int = 1,
+    ):
+        self.env = env
+        self.policy = policy
+        self.act = act
+        self.options = options
+        self.numbers = TrajectoryNumbers(env.batch_size.numel(), first=first_number, stride=stride)
+        self.root: TensorDictBase | None = None
+        self.seconds = {"envs": 0.0, "policy": 0.0}
+        self.frames = self.episodes = 0
+
+    # ------------------------------------------------------------------------------------- batches
+
+    def begin(self, order: Order) -> Callable[[], Batch]:
+        """Begin a batch, and give what ends it. With steps that are one program, that runs meanwhile."""
+        began = perf_counter()
+        with self._acting():
+            begun = begin_fragment(self._fragment(order), self._first_root())
+        self.seconds["envs"] += perf_counter() - began
+        return lambda: self._finish(order, begun)
+
+    def begin_anew(self, rows: torch.Tensor | None = None) -> list[int]:
+        """Reset the env, or the rows that a bool mask of shape ``(*env_batch,)`` names.
+
+        Returns:
+            The numbers of the trajectories that end by this.
+        """
+        if rows is None or self.root is None:
+            self.root = self.env.reset()
+            return self.numbers.begin_anew(torch.ones(len(self.numbers.current), dtype=torch.bool))
+        batch = self.env.batch_size
+        rows = torch.as_tensor(rows)
+        if rows.shape != batch or rows.dtype != torch.bool:
+            raise ArgumentError(
+                f"index is of shape {tuple(rows.shape)} and dtype {rows.dtype}, but must be a bool mask of the "
+                f"batch of the env, {tuple(batch)}."
+            )
+        root = self.root.copy()
+        for level, names in self.env.done_levels.items():
+            flags = root.get(as_key((*level, names[0])))
+            mask = rows.reshape(*batch, *(1,) * (flags.ndim - len(batch)))
+            root.set(as_key((*level, RESET)), mask.expand_as(flags).clone())
+        self.root = self.env.reset(root)
+        return self.numbers.begin_anew(rows.reshape(-1))
+
+    def seed(self, seed: int | None, *, static: bool) -> int | None:
+        """Seed the env; a root that nobody has stepped from is forgotten."""
+        following = self.env.set_seed(seed, static_seed=static)
+        if not self.frames:
+            self.root = None
+        return following
+
+    def _first_root(self) -> TensorDictBase:
+        if self.root is None or (self.options.reset_at_each_iter and self.frames):
+            self.begin_anew()
+        assert self.root is not None
+        root, self.root = self.root, None  # what fails in the middle has none to go on from
+        return root
+
+    def _fragment(self, order: Order) -> Fragment:
+        act, policy = self.act, self.policy
+        if order.random:
+            act, policy = self.env.rand_action, None
+        return Fragment(
+            self.env,
+            policy,
+            self._timed(act),
+            order.steps,
+            resets=self.options.reset_when_done,
+            record_state=self.options.record_state,
+            interrupted=order.interrupted,
+        )
+
+    def _timed(self, act: Policy) -> Policy:
+        seconds = self.seconds
+
+        def timed(td: TensorDictBase) -> TensorDictBase:
+            began = perf_counter()
+            acted = act(td)
+            spent = perf_counter() - began
+            seconds["policy"] += spent
+            seconds["envs"] -= spent
+            return acted
+
+        return timed
+
+    @contextmanager
+    def _acting(self) -> Iterator[None]:
+        with set_exploration_type(self.options.exploration_type), torch.no_grad():
+            yield
+
+    def _finish(self, order: Order, begun: Begun) -> Batch:
+        began = perf_counter()
+        with self._acting():
+            data, self.root = begun()
+        self.seconds["envs"] += perf_counter() - began
+        return Batch(self._marked(data, order), self.numbers.current)
+
+    def shown_root(self) -> TensorDictBase:
+        """Give the root that the next batch begins with, as a batch shows it."""
+        assert self.root is not None
+        root = self.root.exclude(*_private(self.root))
+        numbers = self.numbers.current.reshape(self.env.batch_size)
+        root.set((COLLECTOR, "traj_ids"), numbers)
+        if (count := root.get(OWN_STEP_COUNT, None)) is not None:
+            root = root.exclude(OWN_STEP_COUNT).set((COLLECTOR, "step_count"), count)
+        return root.clear_device_()
+
+    def counted(self) -> dict[str, Any]:
+        """Tell frames and episodes collected, and seconds spent in "envs" and in the "policy"."""
+        return {"frames": self.frames, "episodes": self.episodes, "seconds": dict(self.seconds)}
+
+    # ------------------------------------------------------------------------- what is added to them
+
+    def _marked(self, data: TensorDictBase, order: Order) -> TensorDictBase:
+        """Add what the collector says of a batch, take out what is private, and store it."""
+        options, batch = self.options, data.batch_size
+        ended = self.env._rows_done(data.get("next")).reshape(-1, batch[-1])
+        if not options.reset_when_done:
+            ended = torch.zeros_like(ended)
+        self.episodes += int(ended.sum())
+        self.frames += batch.numel()
+        if options.set_truncated:
+            truncate_last(self.env, data)
+        if private := _private(data):
+            data = data.exclude(*private)
+        device = data.device
+        numbers = self.numbers.count(ended.cpu()).reshape(batch)
+        data.set((COLLECTOR, "traj_ids"), numbers if device is None else numbers.to(device))
+        if (count := data.get(OWN_STEP_COUNT, None)) is not None:
+            data.set((COLLECTOR, "step_count"), count)
+            data = data.exclude(OWN_STEP_COUNT, ("next", OWN_STEP_COUNT))
+        if options.track_policy_version:
+            version = torch.full(batch, order.version, dtype=torch.int64, device=device)
+            data.set((COLLECTOR, "policy_version"), version)
+        if options.storing_device is not None:
+            return data.to(options.storing_device)
+        return data.clear_device_()
+
+
+def _private(data: TensorDictBase) -> list[Key]:
+    """List what stands in the data for envs and transforms alone."""
+    return [key for key in data.keys(True) if as_path(key)[-1].startswith("_")]

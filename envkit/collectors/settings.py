@@ -1,0 +1,255 @@
+"""The keywords of collectors: type, default and meaning of each, and what is refused before anything is built.
+
+`CollectorOptions` and `WorkerOptions` are the one list of them, which the classes show and type checkers read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypedDict
+
+import torch
+
+from envkit.collectors.runner import RunnerOptions
+from envkit.data.arguments import as_bool, as_int
+from envkit.data.keywords import Default
+from envkit.env.policy import ExplorationType
+from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
+from envkit.specs.annotations import Device
+
+__all__ = ["CollectorOptions", "WorkerOptions", "checked", "runner_options"]
+
+
+class CollectorOptions(TypedDict, total=False):
+    """Keywords of every collector. Exactly one of the first two is given.
+
+    Args:
+        frames_per_batch: transitions in a batch, over all envs; with a batch of B envs, each makes
+            ``ceil(frames_per_batch / B)`` steps, with a warning where that is more.
+        trajs_per_batch: whole episodes in a batch instead, in the order in which they end. Frames of
+            unfinished ones wait; none is lost or used twice.
+        traj_format: "padded" gives episodes a row each, with a mask beside ``traj_ids``; "cat" one after the other.
+        total_frames: frames after which the collector is at its end, a multiple of ``frames_per_batch``; None
+            or -1 sets no end.
+        device: stands in for each of the next three that is not given.
+        storing_device: where batches are delivered; None leaves them where they are, and their device unset.
+        env_device: where the env is; its own by default.
+        policy_device: where the policy acts, a copy if it is elsewhere.
+        create_env_kwargs: keywords for ``create_env_fn``; with workers, a dict for all or a list of one each.
+        max_frames_per_traj: steps after which an episode is truncated (`StepCounter`); None, 0 or less: none.
+        init_random_frames: actions are random until so many frames were collected, in whole batches.
+        reset_at_each_iter: reset all envs before each batch.
+        postproc: callable from batch to batch, a transform for instance; called last.
+        split_trajs: pass each batch through `split_trajectories`.
+        exploration_type: how the policy acts.
+        reset_when_done: begin a new episode where one has ended, within the batch.
+        set_truncated: mark the last step of every batch ``truncated`` and ``done``.
+        use_buffers: let batches of workers cross in shared memory; None does where their entries have fixed sizes.
+        replay_buffer: what batches are put into, by ``extend``; the iterator then yields None.
+        replay_buffer_chunk: put whole batches in; False: ``add`` every step as it comes.
+        trust_policy: call the policy with the TensorDict whatever its signature, and do not try it out.
+        compile_policy: `torch.compile` the policy; True, or its keywords.
+        cudagraph_policy: capture the policy as a CUDA graph; True, or keywords of ``CudaGraphModule``.
+        policy_factory: makes the policy where it acts, instead of ``policy``; with workers, one for all or a
+            list of one each.
+        prefetch: 1 makes the next batch while the caller trains on this one, with weights one update older.
+        track_policy_version: record the version of the policy that acted, ``("collector", "policy_version")``.
+        progress: show a bar with frames per second, mean return and length of the episodes that ended.
+        record_state: keep the state of a stateless env at every step.
+        pre_collect_hook: called before each batch is asked for.
+        post_collect_hook: called with each batch before it is delivered.
+    """
+
+    frames_per_batch: Annotated[int | None, Default(None)]
+    trajs_per_batch: Annotated[int | None, Default(None)]
+    traj_format: Annotated[Literal["padded", "cat"], Default("padded")]
+    total_frames: Annotated[int | None, Default(-1)]
+    device: Annotated[Device | None, Default(None)]
+    storing_device: Annotated[Device | Sequence[Device] | None, Default(None)]
+    env_device: Annotated[Device | Sequence[Device] | None, Default(None)]
+    policy_device: Annotated[Device | Sequence[Device] | None, Default(None)]
+    create_env_kwargs: Annotated[dict[str, Any] | Sequence[dict[str, Any]] | None, Default(None)]
+    max_frames_per_traj: Annotated[int | None, Default(None)]
+    init_random_frames: Annotated[int | None, Default(None)]
+    reset_at_each_iter: Annotated[bool, Default(False)]
+    postproc: Annotated[Callable[[Any], Any] | None, Default(None)]
+    split_trajs: Annotated[bool | None, Default(None)]
+    exploration_type: Annotated[ExplorationType, Default(ExplorationType.RANDOM)]
+    reset_when_done: Annotated[bool, Default(True)]
+    set_truncated: Annotated[bool, Default(False)]
+    use_buffers: Annotated[bool | None, Default(None)]
+    replay_buffer: Annotated[Any, Default(None)]
+    replay_buffer_chunk: Annotated[bool, Default(True)]
+    trust_policy: Annotated[bool | None, Default(None)]
+    compile_policy: Annotated[bool | Mapping[str, Any] | None, Default(None)]
+    cudagraph_policy: Annotated[bool | Mapping[str, Any] | None, Default(None)]
+    policy_factory: Annotated[Callable[[], Any] | Sequence[Callable[[], Any]] | None, Default(None)]
+    prefetch: Annotated[int, Default(0)]
+    track_policy_version: Annotated[bool, Default(False)]
+    progress: Annotated[bool, Default(False)]
+    record_state: Annotated[bool, Default(False)]
+    pre_collect_hook: Annotated[Callable[[], Any] | None, Default(None)]
+    post_collect_hook: Annotated[Callable[[Any], Any] | None, Default(None)]
+
+
+class WorkerOptions(CollectorOptions, total=False):
+    """Keywords of collectors with workers, beside those of `CollectorOptions`.
+
+    Args:
+        num_workers: repeats one ``create_env_fn`` so many times.
+        update_at_each_batch: call `update_policy_weights_` before (sync) or after (async) each batch.
+        preemptive_threshold: share of the workers, in [0, 1]: when so many have finished, the others stop where
+            they are.
+        num_threads: torch threads of this process while the workers run; None leaves them alone.
+        num_sub_threads: torch threads of each worker.
+        cat_results: how batches of workers are joined: "stack" puts an axis of workers in front, an int
+            concatenates along that axis, -1 along time. `MultiSyncDataCollector` alone; None is "stack".
+        on_worker_failure: "raise", or "restart": a lost worker is replaced by one with the newest weights, its
+            unfinished episodes end with ``truncated``.
+        max_restarts: with "restart", how many there may be before the error is raised after all.
+        timeout: seconds a batch may take; None sets no limit.
+        start_timeout: seconds that building env and policy may take; None sets no limit.
+    """
+
+    num_workers: Annotated[int | None, Default(None)]
+    update_at_each_batch: Annotated[bool, Default(False)]
+    preemptive_threshold: Annotated[float | None, Default(None)]
+    num_threads: Annotated[int | None, Default(None)]
+    num_sub_threads: Annotated[int, Default(1)]
+    cat_results: Annotated[int | Literal["stack"] | None, Default(None)]
+    on_worker_failure: Annotated[Literal["raise", "restart"], Default("raise")]
+    max_restarts: Annotated[int, Default(10)]
+    timeout: Annotated[float | None, Default(60.0)]
+    start_timeout: Annotated[float | None, Default(60.0)]
+
+
+_SWITCHES = (
+    *("reset_at_each_iter", "reset_when_done", "set_truncated", "replay_buffer_chunk"),
+    *("track_policy_version", "progress", "record_state"),
+)
+_CALLABLE = ("postproc", "pre_collect_hook", "post_collect_hook")
+
+
+def checked(given: Any) -> Any:
+    """Check what can be checked before anything is built, and bring numbers and devices into one form.
+
+    Args:
+        given: the entries of `CollectorOptions` as attributes; they are written back.
+
+    Raises:
+        OptionError: (a TypeError) options exclude each other.
+        ArgumentError: (a ValueError) a number is out of range.
+        ArgumentTypeError: (a TypeError) something is of another type.
+    """
+    for name in _SWITCHES:
+        as_bool(name, getattr(given, name))
+    for name in _CALLABLE:
+        _require_callable(name, getattr(given, name))
+    _check_amounts(given)
+    _check_exclusive(given)
+    for name in ("storing_device", "env_device", "policy_device"):
+        value = getattr(given, name)
+        setattr(given, name, given.device if value is None else value)
+    if not isinstance(given.exploration_type, ExplorationType):
+        raise ArgumentTypeError(
+            f"exploration_type is {given.exploration_type!r}, but must be one of "
+            f"{[f'ExplorationType.{name}' for name in ExplorationType.__members__]}."
+        )
+    if given.replay_buffer is not None:
+        _require_buffer(given.replay_buffer, "extend" if given.replay_buffer_chunk else "add")
+    return given
+
+
+def _check_amounts(given: Any) -> None:
+    if (given.frames_per_batch is None) == (given.trajs_per_batch is None):
+        raise OptionError(
+            f"frames_per_batch is {given.frames_per_batch} and trajs_per_batch is {given.trajs_per_batch}. Pass "
+            "one of them: transitions in a batch, or whole episodes."
+        )
+    for name, meaning in (
+        ("frames_per_batch", "the transitions of a batch"),
+        ("trajs_per_batch", "the episodes of a batch"),
+    ):
+        if getattr(given, name) is not None:
+            setattr(given, name, as_int(name, getattr(given, name), least=1, meaning=meaning))
+    if given.total_frames is not None and given.total_frames != -1:
+        meaning = "the frames after which it is at its end, or -1 for no end"
+        given.total_frames = as_int("total_frames", given.total_frames, least=1, meaning=meaning)
+    else:
+        given.total_frames = None
+    for name in ("init_random_frames", "max_frames_per_traj"):
+        setattr(given, name, _as_limit(name, getattr(given, name)))
+    given.prefetch = as_int("prefetch", given.prefetch, least=0, meaning="0, or 1 batch ahead")
+    if given.prefetch > 1:
+        raise ArgumentError(f"prefetch is {given.prefetch}, but at most 1 batch is made ahead.")
+    frames, total = given.frames_per_batch, given.total_frames
+    if frames is not None and total is not None and total % frames:
+        raise ArgumentError(
+            f"total_frames is {total}, no multiple of frames_per_batch, {frames}. Pass {total - total % frames or frames} "
+            f"or {total - total % frames + frames}, say."
+        )
+    if given.traj_format not in ("padded", "cat"):
+        raise ArgumentError(f"traj_format is {given.traj_format!r}, but must be 'padded' or 'cat'.")
+
+
+def _as_limit(name: str, value: Any) -> int | None:
+    """Give a number of frames; None, 0 and less set no limit."""
+    if value is None:
+        return None
+    meaning = "a number of frames, or None for no limit"
+    return max(as_int(name, value, least=-(2**63), meaning=meaning), 0) or None
+
+
+def _check_exclusive(given: Any) -> None:
+    by_episode = given.trajs_per_batch is not None
+    alone = {
+        "split_trajs": "its batches are whole episodes already",
+        "set_truncated": "its episodes have ended",
+        "reset_at_each_iter": "unfinished episodes go on in the next batch",
+    }
+    for name, reason in alone.items():
+        if by_episode and getattr(given, name):
+            raise OptionError(f"{name} and trajs_per_batch exclude each other: {reason}.")
+    if not given.reset_when_done and (given.split_trajs or by_episode):
+        raise OptionError(
+            "reset_when_done=False steps envs on beyond the end of an episode, so batches cannot be split into "
+            "episodes. Leave out split_trajs or trajs_per_batch."
+        )
+    if given.policy_factory is not None and getattr(given, "policy", None) is not None:
+        raise OptionError("policy and policy_factory are both given. Pass one of them.")
+    if not given.replay_buffer_chunk:
+        if given.postproc is not None or given.split_trajs or by_episode:
+            raise OptionError(
+                "replay_buffer_chunk=False puts single steps into the buffer, so there are no batches for "
+                "postproc, split_trajs or trajs_per_batch. Leave one of them out."
+            )
+        if given.replay_buffer is None:
+            raise OptionError("replay_buffer_chunk=False needs a replay_buffer.")
+
+
+def _require_callable(name: str, value: Any) -> None:
+    if value is not None and not callable(value):
+        raise ArgumentTypeError(
+            f"{name} is {value!r}, of type {type(value).__name__}, but must be callable, or None."
+        )
+
+
+def _require_buffer(buffer: Any, method: str) -> None:
+    if not callable(getattr(buffer, method, None)):
+        raise ArgumentTypeError(
+            f"replay_buffer is a {type(buffer).__name__} without {method}(batch). Pass a replay buffer, one of "
+            "torchrl.data for instance."
+        )
+
+
+def runner_options(given: Any, storing_device: torch.device | None) -> RunnerOptions:
+    """Give what concerns a single runner."""
+    return RunnerOptions(
+        exploration_type=given.exploration_type,
+        reset_at_each_iter=given.reset_at_each_iter,
+        reset_when_done=given.reset_when_done,
+        record_state=given.record_state,
+        set_truncated=given.set_truncated,
+        storing_device=storing_device,
+        track_policy_version=given.track_policy_version,
+    )

@@ -1,0 +1,130 @@
+"""Collect in this process: one env, of any batch, and one policy take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
+
+import torch
+
+from envkit.collectors.acting import Parts, build_runner
+from envkit.collectors.collector import Collector, MakeEnv
+from envkit.collectors.runner import Batch, Order
+from envkit.collectors.settings import CollectorOptions, runner_options
+from envkit.collectors.weights import as_weights, load_weights
+from envkit.env.policy import PolicyLike
+from envkit.errors import ArgumentTypeError, OptionError
+
+__all__ = ["SyncDataCollector"]
+
+
+class SyncDataCollector(Collector):
+    """Collect in this process; see `Collector` and `CollectorOptions`.
+
+    With a policy that compiles over a stateless env a batch is one program, and ``prefetch=1`` has it run
+    while the caller trains. Else a batch is collected when it is asked for.
+    """
+
+    _kind = "in this process"
+
+    def __init__(
+        self,
+        create_env_fn: MakeEnv,
+        policy: PolicyLike = None,
+        *,
+        backend: str | None = None,
+        sync: bool = True,
+        **options: Unpack[CollectorOptions],
+    ):
+        given = self._take(policy, CollectorOptions, options)
+        if not callable(create_env_fn) and not hasattr(create_env_fn, "rollout"):
+            raise ArgumentTypeError(
+                f"create_env_fn is a {type(create_env_fn).__name__}, but must be an env or what makes one. Several "
+                "envs in this process are one SerialEnv."
+            )
+        parts = Parts(
+            create_env_fn,
+            policy,
+            runner_options(given, _device("storing_device", given.storing_device)),
+            env_kwargs=given.create_env_kwargs or {},
+            policy_factory=given.policy_factory,
+            max_frames_per_traj=given.max_frames_per_traj,
+            trust_policy=given.trust_policy,
+            compile_policy=given.compile_policy,
+            cudagraph_policy=given.cudagraph_policy,
+            env_device=_device("env_device", given.env_device),
+            policy_device=_device("policy_device", given.policy_device),
+        )
+        self._trained = policy
+        self._runner = build_runner(parts)
+        self.env = self._runner.env
+        self._steps = self._steps_each(self.env.batch_size.numel())
+        if given.prefetch and not self.env._runs_at_once(self._runner.policy):
+            raise OptionError(
+                f"prefetch={given.prefetch} needs steps that are one program, but {type(self.env).__name__} with this "
+                "policy steps one by one in this process. Use a stateless env with compile_policy(module), or "
+                "backend='process'."
+            )
+
+    @property
+    def policy(self) -> Any:
+        """The policy that acts."""
+        return self._runner.policy
+
+    @property
+    def _frames_each(self) -> int:
+        return self._steps * self.env.batch_size.numel()
+
+    def _begin_batch(self, *, random: bool) -> Callable[[], Batch]:
+        order = Order(self._steps, random, self.policy_version)
+        begun: Callable[[], Batch] | None = self._runner.begin(order)
+
+        def finish() -> Batch:
+            nonlocal begun
+            finished, begun = begun or self._runner.begin(order), None
+            return finished()
+
+        return finish
+
+    def update_policy_weights_(self, policy_weights: Any = None) -> None:
+        acting = self._runner.policy
+        if policy_weights is not None:
+            load_weights(acting, as_weights(policy_weights))
+        elif acting is not self._trained and isinstance(self._trained, torch.nn.Module):
+            load_weights(acting, as_weights(self._trained))
+        self.policy_version += 1
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
+        return self._runner.seed(seed, static=static_seed)
+
+    def reset(self, index: torch.Tensor | None = None) -> None:
+        """Reset the env, or the rows that a bool mask names; the next batch begins new trajectories there."""
+        self._settle()
+        ended = self._runner.begin_anew(index)
+        if self._episodes is not None:
+            self._episodes.cut(ended)
+
+    def stats(self) -> Mapping[str, Any]:
+        """Tell what was collected and where time went.
+
+        Returns:
+            ``frames``, ``batches``, ``episodes``, and ``seconds`` spent in "envs" and in the "policy"; a program
+            that makes a whole batch counts as "envs".
+        """
+        runner = self._runner
+        return {
+            "frames": runner.frames,
+            "batches": self.iter,
+            "episodes": runner.episodes,
+            "seconds": dict(runner.seconds),
+        }
+
+    def _end(self) -> None:
+        if not self.env.is_closed:
+            self.env.close(raise_if_closed=False)
+
+
+def _device(name: str, given: Any) -> torch.device | None:
+    if isinstance(given, list | tuple):
+        raise OptionError(f"{name} is a list, but there is one collector. Pass a single device.")
+    return None if given is None else torch.device(given)

@@ -1,0 +1,92 @@
+"""The weights of a policy, by name: what a trainer gives, and how a policy takes them.
+
+Conventions
+    weights  parameters and buffers by the names of ``state_dict()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from envkit.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["Weights", "as_weights", "load_weights", "require_same_architecture", "tensors_of"]
+
+Weights = Mapping[str, torch.Tensor]
+
+
+def as_weights(given: Any) -> Weights:
+    """Bring what a user gives as weights into one form.
+
+    Args:
+        given: a module, what its ``state_dict()`` gave, or a TensorDict of weights, nested or flat.
+
+    Raises:
+        ArgumentTypeError: it is something else.
+    """
+    if isinstance(given, nn.Module) and not isinstance(given, TensorDictBase):
+        return given.state_dict()
+    if isinstance(given, TensorDictBase):
+        flat = given.flatten_keys(".")
+        return {name: value.detach() for name, value in flat.items()}
+    if isinstance(given, Mapping):
+        return {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    raise ArgumentTypeError(
+        f"the weights are a {type(given).__name__}, but must be a module, its state_dict(), or a TensorDict of "
+        "them: TensorDict.from_module(policy)."
+    )
+
+
+def load_weights(policy: Any, weights: Weights) -> None:
+    """Write weights into a policy, in place.
+
+    Raises:
+        ArgumentError: (a ValueError) they are of another architecture.
+    """
+    if not isinstance(policy, nn.Module):
+        raise ArgumentTypeError(
+            f"the policy is a {type(policy).__name__}, which has no weights to load. Pass a torch.nn.Module."
+        )
+    own = tensors_of(policy)
+    require_same_architecture(own, weights)
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(weights[name])
+
+
+def require_same_architecture(held: Weights, weights: Weights) -> None:
+    """Check that weights are those of a policy.
+
+    Raises:
+        ArgumentError: (a ValueError) a name is missing or left over, or a shape or dtype differs.
+    """
+    missing, unknown = sorted(held.keys() - weights.keys()), sorted(weights.keys() - held.keys())
+    unlike = [
+        f"{name!r} is {tuple(weights[name].shape)} {weights[name].dtype}, the policy has {tuple(value.shape)} "
+        f"{value.dtype}"
+        for name, value in held.items()
+        if name in weights
+        and (weights[name].shape != value.shape or weights[name].dtype != value.dtype)
+    ]
+    if missing or unknown or unlike:
+        told = [
+            *([f"{missing} are missing"] if missing else []),
+            *([f"{unknown} are not the policy's"] if unknown else []),
+            *unlike,
+        ]
+        raise ArgumentError(
+            f"these weights are of another architecture: {'; '.join(told)}. Pass those of a module built alike."
+        )
+
+
+def tensors_of(policy: Any) -> dict[str, torch.Tensor]:
+    """Give the live weights of a policy by name; none of what is no module."""
+    if not isinstance(policy, nn.Module):
+        return {}
+    state = policy.state_dict(keep_vars=True)
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}

@@ -1,0 +1,431 @@
+"""Collectors whose envs and policies run in worker processes: building them, ordering batches, taking what they made.
+
+What a batch of several workers looks like, and which worker is waited for, is said by `multi_sync` and `multi_async`.
+
+Conventions
+    part    batch of one worker: its data, views of shared memory that the worker will write to when it gets the next
+            order, or its own TensorDict where the data has no fixed form.
+    loss    a worker whose env raised, or whose process ended, and that was built anew.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from envkit.batched.creation_context import chosen
+from envkit.batched.recovery import Recovery, allowed_restarts
+from envkit.batched.threads import ThreadLimit
+from envkit.batched.workers import processes_for
+from envkit.collectors.acting import Parts
+from envkit.collectors.collector import Collector, MakeEnv
+from envkit.collectors.host import (
+    BATCH,
+    BUILDING,
+    COMMAND_NAMES,
+    STOP,
+    WEIGHTS,
+    Description,
+    Reply,
+    RunnerFactory,
+    WorkerOrder,
+)
+from envkit.collectors.losses import with_loss
+from envkit.collectors.packing import Packing
+from envkit.collectors.runner import Order
+from envkit.collectors.settings import WorkerOptions, runner_options
+from envkit.collectors.weights import Weights, as_weights, require_same_architecture, tensors_of
+from envkit.data.arguments import as_int
+from envkit.data.paths import Path, tensordict_of
+from envkit.data.transition import leaves
+from envkit.env.base import EnvBase
+from envkit.env.policy import PolicyLike
+from envkit.env.seeding import drawn_seed, restart_seed
+from envkit.errors import (
+    ArgumentCountError,
+    ArgumentError,
+    ArgumentTypeError,
+    DoneError,
+    SpecError,
+    WorkerError,
+)
+from envkit.transport import Field, Layout
+from envkit.transport.jobs import Job, ProcessJobPool
+
+__all__ = ["Part", "WorkerCollector"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one worker has made; see `Reply` for the other entries.
+
+    Attributes:
+        data: batch size ``(*env_batch, steps)``, invalid steps included.
+        valid: steps that are valid.
+    """
+
+    worker: int
+    data: TensorDictBase
+    valid: int
+    following: torch.Tensor
+
+
+class WorkerCollector(Collector):
+    """What collectors with workers share; see `Collector` and `WorkerOptions`."""
+
+    def _build(
+        self, create_env_fn: MakeEnv, policy: PolicyLike, options: Mapping[str, Any], count: Any
+    ) -> None:
+        given = self._take(policy, WorkerOptions, options)
+        makers = _makers(create_env_fn, given.num_workers if count is None else count)
+        self.num_workers = len(makers)
+        self._trained = policy
+        self._steps = 0
+        parts = self._parts(makers, policy, given)
+        pool = self._pool = self._make_pool(parts, given)
+        self._recovery = Recovery(
+            pool,
+            allowed_restarts(given.on_worker_failure, given.max_restarts),
+            advice="Build a new collector. With on_worker_failure='restart' such a worker is replaced.",
+        )
+        self._jobs: dict[int, Job] = {}
+        self._ordered: dict[int, Order] = {}
+        self._roots: dict[int, TensorDictBase] = {}
+        self._next_numbers = list(range(self.num_workers))
+        self._counted: list[dict[str, Any]] = [{} for _ in makers]
+        self._lost: dict[int, Any] = {}
+        self._packing: Packing[Path] | None = None
+        self._memory: dict[str, np.ndarray] = {}
+        self._loaded = [0] * self.num_workers
+        self._limit = None if given.num_threads is None else ThreadLimit(given.num_threads)
+        try:
+            described = cast("list[Description]", pool.start())
+            self._adopt(described)
+            self._bind()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _make_pool(self, parts: list[Parts], given: Any) -> ProcessJobPool:
+        base = drawn_seed()
+        seeds = [restart_seed(base, row, 0) for row in range(len(parts))]
+        factory = RunnerFactory(parts, seeds, given.num_sub_threads, chosen())
+        return processes_for(
+            ProcessJobPool,
+            factory,
+            len(parts),
+            len(parts),
+            timeout_s=given.timeout,
+            start_timeout_s=given.start_timeout,
+            building=BUILDING,
+            commands=COMMAND_NAMES,
+            core_each=given.num_sub_threads == 1,
+        )
+
+    def _parts(self, makers: list[Any], policy: Any, given: Any) -> list[Parts]:
+        """Say what each worker builds; a policy travels without gradients, from the CPU."""
+        count = len(makers)
+        devices = {
+            name: _each(name, getattr(given, name), count)
+            for name in ("storing_device", "env_device", "policy_device")
+        }
+        kwargs = _each("create_env_kwargs", given.create_env_kwargs, count)
+        factories = _each("policy_factory", given.policy_factory, count)
+        return [
+            Parts(
+                make,
+                policy,
+                runner_options(given, _device(devices["storing_device"][worker])),
+                env_kwargs=kwargs[worker] or {},
+                policy_factory=factories[worker],
+                max_frames_per_traj=given.max_frames_per_traj,
+                trust_policy=given.trust_policy,
+                compile_policy=given.compile_policy,
+                cudagraph_policy=given.cudagraph_policy,
+                env_device=_device(devices["env_device"][worker]),
+                policy_device=_device(devices["policy_device"][worker]),
+            )
+            for worker, make in enumerate(makers)
+        ]
+
+    def _set_steps(self, workers: int) -> None:
+        """Settle how many steps a batch has, which so many workers make together."""
+        self._steps = self._steps_each(self._rows_each, workers)
+        if self._steps == 1 and self._options.on_worker_failure == "restart":
+            raise ArgumentError(
+                "on_worker_failure='restart' puts a truncated step in front of the batch of a new worker, so batches "
+                "need 2 steps or more. Pass a larger frames_per_batch."
+            )
+
+    def _adopt(self, described: Sequence[Description]) -> None:
+        first = described[0]
+        for worker, one in enumerate(described):
+            _require_alike(first, one, worker)
+        restarts = self._options.on_worker_failure == "restart"
+        if restarts and not any(path[-1] == "truncated" for path in first.leaves):
+            raise DoneError(
+                "on_worker_failure='restart' ends the episodes of a lost worker with 'truncated', but its env has no "
+                "such entry. Pass lambda: make_env().add_truncated_keys()."
+            )
+        self.batch_size = first.batch_size
+        self._rows_each = first.batch_size.numel()
+        self._weights = first.weights
+        self._newest: np.ndarray | None = None
+        if first.weights is not None:
+            self._newest = np.zeros(first.weights.size_bytes, np.uint8)
+
+    def _bind(self) -> None:
+        """Share memory with the workers; that of batches once their form is known."""
+        fields = [Field(STOP, (), "uint8")]
+        if self._weights is not None:
+            fields.append(Field(WEIGHTS, (self._weights.size_bytes,), "uint8"))
+        if self._packing is not None:
+            fields.append(Field(BATCH, (self._packing.size_bytes,), "uint8"))
+            self._pool.call("plan", self._packing)
+        self._memory = self._pool.bind(Layout(tuple(fields), self.num_workers))
+
+    # -------------------------------------------------------------------------------------- orders
+
+    def _order(self, worker: int, *, random: bool) -> None:
+        """Have a worker that is free make a batch."""
+        steps = self._steps - (worker in self._lost)
+        order = Order(steps, random, self.policy_version)
+        loads = self._loaded[worker] != self.policy_version and self._newest is not None
+        if loads:
+            self._memory[WEIGHTS][worker] = self._newest
+        self._memory[STOP][worker] = 0
+        options = self._options
+        wanted = WorkerOrder(
+            order,
+            loads,
+            stops=options.preemptive_threshold is not None,
+            with_root=options.on_worker_failure == "restart",
+        )
+        self._jobs[worker] = self._pool.begin_call(worker, "collect", wanted)
+        self._ordered[worker] = order
+        self._loaded[worker] = self.policy_version
+
+    def _wait(self, count: int) -> list[int]:
+        """Wait until so many of the workers that have an order are done; give all that are."""
+        workers = {id(job): worker for worker, job in self._jobs.items()}
+        done = self._pool.wait(list(self._jobs.values()), count, None)
+        return [workers[id(job)] for job in done]
+
+    def _receive(self, worker: int) -> Part | None:
+        """Take what a worker has made; None where it was lost, and has a new order.
+
+        Raises:
+            WorkerError: it failed, and is not to be replaced, or too often.
+        """
+        job = self._jobs.pop(worker)
+        try:
+            reply: Reply = self._pool.outcome(job)
+        except WorkerError as error:
+            self._loaded[worker] = -1
+            self._replace(worker, error)
+            return None
+        self._next_numbers[worker] = reply.next_number
+        self._counted[worker] = reply.stats
+        data = self._data_of(worker, reply)
+        if reply.root is not None:
+            self._roots[worker] = reply.root
+        if worker in self._lost:
+            data = with_loss(data, self._lost.pop(worker))
+        missing = self._ordered[worker].steps - reply.steps
+        return Part(worker, data, self._steps - missing, reply.following)
+
+    def _replace(self, worker: int, error: WorkerError) -> None:
+        self._recovery.repair(error)
+        self._recovery.lost.clear()
+        self._recovery.unstarted.clear()
+        self._pool.call("number_from", self._next_numbers[worker], workers=[worker])
+        if self._packing is not None:
+            self._pool.call("plan", self._packing, workers=[worker])
+        if (root := self._roots.pop(worker, None)) is not None:
+            self._lost[worker] = root
+        self._order(worker, random=self._ordered[worker].random)
+
+    def _data_of(self, worker: int, reply: Reply) -> TensorDictBase:
+        """Give what a worker has collected, wherever it lies."""
+        batch = torch.Size((*self.batch_size, self._ordered[worker].steps))
+        if reply.data is None:
+            assert self._packing is not None
+            views = self._packing.views(self._memory[BATCH][worker])
+            data = tensordict_of(views, batch, None)
+            data.names = [*[None] * len(self.batch_size), "time"]
+            return data
+        return reply.data
+
+    def _learn_form(self, parts: Sequence[Part]) -> None:
+        """Share memory for batches, once the first ones have shown their form; all workers are free."""
+        if self._packing is not None or self._options.use_buffers is False:
+            return
+        tensors = [dict(leaves(part.data)) for part in parts]
+        if not all(isinstance(value, torch.Tensor) for value in tensors[0].values()):
+            return
+        packing = Packing.of(tensors[0])
+        if all(packing.fits(other) for other in tensors[1:]):
+            self._packing = packing
+            self._bind()
+
+    # ------------------------------------------------------------------------------------- weights
+
+    def update_policy_weights_(self, policy_weights: Any = None) -> None:
+        if self._weights is None or self._newest is None:
+            raise ArgumentTypeError(
+                "the policy of the workers is no torch.nn.Module, so it has no weights to update."
+            )
+        given = self._trained if policy_weights is None else policy_weights
+        if given is None:
+            raise ArgumentTypeError(
+                "there are no weights here: the workers have made their policies themselves. Pass policy_weights=."
+            )
+        weights: Weights = tensors_of(given) if isinstance(given, nn.Module) else as_weights(given)
+        views = self._weights.views(self._newest)
+        require_same_architecture(views, weights)
+        with torch.no_grad():
+            for name, place in views.items():
+                place.copy_(weights[name])
+        self.policy_version += 1
+
+    # ------------------------------------------------------------------------------ seeds and resets
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
+        self._settle()
+        self._require_idle()
+        following: int | None = seed
+        for worker in range(self.num_workers):
+            (after,) = self._pool.call("seed", following, static_seed, workers=[worker])
+            following = seed if static_seed else after
+        self._recovery.begin_seeds(seed)
+        self._cut(self._pool.call("begin_anew"))
+        return following
+
+    def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
+        """Reset the envs of all workers, or of those named; their next batches begin new trajectories.
+
+        Args:
+            reset_idx: one bool for each worker.
+        """
+        chosen_ones = [True] * self.num_workers if reset_idx is None else list(reset_idx)
+        if len(chosen_ones) != self.num_workers:
+            raise ArgumentCountError(
+                f"reset_idx has {len(chosen_ones)} entries, but there are {self.num_workers} workers. Pass one bool "
+                "for each."
+            )
+        self._settle()
+        self._require_idle()
+        workers = [worker for worker, chosen_one in enumerate(chosen_ones) if chosen_one]
+        self._cut(self._pool.call("begin_anew", workers=workers))
+
+    def _cut(self, ended: Sequence[Sequence[int]]) -> None:
+        if self._episodes is not None:
+            self._episodes.cut([number for numbers in ended for number in numbers])
+
+    @abstractmethod
+    def _require_idle(self) -> None:
+        """See to it that no worker has an order."""
+
+    # ---------------------------------------------------------------------------------------- life
+
+    def stats(self) -> Mapping[str, Any]:
+        """Tell what was collected and where time went.
+
+        Returns:
+            ``frames``, ``batches``, ``episodes``, ``seconds`` ("envs", "policy", summed over the workers), and
+            ``workers``: the same of each, in a list.
+        """
+        total: dict[str, Any] = {
+            "frames": 0,
+            "episodes": 0,
+            "seconds": {"envs": 0.0, "policy": 0.0},
+        }
+        for one in self._counted:
+            for name in ("frames", "episodes"):
+                total[name] += one.get(name, 0)
+            for name, spent in one.get("seconds", {}).items():
+                total["seconds"][name] += spent
+        return {**total, "batches": self.iter, "workers": [dict(one) for one in self._counted]}
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return self._pool.pids
+
+    def _end(self) -> None:
+        self._jobs, self._memory = {}, {}
+        self._pool.close()
+        if self._limit is not None:
+            self._limit.end()
+            self._limit = None
+
+
+def _makers(given: Any, count: Any) -> list[Any]:
+    if callable(given) or isinstance(given, EnvBase):
+        if count is None:
+            raise ArgumentTypeError(
+                "create_env_fn is a single function, so num_workers= must say how many workers call it. Pass that, "
+                "or a list of functions."
+            )
+        return [given] * as_int("num_workers", count, least=1, meaning="the number of workers")
+    if not isinstance(given, Sequence) or not given:
+        raise ArgumentTypeError(
+            f"create_env_fn is {given!r}, but must be a function that makes an env, or a list of one for each "
+            "worker."
+        )
+    if count is not None and count != len(given):
+        raise ArgumentCountError(
+            f"num_workers is {count}, but create_env_fn has {len(given)} functions. Leave num_workers out."
+        )
+    return list(given)
+
+
+def _each(name: str, given: Any, count: int) -> list[Any]:
+    """Give the entry of each worker."""
+    if not isinstance(given, list | tuple):
+        return [given] * count
+    if len(given) != count:
+        raise ArgumentCountError(
+            f"{name} has {len(given)} entries, but there are {count} workers. Pass one for each, or one for all."
+        )
+    return list(given)
+
+
+def _device(given: Any) -> torch.device | None:
+    return None if given is None else torch.device(given)
+
+
+def _require_alike(first: Description, other: Description, worker: int) -> None:
+    """Check that workers make batches of one form.
+
+    Raises:
+        SpecError: (a ValueError) they do not.
+    """
+    if other.batch_size != first.batch_size:
+        raise SpecError(
+            f"the env of worker {worker} has batch size {tuple(other.batch_size)}, that of worker 0 "
+            f"{tuple(first.batch_size)}. All workers must make batches of one form."
+        )
+    for path in first.leaves.keys() | other.leaves.keys():
+        own, theirs = first.leaves.get(path), other.leaves.get(path)
+        if own != theirs:
+            raise SpecError(
+                f"the envs of workers are unlike: {path} is {theirs} in worker {worker}, and {own} in worker 0. All "
+                "workers must make batches of one form; collect from unlike envs with a collector each."
+            )
+    if (first.weights is None) != (other.weights is None) or (
+        first.weights is not None
+        and other.weights is not None
+        and first.weights.plan != other.weights.plan
+    ):
+        raise SpecError(
+            f"the policies of workers 0 and {worker} have other weights. Have policy_factory make policies of one "
+            "architecture."
+        )

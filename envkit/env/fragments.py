@@ -1,0 +1,105 @@
+"""Some steps from a root, and the root that follows them: what a collector asks of an env, batch after batch.
+
+A rollout ends; a fragment goes on. Its last step, too, is followed by the reset of what is done, so the next
+fragment begins where this one ended. An env that makes many steps at once (one program) offers it through
+`Stepping._begin_run`; one that records a rollout by itself through `_fast_rollout`; else steps are made in a loop.
+
+Conventions
+    data       transitions, batch size (*batch, steps); time is the last axis.
+    following  root after the last step, batch size (*batch,); it shares no memory with the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from tensordict import TensorDictBase
+
+from envkit.data.resets import undeclared
+from envkit.env.policy import Policy
+from envkit.env.recorded import stack_steps
+from envkit.env.stepping import Stepping
+
+__all__ = ["Begun", "Fragment", "begin_fragment"]
+
+Begun = Callable[[], tuple[TensorDictBase, TensorDictBase]]
+"""Gives data and following root of steps that may still be under way."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """What to do: steps of a policy in an env.
+
+    Attributes:
+        env: where.
+        policy: what the user passed; None for random actions.
+        act: the same as a callable from TensorDict to TensorDict.
+        steps: how many.
+        resets: begin a new episode where one has ended; else go on stepping it.
+        record_state: keep the state of a stateless env at every step.
+        interrupted: asked after each step; where it says True, that step is the last one.
+    """
+
+    env: Stepping
+    policy: Any
+    act: Policy
+    steps: int
+    resets: bool = True
+    record_state: bool = False
+    interrupted: Callable[[], bool] | None = None
+
+
+def begin_fragment(wanted: Fragment, root: TensorDictBase) -> Begun:
+    """Begin a fragment: with steps that are one program, it runs when this returns.
+
+    Args:
+        wanted: what to do.
+        root: where to start; nothing in it is done. It is taken over.
+    """
+    env = wanted.env
+    at_once = wanted.resets and wanted.interrupted is None and env._steps_by_itself
+    if at_once and env._runs_at_once(wanted.policy):
+        return env._begin_run(root, wanted.steps, wanted.policy, wanted.record_state)
+    return lambda: _recorded(wanted, root, at_once)
+
+
+def _recorded(
+    wanted: Fragment, root: TensorDictBase, at_once: bool
+) -> tuple[TensorDictBase, TensorDictBase]:
+    env, steps, act = wanted.env, wanted.steps, wanted.act
+    if at_once and not env._has_varying_sizes:
+        policy = act if wanted.policy is None and env._draws_its_own else wanted.policy
+        recorded = env._fast_rollout("never", root, steps, policy, act)
+        if recorded is not None:
+            if isinstance(recorded, list):
+                data = _stacked(wanted, recorded)
+            else:
+                data = recorded.refine_names(..., "time")
+            last = cast(TensorDictBase, data[..., -1]).clone()
+            return data, env._root_after(last, undeclared(last.get("next"), env._table.known))
+    made = []
+    for _ in range(steps):
+        if wanted.resets:
+            data, root = env.step_and_maybe_reset(act(root))
+        else:
+            data = env.step(act(root))
+            root = env.step_mdp(data)
+        made.append(data)
+        if wanted.interrupted is not None and wanted.interrupted():
+            break
+    return _stacked(wanted, made), root.clone()
+
+
+def _stacked(wanted: Fragment, made: list[TensorDictBase]) -> TensorDictBase:
+    env = wanted.env
+    hidden = () if wanted.record_state else env._unrecorded
+    if hidden:
+        both = [*hidden, *(("next", key) for key in hidden)]
+        made = [step.exclude(*both) for step in made]
+    dense = not env._has_varying_sizes
+    data = stack_steps(env, made, contiguous=dense)
+    if dense:
+        data.refine_names(..., "time")
+    return data

@@ -1,0 +1,574 @@
+"""`SyncDataCollector`: what one batch is, and what carries over into the next."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+
+from envkit import (
+    Collector,
+    Compose,
+    ExplorationType,
+    GymEnv,
+    JaxPolicy,
+    MixedEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    SyncDataCollector,
+    TransformedEnv,
+    exploration_type,
+    split_trajectories,
+)
+from envkit.errors import ClosedEnvError, DoneError, OptionError
+from tests.collectors.slow_model import assert_same, collected
+from tests.zoo.envs import Chaos, Count, StatelessCount
+from tests.zoo.jax_drift import jax_rows
+
+IDS = ("collector", "traj_ids")
+DONE = ("next", "done")
+
+
+def two() -> SerialEnv:
+    return SerialEnv(2, lambda: Count(5))
+
+
+def still(td):
+    return td.set("action", torch.zeros((*td.batch_size, 1), dtype=torch.int64))
+
+
+def test_the_worked_example_of_one_env():
+    collector = SyncDataCollector(lambda: Count(5), frames_per_batch=7, total_frames=14)
+
+    first, second = collector
+
+    assert first.batch_size == (7,) and first.names == ["time"] and first.device is None
+    assert first[IDS].tolist() == [0, 0, 0, 0, 0, 1, 1]
+    assert first[DONE].flatten().tolist() == [False] * 4 + [True] + [False] * 2
+    assert second[IDS].tolist() == [1, 1, 1, 2, 2, 2, 2]
+    assert first[IDS].dtype == torch.int64
+    assert set(first.keys(True, True)) == {
+        *("action", "count", "done", "terminated", IDS),
+        *(("next", name) for name in ("count", "reward", "done", "terminated")),
+    }
+
+
+def test_several_envs_have_a_row_each_and_time_comes_last():
+    with pytest.warns(UserWarning, match=r"7, no multiple of the 2 envs.*batches have 8 frames"):
+        collector = SyncDataCollector(two, frames_per_batch=7)
+
+    batch = collector.next()
+
+    assert batch.batch_size == (2, 4) and batch.names == [None, "time"]
+    assert batch[IDS].tolist() == [[0] * 4, [1] * 4]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Chaos(3),
+        lambda: SerialEnv(3, lambda: Chaos(3)),
+        lambda: SerialEnv(2, lambda: SerialEnv(2, Count, create_env_kwargs={"n": 2})),
+        lambda: TransformedEnv(
+            SerialEnv(2, lambda: Chaos(4)), Compose(StepCounter(3), RewardSum())
+        ),
+        lambda: StatelessCount(batch_size=[3]),
+        lambda: GymEnv("CartPole-v1", categorical_action_encoding=True),
+        lambda: GymEnv("CartPole-v1", num_envs=2, categorical_action_encoding=True),
+        lambda: SerialEnv(2, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True)),
+        lambda: MixedEnv([SerialEnv(1, lambda: Chaos(2)), SerialEnv(2, lambda: Chaos(3))]),
+    ],
+)
+def test_batches_are_those_of_a_loop_by_hand(make):
+    ours, theirs = make(), make()
+    collector = SyncDataCollector(ours, still_of(ours), frames_per_batch=6 * rows(ours))
+    collector.set_seed(3)
+    theirs.set_seed(3)
+
+    wanted = collected(theirs, still_of(theirs), steps=6, batches=3)
+
+    for batch in wanted:
+        assert_same(collector.next(), batch)
+    theirs.close()
+    collector.shutdown()
+
+
+def rows(env) -> int:
+    return env.batch_size.numel()
+
+
+def still_of(env):
+    zero = env.full_action_spec.zero()
+    return lambda tensordict: tensordict.update(zero.clone())
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    ends=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    steps=st.integers(1, 7),
+    limit=st.none() | st.integers(1, 5),
+)
+def test_numbers_follow_the_ends_whatever_they_are(ends, steps, limit):
+    def make():
+        return SerialEnv(len(ends), [lambda n=n: Count(n).add_truncated_keys() for n in ends])
+
+    collector = SyncDataCollector(
+        make, still, frames_per_batch=steps * len(ends), max_frames_per_traj=limit
+    )
+    env = make() if limit is None else TransformedEnv(make(), StepCounter(limit))
+
+    for wanted in collected(env, still, steps, batches=3):
+        assert_same(collector.next(), wanted)
+
+
+def test_a_root_is_the_next_of_the_step_before_across_batches_too():
+    collector = SyncDataCollector(two, frames_per_batch=6, total_frames=60)
+
+    data = torch.cat(list(collector), -1)
+
+    goes_on = data[IDS][:, 1:] == data[IDS][:, :-1]
+    assert torch.equal(data["count"][:, 1:][goes_on], data["next", "count"][:, :-1][goes_on])
+    assert (data["count"][:, 1:][~goes_on] == 0).all()
+
+
+def test_a_limit_on_frames_truncates_across_batches():
+    collector = SyncDataCollector(lambda: Count(9), frames_per_batch=2, max_frames_per_traj=3)
+
+    data = torch.cat([collector.next() for _ in range(3)])
+
+    assert data["next", "truncated"].flatten().tolist() == [False, False, True] * 2
+    assert data["next", "step_count"].flatten().tolist() == [1, 2, 3] * 2
+    assert data[IDS].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_limit_leaves_a_step_count_of_the_env_alone():
+    env = TransformedEnv(Count(9), StepCounter())
+    collector = SyncDataCollector(env, frames_per_batch=4, max_frames_per_traj=2)
+
+    batch = collector.next()
+
+    assert batch["collector", "step_count"].flatten().tolist() == [0, 1, 0, 1]
+    assert "collector_step_count" not in batch.keys() and "step_count" in batch.keys()
+    assert batch["next", "truncated"].flatten().tolist() == [False, True] * 2
+
+
+def test_random_frames_come_first_in_whole_batches():
+    collector = SyncDataCollector(
+        lambda: Count(50),
+        lambda count: torch.full((1,), 7),
+        frames_per_batch=4,
+        init_random_frames=6,
+    )
+
+    played = [collector.next()["action"].flatten().tolist() for _ in range(3)]
+
+    assert max(played[0] + played[1]) <= 1
+    assert played[2] == [7] * 4
+
+
+def test_every_batch_begins_anew_where_that_is_asked_for():
+    collector = SyncDataCollector(two, frames_per_batch=6, reset_at_each_iter=True)
+
+    first, second = collector.next(), collector.next()
+
+    assert (first["count"][:, 0] == 0).all() and (second["count"][:, 0] == 0).all()
+    assert first[IDS][:, 0].tolist() == [0, 1] and second[IDS][:, 0].tolist() == [2, 3]
+
+
+def test_without_resets_envs_are_stepped_on():
+    collector = SyncDataCollector(lambda: Count(2), frames_per_batch=5, reset_when_done=False)
+
+    batch = collector.next()
+
+    assert batch["next", "count"].flatten().tolist() == [1, 2, 3, 4, 5]
+    assert batch[DONE].flatten().tolist() == [False, True, True, True, True]
+    assert (batch[IDS] == 0).all()
+
+
+def test_the_last_step_is_marked_where_that_is_asked_for():
+    collector = SyncDataCollector(
+        lambda: Count(9).add_truncated_keys(), frames_per_batch=3, set_truncated=True
+    )
+
+    first, second = collector.next(), collector.next()
+
+    assert first["next", "truncated"].flatten().tolist() == [False, False, True]
+    assert first[DONE].flatten().tolist() == [False, False, True]
+    assert not first["next", "terminated"].any()
+    assert second["count"].flatten().tolist() == [3, 4, 5] and (second[IDS] == 0).all()
+
+
+def test_an_env_that_cannot_be_truncated_is_refused_where_it_is_to_be():
+    with pytest.raises(DoneError, match="add_truncated_keys"):
+        SyncDataCollector(Count, frames_per_batch=3, set_truncated=True)
+
+
+def test_batches_are_split_then_post_processed_then_shown_to_a_hook():
+    seen = []
+
+    def postproc(td):
+        seen.append(("postproc", td.batch_size, td["collector", "mask"].sum().item()))
+        return td.set("mine", td["count"] * 2)
+
+    collector = SyncDataCollector(
+        lambda: Count(5),
+        frames_per_batch=7,
+        split_trajs=True,
+        postproc=postproc,
+        pre_collect_hook=lambda: seen.append("before"),
+        post_collect_hook=lambda td: seen.append(("after", "mine" in td.keys())),
+    )
+
+    batch = collector.next()
+
+    assert seen == ["before", ("postproc", (2, 5), 7), ("after", True)]
+    assert batch["collector", "mask"].tolist() == [[True] * 5, [True] * 2 + [False] * 3]
+
+
+def test_what_postproc_raises_loses_no_batch():
+    answers = iter([ZeroDivisionError("first"), None])
+
+    def postproc(td):
+        if (error := next(answers)) is not None:
+            raise error
+        return td
+
+    collector = SyncDataCollector(two, frames_per_batch=4, postproc=postproc)
+    with pytest.raises(ZeroDivisionError):
+        collector.next()
+
+    batch = collector.next()
+
+    assert batch["count"].squeeze(-1).tolist() == [[0, 1], [0, 1]]
+    assert (collector.frames, collector.iter) == (4, 1)
+
+
+def test_what_a_policy_raises_begins_new_trajectories():
+    calls = []
+
+    def policy(td):
+        calls.append(1)
+        if len(calls) == 6:
+            raise ZeroDivisionError
+        return still(td)
+
+    policy.__annotations__["td"] = TensorDict
+    collector = SyncDataCollector(lambda: Count(9), policy, frames_per_batch=4)
+    first = collector.next()
+    with pytest.raises(ZeroDivisionError):
+        collector.next()
+
+    second = collector.next()
+
+    assert first[IDS].tolist() == [0] * 4
+    assert second[IDS].tolist() == [1] * 4 and second["count"][0] == 0
+
+
+def test_whole_episodes_come_in_the_order_of_their_ends_and_none_is_lost():
+    lengths = [3, 5, 4]
+    collector = SyncDataCollector(
+        lambda: SerialEnv(3, [lambda n=n: Count(n) for n in lengths]), trajs_per_batch=2
+    )
+
+    batches = [collector.next() for _ in range(20)]
+
+    seen: dict[int, int] = {}
+    for batch in batches:
+        assert batch.batch_size[0] == 2 and batch.names == [None, "time"]
+        for episode, mask in zip(batch, batch["collector", "mask"], strict=True):
+            steps = int(mask.sum())
+            assert episode[IDS][:steps].unique().numel() == 1
+            assert episode["count"][:steps].flatten().tolist() == list(range(steps))
+            assert episode[DONE][:steps].flatten().tolist() == [False] * (steps - 1) + [True]
+            seen[int(episode[IDS][0])] = steps
+    assert len(seen) == 40
+    ends = list(seen.values())
+    assert ends[:3] == [3, 4, 5]
+    assert collector.frames == sum(ends)
+
+
+def test_whole_episodes_can_come_one_after_the_other():
+    collector = SyncDataCollector(two, trajs_per_batch=1, traj_format="cat", total_frames=15)
+
+    episodes = list(collector)
+
+    assert [episode.batch_size for episode in episodes] == [(5,)] * 3
+    assert [episode[IDS].unique().item() for episode in episodes] == [0, 1, 2]
+
+
+def test_a_reset_ends_unfinished_episodes_of_whole_batches_by_truncation():
+    collector = SyncDataCollector(lambda: Count(40).add_truncated_keys(), trajs_per_batch=1)
+    whole = collector.next()
+    assert whole[DONE].sum() == 1
+
+    collector.reset()
+    cut = collector.next()
+
+    assert cut["next", "truncated"].flatten()[-1] and not cut["next", "terminated"].any()
+    assert cut[IDS].unique().item() == 1 and cut.batch_size[1] == 64 - 40
+    assert collector.next()[IDS].unique().item() == 2
+
+
+def test_a_reset_by_row_begins_new_trajectories_there_alone():
+    collector = SyncDataCollector(two, frames_per_batch=4)
+    collector.next()
+
+    collector.reset(torch.tensor([False, True]))
+    batch = collector.next()
+
+    assert batch["count"].squeeze(-1).tolist() == [[2, 3], [0, 1]]
+    assert batch[IDS].tolist() == [[0, 0], [2, 2]]
+
+
+def test_a_reset_before_anything_was_collected_leaves_the_numbers_alone():
+    collector = SyncDataCollector(two, frames_per_batch=4)
+
+    collector.reset()
+
+    assert collector.next()[IDS].tolist() == [[0, 0], [1, 1]]
+
+
+def test_seeds_give_the_same_batches_again():
+    def run(seed):
+        collector = SyncDataCollector(lambda: SerialEnv(2, Chaos), still, frames_per_batch=6)
+        following = collector.set_seed(seed)
+        return following, torch.cat([collector.next() for _ in range(3)], -1)
+
+    (after, first), (_, again), (_, other) = run(3), run(3), run(4)
+
+    assert after == SerialEnv(2, Chaos).set_seed(3)
+    assert_same(first, again)
+    assert not torch.equal(first["draw"], other["draw"])
+
+
+def test_the_exploration_type_holds_while_the_policy_acts():
+    seen = []
+
+    def policy(td):
+        seen.append((exploration_type(), torch.is_grad_enabled()))
+        return still(td)
+
+    for kind in (ExplorationType.RANDOM, ExplorationType.MODE):
+        SyncDataCollector(Count, policy, frames_per_batch=1, exploration_type=kind).next()
+
+    assert seen == [(ExplorationType.RANDOM, False), (ExplorationType.MODE, False)]
+
+
+def test_batches_stay_as_they_are_and_what_is_written_into_them_moves_nothing():
+    collector = SyncDataCollector(two, still, frames_per_batch=4)
+    first = collector.next()
+    kept = first.clone()
+
+    first.apply_(lambda leaf: leaf.zero_() if leaf.dtype == torch.bool else leaf.fill_(77))
+    second = collector.next()
+    collector.next()
+
+    assert second["count"].squeeze(-1).tolist() == [[2, 3], [2, 3]]
+    assert kept["next", "count"].squeeze(-1).tolist() == [[1, 2], [1, 2]]
+
+
+def test_a_module_with_names_writes_them_and_private_entries_go():
+    def twofold(count):
+        return torch.zeros_like(count), torch.ones_like(count), count * 2
+
+    policy = TensorDictModule(twofold, ["count"], ["action", "_private", "logits"])
+    collector = SyncDataCollector(two, policy, frames_per_batch=4)
+
+    batch = collector.next()
+
+    assert "_private" not in batch.keys()
+    assert torch.equal(batch["logits"], batch["count"] * 2)
+
+
+def test_a_policy_that_is_trained_in_place_acts_so_at_once_and_is_counted():
+    module = torch.nn.Linear(1, 1)
+    policy = TensorDictModule(
+        lambda count: (module(count.float()) * 0 + module.bias).long(), ["count"], ["action"]
+    )
+    collector = SyncDataCollector(
+        lambda: Count(50), policy, frames_per_batch=2, track_policy_version=True
+    )
+    seen = []
+    for value in (1.0, 2.0):
+        torch.nn.init.constant_(module.bias, value)
+        collector.update_policy_weights_()
+        batch = collector.next()
+        seen.append(
+            (batch["action"].flatten().tolist(), batch["collector", "policy_version"].tolist())
+        )
+
+    assert seen == [([1, 1], [1, 1]), ([2, 2], [2, 2])]
+    assert collector.policy_version == 2
+
+
+def test_weights_are_given_by_name_as_a_td_or_a_module():
+    policy = torch.nn.Linear(4, 2)
+    collector = SyncDataCollector(lambda: GymEnv("CartPole-v1"), policy, frames_per_batch=2)
+    other = torch.nn.Linear(4, 2)
+
+    for given in (other, other.state_dict(), TensorDict.from_module(other)):
+        torch.nn.init.zeros_(policy.weight)
+        collector.update_policy_weights_(given)
+
+        assert torch.equal(policy.weight, other.weight)
+
+
+def test_frames_are_counted_to_their_end_and_then_there_is_no_more():
+    collector = SyncDataCollector(two, frames_per_batch=4, total_frames=8)
+
+    batches = list(collector)
+
+    assert len(batches) == 2 and collector.frames == 8 and collector.iter == 2
+    assert collector.next() is None and list(collector) == []
+
+
+def test_statistics_say_what_was_collected_and_where_time_went():
+    collector = SyncDataCollector(two, frames_per_batch=20)
+    collector.next()
+
+    found = collector.stats()
+
+    assert (found["frames"], found["batches"], found["episodes"]) == (20, 1, 4)
+    assert set(found["seconds"]) == {"envs", "policy"}
+    assert min(found["seconds"].values()) > 0
+
+
+def test_progress_shows_returns_and_lengths(capsys):
+    collector = SyncDataCollector(two, frames_per_batch=20, total_frames=20, progress=True)
+
+    list(collector)
+    collector.shutdown()
+
+    shown = capsys.readouterr().err
+    assert "20/20" in shown and "return=5" in shown and "length=5" in shown
+
+
+def test_after_shutdown_there_is_nothing_and_twice_is_once():
+    env = GymEnv("CartPole-v1")
+    with SyncDataCollector(env, frames_per_batch=2) as collector:
+        collector.next()
+    collector.shutdown()
+
+    assert env.is_closed
+    with pytest.raises(ClosedEnvError, match="shut down"):
+        collector.next()
+
+
+def test_the_front_door_gives_the_class_that_fits():
+    collector = Collector(Count, frames_per_batch=2)
+
+    assert type(collector) is SyncDataCollector
+    assert isinstance(collector, Collector)
+
+
+class Remembers(TensorDictModule):
+    """Counts its own calls in an episode, in a hidden state at the root."""
+
+    def __init__(self):
+        super().__init__(
+            lambda h: (torch.zeros((*h.shape[:-1], 1), dtype=torch.int64), h + 1),
+            ["h"],
+            ["action", ("next", "h")],
+        )
+
+    def make_tensordict_primer(self):
+        from envkit import TensorDictPrimer, Unbounded
+
+        return TensorDictPrimer(h=Unbounded((1,)), expand_specs=True)
+
+
+def test_a_recurrent_policy_gets_what_it_needs_and_begins_anew_with_an_episode():
+    collector = SyncDataCollector(
+        lambda: SerialEnv(2, lambda: Count(3)), Remembers(), frames_per_batch=8
+    )
+
+    data = torch.cat([collector.next(), collector.next()], -1)
+
+    assert torch.equal(data["h"], data["count"].float())
+    assert data["is_init"].squeeze(-1)[0].tolist() == [True, False, False] * 2 + [True, False]
+
+
+# ----------------------------------------------------------------------------- stateless envs
+
+
+def test_random_batches_of_a_stateless_env_are_one_program_without_its_state():
+    collector = SyncDataCollector(jax_rows(3, limit=4), frames_per_batch=18)
+
+    data = torch.cat([collector.next(), collector.next()], -1)
+
+    assert "state" not in data.keys() and "state" not in data["next"].keys()
+    assert data[IDS].shape == (3, 12)
+    assert data[DONE].squeeze(-1)[:, :4].any(-1).all()
+    goes_on = data[IDS][:, 1:] == data[IDS][:, :-1]
+    assert torch.equal(
+        data["observation"][:, 1:][goes_on], data["next", "observation"][:, :-1][goes_on]
+    )
+    assert collector.env.traces["unroll"] == 1
+
+
+def test_a_compiled_policy_gives_what_unroll_gives():
+    policy = JaxPolicy(lambda params, observation, key: observation * 0.1, None)
+    ours, theirs = jax_rows(3, limit=4), jax_rows(3, limit=4)
+    collector = SyncDataCollector(ours, policy, frames_per_batch=15)
+    collector.set_seed(1)
+    theirs.set_seed(1)
+
+    first, following = theirs.unroll(theirs.reset(), 5, policy)
+    second, _ = theirs.unroll(following, 5, policy)
+
+    for wanted in (first, second):
+        batch = collector.next()
+        assert_same(batch.exclude(IDS), wanted)
+
+
+def test_a_torch_policy_leaves_the_state_out_too_unless_it_is_to_be_recorded():
+    net = torch.nn.Linear(1, 1)
+
+    without = SyncDataCollector(jax_rows(2), net, frames_per_batch=4).next()
+    with_it = SyncDataCollector(jax_rows(2), net, frames_per_batch=4, record_state=True).next()
+
+    assert "state" not in without.keys() and "state" in with_it.keys()
+    assert "state" in with_it["next"].keys()
+
+
+def test_the_next_batch_is_made_ahead_with_weights_one_update_older():
+    policy = JaxPolicy(lambda params, observation, key: observation * 0, None)
+    collector = SyncDataCollector(
+        jax_rows(2),
+        policy,
+        frames_per_batch=4,
+        prefetch=1,
+        track_policy_version=True,
+        total_frames=12,
+    )
+    versions = []
+    for batch in collector:
+        versions.append(batch["collector", "policy_version"].unique().tolist())
+        collector.update_policy_weights_()
+
+    assert versions == [[0], [0], [1]]
+
+
+def test_prefetch_gives_the_batches_that_come_without_it():
+    def run(prefetch):
+        collector = SyncDataCollector(jax_rows(2, limit=3), frames_per_batch=4, prefetch=prefetch)
+        collector.set_seed(0)
+        return torch.cat([collector.next() for _ in range(3)], -1)
+
+    assert_same(run(1), run(0))
+
+
+def test_envs_that_step_one_by_one_here_are_not_made_ahead():
+    with pytest.raises(OptionError, match=r"prefetch=1 needs.*backend='process'"):
+        SyncDataCollector(Count, frames_per_batch=2, prefetch=1)
+
+
+def test_split_batches_are_those_of_split_trajectories():
+    plain = SyncDataCollector(lambda: Count(5), still, frames_per_batch=7)
+    split = SyncDataCollector(lambda: Count(5), still, frames_per_batch=7, split_trajs=True)
+
+    assert_same(split.next(), split_trajectories(plain.next()))

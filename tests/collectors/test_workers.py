@@ -1,0 +1,378 @@
+"""Collectors with workers: shapes, weights, seeds, what is waited for; on real processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+
+from envkit import (
+    Collector,
+    MultiAsyncCollector,
+    MultiaSyncDataCollector,
+    MultiSyncCollector,
+    MultiSyncDataCollector,
+    SerialEnv,
+    StepCounter,
+    SyncDataCollector,
+    TransformedEnv,
+)
+from envkit.errors import ArgumentTypeError
+from tests.collectors.slow_model import assert_same, collected
+from tests.zoo.envs import Chaos, Count, Slow
+
+IDS = ("collector", "traj_ids")
+
+
+@pytest.fixture
+def built(request):
+    """Build collectors that are shut down after the test."""
+    made = []
+
+    def build(cls, *args, **kwargs):
+        made.append(cls(*args, **kwargs))
+        return made[-1]
+
+    yield build
+    for collector in made:
+        collector.shutdown()
+
+
+def one():
+    return Count(5)
+
+
+def two():
+    return SerialEnv(2, lambda: Count(5))
+
+
+def still(td):
+    return td.set("action", torch.zeros((*td.batch_size, 1), dtype=torch.int64))
+
+
+class Says(TensorDictModule):
+    """Acts with its only weight."""
+
+    def __init__(self, value: float = 0.0):
+        module = torch.nn.Linear(1, 1)
+        torch.nn.init.zeros_(module.weight)
+        torch.nn.init.constant_(module.bias, value)
+        super().__init__(
+            torch.nn.Sequential(_ToFloat(), module, _ToInt()), ["count"], ["action"]
+        )
+
+    def say(self, value: float) -> None:
+        torch.nn.init.constant_(self.module[1].bias, value)
+
+
+class _ToFloat(torch.nn.Module):
+    def forward(self, count):
+        return count.float()
+
+
+class _ToInt(torch.nn.Module):
+    def forward(self, value):
+        return value.round().long()
+
+
+@pytest.mark.parametrize(
+    ("make", "cat", "frames", "batch", "names"),
+    [
+        (one, None, 8, (2, 4), [None, "time"]),
+        (one, 0, 8, (8,), [None]),
+        (one, -1, 8, (8,), [None]),
+        (two, "stack", 12, (2, 2, 3), [None, None, "time"]),
+        (two, 0, 12, (4, 3), [None, "time"]),
+        (two, -1, 12, (2, 6), [None, None]),
+    ],
+)
+def test_parts_of_workers_are_joined_as_asked_for(built, make, cat, frames, batch, names):
+    collector = built(
+        MultiSyncDataCollector, [make] * 2, frames_per_batch=frames, cat_results=cat
+    )
+
+    first, second = collector.next(), collector.next()
+
+    for found in (first, second):  # the second one came by shared memory
+        assert (tuple(found.batch_size), found.names) == (batch, names)
+    counts = torch.cat([first["count"].reshape(-1), second["count"].reshape(-1)])
+    steps = frames // (2 * make().batch_size.numel())
+    assert counts.sum() == 2 * make().batch_size.numel() * sum(
+        step % 5 for step in range(2 * steps)
+    )
+
+
+def test_workers_give_what_each_would_give_alone(built):
+    def make():
+        return TransformedEnv(SerialEnv(2, lambda: Chaos(3)), StepCounter())
+
+    collector = built(MultiSyncDataCollector, [make] * 2, still, frames_per_batch=20)
+    following = collector.set_seed(5)
+    wanted = []
+    seed = 5
+    for worker in range(2):
+        env = make()
+        seed = env.set_seed(seed)
+        batches = collected(env, still, steps=5, batches=3)
+        wanted.append([numbered(batch, worker) for batch in batches])
+
+    for batch in range(3):
+        found = collector.next()
+        for worker in range(2):
+            assert_same(found[worker], wanted[worker][batch])
+    assert following == seed
+
+
+def numbered(batch, worker):
+    """Number trajectories as worker ``worker`` of 2 does."""
+    return batch.set(IDS, batch[IDS] * 2 + worker)
+
+
+def test_an_asynchronous_collector_gives_whole_batches_of_single_workers(built):
+    collector = built(
+        MultiaSyncDataCollector, [one] * 2, still, frames_per_batch=6, total_frames=36
+    )
+
+    batches = list(collector)
+
+    assert [tuple(batch.batch_size) for batch in batches] == [(6,)] * 6
+    for worker in range(2):
+        own = [batch for batch in batches if int(batch[IDS][0]) % 2 == worker]
+        data = torch.cat(own)
+        assert data["count"].flatten().tolist() == [step % 5 for step in range(6 * len(own))]
+
+
+def test_numbers_are_unique_over_all_workers(built):
+    collector = built(MultiaSyncDataCollector, [two] * 3, frames_per_batch=8, total_frames=96)
+
+    data = torch.cat([batch.reshape(-1) for batch in collector])
+
+    starts = data[data["count"].squeeze(-1) == 0]
+    assert starts[IDS].unique().numel() == len(starts)
+
+
+def test_a_fast_worker_is_not_held_up_by_a_slow_one(built):
+    collector = built(
+        MultiaSyncDataCollector,
+        [lambda: Slow(0.0), lambda: Slow(0.3)],
+        frames_per_batch=2,
+        total_frames=20,
+        use_buffers=False,
+    )
+
+    workers = [int(batch[IDS][0]) % 2 for _, batch in zip(range(8), collector, strict=False)]
+
+    assert workers.count(0) > workers.count(1)
+
+
+def test_new_weights_act_from_the_next_batch_on_and_say_so(built):
+    policy = Says(0)
+    collector = built(
+        MultiSyncDataCollector, [one] * 2, policy, frames_per_batch=8, track_policy_version=True
+    )
+    seen = []
+    for value in (0, 1, 2):
+        batch = collector.next()
+        seen.append((batch["action"].unique().tolist(), batch["collector", "policy_version"].unique().tolist()))
+        policy.say(value + 1)
+        collector.update_policy_weights_()
+
+    assert seen == [([0], [0]), ([1], [1]), ([2], [2])]
+
+
+def test_weights_are_updated_at_each_batch_where_that_is_asked_for(built):
+    policy = Says(0)
+    collector = built(
+        MultiSyncDataCollector, [one] * 2, policy, frames_per_batch=4, update_at_each_batch=True
+    )
+    collector.next()
+    policy.say(1)
+
+    assert collector.next()["action"].unique().tolist() == [1]
+
+
+def test_asynchronous_workers_act_with_the_newest_weights_of_their_order(built):
+    policy = Says(0)
+    collector = built(
+        MultiaSyncDataCollector, [one] * 2, policy, frames_per_batch=4, track_policy_version=True
+    )
+    for value in range(1, 8):
+        batch = collector.next()
+        acted = batch["action"].unique().tolist()
+        assert acted == batch["collector", "policy_version"].unique().tolist()
+        policy.say(value)
+        collector.update_policy_weights_()
+
+    assert batch["collector", "policy_version"].min() > 0
+
+
+def test_the_next_batch_is_made_while_the_caller_trains(built):
+    policy = Says(0)
+    collector = built(
+        MultiSyncDataCollector,
+        [one] * 2,
+        policy,
+        frames_per_batch=4,
+        prefetch=1,
+        track_policy_version=True,
+        total_frames=12,
+    )
+    versions = []
+    for batch in collector:
+        versions.append(batch["collector", "policy_version"].unique().tolist())
+        collector.update_policy_weights_()
+
+    assert versions == [[0], [0], [1]]
+
+
+def test_no_step_is_made_between_batches(built):
+    collector = built(MultiSyncDataCollector, [one] * 2, frames_per_batch=8)
+    collector.next()
+    collector._pool.call("stats_for_test") if False else None
+
+    assert [found["frames"] for found in collector.stats()["workers"]] == [4, 4]
+    assert not collector._jobs
+
+
+def test_a_policy_is_made_where_it_acts(built):
+    collector = built(
+        MultiSyncDataCollector,
+        [one] * 2,
+        policy_factory=[lambda: Says(1), lambda: Says(2)],
+        frames_per_batch=4,
+    )
+
+    assert collector.next()["action"].flatten(1).tolist() == [[1, 1], [2, 2]]
+    with pytest.raises(ArgumentTypeError, match="no weights here.*policy_weights="):
+        collector.update_policy_weights_()
+    collector.update_policy_weights_(Says(4))
+    assert collector.next()["action"].unique().tolist() == [4]
+
+
+def test_random_frames_come_first(built):
+    collector = built(
+        MultiSyncDataCollector, [one] * 2, Says(7), frames_per_batch=4, init_random_frames=6
+    )
+
+    played = [collector.next()["action"].max().item() for _ in range(3)]
+
+    assert max(played[:2]) <= 1 and played[2] == 7
+
+
+def test_whole_episodes_come_from_all_workers(built):
+    collector = built(
+        MultiSyncDataCollector, [two, lambda: SerialEnv(2, lambda: Count(3))], trajs_per_batch=3
+    )
+
+    seen = []
+    for _ in range(8):
+        batch = collector.next()
+        assert batch.batch_size[0] == 3
+        for episode, mask in zip(batch, batch["collector", "mask"], strict=True):
+            steps = int(mask.sum())
+            assert steps in (3, 5)
+            assert episode["count"][:steps].flatten().tolist() == list(range(steps))
+            seen.append(int(episode[IDS][0]))
+    assert len(set(seen)) == 24
+
+
+def test_a_reset_by_worker_begins_new_trajectories_there_alone(built):
+    collector = built(MultiSyncDataCollector, [one] * 2, frames_per_batch=6)
+    collector.next()
+
+    collector.reset([False, True])
+    batch = collector.next()
+
+    assert batch["count"].squeeze(-1).tolist() == [[3, 4, 0], [0, 1, 2]]
+    assert batch[IDS].tolist() == [[0, 0, 2], [3, 3, 3]]
+
+
+def test_workers_that_have_not_finished_stop_where_they_are(built):
+    collector = built(
+        MultiSyncDataCollector,
+        [lambda: Slow(0.0), lambda: Slow(0.2)],
+        frames_per_batch=12,
+        preemptive_threshold=0.5,
+    )
+
+    batch = collector.next()
+
+    mask = batch["collector", "mask"]
+    assert batch.batch_size == (2, 6) and mask[0].all() and 1 <= mask[1].sum() < 6
+    assert (batch[IDS][~mask] == -1).all() and (batch[IDS][mask] >= 0).all()
+    assert collector.frames == mask.sum()
+    made = int(mask[1].sum())
+    assert batch["count"][1].flatten().tolist() == [*range(made), *[0] * (6 - made)]
+    assert collector.next()["count"][1, 0] == made
+
+
+def test_frames_of_stopped_workers_are_cut_out_along_time(built):
+    collector = built(
+        MultiSyncDataCollector,
+        [lambda: Slow(0.0), lambda: Slow(0.2)],
+        frames_per_batch=12,
+        preemptive_threshold=0.5,
+        cat_results=-1,
+    )
+
+    batch = collector.next()
+
+    assert 7 <= len(batch) < 12 and (batch[IDS] >= 0).all()
+    assert collector.frames == len(batch)
+
+
+def test_policies_that_draw_follow_the_seed_of_the_collector(built):
+    def draws(td):
+        return td.set("action", torch.randint(2, (*td.batch_size, 1)))
+
+    def run(seed):
+        collector = built(MultiSyncDataCollector, [one] * 2, draws, frames_per_batch=20)
+        collector.set_seed(seed)
+        return collector.next()["action"].flatten().tolist()
+
+    first, again, other = run(1), run(1), run(2)
+
+    assert first == again != other
+    assert first[:10] != first[10:]
+
+
+def test_data_of_no_fixed_form_crosses_as_it_is(built):
+    collector = built(MultiSyncDataCollector, [one] * 2, frames_per_batch=4, use_buffers=False)
+
+    collector.next()
+
+    assert collector.next()["count"].squeeze(-1).tolist() == [[2, 3], [2, 3]]
+    assert collector._packing is None
+
+
+def test_batches_stay_as_they_are_while_workers_go_on(built):
+    collector = built(MultiaSyncDataCollector, [one] * 2, frames_per_batch=5)
+    batches = [collector.next() for _ in range(6)]
+    kept = [batch.clone() for batch in batches]
+    for _ in range(4):
+        collector.next()
+
+    for batch, before in zip(batches, kept, strict=True):
+        assert_same(batch, before)
+
+
+def test_the_front_door_gives_the_class_that_fits(built):
+    kinds = {True: MultiSyncDataCollector, False: MultiaSyncDataCollector}
+    for sync, kind in kinds.items():
+        collector = built(
+            Collector, one, backend="process", num_collectors=2, sync=sync, frames_per_batch=4
+        )
+        assert type(collector) is kind and isinstance(collector, Collector)
+        assert len(collector.worker_pids) == 2
+    assert MultiSyncCollector is MultiSyncDataCollector
+    assert MultiAsyncCollector is MultiaSyncDataCollector
+
+
+def test_one_worker_gives_what_a_collector_here_gives(built):
+    there = built(MultiSyncDataCollector, [lambda: Chaos(3)], still, frames_per_batch=5)
+    here = built(SyncDataCollector, lambda: Chaos(3), still, frames_per_batch=5)
+    there.set_seed(3)
+    here.set_seed(3)
+
+    for _ in range(3):
+        assert_same(there.next()[0], here.next())
