@@ -410,9 +410,9 @@ def test_weights_are_given_by_name_as_a_td_or_a_module():
     collector = SyncDataCollector(lambda: GymEnv("CartPole-v1"), policy, frames_per_batch=2)
     other = torch.nn.Linear(4, 2)
 
-    for given in (other, other.state_dict(), TensorDict.from_module(other)):
+    for weights in (other, other.state_dict(), TensorDict.from_module(other)):
         torch.nn.init.zeros_(policy.weight)
-        collector.update_policy_weights_(given)
+        collector.update_policy_weights_(weights)
 
         assert torch.equal(policy.weight, other.weight)
 

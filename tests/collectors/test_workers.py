@@ -57,9 +57,7 @@ class Says(TensorDictModule):
         module = torch.nn.Linear(1, 1)
         torch.nn.init.zeros_(module.weight)
         torch.nn.init.constant_(module.bias, value)
-        super().__init__(
-            torch.nn.Sequential(_ToFloat(), module, _ToInt()), ["count"], ["action"]
-        )
+        super().__init__(torch.nn.Sequential(_ToFloat(), module, _ToInt()), ["count"], ["action"])
 
     def say(self, value: float) -> None:
         torch.nn.init.constant_(self.module[1].bias, value)
@@ -87,9 +85,7 @@ class _ToInt(torch.nn.Module):
     ],
 )
 def test_parts_of_workers_are_joined_as_asked_for(built, make, cat, frames, batch, names):
-    collector = built(
-        MultiSyncDataCollector, [make] * 2, frames_per_batch=frames, cat_results=cat
-    )
+    collector = built(MultiSyncDataCollector, [make] * 2, frames_per_batch=frames, cat_results=cat)
 
     first, second = collector.next(), collector.next()
 
@@ -173,7 +169,12 @@ def test_new_weights_act_from_the_next_batch_on_and_say_so(built):
     seen = []
     for value in (0, 1, 2):
         batch = collector.next()
-        seen.append((batch["action"].unique().tolist(), batch["collector", "policy_version"].unique().tolist()))
+        seen.append(
+            (
+                batch["action"].unique().tolist(),
+                batch["collector", "policy_version"].unique().tolist(),
+            )
+        )
         policy.say(value + 1)
         collector.update_policy_weights_()
 
@@ -228,7 +229,6 @@ def test_the_next_batch_is_made_while_the_caller_trains(built):
 def test_no_step_is_made_between_batches(built):
     collector = built(MultiSyncDataCollector, [one] * 2, frames_per_batch=8)
     collector.next()
-    collector._pool.call("stats_for_test") if False else None
 
     assert [found["frames"] for found in collector.stats()["workers"]] == [4, 4]
     assert not collector._jobs
