@@ -243,7 +243,7 @@ def test_a_policy_is_made_where_it_acts(built):
     )
 
     assert collector.next()["action"].flatten(1).tolist() == [[1, 1], [2, 2]]
-    with pytest.raises(ArgumentTypeError, match="no weights here.*policy_weights="):
+    with pytest.raises(ArgumentTypeError, match=r"no weights here.*policy_weights="):
         collector.update_policy_weights_()
     collector.update_policy_weights_(Says(4))
     assert collector.next()["action"].unique().tolist() == [4]
