@@ -56,6 +56,13 @@ class Request:
         self.answers: dict[int, Any] = {}
         self.failures: dict[tuple[int, int], list[Failure]] = {}
 
+    def settle(self, worker: int, result: Any, failures: list[Failure]) -> None:
+        """Note what a worker has returned, and what failed instead or beside."""
+        if failures:
+            self.failures[self.number, worker] = failures
+        if not failures or result is not None:
+            self.answers[worker] = result
+
 
 class WorkerHandle:
     """A worker's process, descriptors and channel. A dead worker is replaced by a new handle.

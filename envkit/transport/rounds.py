@@ -16,10 +16,10 @@ Conventions
 
 import math
 import os
-import pickle
 import time
 
-from envkit.transport.failure import Failure, failure_of
+from envkit.transport.answers import read_answer
+from envkit.transport.failure import Failure
 from envkit.transport.handle import Limit, Request, WorkerHandle
 from envkit.transport.resources import Resources
 from envkit.transport.worker import DONE, MESSAGE
@@ -134,22 +134,12 @@ class Rounds:
             return
         except TimeoutError:  # it stays pending, and expires
             return
-        failures = self._take(handle, message)
-        if failures:
-            request.failures[request.number, handle.index] = failures
+        rows, name = handle.rows, request.name
+        request.settle(
+            handle.index, *read_answer(message, worker=handle.index, rows=rows, command=name)
+        )
         del resources.pending[handle.reply]
         handle.channel.forget()
-
-    def _take(self, handle: WorkerHandle, message: memoryview) -> list[Failure]:
-        """Keep the answer in a message, and return what failed instead or beside."""
-        try:
-            result, failures = pickle.loads(message)
-        except Exception as error:  # of a class that only the worker can import, for example
-            rows, command = tuple(handle.rows), handle.request.name
-            return [failure_of(error, worker=handle.index, rows=rows, command=command)]
-        if not failures or result is not None:
-            handle.request.answers[handle.index] = result
-        return [failure.unpacked(pickled) for failure, pickled in failures]
 
     def _examine(self, resources: Resources, fd: int) -> None:
         """Look after a worker whose channel has room, or sentinel or unexpected reply is readable."""

@@ -16,7 +16,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from queue import SimpleQueue
@@ -24,13 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from envkit.errors import BusyEnvError, ClosedEnvError
+from envkit.errors import ClosedEnvError
 from envkit.transport.failure import Failure, failure_of, failures_of, worker_error
-from envkit.transport.handle import Limit, Request
 from envkit.transport.host import Host, MakeHost, RowCursor, RowsFailedError, run_rows
+from envkit.transport.job_rounds import JobRounds
 from envkit.transport.jobs import Job
 from envkit.transport.layout import ALIGNMENT_BYTES, Layout
-from envkit.transport.pool import Selection, mask_of, spread_rows
 
 __all__ = ["ThreadPool"]
 
@@ -40,42 +39,22 @@ _MAKING = threading.Lock()
 Work = Callable[[], tuple[Any, list[Failure]]]
 
 
-class ThreadPool:
+class ThreadPool(JobRounds["_Worker"]):
     """Rows spread over threads; see `Pool` and `JobPool` for what each method promises.
 
     Args:
         make_host: builds the host of a worker, called in its thread with its rows.
         num_rows: number of rows.
         num_threads: number of workers; at most one for each row is used.
-        commands: names of commands, and of methods that are to be called otherwise, for messages.
-        timeout_s: seconds that a round or a call may take; None for no limit.
-        start_timeout_s: the same for what builds hosts or envs.
-        building: methods of the host that build anew what `start` has built.
+        **options: see `JobRounds`.
     """
 
     def __init__(
-        self,
-        make_host: MakeHost,
-        num_rows: int,
-        num_threads: int,
-        *,
-        commands: Mapping[int | str, str] | None = None,
-        timeout_s: float | None = 60.0,
-        start_timeout_s: float | None = 60.0,
-        building: Collection[str] = (),
+        self, make_host: MakeHost, num_rows: int, num_threads: int, **options: Any
     ) -> None:
-        self.rows_of = spread_rows(num_rows, num_threads)
-        self.timeout_s, self.start_timeout_s = timeout_s, start_timeout_s
-        self.seeds: dict[int, int] = {}
-        self.closed = False
+        super().__init__(num_rows, num_threads, **options)
         self._make_host = make_host
-        self._commands = dict(commands or {})
-        self._building = building
-        self._num_rows = num_rows
         self._changed = threading.Condition()
-        self._requests = 0
-        self._workers: list[_Worker] = []
-        self._round: list[Job] = []
         self._arrays: dict[str, np.ndarray] | None = None
 
     @property
@@ -89,10 +68,15 @@ class ThreadPool:
             raise ClosedEnvError("this pool was started before; make a new one.")
         self._workers = [_Worker(index, self._changed) for index in range(len(self.rows_of))]
         try:
-            return self._together("start", self._workers, self._build, limit="start_timeout")
+            return self._together(self._starts(self._workers))
         except BaseException:
             self.close()
             raise
+
+    def _starts(self, workers: Sequence[_Worker]) -> Iterator[Job]:
+        for worker in workers:
+            job = self._new_job(worker, "start", is_start=True)
+            yield self._begin(worker, job, partial(self._build, worker))
 
     def _build(self, worker: _Worker) -> object:
         with _MAKING:
@@ -104,8 +88,13 @@ class ThreadPool:
         self._require_open()
         memory = np.zeros(layout.size_bytes + ALIGNMENT_BYTES, np.uint8)
         self._arrays = layout.arrays(memory[-memory.ctypes.data % ALIGNMENT_BYTES :])
-        self._together("bind", self._workers, self._bind, limit="start_timeout")
+        self._together(self._binds(self._workers))
         return self._arrays
+
+    def _binds(self, workers: Sequence[_Worker]) -> Iterator[Job]:
+        for worker in workers:
+            job = self._new_job(worker, "bind", is_start=True)
+            yield self._begin(worker, job, partial(self._bind, worker))
 
     def _bind(self, worker: _Worker) -> None:
         assert worker.host is not None and self._arrays is not None
@@ -123,115 +112,33 @@ class ThreadPool:
             raise worker_error([old.lost], len(self.rows_of), self.seeds)
         old.end()
         worker = self._workers[index] = _Worker(index, self._changed)
-        described = self._together("start", [worker], self._build, limit="start_timeout")[0]
+        described = self._together(self._starts([worker]))[0]
         if self._arrays is not None:
-            self._together("bind", [worker], self._bind, limit="start_timeout")
+            self._together(self._binds([worker]))
         return described
-
-    # -------------------------------------------------------------------------------------- rounds
-
-    def send(self, command: int, rows: Selection = None) -> None:
-        """Start a round; see `Pool.send`."""
-        self._require_open()
-        left = self._abandoned()
-        mask = np.ones(self._num_rows, bool) if rows is None else mask_of(rows, self._num_rows)
-        self._round = left
-        for worker, own in zip(self._workers, self.rows_of, strict=True):
-            chosen = [row for row in own if mask[row]]
-            if chosen:
-                self._round.append(self._command(worker.index, command, chosen))
-
-    def recv(self) -> None:
-        """Wait for every worker that was woken, and raise what they met."""
-        self._require_open()
-        jobs, self._round = self._round, []
-        self._finish(jobs)
-
-    def call(
-        self, method: str, *args: Any, workers: Sequence[int] | None = None, **kwargs: Any
-    ) -> list[Any]:
-        """Call ``method`` of the hosts of ``workers`` (all) with the same arguments."""
-        count = len(self.rows_of) if workers is None else len(workers)
-        return self.call_each(method, [(args, kwargs)] * count, workers)
-
-    def call_each(
-        self,
-        method: str,
-        arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
-        workers: Sequence[int] | None = None,
-    ) -> list[Any]:
-        """Call ``method`` with arguments of its own for each of ``workers`` (all)."""
-        self._require_open()
-        left = self._abandoned()
-        chosen = range(len(self.rows_of)) if workers is None else workers
-        jobs = [
-            self.begin_call(index, method, *args, **kwargs)
-            for index, (args, kwargs) in zip(chosen, arguments, strict=True)
-        ]
-        self._finish([*left, *jobs])
-        return [job.request.answers[job.worker] for job in jobs]
-
-    def _abandoned(self) -> list[Job]:
-        """Finish a round that was never received, and give the jobs of it that failed."""
-        left, self._round = self._round, []
-        self.wait(left, len(left), None)
-        return [job for job in left if job.request.failures]
-
-    def _together(
-        self,
-        name: str,
-        workers: Sequence[_Worker],
-        work: Callable[[_Worker], Any],
-        *,
-        limit: Limit,
-    ) -> list[Any]:
-        jobs = [
-            self._begin(w, name, limit, self._told(w.index, name, partial(work, w)))
-            for w in workers
-        ]
-        self._finish(jobs)
-        return [job.request.answers[job.worker] for job in jobs]
-
-    def _finish(self, jobs: Sequence[Job]) -> None:
-        """Wait for jobs, and raise what failed in them."""
-        self.wait(jobs, len(jobs), None)
-        failures = [
-            failure
-            for job in jobs
-            for of_worker in job.request.failures.values()
-            for failure in of_worker
-        ]
-        if failures:
-            answers = {w: answer for job in jobs for w, answer in job.request.answers.items()}
-            raise worker_error(failures, len(self.rows_of), self.seeds, answers)
 
     # ---------------------------------------------------------------------------------------- jobs
 
-    def begin(self, worker: int, command: int) -> Job:
-        """Have a worker that is free carry out a command on all its rows."""
-        self._require_open()
-        return self._command(worker, command, list(self.rows_of[worker]))
-
-    def _command(self, index: int, command: int, rows: list[int]) -> Job:
-        worker, name = self._workers[index], self._commands.get(command, str(command))
+    def _begin_command(self, worker: _Worker, command: int, rows: list[int] | None) -> Job:
+        job = self._new_job(worker, command)
+        chosen = RowCursor(self.rows_of[worker.index] if rows is None else rows)
 
         def run() -> tuple[None, list[Failure]]:
             failures: list[Failure] = []
             assert worker.host is not None
 
             def failed(blamed: tuple[int, ...], error: BaseException) -> None:
-                failures.append(failure_of(error, worker=index, rows=blamed, command=name))
+                name = job.request.name
+                failures.append(failure_of(error, worker=worker.index, rows=blamed, command=name))
 
-            run_rows(worker.host, command, RowCursor(rows), catch=Exception, failed=failed)
+            run_rows(worker.host, command, chosen, catch=Exception, failed=failed)
             return None, failures
 
-        return self._begin(worker, name, "timeout", run)
+        return worker.begin(job, run)
 
     def begin_call(self, worker: int, method: str, *args: Any, **kwargs: Any) -> Job:
         """Call a method of the host of a worker that is free."""
         self._require_open()
-        limit: Limit = "start_timeout" if method in self._building else "timeout"
-        name = self._commands.get(method, method)
         chosen = self._workers[worker]
 
         def call() -> Any:
@@ -239,64 +146,29 @@ class ThreadPool:
             with _MAKING if method in self._building else nullcontext():
                 return chosen.host.call(method, *args, **kwargs)
 
-        return self._begin(chosen, name, limit, self._told(worker, name, call))
+        return self._begin(chosen, self._new_job(chosen, method), call)
 
-    def _told(self, worker: int, name: str, work: Callable[[], Any]) -> Work:
-        """Have work tell what it raises."""
-        rows = tuple(self.rows_of[worker])
+    def _begin(self, worker: _Worker, job: Job, work: Callable[[], Any]) -> Job:
+        """Have a worker do something, and tell what it raises."""
+        rows, name = tuple(self.rows_of[worker.index]), job.request.name
 
         def told() -> tuple[Any, list[Failure]]:
             try:
                 return work(), []
             except Exception as error:
                 result = error.result if isinstance(error, RowsFailedError) else None
-                return result, failures_of(error, worker=worker, rows=rows, command=name)
+                return result, failures_of(error, worker=worker.index, rows=rows, command=name)
 
-        return told
-
-    def _begin(self, worker: _Worker, name: str, limit: Limit, work: Work) -> Job:
-        if worker.job is not None:
-            raise BusyEnvError(
-                f"workers {[worker.index]} are still processing a job. Receive it first."
-            )
-        self._requests += 1
-        limit_s = self.timeout_s if limit == "timeout" else self.start_timeout_s
-        request = Request(name, self._requests, limit, math.inf if limit_s is None else limit_s)
-        job = Job(worker.index, request)
-        if worker.lost is not None:
-            request.failures[0, worker.index] = [worker.lost]
-        else:
-            worker.begin(job, work)
-        return job
+        return worker.begin(job, told)
 
     def wait(self, jobs: Sequence[Job], count: int, timeout_s: float | None) -> list[Job]:
         """Wait until ``count`` of some jobs are done, and give all that are; see `JobPool.wait`."""
-        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        with self._changed:
-            while True:
-                self._expire(jobs)
-                done = [job for job in jobs if self._workers[job.worker].job is not job]
-                now = time.monotonic()
-                if len(done) >= count or now >= until:
-                    return done
-                nearest = min(until, *(job.request.deadline for job in jobs if job not in done))
-                self._changed.wait(None if nearest == math.inf else max(nearest - now, 0.0))
+        with self._changed:  # nobody answers between a look and the wait for what changes
+            return super().wait(jobs, count, timeout_s)
 
-    def _expire(self, jobs: Sequence[Job]) -> None:
-        """Give up workers that have not answered in time."""
-        for job in jobs:
-            worker, request = self._workers[job.worker], job.request
-            if worker.job is job and request.deadline <= time.monotonic():
-                within = f"within {request.limit_s:g} s ({request.limit})"
-                rows = tuple(self.rows_of[job.worker])
-                worker.lost = Failure(job.worker, rows, request.name, "timeout", message=within)
-                request.failures[0, job.worker] = [worker.lost]
-                worker.job = None
-
-    def outcome(self, job: Job) -> Any:
-        """Give what a job that is done has returned; see `JobPool.outcome`."""
-        self._finish([job])
-        return job.request.answers.get(job.worker)
+    def _await_answers(self, jobs: Sequence[Job], wanted: int, seconds: float) -> None:
+        if wanted:
+            self._changed.wait(None if seconds == math.inf else seconds)
 
     # --------------------------------------------------------------------------------------- close
 
@@ -309,11 +181,6 @@ class ThreadPool:
         until = time.monotonic() + _CLOSE_S
         for worker in workers:
             worker.thread.join(max(until - time.monotonic(), 0.0))
-
-    def _require_open(self) -> None:
-        if self.closed or not self._workers:
-            state = "is closed" if self.closed else "was never started"
-            raise ClosedEnvError(f"this pool of threads {state}; start a new one.")
 
 
 class _Worker:
@@ -330,10 +197,12 @@ class _Worker:
         self.thread = threading.Thread(target=self._serve, name=f"env {index}", daemon=True)
         self.thread.start()
 
-    def begin(self, job: Job, work: Work) -> None:
-        """Have the thread work; `job` is None again when it has."""
-        self.job, self.is_busy = job, True
-        self._tasks.put((job, work))
+    def begin(self, job: Job, work: Work) -> Job:
+        """Have the thread work, unless it is lost; `job` is None again when it has."""
+        if self.lost is None:
+            self.job, self.is_busy = job, True
+            self._tasks.put((job, work))
+        return job
 
     def end(self) -> None:
         """Have the thread close its host and end, when it is done with what it does."""
@@ -353,9 +222,6 @@ class _Worker:
             self.is_busy = False
             if self.job is not job:  # it was given up meanwhile
                 return
-            if failures:
-                job.request.failures[job.request.number, self.index] = failures
-            if not failures or result is not None:
-                job.request.answers[self.index] = result
+            job.request.settle(self.index, result, failures)
             self.job = None
             self._changed.notify_all()

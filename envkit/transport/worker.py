@@ -1,7 +1,6 @@
 """The process that holds some rows: it answers one number with one byte, and knows nothing else.
 
-No reset rule, deadline or batching lives here. Every request gets one reply, also construction
-and also failure, so that the parent never has to guess.
+No reset rule, deadline or batching lives here, and `answers` says what a reply tells.
 
 Conventions
     ear          one number in, see `wake`: a command (0 to 255) plus ALL_ROWS, or plus CHOSEN_ROWS
@@ -31,12 +30,11 @@ from typing import Any
 
 import numpy as np
 
-from envkit.errors import WorkerError
-from envkit.transport import by_value, wake
+from envkit.transport import wake
+from envkit.transport.answers import Answers, build_host, call_host
 from envkit.transport.block import Block
 from envkit.transport.channel import Channel
-from envkit.transport.failure import Failure, failures_of
-from envkit.transport.host import Host, RowCursor, RowsFailedError, run_rows
+from envkit.transport.host import Host, RowCursor
 from envkit.transport.layout import Layout
 from envkit.transport.lifeline import end_with_parent, start_watching
 
@@ -151,6 +149,7 @@ class _Worker:
         self._ear = ear
         self._reply = reply
         self._rows = RowCursor(setup.rows)
+        self._answers = Answers(setup.index, setup.rows, setup.commands)
         self._selected: memoryview | bytes = b""
         self._block: Block | None = None
 
@@ -181,41 +180,21 @@ class _Worker:
             try:
                 run(code & _COMMAND, chosen)
             except BaseException as error:
-                self._run_rest(host, code & _COMMAND, chosen, error)
+                self._send(self._answers.of_rest(host, code & _COMMAND, chosen, error))
             else:
                 os.write(reply, DONE)
 
-    def _run_rest(self, host: Host, command: int, rows: RowCursor, error: BaseException) -> None:
-        """Go on behind the row that raised, then tell the parent of all that did."""
-        name = self._setup.commands.get(command, str(command))
-        failures: list[Failure] = []
-
-        def failed(blamed: tuple[int, ...], error: BaseException) -> None:
-            failures.extend(self._failures(error, name, blamed))
-
-        blamed, rest = rows.split()
-        failed(tuple(blamed), error)
-        run_rows(host, command, rest, catch=BaseException, failed=failed)
-        self._send(_dumps((None, [failure.packed() for failure in failures])))
-
     def _start(self) -> tuple[Host, object]:
         self._setup.apply()
-        make_host = pickle.loads(self._setup.maker)
-        host: Host = make_host(self._setup.rows)
-        try:
-            return host, host.describe()
-        except BaseException:
-            host.close()
-            raise
+        return build_host(self._setup.maker, self._setup.rows)
 
     def _control(self, host: Host, code: int) -> None:
         if code == BIND:
             fd, layout = self._channel.recv_fd(), self._channel.recv()
             self._answer("bind", lambda: (None, self._bind(host, fd, pickle.loads(layout))))
         else:
-            method, pickled = pickle.loads(self._channel.recv())
-            name = self._setup.commands.get(method, method)
-            self._answer(name, lambda: (None, _call(host, method, pickled)))
+            method, arguments = pickle.loads(self._channel.recv())
+            self._answer(method, lambda: (None, call_host(host, method, arguments)))
 
     def _bind(self, host: Host, fd: int, layout: Layout) -> None:
         block = Block.attach(fd, layout)
@@ -228,66 +207,12 @@ class _Worker:
             self._block.close()
         self._block = block
 
-    def _answer(self, command: str, work: Callable[[], tuple[Any, object]]) -> Any:
+    def _answer(self, request: str, work: Callable[[], tuple[Any, object]]) -> Any:
         """Do ``work``, send its result and what it raised, and return what is to be kept of it."""
-        kept, result, failures = None, None, []
-        try:
-            kept, result = work()
-        except BaseException as error:
-            result = error.result if isinstance(error, RowsFailedError) else None
-            failures = self._failures(error, command, tuple(self._rows))
-        packed = [failure.packed() for failure in failures]
-        try:
-            message = _dumps((result, packed))
-        except WorkerError as error:
-            kept = None
-            result, stuck = _without_stuck(result, error)
-            failures = self._failures(stuck, command, tuple(self._rows))
-            message = _dumps((result, [*packed, *(failure.packed() for failure in failures)]))
+        kept, message = self._answers.of(request, work)
         self._send(message)
         return kept
-
-    def _failures(self, error: BaseException, command: str, rows: tuple[int, ...]) -> list[Failure]:
-        return failures_of(error, worker=self._setup.index, rows=rows, command=command)
 
     def _send(self, message: bytes) -> None:
         os.write(self._reply, MESSAGE)  # first, so that the parent reads while we send
         self._channel.send(message)
-
-
-def _call(host: Host, method: str, pickled: bytes) -> object:
-    args, kwargs = pickle.loads(pickled)
-    return host.call(method, *args, **kwargs)
-
-
-def _dumps(message: tuple[object, list[Any]]) -> bytes:
-    """Pickle a reply; classes that only this process can import travel by value."""
-    try:
-        return by_value.dumps_by_name(message)
-    except Exception:
-        try:
-            return by_value.dumps(message)
-        except Exception as error:
-            raise WorkerError(
-                f"the result, of type {type(message[0]).__qualname__}, cannot be pickled and so "
-                f"cannot leave the worker ({error}). Return arrays, numbers, strings or containers "
-                "of them."
-            ) from error
-
-
-def _without_stuck(result: object, error: Exception) -> tuple[object, Exception]:
-    """Part a result that cannot be pickled: what can be after all, and an error for the rest.
-
-    Of a dict by row the rows are looked at one by one, see `Host.call`.
-    """
-    if not isinstance(result, dict):
-        return None, error
-    stuck: dict[int, Exception] = {}
-    for row, value in result.items():
-        try:
-            _dumps((value, []))
-        except WorkerError as own:
-            stuck[row] = own
-    return {row: value for row, value in result.items() if row not in stuck}, RowsFailedError(
-        stuck, None
-    )

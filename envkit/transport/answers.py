@@ -1,0 +1,123 @@
+"""How a worker tells what came of a request: one pickled message with a result and with what failed.
+
+Every request has an answer, also construction and also failure, so that the parent never has to guess. This
+module knows hosts and messages, but not the way that messages go: a socket to a process, Ray's store to an actor.
+"""
+
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from envkit.errors import WorkerError
+from envkit.transport import by_value
+from envkit.transport.failure import Failure, failure_of, failures_of
+from envkit.transport.host import Host, RowCursor, RowsFailedError, run_rows
+
+__all__ = ["Answers", "build_host", "call_host", "read_answer"]
+
+
+class Answers:
+    """Makes the answers of one worker.
+
+    Args:
+        worker: its number.
+        rows: what its host holds; they are blamed where no single row is.
+        commands: names of commands, and of methods that are to be called otherwise.
+    """
+
+    def __init__(self, worker: int, rows: range, commands: Mapping[int | str, str]) -> None:
+        self._worker, self._rows, self._commands = worker, tuple(rows), commands
+
+    def of(self, request: int | str, work: Callable[[], tuple[Any, object]]) -> tuple[Any, bytes]:
+        """Do ``work``, and give what is to be kept of it and the message with its result or what it raised."""
+        kept, result, failures = None, None, []
+        try:
+            kept, result = work()
+        except BaseException as error:
+            result = error.result if isinstance(error, RowsFailedError) else None
+            failures = self._failures(error, request, self._rows)
+        packed = [failure.packed() for failure in failures]
+        try:
+            return kept, _dumps((result, packed))
+        except WorkerError as error:
+            result, stuck = _without_stuck(result, error)
+            more = [failure.packed() for failure in self._failures(stuck, request, self._rows)]
+            return None, _dumps((result, [*packed, *more]))
+
+    def of_rest(self, host: Host, command: int, rows: RowCursor, error: BaseException) -> bytes:
+        """Go on with a command behind the row that raised, and give the message that tells all that did."""
+        failures: list[Failure] = []
+
+        def failed(blamed: tuple[int, ...], error: BaseException) -> None:
+            failures.extend(self._failures(error, command, blamed))
+
+        blamed, rest = rows.split()
+        failed(tuple(blamed), error)
+        run_rows(host, command, rest, catch=BaseException, failed=failed)
+        return _dumps((None, [failure.packed() for failure in failures]))
+
+    def _failures(
+        self, error: BaseException, request: int | str, rows: tuple[int, ...]
+    ) -> list[Failure]:
+        name = self._commands.get(request, str(request))
+        return failures_of(error, worker=self._worker, rows=rows, command=name)
+
+
+def build_host(maker: bytes, rows: range) -> tuple[Host, object]:
+    """Make the host of some rows, and give it and what it says of itself."""
+    host: Host = pickle.loads(maker)(rows)
+    try:
+        return host, host.describe()
+    except BaseException:
+        host.close()
+        raise
+
+
+def call_host(host: Host, method: str, arguments: bytes) -> object:
+    """Call a method of a host with pickled ``(args, kwargs)``."""
+    args, kwargs = pickle.loads(arguments)
+    return host.call(method, *args, **kwargs)
+
+
+def read_answer(
+    message: bytes | memoryview, *, worker: int, rows: range, command: str
+) -> tuple[Any, list[Failure]]:
+    """Give the result in a message, and what failed instead or beside."""
+    try:
+        result, failures = pickle.loads(message)
+    except Exception as error:  # of a class that only the worker can import, for example
+        return None, [failure_of(error, worker=worker, rows=tuple(rows), command=command)]
+    return result, [failure.unpacked(pickled) for failure, pickled in failures]
+
+
+def _dumps(message: tuple[object, list[Any]]) -> bytes:
+    """Pickle a message; classes that only this process can import travel by value."""
+    try:
+        return by_value.dumps_by_name(message)
+    except Exception:
+        try:
+            return by_value.dumps(message)
+        except Exception as error:
+            raise WorkerError(
+                f"the result, of type {type(message[0]).__qualname__}, cannot be pickled and so "
+                f"cannot leave the worker ({error}). Return arrays, numbers, strings or containers "
+                "of them."
+            ) from error
+
+
+def _without_stuck(result: object, error: Exception) -> tuple[object, Exception]:
+    """Part a result that cannot be pickled: what can be after all, and an error for the rest.
+
+    Of a dict by row the rows are looked at one by one, see `Host.call`.
+    """
+    if not isinstance(result, dict):
+        return None, error
+    stuck: dict[int, Exception] = {}
+    for row, value in result.items():
+        try:
+            _dumps((value, []))
+        except WorkerError as own:
+            stuck[row] = own
+    return {row: value for row, value in result.items() if row not in stuck}, RowsFailedError(
+        stuck, None
+    )
