@@ -21,6 +21,7 @@ LIBRARIES = {
     "imageio_ffmpeg": "video",
     "jax": "jax",
     "matplotlib": "viz",
+    "ray": "ray",
     "tqdm": "viz",
 }
 """Library name to the extra that brings it."""

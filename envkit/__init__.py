@@ -32,6 +32,7 @@ _HOMES = {
     "envkit.batched.async_pool": (
         "AsyncEnvPool",
         "ProcessorAsyncEnvPool",
+        "RayAsyncEnvPool",
         "ThreadingAsyncEnvPool",
     ),
     "envkit.batched.parallel": ("ParallelEnv",),

@@ -18,6 +18,7 @@ from bridges.worlds.brax import BraxEnv as BraxEnv
 from bridges.worlds.brax import BraxWrapper as BraxWrapper
 from envkit.batched.async_pool import AsyncEnvPool as AsyncEnvPool
 from envkit.batched.async_pool import ProcessorAsyncEnvPool as ProcessorAsyncEnvPool
+from envkit.batched.async_pool import RayAsyncEnvPool as RayAsyncEnvPool
 from envkit.batched.async_pool import ThreadingAsyncEnvPool as ThreadingAsyncEnvPool
 from envkit.batched.creator import EnvCreator as EnvCreator
 from envkit.batched.creator import env_creator as env_creator

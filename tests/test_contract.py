@@ -31,6 +31,7 @@ from tests.zoo.drift import gym_rows
 from tests.zoo.envs import Count, StatelessCount
 from tests.zoo.frozen import stays_frozen
 from tests.zoo.jax_drift import jax_rows
+from tests.zoo.ray_cluster import on_ray
 from tests.zoo.shaped_envs import Groups, Several
 
 make_count = partial(Count, 5)
@@ -58,6 +59,8 @@ KINDS = {
     "serial of stateless": partial(SerialEnv, 2, partial(StatelessCount, 5, batch_size=[2])),
     "parallel count": partial(ParallelEnv, 3, make_count, num_processes=2),
     "parallel cartpole": partial(ParallelEnv, 3, make_cartpole, num_processes=2),
+    "ray count": partial(on_ray, 3, make_count, num_processes=2),
+    "ray cartpole": partial(on_ray, 3, make_cartpole, num_processes=2),
     "brax": make_brax,
     "brax nested": partial(make_brax, state_layout="nested"),
     "mixed": make_mixed,
@@ -67,9 +70,8 @@ KINDS = {
 }
 
 
-kinds = [
-    pytest.param(kind, marks=pytest.mark.slow if kind == "brax nested" else ()) for kind in KINDS
-]
+SLOW = ("brax nested", "ray count", "ray cartpole")
+kinds = [pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else ()) for kind in KINDS]
 
 
 @pytest.fixture(scope="module", params=kinds)

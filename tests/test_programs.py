@@ -41,7 +41,12 @@ from tests.zoo.trail import CHOICES, TrailEnv, TrailGym
 LENGTH = 7  # of rollouts of compiled envs: another length is another program to compile
 
 
-@pytest.fixture(scope="module", params=KINDS)
+kinds = [
+    pytest.param(kind, marks=pytest.mark.slow if kind.startswith("ray") else ()) for kind in KINDS
+]
+
+
+@pytest.fixture(scope="module", params=kinds)
 def played(request):
     """A kind, one env of it for all programs, and what its seeds have begun with."""
     kind = KINDS[request.param]

@@ -24,9 +24,9 @@ from envkit.batched.env_index import ENV_INDEX, env_indices, envs_of
 from envkit.batched.exchange.one_by_one import BufferJobs, JobKind, TensorDictJobs
 from envkit.batched.host import BUILDING, COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.queues import JobQueues
-from envkit.batched.settings import AsyncOptions
+from envkit.batched.settings import AsyncOptions, RayOptions
 from envkit.batched.stacking import stack_rows
-from envkit.batched.workers import worker_processes
+from envkit.batched.workers import ray_workers, usable_options, worker_processes
 from envkit.data.arguments import as_int
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
@@ -44,7 +44,7 @@ from envkit.transport.jobs import ProcessJobPool
 from envkit.transport.pool import call_by_row
 from envkit.transport.threads import ThreadPool
 
-__all__ = ["AsyncEnvPool", "ProcessorAsyncEnvPool", "ThreadingAsyncEnvPool"]
+__all__ = ["AsyncEnvPool", "ProcessorAsyncEnvPool", "RayAsyncEnvPool", "ThreadingAsyncEnvPool"]
 
 Stack = Literal["dense", "lazy", "maybe_dense"]
 _INDIVIDUAL: dict[str, bool | None] = {"dense": False, "lazy": True, "maybe_dense": None}
@@ -63,7 +63,9 @@ class AsyncEnvPool(BatchedEnv):
     Args:
         env_makers: callable that makes an env, an env (which is copied), or a list of them: one env each.
         backend: "threading" (or "thread"), one thread an env, gives a `ThreadingAsyncEnvPool`;
-            "multiprocessing" (or "process"), one process an env, a `ProcessorAsyncEnvPool`.
+            "multiprocessing" (or "process"), one process an env, a `ProcessorAsyncEnvPool`; "ray", one actor
+            of a Ray cluster an env, a `RayAsyncEnvPool`.
+        backend_options: of Ray, see `RayOptions`; the others have none.
         stack: how results of several envs are joined: "dense" asks for equal keys and shapes, "lazy" gives a
             lazy stack, "maybe_dense" the first where that is possible and else the second.
         create_env_kwargs: keywords for the makers: a dict for all, or a list of one for each.
@@ -74,6 +76,8 @@ class AsyncEnvPool(BatchedEnv):
 
     Raises:
         UnsupportedError: (a NotImplementedError) ``backend`` or ``stack`` is none of these.
+        OptionError: (a TypeError) an option of the backend is unknown.
+        MissingLibraryError: (an ImportError) Ray is asked for and not installed.
     """
 
     _attribute_type = WorkerAttribute
@@ -102,8 +106,10 @@ class AsyncEnvPool(BatchedEnv):
         stack: Stack = "dense",
         create_env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
         min_get: int = 1,
+        backend_options: RayOptions | None = None,
         **options: Unpack[AsyncOptions],
     ):
+        self.backend_options = usable_options(self.backend, backend_options)
         if stack not in _INDIVIDUAL:
             raise UnsupportedError(f"stack is {stack!r}, but must be one of {list(_INDIVIDUAL)}.")
         is_list = isinstance(env_makers, Iterable) and not isinstance(env_makers, EnvBase)
@@ -341,12 +347,23 @@ class ProcessorAsyncEnvPool(AsyncEnvPool):
         )
 
 
+class RayAsyncEnvPool(AsyncEnvPool):
+    """An `AsyncEnvPool` with one actor of a Ray cluster an env. Makers travel by value, as those of `ParallelEnv`."""
+
+    backend = "ray"
+
+    def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
+        options = self.backend_options
+        return ray_workers(self, makers, described, num_actors=self.num_workers, options=options)
+
+
 _BACKENDS: dict[str | None, type[AsyncEnvPool]] = {
     None: ThreadingAsyncEnvPool,
     "threading": ThreadingAsyncEnvPool,
     "thread": ThreadingAsyncEnvPool,
     "multiprocessing": ProcessorAsyncEnvPool,
     "process": ProcessorAsyncEnvPool,
+    "ray": RayAsyncEnvPool,
 }
 
 

@@ -1,7 +1,7 @@
-"""Many sub-envs in worker processes.
+"""Many sub-envs in worker processes, or in the actors of a Ray cluster.
 
-`ParallelEnv` gives the data of a `SerialEnv` with the same seed, whatever the number of processes.
-It computes no gradients.
+`ParallelEnv` gives the data of a `SerialEnv` with the same seed, whatever the number of processes, and wherever
+they are. It computes no gradients.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from envkit.batched.attributes import WorkerAttribute
 from envkit.batched.env import BatchedEnv
 from envkit.batched.host import Maker
 from envkit.batched.serial import SerialEnv
-from envkit.batched.settings import PoolOptions
+from envkit.batched.settings import Backend, PoolOptions
 from envkit.batched.threads import ThreadLimit
-from envkit.batched.workers import worker_processes
+from envkit.batched.workers import ray_workers, usable_options, worker_processes
+from envkit.data.keywords import completed
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
-from envkit.errors import ArgumentError, CopyError
+from envkit.errors import ArgumentError, CopyError, OptionError
 from envkit.specs.annotations import Destination
 from envkit.transport import Pool, ProcessPool
 from envkit.transport.launch import choose_start_method, usable_cores
@@ -47,6 +48,8 @@ class ParallelEnv(BatchedEnv):
     Raises:
         ArgumentError: ``use_buffers=True`` without memory that processes share, or an unknown
             ``mp_start_method``.
+        OptionError: (a TypeError) Ray is asked for, and something that only processes have.
+        MissingLibraryError: (an ImportError) Ray is asked for and not installed.
     """
 
     works_elsewhere = True
@@ -73,6 +76,14 @@ class ParallelEnv(BatchedEnv):
         choose_start_method(mp_start_method)
         super().__init__(num_workers, create_env_fn, **options)
         self.mp_start_method = mp_start_method
+        given = completed(PoolOptions, options)
+        self.backend: Backend = given.backend
+        self.backend_options = usable_options(given.backend, given.backend_options)
+        if self.backend == "ray" and (mp_start_method is not None or self.memmap):
+            raise OptionError(
+                "mp_start_method and memmap are about processes of this machine, but backend='ray' has "
+                "actors. Leave them out."
+            )
         if self.use_buffers and not self._can_share:
             raise ArgumentError(
                 "use_buffers=True needs rows that all processes map, but shared_memory and memmap "
@@ -84,6 +95,9 @@ class ParallelEnv(BatchedEnv):
         return self.shared_memory or self.memmap
 
     def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
+        if self.backend == "ray":
+            actors, options = self.num_processes, self.backend_options
+            return ray_workers(self, makers, described, num_actors=actors, options=options)
         return worker_processes(
             ProcessPool,
             self,
@@ -94,6 +108,10 @@ class ParallelEnv(BatchedEnv):
             map_files_in=tempfile.gettempdir() if self.memmap else None,
             core_each=self.num_sub_threads == 1,
         )
+
+    def _described(self) -> list[str]:
+        told = super()._described()
+        return told if self.backend == "process" else [*told, f"backend={self.backend!r}"]
 
     def _limit_threads(self) -> ThreadLimit | None:
         return None if self.num_threads is None else ThreadLimit(self.num_threads)

@@ -366,13 +366,15 @@ class PoolOwner(EnvBase):
             self._finalizer = weakref.finalize(self, _end, self._pool, self._limit_threads())
 
     def __repr__(self) -> str:
-        told = [f"num_workers={self.num_workers}"]
+        return f"{type(self).__name__}({', '.join(self._described())})"
+
+    def _described(self) -> list[str]:
+        """Say what it is, item by item."""
         if self._pool is None:
-            told.append("not started")
-        else:
-            kinds = dict.fromkeys(found.env_str for found in self._metadata)
-            told += [f"batch_size={tuple(self._batch_size)}", f"envs={' | '.join(kinds)}"]
-        return f"{type(self).__name__}({', '.join(told)})"
+            return [f"num_workers={self.num_workers}", "not started"]
+        kinds = " | ".join(dict.fromkeys(found.env_str for found in self._metadata))
+        batch = tuple(self._batch_size)
+        return [f"num_workers={self.num_workers}", f"batch_size={batch}", f"envs={kinds}"]
 
 
 def _end(pool: Pool, limit: ThreadLimit | None) -> None:

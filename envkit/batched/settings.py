@@ -6,15 +6,45 @@ decided where they are used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypedDict, get_args
 
 from envkit.data.arguments import as_int
-from envkit.data.keywords import Default
-from envkit.errors import ArgumentError, ArgumentTypeError, MemoryKindError
+from envkit.data.keywords import Default, refuse_unknown
+from envkit.errors import ArgumentError, ArgumentTypeError, MemoryKindError, OptionError
 from envkit.specs.annotations import Device
 
-__all__ = ["AsyncOptions", "Limit", "PoolOptions", "require_usable"]
+__all__ = [
+    "AsyncOptions",
+    "Backend",
+    "Limit",
+    "PoolOptions",
+    "RayOptions",
+    "backend_options_of",
+    "require_usable",
+]
+
+Backend = Literal["process", "ray"]
+"""Where the sub-envs of a `ParallelEnv` are: in processes of this machine, or in actors of a Ray cluster."""
+
+
+class RayOptions(TypedDict, total=False):
+    """What ``backend_options`` holds for ``backend="ray"``; left out, each is as Ray has it.
+
+    Args:
+        address: of the cluster, as ``ray.init`` takes it, which is called only if nobody has.
+        num_cpus, num_gpus, resources: what each actor asks of the machine that it is placed on.
+        max_restarts: how often Ray may start an actor anew by itself. What it held is lost all the same, see
+            ``on_worker_failure``.
+        runtime_env: surroundings of each actor: environment variables, packages, files.
+    """
+
+    address: str | None
+    num_cpus: float
+    num_gpus: float
+    resources: dict[str, float]
+    max_restarts: int
+    runtime_env: dict[str, Any]
 
 
 class AsyncOptions(TypedDict, total=False):
@@ -66,8 +96,11 @@ class PoolOptions(AsyncOptions, total=False):
         non_blocking: copies to the device of delivery do not wait for it.
         num_processes: processes that share the sub-envs evenly; None takes one per core, at most
             one per sub-env. Shows in no result.
+        backend: "process", or "ray": the workers are actors of a Ray cluster, which may be other machines.
+            ``num_processes`` is then the number of actors; None takes one for each CPU of the cluster.
+        backend_options: see `RayOptions`; processes have none.
 
-    `SerialEnv` takes the keywords about threads, processes and time too, without effect.
+    `SerialEnv` takes the keywords about threads, processes, backends and time too, without effect.
     """
 
     create_env_kwargs: Annotated[dict[str, Any] | Sequence[dict[str, Any]] | None, Default(None)]
@@ -79,6 +112,8 @@ class PoolOptions(AsyncOptions, total=False):
     serial_for_single: Annotated[bool, Default(False)]
     non_blocking: Annotated[bool, Default(True)]
     num_processes: Annotated[int | None, Default(None)]
+    backend: Annotated[Backend, Default("process")]
+    backend_options: Annotated[RayOptions | None, Default(None)]
 
 
 def require_usable(num_workers: int, options: Any) -> None:
@@ -90,9 +125,15 @@ def require_usable(num_workers: int, options: Any) -> None:
 
     Raises:
         ArgumentTypeError: one is of another type.
-        ArgumentError: a number is out of range.
+        ArgumentError: a number is out of range, or there is no such backend.
+        OptionError: (a TypeError) see `backend_options_of`.
         MemoryKindError: ``shared_memory`` and ``memmap`` are both True.
     """
+    if options.backend not in get_args(Backend):
+        raise ArgumentError(
+            f"backend is {options.backend!r}, but must be one of {list(get_args(Backend))}."
+        )
+    options.backend_options = backend_options_of(options.backend, options.backend_options)
     if options.num_processes is not None:
         meaning = "the number of processes, or leave it out to take one for each core"
         options.num_processes = as_int(
@@ -117,6 +158,29 @@ def require_usable(num_workers: int, options: Any) -> None:
             "shared_memory and memmap are both True, but rows lie in one of them. "
             "Pass shared_memory=False with memmap=True."
         )
+
+
+def backend_options_of(backend: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Check the options of a backend, and give them as a dict of one's own.
+
+    Raises:
+        ArgumentTypeError: they are no mapping.
+        OptionError: (a TypeError) one is unknown, or the backend has none.
+    """
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise ArgumentTypeError(
+            f"backend_options is of type {type(options).__name__}, but must be a dict, for example "
+            "{'num_cpus': 1} with backend='ray'."
+        )
+    if options and backend != "ray":
+        raise OptionError(
+            f"backend_options has {sorted(options)}, but backend={backend!r} has no options. Leave them out, "
+            "or pass backend='ray'."
+        )
+    refuse_unknown("backend_options", options, list(RayOptions.__annotations__))
+    return dict(options)
 
 
 def _require_choice(name: str, value: Any) -> None:

@@ -1,19 +1,22 @@
-"""Worker processes for the sub-envs of a pool: what they take over from this process, and how they start."""
+"""Workers outside this process, for the sub-envs of a pool: what they take over from it, and how they start."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from envkit.batched.carried import carried
 from envkit.batched.creation_context import chosen
 from envkit.batched.host import BUILDING, COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.pool_owner import PoolOwner
-from envkit.late import PRELOADED
+from envkit.batched.settings import backend_options_of
+from envkit.late import PRELOADED, late
 from envkit.transport import MakeHost, ProcessPool
+from envkit.transport.jobs import JobPool
 
-__all__ = ["processes_for", "worker_processes"]
+__all__ = ["actors_for", "processes_for", "ray_workers", "usable_options", "worker_processes"]
 
 _Workers = TypeVar("_Workers", bound=ProcessPool)
 
@@ -37,7 +40,30 @@ def worker_processes(
         num_processes: how many.
         **options: of ``kind``.
     """
-    factory = HostFactory(
+    factory, options = _factory(owner, makers, described), {**_limits(owner), **options}
+    return processes_for(kind, factory, owner.num_workers, num_processes, **options)
+
+
+def ray_workers(
+    owner: PoolOwner,
+    makers: list[Maker],
+    described: frozenset[int],
+    *,
+    num_actors: int | None,
+    options: Mapping[str, Any],
+) -> JobPool:
+    """Make the Ray actors that host the sub-envs of a pool; they are not started yet.
+
+    Args:
+        owner, makers, described: see `worker_processes`.
+        num_actors, options: see `actors_for`.
+    """
+    factory, limits = _factory(owner, makers, described), _limits(owner)
+    return actors_for(factory, owner.num_workers, num_actors, options, **limits)
+
+
+def _factory(owner: PoolOwner, makers: list[Maker], described: frozenset[int]) -> HostFactory:
+    return HostFactory(
         makers,
         described,
         num_threads=owner.num_sub_threads,
@@ -45,17 +71,15 @@ def worker_processes(
         own_random_numbers=True,
         choices=owner._choices or chosen(),
     )
-    return processes_for(
-        kind,
-        factory,
-        owner.num_workers,
-        num_processes,
-        timeout_s=owner.timeout,
-        start_timeout_s=owner.start_timeout,
-        building=BUILDING,
-        commands=COMMAND_NAMES,
-        **options,
-    )
+
+
+def _limits(owner: PoolOwner) -> dict[str, Any]:
+    return {
+        "timeout_s": owner.timeout,
+        "start_timeout_s": owner.start_timeout,
+        "building": BUILDING,
+        "commands": COMMAND_NAMES,
+    }
 
 
 def processes_for(
@@ -68,16 +92,56 @@ def processes_for(
         make_host, num_rows, num_processes: see `ProcessPool`.
         **options: of ``kind``.
     """
+    return kind(make_host, num_rows, num_processes, preload=PRELOADED, **_taken_over(), **options)
+
+
+def actors_for(
+    make_host: MakeHost,
+    num_rows: int,
+    num_actors: int | None,
+    options: Mapping[str, Any],
+    **more: Any,
+) -> JobPool:
+    """Make Ray actors that take over what this process is set up with; they are not started yet.
+
+    Args:
+        make_host, num_rows: see `RayPool`.
+        num_actors: how many; None takes one for each CPU of the cluster, at most one for each row.
+        options: entries of `RayOptions`.
+        **more: other options of `RayPool`.
+    """
+    of_actors = {name: value for name, value in options.items() if name != "address"}
+    return late("RayPool")(
+        make_host,
+        num_rows,
+        num_actors,
+        address=options.get("address"),
+        actor_options=of_actors,
+        **_taken_over(),
+        **more,
+    )
+
+
+def usable_options(backend: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Give the options of a backend, known and for a library that is there.
+
+    Raises:
+        OptionError: (a TypeError) see `backend_options_of`.
+        MissingLibraryError: (an ImportError) Ray is asked for and not installed.
+    """
+    checked = backend_options_of(backend, options)
+    if backend == "ray":
+        late("RayPool")
+    return checked
+
+
+def _taken_over() -> dict[str, Any]:
+    """Give what workers of any kind are told of how this process is set up."""
     if os.environ.get("LAZY_LEGACY_OP") == "None":
         # tensordict leaves this behind when it has stacked unlike data, and fails at the next
         # import of itself that sees it: a worker's.
         del os.environ["LAZY_LEGACY_OP"]
-    return kind(
-        make_host,
-        num_rows,
-        num_processes,
-        preload=PRELOADED,
-        prepare=carried(),
-        hide_warnings=getattr(sys.modules["envkit"], "filter_warnings_subprocess", True),
-        **options,
-    )
+    return {
+        "prepare": carried(),
+        "hide_warnings": getattr(sys.modules["envkit"], "filter_warnings_subprocess", True),
+    }

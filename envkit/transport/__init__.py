@@ -4,7 +4,7 @@ from envkit.transport.block import Block
 from envkit.transport.failure import Failure
 from envkit.transport.forkserver import ForkServer, shared_fork_server
 from envkit.transport.host import Host, MakeHost, RowCursor, RowsFailedError
-from envkit.transport.layout import Field, Layout
+from envkit.transport.layout import Field, Layout, Traffic
 from envkit.transport.local import LocalPool
 from envkit.transport.pool import Pool, Selection
 from envkit.transport.processes import ProcessPool
@@ -23,5 +23,6 @@ __all__ = [
     "RowCursor",
     "RowsFailedError",
     "Selection",
+    "Traffic",
     "shared_fork_server",
 ]

@@ -47,7 +47,8 @@ class Failure:
     ``rows`` are the rows to blame: the one that raised, or all that a worker held that is gone.
     ``message`` is that of the exception, how long a stuck worker was waited for, or why a dead one
     never started. ``traceback`` is text: of the exception, or the stack of a stuck or crashed worker ("" if
-    there is none). ``exception`` is the original one where it survived pickling.
+    there is none). ``exception`` is the original one where it survived pickling. ``advice`` says how a dead one
+    ended and what to do, where who started it knows better than the exit code.
     """
 
     worker: int
@@ -59,6 +60,7 @@ class Failure:
     traceback: str = ""
     exitcode: int | None = None
     exception: BaseException | None = None
+    advice: str = ""
 
     def packed(self) -> "tuple[Failure, bytes | None]":
         """Split off the exception, pickled if it can be, so that the rest always arrives."""
@@ -102,7 +104,7 @@ class Failure:
                 f"{who}, which was to hold {rows}, could not be started: {self.message}. "
                 + _START_ADVICE
             )
-        advice = _ADVICE.get(self.exitcode, _EXIT_ADVICE)
+        advice = self.advice or _ADVICE.get(self.exitcode, _EXIT_ADVICE)
         return (
             f"{who}, which held {rows}, {_ending(self.exitcode)} during {self.command!r}. {advice}"
         )

@@ -79,7 +79,10 @@ class JobRounds(Generic[W]):
 
     @abstractmethod
     def _await_answers(self, jobs: Sequence[Job], wanted: int, seconds: float) -> None:
-        """Take the answers to some jobs; wait until ``wanted`` are there, or less, for so many seconds at most."""
+        """Take the answers that there are to some jobs, and wait until there are ``wanted``, or something changed.
+
+        Waits ``seconds`` at most, and not at all if none are wanted.
+        """
 
     def _give_up(self, worker: W) -> None:
         """End a worker that has not answered in time, where that can be done."""
@@ -188,15 +191,15 @@ class JobRounds(Generic[W]):
     def wait(self, jobs: Sequence[Job], count: int, timeout_s: float | None) -> list[Job]:
         """Wait until ``count`` of some jobs are done, and give all that are; see `JobPool.wait`."""
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        self._await_answers([job for job in jobs if self._is_pending(job)], 0, 0.0)
+        pending = list(filter(self._is_pending, jobs))
         while True:
-            self._expire(jobs)
-            pending = [job for job in jobs if self._is_pending(job)]
-            now, wanted = time.monotonic(), count - (len(jobs) - len(pending))
-            if wanted <= 0 or now >= until or not pending:
+            nearest = min([until, *(job.request.deadline for job in pending)])
+            wanted = max(count - (len(jobs) - len(pending)), 0)
+            self._await_answers(pending, wanted, max(nearest - time.monotonic(), 0.0))
+            self._expire(pending)
+            pending = list(filter(self._is_pending, pending))
+            if not pending or len(jobs) - len(pending) >= count or time.monotonic() >= until:
                 return [job for job in jobs if job not in pending]
-            nearest = min(until, *(job.request.deadline for job in pending))
-            self._await_answers(pending, wanted, max(nearest - now, 0.0))
 
     def _is_pending(self, job: Job) -> bool:
         return self._workers[job.worker].job is job

@@ -6,12 +6,16 @@ memory comes from, what the arrays mean, or who writes them.
 Conventions
     rows    axis of every array; row i belongs to sub-environment i.
     slots   axis in front of the rows, for arrays that hold several moments at once.
+    moment  the slot that a request is about.
+    traffic what of the arrays a request reads and writes: all that moves where a host has arrays of its own.
     offset  bytes from the start of the block, a multiple of 64 (one cache line), so that arrays
             convert to torch and to XLA without a copy.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +23,7 @@ import numpy as np
 
 from envkit.errors import ArgumentError
 
-__all__ = ["ALIGNMENT_BYTES", "Field", "Layout"]
+__all__ = ["ALIGNMENT_BYTES", "Field", "Layout", "Traffic"]
 
 ALIGNMENT_BYTES = 64
 
@@ -28,13 +32,15 @@ ALIGNMENT_BYTES = 64
 class Field:
     """One array of shape ``(rows, *shape)``, or ``(slots, rows, *shape)`` where slots are given.
 
-    ``dtype`` is a NumPy dtype name such as "float32".
+    ``dtype`` is a NumPy dtype name such as "float32". A request reads or writes the slot that lies
+    ``ahead`` slots behind its moment.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     slots: int | None = None
+    ahead: int = 0
 
     def full_shape(self, rows: int) -> tuple[int, ...]:
         """Give the shape of the array over ``rows`` rows."""
@@ -58,15 +64,34 @@ class Field:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """Names of the fields that a host reads, and of those that it writes, while it serves a request."""
+
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Layout:
     """The arrays of one block, one after the other, each aligned to 64 bytes.
 
+    Args:
+        fields: the arrays.
+        rows: number of rows.
+        traffic: of each command and method; one that is not named moves nothing. None: all of them read
+            and write all fields.
+        moment: the field, an integer for each row, all the same, that says which slot a request is about;
+            None where requests are about all slots.
+
     Raises:
-        ArgumentError: two fields carry the same name, or ``rows`` is negative.
+        ArgumentError: two fields carry the same name, ``rows`` is negative, or there is no field of a name
+            that traffic or moment mention.
     """
 
     fields: tuple[Field, ...]
     rows: int
+    traffic: Mapping[int | str, Traffic] | None = dataclass_field(default=None, hash=False)
+    moment: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", tuple(self.fields))
@@ -78,6 +103,19 @@ class Layout:
             )
         if self.rows < 0:
             raise ArgumentError(f"a layout has {self.rows} rows, but needs 0 or more.")
+        named = {name for one in (self.traffic or {}).values() for name in one.reads + one.writes}
+        named |= set() if self.moment is None else {self.moment}
+        if unknown := sorted(named.difference(names)):
+            raise ArgumentError(
+                f"traffic or moment mention fields {unknown}, but the layout has {sorted(names)}."
+            )
+
+    def moved_by(self, request: int | str) -> Traffic:
+        """Give the traffic of a command or method."""
+        if self.traffic is None:
+            names = tuple(field.name for field in self.fields)
+            return Traffic(names, names)
+        return self.traffic.get(request, Traffic())
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -95,6 +133,11 @@ class Layout:
             field.name: np.ndarray(field.full_shape(self.rows), field.dtype, buffer, offset)
             for field, offset in zip(self.fields, self.offsets, strict=True)
         }
+
+    def zeros(self) -> dict[str, np.ndarray]:
+        """Allocate one array per field, as `arrays` does, in memory of this process alone."""
+        memory = np.zeros(self.size_bytes + ALIGNMENT_BYTES, np.uint8)
+        return self.arrays(memory[-memory.ctypes.data % ALIGNMENT_BYTES :])
 
     @cached_property
     def _placement(self) -> tuple[tuple[int, ...], int]:

@@ -13,7 +13,7 @@ import numpy as np
 from envkit.errors import ClosedEnvError
 from envkit.transport.failure import Failure, failure_of, failures_of, worker_error
 from envkit.transport.host import Host, MakeHost, RowCursor, RowsFailedError, run_rows
-from envkit.transport.layout import ALIGNMENT_BYTES, Layout
+from envkit.transport.layout import Layout
 from envkit.transport.pool import Selection, mask_of
 
 __all__ = ["LocalPool"]
@@ -62,8 +62,7 @@ class LocalPool:
 
     def bind(self, layout: Layout) -> dict[str, np.ndarray]:
         """Allocate ordinary memory for ``layout`` and give it to the host."""
-        memory = np.zeros(layout.size_bytes + ALIGNMENT_BYTES, np.uint8)
-        arrays = layout.arrays(memory[-memory.ctypes.data % ALIGNMENT_BYTES :])
+        arrays = layout.zeros()
         host = self._require_host()
         try:
             host.bind(dict(arrays), self.rows_of[0])

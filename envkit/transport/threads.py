@@ -29,7 +29,7 @@ from envkit.transport.failure import Failure, failure_of, failures_of, worker_er
 from envkit.transport.host import Host, MakeHost, RowCursor, RowsFailedError, run_rows
 from envkit.transport.job_rounds import JobRounds
 from envkit.transport.jobs import Job
-from envkit.transport.layout import ALIGNMENT_BYTES, Layout
+from envkit.transport.layout import Layout
 
 __all__ = ["ThreadPool"]
 
@@ -86,8 +86,7 @@ class ThreadPool(JobRounds["_Worker"]):
     def bind(self, layout: Layout) -> dict[str, np.ndarray]:
         """Allocate memory for ``layout`` and give it to every host."""
         self._require_open()
-        memory = np.zeros(layout.size_bytes + ALIGNMENT_BYTES, np.uint8)
-        self._arrays = layout.arrays(memory[-memory.ctypes.data % ALIGNMENT_BYTES :])
+        self._arrays = layout.zeros()
         self._together(self._binds(self._workers))
         return self._arrays
 

@@ -27,6 +27,7 @@ from envkit.env.seeding import next_seed, seed_chain
 from envkit.specs import Categorical, Composite, OneHot, TensorSpec, Unbounded
 from tests.zoo.jax_trail import JaxTrail, jax_trail
 from tests.zoo.model import PLAIN, Around
+from tests.zoo.ray_cluster import on_ray
 from tests.zoo.trail import CHOICES, TrailBatch, TrailData, TrailEnv, TrailGym, next_choice
 
 World = Literal["seeded", "keyed", "carried"]
@@ -293,6 +294,8 @@ KINDS: dict[str, Kind] = {
     "parallel stateless": Kind(
         partial(ParallelEnv, 2, two_data, num_processes=1), ("carried",) * 4
     ),
+    "ray": Kind(partial(on_ray, 3, make_gym, num_processes=2), **VECTOR, recalls=True),
+    "ray stateless": Kind(partial(on_ray, 2, two_data, num_processes=2), ("carried",) * 4),
     "mixed with jax": Kind(lambda: mixed(jax_trail(2)), WITH_JAX, **MIXED),
     "mixed with stateless": Kind(lambda: mixed(two_data()), WITH_DATA, **MIXED, lenient=2),
     "mixed of stateless": Kind(

@@ -80,6 +80,10 @@ class BufferPlan:
             masks.setdefault(mask, Field("/".join(("mask", *mask)), tuple(leaf.shape), "bool"))
         return cls({**regions, "mask": masks}, slots)
 
+    def names(self, *regions: str) -> tuple[str, ...]:
+        """Give the names of the fields of some regions."""
+        return tuple(field.name for region in regions for field in self.regions[region].values())
+
     def fields(self) -> list[Field]:
         """List all fields, for `envkit.transport.Layout`."""
         return [SLOT, *(field for region in self.regions.values() for field in region.values())]
@@ -133,7 +137,8 @@ _BITS = {torch.bfloat16: torch.int16}  # dtypes NumPy lacks travel as the same n
 def _field(region: str, path: Path, leaf: object, slots: int) -> Field:
     shape, dtype = tuple(leaf.shape), leaf.dtype  # type: ignore[attr-defined]
     stored = torch.empty(0, dtype=_BITS.get(dtype, dtype)).numpy().dtype
-    return _SpecField("/".join((region, *path)), shape, stored.str, slots, torch_dtype=dtype)
+    name, ahead = "/".join((region, *path)), int(region == "root")
+    return _SpecField(name, shape, stored.str, slots, ahead, torch_dtype=dtype)
 
 
 def _field_of(array: np.ndarray, name: str) -> Field:

@@ -31,7 +31,7 @@ from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.errors import StaleDataError, WorkerError
 from envkit.specs import TensorSpec
 from envkit.specs.inputs import require_input
-from envkit.transport import Layout, Pool
+from envkit.transport import Layout, Pool, Traffic
 from envkit.transport.pool import call_by_row
 
 __all__ = ["BufferExchange"]
@@ -74,7 +74,7 @@ class BufferExchange:
     ):
         model, num_rows = metadata[0], len(metadata)
         plan = BufferPlan.of(model, num_rows, more_inputs)
-        arrays = pool.bind(Layout(plan.fields(), num_rows))
+        arrays = pool.bind(_layout(plan, num_rows))
         self._pool = pool
         self._recovery = recovery
         self._metadata = model
@@ -286,6 +286,18 @@ class BufferExchange:
     def deliver_to(self, device: torch.device | None, *, non_blocking: bool) -> None:
         """Copy what comes out to ``device`` from now on."""
         self._device, self._non_blocking = device, can_wait(device, non_blocking)
+
+
+def _layout(plan: BufferPlan, num_rows: int) -> Layout:
+    """Lay out the rows of a plan, and say what of them each command and method moves."""
+    asked = (SLOT.name, *plan.names("in", "mask"))
+    reset = Traffic(asked, plan.names("root"))
+    traffic: dict[int | str, Traffic] = {
+        STEP: Traffic(asked, plan.names("next")),
+        ADVANCE: Traffic(asked, plan.names("next", "root")),
+        **dict.fromkeys((RESET, RESTART, "reset_rows"), reset),
+    }
+    return Layout(tuple(plan.fields()), num_rows, traffic, SLOT.name)
 
 
 def _by_slot(region: dict[Path, torch.Tensor], slots: int) -> list[dict[Path, torch.Tensor]]:

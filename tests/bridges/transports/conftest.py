@@ -1,0 +1,28 @@
+"""What tests of transports share: one small Ray cluster, and pools that are closed whatever the test does."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from tests.transport.hosts import COMMANDS, Counter, layout
+from tests.zoo.ray_cluster import begin_ray
+
+
+@pytest.fixture
+def new_pool():
+    """Start a pool of `Counter` rows in two actors, bound to `layout`; closed after the test."""
+    begin_ray()
+    from bridges.transports.ray import RayPool
+
+    with ExitStack() as stack:
+
+        def start(make_host=Counter, rows=4, actors=2, bound=None, **options):
+            options = {"commands": COMMANDS, "timeout_s": 20.0, **options}
+            pool = RayPool(make_host, rows, actors, **options)
+            stack.callback(pool.close)
+            pool.start()
+            return pool, pool.bind(layout(rows) if bound is None else bound)
+
+        yield start
