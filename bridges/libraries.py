@@ -16,6 +16,7 @@ __all__ = ["LIBRARIES", "explained", "get_available_libraries", "require"]
 
 LIBRARIES = {
     "brax": "brax",
+    "envpool": "envpool",
     "gymnasium": "gym",
     "imageio": "video",
     "imageio_ffmpeg": "video",

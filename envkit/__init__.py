@@ -8,6 +8,7 @@ from importlib import import_module as _import_module
 
 _HOMES = {
     "bridges.worlds.brax": ("BraxEnv", "BraxWrapper"),
+    "bridges.worlds.envpool.env": ("MultiThreadedEnv", "MultiThreadedEnvWrapper"),
     "bridges.jax.compile_cache": ("cache_dir",),
     "bridges.jax.memory": ("configure_gpu",),
     "bridges.gym.backend": ("gym_backend", "set_gym_backend"),

@@ -16,6 +16,8 @@ from bridges.jax.policy.jax_policy import JaxPolicy as JaxPolicy
 from bridges.libraries import get_available_libraries as get_available_libraries
 from bridges.worlds.brax import BraxEnv as BraxEnv
 from bridges.worlds.brax import BraxWrapper as BraxWrapper
+from bridges.worlds.envpool.env import MultiThreadedEnv as MultiThreadedEnv
+from bridges.worlds.envpool.env import MultiThreadedEnvWrapper as MultiThreadedEnvWrapper
 from envkit.batched.async_pool import AsyncEnvPool as AsyncEnvPool
 from envkit.batched.async_pool import ProcessorAsyncEnvPool as ProcessorAsyncEnvPool
 from envkit.batched.async_pool import RayAsyncEnvPool as RayAsyncEnvPool

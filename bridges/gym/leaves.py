@@ -1,15 +1,14 @@
-"""How values of one gymnasium space become one entry, and back.
+"""What one entry of gymnasium data is: its spec, and how values become rows of arrays and back.
 
-This module decides, space by space, which spec describes an entry and how its values are spelled.
-How entries are arranged in trees is decided in `spaces`.
+Which leaf a space becomes is decided in `space_leaves`, how entries are arranged in trees in `spaces`.
 
 Nothing that differs from its space in shape, or does not fit its dtype, becomes an entry: NumPy
 would broadcast the one and wrap the other around.
 
 Conventions
-    rows   array of shape (count, *leaf): values of several envs side by side.
-    key    name of the entry, for messages.
-    index  option number of a discrete space, counted from 0; gymnasium counts from ``start``.
+    rows    array of shape (count, *leaf): values of several envs side by side.
+    values  of several envs: a list, or one array of shape (count, *space), as simulators of many envs have them.
+    key     name of the entry, for messages.
 """
 
 from __future__ import annotations
@@ -22,31 +21,35 @@ from typing import Any
 import numpy as np
 import torch
 
-from bridges.gym.backend import library_of
 from envkit.errors import EncodingError, SpecError
-from envkit.specs import (
-    Binary,
-    Bounded,
-    Categorical,
-    MultiCategorical,
-    MultiOneHot,
-    NonTensor,
-    OneHot,
-    TensorSpec,
-    Unbounded,
-)
+from envkit.specs import NonTensor, TensorSpec
 
 __all__ = [
+    "ArrayForm",
     "CopyIn",
     "Leaf",
     "ObjectLeaf",
     "RowLeaf",
-    "leaf_of",
+    "misshapen",
     "numpy_dtype",
+    "outside",
     "ragged_leaf",
     "stacked_leaf",
     "text_leaf",
 ]
+
+
+@dataclass(frozen=True)
+class ArrayForm:
+    """How an array of values becomes rows, and back; what comes out may share memory with what went in.
+
+    Args:
+        rows_of: from an array of values to rows, in the dtype of the entry.
+        values_of: from rows to an array of values, in any dtype.
+    """
+
+    rows_of: Callable[[np.ndarray], np.ndarray]
+    values_of: Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,13 @@ class RowLeaf:
         spec: what describes it.
         write: writes a value into a row.
         read: turns rows into values; none of them shares memory with the rows.
+        together: the same for arrays of values; None where they are spelled one by one.
     """
 
     spec: TensorSpec
     write: Callable[[np.ndarray, Any], None]
     read: Callable[[np.ndarray], list[Any]]
+    together: ArrayForm | None = None
 
     @cached_property
     def _form(self) -> tuple[tuple[int, ...], np.dtype]:
@@ -82,6 +87,25 @@ class RowLeaf:
     def decode(self, data: torch.Tensor) -> Any:
         """Turn a tensor into a value."""
         return self.read(data.detach().cpu().numpy()[None])[0]
+
+    def encode_array(self, values: np.ndarray) -> torch.Tensor:
+        """Turn an array of values into a tensor of rows, which may share its memory.
+
+        Raises:
+            EncodingError: a value has another shape than the space says, or is not in it.
+        """
+        if self.together is not None:
+            return torch.from_numpy(self.together.rows_of(values))
+        shape, dtype = self._form
+        rows = np.empty((len(values), *shape), dtype)
+        for index, value in enumerate(values):
+            self.write(rows[index, ...], value)
+        return torch.from_numpy(rows)
+
+    def decode_array(self, data: torch.Tensor) -> np.ndarray:
+        """Turn a tensor of rows into an array of values, which may share its memory."""
+        rows = data.numpy(force=True)
+        return np.stack(self.read(rows)) if self.together is None else self.together.values_of(rows)
 
 
 @dataclass(frozen=True)
@@ -104,6 +128,14 @@ class ObjectLeaf:
         """Refused: there are no rows of it."""
         raise self._no_rows()
 
+    def encode_array(self, values: np.ndarray) -> torch.Tensor:
+        """Refused: there are no rows of it."""
+        raise self._no_rows()
+
+    def decode_array(self, data: torch.Tensor) -> np.ndarray:
+        """Refused: there are no rows of it."""
+        raise self._no_rows()
+
     def _no_rows(self) -> SpecError:
         return SpecError(
             f"values of {self.spec} have no array form of fixed shape. "
@@ -112,150 +144,6 @@ class ObjectLeaf:
 
 
 Leaf = RowLeaf | ObjectLeaf
-IndicesOf = Callable[[Any], np.ndarray]
-
-
-def leaf_of(space: Any, categorical: bool, key: Any) -> RowLeaf:
-    """Build the leaf of a space that has no parts; its ``write`` raises `EncodingError` for others.
-
-    Raises:
-        SpecError: the space has no counterpart.
-    """
-    spaces = library_of(space).spaces
-    if isinstance(space, spaces.Box):
-        return _box(space, key)
-    if isinstance(space, spaces.Discrete):
-        return _discrete(space, categorical, key)
-    if isinstance(space, spaces.MultiDiscrete):
-        return _multi_discrete(space, categorical, key)
-    if isinstance(space, spaces.MultiBinary):
-        shape = tuple(space.shape)
-        return RowLeaf(Binary(shape[-1], shape=shape, dtype=torch.int8), CopyIn(key), _rows)
-    raise SpecError(
-        f"the gymnasium space {space} has no counterpart in specs. Flatten it first with a "
-        "gymnasium observation or action wrapper."
-    )
-
-
-# ------------------------------------------------------------------------------------------- boxes
-
-
-def _box(space: Any, key: Any) -> RowLeaf:
-    dtype = _torch_dtype(space.dtype)
-    scalar = space.shape == ()
-    shape = (1,) if scalar else tuple(space.shape)
-    if dtype == torch.bool:
-        spec: TensorSpec = Categorical(2, shape=shape, dtype=dtype)
-    elif _is_unbounded(space):
-        spec = Unbounded(shape, dtype=dtype)
-    else:
-        low, high = (np.asarray(bound).reshape(shape) for bound in (space.low, space.high))
-        spec = Bounded(
-            torch.from_numpy(low.copy()), torch.from_numpy(high.copy()), shape, dtype=dtype
-        )
-    return RowLeaf(spec, CopyIn(key), _scalars if scalar else _rows)
-
-
-def _is_unbounded(space: Any) -> bool:
-    if np.issubdtype(space.dtype, np.floating):
-        lowest, highest = -np.inf, np.inf
-    else:
-        info = np.iinfo(space.dtype)
-        lowest, highest = info.min, info.max
-    return bool(np.all(space.low == lowest) and np.all(space.high == highest))
-
-
-# ---------------------------------------------------------------------------------------- discrete
-
-
-def _discrete(space: Any, categorical: bool, key: Any) -> RowLeaf:
-    start, count = int(getattr(space, "start", 0)), int(space.n)
-
-    def index_of(value: Any) -> Any:
-        index = value - start
-        if not 0 <= index < count:
-            raise _outside(key, value, space)
-        return index
-
-    if categorical:
-        spec: TensorSpec = Categorical(count, shape=(), dtype=_torch_dtype(space.dtype))
-
-        def write_index(row: np.ndarray, value: Any) -> None:
-            row[...] = index_of(value)
-
-        return RowLeaf(spec, write_index, lambda rows: (rows + start).tolist())
-
-    def write_one_hot(row: np.ndarray, value: Any) -> None:
-        row[:] = 0
-        row[index_of(value)] = 1
-
-    spec = OneHot(count, dtype=torch.int64)
-    return RowLeaf(spec, write_one_hot, lambda rows: (rows.argmax(-1) + start).tolist())
-
-
-def _multi_discrete(space: Any, categorical: bool, key: Any) -> RowLeaf:
-    """One choice for each entry of ``nvec``.
-
-    Entries of equal size keep the shape of the space, whatever it is. Others are laid out on one
-    axis, in C order.
-    """
-    sizes = np.asarray(space.nvec)
-    start = np.asarray(getattr(space, "start", np.zeros_like(sizes)))
-    equal = bool((sizes == sizes.flat[0]).all())
-
-    def indices_of(value: Any) -> np.ndarray:
-        found = np.asarray(value)
-        if found.shape != sizes.shape:
-            raise _misshapen(key, found.shape, sizes.shape)
-        indices = found - start
-        if not ((indices >= 0) & (indices < sizes)).all():
-            raise _outside(key, value, space)
-        return indices
-
-    if categorical:
-        return _choice_indices(space, sizes, start, equal, indices_of)
-    return _choice_one_hot(space, sizes, start, equal, indices_of)
-
-
-def _choice_indices(
-    space: Any, sizes: np.ndarray, start: np.ndarray, equal: bool, indices_of: IndicesOf
-) -> RowLeaf:
-    dtype = _torch_dtype(space.dtype)
-    if equal:
-        spec: TensorSpec = Categorical(int(sizes.flat[0]), shape=sizes.shape, dtype=dtype)
-    else:
-        spec = MultiCategorical(sizes.flatten().tolist(), dtype=dtype)
-
-    def write(row: np.ndarray, value: Any) -> None:
-        row[...] = indices_of(value).reshape(row.shape)
-
-    return RowLeaf(spec, write, lambda rows: list(rows.reshape(len(rows), *sizes.shape) + start))
-
-
-def _choice_one_hot(
-    space: Any, sizes: np.ndarray, start: np.ndarray, equal: bool, indices_of: IndicesOf
-) -> RowLeaf:
-    flat_sizes = sizes.flatten().tolist()
-    ends = np.cumsum(flat_sizes)
-    offsets = ends - flat_sizes
-    if equal:
-        options = flat_sizes[0]
-        spec: TensorSpec = OneHot(options, shape=(*sizes.shape, options), dtype=torch.int64)
-    else:
-        spec = MultiOneHot(flat_sizes, dtype=torch.int64)
-
-    def write(row: np.ndarray, value: Any) -> None:
-        flat = row.reshape(-1)  # a view: rows are contiguous
-        flat[:] = 0
-        flat[offsets + indices_of(value).reshape(-1)] = 1
-
-    def read(rows: np.ndarray) -> list[Any]:
-        flat = rows.reshape(len(rows), -1)
-        parts = [flat[:, low:high].argmax(-1) for low, high in zip(offsets, ends, strict=True)]
-        indices = np.stack(parts, -1).astype(space.dtype)
-        return list(indices.reshape(len(rows), *sizes.shape) + start)
-
-    return RowLeaf(spec, write, read)
 
 
 # ------------------------------------------------------------------------- several values, no array
@@ -340,7 +228,7 @@ class CopyIn:
         found = np.asarray(value)
         if found.shape != row.shape:
             if found.size != 1 or row.size != 1:
-                raise _misshapen(self.key, found.shape, row.shape)
+                raise misshapen(self.key, found.shape, row.shape)
             found = found.reshape(row.shape)
         if found.dtype == row.dtype:
             row[...] = found
@@ -357,7 +245,8 @@ class CopyIn:
 _CURE = "Correct the env or its space: gymnasium.utils.env_checker.check_env(env) compares the two."
 
 
-def _misshapen(key: Any, found: tuple[int, ...], wanted: tuple[int, ...]) -> EncodingError:
+def misshapen(key: Any, found: tuple[int, ...], wanted: tuple[int, ...]) -> EncodingError:
+    """Say that a value has another shape than its space."""
     return EncodingError(
         f"cannot put {key!r} of shape {found} into shape {wanted}, which its space declares. {_CURE}"
     )
@@ -370,24 +259,13 @@ def _unholdable(key: Any, found: np.ndarray, row: np.ndarray) -> EncodingError:
     )
 
 
-def _outside(key: Any, value: Any, space: Any) -> EncodingError:
+def outside(key: Any, value: Any, space: Any) -> EncodingError:
+    """Say that a value is not in its space."""
     return EncodingError(f"{key!r} is {_shown(value)}, which is not in its space {space}. {_CURE}")
 
 
 def _shown(value: Any) -> str:
     return np.array2string(np.asarray(value), threshold=16, separator=", ").replace("\n", "")
-
-
-def _rows(rows: np.ndarray) -> list[Any]:
-    return list(rows.copy())  # the simulator may keep its action; the rows will be refilled
-
-
-def _scalars(rows: np.ndarray) -> list[Any]:
-    return [row.reshape(()) for row in rows.copy()]
-
-
-def _torch_dtype(dtype: Any) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:

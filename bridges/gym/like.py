@@ -228,11 +228,15 @@ class GymLikeEnv(InfoReading):
         return self._simulator.reset(**kwargs)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        forms = self._declared.cached("step_forms", self._step_forms)
         action = self._action_in(td, stepped_rows(td) if self._batch_size else None)
         if self.convert_actions_to_numpy:
             action = self.read_action(action)
-        observation, reward, terminated, truncated, done, info = self._repeated_step(action)
+        return self._next_of(self._repeated_step(action))
+
+    def _next_of(self, outcome: Outcome) -> TensorDict:
+        """Bring together what a step gives, whose flags are complete."""
+        forms = self._declared.cached("step_forms", self._step_forms)
+        observation, reward, terminated, truncated, done, info = outcome
         entries = dict(self.read_obs(observation))
         reward = self.read_reward(reward)
         if isinstance(reward, Mapping):

@@ -30,7 +30,7 @@ from envkit.env.policy import Policy
 from envkit.specs import Composite, TensorSpec, draws_in_order
 from envkit.specs.inputs import ActionInput
 
-__all__ = ["Recorder"]
+__all__ = ["Leaves", "Recorder", "Written", "is_plain"]
 
 Leaves = dict[Path, torch.Tensor]
 Recorded = TensorDictBase | list[TensorDictBase] | None
@@ -76,7 +76,7 @@ class Recorder:
 
     def _record_policy(self, record: _Record, root: TensorDictBase, act: Policy) -> Recorded:
         paths = list(self.core.action.leaves)
-        written = _Written({*paths, *self.rewards})
+        written = Written({*paths, *self.rewards})
         td, current = root, record.first_root(root)
         while True:
             td = act(td)
@@ -95,7 +95,7 @@ class Recorder:
         return self.core.action.decode(taken)
 
     def _going_on(
-        self, record: _Record, written: _Written, td: TensorDictBase
+        self, record: _Record, written: Written, td: TensorDictBase
     ) -> list[TensorDictBase]:
         rest = self.go_on(td, record.steps - record.count)
         if not record.count:
@@ -109,7 +109,7 @@ class Recorder:
         known = {*record.root_paths, path}
         others = {at: value for at, value in leaves(root) if at not in known}
         if not others.keys().isdisjoint(self.rewards) or not all(
-            _is_plain(at, value) for at, value in others.items()
+            is_plain(at, value) for at, value in others.items()
         ):
             return None
         parts: list[torch.Tensor] = []
@@ -151,7 +151,7 @@ def _draws(
         steps, count = steps - count, 2 * count
 
 
-def _is_plain(path: Path, value: Any) -> bool:
+def is_plain(path: Path, value: Any) -> bool:
     """Say whether an entry does no more than stand at the root of a step."""
     return (
         isinstance(value, torch.Tensor)
@@ -163,7 +163,7 @@ def _is_plain(path: Path, value: Any) -> bool:
 # ------------------------------------------------------------------------------- what is written down
 
 
-class _Written:
+class Written:
     """What the policy leaves at the root, step by step."""
 
     def __init__(self, dropped: set[Path]):
@@ -184,7 +184,7 @@ class _Written:
             known = current.get(path)
             if known is value:
                 roots += 1
-            elif known is not None or not _is_plain(path, value):
+            elif known is not None or not is_plain(path, value):
                 return None
             else:
                 given[path] = value

@@ -26,11 +26,11 @@ from bridges.gym.leaves import (
     Leaf,
     ObjectLeaf,
     RowLeaf,
-    leaf_of,
     ragged_leaf,
     stacked_leaf,
     text_leaf,
 )
+from bridges.gym.space_leaves import leaf_of
 from envkit.data.paths import Path, as_key, nest
 from envkit.errors import SpecError, SpecStackError
 from envkit.specs import (
@@ -145,6 +145,29 @@ class Codec:
         return self.assemble(
             {path: leaf.read(rows[path]) for path, (leaf, _) in self.leaves.items()}
         )
+
+    # --------------------------------------------------------------- arrays with the envs in front
+
+    def encode_arrays(self, values: Any) -> dict[Path, torch.Tensor]:
+        """Turn values of several envs, held as arrays with one more axis in front, into tensors of rows by path.
+
+        They may share memory.
+
+        Raises:
+            EncodingError: a value is not in the space.
+        """
+        return {
+            path: leaf.encode_array(np.asarray(values if pick is _itself else pick(values)))
+            for path, (leaf, pick) in self.leaves.items()
+        }
+
+    def decode_arrays(self, data: Mapping[Path, torch.Tensor]) -> Any:
+        """Turn tensors of rows by path into values of the space with the envs in front; memory may be shared.
+
+        Nothing is checked: they are what the specs say.
+        """
+        parts = {path: [leaf.decode_array(data[path])] for path, (leaf, _) in self.leaves.items()}
+        return self.assemble(parts)[0]
 
 
 # ------------------------------------------------------------------------------- space -> codec

@@ -14,6 +14,7 @@ from envkit import (
     EnvBase,
     GymEnv,
     JaxEnv,
+    MultiThreadedEnv,
     ParallelEnv,
     SerialEnv,
     StatelessEnv,
@@ -50,6 +51,7 @@ def mistaken(
     Composite(shap=(3,))  # mistake: misspelt keyword
     Bounded(0, 1, (3,), device=torch.float32)  # mistake: a dtype for a device
     GymEnv("CartPole-v1", frame_skip="2")  # mistake: wrong type of frame_skip
+    MultiThreadedEnv(4, "CartPole-v1", frameskip=2)  # mistake: misspelt keyword
     env.rollout(3, break_when_done=True)  # mistake: misspelt keyword
     env.rollout("3")  # mistake: wrong type of max_steps
     env.rollout(3, policy=3)  # mistake: a policy that cannot be called

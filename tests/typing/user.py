@@ -21,6 +21,7 @@ from envkit import (
     GymEnv,
     JaxEnv,
     MixedEnv,
+    MultiThreadedEnv,
     ObservationNorm,
     ParallelEnv,
     RewardSum,
@@ -103,6 +104,9 @@ def run(task: StatelessEnv) -> None:
     env = TransformedEnv(make(), Compose(StepCounter(max_steps=100), RewardSum(), CatFrames(4, -1)))
     norm = ObservationNorm(0.0, 1.0, in_keys=["observation"])
     both = MixedEnv([serial, parallel])
+    threads = MultiThreadedEnv(
+        4, "CartPole-v1", create_env_kwargs={"max_episode_steps": 9}, frame_skip=2
+    )
 
     assert_type(make(), GymEnv)
     assert_type(brax, BraxEnv)
@@ -112,6 +116,7 @@ def run(task: StatelessEnv) -> None:
     assert_type(counting, Counting)
     assert_type(env, TransformedEnv)
     assert_type(both, MixedEnv)
+    assert_type(threads, MultiThreadedEnv)
     assert_type(norm, ObservationNorm)
     assert_type(counting.rollout(3), EnvData)
     assert_type(counting.rollout(3)[:, 0], EnvData)

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridges.gym.spaces import Codec, codec_of, space_of
-from envkit.errors import SpecError
+from envkit.errors import EncodingError, SpecError
 from envkit.specs import (
     Binary,
     Bounded,
@@ -114,6 +115,41 @@ def test_values_come_back_from_their_rows(space, categorical, seed):
 
     assert all(map(same, values, back))
     assert all(space.contains(value) for value in back)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    space=st.one_of(
+        leaf_spaces, st.dictionaries(names, leaf_spaces, min_size=1, max_size=2).map(spaces.Dict)
+    ),
+    categorical=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_arrays_of_values_become_the_rows_that_each_of_them_becomes(space, categorical, seed):
+    space.seed(seed)
+    values = [space.sample() for _ in range(3)]
+    codec = codec_of(space, categorical=categorical, key="value")
+    together = concatenate(space, values, create_empty_array(space, 3))
+
+    rows = codec.encode_arrays(together)
+    back = codec.decode_arrays(rows)
+
+    wanted = write_all(codec, values)
+    assert all(np.array_equal(rows[path], row) for path, row in wanted.items())
+    assert all(rows[path].numpy().dtype == row.dtype for path, row in wanted.items())
+    assert same(back, together)
+
+
+def test_arrays_that_are_none_of_the_space_are_refused():
+    index = codec_of(spaces.Discrete(3, start=2), categorical=True, key="choice")
+    box = codec_of(spaces.Box(0, 9, (2,), np.uint8), categorical=True, key="box")
+
+    with pytest.raises(EncodingError, match=r"'choice' is 5, which is not in its space"):
+        index.encode_arrays(np.array([2, 5], np.int32))
+    with pytest.raises(EncodingError, match=r"'box' of shape \(3,\) into shape \(2,\)"):
+        box.encode_arrays(np.zeros((4, 3), np.uint8))
+    with pytest.raises(EncodingError, match="does not fit"):
+        box.encode_arrays(np.full((4, 2), 256))
 
 
 @pytest.mark.filterwarnings("ignore:.*Casting input x")  # gymnasium's, of its own sequences

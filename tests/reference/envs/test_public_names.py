@@ -11,9 +11,6 @@ import torchrl.envs.transforms
 import envkit
 
 WAITS = {
-    "async pools": {
-        *("MultiThreadedEnv", "MultiThreadedEnvWrapper"),
-    },
     "worlds behind one door": {
         *("DMControlEnv", "DMControlWrapper", "JumanjiEnv", "JumanjiWrapper"),
         *("MujocoPlaygroundEnv", "MujocoPlaygroundWrapper", "PettingZooEnv", "PettingZooWrapper"),
