@@ -71,6 +71,19 @@ class ActionRows:
         assert value is not None
         rows[row].copy_(rule.take(value.detach().to(rows.device), first=row))
 
+    @property
+    def are_alike(self) -> bool:
+        """Whether all rows take the same actions."""
+        return len(self._runs) == 1
+
+    def taken(self, path: Path, value: torch.Tensor, count: int) -> torch.Tensor:
+        """Give one action of ``count`` of the rows, which are alike, in the form of its spec.
+
+        Raises:
+            InputError: see `ActionInput.take`; it counts the rows from 0.
+        """
+        return self._runs[0][0][path].take(value, (count,))
+
 
 def inputs_by_path(metadata: EnvMetaData) -> dict[Path, ActionInput]:
     """Give the rule of each action of one env."""

@@ -28,6 +28,7 @@ from envkit.batched.settings import AsyncOptions, RayOptions
 from envkit.batched.stacking import stack_rows
 from envkit.batched.workers import ray_workers, usable_options, worker_processes
 from envkit.data.arguments import as_int
+from envkit.data.paths import Key
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.drawing import allow_options
@@ -38,7 +39,7 @@ from envkit.errors import (
     BusyEnvError,
     UnsupportedError,
 )
-from envkit.specs import Composite, NonTensor
+from envkit.specs import Composite, NonTensor, TensorSpec, draws_in_order
 from envkit.transport import Pool
 from envkit.transport.jobs import ProcessJobPool
 from envkit.transport.pool import call_by_row
@@ -150,7 +151,7 @@ class AsyncEnvPool(BatchedEnv):
         return envs_of(td, None, self.num_workers) == list(range(self.num_workers))
 
     def _indices(self) -> Any:
-        return env_indices(range(self.num_workers), self._batch_size[1:])
+        return env_indices(range(self.num_workers), self._batch_size[1:], self._device)
 
     # ------------------------------------------------------------------------------ all at once
 
@@ -200,11 +201,36 @@ class AsyncEnvPool(BatchedEnv):
             return super().rand_action(tensordict)
         if tensordict.batch_size == self.batch_size and self._is_in_order(tensordict):
             return super().rand_action(tensordict)
-        rows = self._queues.parts(tensordict, None)
-        drawn = [self._drawn_by(env, row) for env, row in rows.items()]
+        if (together := self._drawn_together(tensordict)) is not None:
+            return together
+        rows = self._queues.rows(tensordict, None)
+        drawn = [self._drawn_by(*row) for row in zip(rows.envs, rows.parts, strict=True)]
         if tensordict.batch_size == self._batch_size[1:]:
             return tensordict.update(drawn[0])
         return tensordict.update(stack_rows(drawn, individual=bool(self._share_individual_td)))
+
+    def _drawn_together(self, td: TensorDictBase) -> EnvData | None:
+        """Draw the actions of some rows at once, the very numbers that one by one gives; None where that may differ.
+
+        See `test_actions_drawn_together_are_those_drawn_one_by_one`.
+        """
+        envs = envs_of(td, None, self.num_workers)
+        if self._share_individual_td or td.batch_size != (len(envs), *self._batch_size[1:]):
+            return None
+        form = self._declared.cached("drawn_together", self._action_of_a_row)
+        if form is None:
+            return None
+        key, leaf = form
+        return td.set(key, leaf.rand((len(envs),), self._action_generator))
+
+    def _action_of_a_row(self) -> tuple[Key, TensorSpec] | None:
+        """Give the only action of all rows, and its spec, where many draws at once are those of one after the other."""
+        actions = list(self.full_action_spec.items(True, True))
+        own = self._action_masks or any(found.draws_its_own for found in self._metadata)
+        if own or len(actions) != 1 or not draws_in_order(actions[0][1]):
+            return None
+        key, leaf = actions[0]
+        return key, leaf[0]
 
     def _drawn_by(self, env: int, row: TensorDictBase) -> TensorDictBase:
         if self._metadata[env].draws_its_own:

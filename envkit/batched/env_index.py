@@ -20,14 +20,19 @@ __all__ = ["ENV_INDEX", "env_indices", "envs_of"]
 ENV_INDEX = "env_index"
 
 
-def env_indices(envs: Iterable[int], sub_batch: torch.Size) -> Any:
-    """Give the entry for rows of some envs, each of batch size ``sub_batch``."""
-    return NonTensorStack(*(_entry(env, sub_batch) for env in envs))  # type: ignore[abstract]
+def env_indices(
+    envs: Iterable[int], sub_batch: torch.Size, device: torch.device | None = None
+) -> Any:
+    """Give the entry for rows of some envs, each of batch size ``sub_batch``.
+
+    ``device`` is that of the data it goes into, which would move it there, part by part.
+    """
+    return NonTensorStack(*(_entry(env, sub_batch, device) for env in envs))  # type: ignore[abstract]
 
 
 @lru_cache(maxsize=4096)
-def _entry(env: int, sub_batch: torch.Size) -> NonTensorData:
-    return NonTensorData(env, batch_size=sub_batch).lock_()
+def _entry(env: int, sub_batch: torch.Size, device: torch.device | None) -> NonTensorData:
+    return NonTensorData(env, batch_size=sub_batch, device=device).lock_()
 
 
 def envs_of(

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.batched.env_index import ENV_INDEX, env_indices, envs_of
-from envkit.batched.exchange.one_by_one import BufferJobs, JobKind, TensorDictJobs
+from envkit.batched.exchange.one_by_one import BufferJobs, JobKind, Leaves, TensorDictJobs
 from envkit.batched.pool_owner import PoolOwner
 from envkit.batched.stacking import stack_rows
 from envkit.data.arguments import as_int, require_tensordict
-from envkit.data.paths import as_key
+from envkit.data.paths import as_key, tensordict_of
 from envkit.data.transition import leaves
 from envkit.errors import ArgumentError, BatchSizeError, BusyEnvError, NotResetError, WorkerError
 from envkit.transport.jobs import Job, JobPool
@@ -32,13 +33,23 @@ __all__ = ["JobQueues"]
 Made = tuple[TensorDictBase, TensorDictBase | None]  # data, and the root that follows a step
 
 
+class _Rows(NamedTuple):
+    """What was sent at once: one part for each env, and where it holds tensors alone these by path, rows in front."""
+
+    envs: list[int]
+    parts: list[TensorDictBase]
+    leaves: Leaves | None = None
+
+
 @dataclass(eq=False)
 class _Sent:
-    """A job of one env, and the root it was sent with."""
+    """A job of one env, and the root it was sent with, which is part ``index`` of ``rows``."""
 
     env: int
     kind: JobKind
     td: TensorDictBase
+    rows: _Rows
+    index: int
     job: Job
     is_slot: bool
     made: Made | None = None  # what came of it, while others are still to be taken
@@ -65,23 +76,22 @@ class JobQueues:
     ) -> None:
         """Check what is sent to some envs, and begin their jobs; see `AsyncEnvPool.async_step_send`."""
         self._owner._started()
-        exchange, parts = self._exchange, self.parts(td, env_index)
-        if busy := sorted(self._sent.keys() & parts.keys()):
+        exchange, rows = self._exchange, self.rows(td, env_index)
+        if busy := sorted(self._sent.keys() & set(rows.envs)):
             raise BusyEnvError(
-                f"envs {busy} of {sorted(parts)} are busy: what was sent to them was not received yet. "
+                f"envs {busy} of {sorted(rows.envs)} are busy: what was sent to them was not received yet. "
                 "Receive it first."
             )
         if kind != "reset":
-            _require_begun([env for env in parts if not exchange.has_root(env)])
-        for env, part in parts.items():
-            exchange.fill_one(env, kind, part)
-        for env, part in parts.items():
+            _require_begun([env for env in rows.envs if not exchange.has_root(env)])
+        if rows.leaves is None or not exchange.fill_together(rows.envs, kind, rows.leaves):
+            for env, part in zip(rows.envs, rows.parts, strict=True):
+                exchange.fill_one(env, kind, part)
+        for index, (env, part) in enumerate(zip(rows.envs, rows.parts, strict=True)):
             job = exchange.begin_one(env, kind, part)
-            self._sent[env] = _Sent(env, kind, part, job, isinstance(env_index, int))
+            self._sent[env] = _Sent(env, kind, part, rows, index, job, isinstance(env_index, int))
 
-    def parts(
-        self, td: TensorDictBase | None, env_index: int | Sequence[int] | None
-    ) -> dict[int, TensorDictBase]:
+    def rows(self, td: TensorDictBase | None, env_index: int | Sequence[int] | None) -> _Rows:
         """Give the row of each env that data holds, copied: who sent it may write into it again.
 
         Raises:
@@ -94,7 +104,9 @@ class JobQueues:
         envs = envs_of(td, env_index, self._owner.num_workers)
         size = self._owner.batch_size[1:]
         if td is None:
-            return {env: TensorDict(batch_size=size) for env in envs}
+            return _Rows(envs, [TensorDict(batch_size=size) for _ in envs], {})
+        if td.batch_size == (len(envs), *size) and (leaves_ := _owned_leaves(td)) is not None:
+            return _Rows(envs, _split(leaves_, size, td.device), leaves_)
         td = td.exclude(ENV_INDEX).clone()
         rows = [td] if td.batch_size == size else list(td.unbind(0)) if td.batch_dims else []
         if len(rows) != len(envs) or any(row.batch_size != size for row in rows):
@@ -102,7 +114,7 @@ class JobQueues:
                 f"the TensorDict has batch size {tuple(td.batch_size)}, but {len(envs)} envs of batch size "
                 f"{tuple(size)} are meant, {envs}: pass one row for each."
             )
-        return dict(zip(envs, rows, strict=True))
+        return _Rows(envs, rows)
 
     def recv(
         self,
@@ -124,7 +136,10 @@ class JobQueues:
                 f"{least} results of {kind!r} are asked for, but {len(queue)} such jobs are under way. "
                 f"Send more, or pass min_get={max(len(queue), 1)}."
             )
-        made = self._take(self._ready(queue, least, timeout)[:max_get])
+        ready = sorted(self._ready(queue, least, timeout)[:max_get], key=lambda sent: sent.env)
+        if (together := self._made_together(kind, ready)) is not None:
+            return together
+        made = self._take(ready)
         envs = sorted(made)
         data = self._joined(envs, [made[env][0] for env in envs])
         if kind != "step_and_maybe_reset":
@@ -140,7 +155,8 @@ class JobQueues:
         made = self._take(self._ready([sent], 1, timeout))[env]
         for part in made:
             if part is not None:
-                part.set(ENV_INDEX, NonTensorData(env, batch_size=part.batch_size))
+                index = NonTensorData(env, batch_size=part.batch_size, device=part.device)
+                part.set(ENV_INDEX, index)
         return made
 
     def _ready(self, queue: list[_Sent], least: int, timeout: float | None) -> list[_Sent]:
@@ -179,9 +195,83 @@ class JobQueues:
         data.set("next", following)
         return data, None if root is None else self._owner.step_mdp(data).update(root)
 
+    def _made_together(self, kind: JobKind, ready: list[_Sent]) -> Made | None:
+        """Do what `_take` and `_joined` do for rows in memory, gathering each entry of all rows at once.
+
+        None where rows are taken one by one: where they are a lazy stack, differ, were masked, or one failed or
+        was lost. See `test_rows_taken_together_are_those_taken_one_by_one`.
+        """
+        exchange, owner = self._exchange, self._owner
+        if owner.share_individual_td or not isinstance(exchange, BufferJobs):
+            return None
+        if any(sent.made is not None or sent.job.request.failures for sent in ready):
+            return None
+        sources = [sent.rows for sent in ready]
+        given = _stacked(sources, [sent.index for sent in ready])
+        if given is None or (rules.STEP,) in given:
+            return None
+        envs = [sent.env for sent in ready]
+        if (taken := exchange.take_together(envs, kind)) is None:
+            return None
+        for env in envs:
+            del self._sent[env]
+        device = ready[0].td.device if owner.device is None else owner.device
+        if owner.device is not None:
+            given = {path: value.to(device) for path, value in given.items()}
+        size = torch.Size((len(envs), *owner.batch_size[1:]))
+        index = env_indices(envs, size[1:], device)
+        following, roots = taken
+        if kind == "reset":
+            kept = {path: value for path, value in given.items() if path[-1] != rules.RESET}
+            return tensordict_of({**kept, **roots}, size, device).set(ENV_INDEX, index), None
+        made = {("next", *path): value for path, value in following.items()}
+        data = tensordict_of({**given, **made}, size, device)
+        root = None
+        if kind == "step_and_maybe_reset":
+            root = owner.step_mdp(data).update(tensordict_of(roots, size, device))
+            root.set(ENV_INDEX, env_indices(envs, size[1:], device))
+        return data.set(ENV_INDEX, index), root
+
     def _joined(self, envs: Sequence[int], parts: Sequence[TensorDictBase]) -> TensorDictBase:
         joined = stack_rows(parts, individual=bool(self._owner.share_individual_td))
-        return joined.set(ENV_INDEX, env_indices(envs, self._owner.batch_size[1:]))
+        index = env_indices(envs, self._owner.batch_size[1:], joined.device)
+        return joined.set(ENV_INDEX, index)
+
+
+def _owned_leaves(td: TensorDictBase) -> Leaves | None:
+    """Copy the tensors of a root by path; None where it holds something else, or none."""
+    if not isinstance(td, TensorDict):
+        return None
+    owned: Leaves = {}
+    for path, value in leaves(td.exclude(ENV_INDEX, "next")):
+        if type(value) is not torch.Tensor:
+            return None
+        owned[path] = value.clone()
+    return owned or None
+
+
+def _split(together: Leaves, size: torch.Size, device: torch.device | None) -> list[TensorDictBase]:
+    """Give a TensorDict of views for each row."""
+    parts = zip(*(value.unbind(0) for value in together.values()), strict=True)
+    return [tensordict_of(dict(zip(together, row, strict=True)), size, device) for row in parts]
+
+
+def _stacked(sources: Sequence[_Rows], indices: Sequence[int]) -> Leaves | None:
+    """Stack rows of what was sent; None where they have not the same entries of the same form."""
+    kinds = list({id(source): source for source in sources}.values())
+    given = [kind.leaves for kind in kinds if kind.leaves is not None]
+    if len(given) < len(kinds) or any(_form(kind) != _form(kinds[0]) for kind in kinds[1:]):
+        return None
+    if len(kinds) == 1 and list(indices) == list(range(len(kinds[0].envs))):
+        return given[0]
+    chosen = [(cast(Leaves, s.leaves), i) for s, i in zip(sources, indices, strict=True)]
+    return {path: torch.stack([known[path][i] for known, i in chosen]) for path in given[0]}
+
+
+def _form(source: _Rows) -> Any:
+    entries = cast(Leaves, source.leaves).items()
+    forms = {path: (value.shape[1:], value.dtype) for path, value in entries}
+    return source.parts[0].device, forms
 
 
 def _require_begun(envs: list[int]) -> None:

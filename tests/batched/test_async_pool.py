@@ -21,6 +21,7 @@ from envkit import (
     TransformedEnv,
     check_env_specs,
 )
+from envkit.batched.queues import JobQueues
 from envkit.errors import (
     ArgumentCountError,
     ArgumentError,
@@ -588,3 +589,62 @@ def test_closing_drops_what_is_under_way_and_leaves_nothing(holdings, tmp_path):
 
     assert holdings() == before
     assert set(threading.enumerate()) == threads
+
+
+# ----------------------------------------------------------------------------- rows that move together
+
+
+def exchanges(pool):
+    """Send and receive in all ways, rows of one send and of several; give everything that came."""
+    pool.set_seed(0)
+    seen = []
+
+    def keep(*given):
+        seen.extend(td.clone() for td in given)
+        return given[-1]
+
+    td = keep(pool.reset()).set("mine", torch.arange(3.0).unsqueeze(-1))
+    for rows in (slice(None), slice(1, 3), slice(0, 1)):
+        sent = pool.rand_action(td[rows].clone())
+        pool.async_step_and_maybe_reset_send(sent)
+        keep(*pool.async_step_and_maybe_reset_recv(min_get=len(sent)))
+    pool.async_step_send(pool.rand_action(td[:2].clone()))
+    pool.async_step_send(pool.rand_action(td[2:].clone()))
+    keep(pool.async_step_recv(min_get=3))
+    pool.async_reset_send(td[1:])
+    keep(pool.async_reset_recv(min_get=2))
+    pool.async_reset_send(env_index=[0])
+    keep(pool.async_reset_recv())
+    return seen
+
+
+def everything(td):
+    entries = {key: td[key] for key in td.keys(True, True) if key != "env_index"}
+    told = {key: (value.dtype, value.tolist()) for key, value in entries.items()}
+    return told, list(td["env_index"]), td.batch_size, td.device
+
+
+def test_rows_taken_together_are_those_taken_one_by_one(opened, monkeypatch):
+    runs, taken = [], []
+    together = JobQueues._made_together
+    for way in (lambda *args: taken.append(together(*args)) or taken[-1], lambda *args: None):
+        monkeypatch.setattr(JobQueues, "_made_together", way)
+        pool = opened(AsyncEnvPool([cartpole] * 3, backend="threading"))
+        runs.append([everything(td) for td in exchanges(pool)])
+
+    assert len(taken) == 6 and None not in taken
+    assert runs[0] == runs[1]
+
+
+def test_actions_drawn_together_are_those_drawn_one_by_one(opened, monkeypatch):
+    runs = []
+    for make in (cartpole, pendulum):
+        for way in (AsyncEnvPool._drawn_together, lambda *args: None):
+            monkeypatch.setattr(AsyncEnvPool, "_drawn_together", way)
+            pool = opened(AsyncEnvPool([make] * 3, backend="threading"))
+            pool.set_seed(0)
+            td = pool.reset()
+            runs.append([pool.rand_action(td[1:].clone())["action"] for _ in range(3)])
+
+    assert all(map(torch.equal, runs[0], runs[1]))
+    assert all(map(torch.equal, runs[2], runs[3]))

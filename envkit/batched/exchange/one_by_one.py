@@ -1,7 +1,8 @@
 """Steps and resets of single sub-envs, each at its own time: what the exchanges of asynchronous pools add.
 
 Each sub-env has a worker of its own, so a job of one moves nothing else. What is asked of all at once goes the
-way of the exchange it derives from, and leaves and finds the same rows.
+way of the exchange it derives from, and leaves and finds the same rows. Rows in memory that are sent or taken at the
+same time are also moved together, where nothing was lost and nothing is masked.
 
 Conventions
     row   number of a sub-env, and of its worker.
@@ -12,6 +13,7 @@ Conventions
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -24,13 +26,14 @@ from envkit.batched.host import ADVANCE, RESET, RESTART, STEP
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.stacking import keep_unstepped
 from envkit.data.paths import Path, as_key, tensordict_of
-from envkit.errors import WorkerError
+from envkit.errors import InputError, WorkerError
 from envkit.specs.inputs import require_input
 from envkit.transport.jobs import Job, JobPool
 
-__all__ = ["BufferJobs", "JobKind", "Outcome", "TensorDictJobs"]
+__all__ = ["BufferJobs", "JobKind", "Leaves", "Outcome", "TensorDictJobs"]
 
 JobKind = Literal["step", "reset", "step_and_maybe_reset"]
+Leaves = dict[Path, torch.Tensor]
 
 
 class Outcome(NamedTuple):
@@ -93,6 +96,25 @@ class BufferJobs(_Recovering, BufferExchange):
                 require_input(key, value, rows.shape[1:], rows.dtype)
                 rows[row].copy_(cast(torch.Tensor, value).detach())
 
+    def fill_together(self, rows: Sequence[int], kind: JobKind, given: Leaves) -> bool:
+        """Do what `fill_one` does for several rows, whose values are stacked; or say that it must be done one by one.
+
+        It must where rows differ in what they take, and to name the row where something is refused.
+        """
+        if kind == "reset":
+            return False
+        chosen = torch.tensor(rows)
+        for _, path, memory, is_action in self._filled[self.slot]:
+            value = given.get(path)
+            if not is_action or value is None or not self._actions.are_alike:
+                return False
+            try:
+                taken = self._actions.taken(path, value.detach().to(memory.device), len(rows))
+            except InputError:
+                return False
+            memory.index_copy_(0, chosen, taken)
+        return True
+
     def begin_one(self, row: int, kind: JobKind, td: TensorDictBase) -> Job:
         """Have one row step, or be reset; its worker has no other job."""
         self._mask(row, td)
@@ -123,7 +145,8 @@ class BufferJobs(_Recovering, BufferExchange):
         for path, masks in self.masks.items():
             given = td.get(as_key(path), None)
             if given is None:
-                masks[row] = True
+                if not self._masks_are_full:
+                    masks[row] = True
             else:
                 masks[row] = given.reshape(*given.shape, *(1,) * (masks.ndim - 1 - given.ndim))
                 self._masks_are_full = False
@@ -151,6 +174,30 @@ class BufferJobs(_Recovering, BufferExchange):
         following = self._copied(self.nexts[self.slot], row)
         return Outcome(_unmasked(self._metadata, td, following), root)
 
+    def take_together(self, rows: Sequence[int], kind: JobKind) -> tuple[Leaves, Leaves] | None:
+        """Do what `take_one` does for several rows, none of which failed: `next`, and the roots that follow, by path.
+
+        What a kind does not make is empty. None where a row was lost, which is told one by one.
+        """
+        if not self._recovery.lost.isdisjoint(rows):
+            return None
+        if kind == "reset":
+            self._recovery.unstarted.difference_update(rows)
+        self._newest_is_next[rows] = kind == "step"
+        self._has_roots[rows] = True
+        self.has_begun = bool(self._has_roots.all())
+        chosen, regions = torch.tensor(rows), (self.nexts[self.slot], self.roots[self.slot + 1])
+        following, roots = (
+            {} if kind == without else self._gathered(region, chosen)
+            for region, without in zip(regions, ("reset", "step"), strict=True)
+        )
+        return following, roots
+
+    def _gathered(self, region: Leaves, chosen: torch.Tensor) -> Leaves:
+        return {
+            path: tensor.index_select(0, chosen).to(self._device) for path, tensor in region.items()
+        }
+
     def _copied(self, region: dict[Path, torch.Tensor], row: int) -> TensorDictBase:
         owned = {path: tensor[row].to(self._device, copy=True) for path, tensor in region.items()}
         return tensordict_of(owned, self.batch_size[1:], self._device)
@@ -171,6 +218,10 @@ class TensorDictJobs(_Recovering, TensorDictExchange):
         """
         if kind != "reset":
             self._checked(row, td)
+
+    def fill_together(self, rows: Sequence[int], kind: JobKind, given: Leaves) -> bool:
+        """Say that rows are filled one by one."""
+        return False
 
     def begin_one(self, row: int, kind: JobKind, td: TensorDictBase) -> Job:
         """Have one row step, or be reset; its worker has no other job."""
