@@ -197,9 +197,7 @@ class WorkerCollector(Collector):
         """Have a worker that is free make a batch."""
         steps = self._steps - (worker in self._lost)
         order = Order(steps, random, self.policy_version)
-        loads = self._loaded[worker] != self.policy_version and self._newest is not None
-        if loads:
-            self._memory[WEIGHTS][worker] = self._newest
+        loads = self._lay_weights(worker)
         self._memory[STOP][worker] = 0
         options = self._options
         wanted = WorkerOrder(
@@ -211,6 +209,13 @@ class WorkerCollector(Collector):
         self._jobs[worker] = self._pool.begin_call(worker, "collect", wanted)
         self._ordered[worker] = order
         self._loaded[worker] = self.policy_version
+
+    def _lay_weights(self, worker: int) -> bool:
+        """Put the newest weights where a worker that is free finds them, unless it has them."""
+        if self._newest is None or self._loaded[worker] == self.policy_version:
+            return False
+        self._memory[WEIGHTS][worker] = self._newest
+        return True
 
     def _wait(self, count: int) -> list[int]:
         """Wait until so many of the workers that have an order are done; give all that are."""
