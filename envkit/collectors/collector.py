@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast
 
 from tensordict import TensorDictBase
 
+from envkit.batched.settings import RayOptions
 from envkit.collectors.metering import ProgressBar
 from envkit.collectors.runner import COLLECTOR, Batch
 from envkit.collectors.settings import WorkerOptions, checked
@@ -47,7 +48,9 @@ class Collector(ABC):
             ``num_collectors``.
         policy: see `envkit.env.policy.as_policy`; None for random actions. One that compiles (`JaxPolicy`, what
             `compile_policy` gave) makes a batch of a stateless env one program.
-        backend: "direct" collects in this process (`SyncDataCollector`), "process" in workers.
+        backend: "direct" collects in this process (`SyncDataCollector`), "process" in workers, and "ray" in
+            workers that are actors of a Ray cluster.
+        backend_options: see `RayOptions`; the other backends have none.
         num_collectors: number of workers.
         sync: with workers, a batch has a part of each (`MultiSyncDataCollector`); False takes what is ready
             (`MultiaSyncDataCollector`).
@@ -89,7 +92,7 @@ class Collector(ABC):
         backend: Backend | None = None,
         num_collectors: int | None = None,
         sync: bool = True,
-        backend_options: Mapping[str, Any] | None = None,
+        backend_options: RayOptions | None = None,
         **options: Unpack[WorkerOptions],
     ):
         raise NotImplementedError(f"{type(self).__name__} does not say how it collects.")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Unpack
+from collections.abc import Callable
+from typing import Unpack
 
+from envkit.batched.settings import RayOptions
 from envkit.collectors.collector import MakeEnv
 from envkit.collectors.runner import Batch
 from envkit.collectors.settings import WorkerOptions
@@ -17,13 +18,13 @@ __all__ = ["MultiAsyncCollector", "MultiaSyncDataCollector"]
 
 
 class MultiaSyncDataCollector(WorkerCollector):
-    """Collect in worker processes, each of which makes whole batches; see `Collector` and `WorkerOptions`.
+    """Collect in workers, processes or actors of Ray, each of which makes whole batches; see `Collector` and `WorkerOptions`.
 
     A worker whose batch was taken begins the next one at once, with the newest weights. One whose batch waits for
     the caller does nothing: there is at most one batch of each worker.
     """
 
-    _kind = "in worker processes, a batch in each"
+    _kind = "in workers, a batch in each"
 
     def __init__(
         self,
@@ -33,12 +34,19 @@ class MultiaSyncDataCollector(WorkerCollector):
         backend: str | None = None,
         sync: bool = False,
         num_collectors: int | None = None,
-        backend_options: Mapping[str, Any] | None = None,
+        backend_options: RayOptions | None = None,
         **options: Unpack[WorkerOptions],
     ):
         self._ready: deque[Part] = deque()
         self._ordered_frames = 0
-        self._build(create_env_fn, policy, options, num_collectors)
+        self._build(
+            create_env_fn,
+            policy,
+            options,
+            count=num_collectors,
+            backend=backend,
+            backend_options=backend_options,
+        )
         given = self._options
         if given.cat_results is not None:
             raise ArgumentError(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Unpack, cast
 
 import torch
 from tensordict import TensorDictBase
 
+from envkit.batched.settings import RayOptions
 from envkit.collectors.collector import MakeEnv
 from envkit.collectors.host import STOP
 from envkit.collectors.runner import COLLECTOR, Batch
@@ -20,12 +21,12 @@ __all__ = ["MultiSyncCollector", "MultiSyncDataCollector"]
 
 
 class MultiSyncDataCollector(WorkerCollector):
-    """Collect in worker processes, all of which make a part of every batch; see `Collector` and `WorkerOptions`.
+    """Collect in workers, processes or actors of Ray, all of which make a part of every batch; see `Collector` and `WorkerOptions`.
 
     No step is made between the delivery of a batch and the request for the next one, unless ``prefetch=1``.
     """
 
-    _kind = "in worker processes, a part of every batch in each"
+    _kind = "in workers, a part of every batch in each"
 
     def __init__(
         self,
@@ -35,11 +36,18 @@ class MultiSyncDataCollector(WorkerCollector):
         backend: str | None = None,
         sync: bool = True,
         num_collectors: int | None = None,
-        backend_options: Mapping[str, Any] | None = None,
+        backend_options: RayOptions | None = None,
         **options: Unpack[WorkerOptions],
     ):
         self._parts_made: dict[int, Part] = {}
-        self._build(create_env_fn, policy, options, num_collectors)
+        self._build(
+            create_env_fn,
+            policy,
+            options,
+            count=num_collectors,
+            backend=backend,
+            backend_options=backend_options,
+        )
         given = self._options
         self._set_steps(self.num_workers)
         if given.cat_results is None:

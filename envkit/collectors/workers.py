@@ -1,4 +1,4 @@
-"""Collectors whose envs and policies run in worker processes: building them, ordering batches, taking what they made.
+"""Collectors whose envs and policies run in workers elsewhere: building them, ordering batches, taking what they made.
 
 What a batch of several workers looks like, and which worker is waited for, is said by `multi_sync` and `multi_async`.
 
@@ -23,7 +23,7 @@ from torch import nn
 from envkit.batched.creation_context import chosen
 from envkit.batched.recovery import Recovery, allowed_restarts
 from envkit.batched.threads import ThreadLimit
-from envkit.batched.workers import processes_for
+from envkit.batched.workers import actors_for, processes_for, usable_options
 from envkit.collectors.acting import Parts
 from envkit.collectors.collector import Collector, MakeEnv
 from envkit.collectors.host import (
@@ -53,11 +53,12 @@ from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
     DoneError,
+    OptionError,
     SpecError,
     WorkerError,
 )
-from envkit.transport import Field, Layout
-from envkit.transport.jobs import Job, ProcessJobPool
+from envkit.transport import Field, Layout, Traffic
+from envkit.transport.jobs import Job, JobPool, ProcessJobPool
 
 __all__ = ["Part", "WorkerCollector"]
 
@@ -81,9 +82,18 @@ class WorkerCollector(Collector):
     """What collectors with workers share; see `Collector` and `WorkerOptions`."""
 
     def _build(
-        self, create_env_fn: MakeEnv, policy: PolicyLike, options: Mapping[str, Any], count: Any
+        self,
+        create_env_fn: MakeEnv,
+        policy: PolicyLike,
+        options: Mapping[str, Any],
+        *,
+        count: Any,
+        backend: str | None,
+        backend_options: Mapping[str, Any] | None,
     ) -> None:
         given = self._take(policy, WorkerOptions, options)
+        self.backend = _as_backend(backend, given)
+        self.backend_options = usable_options(self.backend, backend_options)
         makers = _makers(create_env_fn, given.num_workers if count is None else count)
         self.num_workers = len(makers)
         self._trained = policy
@@ -113,21 +123,21 @@ class WorkerCollector(Collector):
             self.shutdown()
             raise
 
-    def _make_pool(self, parts: list[Parts], given: Any) -> ProcessJobPool:
+    def _make_pool(self, parts: list[Parts], given: Any) -> JobPool:
         base = drawn_seed()
         seeds = [restart_seed(base, row, 0) for row in range(len(parts))]
         factory = RunnerFactory(parts, seeds, given.num_sub_threads, chosen())
-        return processes_for(
-            ProcessJobPool,
-            factory,
-            len(parts),
-            len(parts),
-            timeout_s=given.timeout,
-            start_timeout_s=given.start_timeout,
-            building=BUILDING,
-            commands=COMMAND_NAMES,
-            core_each=given.num_sub_threads == 1,
-        )
+        count = len(parts)
+        shared: dict[str, Any] = {
+            "timeout_s": given.timeout,
+            "start_timeout_s": given.start_timeout,
+            "building": BUILDING,
+            "commands": COMMAND_NAMES,
+        }
+        if self.backend == "ray":
+            return actors_for(factory, count, count, self.backend_options, **shared)
+        own_core = given.num_sub_threads == 1
+        return processes_for(ProcessJobPool, factory, count, count, core_each=own_core, **shared)
 
     def _parts(self, makers: list[Any], policy: Any, given: Any) -> list[Parts]:
         """Say what each worker builds; a policy travels without gradients, from the CPU."""
@@ -189,7 +199,10 @@ class WorkerCollector(Collector):
         if self._packing is not None:
             fields.append(Field(BATCH, (self._packing.size_bytes,), "uint8"))
             self._pool.call("plan", self._packing)
-        self._memory = self._pool.bind(Layout(tuple(fields), self.num_workers))
+        asked = tuple(field.name for field in fields if field.name != BATCH)
+        made = tuple(field.name for field in fields if field.name == BATCH)
+        traffic = {"collect": Traffic(asked, made)}
+        self._memory = self._pool.bind(Layout(tuple(fields), self.num_workers, traffic))
 
     # -------------------------------------------------------------------------------------- orders
 
@@ -370,6 +383,23 @@ class WorkerCollector(Collector):
         if self._limit is not None:
             self._limit.end()
             self._limit = None
+
+
+def _as_backend(backend: str | None, given: Any) -> str:
+    """Check where the workers of a collector are to be; None: in processes.
+
+    Raises:
+        ArgumentError: there are no workers of that kind.
+        OptionError: (a TypeError) they cannot be stopped, as an option asks for.
+    """
+    if backend not in (None, "process", "ray"):
+        raise ArgumentError(f"backend is {backend!r}, but workers are of 'process' or 'ray'.")
+    if backend == "ray" and given.preemptive_threshold is not None:
+        raise OptionError(
+            f"preemptive_threshold={given.preemptive_threshold!r} stops workers through memory that they share with "
+            "this process, which actors of Ray do not. Leave it out, or use backend='process'."
+        )
+    return backend or "process"
 
 
 def _makers(given: Any, count: Any) -> list[Any]:

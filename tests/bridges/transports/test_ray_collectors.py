@@ -1,0 +1,139 @@
+"""Collectors on Ray actors deliver the batches of worker processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from functools import partial
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+
+from envkit import Collector, GymEnv, MultiaSyncDataCollector, MultiSyncDataCollector
+from envkit.errors import ArgumentError, MissingLibraryError, OptionError, WorkerError
+from tests.zoo.envs import Chaos, Count
+from tests.zoo.ray_cluster import begin_ray
+
+SEED, FRAMES = 3, 40
+make_cartpole = partial(GymEnv, "CartPole-v1", categorical_action_encoding=True)
+
+
+class Says(TensorDictModule):
+    """Acts with its only weight."""
+
+    def __init__(self, value: float):
+        super().__init__(_Weight(value), ["count"], ["action"])
+
+    def say(self, value: float) -> None:
+        torch.nn.init.constant_(self.module.value, value)
+
+
+class _Weight(torch.nn.Module):
+    def __init__(self, value: float):
+        super().__init__()
+        self.value = torch.nn.Parameter(torch.full((1,), value))
+
+    def forward(self, count: torch.Tensor) -> torch.Tensor:
+        return (self.value + 0 * count).round().long()
+
+
+@pytest.fixture
+def built():
+    """Build collectors that are shut down after the test."""
+    made = []
+
+    def build(*args, **kwargs):
+        if kwargs["backend"] == "ray":
+            begin_ray()
+        made.append(Collector(*args, **kwargs))
+        return made[-1]
+
+    yield build
+    for collector in made:
+        collector.shutdown()
+
+
+def calm(td):
+    return td.set("action", torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.slow
+def test_the_batches_are_those_of_processes(built):
+    runs = []
+    for backend in ("process", "ray"):
+        torch.manual_seed(SEED)
+        collector = built(
+            [make_cartpole] * 2, backend=backend, frames_per_batch=FRAMES, total_frames=3 * FRAMES
+        )
+        collector.set_seed(SEED)
+        runs.append([td.clone() for td in collector])
+
+    assert isinstance(collector, MultiSyncDataCollector)
+    for ours, theirs in zip(*runs, strict=True):
+        assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours.keys(True, True))
+        assert ours["observation"].add_(1).shape == (2, FRAMES // 2, 4)  # ours to write to
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sync", [True, False])
+def test_new_weights_act_in_the_next_batch(built, sync):
+    policy = Says(0.0)
+    collector = built([partial(Count, 5)] * 2, policy, backend="ray", sync=sync, frames_per_batch=8)
+
+    first = [collector.next() for _ in range(2)]
+    policy.say(1.0)
+    collector.update_policy_weights_()
+    later = [collector.next() for _ in range(4)]
+
+    assert isinstance(collector, MultiSyncDataCollector if sync else MultiaSyncDataCollector)
+    assert not any(td["action"].any() for td in first)
+    assert later[-1]["action"].all()
+
+
+@pytest.mark.slow
+def test_a_lost_worker_is_replaced_and_the_batch_is_complete(built):
+    options = {"frames_per_batch": 12, "on_worker_failure": "restart"}
+    collector = built([Chaos] * 2, calm, backend="ray", **options)
+    collector.set_seed(SEED)
+    collector.next()
+    collector.next()
+
+    os.kill(collector.worker_pids[1], signal.SIGKILL)
+    batch = collector.next()
+
+    assert batch.shape == (2, 6)
+    assert batch["next", "truncated"].squeeze(-1).any(-1).tolist() == [False, True]
+    left, right = (set(ids.flatten().tolist()) for ids in batch["collector", "traj_ids"])
+    assert not left & right
+
+
+@pytest.mark.slow
+def test_a_lost_worker_is_an_error_that_names_it(built):
+    collector = built([Chaos] * 2, calm, backend="ray", frames_per_batch=12)
+    collector.next()
+
+    os.kill(collector.worker_pids[1], signal.SIGKILL)
+
+    with pytest.raises(WorkerError, match="worker 1 of 2, which held row 1, was lost"):
+        collector.next()
+
+
+def test_what_actors_cannot_do_is_refused(built, monkeypatch):
+    both = [Count] * 2
+    ready = {"backend": "process", "frames_per_batch": 4}
+
+    with pytest.raises(OptionError, match="stops workers through memory"):
+        Collector(both, backend="ray", frames_per_batch=4, preemptive_threshold=0.5)
+    with pytest.raises(OptionError, match="takes no keyword 'cpus'"):
+        Collector(both, backend="ray", frames_per_batch=4, backend_options={"cpus": 1})
+    with pytest.raises(OptionError, match="backend='process' has no options"):
+        built(both, backend_options={"num_cpus": 1}, **ready)
+    with pytest.raises(ArgumentError, match="workers are of 'process' or 'ray'"):
+        MultiSyncDataCollector(both, backend="direct", frames_per_batch=4)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "bridges.transports.ray", raising=False)
+    with pytest.raises(MissingLibraryError, match=r"envkit\[ray\]"):
+        Collector(both, backend="ray", frames_per_batch=4)
