@@ -1,7 +1,7 @@
 """The main job: simulate on Brax, train with torch, check in Gymnasium, mix both.
 
-Read it as the example it is: training collects through `unroll` with a compiled policy, which is the
-fast way; evaluation calls `rollout`, which is the same for every env.
+Read it as the example it is: training takes batches from a collector, whose compiled policy makes each of them one
+program; evaluation calls `rollout`, which is the same for every env.
 
 Conventions
     length  steps until an episode ends; both tasks give reward 1 a step, so it is the return too.
@@ -31,6 +31,7 @@ from envkit import (
     JaxEnv,
     MixedEnv,
     ParallelEnv,
+    SyncDataCollector,
     cache_dir,
     compile_policy,
 )
@@ -75,13 +76,12 @@ class Curve:
 
 @dataclass(frozen=True)
 class Trained:
-    """What training leaves: the last rollout ``data``, and ``root``, from which the next would go on."""
+    """What training leaves; ``data`` is the last batch."""
 
     actor: Actor
     policy: Any
     curve: Curve
     data: TensorDictBase
-    root: TensorDictBase
 
 
 def make_gym() -> EnvBase:
@@ -158,12 +158,13 @@ def train(brax: JaxEnv, gym: EnvBase) -> Trained:
     size = brax.observation_spec["observation"].shape[-1]
     actor = Actor(size, brax.action_spec.shape[-1]).to(brax.device)
     ppo, curve = PPO(actor, size), Curve()
-    policy = compile_policy(actor)  # reads the parameters anew at every rollout
+    policy = compile_policy(actor)  # reads the parameters anew at every batch
+    collector = SyncDataCollector(
+        brax, policy, frames_per_batch=ROWS * STEPS, total_frames=MAX_ITERATIONS * ROWS * STEPS
+    )
     bar = TrainingBar(MAX_ITERATIONS * ROWS * STEPS)
     start = time.perf_counter()
-    root = brax.reset()
-    for iteration in range(1, MAX_ITERATIONS + 1):
-        data, root = brax.unroll(root, STEPS, policy)
+    for iteration, data in enumerate(collector, 1):
         ppo.update(data)
         bar.advance(data.numel())
         if iteration % EVALUATE_EVERY and iteration != MAX_ITERATIONS:
@@ -177,7 +178,7 @@ def train(brax: JaxEnv, gym: EnvBase) -> Trained:
     bar.close()
     curve.seconds = time.perf_counter() - start
     say(f"trained with {curve.steps[-1]:,} steps in {curve.seconds:.1f} s")
-    return Trained(actor, policy, curve, data, root)
+    return Trained(actor, policy, curve, data)
 
 
 @torch.no_grad()
@@ -209,16 +210,17 @@ def compare(actor: Actor, envs: dict[str, EnvBase]) -> None:
 @torch.no_grad()
 def compare_speed(brax: JaxEnv, trained: Trained) -> None:
     """Collect the same number of steps as one program, and one by one with the torch module."""
+    root = brax.reset()
 
     def as_one_program() -> None:
-        brax.unroll(trained.root, STEPS, trained.policy)
+        brax.unroll(root, STEPS, trained.policy)
 
     def one_by_one() -> None:
-        td = trained.root.clone()
+        td = root.clone()
         for _ in range(STEPS):
             _, td = brax.step_and_maybe_reset(trained.actor(td))
 
-    count = trained.root.numel() * STEPS
+    count = root.numel() * STEPS
     whole, single = (count / _seconds(work) for work in (as_one_program, one_by_one))
     say(
         f"collecting: {whole:,.0f} steps/s by unroll with the compiled policy, "
