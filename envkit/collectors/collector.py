@@ -106,6 +106,7 @@ class Collector(ABC):
         self.policy_version = 0
         self._begun_frames = 0
         self._pending: Callable[[], Batch] | None = None
+        self._received: list[Batch] = []
         self._undelivered: TensorDictBase | None = None
         self._episodes = EpisodeStore() if given.trajs_per_batch is not None else None
         self._bar = ProgressBar(given.total_frames) if given.progress else None
@@ -183,22 +184,35 @@ class Collector(ABC):
         """Give a raw batch, or whole episodes."""
         store, wanted = self._episodes, self._options.trajs_per_batch
         if store is None:
-            return self._next_raw().data
+            data = self._next_raw().data
+            del self._received[0]
+            return data
         while len(store) < wanted:
             raw = self._next_raw()
             store.add(raw.data, raw.following)
+            del self._received[0]
         return store.take(wanted, self._options.traj_format)
 
     def _next_raw(self) -> Batch:
-        if self._pending is None:
-            self._pending = self._begin_next()
-        raw = self._pending()
-        self._pending = None
-        if self._options.prefetch and self._wants_more:
-            self._pending = self._begin_next()
+        """Give a raw batch, which who asks takes out of ``_received`` when it is kept: Ctrl-C may come at any moment."""
+        if not self._received:
+            if self._pending is None:
+                self._pending = self._begin_next()
+            self._receive_pending()
+        raw = self._received[0]
+        self._go_on()
         if self._bar is not None:
             self._bar.add(raw.data, raw.following, _valid_frames(raw.data))
         return raw
+
+    def _receive_pending(self) -> None:
+        if self._pending is not None:
+            self._received, self._pending = [*self._received, self._pending()], None
+
+    def _go_on(self) -> None:
+        """Begin what is made while the caller has a batch."""
+        if self._options.prefetch and self._wants_more and self._pending is None:
+            self._pending = self._begin_next()
 
     def _begin_next(self) -> Callable[[], Batch]:
         random = self._begun_frames < (self._options.init_random_frames or 0)
@@ -208,13 +222,10 @@ class Collector(ABC):
 
     def _settle(self) -> None:
         """Receive the batch under way, so that it is delivered before whatever is changed now."""
-        if self._pending is None:
-            return
-        raw, self._pending = self._pending(), None
-        if self._episodes is not None:
-            self._episodes.add(raw.data, raw.following)
-        else:
-            self._pending = lambda: raw
+        self._receive_pending()
+        while self._episodes is not None and self._received:
+            self._episodes.add(self._received[0].data, self._received[0].following)
+            del self._received[0]
 
     @property
     def _wants_more(self) -> bool:

@@ -38,7 +38,7 @@ class MultiaSyncDataCollector(WorkerCollector):
         **options: Unpack[WorkerOptions],
     ):
         self._ready: deque[Part] = deque()
-        self._ordered_frames = 0
+        self._taken = 0
         self._build(
             create_env_fn,
             policy,
@@ -71,17 +71,15 @@ class MultiaSyncDataCollector(WorkerCollector):
 
     def _keep_busy(self) -> None:
         """Have every worker make a batch that has none, as long as there is more to collect."""
-        taken = {part.worker for part in self._ready}
-        total = self._options.total_frames
+        waiting = {part.worker for part in self._ready}
+        total = None if self._episodes is not None else self._options.total_frames
         for worker in range(self.num_workers):
-            if worker in self._jobs or worker in taken:
+            if worker in self._jobs or worker in waiting:
                 continue
-            if total is not None and self._ordered_frames >= total:
+            ordered = (self._taken + len(waiting) + len(self._jobs)) * self._frames_each
+            if total is not None and ordered >= total:
                 return
-            self._order(
-                worker, random=self._ordered_frames < (self._options.init_random_frames or 0)
-            )
-            self._ordered_frames += self._frames_each
+            self._order(worker, random=ordered < (self._options.init_random_frames or 0))
 
     def _finish(self) -> Batch:
         self._keep_busy()  # what an error has left out
@@ -89,23 +87,26 @@ class MultiaSyncDataCollector(WorkerCollector):
             self._receive_all()
             self._learn_form(list(self._ready))
         while not self._ready:
-            self._receive_some(1)
+            self._receive_some()
         part = self._ready[0]
         batch = Batch(part.data.clone(), part.following)
-        self._ready.popleft()
+        self._taken += 1
+        del self._ready[0]
+        return batch
+
+    def _go_on(self) -> None:
         if self._options.update_at_each_batch:
             self.update_policy_weights_()
         self._keep_busy()
-        return batch
 
-    def _receive_some(self, count: int) -> None:
-        for worker in self._wait(count):
+    def _receive_some(self) -> None:
+        for worker in self._wait(1):
             if (part := self._receive(worker)) is not None:
                 self._ready.append(part)
 
     def _receive_all(self) -> None:
         while self._jobs:
-            self._receive_some(len(self._jobs))
+            self._receive_some()
 
     def _require_idle(self) -> None:
         self._receive_all()

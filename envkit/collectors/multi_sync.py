@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Unpack, cast
 
@@ -72,13 +73,12 @@ class MultiSyncDataCollector(WorkerCollector):
     def _finish(self, random: bool) -> Batch:
         self._order_missing(random)  # what an error has left out
         threshold = self._options.preemptive_threshold
-        if threshold is not None:
-            enough = int(self.num_workers * threshold) - len(self._parts_made)
-            done = self._wait(max(0, enough))
-            for worker in self._jobs.keys() - set(done):
-                self._memory[STOP][worker] = 1
+        enough = math.inf if threshold is None else int(self.num_workers * threshold)
         while self._jobs:
-            for worker in self._wait(len(self._jobs)):
+            if len(self._parts_made) >= enough:
+                for worker in self._jobs:
+                    self._memory[STOP][worker] = 1
+            for worker in self._wait(1):  # who fails is told at once
                 if (part := self._receive(worker)) is not None:
                     self._parts_made[worker] = part
         parts = [self._parts_made[worker] for worker in range(self.num_workers)]

@@ -11,7 +11,7 @@ Conventions
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -114,6 +114,7 @@ class WorkerCollector(Collector):
         self._packing: Packing[Path] | None = None
         self._memory: dict[str, np.ndarray] = {}
         self._loaded = [0] * self.num_workers
+        self._replaced: set[int] = set()
         self._limit = None if given.num_threads is None else ThreadLimit(given.num_threads)
         try:
             described = cast("list[Description]", pool.start())
@@ -191,23 +192,26 @@ class WorkerCollector(Collector):
         if first.weights is not None:
             self._newest = np.zeros(first.weights.size_bytes, np.uint8)
 
-    def _bind(self) -> None:
+    def _bind(self, packing: Packing[Path] | None = None) -> None:
         """Share memory with the workers; that of batches once their form is known."""
         fields = [Field(STOP, (), "uint8")]
         if self._weights is not None:
             fields.append(Field(WEIGHTS, (self._weights.size_bytes,), "uint8"))
-        if self._packing is not None:
-            fields.append(Field(BATCH, (self._packing.size_bytes,), "uint8"))
-            self._pool.call("plan", self._packing)
+        if packing is not None:
+            fields.append(Field(BATCH, (packing.size_bytes,), "uint8"))
+            self._pool.call("plan", packing)
         asked = tuple(field.name for field in fields if field.name != BATCH)
         made = tuple(field.name for field in fields if field.name == BATCH)
         traffic = {"collect": Traffic(asked, made)}
         self._memory = self._pool.bind(Layout(tuple(fields), self.num_workers, traffic))
+        self._packing = packing
 
     # -------------------------------------------------------------------------------------- orders
 
     def _order(self, worker: int, *, random: bool) -> None:
         """Have a worker that is free make a batch."""
+        if worker in self._replaced:
+            self._introduce(worker)
         steps = self._steps - (worker in self._lost)
         order = Order(steps, random, self.policy_version)
         loads = self._lay_weights(worker)
@@ -242,33 +246,57 @@ class WorkerCollector(Collector):
         Raises:
             WorkerError: it failed, and is not to be replaced, or too often.
         """
-        job = self._jobs.pop(worker)
         try:
-            reply: Reply = self._pool.outcome(job)
+            reply: Reply = self._pool.outcome(self._jobs[worker])
         except WorkerError as error:
-            self._loaded[worker] = -1
-            self._replace(worker, error)
+            del self._jobs[worker]
+            self._replace(error)
+            self._order(worker, random=self._ordered[worker].random)
             return None
         self._next_numbers[worker] = reply.next_number
         self._counted[worker] = reply.stats
         data = self._data_of(worker, reply)
+        if worker in self._lost:
+            data = with_loss(data, self._lost[worker])
+        missing = self._ordered[worker].steps - reply.steps
         if reply.root is not None:
             self._roots[worker] = reply.root
-        if worker in self._lost:
-            data = with_loss(data, self._lost.pop(worker))
-        missing = self._ordered[worker].steps - reply.steps
-        return Part(worker, data, self._steps - missing, reply.following)
+        part = Part(worker, data, self._steps - missing, reply.following)
+        if worker in self._lost:  # between here and the end Ctrl-C cannot come
+            del self._lost[worker]
+        del self._jobs[worker]
+        return part
 
-    def _replace(self, worker: int, error: WorkerError) -> None:
+    def _replace(self, error: WorkerError) -> None:
+        """Build anew what has failed.
+
+        Raises:
+            WorkerError: that is not to be, or was too often.
+        """
+        for failure in error.failures:
+            worker = failure.worker
+            self._replaced.add(worker)
+            if (root := self._roots.pop(worker, None)) is not None:
+                self._lost[worker] = root
         self._recovery.repair(error)
         self._recovery.lost.clear()
         self._recovery.unstarted.clear()
-        self._pool.call("number_from", self._next_numbers[worker], workers=[worker])
+
+    def _introduce(self, worker: int) -> None:
+        """Tell a worker that was built anew what the others know."""
+        self._call("number_from", self._next_numbers[worker], workers=[worker])
         if self._packing is not None:
-            self._pool.call("plan", self._packing, workers=[worker])
-        if (root := self._roots.pop(worker, None)) is not None:
-            self._lost[worker] = root
-        self._order(worker, random=self._ordered[worker].random)
+            self._call("plan", self._packing, workers=[worker])
+        self._loaded[worker] = -1 if self.policy_version else 0
+        self._replaced.discard(worker)
+
+    def _persistently(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call something of all workers, and again when what has failed is built anew."""
+        while True:
+            try:
+                return call(*args, **kwargs)
+            except WorkerError as error:
+                self._replace(error)
 
     def _data_of(self, worker: int, reply: Reply) -> TensorDictBase:
         """Give what a worker has collected, wherever it lies."""
@@ -290,8 +318,7 @@ class WorkerCollector(Collector):
             return
         packing = Packing.of(tensors[0])
         if all(packing.fits(other) for other in tensors[1:]):
-            self._packing = packing
-            self._bind()
+            self._persistently(self._bind, packing)
 
     # ------------------------------------------------------------------------------------- weights
 
@@ -320,10 +347,10 @@ class WorkerCollector(Collector):
         self._require_idle()
         following: int | None = seed
         for worker in range(self.num_workers):
-            (after,) = self._pool.call("seed", following, static_seed, workers=[worker])
+            (after,) = self._call("seed", following, static_seed, workers=[worker])
             following = seed if static_seed else after
         self._recovery.begin_seeds(seed)
-        self._cut(self._pool.call("begin_anew"))
+        self._begin_anew(range(self.num_workers))
         return following
 
     def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
@@ -340,12 +367,18 @@ class WorkerCollector(Collector):
             )
         self._settle()
         self._require_idle()
-        workers = [worker for worker, chosen_one in enumerate(chosen_ones) if chosen_one]
-        self._cut(self._pool.call("begin_anew", workers=workers))
+        self._begin_anew([worker for worker, chosen_one in enumerate(chosen_ones) if chosen_one])
 
-    def _cut(self, ended: Sequence[Sequence[int]]) -> None:
+    def _begin_anew(self, workers: Sequence[int]) -> None:
+        ended = self._call("begin_anew", workers=workers)
+        for worker in workers:
+            self._roots.pop(worker, None)
+            self._lost.pop(worker, None)
         if self._episodes is not None:
             self._episodes.cut([number for numbers in ended for number in numbers])
+
+    def _call(self, method: str, *args: Any, workers: Sequence[int]) -> Any:
+        return self._persistently(self._pool.call, method, *args, workers=workers)
 
     @abstractmethod
     def _require_idle(self) -> None:
