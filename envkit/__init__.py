@@ -19,7 +19,7 @@ _HOMES = {
     "bridges.jax.env": ("JaxEnv",),
     "bridges.libraries": ("get_available_libraries",),
     "bridges.exports.torchrl": ("for_replay_buffer",),
-    "bridges.jax.policy.compiled": ("compile_policy",),
+    "bridges.policy.compiled": ("compile_policy",),
     "bridges.jax.policy.jax_policy": ("JaxPolicy",),
     "bridges.exports.video": ("VideoFolder",),
     "envkit.collectors.collector": ("Collector",),

@@ -11,9 +11,9 @@ from bridges.gym.wrapper import GymWrapper as GymWrapper
 from bridges.jax.compile_cache import cache_dir as cache_dir
 from bridges.jax.env import JaxEnv as JaxEnv
 from bridges.jax.memory import configure_gpu as configure_gpu
-from bridges.jax.policy.compiled import compile_policy as compile_policy
 from bridges.jax.policy.jax_policy import JaxPolicy as JaxPolicy
 from bridges.libraries import get_available_libraries as get_available_libraries
+from bridges.policy.compiled import compile_policy as compile_policy
 from bridges.worlds.brax import BraxEnv as BraxEnv
 from bridges.worlds.brax import BraxWrapper as BraxWrapper
 from bridges.worlds.envpool.env import MultiThreadedEnv as MultiThreadedEnv

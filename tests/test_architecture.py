@@ -108,7 +108,7 @@ def test_the_roots_hold_few_modules_and_folders_say_the_rest():
 
     assert len(of_envkit) <= 8
     assert of_bridges == {"dlpack", "libraries"}
-    assert {"jax", "gym", "worlds", "exports"} <= folders
+    assert {"jax", "gym", "policy", "worlds", "exports"} <= folders
 
 
 def test_worlds_do_not_know_each_other_and_jax_does_not_know_gym(graph):

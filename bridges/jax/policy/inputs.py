@@ -22,11 +22,12 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
 from bridges.jax.handoff import RowEnv
-from bridges.jax.policy.compiled import CompiledPolicy, Translation
-from bridges.jax.policy.errors import STEPWISE
-from bridges.jax.policy.exporting import Signature
 from bridges.jax.policy.jax_policy import JaxPolicy, Places, act
+from bridges.jax.policy.translated import Translation, in_jax
 from bridges.jax.transformed_rows import Acted
+from bridges.policy.compiled import CompiledPolicy
+from bridges.policy.errors import STEPWISE
+from bridges.policy.exporting import Signature
 from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
 from envkit.env.policy import observation_inputs, takes_tensordict
@@ -96,7 +97,7 @@ def _translated(env: RowEnv, policy: CompiledPolicy, td: TensorDictBase) -> Acto
     shown, others = _shown(env), free_entries(env, td)
     given = {path: (value.shape[td.ndim :], value.dtype) for path, value in others.items()}
     signature = _signature(env, policy.module, {**shown, **given})
-    translation = policy.translation(signature, env._size(td.numel()))
+    translation = policy.translation(signature, env._size(td.numel()), in_jax)
     actions = _action_leaves(env)
     missing = [as_key(leaf.path) for leaf in actions if leaf.path not in translation.writes]
     if missing:
@@ -107,7 +108,7 @@ def _translated(env: RowEnv, policy: CompiledPolicy, td: TensorDictBase) -> Acto
     carries = tuple(path for path in translation.reads if path in others)
     remembers = tuple(path for path in carries if ("next", *path) in translation.writes)
     function = _Translated(translation, actions, frozenset(shown) - set(_FLAGS) | set(carries))
-    tensors = policy.tensors(translation, env.device or torch.device("cpu"))
+    tensors = translation.tensors(policy, env.device or torch.device("cpu"))
     return Actor(function, tensors, carries, remembers, translation.writes)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from bridges.jax.env import JaxEnv
 from bridges.jax.memory import configure_gpu, warn_if_full
-from bridges.jax.policy.compiled import compile_policy
+from bridges.policy.compiled import compile_policy
 from bridges.worlds.brax import BraxEnv
 from envkit.env.checks import check_env_specs
 from envkit.errors import ArgumentError, StartedError

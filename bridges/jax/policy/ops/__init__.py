@@ -1,27 +1,16 @@
-"""Core ATen operators in JAX, by kind.
+"""Core ATen operators in JAX: those of every library, and those that only JAX has.
 
 `TABLE` is all that the rest of the package reads. An operator is covered when it stands in it.
 """
 
+from bridges.jax.policy.library import JAX
 from bridges.jax.policy.ops.drawing import DRAWING
-from bridges.jax.policy.ops.elementwise import ELEMENTWISE
 from bridges.jax.policy.ops.layers import LAYERS
 from bridges.jax.policy.ops.linalg import LINALG
-from bridges.jax.policy.ops.making import MAKING
 from bridges.jax.policy.ops.pooling import POOLING
-from bridges.jax.policy.ops.reducing import REDUCING
-from bridges.jax.policy.ops.shaping import SHAPING
-from bridges.jax.policy.ops.table import Op
+from bridges.policy.ops import RULES
+from bridges.policy.ops.table import Op, bound
 
 __all__ = ["TABLE", "Op"]
 
-TABLE: dict[str, Op] = {
-    **ELEMENTWISE,
-    **SHAPING,
-    **REDUCING,
-    **LAYERS,
-    **LINALG,
-    **POOLING,
-    **MAKING,
-    **DRAWING,
-}
+TABLE: dict[str, Op] = {**bound(RULES, JAX), **LAYERS, **LINALG, **POOLING, **DRAWING}

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridges.jax.policy.ops.making import in_width
-from bridges.jax.policy.ops.table import Op, table
+from bridges.jax.policy.ops.table import table
+from bridges.policy.ops.making import in_width
+from bridges.policy.ops.table import Op
 
 __all__ = ["DRAWING"]
 
@@ -86,7 +87,7 @@ def _dirichlet(key: Key, concentration: Any) -> Any:
 
 def _integers(key: Key, low: int, high: int, shape: Any) -> Any:
     """Draw from ``low`` to one below ``high``."""
-    return jax.random.randint(key, tuple(shape), in_width(low), in_width(high))
+    return jax.random.randint(key, tuple(shape), in_width(jnp, low), in_width(jnp, high))
 
 
 def _from(key: Key, x: Any, low: int, high: int | None = None) -> Any:

@@ -1,8 +1,4 @@
-"""Operators that layers are made of: matrix products, convolutions, norms, embeddings.
-
-Matrix products are computed in the precision of their operands, as torch does by default; without
-saying so, JAX would take a faster and coarser one on some GPUs.
-"""
+"""Operators of layers that JAX alone has: convolutions, and bags of embeddings."""
 
 from __future__ import annotations
 
@@ -12,22 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bridges.jax.policy.ops.shaping import in_range
+from bridges.jax.policy.library import FULL, picked
 from bridges.jax.policy.ops.table import table
 
-__all__ = ["LAYERS", "matmul"]
-
-_FULL = jax.lax.Precision.HIGHEST
-
-
-def matmul(x: Any, y: Any) -> Any:
-    """Multiply matrices in the precision of their operands."""
-    return jnp.matmul(x, y, precision=_FULL)
-
-
-def _addmm(bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    product = matmul(x, y)
-    return (bias if beta == 1 else beta * bias) + (product if alpha == 1 else alpha * product)
+__all__ = ["LAYERS"]
 
 
 def _convolution(
@@ -62,7 +46,7 @@ def _convolution(
         rhs_dilation=tuple(dilation),
         dimension_numbers=(f"NC{names}", f"OI{names}", f"NC{names}"),
         feature_group_count=groups,
-        precision=_FULL,
+        precision=FULL,
     )
     return out if bias is None else out + bias.reshape(-1, *(1,) * axes)
 
@@ -73,60 +57,6 @@ def _turned(weight: Any, groups: int) -> Any:
     weight = jnp.flip(weight, tuple(range(2, weight.ndim)))
     grouped = weight.reshape(groups, channels // groups, each, *size).swapaxes(1, 2)
     return grouped.reshape(groups * each, channels // groups, *size)
-
-
-def _normalised(x: Any, axes: tuple[int, ...], eps: float) -> tuple[Any, Any, Any]:
-    mean = x.mean(axes, keepdims=True)
-    scale = jax.lax.rsqrt(x.var(axes, keepdims=True) + eps)
-    return (x - mean) * scale, mean, scale
-
-
-def _affine(x: Any, weight: Any, bias: Any, shape: tuple[int, ...]) -> Any:
-    if weight is not None:
-        x = x * weight.reshape(shape)
-    return x if bias is None else x + bias.reshape(shape)
-
-
-def _layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
-    out, mean, scale = _normalised(x, tuple(range(x.ndim - len(shape), x.ndim)), eps)
-    return _affine(out, weight, bias, tuple(shape)), mean, scale
-
-
-def _group_norm(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    rows: int,
-    channels: int,
-    size: int,
-    groups: int,
-    eps: float,
-) -> Any:
-    grouped = x.reshape(rows, groups, -1)
-    out, mean, scale = _normalised(grouped, (2,), eps)
-    shape = (channels, *(1,) * (x.ndim - 2))
-    return _affine(out.reshape(x.shape), weight, bias, shape), mean[..., 0], scale[..., 0]
-
-
-def _batch_norm(
-    x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
-) -> Any:
-    shape = (x.shape[1], *(1,) * (x.ndim - 2))
-    out = (x - mean.reshape(shape)) * jax.lax.rsqrt(var.reshape(shape) + eps)
-    return (_affine(out, weight, bias, shape),)
-
-
-def _instance_norm(
-    x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
-) -> Any:
-    """Batch norm without running statistics, which instance norm is made of."""
-    out, mean, scale = _normalised(x, (0, *range(2, x.ndim)), eps)
-    shape = (x.shape[1], *(1,) * (x.ndim - 2))
-    return _affine(out, weight, bias, shape), mean.reshape(-1), scale.reshape(-1)
-
-
-def _embedding(weight: Any, indices: Any, *_: Any) -> Any:
-    return jnp.take(weight, in_range(indices, weight.shape[0]), axis=0, mode="fill")
 
 
 def _embedding_bag(
@@ -145,7 +75,7 @@ def _embedding_bag(
     bag = jnp.searchsorted(offsets[:bags], jnp.arange(number), side="right") - 1
     if padding_idx >= 0:
         bag = jnp.where(indices == padding_idx, bags, bag)  # no bag: left out
-    rows = _embedding(weight, indices)
+    rows = picked(weight, indices, 0)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights[:, None]
     counts = jax.ops.segment_sum(jnp.ones(number), bag, bags)[:, None]
@@ -160,35 +90,9 @@ def _embedding_bag(
     return (jnp.where(proper, out, jnp.nan),)  # without what only gradients need
 
 
-def _trilinear(
-    x: Any,
-    y: Any,
-    z: Any,
-    expand_x: Sequence[int],
-    expand_y: Sequence[int],
-    expand_z: Sequence[int],
-    summed: Sequence[int],
-    unroll_dim: int = 1,
-) -> Any:
-    """The product of three tensors after each was given new axes; a bilinear layer is one."""
-    parts = ((x, expand_x), (y, expand_y), (z, expand_z))
-    one, two, three = (jnp.expand_dims(part, tuple(axes)) for part, axes in parts)
-    return (one * two * three).sum(tuple(summed))
-
-
 LAYERS = table(
     {
-        "mm bmm": matmul,
-        "addmm baddbmm": _addmm,
         "convolution": _convolution,
-        "native_layer_norm": _layer_norm,
-        "native_group_norm": _group_norm,
-        "_native_batch_norm_legit_no_training": _batch_norm,
-        "_native_batch_norm_legit.no_stats": _instance_norm,
-        "_softmax": lambda x, dim, half_to_float: jax.nn.softmax(x, axis=dim),
-        "_log_softmax": lambda x, dim, half_to_float: jax.nn.log_softmax(x, axis=dim),
-        "embedding": _embedding,
         "_embedding_bag _embedding_bag_forward_only": _embedding_bag,
-        "_trilinear": _trilinear,
     }
 )

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import expm
 
-from bridges.jax.policy.ops.layers import matmul
+from bridges.jax.policy.library import matmul
 from bridges.jax.policy.ops.table import table
 
 __all__ = ["LINALG"]

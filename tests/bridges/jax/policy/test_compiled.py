@@ -18,8 +18,9 @@ from tensordict.nn import InteractionType, TensorDictModule, set_interaction_typ
 from torch import nn
 from torch.distributions import Distribution
 
-from bridges.jax.policy.compiled import compile_policy
-from bridges.jax.policy.exporting import Signature
+from bridges.jax.policy.translated import in_jax
+from bridges.policy.compiled import compile_policy
+from bridges.policy.exporting import Signature
 from envkit.errors import TranslationError
 from tests.bridges.jax.policy.networks import Calls
 from tests.bridges.jax.policy.policies import drawing
@@ -38,10 +39,10 @@ PLACE = Signature(((("place",), torch.Size([2]), torch.float32),), None)
 
 def run(policy, signature, *inputs, key=0):
     """Run a policy, compiled, and give what it writes by path."""
-    found = policy.translation(signature, inputs[0].shape[0])
+    found = policy.translation(signature, inputs[0].shape[0], in_jax)
     paths = [path for path, _, _ in signature.reads]
     entries = dict(zip(paths, (x.numpy() for x in inputs), strict=True))
-    values = jax.jit(found)(policy.tensors(found, torch.device("cpu")), entries, rng(key))
+    values = jax.jit(found)(found.tensors(policy, torch.device("cpu")), entries, rng(key))
     return {path: np.asarray(value) for path, value in values.items()}
 
 
@@ -228,7 +229,7 @@ def test_an_optimiser_step_cannot_race_with_a_program_that_runs():
     module = nn.Sequential(*(nn.Linear(size, size, bias=False) for _ in range(6)))
     policy = compile_policy(module)
     inputs = torch.randn(size, size)
-    found = policy.translation(plain((size,)), size)
+    found = policy.translation(plain((size,)), size, in_jax)
     program = jax.jit(found)
     optimiser = torch.optim.SGD(module.parameters(), lr=1.0)
 
@@ -237,7 +238,7 @@ def test_an_optimiser_step_cannot_race_with_a_program_that_runs():
             wanted = module(inputs)
         for parameter in module.parameters():
             parameter.grad = torch.full_like(parameter, 9.0)
-        tensors = policy.tensors(found, torch.device("cpu"))
+        tensors = found.tensors(policy, torch.device("cpu"))
         running = program(tensors, {("in_0",): inputs.numpy()}, rng(0))  # returns before it is done
         optimiser.step()
 
@@ -322,20 +323,21 @@ def test_argument_checks_of_distributions_are_off_only_while_a_module_is_exporte
     code = """
         import torch
         from tests.bridges.jax.policy.policies import drawing
-        from bridges.jax.policy.compiled import compile_policy
-        from bridges.jax.policy.exporting import Signature
+        from bridges.policy.compiled import compile_policy
+        from bridges.jax.policy.translated import in_jax
+        from bridges.policy.exporting import Signature
         from torch.distributions import Categorical, Distribution, Normal
 
         assert Distribution._validate_args, "something else has switched the checks off"
         place = Signature(((("place",), torch.Size([2]), torch.float32),), None)
-        found = compile_policy(drawing()).translation(place, 4)
+        found = compile_policy(drawing()).translation(place, 4, in_jax)
         assert found.writes.keys() == {("loc",), ("scale",), ("action",), ("action_log_prob",)}
         try:
             Normal(0.0, -1.0)
         except ValueError:
             print("checked")
         Distribution.set_default_validate_args(False)
-        compile_policy(drawing()).translation(place, 4)
+        compile_policy(drawing()).translation(place, 4, in_jax)
         print(Distribution._validate_args)
     """
     done = subprocess.run(
@@ -349,7 +351,9 @@ def test_argument_checks_are_restored_when_export_fails():
     before = Distribution._validate_args
 
     with pytest.raises(TranslationError):
-        compile_policy(Calls(lambda x: x if x.sum() > 0 else -x)).translation(plain((2,)), 3)
+        compile_policy(Calls(lambda x: x if x.sum() > 0 else -x)).translation(
+            plain((2,)), 3, in_jax
+        )
 
     assert Distribution._validate_args == before
 
@@ -359,7 +363,7 @@ def test_argument_checks_are_restored_when_export_fails():
 
 def refused(module, *shapes, dtype=torch.float32, match):
     with pytest.raises(TranslationError, match=match) as caught:
-        compile_policy(module).translation(plain(*(shapes or [(2,)]), dtype=dtype), 3)
+        compile_policy(module).translation(plain(*(shapes or [(2,)]), dtype=dtype), 3, in_jax)
     return str(caught.value)
 
 
@@ -442,7 +446,7 @@ def test_what_torch_cannot_follow_is_named_with_its_line(case):
 
 def test_what_a_module_raised_is_the_cause_of_the_refusal():
     with pytest.raises(TranslationError) as caught:
-        compile_policy(Breaks()).translation(plain((2,)), 3)
+        compile_policy(Breaks()).translation(plain((2,)), 3, in_jax)
 
     assert type(caught.value.__cause__) is RuntimeError
     assert str(caught.value.__cause__) == "no such limb"
@@ -454,12 +458,12 @@ def test_torch_prints_and_logs_nothing_when_export_fails_and_its_loggers_are_on_
         import logging
         from torch import nn
         from tests.bridges.jax.policy.networks import Calls
-        from tests.bridges.jax.policy.test_compiled import compile_policy, plain
+        from tests.bridges.jax.policy.test_compiled import compile_policy, in_jax, plain
         from envkit.errors import TranslationError
 
         for module in (nn.Linear(3, 2), Calls(lambda x: x if x.sum() > 0 else -x)):
             try:
-                compile_policy(module).translation(plain((2,)), 4)
+                compile_policy(module).translation(plain((2,)), 4, in_jax)
             except TranslationError:
                 print("refused")
         print(logging.getLogger("torch._subclasses.fake_tensor").disabled)
@@ -480,7 +484,7 @@ def test_a_module_that_changes_its_buffers_is_refused_until_it_evaluates():
 
     refused(norm, match=r"changes its buffer 'running_mean'.*module\.eval\(\)")
 
-    compile_policy(norm.eval()).translation(plain((2,)), 3)
+    compile_policy(norm.eval()).translation(plain((2,)), 3, in_jax)
 
 
 class Learning(nn.Module):
@@ -544,7 +548,7 @@ def test_a_module_that_returns_no_tensordict_is_refused():
             return tensordict["place"]
 
     with pytest.raises(TranslationError, match="returns the one it was given"):
-        compile_policy(Wrong()).translation(PLACE, 3)
+        compile_policy(Wrong()).translation(PLACE, 3, in_jax)
 
 
 def test_a_function_is_not_a_module():

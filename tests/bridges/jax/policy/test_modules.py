@@ -20,7 +20,8 @@ from tensordict.nn import (
 from torch import nn
 
 from bridges.jax.env import JaxEnv
-from bridges.jax.policy.compiled import compile_policy
+from bridges.jax.policy.translated import in_jax
+from bridges.policy.compiled import compile_policy
 from envkit.errors import TranslationError
 from envkit.specs import Bounded
 from envkit.transforms.core.env import TransformedEnv
@@ -288,4 +289,4 @@ def test_a_line_that_is_not_known_is_refused():
             return x
 
     with pytest.raises(TranslationError, match=r"values of tensors.*`if \(x > 9\)\.any\(\):"):
-        compile_policy(Guarded()).translation(plain((2,)), 3)
+        compile_policy(Guarded()).translation(plain((2,)), 3, in_jax)

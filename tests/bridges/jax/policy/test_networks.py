@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bridges.jax.policy.compiled import compile_policy
-from bridges.jax.policy.exporting import Signature
+from bridges.jax.policy.translated import in_jax
+from bridges.policy.compiled import compile_policy
+from bridges.policy.exporting import Signature
 from tests.bridges.jax.policy.networks import NETWORKS, Calls
 
 pytestmark = pytest.mark.rounding
@@ -33,9 +34,9 @@ def signature_of(inputs, writes=(("action",),)):
 
 def translated(policy, inputs, key=0, writes=(("action",),)):
     """Translate for these inputs, run compiled, and give what is written by path."""
-    found = policy.translation(signature_of(inputs, writes), inputs[0].shape[0])
+    found = policy.translation(signature_of(inputs, writes), inputs[0].shape[0], in_jax)
     entries = {(f"in_{n}",): x.numpy().astype(narrow(x)) for n, x in enumerate(inputs)}
-    return jax.jit(found)(policy.tensors(found, CPU), entries, jax.random.PRNGKey(key))
+    return jax.jit(found)(found.tensors(policy, CPU), entries, jax.random.PRNGKey(key))
 
 
 def narrow(tensor):

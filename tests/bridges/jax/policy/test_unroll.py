@@ -16,8 +16,8 @@ from torch import nn
 from bridges.gym.env import GymEnv
 from bridges.jax import unrolling
 from bridges.jax.env import JaxEnv
-from bridges.jax.policy.compiled import CompiledPolicy, compile_policy
 from bridges.jax.policy.jax_policy import JaxPolicy
+from bridges.policy.compiled import CompiledPolicy, compile_policy
 from envkit.batched.serial import SerialEnv
 from envkit.data.transition import leaves
 from envkit.errors import (

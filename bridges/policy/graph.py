@@ -1,11 +1,11 @@
-"""An exported torch graph as a JAX function.
+"""An exported torch graph as steps, each of which applies one operator of a table.
 
-This module walks the graph; what one operator computes stands in `ops`. That every operator is covered
-is checked when a graph is read, not while JAX traces it.
+This module reads the graph; what one operator computes stands in `ops`. That every operator is covered
+is checked when a graph is read, not while it is computed.
 
 Conventions
-    keys    an operator that draws gets ``fold_in(key, n)``, n counting the draws in the graph's order.
-    sizes   a size that torch left open is that of the arrays the function is called with.
+    draw    number of an operator that draws, in the graph's order.
+    sizes   a size that torch left open is that of the arrays that are computed with.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from __future__ import annotations
 import builtins
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import jax
 import torch
 from torch._higher_order_ops.effects import with_effects
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
-from bridges.dlpack import to_jax
-from bridges.jax.policy.errors import STEPWISE, is_own
-from bridges.jax.policy.ops import TABLE, Op
+from bridges.policy.errors import STEPWISE, is_own
+from bridges.policy.ops.table import Library, Op
 from envkit.errors import TranslationError
 
-__all__ = ["Graph"]
+__all__ = ["Graph", "Step", "filled"]
 
 # What they check holds by construction, or is the caller's to keep, as for any compiled function; of a
 # matrix, NaN tells what torch would have raised.
@@ -43,91 +42,90 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]+))?')
 
 
 class Graph:
-    """A graph of core ATen operators, callable on JAX arrays under ``jit``.
+    """A graph of core ATen operators, in one array library.
 
     Args:
         program: exported and decomposed, from a module that holds the policy as its member ``module``.
         reads: names of the entries that its inputs are.
+        table: the operators that are covered.
+        library: what they compute with.
 
     Attributes:
-        tensors: names, in the policy, of the parameters and buffers it reads, in the order `__call__`
-            takes them.
+        steps: in the order they are taken.
+        outputs: what it gives, in terms of the nodes; see `filled`.
+        inputs: names of the values it is called with, in the order it was exported with.
+        tensors: names of the values that are parameters and buffers, and their names in the policy.
+        constants: other tensors, by name of the value.
 
     Raises:
         TranslationError: an operator is not covered, or the module changes its buffers or inputs.
     """
 
-    def __init__(self, program: torch.export.ExportedProgram, reads: Sequence[str]):
+    def __init__(
+        self,
+        program: torch.export.ExportedProgram,
+        reads: Sequence[str],
+        table: Mapping[str, Op],
+        library: Library,
+    ):
         _refuse_writes(program, reads)
-        self._steps, self._outputs = _read(program)
-        self._constants: dict[str, Any] = {}
-        self.tensors: list[str] = []
-        self._names: list[str] = []
-        self._inputs: list[str] = []
+        self.steps, self.outputs = _read(program, table, library)
+        self.constants: dict[str, torch.Tensor] = {}
+        self.tensors: dict[str, str] = {}
+        self.inputs: list[str] = []
         for spec in program.graph_signature.input_specs:
             name, target = spec.arg.name, spec.target or ""  # type: ignore[union-attr]
             if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-                self.tensors.append(_own_name(target))
-                self._names.append(name)
+                self.tensors[name] = _own_name(target)
             elif spec.kind is InputKind.CONSTANT_TENSOR:
-                value = program.constants[target]
-                self._constants[name] = to_jax(value, detach=True)
+                self.constants[name] = program.constants[target]
             elif spec.kind is InputKind.USER_INPUT:
-                self._inputs.append(name)
+                self.inputs.append(name)
             elif spec.kind is not InputKind.TOKEN:  # which orders checks, and they are left out
                 raise TranslationError(
                     f"the module holds {target!r}, an object that is no tensor. Keep it out of "
                     f"forward, or {STEPWISE}."
                 )
 
-    def __call__(
-        self, tensors: Sequence[jax.Array], inputs: Sequence[jax.Array], key: jax.Array
-    ) -> list[jax.Array]:
-        """Compute the outputs.
 
-        Args:
-            tensors: values of the parameters and buffers called `tensors`.
-            inputs: what the module is called with, in the order it was exported with.
-            key: one PRNG key for all that is drawn.
-        """
-        values = dict(self._constants)
-        values.update(zip(self._names, tensors, strict=True))
-        values.update(zip(self._inputs, inputs, strict=True))
-        for step in self._steps:
-            values[step.name] = step(values, key)
-        return [_filled(output, values) for output in self._outputs]
-
-
-class _Step:
+class Step:
     """One node: which operator is applied to which earlier values."""
 
-    def __init__(self, node: Node, draw: int):
+    def __init__(self, node: Node, op: Op, draw: int):
         self.name = node.name
-        self.op = _op_of(node)
-        self._node = node
-        self._draw = draw
+        self.node = node
+        self.op = op
+        self.draw = draw
 
     @property
     def reads(self) -> set[str]:
         """Names of the values it takes."""
-        return {node.name for node in self._node.all_input_nodes}
+        return {node.name for node in self.node.all_input_nodes}
 
-    def __call__(self, values: dict[str, Any], key: jax.Array) -> Any:
-        node = self._node
-        args, kwargs = _filled(node.args, values), _filled(node.kwargs, values)
-        own = jax.random.fold_in(key, self._draw) if self.op.draws else None
+    def apply(self, values: Mapping[str, Any], source: Any) -> Any:
+        """Compute it; ``source`` is what it draws from, if it does."""
+        node = self.node
+        args, kwargs = filled(node.args, values), filled(node.kwargs, values)
+        with self.blamed():
+            return self.op.apply(args, kwargs, node.meta.get("val"), source)
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Name the line of the module in what is raised meanwhile, as a TranslationError."""
         try:
-            return self.op.apply(args, kwargs, node.meta.get("val"), own)
+            yield
         except (TypeError, ValueError, IndexError, NotImplementedError, OverflowError) as error:
             raise TranslationError(
-                f"{node.target} cannot be translated as it is used {_place(node)}: {error}. "
+                f"{self.node.target} cannot be translated as it is used {_place(self.node)}: {error}. "
                 f"Change it there, or {STEPWISE}."
             ) from error
 
 
-def _read(program: torch.export.ExportedProgram) -> tuple[list[_Step], Sequence[Any]]:
+def _read(
+    program: torch.export.ExportedProgram, table: Mapping[str, Op], library: Library
+) -> tuple[list[Step], Sequence[Any]]:
     kinds = [spec.kind for spec in program.graph_signature.output_specs]
-    steps: list[_Step] = []
+    steps: list[Step] = []
     outputs: Sequence[Any] = ()
     draws = 0
     for node in program.graph.nodes:
@@ -135,12 +133,13 @@ def _read(program: torch.export.ExportedProgram) -> tuple[list[_Step], Sequence[
             pairs = zip(node.args[0], kinds, strict=True)
             outputs = [value for value, kind in pairs if kind is not OutputKind.TOKEN]
         elif node.op == "call_function" and _name_of(_operator_of(node)) not in _CHECKS:
-            steps.append(_Step(node, draws))
-            draws += steps[-1].op.draws
+            op = _op_of(node, table, library)
+            steps.append(Step(node, op, draws))
+            draws += op.draws
     return _needed(steps, outputs), outputs
 
 
-def _needed(steps: list[_Step], outputs: Sequence[Any]) -> list[_Step]:
+def _needed(steps: list[Step], outputs: Sequence[Any]) -> list[Step]:
     """Drop steps that nothing reads; what a check looked at is among them."""
     wanted: set[str] = set()
     torch.fx.map_arg(outputs, lambda node: wanted.add(node.name))  # type: ignore[arg-type]
@@ -155,17 +154,17 @@ def _needed(steps: list[_Step], outputs: Sequence[Any]) -> list[_Step]:
 # --------------------------------------------------------------------------------------- operators
 
 
-def _op_of(node: Node) -> Op:
+def _op_of(node: Node, table: Mapping[str, Op], library: Library) -> Op:
     target = _operator_of(node)
-    found = TABLE.get(_name_of(target))
+    found = table.get(_name_of(target))
     if found is not None:
         return found
     if getattr(target, "__module__", None) in (operator.__name__, "_operator", "math"):
-        return Op(target)  # type: ignore[arg-type]  # arithmetic of sizes, and tuples taken apart
+        return Op(target, library)  # type: ignore[arg-type]  # arithmetic of sizes, and tuples taken apart
     if getattr(builtins, getattr(target, "__name__", ""), None) is target:
-        return Op(target)  # type: ignore[arg-type]
+        return Op(target, library)  # type: ignore[arg-type]
     raise TranslationError(
-        f"{target} has no translation to JAX. The module uses it {_place(node)}. Write that line with "
+        f"{target} has no translation to {library.name}. The module uses it {_place(node)}. Write that line with "
         f"other operators (docs/compiled_policies.md lists those covered), or {STEPWISE}."
     )
 
@@ -227,5 +226,6 @@ def _refuse_writes(program: torch.export.ExportedProgram, reads: Sequence[str]) 
 # ------------------------------------------------------------------------------------------ values
 
 
-def _filled(tree: Any, values: dict[str, Any]) -> Any:
+def filled(tree: Any, values: Mapping[str, Any]) -> Any:
+    """Put values in the place of nodes."""
     return torch.fx.map_arg(tree, lambda node: values[node.name])

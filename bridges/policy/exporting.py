@@ -24,8 +24,8 @@ from tensordict import TensorDict, TensorDictBase
 from torch.distributions import Distribution
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bridges.jax.policy.errors import STEPWISE, refusal
-from bridges.jax.policy.known_outcomes import known_outcomes
+from bridges.policy.errors import STEPWISE, refusal
+from bridges.policy.known_outcomes import known_outcomes
 from envkit.data.paths import Path
 from envkit.data.transition import leaves
 from envkit.errors import TranslationError
