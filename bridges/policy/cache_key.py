@@ -12,6 +12,7 @@ Conventions
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from enum import Enum
 from functools import partial
@@ -26,6 +27,8 @@ from envkit.env.base import EnvBase
 __all__ = ["key_of"]
 
 _VALUES = (type(None), bool, int, str, bytes, complex, Enum, type, slice, torch.dtype, torch.device)
+_PLAIN = frozenset({type(None), bool, int, str})
+_EMPTY = frozenset({dict, OrderedDict, list, tuple})
 _LIBRARIES = {"torch", "tensordict", "torchrl", "numpy", "jax", "envkit", "bridges", "builtins"}
 
 
@@ -64,6 +67,11 @@ class _Walk:
         self._around: list[int] = []
 
     def key(self, value: Any) -> Hashable:
+        kind = type(value)
+        if kind in _PLAIN:
+            return kind, value
+        if kind in _EMPTY and not value:  # most of what a module holds: hooks that nobody has set
+            return kind, ()
         if isinstance(value, float):
             return float, value.hex()  # equal for NaN, not for the two zeros
         if isinstance(value, _VALUES):

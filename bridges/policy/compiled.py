@@ -10,23 +10,25 @@ values of these belong to the live module.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDictBase
 
+from bridges.policy.acting import Stepwise
 from bridges.policy.cache_key import key_of
-from bridges.policy.exporting import Exported, Signature, export
-from envkit.env.policy import Policy, as_policy, exploration_type, takes_tensordict
-from envkit.errors import PolicyError
+from bridges.policy.exporting import Exported, Signature, export, tensors_by_name
+from envkit.env.policy import exploration_type, takes_tensordict
+from envkit.env.stepping import Stepping
+from envkit.errors import PolicyError, TranslationError
 
-if TYPE_CHECKING:
-    from envkit.env.base import EnvBase
-
-__all__ = ["CompiledPolicy", "compile_policy", "tensors_by_name"]
+__all__ = ["CompiledPolicy", "compile_policy"]
 
 _T = TypeVar("_T")
+
+Make = Callable[[Exported, Signature, torch.nn.Module], _T]
+"""Makes a translation of what was exported."""
 
 
 def compile_policy(module: torch.nn.Module) -> CompiledPolicy:
@@ -55,7 +57,8 @@ def compile_policy(module: torch.nn.Module) -> CompiledPolicy:
 class CompiledPolicy(torch.nn.Module):
     """A torch module that stateless envs run inside their programs; see `compile_policy`.
 
-    Other envs, and rollouts that cannot be compiled, call the module step by step.
+    In other envs, and where a rollout cannot be compiled, it acts step by step: in NumPy where that is the
+    same and faster, see `acting`, and otherwise as the module.
 
     Attributes:
         module: the live module.
@@ -67,6 +70,7 @@ class CompiledPolicy(torch.nn.Module):
         self.module = module
         self.translations = 0
         self._found: dict[Any, Any] = {}
+        self._refused: dict[Any, str] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module itself.
@@ -89,20 +93,15 @@ class CompiledPolicy(torch.nn.Module):
             )
         return root.set("action", self.module(observation))
 
-    def bound_to(self, env: EnvBase) -> Policy:
-        """Give what acts step by step in ``env``: the module itself."""
-        return as_policy(env, self.module)
+    def bound_to(self, env: Stepping) -> Stepwise:
+        """Give what acts step by step in ``env``, in NumPy or as the module."""
+        return Stepwise(env, self.module, self.attempt)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or one in another process, translates for itself."""
-        return {**super().__getstate__(), "_found": {}}
+        return {**super().__getstate__(), "_found": {}, "_refused": {}}
 
-    def translation(
-        self,
-        signature: Signature,
-        rows: int,
-        make: Callable[[Exported, Signature, torch.nn.Module], _T],
-    ) -> _T:
+    def translation(self, signature: Signature, rows: int, make: Make[_T]) -> _T:
         """Translate the module for entries of some shapes, or find that this was done.
 
         Args:
@@ -113,23 +112,31 @@ class CompiledPolicy(torch.nn.Module):
         Raises:
             TranslationError: it cannot be translated; the message says which line.
         """
-        now = (make, signature, exploration_type(), key_of(self.module), self._layout())
+        return self._made(self._now(make, signature), signature, rows, make)
+
+    def attempt(self, signature: Signature, rows: int, make: Make[_T]) -> _T | str:
+        """Do what `translation` does, or say why there is none; what has failed is not tried again."""
+        now = self._now(make, signature)
+        if (now, rows) not in self._refused:
+            try:
+                return self._made(now, signature, rows, make)
+            except TranslationError as error:
+                self._refused[now, rows] = str(error)
+        return self._refused[now, rows]
+
+    def _made(self, now: Hashable, signature: Signature, rows: int, make: Make[_T]) -> _T:
         for number in (None, rows) if rows > 1 else (rows,):
-            if (now, number) in self._found:
-                return self._found[now, number]
+            if (found := self._found.get((now, number))) is not None:
+                return found
         exported = export(self.module, signature, rows=rows)
         made = make(exported, signature, self.module)
         self.translations += 1
         self._found[now, exported.rows] = made
         return made
 
+    def _now(self, make: Make[Any], signature: Signature) -> Hashable:
+        return make, signature, exploration_type(), key_of(self.module), self._layout()
+
     def _layout(self) -> tuple[Any, ...]:
         named = tensors_by_name(self.module)
         return tuple((name, value.shape, value.dtype) for name, value in named.items())
-
-
-def tensors_by_name(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """List buffers and parameters, each under all of its names."""
-    named: dict[str, torch.Tensor] = dict(module.named_buffers(remove_duplicate=False))
-    named.update(module.named_parameters(remove_duplicate=False))
-    return named

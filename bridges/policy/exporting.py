@@ -21,16 +21,19 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torch.distributions import Distribution
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bridges.policy.errors import STEPWISE, refusal
 from bridges.policy.known_outcomes import known_outcomes
-from envkit.data.paths import Path
+from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
-from envkit.errors import TranslationError
+from envkit.env.policy import observation_inputs, takes_tensordict
+from envkit.env.stepping import Stepping
+from envkit.errors import MissingKeyError, TranslationError
 
-__all__ = ["Exported", "Signature", "export"]
+__all__ = ["Exported", "Signature", "export", "signature_for", "tensors_by_name"]
 
 _EXAMPLE_ROWS = 7  # while the number is left open
 
@@ -48,6 +51,37 @@ class Signature:
     writes: tuple[Path, ...] | None
 
 
+def signature_for(
+    env: Stepping, module: torch.nn.Module, given: Mapping[Path, tuple[torch.Size, torch.dtype]]
+) -> Signature:
+    """Say what a policy is called with in an env.
+
+    Args:
+        env: names what a plain module reads and writes.
+        module: the policy.
+        given: all that it may read, with the shape of one row.
+
+    Raises:
+        MissingKeyError: (a KeyError) it reads something else.
+    """
+    writes = None
+    if isinstance(module, TensorDictModuleBase):
+        reads = [as_path(key) for key in module.in_keys]
+    elif takes_tensordict(module):
+        reads = list(given)
+    else:
+        reads = [as_path(key) for key in observation_inputs(env)]
+        writes = tuple(as_path(key) for key in env.action_keys)
+    missing = [as_key(path) for path in reads if path not in given]
+    if missing:
+        raise MissingKeyError(
+            f"the policy reads {missing}, but a root has {list(map(as_key, given))}. Give what it "
+            "remembers a first value: pass it in the TensorDict, or append a TensorDictPrimer. What it "
+            f"reads of 'state' is not there in a program; {STEPWISE}."
+        )
+    return Signature(tuple((path, *given[path]) for path in dict.fromkeys(reads)), writes)
+
+
 @dataclass(frozen=True)
 class Exported:
     """A program of core ATen operators.
@@ -61,6 +95,13 @@ class Exported:
     program: torch.export.ExportedProgram
     writes: tuple[tuple[Path, torch.dtype], ...]
     rows: int | None
+
+
+def tensors_by_name(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """List buffers and parameters, each under all of its names."""
+    named: dict[str, torch.Tensor] = dict(module.named_buffers(remove_duplicate=False))
+    named.update(module.named_parameters(remove_duplicate=False))
+    return named
 
 
 def export(module: torch.nn.Module, signature: Signature, *, rows: int) -> Exported:

@@ -53,11 +53,10 @@ def _put(x: Any, places: tuple[Any, ...], values: Any, how: str) -> Any:
 
 
 def _dtype_of(dtype: torch.dtype) -> Any:
-    name = str(dtype).removeprefix("torch.")
     try:
-        return np.dtype(name)
+        return torch.empty(0, dtype=dtype).numpy().dtype
     except TypeError as error:
-        raise NotImplementedError(f"NumPy has no {name}") from error
+        raise NotImplementedError(f"NumPy has no {dtype}") from error
 
 
 NUMPY = Library(

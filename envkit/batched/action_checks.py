@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+import numpy as np
 import torch
 
 from envkit.batched.metadata import EnvMetaData
@@ -49,6 +50,13 @@ class ActionRows:
         Raises:
             InputError, MissingKeyError: see `ActionInput.take`.
         """
+        if len(self._runs) == 1:
+            rule = self._runs[0][0][path]
+            rule.require_form(value, (len(rows),))
+            assert value is not None
+            own = value.detach().to(rows.device)
+            rows.copy_(rule.converted(own, (len(rows),), rows=stepped))
+            return
         for inputs, run in self._runs:
             rule = inputs[path]
             rule.require_form(value, (len(rows),))  # told as the caller sees it
@@ -57,6 +65,13 @@ class ActionRows:
             part = value[run.start : run.stop].detach().to(rows.device)
             taken = rule.converted(part, (len(run),), rows=own, first=run.start)
             rows[run.start : run.stop].copy_(taken)
+
+    def write_array(self, path: Path, value: np.ndarray, rows: np.ndarray) -> None:
+        """Do what `write` does, for arrays: the rows are the memory of such a tensor."""
+        if len(self._runs) == 1 and self._runs[0][0][path].accepts(value):
+            np.copyto(rows, value)
+        else:
+            self.write(path, torch.from_numpy(value), torch.from_numpy(rows))
 
     def write_one(
         self, path: Path, value: torch.Tensor | None, rows: torch.Tensor, row: int

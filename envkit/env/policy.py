@@ -7,9 +7,10 @@ Conventions
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, get_type_hints, runtime_checkable
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType as ExplorationType
@@ -18,16 +19,18 @@ from tensordict.nn import set_interaction_type as set_exploration_type
 from tensordict.nn.probabilistic import interaction_type as exploration_type
 from torch import nn
 
-from envkit.data.paths import Key, as_path
+from envkit.data.paths import Key, Path, as_path
 from envkit.env.stepping import Stepping
 from envkit.errors import PolicyError, RolloutError
 from envkit.specs import TensorSpec
 
 __all__ = [
+    "ActsOnRows",
     "BindsToEnv",
     "ExplorationType",
     "Policy",
     "PolicyLike",
+    "RowsPolicy",
     "as_policy",
     "exploration_type",
     "observation_inputs",
@@ -50,6 +53,35 @@ class BindsToEnv(Protocol):
 
     def bound_to(self, env: Stepping) -> Policy:
         """Give the callable that acts in ``env``."""
+        ...
+
+
+class RowsPolicy(Protocol):
+    """Acts on NumPy rows for one run, with no TensorDict made for a step.
+
+    Attributes:
+        reads: entries of a root that it takes.
+        writes: entries that it gives, with their shape (rows in front) and dtype.
+    """
+
+    reads: tuple[Path, ...]
+    writes: Mapping[Path, tuple[tuple[int, ...], np.dtype]]
+
+    def __call__(self, rows: Mapping[Path, np.ndarray], out: Mapping[Path, np.ndarray]) -> None:
+        """Read ``rows``, which hold what it `reads`, and fill ``out``, which has room for what it `writes`."""
+        ...
+
+
+@runtime_checkable
+class ActsOnRows(Protocol):
+    """A policy that may act on NumPy rows: what `as_policy` gives for some."""
+
+    def on_rows(self, root: TensorDictBase) -> RowsPolicy | None:
+        """Give what acts on rows that look like ``root``, and does what it would do on TensorDicts.
+
+        None where it must see TensorDicts. Ask anew for each run: what is given reads the parameters
+        where they lie now, and nothing else of the policy is looked at again.
+        """
         ...
 
 

@@ -26,6 +26,7 @@ __all__ = ["array_of", "demand_of", "sizes_of", "test_of"]
 
 Test = Callable[[np.ndarray], bool]
 
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 _MOST_SPELLINGS = 256  # of one one-hot row that are listed
 
 
@@ -104,7 +105,7 @@ def _below(count: Any) -> Test:
     """Integers from 0 to below ``count``: a negative one is a large one without its sign."""
 
     def test(rows: np.ndarray) -> bool:
-        return bool((rows.view(f"u{rows.itemsize}") < count).all())
+        return bool((rows.view(_UNSIGNED[rows.itemsize]) < count).all())
 
     return test
 

@@ -62,6 +62,7 @@ class ActionInput:
         self.key = key
         self.shape, self.dtype = spec.shape, spec.dtype
         self._spec = _without_mask(spec).to("cpu")
+        self._own = array_of(torch.empty(0, dtype=spec.dtype)).dtype
         self._sizes = sizes_of(self._spec)
         self._holds = test_of(self._spec)
 
@@ -90,6 +91,10 @@ class ActionInput:
         self.require_form(value, lead)
         assert value is not None
         return self.converted(value, lead, rows=rows, first=first)
+
+    def accepts(self, rows: np.ndarray) -> bool:
+        """Say whether an array, rows in front, has the form of the spec and holds values of it only."""
+        return rows.dtype == self._own and rows.shape[1:] == tuple(self.shape) and self._holds(rows)
 
     def converted(
         self,

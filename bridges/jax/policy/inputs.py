@@ -19,18 +19,16 @@ import jax
 import jax.numpy as jnp
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
 
 from bridges.jax.handoff import RowEnv
 from bridges.jax.policy.jax_policy import JaxPolicy, Places, act
 from bridges.jax.policy.translated import Translation, in_jax
 from bridges.jax.transformed_rows import Acted
 from bridges.policy.compiled import CompiledPolicy
-from bridges.policy.errors import STEPWISE
-from bridges.policy.exporting import Signature
+from bridges.policy.exporting import signature_for
 from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
-from envkit.env.policy import observation_inputs, takes_tensordict
+from envkit.env.policy import observation_inputs
 from envkit.errors import ArgumentError, InputError, MissingKeyError, PolicyError
 from envkit.functional import Discrete
 from envkit.rules import DONE_LEAVES
@@ -96,7 +94,7 @@ def actor_for(env: RowEnv, policy: Any, td: TensorDictBase) -> Actor:
 def _translated(env: RowEnv, policy: CompiledPolicy, td: TensorDictBase) -> Actor:
     shown, others = _shown(env), free_entries(env, td)
     given = {path: (value.shape[td.ndim :], value.dtype) for path, value in others.items()}
-    signature = _signature(env, policy.module, {**shown, **given})
+    signature = signature_for(env, policy.module, {**shown, **given})
     translation = policy.translation(signature, env._size(td.numel()), in_jax)
     actions = _action_leaves(env)
     missing = [as_key(leaf.path) for leaf in actions if leaf.path not in translation.writes]
@@ -135,25 +133,6 @@ def free_entries(env: RowEnv, td: TensorDictBase) -> dict[Path, torch.Tensor]:
         and path[0] not in ("state", "next")
         and not path[-1].startswith("_")
     }
-
-
-def _signature(env: RowEnv, module: torch.nn.Module, given: Mapping[Path, Any]) -> Signature:
-    writes = None
-    if isinstance(module, TensorDictModuleBase):
-        reads = [as_path(key) for key in module.in_keys]
-    elif takes_tensordict(module):
-        reads = list(given)
-    else:
-        reads = [as_path(key) for key in observation_inputs(env)]
-        writes = tuple(as_path(key) for key in env.action_keys)
-    missing = [as_key(path) for path in reads if path not in given]
-    if missing:
-        raise MissingKeyError(
-            f"the policy reads {missing}, but a root has {list(map(as_key, given))}. Give what it "
-            "remembers a first value: pass it in the TensorDict, or append a TensorDictPrimer. What it "
-            f"reads of 'state' is not there in a program; {STEPWISE}."
-        )
-    return Signature(tuple((path, *given[path]) for path in dict.fromkeys(reads)), writes)
 
 
 # ----------------------------------------------------------------------------------- what it gives

@@ -21,9 +21,9 @@ import torch
 from bridges.dlpack import to_jax, to_jit
 from bridges.jax.policy.library import JAX
 from bridges.jax.policy.ops import TABLE
-from bridges.policy.compiled import CompiledPolicy, tensors_by_name
+from bridges.policy.compiled import CompiledPolicy
 from bridges.policy.errors import STEPWISE
-from bridges.policy.exporting import Exported, Signature
+from bridges.policy.exporting import Exported, Signature, tensors_by_name
 from bridges.policy.graph import Graph, filled
 from envkit.data.paths import Path
 from envkit.errors import TranslationError

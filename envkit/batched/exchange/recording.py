@@ -2,7 +2,8 @@
 
 The sub-envs write the roots and outcomes of up to `BufferExchange.num_slots` steps side by side;
 what they wrote is copied out once for all of them. No TensorDict is built for a step but the one
-the policy sees, and none of what the policy sees is ever overwritten.
+the policy sees, and none of what the policy sees is ever overwritten. A policy that acts on rows sees
+no TensorDict, but the rows themselves, and keeps none of them.
 
 Conventions
     window  steps that lie in the slots at the same time.
@@ -14,8 +15,9 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
@@ -23,12 +25,10 @@ from envkit import rules
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.data.transition import leaves
+from envkit.env.policy import ActsOnRows, Policy, RowsPolicy
 from envkit.errors import RolloutError
 
-if TYPE_CHECKING:
-    from envkit.env.policy import Policy
-
-__all__ = ["record_random", "record_rollout"]
+__all__ = ["record_on_rows", "record_random", "record_rollout"]
 
 Leaves = Mapping[Path, torch.Tensor]
 
@@ -81,6 +81,72 @@ def record_rollout(
             exchange.wait(exchange.wake(td, advance=start + slot < steps - 1))
         record.take_nexts(start, count)
     return record.result(_stacked(written, steps)), None
+
+
+def record_on_rows(
+    exchange: BufferExchange,
+    root: TensorDictBase,
+    act: Policy,
+    steps: int,
+    *,
+    action_paths: frozenset[Path],
+    device: Any,
+) -> TensorDict | None:
+    """Do what `record_rollout` does, with a policy that acts on rows: no TensorDict is made for a step.
+
+    Returns:
+        None, with nothing done, where the policy must see TensorDicts, reads what only they hold, or
+        writes what is obeyed step by step only.
+    """
+    policy = act.on_rows(root) if isinstance(act, ActsOnRows) else None
+    if policy is None or not _fits_rows(policy, exchange, action_paths):
+        return None
+    others = {path: value for path, value in leaves(root) if path not in exchange.roots[0]}
+    if not all(_is_carried(path, value) for path, value in others.items()):
+        return None
+    record = _Record(exchange, root, steps, device)
+    written = {path: np.empty((steps, *form), kind) for path, (form, kind) in policy.writes.items()}
+    moments = [
+        dict(zip(written, rows, strict=True)) for rows in zip(*written.values(), strict=True)
+    ]
+    roots = [
+        {path: rows[path].numpy() for path in policy.reads}
+        for rows in exchange.roots[: exchange.num_slots]
+    ]
+    for start, count in record.windows():
+        for slot in range(count):
+            out = moments[start + slot]
+            policy(roots[slot], out)
+            exchange.slot = slot
+            exchange.fill_actions({path: out[path] for path in action_paths})
+            exchange.wait(exchange.wake(advance=start + slot < steps - 1))
+        record.take_roots(start, count)
+        record.take_nexts(start, count)
+    kept = {
+        path: value.expand(steps, *value.shape).clone()
+        for path, value in others.items()
+        if path not in written
+    }
+    return record.result(
+        {**kept, **{path: torch.from_numpy(all_) for path, all_ in written.items()}}
+    )
+
+
+def _fits_rows(policy: RowsPolicy, exchange: BufferExchange, action_paths: frozenset[Path]) -> bool:
+    """Say whether a policy reads and writes no more than what lies in rows, or is recorded beside them."""
+    roots, writes = exchange.roots[0], policy.writes.keys()
+    return (
+        roots.keys() >= set(policy.reads)
+        and writes >= action_paths == exchange.inputs[0].keys()
+        and roots.keys().isdisjoint(writes)
+        and all(path[0] != "next" and path[-1] not in (rules.STEP, rules.RESET) for path in writes)
+    )
+
+
+def _is_carried(path: Path, value: Any) -> bool:
+    """Say whether a root entry of the caller's does no more than stay as it is."""
+    is_plain = isinstance(value, torch.Tensor) and not value.requires_grad
+    return is_plain and path[0] != "next" and path[-1] not in (rules.STEP, rules.RESET)
 
 
 def record_random(

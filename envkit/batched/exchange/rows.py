@@ -126,6 +126,12 @@ class BufferExchange:
             else:
                 _fill(rows, value, path)
 
+    def fill_actions(self, actions: Mapping[Path, np.ndarray]) -> None:
+        """Do what `fill` does, with all that the sub-envs take as input, as arrays."""
+        rows = self.inputs[int(self._slot[0])]
+        for path, value in actions.items():
+            self._actions.write_array(path, value, rows[path].numpy())
+
     def wake(
         self,
         root: TensorDictBase | None = None,

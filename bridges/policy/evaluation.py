@@ -1,0 +1,125 @@
+"""Torch modules as functions of NumPy rows: which memory they read, and how long they hold.
+
+Conventions
+    rows   arrays with the rows in front, one for each entry that is read or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import is_
+from typing import Any
+
+import numpy as np
+import torch
+
+from bridges.policy.exporting import Exported, Signature, tensors_by_name
+from bridges.policy.graph import Graph
+from bridges.policy.library import NUMPY, table_for
+from bridges.policy.straight import Program, straightened
+from envkit.data.paths import Path
+from envkit.env.policy import exploration_type
+from envkit.errors import TranslationError
+
+__all__ = ["Evaluation", "Unchanged", "in_numpy"]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """A module as a function of NumPy rows.
+
+    Attributes:
+        graph: what it computes.
+        reads: entries it is called with.
+        writes: entries it gives.
+        agreed: batch sizes of data for which it gave what the module gives.
+    """
+
+    graph: Graph
+    reads: tuple[Path, ...]
+    writes: tuple[Path, ...]
+    agreed: set[torch.Size] = field(default_factory=set)
+    _programs: dict[int, tuple[list[int], Program]] = field(default_factory=dict)
+
+    def program(self, module: torch.nn.Module, inputs: Sequence[np.ndarray]) -> Program:
+        """Give the function for as many rows as ``inputs`` have; see `straightened`.
+
+        It reads the memory of the parameters as they are now: what is written there in place is seen,
+        and where they lie elsewhere, another function is made.
+
+        Raises:
+            TranslationError: an operator is used in a way that is not covered.
+        """
+        rows = len(inputs[0])
+        named = tensors_by_name(module)
+        tensors = {name: named[own].detach() for name, own in self.graph.tensors.items()}
+        places = [tensor.data_ptr() for tensor in tensors.values()]
+        known, program = self._programs.get(rows, (None, None))
+        if program is None or known != places:
+            arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+            program = straightened(self.graph, arrays, inputs)
+            self._programs[rows] = places, program
+        return program
+
+
+def in_numpy(exported: Exported, signature: Signature, module: torch.nn.Module) -> Evaluation:
+    """Make a function of NumPy rows of an exported module; see `CompiledPolicy.translation`.
+
+    Raises:
+        TranslationError: an operator is not covered, or a tensor lies where NumPy does not see it.
+    """
+    for name, tensor in tensors_by_name(module).items():
+        if tensor.device.type != "cpu" or not _has_dtype(tensor.dtype):
+            raise TranslationError(f"{name!r} is {tensor.dtype} on {tensor.device}")
+    reads = tuple(path for path, _, _ in signature.reads)
+    names = [".".join(path) for path in reads]
+    table = table_for(exported.program.graph.nodes)
+    graph = Graph(exported.program, names, table, NUMPY)
+    writes = tuple(path for path, _ in exported.writes)
+    return Evaluation(graph, reads, writes)
+
+
+def _has_dtype(dtype: torch.dtype) -> bool:
+    try:
+        NUMPY.dtype_of(dtype)
+    except NotImplementedError:
+        return False
+    return True
+
+
+class Unchanged:
+    """Whether a module is what it was: attributes and parts by identity, tensors by their memory.
+
+    This is asked at every call, so it does not look into what an attribute holds: `cache_key` does, when
+    a policy is bound.
+    """
+
+    def __init__(self, module: torch.nn.Module):
+        self._exploration = exploration_type()
+        parts = list(module.modules())
+        held: list[dict[str, Any]] = [part.__dict__ for part in parts]
+        for part in parts:
+            held += [part._parameters, part._buffers, part._modules]  # type: ignore[list-item]
+            held += [part._forward_hooks, part._forward_pre_hooks]  # type: ignore[list-item]
+        self._empty = [values for values in held if not values]
+        self._held = [(values, tuple(values.values())) for values in held if values]
+        self._tensors = [(t, t.data_ptr()) for t in (*module.parameters(), *module.buffers())]
+        self.has_hooks = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+        self.size = sum(tensor.numel() for tensor, _ in self._tensors)
+
+    def __bool__(self) -> bool:
+        if any(self._empty):
+            return False
+        for values, seen in self._held:
+            if len(values) != len(seen) or not all(map(is_, values.values(), seen)):
+                return False
+        for tensor, place in self._tensors:
+            if tensor.data_ptr() != place:
+                return False
+        return exploration_type() is self._exploration
+
+    @property
+    def learns(self) -> bool:
+        """Whether a gradient would flow to a parameter."""
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor, _ in self._tensors)
