@@ -108,6 +108,7 @@ class Collector(ABC):
         self._pending: Callable[[], Batch] | None = None
         self._received: list[Batch] = []
         self._undelivered: TensorDictBase | None = None
+        self._stored_keys: list[Any] = []
         self._episodes = EpisodeStore() if given.trajs_per_batch is not None else None
         self._bar = ProgressBar(given.total_frames) if given.progress else None
         self._is_shut_down = False
@@ -242,6 +243,11 @@ class Collector(ABC):
 
     def _store(self, batch: TensorDictBase) -> None:
         buffer = self._options.replay_buffer
+        if (
+            self._options.init_random_frames
+        ):  # random actions come without what else a policy writes
+            self._stored_keys = self._stored_keys or list(batch.keys(True, True))
+            batch = batch.select(*self._stored_keys)
         _require_same_keys(buffer, batch)
         if self._options.replay_buffer_chunk:
             buffer.extend(batch)

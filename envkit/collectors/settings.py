@@ -37,7 +37,8 @@ class CollectorOptions(TypedDict, total=False):
         policy_device: where the policy acts, a copy if it is elsewhere.
         create_env_kwargs: keywords for ``create_env_fn``; with workers, a dict for all or a list of one each.
         max_frames_per_traj: steps after which an episode is truncated (`StepCounter`); None, 0 or less: none.
-        init_random_frames: actions are random until so many frames were collected, in whole batches.
+        init_random_frames: actions are random until so many frames were collected, in whole batches. Those have
+            nothing that a policy writes beside its action, and so such entries do not go into ``replay_buffer``.
         reset_at_each_iter: reset all envs before each batch.
         postproc: callable from batch to batch, a transform for instance; called last.
         split_trajs: pass each batch through `split_trajectories`.
