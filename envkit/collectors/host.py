@@ -39,7 +39,11 @@ __all__ = [
 ]
 
 WEIGHTS, STOP, BATCH = "weights", "stop", "batch"
-COMMAND_NAMES: dict[int | str, str] = {"collect": "collecting", "begin_anew": "reset"}
+COMMAND_NAMES: dict[int | str, str] = {
+    "collect": "collecting",
+    "load_and_collect": "collecting",
+    "begin_anew": "reset",
+}
 BUILDING = ("rebuild",)
 
 Leaves = Mapping[Path, tuple[tuple[int, ...], torch.dtype]]
@@ -66,13 +70,11 @@ class WorkerOrder:
 
     Attributes:
         order: what the runner is told.
-        load: take new weights first.
         stops: look at "stop" after each step.
         with_root: tell the root that the next batch begins with.
     """
 
     order: Order
-    load: bool
     stops: bool
     with_root: bool
 
@@ -171,9 +173,6 @@ class RunnerHost:
     def call_collect(self, wanted: WorkerOrder) -> Reply:
         """Make a batch."""
         runner, order = self._runner, wanted.order
-        if wanted.load:
-            assert self._weights is not None
-            load_weights(runner.policy, self._weights)
         if wanted.stops:
             order = replace(order, interrupted=self._is_stopped)
         batch = runner.begin(order)()
@@ -187,6 +186,12 @@ class RunnerHost:
             runner.shown_root() if wanted.with_root else None,
             runner.counted(),
         )
+
+    def call_load_and_collect(self, wanted: WorkerOrder) -> Reply:
+        """Take new weights, then make a batch."""
+        assert self._weights is not None
+        load_weights(self._runner.policy, self._weights)
+        return self.call_collect(wanted)
 
     def _is_stopped(self) -> bool:
         assert self._stop is not None

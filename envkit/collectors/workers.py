@@ -194,15 +194,14 @@ class WorkerCollector(Collector):
 
     def _bind(self, packing: Packing[Path] | None = None) -> None:
         """Share memory with the workers; that of batches once their form is known."""
-        fields = [Field(STOP, (), "uint8")]
+        fields, made = [Field(STOP, (), "uint8")], () if packing is None else (BATCH,)
+        traffic = {"collect": Traffic((STOP,), made)}
         if self._weights is not None:
             fields.append(Field(WEIGHTS, (self._weights.size_bytes,), "uint8"))
+            traffic["load_and_collect"] = Traffic((STOP, WEIGHTS), made)
         if packing is not None:
             fields.append(Field(BATCH, (packing.size_bytes,), "uint8"))
             self._pool.call("plan", packing)
-        asked = tuple(field.name for field in fields if field.name != BATCH)
-        made = tuple(field.name for field in fields if field.name == BATCH)
-        traffic = {"collect": Traffic(asked, made)}
         self._memory = self._pool.bind(Layout(tuple(fields), self.num_workers, traffic))
         self._packing = packing
 
@@ -214,16 +213,15 @@ class WorkerCollector(Collector):
             self._introduce(worker)
         steps = self._steps - (worker in self._lost)
         order = Order(steps, random, self.policy_version)
-        loads = self._lay_weights(worker)
+        method = "load_and_collect" if self._lay_weights(worker) else "collect"
         self._memory[STOP][worker] = 0
         options = self._options
         wanted = WorkerOrder(
             order,
-            loads,
             stops=options.preemptive_threshold is not None,
             with_root=options.on_worker_failure == "restart",
         )
-        self._jobs[worker] = self._pool.begin_call(worker, "collect", wanted)
+        self._jobs[worker] = self._pool.begin_call(worker, method, wanted)
         self._ordered[worker] = order
         self._loaded[worker] = self.policy_version
 
