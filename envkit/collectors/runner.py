@@ -19,6 +19,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.collectors.numbering import TrajectoryNumbers
+from envkit.collectors.timing import Seconds, timed
 from envkit.data.paths import Key, as_key, as_path
 from envkit.env.base import EnvBase
 from envkit.env.fragments import Begun, Fragment, begin_fragment
@@ -106,7 +107,7 @@ class EnvRunner:
         self.options = options
         self.numbers = TrajectoryNumbers(env.batch_size.numel(), first=first_number, stride=stride)
         self.root: TensorDictBase | None = None
-        self.seconds = {"envs": 0.0, "policy": 0.0}
+        self.seconds = Seconds()
         self.frames = self.episodes = 0
 
     # ------------------------------------------------------------------------------------- batches
@@ -164,25 +165,12 @@ class EnvRunner:
         return Fragment(
             self.env,
             policy,
-            self._timed(act),
+            timed(act, self.seconds),
             order.steps,
             resets=self.options.reset_when_done,
             record_state=self.options.record_state,
             interrupted=order.interrupted,
         )
-
-    def _timed(self, act: Policy) -> Policy:
-        seconds = self.seconds
-
-        def timed(td: TensorDictBase) -> TensorDictBase:
-            began = perf_counter()
-            acted = act(td)
-            spent = perf_counter() - began
-            seconds["policy"] += spent
-            seconds["envs"] -= spent
-            return acted
-
-        return timed
 
     @contextmanager
     def _acting(self) -> Iterator[None]:

@@ -1,0 +1,67 @@
+"""How long a policy acts, of the time in which a batch is made.
+
+Conventions
+    seconds  spent in "envs" and in the "policy"; what a policy takes is counted away from the envs, whose time is
+             that of the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+
+import numpy as np
+from tensordict import TensorDictBase
+
+from envkit.data.paths import Path
+from envkit.env.policy import ActsOnRows, Policy, RowsPolicy
+
+__all__ = ["Seconds", "timed"]
+
+
+class Seconds(dict[str, float]):
+    """Seconds by what they were spent in."""
+
+    def __init__(self) -> None:
+        super().__init__(envs=0.0, policy=0.0)
+
+    def acted(self, began: float) -> None:
+        """Count what a policy took from a moment of ``perf_counter`` until now."""
+        spent = perf_counter() - began
+        self["policy"] += spent
+        self["envs"] -= spent
+
+
+def timed(act: Policy, seconds: Seconds) -> Policy:
+    """Give a policy that does what ``act`` does, on rows too where that can, and counts how long it takes."""
+    return _TimedOnRows(act, seconds) if isinstance(act, ActsOnRows) else _Timed(act, seconds)
+
+
+class _Timed:
+    def __init__(self, act: Policy, seconds: Seconds):
+        self._act, self._seconds = act, seconds
+
+    def __call__(self, td: TensorDictBase) -> TensorDictBase:
+        began = perf_counter()
+        acted = self._act(td)
+        self._seconds.acted(began)
+        return acted
+
+
+class _TimedOnRows(_Timed):
+    _act: ActsOnRows  # type: ignore[assignment]
+
+    def on_rows(self, root: TensorDictBase) -> RowsPolicy | None:
+        found = self._act.on_rows(root)
+        return None if found is None else _TimedRows(found, self._seconds)
+
+
+class _TimedRows:
+    def __init__(self, act: RowsPolicy, seconds: Seconds):
+        self.reads, self.writes = act.reads, act.writes
+        self._act, self._seconds = act, seconds
+
+    def __call__(self, rows: Mapping[Path, np.ndarray], out: Mapping[Path, np.ndarray]) -> None:
+        began = perf_counter()
+        self._act(rows, out)
+        self._seconds.acted(began)
