@@ -38,6 +38,7 @@ _HOMES = {
     ),
     "envkit.batched.parallel": ("ParallelEnv",),
     "envkit.batched.serial": ("SerialEnv",),
+    "envkit.checkpoint": ("load", "save"),
     "envkit.env.checks": ("check_env_specs",),
     "envkit.env.drawing": ("make_tensordict",),
     "envkit.env.groups": ("MarlGroupMapType", "check_marl_grouping"),

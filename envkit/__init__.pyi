@@ -29,6 +29,8 @@ from envkit.batched.metadata import EnvMetaData as EnvMetaData
 from envkit.batched.mixed import MixedEnv as MixedEnv
 from envkit.batched.parallel import ParallelEnv as ParallelEnv
 from envkit.batched.serial import SerialEnv as SerialEnv
+from envkit.checkpoint import load as load
+from envkit.checkpoint import save as save
 from envkit.collectors.collector import Collector as Collector
 from envkit.collectors.multi_async import MultiAsyncCollector as MultiAsyncCollector
 from envkit.collectors.multi_async import MultiaSyncDataCollector as MultiaSyncDataCollector

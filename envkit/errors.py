@@ -278,7 +278,7 @@ class NotCallableError(EnvkitError, NotImplementedError):
 
 
 class ResumeError(EnvkitError, NotImplementedError):
-    """A state dict was to be loaded into an env whose simulator it does not hold."""
+    """What is to be saved cannot be restored exactly, or what was loaded did not go on as it did before."""
 
 
 class SetStateError(EnvkitError, NotImplementedError):

@@ -16,6 +16,7 @@ import pickle
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from bridges.gym.episode_log import EpisodeLog
 from envkit.errors import CopyError
 from envkit.transport import by_value
 
@@ -74,6 +75,9 @@ def _revived(twin: Any, state: Any, kept: list[dict[str, Any]]) -> Any:
     for chain, found in zip(_rebuilt(twin._env), kept, strict=True):
         vars(chain[-1]).update(found)
         _order_enforcing(chain)._has_reset = False
+        for log in (chain[0], vars(twin).get("_log")):
+            if isinstance(log, EpisodeLog):
+                log.forget(None)
     return twin
 
 

@@ -21,7 +21,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor
 
 from bridges.gym.copies import deep_copy, pack, unpack
-from bridges.gym.info_reading import InfoReading, Outcome, Reader
+from bridges.gym.info_reading import Outcome, Reader
+from bridges.gym.resuming import ResumableEnv
 from envkit import rules
 from envkit.data.paths import Key, as_key
 from envkit.data.transition import stepped_rows
@@ -56,7 +57,7 @@ class _StepForms(NamedTuple):
     flags: dict[str, torch.Size]
 
 
-class GymLikeEnv(InfoReading):
+class GymLikeEnv(ResumableEnv):
     """Base of environments that stand on a gym-style simulator; unbatched and batch-locked.
 
     Args:
@@ -211,9 +212,10 @@ class GymLikeEnv(InfoReading):
     @property
     def _simulator(self) -> Any:
         """What is stepped and reset."""
-        return self._env
+        return self._env if self._log is None else self._log
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        self._has_told()
         mask = None if td is None else td.get(rules.RESET, None)
         result = self._reset_simulator(mask, **kwargs)
         observation, info = self._reset_output_transform(result)
@@ -228,6 +230,8 @@ class GymLikeEnv(InfoReading):
         return self._simulator.reset(**kwargs)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
+        if self._gave_up:
+            return self._truncated_next(td)
         action = self._action_in(td, stepped_rows(td) if self._batch_size else None)
         if self.convert_actions_to_numpy:
             action = self.read_action(action)
@@ -353,10 +357,6 @@ class GymLikeEnv(InfoReading):
         super().close(raise_if_closed=raise_if_closed)
         if was_open and hasattr(self._env, "close"):
             self._env.close()
-
-    @property
-    def _cannot_resume(self) -> str | None:
-        return type(self).__name__
 
     def render(self, *args: object, **kwargs: object) -> Any:
         """Render the simulator as it was made to."""

@@ -47,12 +47,16 @@ class GymCore:
         frame_skip: int = 1,
         pixels: bool = False,
     ):
-        self.env = env
         self.observation = observation
         self.action = action
         self.frame_skip = frame_skip
         self.pixels = pixels
-        self.step = env.step if frame_skip == 1 else self._repeated_step
+        self.take(env)
+
+    def take(self, env: Any) -> None:
+        """Reset and step ``env`` from now on: the env, or what writes its episodes down."""
+        self.env = env
+        self.step = env.step if self.frame_skip == 1 else self._repeated_step
 
     def is_like(self, other: GymCore) -> bool:
         """Say whether another core takes its actions in the same form."""

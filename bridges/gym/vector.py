@@ -26,10 +26,13 @@ import numpy as np
 import torch
 
 from bridges.gym.backend import library_of
+from bridges.gym.episode_log import EpisodeLog
+from bridges.gym.simulator_state import recorded, restored, saved
 from bridges.gym.spaces import Codec
 from envkit.data.paths import Path
+from envkit.data.plain import from_plain, plain
 from envkit.env.seeding import seed_chain
-from envkit.errors import ArgumentError, ResetMaskError, StepMaskError
+from envkit.errors import ArgumentError, ResetMaskError, ResumeError, StepMaskError
 
 __all__ = ["VectorCore", "frame_skipping", "is_vector"]
 
@@ -254,6 +257,59 @@ class VectorCore:
         self.env.reset(seed=seeds if self._is_ours else seeds[0])
         return following
 
+    # -------------------------------------------------------------------------------------- resuming
+
+    def record(self, mode: bool) -> None:
+        """Write down the episodes of all rows, where they can be reached; False: write no longer."""
+        if self._has_stand_ins:
+            self.env.envs = [recorded(env, mode) for env in self.env.envs]
+
+    def state(self) -> dict[str, Any]:
+        """Give the states of all rows, and which of them have ended, in plain form.
+
+        Raises:
+            ResumeError: a row cannot be saved, or the rows cannot be reached.
+        """
+        self._require_reach()
+        return {
+            "rows": [saved(env) for env in self.env.envs],
+            "own": plain({name: getattr(self, name) for name in _OF_ROWS}, "what was kept of rows"),
+            "autoreset": plain(self.env._autoreset_envs),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave.
+
+        Raises:
+            ResumeError: a row did not get where it was.
+        """
+        self._require_reach()
+        if len(state["rows"]) != len(self.env.envs):
+            raise ResumeError(
+                f"what is loaded holds {len(state['rows'])} rows, but this env has {len(self.env.envs)}. Make it "
+                "with as many envs as the one that was saved."
+            )
+        self.env.envs = [
+            restored(env, row) for env, row in zip(self.env.envs, state["rows"], strict=True)
+        ]
+        vars(self).update(from_plain(state["own"]))
+        self.env._autoreset_envs = from_plain(state["autoreset"])
+
+    def begin_logs(self) -> None:
+        """Write down the episodes that begin next, whatever was before."""
+        self._forget()
+        self.record(True)
+        for env in self.env.envs if self._has_stand_ins else ():
+            if isinstance(env, EpisodeLog):
+                env.forget(None)
+
+    def _require_reach(self) -> None:
+        if not self._has_stand_ins:
+            raise ResumeError(
+                f"the rows of {self.env} cannot be saved from outside. Make it with vectorization_mode='sync' "
+                "and without vector wrappers, or take SerialEnv or ParallelEnv of single envs."
+            )
+
     # ---------------------------------------------------------------------------------------- values
 
     def encode(self, observations: Sequence[Any]) -> dict[Path, torch.Tensor]:
@@ -273,6 +329,9 @@ class VectorCore:
         space = self.action.space
         blank = self._utils.create_empty_array(space, len(values))
         return self._utils.concatenate(space, values, blank)
+
+
+_OF_ROWS = ("_ended", "_went_on", "_first", "_first_infos")
 
 
 class _StandIn:

@@ -13,7 +13,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack, cast
+from typing import Any, Self, Unpack, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from bridges.gym.rows import GymCore, reward_array
 from bridges.gym.spaces import Codec, codec_of
 from bridges.gym.vector import VectorCore, is_vector
 from envkit import rules
-from envkit.data.arguments import as_batch_size
+from envkit.data.arguments import as_batch_size, as_bool
 from envkit.data.paths import Key, as_key, as_path, nest
 from envkit.data.transition import empty_like, leaves
 from envkit.env.base import EnvBase
@@ -154,7 +154,7 @@ class GymWrapper(GymLikeEnv):
 
     @property
     def _simulator(self) -> Any:
-        return self._env if self._vector is None else self._vector
+        return super()._simulator if self._vector is None else self._vector
 
     def read_action(self, action: Value) -> Any:
         """Turn an action into a value of the gymnasium action space, by its codec."""
@@ -271,10 +271,45 @@ class GymWrapper(GymLikeEnv):
         )
         return core if is_plain and self._steps_by_itself else None
 
+    # -------------------------------------------------------------------------------------- resuming
+
+    def record_for_resume(self, mode: bool = True) -> Self:
+        """Write down episodes from the next reset on, see `EnvBase.record_for_resume`."""
+        if self._vector is None:
+            return super().record_for_resume(mode)
+        self._vector.record(as_bool("mode", mode))
+        return self
+
+    def _take_log(self, env: Any) -> None:
+        super()._take_log(env)
+        self.core.take(env)
+
+    def _own_state(self) -> dict[str, Any]:
+        return {**super()._own_state(), "static": self._seed_is_static}
+
+    def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
+        super()._take_own_state(state, strict=strict)
+        self._seed_is_static = state["static"]
+
+    def _simulator_state(self) -> Any:
+        return super()._simulator_state() if self._vector is None else self._vector.state()
+
+    def _restore_simulator(self, state: Any) -> None:
+        if self._vector is None:
+            super()._restore_simulator(state)
+        else:
+            self._vector.restore(state)
+
+    def _begin_log(self) -> None:
+        if self._vector is None:
+            super()._begin_log()
+        else:
+            self._vector.begin_logs()
+
     def _fast_rollout(
         self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy
     ) -> TensorDictBase | list[TensorDictBase] | None:
-        if self.row_core() is None or stop == "all":
+        if self.row_core() is None or stop == "all" or self._gave_up:
             return None
         self._check_batch(root)
         follow = until_any_done if stop == "any" else nonstop

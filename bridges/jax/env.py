@@ -16,7 +16,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 import jax
@@ -165,25 +165,18 @@ class JaxEnv(ProgramEnv):
 
     # ------------------------------------------------------------------------------------ state
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """Give what a state dict holds beside parameters: where the random numbers of this env are.
+    own_state_is_needed = True
 
-        The states of rows are in the data. With both, a run goes on as if it had not been cut.
-        """
-        generator = self._action_generator
-        return {
-            "key": to_torch(self._key).clone(),
-            "actions": None if generator is None else generator.get_state(),
-        }
+    def _own_state(self) -> dict[str, Any]:
+        """Add the key that new rows are drawn from. The states of rows are in the data."""
+        key = None if self._key is None else to_torch(self._key).clone()
+        return {**super()._own_state(), "key": key}
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take over what `get_extra_state` gave."""
-        key = to_jit(state["key"], copy=True)
-        self._key = jax.device_put(key, jax_device_of(self.device or "cpu"))
-        self._action_generator = None
-        if state["actions"] is not None:
-            self._action_generator = torch.Generator(self.device or "cpu")
-            self._action_generator.set_state(state["actions"])
+    def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
+        super()._take_own_state(state, strict=strict)
+        self._key, key = None, state["key"]
+        if key is not None:
+            self._key = jax.device_put(to_jit(key, copy=True), jax_device_of(self.device or "cpu"))
 
     def reseed(self, td: TensorDictBase) -> EnvData:
         """Give the rows of ``td`` new keys, so that copies of one state part ways; returns ``td``."""

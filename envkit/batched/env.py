@@ -1,7 +1,7 @@
 """Many stateful envs behind one: what SerialEnv and ParallelEnv share, which is all but the pool.
 
-`BatchedEnv` routes masks to rows, and resets, steps, seeds and saves the sub-envs. It does not know
-when they are built (`pool_owner`), processes (the pool) nor bytes (the exchange).
+`BatchedEnv` routes masks to rows, and resets, steps and seeds the sub-envs. It does not know when they are
+built (`pool_owner`), how they are saved (`resuming`), processes (the pool) nor bytes (the exchange).
 
 Conventions
     row      number of a sub-env, 0 .. num_workers - 1.
@@ -11,7 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -24,7 +24,7 @@ from envkit.batched.attributes import AttributeLookup
 from envkit.batched.exchange.recording import record_on_rows, record_random, record_rollout
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
-from envkit.batched.pool_owner import PoolOwner
+from envkit.batched.resuming import ResumablePool
 from envkit.batched.stacking import by_row, empty_rows, keep_unstepped, stack_rows
 from envkit.data.arguments import require_tensordict
 from envkit.data.paths import Path, as_key, as_path
@@ -38,10 +38,8 @@ from envkit.env.policy import Policy
 from envkit.env.seeding import seed_chain
 from envkit.env.starts import refuse_start
 from envkit.errors import (
-    ArgumentTypeError,
     BatchSizeError,
     ClosedEnvError,
-    MissingKeyError,
     NotResetError,
     WorkerError,
 )
@@ -51,7 +49,7 @@ from envkit.transport.pool import call_by_row
 __all__ = ["BatchedEnv"]
 
 
-class BatchedEnv(AttributeLookup, PoolOwner):
+class BatchedEnv(AttributeLookup, ResumablePool):
     """Base of SerialEnv and ParallelEnv; see `PoolOptions` for the keywords.
 
     A public name that it does not have is looked up on the sub-envs, see `attributes`.
@@ -305,45 +303,6 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         self._started_specs()
         kinds = (found.cannot_start_at_state for found in self._metadata)
         return next((kind for kind in kinds if kind), None)
-
-    @property
-    def _cannot_resume(self) -> str | None:
-        self._started_specs()
-        return next((found.cannot_resume for found in self._metadata if found.cannot_resume), None)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Give ``{"worker0": {...}, ...}``, the state dict of every sub-env.
-
-        The states of simulators are not in it, see `load_state_dict`.
-        """
-        states = [state for part in self._started().call("state_dicts") for state in part]
-        return {f"worker{row}": state for row, state in enumerate(states)}
-
-    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Load what `state_dict` gave, or one sub-env's state dict into all of them.
-
-        Raises:
-            ArgumentTypeError: it is no dict.
-            MissingKeyError: it is that of another number of sub-envs.
-            ResumeError: (a NotImplementedError) simulators of sub-envs keep a state of their own.
-        """
-        if not isinstance(state_dict, Mapping):
-            raise ArgumentTypeError(
-                f"the state dict is of type {type(state_dict).__name__}, but must be a dict. "
-                "Pass what state_dict() gave."
-            )
-        names = [f"worker{row}" for row in range(self.num_workers)]
-        if "worker0" not in state_dict:
-            state_dict = dict.fromkeys(names, state_dict)
-        if state_dict.keys() != set(names):
-            raise MissingKeyError(
-                f"the state dict has entries {sorted(state_dict)}, but {self.num_workers} sub-envs "
-                f"need {names}. Pass what state_dict() of an env of as many gave, or the state dict "
-                "of one sub-env for all."
-            )
-        self._require_resumable()
-        states = {row: state_dict[name] for row, name in enumerate(names)}
-        call_by_row(self._started(), "load_state_dicts", states)
 
 
 @dataclass(slots=True, eq=False)

@@ -29,6 +29,7 @@ from envkit.batched.host_rows import TensorDictRows, bind_rows, row_core
 from envkit.batched.metadata import EnvLeaves, EnvMetaData
 from envkit.batched.output_checks import OutputForms
 from envkit.data.paths import Path
+from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
 from envkit.errors import WorkerError
 from envkit.transport import RowsFailedError
@@ -52,8 +53,8 @@ COMMAND_NAMES: dict[int | str, str] = {
     RESTART: "reset",
     ADVANCE: "step_and_maybe_reset",
     "reset_rows": "reset",
-    "state_dicts": "state_dict",
-    "load_state_dicts": "load_state_dict",
+    "states": "state_dict",
+    "load_states": "load_state_dict",
 }
 """What the user called where a command or call fails; other calls have the name of their method."""
 
@@ -122,6 +123,7 @@ class EnvHost:
         self._rows: Any = None
         self._states: tuple[Path, ...] = ()
         self._forms: dict[int, OutputForms] = {}
+        self._records = False
         self.envs: list[EnvBase] = []
         try:
             for row in rows:
@@ -242,6 +244,8 @@ class EnvHost:
         with suppress(Exception):  # it has failed already, and nobody needs it any more
             self.envs[row - self.first].close(raise_if_closed=False)
         env = self.envs[row - self.first] = self._make(row)
+        if self._records:
+            env.record_for_resume()
         if seed is not None:
             env.set_seed(seed)
         if self._rows is not None:
@@ -288,14 +292,44 @@ class EnvHost:
         if isinstance(self._rows, TensorDictRows):
             self._rows.to(device)
 
-    def call_state_dicts(self) -> list[dict[str, Any]]:
-        """Read the state dict of every env."""
-        return [env.state_dict() for env in self.envs]
+    def call_record_for_resume(self, mode: bool) -> None:
+        """Have every env write down its episodes, also those that are built anew."""
+        self._records = mode
+        for row, env in enumerate(self.envs, self.first):
+            env.record_for_resume(mode)
+            self._rebind(row)
 
-    def call_load_state_dicts(self, state_dicts: dict[int, dict[str, Any]]) -> None:
-        """Load state dicts by row."""
-        for row, state_dict in state_dicts.items():
-            self.envs[row - self.first].load_state_dict(state_dict)
+    def _rebind(self, row: int) -> None:
+        """Have the rows step what now takes the steps of an env: rows of TensorDicts ask it each time."""
+        if self._rows is not None and not isinstance(self._rows, TensorDictRows):
+            self._rows.replace(row, self.envs[row - self.first])
+
+    def call_states(self) -> dict[int, dict[str, Any]]:
+        """Give, by row, the state dict of every env, and the root that its row remembers, in plain form."""
+        roots = self._rows.roots() if isinstance(self._rows, TensorDictRows) else {}
+
+        def read(row: int, _: None) -> dict[str, Any]:
+            return {"env": self.envs[row - self.first].state_dict(), "root": plain(roots.get(row))}
+
+        rows = range(self.first, self.first + len(self.envs))
+        return self._for_each(dict.fromkeys(rows), read)
+
+    def call_load_states(
+        self, strict: bool, states: dict[int, tuple[dict[str, Any], Any]]
+    ) -> dict[int, bool]:
+        """Load what `call_states` gave, and say of each row whether its episode was given up."""
+
+        def load(row: int, given: tuple[dict[str, Any], Any]) -> bool:
+            env, (state, root) = self.envs[row - self.first], given
+            env.load_state_dict(state, strict=strict)
+            if isinstance(self._rows, TensorDictRows):
+                self._rows.put_root(row, from_plain(root))
+            self._rebind(row)
+            gave_up = env._gave_up
+            env._has_told()
+            return gave_up
+
+        return self._for_each(states, load)
 
     def call_has_row_core(self) -> bool:
         """Say whether every env steps on NumPy rows, all of them with the same spaces."""

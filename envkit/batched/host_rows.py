@@ -95,6 +95,14 @@ class TensorDictRows:
             else:
                 env.step(slot)
 
+    def roots(self) -> dict[int, TensorDictBase | None]:
+        """Give the current root of every row; None before the first reset."""
+        return {row: env.root for row, env in self._envs.items()}
+
+    def put_root(self, row: int, root: TensorDictBase | None) -> None:
+        """Let a row go on from a root."""
+        self._envs[row].root = root
+
     def to(self, device: torch.device) -> None:
         """Follow the envs, which were moved to another device."""
         for env in self._envs.values():

@@ -82,7 +82,7 @@ class EnvMetaData:
         action_masks: actions, each with the entry that says which of its options are allowed.
         gives_nan: whether NaN stands for values that the env cannot know.
         books: observations that its transforms have added for bookkeeping.
-        cannot_resume: the kind of env whose simulator is not in a state dict, if one is.
+        keeps_state: the kind of env whose simulator keeps a state of its own, if one does.
         cannot_start_at_state: the kind of env that cannot begin at a state it is given, if one cannot.
         draws_its_own: whether random actions come from an override of `EnvBase.rand_action`.
     """
@@ -98,7 +98,7 @@ class EnvMetaData:
     allow_done_after_reset: bool = False
     action_masks: tuple[tuple[Key, Key], ...] = ()
     draws_its_own: bool = False
-    cannot_resume: str | None = None
+    keeps_state: str | None = None
     cannot_start_at_state: str | None = None
     books: frozenset[Path] = frozenset()
     gives_nan: bool = False
@@ -129,7 +129,7 @@ class EnvMetaData:
             allow_done_after_reset=env.allow_done_after_reset,
             action_masks=env._action_masks,
             draws_its_own=env._draws_its_own,
-            cannot_resume=env._cannot_resume,
+            keeps_state=env._keeps_state,
             cannot_start_at_state=env._cannot_start_at_state,
             books=env._books,
             gives_nan=env._gives_nan,

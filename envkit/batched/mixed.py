@@ -26,10 +26,12 @@ from envkit.batched.mixed_steps import MixedStep
 from envkit.batched.moments import MOMENT, Moments
 from envkit.data.arguments import require_tensordict
 from envkit.data.paths import Path, as_path
+from envkit.data.plain import from_plain, plain
 from envkit.data.resets import collect_reset_masks
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.exclusive import InUse
+from envkit.env.own_state import OWN
 from envkit.env.pending import Pending
 from envkit.errors import (
     ArgumentError,
@@ -256,21 +258,44 @@ class MixedEnv(EnvBase):
         return next((kind for kind in kinds if kind), None)
 
     @property
-    def _cannot_resume(self) -> str | None:
-        kinds = [member.env._cannot_resume for member in self.members]
+    def _keeps_state(self) -> str | None:
+        kinds = [member.env._keeps_state for member in self.members]
         return next((kind for kind in kinds if kind), None)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Give ``{"member0": {...}, ...}``, the state dict of every member."""
-        return {member.name: member.env.state_dict(*args, **kwargs) for member in self.members}
+    def record_for_resume(self, mode: bool = True) -> Self:
+        """Have every member write down its episodes, see `EnvBase.record_for_resume`."""
+        for member in self.members:
+            member.env.record_for_resume(mode)
+        return self
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Give ``{"member0": {...}, ...}``, the state dict of every member, and what the mixed env adds.
+
+        Raises:
+            ResumeError: (a RuntimeError) a member cannot be saved so that it could be restored exactly.
+        """
+        states = {member.name: member.env.state_dict(*args, **kwargs) for member in self.members}
+        return {**states, OWN: self._own_state()}
+
+    def _own_state(self) -> dict[str, Any]:
+        newest = [plain(member.newest) for member in self.members]
+        return {**super()._own_state(), "moments": self._moments.state(), "newest": newest}
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, **kwargs: Any
+    ) -> None:
         """Load what `state_dict` gave.
+
+        Args:
+            state_dict: of an env of the same members.
+            strict: False: rows whose episode does not go on as it did are truncated by the next step, and
+                begin a new one.
+            **kwargs: of ``torch.nn.Module.load_state_dict``.
 
         Raises:
             ArgumentTypeError: it is no dict.
-            MissingKeyError: (a KeyError) a member is not in it.
-            ResumeError: (a NotImplementedError) the simulator of a member keeps a state of its own.
+            MissingKeyError: (a KeyError) a member, or what the mixed env added, is not in it.
+            ResumeError: (a RuntimeError) a member did not get where it was.
         """
         if not isinstance(state_dict, Mapping):
             raise ArgumentTypeError(
@@ -278,14 +303,20 @@ class MixedEnv(EnvBase):
                 "Pass what state_dict() gave."
             )
         names = [member.name for member in self.members]
-        if sorted(state_dict) != sorted(names):
+        if sorted(state_dict) != sorted([*names, OWN]):
             raise MissingKeyError(
                 f"the state dict has the entries {list(state_dict)}, but this env has the members "
-                f"{names}. Pass what state_dict() of an env with as many members gave."
+                f"{names} and {OWN!r}. Pass what state_dict() of an env with as many members gave."
             )
-        self._require_resumable()
         for name, member in zip(names, self.members, strict=True):
-            member.env.load_state_dict(state_dict[name], *args, **kwargs)
+            member.env.load_state_dict(state_dict[name], strict, **kwargs)
+        self._take_own_state(state_dict[OWN], strict=strict)
+
+    def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
+        super()._take_own_state(state, strict=strict)
+        self._moments.take(state["moments"])
+        for member, newest in zip(self.members, state["newest"], strict=True):
+            member.newest = from_plain(newest)
 
     # ------------------------------------------------------------------------------- seed and life
 

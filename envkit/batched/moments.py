@@ -39,6 +39,14 @@ class Moments:
         """Forget all: the simulators were seeded."""
         self._now = torch.zeros_like(self._now)
 
+    def state(self) -> torch.Tensor:
+        """Give all moments."""
+        return self._now.clone()
+
+    def take(self, moments: torch.Tensor) -> None:
+        """Go on from what `state` gave."""
+        self._now = moments.clone()
+
     def count(self, rows: torch.Tensor, within: slice = slice(None)) -> None:
         """Count a step or a reset of those of some rows that lie ``within`` a range."""
         now = self._now.clone()

@@ -85,6 +85,14 @@ class PolicyEntries:
             self._newest[path] = zeros
             fresh.set(as_key(path), zeros.clone())
 
+    def state(self) -> list[torch.Tensor]:
+        """Give all values."""
+        return [value.detach().clone() for value in self._newest.values()]
+
+    def take(self, values: list[torch.Tensor]) -> None:
+        """Go on from what `state` gave."""
+        self._newest = dict(zip(self._newest, (v.clone() for v in values), strict=True))
+
     def to(self, device: torch.device) -> None:
         """Move all values."""
         self._newest = {path: value.to(device) for path, value in self._newest.items()}

@@ -115,6 +115,7 @@ class PoolOwner(EnvBase):
         self._exchange: BufferExchange | TensorDictExchange | None = None
         self._started_by_hand = self._was_closed = self._seed_is_static = False
         self._seed: int | None = None
+        self._records = False
 
     def _after_init(self, spec_locked: bool) -> None:
         self._lock_when_started = self._declared.is_locked = spec_locked
@@ -197,6 +198,8 @@ class PoolOwner(EnvBase):
             raise
         self._pool, self._was_closed = pool, False
         self._finalizer = weakref.finalize(self, _end, pool, self._limit_threads())
+        if self._records:
+            self._recovery.record(True)
         if self._seed is not None:
             self._set_seeds(self._seed, static=self._seed_is_static)
 

@@ -13,6 +13,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
 
@@ -49,6 +50,7 @@ class Recovery:
         self._pool = pool
         self._max_restarts = max_restarts
         self._advice = advice
+        self._records = False
         self.begin_seeds(None)
 
     def begin_seeds(self, seed: int | None) -> None:
@@ -115,8 +117,38 @@ class Recovery:
             self._pool.call_each("rebuild", [(arguments, {})], [failure.worker])
             return
         self._pool.restart_worker(failure.worker)
+        if self._records:
+            self._pool.call("record_for_resume", True, workers=[failure.worker])
         if seeds:
             self._pool.call_each("set_seed", [((seeds,), {})], [failure.worker])
+
+    # ----------------------------------------------------------------------------------- resuming
+
+    def record(self, mode: bool) -> None:
+        """Have all sub-envs write down their episodes, those that are built anew too; see `EnvBase`."""
+        self._records = mode
+        self._pool.call("record_for_resume", mode)
+
+    def give_up(self, rows: set[int]) -> None:
+        """Count rows as lost whose episode could not be restored: none is built anew for that."""
+        self.lost |= rows
+        self.unstarted |= rows
+
+    def state(self) -> dict[str, Any]:
+        """Give what is still to be done, and where the seeds of rebuilt rows come from."""
+        return {
+            "lost": sorted(self.lost),
+            "unstarted": sorted(self.unstarted),
+            "restarts": self.restarts,
+            "seed": self._seed,
+            "restarts_of_row": list(self._restarts_of_row),
+        }
+
+    def take(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.lost, self.unstarted = set(state["lost"]), set(state["unstarted"])
+        self.restarts, self._seed = state["restarts"], state["seed"]
+        self._restarts_of_row = list(state["restarts_of_row"])
 
     # -------------------------------------------------------------------------- telling, beginning
 

@@ -15,7 +15,7 @@ Conventions
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -26,6 +26,7 @@ from torch import nn
 from envkit.data.arguments import as_batch_size, require_tensordict
 from envkit.data.keywords import completed, known_to, refuse_unknown
 from envkit.data.paths import Key
+from envkit.data.plain import from_plain, plain
 from envkit.data.results import EnvData
 from envkit.env.construction import EnvMeta
 from envkit.env.declared import Declared
@@ -320,6 +321,16 @@ class EnvBase(Stepping, metaclass=EnvMeta):
 
     _action_seed: int | None = None
     _action_generator: torch.Generator | None = None
+
+    def _own_state(self) -> dict[str, Any]:
+        """Give where the random actions of this env are, if it was seeded; classes add what else they hold."""
+        if self._action_seed is None and self._action_generator is None:
+            return {}
+        return {"seed": self._action_seed, "actions": plain(self._action_generator)}
+
+    def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
+        self._action_seed = state.get("seed")
+        self._action_generator = from_plain(state.get("actions"))
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Release the simulator.

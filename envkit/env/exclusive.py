@@ -103,6 +103,7 @@ CALLS = frozenset(
     [
         *("reset", "step", "step_and_maybe_reset", "maybe_reset", "rand_action", "rand_step"),
         *("rollout", "unroll", "reseed", "set_seed", "state_dict", "load_state_dict"),
+        "record_for_resume",
         *("start", "_start", "close"),
     ]
 )

@@ -2,36 +2,35 @@
 
 Fast ways do many things at once: they step and reset in one call, run a whole rollout, run inside
 another env. They do not call `step` or `reset` for that. `EnvModule` is the one guard they all ask, so
-that an override is honoured on every way. It also decides which of a module's names are shown, and which state
-dicts may be loaded. It knows neither specs nor steps.
+that an override is honoured on every way. It also decides which of a module's names are shown. It knows neither
+specs nor steps.
 
 Conventions
     fast way   what does the work of some methods without calling them.
     written    a class that brings fast ways names in ``_passes_by`` the methods that they stand for, as
                they are in that class. What classes derived from it define is an override.
-    resume     go on from a state dict as the env that gave it would; a simulator's own state is not in it.
+    resume     go on from a state dict, and the data carried into the next step, as the env that gave it would.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import torch
-from torch import nn
 
 from envkit.env.exclusive import InUse, hold_calls
 from envkit.env.listing import shown
 from envkit.env.opaque import hide_calls
-from envkit.errors import FusionError, NotCallableError, ResumeError
+from envkit.env.own_state import OwnState
+from envkit.errors import FusionError, NotCallableError
 
 __all__ = ["EnvModule"]
 
 _DRAWING = frozenset(("rand_action",))
 
 
-class EnvModule(nn.Module):
+class EnvModule(OwnState):
     """The root of environments: moved, listed, saved and left like a torch module, and never called.
 
     The calls of every class, overrides in a subclass too, hold the env (see `exclusive`) and are hidden
@@ -120,28 +119,27 @@ class EnvModule(nn.Module):
     # ----------------------------------------------------------------------------------- states
 
     @property
-    def _cannot_resume(self) -> str | None:
-        """Name the kind of env, here or inside, whose simulator is not in a state dict; or None."""
+    def _keeps_state(self) -> str | None:
+        """Name the kind of env, here or inside, whose simulator keeps a state of its own; or None."""
         return None
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load what ``state_dict()`` gave: parameters, and what else the env says of itself.
+    def record_for_resume(self, mode: bool = True) -> Self:
+        """Write down from now on what `state_dict` needs to hold the state of simulators; returns self.
 
-        Raises:
-            ResumeError: (a NotImplementedError) a simulator here or inside keeps a state of its own, which
-                a state dict does not hold.
+        Only envs on simulators that must be played again have something to write down: the actions of the
+        episode, and a digest of what came of them. Others resume without. Call it before the first reset:
+        an episode that was under way then cannot be saved.
+
+        Args:
+            mode: False stops it, and forgets what was written down.
         """
-        self._require_resumable()
-        return super().load_state_dict(state_dict, *args, **kwargs)
+        return self
 
-    def _require_resumable(self) -> None:
-        if kind := self._cannot_resume:
-            raise ResumeError(
-                f"a state dict does not hold the state of the simulator of {kind}, so after loading it the "
-                "env would go on in another way than the one that was saved. Load the parts that are "
-                "whole, as env.transform.load_state_dict(...) or policy.load_state_dict(...), and begin "
-                "new episodes: env.set_seed(seed), env.reset()."
-            )
+    _gave_up: bool = False
+    """The episode was given up by a load that is not strict, and no data has told it yet."""
+
+    def _has_told(self) -> None:
+        """Leave it to an env around this one to tell that the episode was given up."""
 
     # ------------------------------------------------------------------------------ place and life
 

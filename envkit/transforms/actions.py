@@ -143,6 +143,8 @@ class DiscreteActionProjection(_Choosing):
 
     only_adds_done = True
 
+    _changes_with_use = ("_generator",)
+
     def __init__(
         self,
         num_actions_effective: int,
@@ -244,6 +246,8 @@ class ActionDiscretizer(_Choosing):
 
     low: torch.Tensor
     high: torch.Tensor
+
+    _changes_with_use = ("_generator",)
 
     def __init__(
         self,

@@ -51,6 +51,12 @@ class RandomTruncationTransform(EpisodeTransform):
         PlacementError: (a RuntimeError) when specs are read: no `StepCounter` stands before it.
     """
 
+    _changes_with_use = (
+        "_horizons",
+        "_begun",
+        "_generator",
+    )
+
     def __init__(
         self,
         min_horizon: int,

@@ -222,6 +222,8 @@ class NoopResetEnv(SteppingTransform):
         ArgumentError: (a ValueError) ``noops`` is negative.
     """
 
+    _changes_with_use = ("_parts",)
+
     def __init__(self, noops: int = 30, random: bool = True):
         super().__init__()
         if noops < 0:
@@ -252,6 +254,10 @@ class NoopResetEnv(SteppingTransform):
             done = self._step_again(root.set(rules.STEP, moving))
             root = env.maybe_reset(env.step_mdp(done))
         return root.select(*td_reset.keys(True, True))
+
+    def _own_state(self) -> dict[str, Any]:
+        draws = any(generator is not None for _, generator in self._parts or ())
+        return super()._own_state() if draws else {}
 
     def _acted(
         self, base: EnvBase, root: TensorDictBase, moving: torch.Tensor, parts: list[_Part]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 
+from envkit.data.plain import from_plain, plain
 from envkit.errors import MissingKeyError, StatisticsError
 from envkit.specs import Composite, NonTensor, TensorSpec, Unbounded, make_composite_from_td
 from envkit.transforms.core.base import Keys
@@ -189,12 +190,12 @@ class Hash(UnaryTransform):
         return torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
 
     def get_extra_state(self) -> dict[Any, Any] | None:
-        """Give the repertoire, for `state_dict`."""
-        return self.repertoire
+        """Give the repertoire, for `state_dict`, in the form that `plain` gives it."""
+        return plain(self.repertoire, "the repertoire of Hash")
 
     def set_extra_state(self, state: dict[Any, Any] | None) -> None:
         """Take a repertoire over, from `load_state_dict`."""
-        self.repertoire = state
+        self.repertoire = from_plain(state)
 
 
 def _tuples(numbers: Any) -> Any:

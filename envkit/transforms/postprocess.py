@@ -165,6 +165,8 @@ class MultiStepTransform(RecordedTransform):
         BatchSizeError: (a RuntimeError) a write has other batch axes than the one before.
     """
 
+    _changes_with_use = ("_held",)
+
     def __init__(
         self,
         n_steps: int,

@@ -60,6 +60,8 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
 
     _twins = (*FusableTransform._twins, ("_fresh", "reset_leaves"), ("_for_reset", "reset_leaves"))
 
+    _changes_with_use = ("_generator",)
+
     def __init__(
         self,
         primers: Composite | Mapping[Key, TensorSpec] | None = None,

@@ -53,6 +53,12 @@ class VideoRecorder(EpisodeTransform, LeafTransform):
         SpecError: when specs are read: the entry is no picture.
     """
 
+    _changes_with_use = (
+        "_frames",
+        "_seen",
+        "_dumped",
+    )
+
     def __init__(
         self,
         logger: Any = None,

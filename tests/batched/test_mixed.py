@@ -609,7 +609,8 @@ def normed() -> TransformedEnv:
 
 def weights(env: MixedEnv) -> list[float]:
     """Say how much the `VecNorm` of each member has seen."""
-    return [part["moments.count.weight"].item() for part in env.state_dict().values()]
+    states = env.state_dict()
+    return [states[member.name]["moments.count.weight"].item() for member in env.members]
 
 
 def test_the_state_of_members_is_saved_and_loaded():
@@ -620,7 +621,7 @@ def test_the_state_of_members_is_saved_and_loaded():
     state = env.state_dict()
     other.load_state_dict(state)
 
-    assert list(state) == ["member0", "member1"]
+    assert list(state) == ["member0", "member1", "_state"]
     assert before != weights(env) == weights(other)
 
 
@@ -628,7 +629,7 @@ def test_a_state_dict_names_every_member():
     state = MixedEnv([normed()]).state_dict()
 
     with pytest.raises(
-        MissingKeyError, match=r"\['member0'\].*'member0', 'member1'.*as many members"
+        MissingKeyError, match=r"\['member0', '_state'\].*'member0', 'member1'.*as many members"
     ):
         MixedEnv([normed(), normed()]).load_state_dict(state)
 

@@ -370,6 +370,11 @@ class Weighted(Count):
         self.weight = torch.nn.Parameter(torch.tensor([weight]))
 
 
+def weights(env) -> list[float]:
+    states = env.state_dict()
+    return [states[name]["weight"].item() for name in ("worker0", "worker1")]
+
+
 @both
 def test_states_are_named_by_worker_and_come_back(opened, batched):
     source = opened(batched(2, Weighted, create_env_kwargs=[{"weight": 1.0}, {"weight": 2.0}]))
@@ -377,12 +382,12 @@ def test_states_are_named_by_worker_and_come_back(opened, batched):
 
     states = source.state_dict()
     target.load_state_dict(states)
-    restored = [state["weight"].item() for state in target.state_dict().values()]
+    restored = weights(target)
     target.load_state_dict({"weight": torch.tensor([9.0])})
 
-    assert list(states) == ["worker0", "worker1"]
+    assert list(states) == ["worker0", "worker1", "_state"]
     assert restored == [1.0, 2.0]
-    assert [state["weight"].item() for state in target.state_dict().values()] == [9.0, 9.0]
+    assert weights(target) == [9.0, 9.0]
 
 
 # ----------------------------------------------------------------------------------------- seeds

@@ -23,11 +23,13 @@ from envkit import rules
 from envkit.batched.action_checks import ActionRows
 from envkit.batched.exchange.buffers import SLOT, BufferPlan
 from envkit.batched.exchange.delivery import can_wait
+from envkit.batched.exchange.saved import require_leaves
 from envkit.batched.exchange.selection import refuse_early_part, rows_of
 from envkit.batched.host import ADVANCE, RESET, RESTART, STEP
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
 from envkit.data.paths import Path, as_key, tensordict_of
+from envkit.data.plain import from_plain, plain
 from envkit.errors import StaleDataError, WorkerError
 from envkit.specs import TensorSpec
 from envkit.specs.inputs import require_input
@@ -288,6 +290,30 @@ class BufferExchange:
         for path, tensor in region.items():
             owned[path] = tensor.to(device, copy=True, non_blocking=later)
         return tensordict_of(owned, self.batch_size, device)
+
+    # ----------------------------------------------------------------------------------- resuming
+
+    def state(self) -> list[Any]:
+        """Give the newest root of every row in plain form, None before its first reset."""
+        newest = self._newest()
+        return [plain(newest[row]) if had else None for row, had in enumerate(self._has_roots)]
+
+    def take(self, state: Sequence[Any]) -> None:
+        """Go on from what `state` of any exchange gave.
+
+        Raises:
+            ResumeError: it has other entries.
+        """
+        for row, known in enumerate(state):
+            self._has_roots[row] = self._newest_is_next[row] = known is not None
+            if known is None:
+                continue
+            found: TensorDictBase = from_plain(known)
+            rows = {path: self.nexts[self.slot][path][row] for path in self.roots[0]}
+            require_leaves(found, {path: tuple(leaf.shape) for path, leaf in rows.items()})
+            for path, leaf in rows.items():
+                leaf.copy_(found.get(as_key(path)))
+        self.has_begun = bool(self._has_roots.all())
 
     def deliver_to(self, device: torch.device | None, *, non_blocking: bool) -> None:
         """Copy what comes out to ``device`` from now on."""

@@ -11,7 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -21,11 +21,13 @@ from tensordict import TensorDictBase
 from envkit import rules
 from envkit.batched.action_checks import inputs_by_path
 from envkit.batched.exchange.delivery import can_wait
+from envkit.batched.exchange.saved import require_keys
 from envkit.batched.exchange.selection import refuse_early_part, rows_of
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
 from envkit.batched.stacking import keep_unstepped, stack_rows
 from envkit.data.paths import Path, as_key
+from envkit.data.plain import from_plain, plain
 from envkit.errors import WorkerError
 from envkit.specs.inputs import require_input
 from envkit.transport import Pool
@@ -269,6 +271,22 @@ class TensorDictExchange:
         if self._device is None:
             return stacked
         return stacked.to(self._device, non_blocking=self._non_blocking)
+
+    def state(self) -> list[Any]:
+        """Give the newest root of every row in plain form, None before its first reset."""
+        return plain(self._last)
+
+    def take(self, state: Sequence[Any]) -> None:
+        """Go on from what `state` of any exchange gave.
+
+        Raises:
+            ResumeError: it lacks entries.
+        """
+        last = from_plain(state)
+        for row, known in enumerate(last):
+            if known is not None:
+                require_keys(known, self._root_keys[row])
+        self._last = last
 
     def deliver_to(self, device: torch.device | None, *, non_blocking: bool) -> None:
         """Move what comes out to ``device`` from now on."""

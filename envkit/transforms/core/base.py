@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tensordict import TensorDictBase
-from torch import nn
 
 from envkit.data.paths import Key, Path, as_key, as_path
+from envkit.env.own_state import OwnState
 from envkit.errors import ArgumentError, MissingKeyError, SpecTypeError, TransformOwnerError
 from envkit.specs import Composite
 from envkit.transforms.core.wrapper import TransformHolder
@@ -57,7 +57,7 @@ def books_of(transform: Transform, before: Composite, after: Composite) -> set[P
     return {as_path(key) for key in shown - known}
 
 
-class Transform(nn.Module):
+class Transform(OwnState):
     """Base of all transforms.
 
     Args:

@@ -6,6 +6,7 @@ and state. How resets and steps go through them stands in `stepping`. It does no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -16,7 +17,8 @@ from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS, require_names
 from envkit.env.drawing import fake_step
-from envkit.errors import ArgumentTypeError, MissingKeyError, SpecError
+from envkit.env.own_state import OWN
+from envkit.errors import ArgumentTypeError, MissingKeyError, ResumeError, SpecError
 from envkit.specs import Composite, StackedComposite
 from envkit.specs.annotations import Destination
 from envkit.transforms.core.base import Transform, TransformLike, books_of
@@ -28,6 +30,7 @@ from envkit.transforms.core.wrapper import TransformHolder
 __all__ = ["TransformedEnv"]
 
 _BASE = "base_env."
+_OWN_OF_ENV = f"env.{OWN}"
 
 
 class TransformedEnv(TransformStepping):
@@ -325,29 +328,49 @@ class TransformedEnv(TransformStepping):
     # -------------------------------------------------------------------------------------- states
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Give the state of the transforms, and that of the base env, if any, under ``base_env.``.
+        """Give the state of the transforms, that of this env, and that of the base env under ``base_env.``.
 
-        The state of a simulator is not in it, see `load_state_dict`.
+        Raises:
+            ResumeError: the base env cannot be saved so that it could be restored exactly;
+                ``env.transform.state_dict()`` gives the state of the transforms alone.
         """
         state = self._transform.state_dict(*args, **kwargs)
+        if own := self._own_state():
+            state[_OWN_OF_ENV] = own
         base = self.base_env.state_dict()
         if _holds_anything(base):
             state.update({_BASE + name: value for name, value in base.items()})
         return state
 
-    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, **kwargs: Any
+    ) -> Any:
         """Load what `state_dict` gave; a base env the dict does not mention stays as it is.
 
+        Args:
+            state_dict: of an env that was built alike.
+            strict: False: an episode that does not go on as it did is given up: the next step tells it
+                truncated, and the reset that follows begins a new one.
+            **kwargs: of ``torch.nn.Module.load_state_dict``.
+
         Raises:
-            ResumeError: (a NotImplementedError) the simulator of the base env keeps a state of its own;
-                ``env.transform.load_state_dict`` loads the state of the transforms alone.
+            ResumeError: (a RuntimeError) the base env did not get where it was, or the dict does not mention
+                it though its simulator keeps a state of its own.
         """
-        self._require_resumable()
-        base = {k.removeprefix(_BASE): v for k, v in state_dict.items() if k.startswith(_BASE)}
-        if base:
-            self.base_env.load_state_dict(base, *args, **kwargs)
         own = {name: value for name, value in state_dict.items() if not name.startswith(_BASE)}
-        return self._transform.load_state_dict(own, *args, **kwargs)
+        base = {k.removeprefix(_BASE): v for k, v in state_dict.items() if k.startswith(_BASE)}
+        mine = own.pop(_OWN_OF_ENV, {})
+        if base:
+            self.base_env.load_state_dict(base, strict, **kwargs)
+            self._transform._set_seed(None)  # what was not seeded is not told of
+        elif strict and (kind := self._keeps_state):
+            raise ResumeError(
+                f"the state dict does not hold the state of the simulator of {kind}. Load that of the transforms "
+                "alone by env.transform.load_state_dict(...), and begin new episodes: env.reset()."
+            )
+        if base or mine:
+            self._take_own_state(mine, strict=strict)
+        return self._transform.load_state_dict(own, strict, **kwargs)
 
     def __repr__(self) -> str:
         return f"TransformedEnv(\n    env={self.base_env!r},\n    transform={self._transform!r})"

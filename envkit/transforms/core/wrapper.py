@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from tensordict import TensorDictBase
 from torch import nn
@@ -88,8 +88,20 @@ class Wrapper(EnvBase):
         self.base_env._require_no_override(draws=draws)
 
     @property
-    def _cannot_resume(self) -> str | None:
-        return self.base_env._cannot_resume
+    def _keeps_state(self) -> str | None:
+        return self.base_env._keeps_state
+
+    def record_for_resume(self, mode: bool = True) -> Self:
+        """Have the base env write down its episodes, see `EnvBase.record_for_resume`."""
+        self.base_env.record_for_resume(mode)
+        return self
+
+    @property
+    def _gave_up(self) -> bool:  # type: ignore[override]
+        return self.base_env._gave_up
+
+    def _has_told(self) -> None:
+        self.base_env._has_told()
 
     @property
     def _cannot_start_at_state(self) -> str | None:

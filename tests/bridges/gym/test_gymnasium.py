@@ -14,9 +14,9 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 from bridges.gym.env import GymEnv
 from bridges.gym.wrapper import GymWrapper
-from envkit import JaxEnv, ParallelEnv, RewardSum, SerialEnv, TransformedEnv, check_env_specs
+from envkit import JaxEnv, ParallelEnv, SerialEnv, check_env_specs
 from envkit.env.seeding import next_seed, seed_chain
-from envkit.errors import ClosedEnvError, ResetMaskError, ResumeError, WorkerError
+from envkit.errors import ClosedEnvError, ResetMaskError, WorkerError
 from envkit.specs import Bounded, Unbounded
 from tests.zoo.gym_envs import Sampler, same
 from tests.zoo.policies import Replay
@@ -586,19 +586,3 @@ def test_one_training_step_is_written_once_for_every_kind_of_env(kind, fast):  #
 
     assert data.shape == (*env.batch_size, 8)
     assert policy[0].bias.grad.abs().sum() > 0
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        partial(GymEnv, "CartPole-v1", num_envs=2),
-        lambda: TransformedEnv(GymEnv("CartPole-v1"), RewardSum()),
-        lambda: SerialEnv(2, lambda: TransformedEnv(GymEnv("CartPole-v1"), RewardSum())),
-    ],
-)
-def test_a_simulator_is_not_restored_by_a_state_dict_without_a_word(make):  # A1
-    env = make()
-
-    with pytest.raises(ResumeError, match=r"does not hold the state of the simulator of GymEnv"):
-        env.load_state_dict(env.state_dict())
-    env.close(raise_if_closed=False)

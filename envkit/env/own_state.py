@@ -1,0 +1,103 @@
+"""What a module's state dict holds beside parameters and buffers: generators, counters, simulators.
+
+`OwnState` puts it under one key of the state dict, and hands it back when that is loaded. What it is, each
+class says for itself, in plain form (see `envkit.data.plain`).
+
+Conventions
+    own state  dict of plain values; empty where a class has nothing to say, and then not in the state dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any, ClassVar
+
+from torch import nn
+
+from envkit.data.plain import from_plain, plain
+
+__all__ = ["OWN", "OwnState"]
+
+OWN = "_state"
+
+_loads_strictly: ContextVar[bool] = ContextVar("loads_strictly", default=True)
+
+
+class OwnState(nn.Module):
+    """A module that changes with use in more than parameters and buffers.
+
+    Attributes:
+        own_state_is_needed: a state dict without it lacks something, as one without a parameter does.
+    """
+
+    own_state_is_needed: ClassVar[bool] = False
+
+    _changes_with_use: ClassVar[tuple[str, ...]] = ()
+    """Attributes, no buffers among them, that later calls depend on; held where one of them holds anything."""
+
+    def _own_state(self) -> dict[str, Any]:
+        """Give all that the next calls depend on and that no parameter, buffer or argument says."""
+        held = {name: getattr(self, name) for name in self._changes_with_use}
+        if all(value is None or _is_empty(value) for value in held.values()):
+            return {}
+        return {name: plain(value, f"{type(self).__name__}.{name}") for name, value in held.items()}
+
+    def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
+        """Take over what `_own_state` gave.
+
+        With ``strict``, raise `ResumeError` where that cannot be; without, do as much as can be done.
+        """
+        vars(self).update({name: from_plain(state[name]) for name in self._changes_with_use})
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load what `state_dict` gave, see ``torch.nn.Module.load_state_dict``.
+
+        Args:
+            state_dict: of a module that was built alike.
+            strict: all that is there must be in it, and the other way round. An env goes on as the one that was
+                saved, or raises. False: an episode that does not go on as it did is given up instead: the
+                next step tells it truncated, and the reset that follows begins a new one.
+            assign: take tensors as they are, instead of copying their values.
+
+        Returns:
+            The keys that are missing and those that were not expected.
+
+        Raises:
+            RuntimeError: a key is missing or not expected, and ``strict`` is set.
+            ResumeError: (a RuntimeError) an env did not get where it was, and it is set.
+        """
+        token = _loads_strictly.set(strict)
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        finally:
+            _loads_strictly.reset(token)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if own := self._own_state():
+            destination[prefix + OWN] = own
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        tells_all: bool,
+        missing_keys: list[str],
+        *errors: Any,
+    ) -> None:
+        own = state_dict.pop(prefix + OWN, None)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, tells_all, missing_keys, *errors
+        )
+        if own is not None:
+            self._take_own_state(own, strict=_loads_strictly.get())
+        elif self.own_state_is_needed:
+            missing_keys.append(prefix + OWN)
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, int | list | dict) and not value

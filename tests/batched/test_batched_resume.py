@@ -1,0 +1,194 @@
+"""Batched and mixed envs go on to the same bits from their state dict and the data carried into the next step."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envkit import (
+    AsyncEnvPool,
+    Compose,
+    GymEnv,
+    MixedEnv,
+    NoopResetEnv,
+    ParallelEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TrajCounter,
+    TransformedEnv,
+    VecNorm,
+)
+from envkit.errors import BusyEnvError, MissingKeyError, ResumeError
+from tests.zoo.drift import gym_rows, make_gym
+from tests.zoo.envs import Count, StatelessCount
+from tests.zoo.jax_drift import jax_rows
+from tests.zoo.resumed import as_read_again, played, same, twice
+
+cartpole = partial(GymEnv, "CartPole-v1", max_episode_steps=9)
+
+
+def transformed() -> TransformedEnv:
+    chain = Compose(StepCounter(7), RewardSum(), VecNorm(["observation"]), TrajCounter())
+    return TransformedEnv(cartpole(), chain)
+
+
+KINDS = {
+    "rows": partial(SerialEnv, 3, cartpole),
+    "TensorDicts": partial(SerialEnv, 3, cartpole, use_buffers=False),
+    "own rows": partial(SerialEnv, 2, cartpole, share_individual_td=True),
+    "rows behind transforms": partial(SerialEnv, 2, transformed),
+    "rows of a transform that does not stack": partial(
+        SerialEnv, 2, lambda: TransformedEnv(cartpole(), NoopResetEnv(3))
+    ),
+    "transforms around": lambda: TransformedEnv(
+        SerialEnv(2, cartpole), Compose(NoopResetEnv(3), VecNorm(["observation"]))
+    ),
+    "rows that are batches": partial(SerialEnv, 2, partial(cartpole, num_envs=2)),
+    "rows of stateless envs": partial(
+        SerialEnv, 2, partial(StatelessCount, 5, batch_size=[2]), use_buffers=True
+    ),
+    "threads": partial(AsyncEnvPool, [cartpole, cartpole]),
+    "unlike rows": lambda: MixedEnv([SerialEnv(1, cartpole), SerialEnv(2, cartpole)]),
+}
+
+
+@pytest.mark.parametrize("seed", [3, None])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_goes_on_to_the_same_bits(kind, seed, opened):
+    assert same(twice(KINDS[kind], opened, before=20, after=15, seed=seed))
+
+
+@pytest.mark.parametrize("inner", [cartpole, transformed])
+def test_worker_processes_go_on_to_the_same_bits(inner, opened):
+    make = partial(ParallelEnv, 3, inner, num_processes=2)
+
+    assert same(twice(make, opened, before=20, after=15))
+
+
+def test_a_mixed_env_goes_on_to_the_same_bits(opened):
+    make = lambda: MixedEnv([jax_rows(limit=5), SerialEnv(2, partial(make_gym, 6))])  # noqa: E731
+
+    assert same(twice(make, opened, before=13, after=12))
+
+
+@settings(max_examples=20, deadline=None)
+@given(before=st.integers(0, 25), masked=st.booleans())
+def test_it_does_not_matter_where_a_batch_is_cut(before, masked):
+    first, second = (SerialEnv(3, cartpole) for _ in range(2))
+    first.record_for_resume().set_seed(1)
+    root = first.reset()
+    for _ in range(before):
+        mask = torch.tensor([True, masked, True])
+        td = first.step(first.rand_action(root).set("_step", mask))
+        root = first.maybe_reset(first.step_mdp(td))
+    second.load_state_dict(as_read_again(first.state_dict()))
+
+    one, two = (played(env, root.clone(), 12)[0] for env in (first, second))
+
+    assert same((one, two))
+    for env in (first, second):
+        env.close()
+
+
+@pytest.mark.parametrize("has_rows", [False, True])
+@pytest.mark.parametrize("inner", [cartpole, lambda: TransformedEnv(cartpole(), NoopResetEnv(3))])
+def test_batches_whose_data_travels_otherwise_go_on_from_it_too(inner, has_rows, opened):
+    env, runs = opened(SerialEnv(2, inner, use_buffers=has_rows)).record_for_resume(), []
+    env.set_seed(2)
+    _, root = played(env, env.reset(), 13)
+    state = as_read_again(env.state_dict())
+
+    for use_buffers in (False, True):
+        other = opened(SerialEnv(2, inner, use_buffers=use_buffers))
+        other.load_state_dict(state)
+        runs.append(played(other, root.copy(), 15)[0])
+
+    assert same((runs[0], runs[1]))
+
+
+def test_a_partial_reset_shows_what_was_known_before_the_cut(opened):
+    first, second = (opened(SerialEnv(3, cartpole)) for _ in range(2))
+    first.record_for_resume().set_seed(1)
+    root = first.rollout(12, break_when_any_done=True)
+    second.load_state_dict(as_read_again(first.state_dict()))
+    ended = first.step_mdp(root[:, -1])
+
+    shown = []
+    for env in (first, second):
+        masks = ended.clone()
+        assert env.any_done(masks)
+        shown.append(env.reset(masks.select("_reset")))
+
+    assert same(([shown[0]], [shown[1]]))
+    assert not shown[0]["done"].any()
+
+
+def test_sub_envs_that_are_built_anew_write_down_too(opened):
+    env = opened(SerialEnv(2, cartpole, on_worker_failure="restart", max_restarts=3))
+    env.record_for_resume()
+    root = env.reset()
+    env._pool._host.envs[1]._env.unwrapped.step = None  # its next step raises
+    data, root = env.step_and_maybe_reset(env.rand_action(root))
+    _, root = played(env, root, 5)
+
+    other = opened(SerialEnv(2, cartpole, on_worker_failure="restart", max_restarts=3))
+    other.load_state_dict(as_read_again(env.state_dict()))
+
+    assert data["next", "truncated"].flatten().tolist() == [False, True]
+    numbers, runs = torch.get_rng_state(), []
+    for each in (env, other):
+        torch.set_rng_state(numbers)
+        runs.append(played(each, root.clone(), 12)[0])
+    assert same((runs[0], runs[1]))
+
+
+# -------------------------------------------------------------------------------------------- refusals
+
+
+def test_a_pool_that_works_on_something_is_not_saved(opened):
+    env = opened(AsyncEnvPool([cartpole, cartpole])).record_for_resume()
+    env.async_reset_send(env_index=[0, 1])
+
+    for call in (env.state_dict, env.record_for_resume, lambda: env.load_state_dict({})):
+        with pytest.raises(BusyEnvError, match="still processing"):
+            call()
+    env.async_reset_recv(2)
+    assert env.state_dict()
+
+
+def test_a_sub_env_that_cannot_be_saved_is_named(opened):
+    env = opened(SerialEnv(2, cartpole))
+    env.reset()
+
+    with pytest.raises(RuntimeError, match=r"row.* 0.*was not written down"):
+        env.state_dict()
+
+
+def test_another_number_of_rows_and_other_entries_are_refused(opened):
+    env = opened(SerialEnv(2, cartpole)).record_for_resume()
+    env.reset()
+    state = env.state_dict()
+
+    with pytest.raises(MissingKeyError, match="need"):
+        opened(SerialEnv(3, cartpole)).load_state_dict(state)
+    bare = {"worker0": {}, "worker1": {}, "_state": state["_state"]}
+    for use_buffers, reason in ((False, r"lacks \['count'\]"), (True, "other entries than this env")):
+        other = opened(SerialEnv(2, partial(Count, 5), use_buffers=use_buffers))
+        with pytest.raises(ResumeError, match=reason):
+            other.load_state_dict(bare)
+    with pytest.raises(ResumeError, match="what this SerialEnv has shown"):
+        opened(SerialEnv(2, cartpole)).load_state_dict(state["worker0"])
+    with pytest.raises(MissingKeyError, match="members"):
+        opened(MixedEnv([SerialEnv(2, cartpole)])).load_state_dict({"member0": state})
+
+
+@pytest.mark.slow
+def test_a_mixed_env_with_worker_processes_goes_on_to_the_same_bits(opened):
+    make = lambda: MixedEnv([jax_rows(limit=5), gym_rows(limit=6)])  # noqa: E731
+
+    assert same(twice(make, opened, before=13, after=12))

@@ -1,0 +1,371 @@
+"""Gymnasium envs are saved in mid-episode and go on to the same bits, or say that they do not."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces, wrappers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridges.gym.episode_log import EpisodeLog, digest_of
+from envkit import GymEnv, GymWrapper, SerialEnv, StepCounter, TransformedEnv
+from envkit.errors import ResumeError
+from tests.zoo.resumed import as_read_again, played, same, twice
+
+TOYS = ["FrozenLake-v1", "Taxi-v4", "CliffWalking-v1", "Blackjack-v1"]
+CLASSIC = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0"]
+MUJOCO = [
+    "HalfCheetah-v5",
+    "Ant-v5",
+    "Hopper-v5",
+    "Humanoid-v5",
+    "InvertedPendulum-v5",
+    "Walker2d-v5",
+]
+
+WRAPPED = {
+    "limit": lambda env: wrappers.TimeLimit(env, 6),
+    "autoreset": wrappers.Autoreset,
+    "sticky": lambda env: wrappers.StickyAction(env, 0.4),
+    "stacked": lambda env: wrappers.FrameStackObservation(env, 3),
+    "delayed": lambda env: wrappers.DelayObservation(env, 2),
+    "normalised": lambda env: wrappers.NormalizeReward(wrappers.NormalizeObservation(env)),
+    "counted": wrappers.RecordEpisodeStatistics,
+}
+
+
+def small(name: str = "CartPole-v1", **options) -> GymEnv:
+    return GymEnv(name, max_episode_steps=9, **options)
+
+
+@pytest.mark.parametrize("name", [*TOYS, *CLASSIC])
+def test_an_env_by_name_goes_on_to_the_same_bits(name, opened):
+    assert same(twice(partial(small, name), opened, before=20, after=20))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUJOCO)
+def test_an_env_of_mujoco_goes_on_to_the_same_bits(name, opened):
+    assert same(twice(partial(GymEnv, name, max_episode_steps=15), opened, before=40, after=20))
+
+
+@settings(max_examples=20, deadline=None)
+@given(before=st.integers(0, 25), seed=st.none() | st.integers(0, 99))
+def test_it_does_not_matter_where_a_run_is_cut(before, seed):
+    with torch.random.fork_rng(devices=[]):
+        assert same(twice(small, lambda env: env, before=before, after=12, seed=seed))
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_wrappers_go_on_as_well(name, opened):
+    make = lambda: GymWrapper(WRAPPED[name](gymnasium.make("CartPole-v1", max_episode_steps=9)))  # noqa: E731
+
+    assert same(twice(make, opened, before=20, after=20))
+
+
+@pytest.mark.parametrize("mode", gymnasium.vector.AutoresetMode)
+def test_vector_envs_go_on_row_by_row(mode, opened):
+    make = partial(small, num_envs=3, vector_kwargs={"autoreset_mode": mode})
+
+    assert same(twice(make, opened, before=20, after=20))
+
+
+@pytest.mark.parametrize(
+    "options", [{"frame_skip": 3}, {"info": True}, {"convert_actions_to_numpy": True}]
+)
+def test_options_do_not_matter(options, opened):
+    assert same(twice(partial(small, "Pendulum-v1", **options), opened, before=20, after=20))
+
+
+def test_a_whole_rollout_is_written_down_too(opened):
+    env, other = opened(small()).record_for_resume(), opened(small())
+    env.set_seed(1)
+    data = env.rollout(21, break_when_any_done=False)
+    other.load_state_dict(as_read_again(env.state_dict()))
+
+    one, two = (played(each, each.step_mdp(data[-1]), 15)[0] for each in (env, other))
+
+    assert data["next", "done"].any()
+    assert same((one, two))
+
+
+def test_keywords_of_the_reset_are_kept(opened):
+    env, other = opened(small()).record_for_resume(), opened(small())
+    start = env.reset(seed=5, options={"low": -0.001, "high": 0.001})
+    played(env, start, 3)
+
+    other.load_state_dict(as_read_again(env.state_dict()))
+
+    assert env.unwrapped.state.tolist() == other.unwrapped.state.tolist()
+
+
+def test_what_was_loaded_can_be_saved_again(opened):
+    env, other = opened(small()).record_for_resume(), opened(small())
+    env.set_seed(1)
+    _, root = played(env, env.reset(), 5)
+    other.load_state_dict(env.state_dict())
+    _, root = played(other, root, 4)
+
+    env.load_state_dict(as_read_again(other.state_dict()))
+
+    one, two = (played(each, root.clone(), 15)[0] for each in (other, env))
+    assert same((one, two))
+
+
+# ------------------------------------------------------------------------------------- its own methods
+
+
+class Offering(gymnasium.Env):
+    """Draws from a generator that nobody knows, and hands its state out."""
+
+    observation_space = spaces.Box(-9, 9, (1,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self):
+        self.numbers = np.random.default_rng()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.numbers.random(1), {}
+
+    def step(self, action):
+        return self.numbers.random(1), 1.0, False, False, {}
+
+    def get_state(self):
+        return {"numbers": self.numbers.bit_generator.state, "array": np.zeros((2, 0), np.uint8)}
+
+    def set_state(self, state):
+        self.numbers.bit_generator.state = state["numbers"]
+
+
+def test_a_simulator_that_offers_its_state_is_saved_by_it_and_writes_nothing_down(opened):
+    make = lambda: GymWrapper(wrappers.TimeLimit(wrappers.OrderEnforcing(Offering()), 9))  # noqa: E731
+
+    env = opened(make()).record_for_resume()
+
+    assert not isinstance(env.core.env, EpisodeLog)
+    assert same(twice(make, opened, before=20, after=20))
+
+
+def test_a_set_state_that_leaves_something_out_is_told(opened):
+    class Forgetful(Offering):
+        def set_state(self, state):
+            pass
+
+    env = opened(GymWrapper(Forgetful()))
+    env.reset()
+
+    with pytest.raises(ResumeError, match="get_state now gives something else"):
+        opened(GymWrapper(Forgetful())).load_state_dict(env.state_dict())
+
+
+# -------------------------------------------------------------------------------------------- refusals
+
+
+class Secretive(gymnasium.Env):
+    """Draws from a generator of its own."""
+
+    observation_space = spaces.Box(-9, 9, (1,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self):
+        self._numbers = np.random.default_rng()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1), {}
+
+    def step(self, action):
+        return self._numbers.random(1), 1.0, False, False, {}
+
+
+def saved_secretive(opened, make=lambda: GymWrapper(Secretive())):
+    env = opened(make()).record_for_resume()
+    env.set_seed(1)
+    root = played(env, env.reset(), 4)[1]
+    return as_read_again(env.state_dict()), root
+
+
+def test_an_env_with_a_generator_of_its_own_is_told(opened):
+    state, _ = saved_secretive(opened)
+
+    with pytest.raises(RuntimeError, match=r"after 4 steps something else came out.*strict=False"):
+        opened(GymWrapper(Secretive())).load_state_dict(state)
+
+
+def test_a_load_that_is_not_strict_truncates_the_episode_and_begins_another(opened):
+    state, root = saved_secretive(opened)
+    env = opened(GymWrapper(Secretive()))
+
+    env.load_state_dict(state, strict=False)
+    data, following = env.step_and_maybe_reset(env.rand_action(root))
+
+    assert data["next", "truncated"].item() and data["next", "done"].item()
+    assert not data["next", "terminated"].item() and data["next", "reward"].item() == 0
+    assert data["next", "observation"].equal(data["observation"])
+    assert following["observation"].item() == 0 and not following["done"].item()
+    data, _ = env.step_and_maybe_reset(env.rand_action(following))
+    assert data["next", "reward"].item() == 1 and not data["next", "done"].item()
+
+
+def test_a_vector_env_is_truncated_in_the_same_way(opened):
+    make = lambda: GymWrapper(  # noqa: E731
+        gymnasium.vector.SyncVectorEnv(
+            [Secretive] * 2, autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED
+        )
+    )
+    state, root = saved_secretive(opened, make)
+    env = opened(make())
+    with pytest.raises(ResumeError, match="something else came out"):
+        env.load_state_dict(state)
+
+    env.load_state_dict(state, strict=False)
+    data, following = env.step_and_maybe_reset(env.rand_action(root))
+
+    assert data["next", "truncated"].all() and not following["done"].any()
+    assert (following["observation"] == 0).all()
+
+
+def test_sub_envs_that_differ_are_truncated_alone(opened):
+    makes = [partial(GymEnv, "CartPole-v1"), partial(GymEnv, "CartPole-v1")]
+    env = opened(SerialEnv(2, makes)).record_for_resume()
+    env.set_seed(1)
+    _, root = played(env, env.reset(), 6)
+    state = env.state_dict()
+    state["worker1"]["_state"]["simulator"]["digest"] += 1
+    other = opened(SerialEnv(2, makes))
+    with pytest.raises(RuntimeError, match=r"env 1 .*|.*something else came out"):
+        other.load_state_dict(state)
+
+    other.load_state_dict(state, strict=False)
+    wanted, _ = env.step_and_maybe_reset(env.rand_action(root.clone()))
+    data, following = other.step_and_maybe_reset(wanted.exclude("next"))
+
+    assert data["next", "truncated"].flatten().tolist() == [False, True]
+    assert data["next", "observation"][0].equal(wanted["next", "observation"][0])
+    assert data["next", "observation"][1].equal(root["observation"][1])
+    assert not following["done"].any()
+    data, _ = other.step_and_maybe_reset(other.rand_action(following))
+    assert data["next", "reward"].flatten().tolist() == [1, 1]
+
+
+def test_an_episode_that_was_not_written_down_is_refused(opened):
+    env = opened(small())
+    env.reset()
+
+    with pytest.raises(ResumeError, match=r"was not written down.*record_for_resume\(\) before"):
+        env.state_dict()
+    env.record_for_resume()
+    with pytest.raises(ResumeError, match=r"began before record_for_resume"):
+        env.state_dict()
+    env.reset()
+    assert env.state_dict()
+    env.record_for_resume(False)
+    with pytest.raises(ResumeError, match="was not written down"):
+        env.state_dict()
+
+
+def test_a_step_that_raised_leaves_nothing_to_save(opened):
+    class Failing(Secretive):
+        def step(self, action):
+            raise ValueError("no")
+
+    env = opened(GymWrapper(Failing())).record_for_resume()
+    root = env.reset()
+
+    with pytest.raises(ValueError, match="no"):
+        env.step(env.rand_action(root))
+
+    with pytest.raises(ResumeError, match="a step of its episode raised"):
+        env.state_dict()
+
+
+def test_transforms_alone_are_no_state_of_a_simulator(opened):
+    env = opened(TransformedEnv(small(), StepCounter()))
+
+    with pytest.raises(ResumeError, match=r"simulator of GymEnv.*env.transform.load_state_dict"):
+        env.load_state_dict(env.transform.state_dict())
+    with pytest.raises(RuntimeError, match="Missing key"):
+        opened(small()).load_state_dict({})
+
+
+def test_an_env_without_known_numbers_is_refused(opened):
+    class Old:
+        observation_space, action_space = Secretive.observation_space, Secretive.action_space
+        metadata: ClassVar[dict] = {}
+
+        @property
+        def unwrapped(self):
+            return self
+
+        def reset(self, **kwargs):
+            return np.zeros(1), {}
+
+        def step(self, action):
+            return np.zeros(1), 0.0, False, False, {}
+
+        def close(self):
+            pass
+
+    Old.__module__ = "gymnasium.old"
+    env = opened(GymWrapper(Old())).record_for_resume()
+    env.reset()
+
+    with pytest.raises(ResumeError, match=r"has no np_random.*get_state\(\) and set_state"):
+        env.state_dict()
+
+
+def test_videos_and_rows_that_cannot_be_reached_are_refused(opened):
+    library = {
+        "__module__": "gymnasium.wrappers.rendering"
+    }  # the real one asks for another library
+    video = type("RecordVideo", (gymnasium.Wrapper,), library)(gymnasium.make("CartPole-v1"))
+    rows = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+    wrapped = wrappers.vector.RecordEpisodeStatistics(rows)
+
+    for env, reason in ((video, "RecordVideo around"), (wrapped, "cannot be saved from outside")):
+        with pytest.raises(ResumeError, match=reason):
+            opened(GymWrapper(env)).record_for_resume().state_dict()
+
+
+def test_a_subclass_with_steps_of_its_own_is_refused(opened):
+    class Own(GymEnv):
+        def _step(self, td):
+            return super()._step(td)
+
+    env = opened(Own("CartPole-v1")).record_for_resume()
+    env.reset()
+
+    with pytest.raises(ResumeError, match="Own overrides one of"):
+        env.state_dict()
+
+
+# ---------------------------------------------------------------------------------------------- digests
+
+
+def test_a_digest_tells_values_apart_and_not_their_order_in_dicts():
+    values = [
+        1,
+        1.0,
+        True,
+        "1",
+        np.float32(1),
+        np.array([1.0, 2.0]),
+        np.array([2.0, 1.0]),
+        (1, 2),
+        {"a": 1},
+    ]
+
+    assert len({digest_of(value, 0) for value in values}) == len(values)
+    assert digest_of({"a": 1, "b": 2}, 0) == digest_of({"b": 2, "a": 1}, 0)
+    assert digest_of(np.arange(6).reshape(2, 3).T, 0) == digest_of(
+        np.arange(6).reshape(2, 3).T.copy(), 0
+    )
+    assert digest_of(torch.ones(2), 5) == digest_of(np.ones(2, np.float32), 5)
+    assert digest_of(None, 7) == digest_of(object(), 7) == 7

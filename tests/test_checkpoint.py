@@ -1,0 +1,178 @@
+"""One file holds a whole training loop, and a killed one goes on from it to the same parameters."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict
+
+import envkit
+from envkit import GymEnv, SerialEnv
+from envkit.errors import ArgumentTypeError, MissingKeyError, ResumeError
+from tests.zoo.resumed import played, same
+from tests.zoo.training import train
+
+cartpole = partial(GymEnv, "CartPole-v1", max_episode_steps=9)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "serial",
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("parallel", "mixed", "fast", "inverted_pendulum")
+        ),
+    ],
+)
+def test_a_killed_training_goes_on_to_the_same_parameters(kind, tmp_path):
+    path = tmp_path / "run.pt"
+    wanted = train(kind, None)
+
+    killed = subprocess.run(
+        [sys.executable, "-m", "tests.zoo.training", kind, str(path)], check=False
+    )
+    found = train(kind, path)
+
+    assert killed.returncode == -signal.SIGKILL and path.exists()
+    assert all(map(torch.equal, found, wanted))
+    assert any(parameter.any() for parameter in wanted)
+
+
+def test_all_kinds_of_parts_come_back(tmp_path, opened):
+    env, other = opened(SerialEnv(2, cartpole)).record_for_resume(), opened(SerialEnv(2, cartpole))
+    policy = torch.nn.Linear(4, 2)
+    optimiser = torch.optim.Adam(policy.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimiser, 1)
+    policy(torch.ones(4)).sum().backward()
+    optimiser.step()
+    schedule.step()
+    own = {
+        "mine": torch.Generator().manual_seed(3),
+        "theirs": np.random.default_rng(3),
+        "old": np.random.RandomState(3),
+    }
+    parts = {
+        "policy": policy,
+        "optimiser": optimiser,
+        "schedule": schedule,
+        **own,
+        "python": random.Random(3),
+    }
+    parts |= {"torch": torch, "numpy": np.random, "random": random}
+    td = env.reset().set("note", NonTensorData("a", batch_size=[2]))
+
+    envkit.save(tmp_path / "all.pt", env=env, td=td, steps=7, tags=["a", None], **parts)
+    before, weight = _drawn(parts), policy.weight.detach().clone()
+    policy(torch.ones(4)).sum().backward()
+    optimiser.step()
+    found = envkit.load(tmp_path / "all.pt", env=other, td=None, steps=None, tags=None, **parts)
+
+    assert _drawn(parts) == before and policy.weight.equal(weight)
+    assert optimiser.state[policy.weight]["step"] == 1 and schedule.get_last_lr() == pytest.approx(
+        [0.01]
+    )
+    assert (found["steps"], found["tags"], found["env"]) == (7, ["a", None], other)
+    assert found["td"]["note"] == "a" and found["td"].batch_size == td.batch_size
+    actions = torch.get_rng_state()
+    one = played(env, td.exclude("note"), 12)[0]
+    torch.set_rng_state(actions)
+    assert same((one, played(other, found["td"].exclude("note"), 12)[0]))
+
+
+def _drawn(parts) -> list[float]:
+    """Draw from all generators; those of the libraries stand where `save` found them."""
+    drawn = [torch.rand(1).item(), np.random.rand(), random.random()]
+    drawn += [torch.rand(1, generator=parts["mine"]).item(), parts["theirs"].random()]
+    return [*drawn, parts["old"].rand(), parts["python"].random()]
+
+
+def test_parts_that_are_missing_or_left_over_are_named(tmp_path):
+    path, policy = tmp_path / "a.pt", torch.nn.Linear(1, 1)
+    envkit.save(path, policy=policy, steps=1)
+
+    with pytest.raises(
+        MissingKeyError, match=r"\['optimiser'\] are asked for.*\['steps'\] are there"
+    ):
+        envkit.load(path, policy=policy, optimiser=None)
+    with pytest.raises(ArgumentTypeError, match=r"'steps' was given int.*steps=None"):
+        envkit.load(path, policy=policy, steps=3)
+    with pytest.raises(ArgumentTypeError, match=r"'policy' was saved as state_dict.*Generator"):
+        envkit.load(path, policy=torch.Generator(), steps=None)
+
+
+class Unreadable:
+    """Holds something that no file without code can hold."""
+
+    def state_dict(self):
+        return {"deep": [object()]}
+
+    def load_state_dict(self, state):
+        raise AssertionError("never called")
+
+
+def test_what_cannot_be_read_again_is_refused_and_the_old_file_stays(tmp_path):
+    path = tmp_path / "a.pt"
+    envkit.save(path, steps=1)
+
+    with pytest.raises(
+        ResumeError, match=r"state dict of the part 'bad'\['deep'\]\[0\] is of type object"
+    ):
+        envkit.save(path, bad=Unreadable())
+    with pytest.raises(ResumeError, match="the part 'function' is"):
+        envkit.save(path, function=print)
+
+    assert envkit.load(path, steps=None) == {"steps": 1}
+    assert os.listdir(tmp_path) == ["a.pt"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "a.pt"
+    envkit.save(path, steps=1)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
+
+    with pytest.raises(OSError, match="disk full"):
+        envkit.save(path, steps=2)
+
+    assert envkit.load(path, steps=None) == {"steps": 1}
+    assert os.listdir(tmp_path) == ["a.pt"]
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    torch.save({"policy": torch.zeros(1)}, tmp_path / "a.pt")
+
+    with pytest.raises(ResumeError, match=r"not written by envkit\.save"):
+        envkit.load(tmp_path / "a.pt", policy=None)
+
+
+def test_a_load_that_is_not_strict_truncates_what_does_not_go_on(tmp_path, opened):
+    env, other = opened(cartpole()).record_for_resume(), opened(cartpole())
+    root = played(env, env.reset(), 3)[1]
+    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    envkit.save(tmp_path / "a.pt", env=env, optimiser=optimiser)
+    other.unwrapped.gravity = 1.0
+
+    with pytest.raises(ResumeError, match="something else came out"):
+        envkit.load(tmp_path / "a.pt", env=other, optimiser=optimiser)
+    envkit.load(tmp_path / "a.pt", env=other, optimiser=optimiser, strict=False)
+
+    assert other.step(other.rand_action(root))["next", "truncated"].item()
+
+
+def test_a_tensordict_keeps_its_names(tmp_path):
+    td = TensorDict(
+        {"a": torch.rand(2, 3), "b": {"c": torch.zeros(2, 3, 1)}}, [2, 3], names=["row", "time"]
+    )
+
+    envkit.save(tmp_path / "a.pt", td=td)
+    found = envkit.load(tmp_path / "a.pt", td=None)["td"]
+
+    assert found.names == ["row", "time"] and (found == td).all()

@@ -1,0 +1,112 @@
+"""What transforms hold beside buffers is in the state dict: generators, counters, what they kept of the last step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from envkit import (
+    ActionDiscretizer,
+    CatFrames,
+    Compose,
+    DiscreteActionProjection,
+    GymEnv,
+    Hash,
+    MultiStepTransform,
+    NoopResetEnv,
+    RandomTruncationTransform,
+    SerialEnv,
+    StepCounter,
+    TensorDictPrimer,
+    TransformedEnv,
+    Unbounded,
+    VecGymEnvTransform,
+    VecNorm,
+    VideoRecorder,
+)
+from envkit.transforms.actions import SamplingStrategy
+from tests.zoo.resumed import as_read_again, same, twice
+
+
+def cartpole() -> GymEnv:
+    return GymEnv("CartPole-v1", max_episode_steps=9)
+
+
+IN_ENVS = {
+    "projection": (cartpole, lambda: DiscreteActionProjection(2, 5)),
+    "discretizer": (
+        lambda: GymEnv("Pendulum-v1", max_episode_steps=9),
+        lambda: ActionDiscretizer(4, sampling=SamplingStrategy.RANDOM),
+    ),
+    "truncation": (cartpole, lambda: Compose(StepCounter(), RandomTruncationTransform(2, 6))),
+    "primer": (cartpole, lambda: TensorDictPrimer(h=Unbounded((2,)), random=True)),
+    "no-ops": (cartpole, lambda: NoopResetEnv(4)),
+    "no-ops of rows": (lambda: SerialEnv(2, cartpole), lambda: NoopResetEnv(4)),
+    "norm": (cartpole, lambda: VecNorm(["observation"])),
+    "frames": (cartpole, lambda: CatFrames(3, -1, ["observation"])),
+}
+
+
+@pytest.mark.parametrize("seed", [3, None])
+@pytest.mark.parametrize("name", IN_ENVS)
+def test_an_env_with_it_goes_on_to_the_same_bits(name, seed, opened):
+    make, transform = IN_ENVS[name]
+
+    assert same(
+        twice(lambda: TransformedEnv(make(), transform()), opened, before=12, after=15, seed=seed)
+    )
+
+
+def test_what_waits_for_its_window_is_kept():
+    first, second = MultiStepTransform(3, 0.9), MultiStepTransform(3, 0.9)
+    done = torch.zeros(8, 1, dtype=torch.bool)
+    following = {"reward": torch.arange(8.0)[:, None], "done": done, "terminated": done}
+    data = TensorDict(
+        {"observation": torch.rand(8, 2), "next": {**following, "observation": torch.rand(8, 2)}},
+        [8],
+    )
+    first.inv(data[:4].clone())
+
+    second.load_state_dict(as_read_again(first.state_dict()))
+
+    assert same(([first.inv(data[4:].clone())], [second.inv(data[4:].clone())]))
+
+
+def test_frames_by_hand_videos_and_hashes_are_kept():
+    frames, video, hashes = (
+        CatFrames(3, -1, ["x"]),
+        VideoRecorder(None, in_keys=["p"]),
+        Hash(["n"], ["h"], repertoire={}),
+    )
+    td = TensorDict({"x": torch.rand(2), "p": torch.zeros(3, 4, 4, dtype=torch.uint8)})
+    frames._call(td.clone())
+    video(td.clone())
+    number = hashes.call_hash_fn("seven")
+    others = (
+        CatFrames(3, -1, ["x"]),
+        VideoRecorder(None, in_keys=["p"]),
+        Hash(["n"], ["h"], repertoire={}),
+    )
+
+    for one, other in zip((frames, video, hashes), others, strict=True):
+        other.load_state_dict(as_read_again(one.state_dict()))
+
+    assert frames._call(td.clone())["x"].equal(others[0]._call(td.clone())["x"])
+    assert others[1].frames.equal(video.frames) and others[1]._seen == 1
+    assert others[2].get_input_from_hash(number) == "seven"
+
+
+def test_rows_that_began_by_themselves_are_kept():
+    env = TransformedEnv(SerialEnv(2, cartpole), VecGymEnvTransform())
+    held = env.transform
+    held._rows, held._first = torch.tensor([True, False]), TensorDict({"a": torch.ones(2)}, [2])
+    other = VecGymEnvTransform()
+
+    other.load_state_dict(as_read_again(held.state_dict()))
+
+    assert other._rows.equal(held._rows) and (other._first == held._first).all()
+
+
+def test_one_that_holds_nothing_says_nothing():
+    assert list(Compose(StepCounter(), NoopResetEnv(), CatFrames(2, -1)).state_dict()) == []
