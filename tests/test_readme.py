@@ -15,7 +15,7 @@ from envkit import EnvBase
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-GUIDES = [ROOT / "docs" / name for name in ("batched_envs.md", "transforms.md")]
+GUIDES = [ROOT / "docs" / name for name in ("batched_envs.md", "resume.md", "transforms.md")]
 CONTINUES = "<!-- after the first example -->\n"
 
 

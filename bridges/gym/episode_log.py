@@ -64,7 +64,9 @@ class EpisodeLog:
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Reset the env, and begin a new log."""
         generator = generator_in(self.env)
-        start = _Start(generator.state, self._carried.read(), copy.deepcopy(kwargs))
+        start = _Start(
+            generator.state, self._carried.read(), copy.deepcopy(kwargs) if kwargs else {}
+        )
         self.forget("its last reset raised")
         observation, info = result = self.env.reset(**kwargs)
         self._start, self.gap, self._actions = start, None, []
@@ -77,7 +79,7 @@ class EpisodeLog:
         """Step the env, and write it down."""
         if self._start is None:
             self.gap = self.gap or "it was stepped without a reset before"
-        kept = _copied(action)
+        kept = action if type(action) in _FIXED else _copied(action)
         try:
             result = self.env.step(action)
         except BaseException:
@@ -85,9 +87,9 @@ class EpisodeLog:
             raise
         observation, reward, terminated, truncated, info = result
         self._actions.append(kept)
-        if type(observation) is np.ndarray and observation.flags.c_contiguous:
+        try:
             digest = crc32(observation, self._digest)
-        else:
+        except (TypeError, ValueError):  # no array, or one whose bytes do not lie in order
             digest = digest_of(observation, self._digest)
         if type(reward) in _FLOATS:
             digest = crc32(_OUTCOME(reward, terminated, truncated), digest)
@@ -169,6 +171,7 @@ class EpisodeLog:
             )
 
 
+_FIXED = frozenset((int, np.int64))
 _FLOATS = frozenset((float, np.float64, int))
 _OUTCOME = struct.Struct("<d??").pack
 _NUMBER = struct.Struct("<d").pack
