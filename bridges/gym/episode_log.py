@@ -87,9 +87,12 @@ class EpisodeLog:
             raise
         observation, reward, terminated, truncated, info = result
         self._actions.append(kept)
-        try:
-            digest = crc32(observation, self._digest)
-        except (TypeError, ValueError):  # no array, or one whose bytes do not lie in order
+        if type(observation) is np.ndarray and observation.dtype in _NUMBERS:
+            digest = crc32(
+                observation if observation.flags.c_contiguous else observation.copy("C"),
+                self._digest,
+            )
+        else:
             digest = digest_of(observation, self._digest)
         if type(reward) in _FLOATS:
             digest = crc32(_OUTCOME(reward, terminated, truncated), digest)
@@ -171,6 +174,7 @@ class EpisodeLog:
             )
 
 
+_NUMBERS = frozenset(map(np.dtype, ("f4", "f8", "u1", "i4", "i8", "?")))
 _FIXED = frozenset((int, np.int64))
 _FLOATS = frozenset((float, np.float64, int))
 _OUTCOME = struct.Struct("<d??").pack

@@ -368,4 +368,5 @@ def test_a_digest_tells_values_apart_and_not_their_order_in_dicts():
         np.arange(6).reshape(2, 3).T.copy(), 0
     )
     assert digest_of(torch.ones(2), 5) == digest_of(np.ones(2, np.float32), 5)
+    assert digest_of(np.array([1.0, None]), 0) == digest_of([1.0, None], 0)
     assert digest_of(None, 7) == digest_of(object(), 7) == 7
