@@ -177,7 +177,10 @@ def test_another_number_of_rows_and_other_entries_are_refused(opened):
     with pytest.raises(MissingKeyError, match="need"):
         opened(SerialEnv(3, cartpole)).load_state_dict(state)
     bare = {"worker0": {}, "worker1": {}, "_state": state["_state"]}
-    for use_buffers, reason in ((False, r"lacks \['count'\]"), (True, "other entries than this env")):
+    for use_buffers, reason in (
+        (False, r"lacks \['count'\]"),
+        (True, "other entries than this env"),
+    ):
         other = opened(SerialEnv(2, partial(Count, 5), use_buffers=use_buffers))
         with pytest.raises(ResumeError, match=reason):
             other.load_state_dict(bare)
