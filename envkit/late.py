@@ -13,6 +13,7 @@ from typing import Any
 __all__ = ["PRELOADED", "is_public", "late"]
 
 _NOT_PUBLIC = {
+    "EnvPoolAsyncEnvPool": "bridges.worlds.envpool.async_pool",
     "RayPool": "bridges.transports.ray",
     "from_torchrl_transform": "bridges.exports.torchrl_transforms",
     "register_gym": "bridges.exports.gym_registry",

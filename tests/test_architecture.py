@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("envkit", "bridges")
 LOOKS_UP = {"envkit", "envkit.late"}
 MAY_LOOK_UP = {
+    "envkit.batched.async_pool",
     "envkit.env.base",
     "envkit.env.construction",
     "envkit.batched.workers",

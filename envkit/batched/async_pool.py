@@ -34,11 +34,8 @@ from envkit.env.base import EnvBase
 from envkit.env.drawing import allow_options
 from envkit.env.pending import Pending
 from envkit.env.policy import Policy
-from envkit.errors import (
-    ArgumentError,
-    BusyEnvError,
-    UnsupportedError,
-)
+from envkit.errors import ArgumentError, BusyEnvError, UnsupportedError
+from envkit.late import late
 from envkit.specs import Composite, NonTensor, TensorSpec, draws_in_order
 from envkit.transport import Pool
 from envkit.transport.jobs import ProcessJobPool
@@ -50,7 +47,7 @@ __all__ = ["AsyncEnvPool", "ProcessorAsyncEnvPool", "RayAsyncEnvPool", "Threadin
 Stack = Literal["dense", "lazy", "maybe_dense"]
 _INDIVIDUAL: dict[str, bool | None] = {"dense": False, "lazy": True, "maybe_dense": None}
 
-Makers = Callable[..., EnvBase] | EnvBase | Sequence[Callable[..., EnvBase] | EnvBase]
+Makers = Callable[..., EnvBase] | EnvBase | str | Sequence[Callable[..., EnvBase] | EnvBase | str]
 
 
 class AsyncEnvPool(BatchedEnv):
@@ -65,7 +62,8 @@ class AsyncEnvPool(BatchedEnv):
         env_makers: callable that makes an env, an env (which is copied), or a list of them: one env each.
         backend: "threading" (or "thread"), one thread an env, gives a `ThreadingAsyncEnvPool`;
             "multiprocessing" (or "process"), one process an env, a `ProcessorAsyncEnvPool`; "ray", one actor
-            of a Ray cluster an env, a `RayAsyncEnvPool`.
+            of a Ray cluster an env, a `RayAsyncEnvPool`; "envpool", threads of the EnvPool library, whose
+            env ids are the makers then: ``["CartPole-v1"] * 8``.
         backend_options: of Ray, see `RayOptions`; the others have none.
         stack: how results of several envs are joined: "dense" asks for equal keys and shapes, "lazy" gives a
             lazy stack, "maybe_dense" the first where that is possible and else the second.
@@ -78,7 +76,7 @@ class AsyncEnvPool(BatchedEnv):
     Raises:
         UnsupportedError: (a NotImplementedError) ``backend`` or ``stack`` is none of these.
         OptionError: (a TypeError) an option of the backend is unknown.
-        MissingLibraryError: (an ImportError) Ray is asked for and not installed.
+        MissingLibraryError: (an ImportError) Ray or EnvPool is asked for and not installed.
     """
 
     _attribute_type = WorkerAttribute
@@ -394,7 +392,9 @@ _BACKENDS: dict[str | None, type[AsyncEnvPool]] = {
 
 
 def _class_of(backend: str | None) -> type[AsyncEnvPool]:
+    if backend == "envpool":
+        return late("EnvPoolAsyncEnvPool")
     if backend not in _BACKENDS:
-        names = [name for name in _BACKENDS if name is not None]
+        names = [*(name for name in _BACKENDS if name is not None), "envpool"]
         raise UnsupportedError(f"backend is {backend!r}, but must be one of {names}.")
     return _BACKENDS[backend]

@@ -18,22 +18,45 @@ from envkit.data.keywords import refuse_unknown
 from envkit.env.seeding import drawn_seed, seed_chain
 from envkit.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["built_anew", "make_pool", "require_pool", "spaces_of"]
+__all__ = ["built_anew", "make_pool", "require_name", "require_pool", "spaces_of"]
 
 
-def make_pool(env_name: str, count: int, kwargs: Mapping[str, Any]) -> Any:
-    """Build a pool of ``count`` envs of the library.
+def make_pool(
+    env_name: str, count: int, kwargs: Mapping[str, Any], *, batch_size: int | None = None
+) -> Any:
+    """Build a pool of ``count`` envs of the library, which gives results of ``batch_size`` (all) at a time.
 
     Raises:
         MissingLibraryError, ArgumentError, OptionError: see `MultiThreadedEnv`.
     """
     library = require("envpool")
+    require_name(env_name)
+    with warnings.catch_warnings():  # of bounds that float32 cannot tell
+        warnings.simplefilter("ignore")
+        known = [*library.make_spec(env_name).config._fields, *_MAKE_OPTIONS]
+        free = [name for name in known if name not in _NOT_CHOSEN]
+        refuse_unknown(f"{env_name} of EnvPool", kwargs, free, _HINT)
+        seeds = {} if {"seed", "env_seed"} & kwargs.keys() else {"env_seed": _drawn_seeds(count)}
+        sizes = {"num_envs": count, "batch_size": count if batch_size is None else batch_size}
+        pool = library.make_gymnasium(env_name, **sizes, **kwargs, **seeds)
+    spaces_of(pool)
+    return pool
+
+
+def require_name(env_name: object) -> None:
+    """Check that the library has an env of this name.
+
+    Raises:
+        MissingLibraryError: (an ImportError) EnvPool is not installed.
+        ArgumentTypeError: it is no name.
+        ArgumentError: it is the name of no env; the message gives those closest to it.
+    """
+    names = require("envpool").list_all_envs()
     if not isinstance(env_name, str):
         raise ArgumentTypeError(
             f"env_name is {env_name!r}, of type {type(env_name).__name__}, but must be the name of an env "
             "of EnvPool, as 'CartPole-v1'."
         )
-    names = library.list_all_envs()
     if env_name not in names:
         near = get_close_matches(env_name, names, 3)
         guess = (
@@ -42,13 +65,6 @@ def make_pool(env_name: str, count: int, kwargs: Mapping[str, Any]) -> Any:
             else "See MultiThreadedEnv.available_envs."
         )
         raise ArgumentError(f"EnvPool has no env called {env_name!r}. {guess}")
-    with warnings.catch_warnings():  # of bounds that float32 cannot tell
-        warnings.simplefilter("ignore")
-        known = [*library.make_spec(env_name).config._fields, *_MAKE_OPTIONS]
-        free = [name for name in known if name not in _NOT_CHOSEN]
-        refuse_unknown(f"{env_name} of EnvPool", kwargs, free, _HINT)
-        seeds = {} if {"seed", "env_seed"} & kwargs.keys() else {"env_seed": _drawn_seeds(count)}
-        return library.make_gymnasium(env_name, num_envs=count, **kwargs, **seeds)
 
 
 _MAKE_OPTIONS = (
