@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from envkit import EnvBase
+from tests.zoo.ray_cluster import begin_ray
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 GUIDES = [ROOT / "docs" / name for name in ("batched_envs.md", "resume.md", "transforms.md")]
+ON_RAY = ROOT / "docs" / "distributed.md"
 CONTINUES = "<!-- after the first example -->\n"
 
 
@@ -59,6 +61,14 @@ def test_a_block_of_the_readme_runs_as_printed(heading):
 )
 def test_a_block_of_a_guide_runs_as_printed(guide, heading):
     execute(blocks(guide)[heading])
+
+
+@pytest.mark.slow  # starts Ray
+@pytest.mark.parametrize("heading", blocks(ON_RAY))
+def test_a_block_about_ray_runs_as_printed(heading):
+    begin_ray()
+
+    execute(blocks(ON_RAY)[heading])
 
 
 @pytest.mark.timeout(300)  # compiles inverted_pendulum unless the compile cache has it

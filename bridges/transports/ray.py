@@ -77,7 +77,7 @@ class RayPool(JobRounds["_Worker"]):
     ) -> None:
         given = dict(actor_options or {})
         maker, prepared = pickle_maker(make_host), tuple(map(by_value.dumps, prepare))
-        self._new_actor = _actor_class(given).remote
+        self._new_actor, self._actor_options = _actor_class(given).remote, given
         self._session = RaySession(address)
         try:
             super().__init__(num_rows, num_actors or _room(given), **options)
@@ -218,8 +218,18 @@ class RayPool(JobRounds["_Worker"]):
         worker.job = None
         worker.kill()
 
-    def _give_up(self, worker: _Worker) -> None:
+    def _give_up(self, worker: _Worker, lost: Failure) -> Failure:
         worker.kill()
+        if worker.pid:
+            return lost
+        free = {
+            name: amount for name, amount in ray.available_resources().items() if ":" not in name
+        }
+        return replace(
+            lost,
+            advice=f"Raise that limit if its envs take this long to build. If Ray has found no place for it: each "
+            f"actor asks for {self._actor_options or 'what Ray gives by default'}, and {free} are free.",
+        )
 
     def _require_open(self) -> None:
         super()._require_open()

@@ -47,8 +47,8 @@ class Failure:
     ``rows`` are the rows to blame: the one that raised, or all that a worker held that is gone.
     ``message`` is that of the exception, how long a stuck worker was waited for, or why a dead one
     never started. ``traceback`` is text: of the exception, or the stack of a stuck or crashed worker ("" if
-    there is none). ``exception`` is the original one where it survived pickling. ``advice`` says how a dead one
-    ended and what to do, where who started it knows better than the exit code.
+    there is none). ``exception`` is the original one where it survived pickling. ``advice`` says how a worker
+    ended and what to do, where who started it knows better.
     """
 
     worker: int
@@ -89,10 +89,13 @@ class Failure:
                 self.message or "(no message)"
             )
         if self.kind == "timeout":
+            advice = self.advice or (
+                "Raise that limit if the work is this slow; otherwise its stack "
+                + ("below says where it hangs." if self.traceback else "could not be had.")
+            )
             return (
                 f"{who}, which held {rows}, did not answer {self.command!r} {self.message} and was "
-                "killed. Raise that limit if the work is this slow; otherwise its stack "
-                + ("below says where it hangs." if self.traceback else "could not be had.")
+                f"killed. {advice}"
             )
         if self.kind == "interrupted":
             return (

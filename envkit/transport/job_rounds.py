@@ -84,8 +84,9 @@ class JobRounds(Generic[W]):
         Waits ``seconds`` at most, and not at all if none are wanted.
         """
 
-    def _give_up(self, worker: W) -> None:
-        """End a worker that has not answered in time, where that can be done."""
+    def _give_up(self, worker: W, lost: Failure) -> Failure:
+        """End a worker that has not answered in time, where that can be done, and say more of why it has not."""
+        return lost
 
     # -------------------------------------------------------------------------------------- rounds
 
@@ -211,10 +212,10 @@ class JobRounds(Generic[W]):
             if worker.job is job and request.deadline <= time.monotonic():
                 within = f"within {request.limit_s:g} s ({request.limit})"
                 rows = tuple(self.rows_of[job.worker])
-                worker.lost = Failure(job.worker, rows, request.name, "timeout", message=within)
+                lost = Failure(job.worker, rows, request.name, "timeout", message=within)
+                worker.lost = self._give_up(worker, lost)
                 request.failures[0, job.worker] = [worker.lost]
                 worker.job = None
-                self._give_up(worker)
 
     def outcome(self, job: Job) -> Any:
         """Give what a job that is done has returned; see `JobPool.outcome`."""

@@ -231,6 +231,13 @@ def test_a_start_has_a_deadline(new_pool):
         new_pool(HangsAtStart, start_timeout_s=1.0)
 
 
+def test_an_actor_that_finds_no_place_says_what_there_is(new_pool):
+    with pytest.raises(
+        WorkerTimeoutError, match=r"asks for {'num_gpus': 8}, and {.*'CPU': 2.0.*} are free"
+    ):
+        new_pool(actor_options={"num_gpus": 8}, start_timeout_s=0.5)
+
+
 def test_an_actor_that_ray_started_anew_has_lost_its_rows(new_pool):
     pool, _ = new_pool(actor_options={"max_restarts": 1})
     os.kill(pool.pids[0], signal.SIGKILL)
