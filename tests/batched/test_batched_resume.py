@@ -63,7 +63,9 @@ def test_a_batch_goes_on_to_the_same_bits(kind, seed, opened):
     assert same(twice(KINDS[kind], opened, before=20, after=15, seed=seed))
 
 
-@pytest.mark.parametrize("inner", [cartpole, transformed])
+@pytest.mark.parametrize(
+    "inner", [transformed, pytest.param(cartpole, marks=pytest.mark.slow)], ids=["behind", "bare"]
+)
 def test_worker_processes_go_on_to_the_same_bits(inner, opened):
     make = partial(ParallelEnv, 3, inner, num_processes=2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import ClassVar
 
@@ -115,6 +116,23 @@ def test_what_was_loaded_can_be_saved_again(opened):
     env.load_state_dict(as_read_again(other.state_dict()))
 
     one, two = (played(each, root.clone(), 15)[0] for each in (other, env))
+    assert same((one, two))
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "InvertedPendulum-v5"])
+def test_a_copy_writes_down_by_itself(name, opened):
+    env = opened(small(name)).record_for_resume()
+    env.set_seed(1)
+    root = env.reset()
+    twin = opened(copy.deepcopy(env))
+    if name != "CartPole-v1":  # built anew, it begins with a reset
+        root = twin.reset()
+
+    _, root = played(twin, root, 5)
+    other = opened(small(name))
+    other.load_state_dict(as_read_again(twin.state_dict()))
+
+    one, two = (played(each, root.copy(), 12)[0] for each in (twin, other))
     assert same((one, two))
 
 
