@@ -197,22 +197,22 @@ class AsyncEnvPool(BatchedEnv):
         """
         if tensordict is None or tensordict.get(ENV_INDEX, None) is None:
             return super().rand_action(tensordict)
-        if tensordict.batch_size == self.batch_size and self._is_in_order(tensordict):
+        envs = envs_of(tensordict, None, self.num_workers)
+        if tensordict.batch_size == self.batch_size and envs == list(range(self.num_workers)):
             return super().rand_action(tensordict)
-        if (together := self._drawn_together(tensordict)) is not None:
+        if (together := self._drawn_together(tensordict, envs)) is not None:
             return together
         rows = self._queues.rows(tensordict, None)
-        drawn = [self._drawn_by(*row) for row in zip(rows.envs, rows.parts, strict=True)]
+        drawn = [self._drawn_by(env, rows.part(i)) for i, env in enumerate(rows.envs)]
         if tensordict.batch_size == self._batch_size[1:]:
             return tensordict.update(drawn[0])
         return tensordict.update(stack_rows(drawn, individual=bool(self._share_individual_td)))
 
-    def _drawn_together(self, td: TensorDictBase) -> EnvData | None:
+    def _drawn_together(self, td: TensorDictBase, envs: list[int]) -> EnvData | None:
         """Draw the actions of some rows at once, the very numbers that one by one gives; None where that may differ.
 
         See `test_actions_drawn_together_are_those_drawn_one_by_one`.
         """
-        envs = envs_of(td, None, self.num_workers)
         if self._share_individual_td or td.batch_size != (len(envs), *self._batch_size[1:]):
             return None
         form = self._declared.cached("drawn_together", self._action_of_a_row)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase
@@ -33,26 +33,53 @@ __all__ = ["JobQueues"]
 Made = tuple[TensorDictBase, TensorDictBase | None]  # data, and the root that follows a step
 
 
-class _Rows(NamedTuple):
-    """What was sent at once: one part for each env, and where it holds tensors alone these by path, rows in front."""
+@dataclass(eq=False)
+class _Rows:
+    """What was sent at once, owned: one row for each env.
+
+    Attributes:
+        envs: of the rows.
+        size, device: of a row.
+        parts: the rows; empty where they are in ``leaves``.
+        leaves: tensors by path, the rows in front, where data holds nothing else.
+    """
 
     envs: list[int]
+    size: torch.Size
+    device: torch.device | None
     parts: list[TensorDictBase]
     leaves: Leaves | None = None
+
+    def part(self, index: int) -> TensorDictBase:
+        """Give a row as a TensorDict."""
+        if self.parts:
+            return self.parts[index]
+        assert self.leaves is not None
+        row = {path: value[index] for path, value in self.leaves.items()}
+        return tensordict_of(row, self.size, self.device)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether there are masks among the tensors."""
+        return any(path[-1] in (rules.STEP, rules.RESET) for path in self.leaves or ())
 
 
 @dataclass(eq=False)
 class _Sent:
-    """A job of one env, and the root it was sent with, which is part ``index`` of ``rows``."""
+    """A job of one env, and the root it was sent with, which is row ``index`` of ``rows``."""
 
     env: int
     kind: JobKind
-    td: TensorDictBase
     rows: _Rows
     index: int
     job: Job
     is_slot: bool
     made: Made | None = None  # what came of it, while others are still to be taken
+
+    @property
+    def td(self) -> TensorDictBase:
+        """The root it was sent with."""
+        return self.rows.part(self.index)
 
 
 class JobQueues:
@@ -84,12 +111,17 @@ class JobQueues:
             )
         if kind != "reset":
             _require_begun([env for env in rows.envs if not exchange.has_root(env)])
-        if rows.leaves is None or not exchange.fill_together(rows.envs, kind, rows.leaves):
-            for env, part in zip(rows.envs, rows.parts, strict=True):
-                exchange.fill_one(env, kind, part)
-        for index, (env, part) in enumerate(zip(rows.envs, rows.parts, strict=True)):
-            job = exchange.begin_one(env, kind, part)
-            self._sent[env] = _Sent(env, kind, part, rows, index, job, isinstance(env_index, int))
+        together = rows.leaves is not None and exchange.fill_together(rows.envs, kind, rows.leaves)
+        if not together:
+            for index, env in enumerate(rows.envs):
+                exchange.fill_one(env, kind, rows.part(index))
+        is_whole = together and not rows.is_masked
+        for index, env in enumerate(rows.envs):
+            if is_whole:
+                job = cast(BufferJobs, exchange).begin_whole(env, kind)
+            else:
+                job = exchange.begin_one(env, kind, rows.part(index))
+            self._sent[env] = _Sent(env, kind, rows, index, job, isinstance(env_index, int))
 
     def rows(self, td: TensorDictBase | None, env_index: int | Sequence[int] | None) -> _Rows:
         """Give the row of each env that data holds, copied: who sent it may write into it again.
@@ -104,9 +136,9 @@ class JobQueues:
         envs = envs_of(td, env_index, self._owner.num_workers)
         size = self._owner.batch_size[1:]
         if td is None:
-            return _Rows(envs, [TensorDict(batch_size=size) for _ in envs], {})
-        if td.batch_size == (len(envs), *size) and (leaves_ := _owned_leaves(td)) is not None:
-            return _Rows(envs, _split(leaves_, size, td.device), leaves_)
+            return _Rows(envs, size, None, [], {})
+        if td.batch_size == (len(envs), *size) and (owned := _owned_leaves(td)) is not None:
+            return _Rows(envs, size, td.device, [], owned)
         td = td.exclude(ENV_INDEX).clone()
         rows = [td] if td.batch_size == size else list(td.unbind(0)) if td.batch_dims else []
         if len(rows) != len(envs) or any(row.batch_size != size for row in rows):
@@ -114,7 +146,7 @@ class JobQueues:
                 f"the TensorDict has batch size {tuple(td.batch_size)}, but {len(envs)} envs of batch size "
                 f"{tuple(size)} are meant, {envs}: pass one row for each."
             )
-        return _Rows(envs, rows)
+        return _Rows(envs, size, td.device, rows)
 
     def recv(
         self,
@@ -215,7 +247,7 @@ class JobQueues:
             return None
         for env in envs:
             del self._sent[env]
-        device = ready[0].td.device if owner.device is None else owner.device
+        device = sources[0].device if owner.device is None else owner.device
         if owner.device is not None:
             given = {path: value.to(device) for path, value in given.items()}
         size = torch.Size((len(envs), *owner.batch_size[1:]))
@@ -228,9 +260,26 @@ class JobQueues:
         data = tensordict_of({**given, **made}, size, device)
         root = None
         if kind == "step_and_maybe_reset":
-            root = owner.step_mdp(data).update(tensordict_of(roots, size, device))
-            root.set(ENV_INDEX, env_indices(envs, size[1:], device))
+            root = self._following(data, given, roots).set(
+                ENV_INDEX, env_indices(envs, size[1:], device)
+            )
         return data.set(ENV_INDEX, index), root
+
+    def _following(self, data: TensorDictBase, given: Leaves, roots: Leaves) -> TensorDictBase:
+        """Give what `step_mdp` does of ``data``, with the roots that were made; rows in memory hold all but what was given."""
+        owner = self._owner
+        table = owner._table
+        if not owner._steps_by_itself or not table.rewards.isdisjoint(table.states):
+            made = tensordict_of(roots, data.batch_size, data.device)
+            return owner.step_mdp(data).update(made)
+        kept = {
+            path: value
+            for path, value in given.items()
+            if path not in table.actions
+            and path not in table.rewards
+            and path[-1] not in (rules.STEP, rules.RESET)
+        }
+        return tensordict_of({**kept, **roots}, data.batch_size, data.device)
 
     def _joined(self, envs: Sequence[int], parts: Sequence[TensorDictBase]) -> TensorDictBase:
         joined = stack_rows(parts, individual=bool(self._owner.share_individual_td))
@@ -239,7 +288,7 @@ class JobQueues:
 
 
 def _owned_leaves(td: TensorDictBase) -> Leaves | None:
-    """Copy the tensors of a root by path; None where it holds something else, or none."""
+    """Copy the tensors of a root by path; None where it holds something else."""
     if not isinstance(td, TensorDict):
         return None
     owned: Leaves = {}
@@ -247,13 +296,7 @@ def _owned_leaves(td: TensorDictBase) -> Leaves | None:
         if type(value) is not torch.Tensor:
             return None
         owned[path] = value.clone()
-    return owned or None
-
-
-def _split(together: Leaves, size: torch.Size, device: torch.device | None) -> list[TensorDictBase]:
-    """Give a TensorDict of views for each row."""
-    parts = zip(*(value.unbind(0) for value in together.values()), strict=True)
-    return [tensordict_of(dict(zip(together, row, strict=True)), size, device) for row in parts]
+    return owned
 
 
 def _stacked(sources: Sequence[_Rows], indices: Sequence[int]) -> Leaves | None:
@@ -271,7 +314,7 @@ def _stacked(sources: Sequence[_Rows], indices: Sequence[int]) -> Leaves | None:
 def _form(source: _Rows) -> Any:
     entries = cast(Leaves, source.leaves).items()
     forms = {path: (value.shape[1:], value.dtype) for path, value in entries}
-    return source.parts[0].device, forms
+    return source.device, forms
 
 
 def _require_begun(envs: list[int]) -> None:

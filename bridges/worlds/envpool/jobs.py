@@ -184,10 +184,12 @@ class EnvPoolJobs(JobRounds[_Row]):
     def _call_has_attribute(self, path: tuple[str, ...]) -> bool:
         return False
 
-    def _call_state_dicts(self) -> NoReturn:
+    def _call_states(self, *given: Any) -> NoReturn:
         raise ResumeError(
             "EnvPool keeps the states of its envs to itself, so there is no state dict of them."
         )
+
+    _call_load_states = _call_states
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedError(

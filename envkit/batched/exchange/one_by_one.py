@@ -128,6 +128,15 @@ class BufferJobs(_Recovering, BufferExchange):
             return pool.begin(row, RESTART if given else RESET)
         return pool.begin_call(row, "reset_rows", {row: (given, {})})
 
+    def begin_whole(self, row: int, kind: JobKind) -> Job:
+        """Have one row step, with all its parts; its worker has no other job."""
+        if not self._masks_are_full:
+            for masks in self.masks.values():
+                masks[row] = True
+        if row in self._recovery.unstarted:
+            self._begin_episode(row)
+        return cast(JobPool, self._pool).begin(row, STEP if kind == "step" else ADVANCE)
+
     def _begin_episode(self, row: int) -> None:
         self._recovery.begin({row}, self._reset_rows)
 
@@ -145,8 +154,7 @@ class BufferJobs(_Recovering, BufferExchange):
         for path, masks in self.masks.items():
             given = td.get(as_key(path), None)
             if given is None:
-                if not self._masks_are_full:
-                    masks[row] = True
+                masks[row] = True
             else:
                 masks[row] = given.reshape(*given.shape, *(1,) * (masks.ndim - 1 - given.ndim))
                 self._masks_are_full = False
