@@ -46,6 +46,7 @@ class Parts:
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     policy_factory: Callable[[], Any] | None = None
     max_frames_per_traj: int | None = None
+    record_for_resume: bool = False
     trust_policy: bool | None = None
     compile_policy: bool | Mapping[str, Any] | None = None
     cudagraph_policy: bool | Mapping[str, Any] | None = None
@@ -97,7 +98,7 @@ def built_env(parts: Parts, policy: Any) -> EnvBase:
         env = with_policy_transforms(env, policy)
     if parts.max_frames_per_traj is not None:
         env = TransformedEnv(env, _limit_for(env, parts.max_frames_per_traj))
-    return env
+    return env.record_for_resume() if parts.record_for_resume else env
 
 
 def _limit_for(env: EnvBase, steps: int) -> StepCounter:

@@ -24,11 +24,12 @@ from envkit.collectors.runner import COLLECTOR, Batch
 from envkit.collectors.settings import WorkerOptions, checked
 from envkit.collectors.whole_episodes import EpisodeStore
 from envkit.data.keywords import completed, known_to, refuse_unknown
+from envkit.data.plain import from_plain, plain
 from envkit.data.results import EnvData
 from envkit.data.trajectories import split_trajectories
 from envkit.env.base import EnvBase
 from envkit.env.policy import PolicyLike
-from envkit.errors import ArgumentError, ClosedEnvError, MissingKeyError
+from envkit.errors import ArgumentError, ArgumentTypeError, ClosedEnvError, MissingKeyError
 from envkit.late import late
 
 __all__ = ["Collector", "MakeEnv"]
@@ -232,6 +233,96 @@ class Collector(ABC):
     def _wants_more(self) -> bool:
         total = self._options.total_frames
         return total is None or self._begun_frames < total
+
+    # ---------------------------------------------------------------------------------------- resume
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give all that the batches to come depend on, as tensors, numbers, strings, lists and dicts.
+
+        A batch under way is received first, and is part of it. Of the generators there are torch's, here and in the
+        workers, and those of the envs.
+
+        Raises:
+            ResumeError: an env cannot say where it is; those on simulators can with ``record_for_resume=True``.
+        """
+        self._settle()
+        postproc = getattr(self._options.postproc, "state_dict", None)
+        return {
+            **self._runner_states(),
+            "frames": self.frames,
+            "iter": self.iter,
+            "begun_frames": self._begun_frames,
+            "policy_version": self.policy_version,
+            "received": [
+                {"data": plain(raw.data), "following": raw.following.clone()}
+                for raw in self._received
+            ],
+            "undelivered": plain(self._undelivered),
+            "stored_keys": plain(self._stored_keys),
+            "episodes": None if self._episodes is None else self._episodes.state_dict(),
+            "postproc_state_dict": None if postproc is None else plain(dict(postproc())),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Go on as the collector that gave ``state_dict`` would have, to the bit.
+
+        It is loaded into a collector built with the same arguments; ``total_frames`` may differ. The policy gets the
+        weights that acted, in place, and torch's generators here become those of then.
+
+        Args:
+            state_dict: what `state_dict` gave.
+            strict: False has envs that cannot go on where they were begin new episodes, see `docs/resume.md`.
+
+        Raises:
+            ArgumentTypeError: it is no dict.
+            MissingKeyError: (a KeyError) it is none of a collector of this kind, and this many workers.
+            ResumeError: an env cannot go on.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise ArgumentTypeError(
+                f"the state dict is of type {type(state_dict).__name__}, but must be a dict. Pass what state_dict() "
+                "gave."
+            )
+        own = {"frames", "iter", "received", *self._runner_names}
+        if missing := sorted(own - state_dict.keys()):
+            raise MissingKeyError(
+                f"the state dict has {sorted(state_dict)}, but no {missing}, which a {type(self).__name__} like this one "
+                "needs. Load it into one that is built as that which was saved."
+            )
+        if (state_dict["episodes"] is None) != (self._episodes is None):
+            raise MissingKeyError(
+                "the state dict is of a collector with frames_per_batch, and this one has trajs_per_batch, or the other "
+                "way round. Build it as the one which was saved."
+            )
+        self._settle()
+        self._load_runner_states(state_dict, strict=strict)
+        self.frames, self.iter = state_dict["frames"], state_dict["iter"]
+        self._begun_frames = state_dict["begun_frames"]
+        self.policy_version = state_dict["policy_version"]
+        self._received = [
+            Batch(from_plain(raw["data"]), raw["following"].clone())
+            for raw in state_dict["received"]
+        ]
+        self._undelivered = from_plain(state_dict["undelivered"])
+        self._stored_keys = from_plain(state_dict["stored_keys"])
+        if self._episodes is not None:
+            self._episodes.load_state_dict(state_dict["episodes"])
+        postproc: Any = self._options.postproc
+        if state_dict["postproc_state_dict"] is not None:
+            postproc.load_state_dict(from_plain(state_dict["postproc_state_dict"]))
+
+    _runner_names: Sequence[str]
+    """Names of entries that `_runner_states` gives."""
+
+    @abstractmethod
+    def _runner_states(self) -> dict[str, Any]:
+        """Give the states of policies, runners and generators."""
+
+    @abstractmethod
+    def _load_runner_states(self, state: Mapping[str, Any], *, strict: bool) -> None:
+        """Take over what `_runner_states` gave."""
+
+    # -------------------------------------------------------------------------------- what is delivered
 
     def _formed(self, batch: TensorDictBase) -> TensorDictBase:
         options = self._options

@@ -237,6 +237,14 @@ class RunnerHost:
         """Give the trajectories that begin now numbers that were not given yet."""
         self._runner.numbers.restart(number)
 
+    def call_state(self) -> dict[str, Any]:
+        """Give what the next batches of this worker depend on, in plain form."""
+        return self._runner.state_dict()
+
+    def call_load_state(self, state: dict[str, Any], strict: bool) -> None:
+        """Go on as the worker that gave ``state`` would have."""
+        self._runner.load_state_dict(state, strict=strict)
+
     def close(self) -> None:
         """Close the env."""
         self._runner.env.close(raise_if_closed=False)

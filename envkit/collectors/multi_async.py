@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Unpack
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
 
 from envkit.batched.settings import RayOptions
 from envkit.collectors.collector import MakeEnv
 from envkit.collectors.runner import Batch
 from envkit.collectors.settings import WorkerOptions
 from envkit.collectors.workers import Part, WorkerCollector
+from envkit.data.plain import from_plain, plain
 from envkit.env.policy import PolicyLike
 from envkit.errors import ArgumentError, OptionError
 
@@ -110,6 +111,27 @@ class MultiaSyncDataCollector(WorkerCollector):
 
     def _require_idle(self) -> None:
         self._receive_all()
+
+    def _runner_states(self) -> dict[str, Any]:
+        states = super()._runner_states()  # which waits for all workers
+        ready = [
+            {
+                "worker": part.worker,
+                "data": plain(part.data),
+                "valid": part.valid,
+                "following": part.following.clone(),
+            }
+            for part in self._ready
+        ]
+        return {**states, "ready": ready, "taken": self._taken}
+
+    def _load_runner_states(self, state: Mapping[str, Any], *, strict: bool) -> None:
+        super()._load_runner_states(state, strict=strict)
+        self._taken = state["taken"]
+        self._ready = deque(
+            Part(part["worker"], from_plain(part["data"]), part["valid"], part["following"].clone())
+            for part in state["ready"]
+        )
 
 
 MultiAsyncCollector = MultiaSyncDataCollector

@@ -70,7 +70,11 @@ class TrajectoryNumbers:
 
     def state_dict(self) -> dict[str, Any]:
         """Give what the next numbers depend on."""
-        return {"following": self.following, "current": self.current, "is_unused": self._is_unused}
+        return {
+            "following": self.following,
+            "current": self.current.clone(),
+            "is_unused": self._is_unused.clone(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on as whoever gave ``state`` would have."""

@@ -9,7 +9,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from envkit.collectors.generators import generator_states, set_generators
 from envkit.collectors.numbering import TrajectoryNumbers
 from envkit.collectors.timing import Seconds, timed
 from envkit.data.paths import Key, as_key, as_path
+from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
 from envkit.env.fragments import Begun, Fragment, begin_fragment
 from envkit.env.policy import ExplorationType, Policy, set_exploration_type
@@ -193,6 +195,35 @@ class EnvRunner:
         if (count := root.get(OWN_STEP_COUNT, None)) is not None:
             root = root.exclude(OWN_STEP_COUNT).set((COLLECTOR, "step_count"), count)
         return root.clear_device_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give all that the next batches depend on in plain form, see `envkit.data.plain`."""
+        policy = self.policy
+        weights = dict(policy.state_dict()) if isinstance(policy, torch.nn.Module) else {}
+        return {
+            "policy_state_dict": plain(weights, "the policy"),
+            "generators": generator_states(),
+            "env_state_dict": dict(self.env.state_dict()),
+            "root": plain(self.root, "the root"),
+            "numbers": self.numbers.state_dict(),
+            "counted": self.counted(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Go on as whoever gave ``state`` would have.
+
+        Raises:
+            ResumeError: the env cannot be brought there; with ``strict=False`` it begins new episodes.
+        """
+        if isinstance(self.policy, torch.nn.Module):
+            self.policy.load_state_dict(from_plain(state["policy_state_dict"]))
+        self.env.load_state_dict(state["env_state_dict"], strict=strict)
+        self.root = from_plain(state["root"])
+        self.numbers.load_state_dict(state["numbers"])
+        counted = state["counted"]
+        self.frames, self.episodes = counted["frames"], counted["episodes"]
+        self.seconds.update(counted["seconds"])
+        set_generators(state["generators"])
 
     def counted(self) -> dict[str, Any]:
         """Tell frames and episodes collected, and seconds spent in "envs" and in the "policy"."""

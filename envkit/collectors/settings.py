@@ -57,6 +57,8 @@ class CollectorOptions(TypedDict, total=False):
         track_policy_version: record the version of the policy that acted, ``("collector", "policy_version")``.
         progress: show a bar with frames per second, mean return and length of the episodes that ended.
         record_state: keep the state of a stateless env at every step.
+        record_for_resume: have envs on simulators write down their episodes, so that `state_dict` can say where they are;
+            see `EnvBase.record_for_resume` for what that costs.
         pre_collect_hook: called before each batch is asked for.
         post_collect_hook: called with each batch before it is delivered.
     """
@@ -89,6 +91,7 @@ class CollectorOptions(TypedDict, total=False):
     track_policy_version: Annotated[bool, Default(False)]
     progress: Annotated[bool, Default(False)]
     record_state: Annotated[bool, Default(False)]
+    record_for_resume: Annotated[bool, Default(False)]
     pre_collect_hook: Annotated[Callable[[], Any] | None, Default(None)]
     post_collect_hook: Annotated[Callable[[Any], Any] | None, Default(None)]
 
@@ -126,7 +129,7 @@ class WorkerOptions(CollectorOptions, total=False):
 
 _SWITCHES = (
     *("reset_at_each_iter", "reset_when_done", "set_truncated", "replay_buffer_chunk"),
-    *("track_policy_version", "progress", "record_state"),
+    *("track_policy_version", "progress", "record_state", "record_for_resume"),
 )
 _CALLABLE = ("postproc", "pre_collect_hook", "post_collect_hook")
 

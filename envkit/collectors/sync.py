@@ -49,6 +49,7 @@ class SyncDataCollector(Collector):
             env_kwargs=given.create_env_kwargs or {},
             policy_factory=given.policy_factory,
             max_frames_per_traj=given.max_frames_per_traj,
+            record_for_resume=given.record_for_resume,
             trust_policy=given.trust_policy,
             compile_policy=given.compile_policy,
             cudagraph_policy=given.cudagraph_policy,
@@ -103,6 +104,14 @@ class SyncDataCollector(Collector):
         ended = self._runner.begin_anew(index)
         if self._episodes is not None:
             self._episodes.cut(ended)
+
+    _runner_names = ("policy_state_dict", "env_state_dict", "root", "numbers", "generators")
+
+    def _runner_states(self) -> dict[str, Any]:
+        return self._runner.state_dict()
+
+    def _load_runner_states(self, state: Mapping[str, Any], *, strict: bool) -> None:
+        self._runner.load_state_dict(state, strict=strict)
 
     def stats(self) -> Mapping[str, Any]:
         """Tell what was collected and where time went.

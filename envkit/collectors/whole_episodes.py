@@ -8,12 +8,13 @@ Conventions
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
 
+from envkit.data.plain import from_plain, plain
 from envkit.data.trajectories import split_trajectories
 from envkit.data.transition import leaves
 
@@ -91,13 +92,11 @@ class EpisodeStore:
         return padded if padded.batch_dims == 2 else padded.unsqueeze(0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the pieces and whole episodes that wait."""
-        return {
-            "pieces": {str(number): pieces for number, pieces in self._pieces.items()},
-            "whole": list(self._whole),
-        }
+        """Give the pieces and whole episodes that wait, in plain form."""
+        pieces = {str(number): pieces for number, pieces in self._pieces.items()}
+        return {"pieces": plain(pieces), "whole": plain(list(self._whole))}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with what another store has kept."""
-        self._pieces = {int(number): list(pieces) for number, pieces in state["pieces"].items()}
-        self._whole = deque(state["whole"])
+        self._pieces = {int(number): one for number, one in from_plain(state["pieces"]).items()}
+        self._whole = deque(from_plain(state["whole"]))

@@ -157,6 +157,7 @@ class WorkerCollector(Collector):
                 env_kwargs=kwargs[worker] or {},
                 policy_factory=factories[worker],
                 max_frames_per_traj=given.max_frames_per_traj,
+                record_for_resume=given.record_for_resume,
                 trust_policy=given.trust_policy,
                 compile_policy=given.compile_policy,
                 cudagraph_policy=given.cudagraph_policy,
@@ -381,6 +382,38 @@ class WorkerCollector(Collector):
     @abstractmethod
     def _require_idle(self) -> None:
         """See to it that no worker has an order."""
+
+    # -------------------------------------------------------------------------------------- resume
+
+    @property
+    def _runner_names(self) -> Sequence[str]:  # type: ignore[override]
+        return ("newest_weights", *(f"worker{row}" for row in range(self.num_workers)))
+
+    def _runner_states(self) -> dict[str, Any]:
+        self._require_idle()
+        states = self._call("state", workers=range(self.num_workers))
+        return {
+            **{f"worker{row}": state for row, state in enumerate(states)},
+            "next_numbers": list(self._next_numbers),
+            "newest_weights": None
+            if self._newest is None
+            else torch.from_numpy(self._newest).clone(),
+            "loaded_versions": list(self._loaded),
+        }
+
+    def _load_runner_states(self, state: Mapping[str, Any], *, strict: bool) -> None:
+        if f"worker{self.num_workers}" in state:
+            raise ArgumentCountError(
+                f"the state dict is of more than {self.num_workers} workers. Load it into a collector with as many."
+            )
+        self._require_idle()
+        for row in range(self.num_workers):
+            self._call("load_state", state[f"worker{row}"], strict, workers=[row])
+        self._next_numbers = list(state["next_numbers"])
+        self._roots, self._lost = {}, {}
+        if self._newest is not None:
+            self._newest[:] = state["newest_weights"].numpy()
+        self._loaded = list(state["loaded_versions"])
 
     # ---------------------------------------------------------------------------------------- life
 

@@ -1,0 +1,292 @@
+"""A collector goes on from its state dict to the same bits, also in another process, also after SIGKILL."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envkit import (
+    GymEnv,
+    MultiaSyncDataCollector,
+    MultiSyncDataCollector,
+    RewardSum,
+    SerialEnv,
+    SyncDataCollector,
+    TransformedEnv,
+    compile_policy,
+)
+from envkit.errors import ArgumentCountError, ArgumentTypeError, MissingKeyError, ResumeError
+from tests.collectors.slow_model import assert_same
+from tests.zoo.envs import Count
+from tests.zoo.jax_drift import jax_rows
+
+
+def cartpole():
+    return GymEnv("CartPole-v1", categorical_action_encoding=True)
+
+
+class Draws(torch.nn.Module):
+    """A policy that draws, and whose weights decide how."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(4, 2)
+
+    def forward(self, observation):
+        return torch.distributions.Categorical(logits=self.net(observation)).sample()
+
+
+class Leans(torch.nn.Module):
+    """A policy in one dimension that draws."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(1, 1)
+
+    def forward(self, observation):
+        return (self.net(observation) + 0.1 * torch.randn(observation.shape)).clamp(-1, 1)
+
+
+def through_a_file(state):
+    """Give what ``torch.load`` reads of a state dict, with no code run."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+KINDS = {
+    "one gym env": (SyncDataCollector, cartpole, Draws, {"frames_per_batch": 7}),
+    "SerialEnv": (
+        SyncDataCollector,
+        lambda: TransformedEnv(SerialEnv(3, cartpole), RewardSum()),
+        Draws,
+        {"frames_per_batch": 30, "max_frames_per_traj": 11, "init_random_frames": 40},
+    ),
+    "whole episodes": (
+        SyncDataCollector,
+        lambda: SerialEnv(3, cartpole),
+        Draws,
+        {"trajs_per_batch": 2},
+    ),
+    "stateless, random": (
+        SyncDataCollector,
+        lambda: jax_rows(3, limit=4),
+        lambda: None,
+        {"frames_per_batch": 15, "prefetch": 1},
+    ),
+    "stateless, translated": (
+        SyncDataCollector,
+        lambda: jax_rows(3, limit=4),
+        lambda: compile_policy(Leans()),
+        {"frames_per_batch": 15},
+    ),
+    "stateless, stepwise": (
+        SyncDataCollector,
+        lambda: jax_rows(3, limit=4),
+        Leans,
+        {"frames_per_batch": 15},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_after_a_resume_are_those_without_one(kind):
+    cls, make, policy, options = KINDS[kind]
+    torch.manual_seed(0)
+    first = cls(make, policy(), record_for_resume=True, **options)
+    first.set_seed(1)
+    for _ in range(3):
+        first.next()
+    state = through_a_file(first.state_dict())
+    wanted = [first.next() for _ in range(4)]
+    torch.manual_seed(99)
+
+    second = cls(make, policy(), record_for_resume=True, **options)
+    second.load_state_dict(state)
+
+    for batch in wanted:
+        assert_same(second.next(), batch)
+    assert (first.frames, first.iter) == (second.frames, second.iter)
+    first.shutdown(), second.shutdown()
+
+
+@settings(max_examples=15, deadline=None)
+@given(before=st.integers(0, 4), steps=st.integers(1, 9))
+def test_it_does_not_matter_where_a_run_is_cut(before, steps):
+    def build():
+        torch.manual_seed(0)
+        collector = SyncDataCollector(
+            lambda: SerialEnv(2, cartpole),
+            Draws(),
+            frames_per_batch=2 * steps,
+            record_for_resume=True,
+        )
+        collector.set_seed(before)
+        return collector
+
+    whole, cut = build(), build()
+    torch.manual_seed(1)
+    batches = [whole.next() for _ in range(before + 3)]
+    torch.manual_seed(1)
+    for _ in range(before):
+        cut.next()
+    state = cut.state_dict()
+    resumed = build()
+    resumed.load_state_dict(state)
+
+    for wanted in batches[before:]:
+        assert_same(resumed.next(), wanted)
+
+
+def test_only_what_is_left_is_collected_after_a_resume():
+    first = SyncDataCollector(Count, frames_per_batch=4, total_frames=20)
+    first.next(), first.next()
+
+    second = SyncDataCollector(Count, frames_per_batch=4, total_frames=20)
+    second.load_state_dict(first.state_dict())
+
+    assert len(list(second)) == 3 and second.frames == 20 and second.iter == 5
+
+
+def test_a_state_dict_leaves_the_collector_as_it_was():
+    def build():
+        collector = SyncDataCollector(
+            lambda: jax_rows(2, limit=3), frames_per_batch=4, prefetch=1, total_frames=24
+        )
+        collector.set_seed(0)
+        return collector
+
+    saved, other = build(), build()
+    for _ in range(6):
+        wanted = other.next()
+        saved.state_dict()
+        assert_same(saved.next(), wanted)
+
+
+def test_workers_go_on_where_they_were():
+    def build():
+        torch.manual_seed(0)
+        made = MultiSyncDataCollector(
+            lambda: SerialEnv(2, cartpole),
+            Draws(),
+            num_workers=2,
+            frames_per_batch=24,
+            record_for_resume=True,
+            track_policy_version=True,
+        )
+        made.set_seed(3)
+        return made
+
+    first, second = build(), build()
+    torch.nn.init.constant_(first._trained.net.bias, 0.7)
+    first.next()
+    first.update_policy_weights_()
+    first.next()
+    torch.nn.init.constant_(first._trained.net.bias, -0.7)
+    first.update_policy_weights_()  # which no worker has yet
+
+    second.load_state_dict(through_a_file(first.state_dict()))
+
+    for _ in range(3):
+        wanted = first.next()
+        assert_same(second.next(), wanted)
+    assert wanted["collector", "policy_version"].unique().tolist() == [2]
+    first.shutdown(), second.shutdown()
+
+
+@pytest.mark.slow
+def test_asynchronous_workers_keep_what_they_have_made():
+    def build():
+        return MultiaSyncDataCollector(
+            cartpole, num_workers=2, frames_per_batch=4, total_frames=40, record_for_resume=True
+        )
+
+    first, second = build(), build()
+    seen = [first.next() for _ in range(3)]
+
+    second.load_state_dict(through_a_file(first.state_dict()))
+    seen += list(second)
+
+    data = torch.cat(seen)
+    assert len(data) == 40
+    for worker in range(2):
+        own = data[data["collector", "traj_ids"] % 2 == worker]
+        ids = own["collector", "traj_ids"]
+        goes_on = ids[1:] == ids[:-1]
+        assert goes_on.sum() > len(own) / 2
+        assert torch.equal(
+            own["observation"][1:][goes_on], own["next", "observation"][:-1][goes_on]
+        )
+    first.shutdown(), second.shutdown()
+
+
+def test_a_simulator_that_was_not_written_down_is_told():
+    collector = SyncDataCollector(cartpole, frames_per_batch=4)
+    collector.next()
+
+    with pytest.raises(ResumeError, match=r"record_for_resume"):
+        collector.state_dict()
+
+
+def test_a_state_dict_of_something_else_is_refused():
+    collector = SyncDataCollector(Count, frames_per_batch=4)
+
+    with pytest.raises(ArgumentTypeError, match="must be a dict"):
+        collector.load_state_dict([])
+    with pytest.raises(MissingKeyError, match=r"no \['env_state_dict'"):
+        collector.load_state_dict({"frames": 3, "iter": 1, "received": [], "policy_state_dict": {}})
+    whole = SyncDataCollector(Count, trajs_per_batch=2)
+    with pytest.raises(MissingKeyError, match="trajs_per_batch"):
+        whole.load_state_dict(collector.state_dict())
+
+
+@pytest.mark.slow
+def test_a_state_dict_of_other_workers_is_refused():
+    two = MultiSyncDataCollector(Count, num_workers=2, frames_per_batch=4)
+    one = MultiSyncDataCollector(Count, num_workers=1, frames_per_batch=4)
+
+    with pytest.raises(MissingKeyError, match="worker1"):
+        two.load_state_dict(one.state_dict())
+    with pytest.raises(ArgumentCountError, match="more than 1 workers"):
+        one.load_state_dict(two.state_dict())
+    two.shutdown(), one.shutdown()
+
+
+# ------------------------------------------------------------------------ killed in mid-training
+
+TRAINING = Path(__file__).parent / "resumed_training.py"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["brax", "serial", "parallel", "mixed", "multi_sync"])
+def test_a_training_that_is_killed_goes_on_to_the_same_bits(kind, tmp_path):
+    def run(name: str, *more: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, str(TRAINING), kind, str(tmp_path / name), *more],
+            capture_output=True,
+            text=True,
+            timeout=280,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+
+    whole = run("whole")
+    killed = run("cut", "--kill-at", "5")
+    resumed = run("cut")
+
+    assert whole.returncode == 0, whole.stderr[-2000:]
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    assert resumed.returncode == 0, resumed.stderr[-2000:]
+    assert "resumed after 4 iterations" in resumed.stdout
+    assert whole.stdout.splitlines()[-1] == resumed.stdout.splitlines()[-1]
+    assert whole.stdout.splitlines()[-1].startswith("digest ")
