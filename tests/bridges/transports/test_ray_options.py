@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from functools import partial
 
+import psutil
 import pytest
 
 from envkit import AsyncEnvPool, ParallelEnv, SerialEnv
@@ -103,3 +105,28 @@ def test_ray_ends_with_the_last_env_if_an_env_began_it(monkeypatch):
     monkeypatch.setenv("RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES", str(150 * 10**6))
 
     subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], check=True, timeout=100)
+
+
+NOT_CLOSED = """
+import ray
+from envkit import ParallelEnv
+from tests.zoo.envs import Count
+from tests.zoo.ray_cluster import begin_ray
+
+begin_ray()
+env = ParallelEnv(1, Count, backend="ray")
+env.reset()
+print(*env.worker_pids)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_ends_without_close_leaves_no_actor():
+    script = [sys.executable, "-W", "ignore", "-c", NOT_CLOSED]
+
+    ended = subprocess.run(script, check=True, timeout=100, stdout=subprocess.PIPE)
+
+    (pid,) = map(int, ended.stdout.split())
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).wait(20.0)
+    assert not psutil.pid_exists(pid)

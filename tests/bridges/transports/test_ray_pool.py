@@ -60,6 +60,7 @@ class Waits(Counter):
     """A host that answers when a file is there."""
 
     def wait_for(self, path):
+        path.with_suffix(f".asked{self.rows.start}").touch()
         while not path.exists():
             time.sleep(0.001)
         return self.rows.start
@@ -147,6 +148,23 @@ def test_a_round_that_was_not_received_is_finished_by_the_next(new_pool):
 
     assert [failure.rows for failure in failed.value.failures] == [(1,), (3,)]
     assert arrays["value"][:, 0].tolist() == [2, 0, 1, 0]
+
+
+def test_a_call_that_was_interrupted_is_finished_by_the_next(new_pool, tmp_path):
+    pool, _ = new_pool(Waits)
+    path = tmp_path / "go"
+
+    def interrupt():
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        pool.call("wait_for", path)
+    path.touch()
+
+    assert pool.call("add", 1) == [1, 3]
 
 
 # ------------------------------------------------------------------------------------------ faults
