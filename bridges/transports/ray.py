@@ -112,7 +112,7 @@ class RayPool(JobRounds["_Worker"]):
         """Allocate memory for ``layout`` here, and have every actor do so there."""
         self._require_open()
         self._layout, self._arrays = layout, layout.zeros()
-        self._together(self._binds(self._workers))
+        self._together(self._binds(self._workers, anew=True))
         return dict(self._arrays)
 
     def restart_worker(self, index: int) -> object:
@@ -123,7 +123,7 @@ class RayPool(JobRounds["_Worker"]):
         try:
             described = self._start_up([worker])[0]
             if self._layout is not None:
-                self._together(self._binds([worker]))
+                self._together(self._binds([worker], anew=False))
         except BaseException as error:
             lost = worker.failure("interrupted", "start")
             if isinstance(error, WorkerError):
@@ -152,12 +152,14 @@ class RayPool(JobRounds["_Worker"]):
             job = self._new_job(worker, "start", is_start=True)
             yield self._ask(worker, job, worker.actor.start, setup)
 
-    def _binds(self, workers: Sequence[_Worker]) -> Iterator[Job]:
+    def _binds(self, workers: Sequence[_Worker], *, anew: bool) -> Iterator[Job]:
+        """Have workers bind arrays, which hold zeros if ours are new."""
         assert self._layout is not None
         for worker in workers:
             moving = worker.moving = MovingRows(self._layout, self._arrays, worker.rows)
             job = self._new_job(worker, "bind", is_start=True)
-            yield self._ask(worker, job, worker.actor.bind, self._layout, moving.everything())
+            held = [] if anew else moving.everything()
+            yield self._ask(worker, job, worker.actor.bind, self._layout, held)
 
     def _begin_command(self, worker: _Worker, command: int, rows: list[int] | None) -> Job:
         job = self._new_job(worker, command)

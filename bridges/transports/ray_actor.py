@@ -71,13 +71,14 @@ class RowActor:
         return host, (os.getpid(), described)
 
     def bind(self, layout: Layout, parts: Parts) -> Reply:
-        """Bind arrays of this process, which begin as the pool's are now."""
+        """Bind arrays of this process, with all that the pool's hold of these rows; no parts if that is zeros."""
         host, rows = self._require_host(), self._setup.rows
 
         def work() -> tuple[None, None]:
             arrays = layout.zeros()
             self._moving = MovingRows(layout, arrays, rows)
-            self._moving.take_everything(parts)
+            if parts:
+                self._moving.take_everything(parts)
             host.bind(arrays, rows)
             return None, None
 
