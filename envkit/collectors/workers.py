@@ -10,6 +10,7 @@ Conventions
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ from envkit.data.arguments import as_int
 from envkit.data.paths import Path, tensordict_of
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
-from envkit.env.policy import PolicyLike
+from envkit.env.policy import PolicyLike, policy_device
 from envkit.env.seeding import drawn_seed, restart_seed
 from envkit.errors import (
     ArgumentCountError,
@@ -141,7 +142,7 @@ class WorkerCollector(Collector):
         return processes_for(ProcessJobPool, factory, count, count, core_each=own_core, **shared)
 
     def _parts(self, makers: list[Any], policy: Any, given: Any) -> list[Parts]:
-        """Say what each worker builds; a policy travels without gradients, from the CPU."""
+        """Say what each worker builds; a policy travels there from the CPU."""
         count = len(makers)
         devices = {
             name: _each(name, getattr(given, name), count)
@@ -149,10 +150,13 @@ class WorkerCollector(Collector):
         }
         kwargs = _each("create_env_kwargs", given.create_env_kwargs, count)
         factories = _each("policy_factory", given.policy_factory, count)
+        travelling = policy
+        if policy_device(policy) not in (None, torch.device("cpu")):
+            travelling = copy.deepcopy(policy).cpu()
         return [
             Parts(
                 make,
-                policy,
+                travelling,
                 runner_options(given, _device(devices["storing_device"][worker])),
                 env_kwargs=kwargs[worker] or {},
                 policy_factory=factories[worker],

@@ -376,3 +376,42 @@ def test_one_worker_gives_what_a_collector_here_gives(built):
 
     for _ in range(3):
         assert_same(there.next()[0], here.next())
+
+
+class Uniform(torch.nn.Module):
+    """Tells the smallest and the largest of many weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Parameter(torch.zeros(50_000))
+        self.last = torch.nn.Parameter(torch.zeros(50_000))
+
+    def forward(self, count):
+        ends = torch.stack([*self.first.aminmax(), *self.last.aminmax()])
+        return torch.zeros_like(count), ends.expand(*count.shape[:-1], 4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_no_worker_ever_acts_with_half_an_update(built):
+    policy = Uniform()
+    collector = built(
+        MultiaSyncDataCollector,
+        [one] * 2,
+        TensorDictModule(policy, ["count"], ["action", "ends"]),
+        frames_per_batch=2,
+        track_policy_version=True,
+    )
+    seen = set()
+    for update in range(1, 10_001):
+        with torch.no_grad():
+            policy.first.fill_(update)
+            policy.last.fill_(update)
+        collector.update_policy_weights_()
+        if update % 4 == 0:
+            batch = collector.next()
+            version = batch["collector", "policy_version"].unsqueeze(-1)
+            assert (batch["ends"] == version).all()
+            seen.add(int(version[0]))
+
+    assert len(seen) > 2000

@@ -48,7 +48,9 @@ with warnings.catch_warnings():
     from torchrl.objectives import ClipPPOLoss, DQNLoss, SACLoss, SoftUpdate
     from torchrl.objectives.value import GAE
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore::DeprecationWarning:torchrl\..*", r"ignore::FutureWarning:torchrl\..*"
+)
 
 
 @pytest.fixture(autouse=True)
