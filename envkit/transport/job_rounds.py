@@ -7,6 +7,7 @@ its answer comes back, is decided by who derives from it.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from envkit.transport.handle import Limit, Request
 from envkit.transport.jobs import Job
 from envkit.transport.pool import Selection, mask_of, spread_rows
 
-__all__ = ["JobRounds", "JobWorker"]
+__all__ = ["Arrivals", "JobRounds", "JobWorker"]
 
 
 class JobWorker(Protocol):
@@ -29,6 +30,27 @@ class JobWorker(Protocol):
     index: int
     job: Job | None
     lost: Failure | None
+
+
+class Arrivals(threading.Condition):
+    """Answers that threads give while another one waits for some of them, and is woken once for all of these.
+
+    Its lock is held to answer, and from a look at what there is to the wait for more.
+    """
+
+    _wanted = 0
+
+    def came(self) -> None:
+        """Count an answer, and wake who waits if it was the last one wanted."""
+        self._wanted -= 1
+        if self._wanted <= 0:
+            self.notify_all()
+
+    def wait_for_some(self, wanted: int, seconds: float) -> None:
+        """Wait until so many more have come, whoever gave them, but no longer than ``seconds``."""
+        self._wanted = wanted
+        if wanted > 0:
+            self.wait(None if seconds == math.inf else seconds)
 
 
 W = TypeVar("W", bound=JobWorker)

@@ -12,7 +12,6 @@ Conventions
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -27,7 +26,7 @@ import numpy as np
 from envkit.errors import ClosedEnvError
 from envkit.transport.failure import Failure, failure_of, failures_of, worker_error
 from envkit.transport.host import Host, MakeHost, RowCursor, RowsFailedError, run_rows
-from envkit.transport.job_rounds import JobRounds
+from envkit.transport.job_rounds import Arrivals, JobRounds
 from envkit.transport.jobs import Job
 from envkit.transport.layout import Layout
 
@@ -54,7 +53,7 @@ class ThreadPool(JobRounds["_Worker"]):
     ) -> None:
         super().__init__(num_rows, num_threads, **options)
         self._make_host = make_host
-        self._changed = threading.Condition()
+        self._answers = Arrivals()
         self._arrays: dict[str, np.ndarray] | None = None
 
     @property
@@ -66,7 +65,7 @@ class ThreadPool(JobRounds["_Worker"]):
         """Build all hosts at the same time, and return what each says of itself."""
         if self.closed or self._workers:
             raise ClosedEnvError("this pool was started before; make a new one.")
-        self._workers = [_Worker(index, self._changed) for index in range(len(self.rows_of))]
+        self._workers = [_Worker(index, self._answers) for index in range(len(self.rows_of))]
         try:
             return self._together(self._starts(self._workers))
         except BaseException:
@@ -110,7 +109,7 @@ class ThreadPool(JobRounds["_Worker"]):
         if old.lost is not None and self._arrays is not None and old.is_busy:
             raise worker_error([old.lost], len(self.rows_of), self.seeds)
         old.end()
-        worker = self._workers[index] = _Worker(index, self._changed)
+        worker = self._workers[index] = _Worker(index, self._answers)
         described = self._together(self._starts([worker]))[0]
         if self._arrays is not None:
             self._together(self._binds([worker]))
@@ -162,12 +161,11 @@ class ThreadPool(JobRounds["_Worker"]):
 
     def wait(self, jobs: Sequence[Job], count: int, timeout_s: float | None) -> list[Job]:
         """Wait until ``count`` of some jobs are done, and give all that are; see `JobPool.wait`."""
-        with self._changed:  # nobody answers between a look and the wait for what changes
+        with self._answers:  # nobody answers between a look and the wait for what changes
             return super().wait(jobs, count, timeout_s)
 
     def _await_answers(self, jobs: Sequence[Job], wanted: int, seconds: float) -> None:
-        if wanted:
-            self._changed.wait(None if seconds == math.inf else seconds)
+        self._answers.wait_for_some(wanted, seconds)
 
     # --------------------------------------------------------------------------------------- close
 
@@ -185,13 +183,13 @@ class ThreadPool(JobRounds["_Worker"]):
 class _Worker:
     """A thread, its host and what it does; ``lost`` tells why it can no longer be used."""
 
-    def __init__(self, index: int, changed: threading.Condition) -> None:
+    def __init__(self, index: int, answers: Arrivals) -> None:
         self.index = index
         self.host: Host | None = None
         self.job: Job | None = None
         self.lost: Failure | None = None
         self.is_busy = False  # also with a job that was given up
-        self._changed = changed
+        self._answers = answers
         self._tasks: SimpleQueue[tuple[Job, Work] | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._serve, name=f"env {index}", daemon=True)
         self.thread.start()
@@ -217,10 +215,10 @@ class _Worker:
 
     def _answer(self, job: Job, work: Work) -> None:
         result, failures = work()
-        with self._changed:
+        with self._answers:
             self.is_busy = False
             if self.job is not job:  # it was given up meanwhile
                 return
             job.request.settle(self.index, result, failures)
             self.job = None
-            self._changed.notify_all()
+            self._answers.came()

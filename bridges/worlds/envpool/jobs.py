@@ -11,7 +11,6 @@ Conventions
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,7 @@ from envkit.data.paths import Path
 from envkit.errors import ClosedEnvError, ResumeError, StepMaskError, UnsupportedError
 from envkit.transport import Layout
 from envkit.transport.failure import failures_of
-from envkit.transport.job_rounds import JobRounds
+from envkit.transport.job_rounds import Arrivals, JobRounds
 from envkit.transport.jobs import Job
 
 __all__ = ["EnvPoolJobs"]
@@ -67,7 +66,7 @@ class EnvPoolJobs(JobRounds[_Row]):
     def __init__(self, env_name: str, num_rows: int, kwargs: Mapping[str, Any], **options: Any):
         super().__init__(num_rows, num_rows, **options)
         self._env_name, self._kwargs = env_name, kwargs
-        self._changed = threading.Condition()
+        self._answers = Arrivals()
         self._awaited: SimpleQueue[bool] = SimpleQueue()  # one entry for each result that will come
         self._thread = threading.Thread(target=self._receive, name="EnvPool results", daemon=True)
 
@@ -199,12 +198,11 @@ class EnvPoolJobs(JobRounds[_Row]):
 
     def wait(self, jobs: Sequence[Job], count: int, timeout_s: float | None) -> list[Job]:
         """Wait until ``count`` of some jobs are done, and give all that are; see `JobPool.wait`."""
-        with self._changed:  # nothing comes between a look and the wait for what changes
+        with self._answers:  # nothing comes between a look and the wait for what changes
             return super().wait(jobs, count, timeout_s)
 
     def _await_answers(self, jobs: Sequence[Job], wanted: int, seconds: float) -> None:
-        if wanted:
-            self._changed.wait(None if seconds == math.inf else seconds)
+        self._answers.wait_for_some(wanted, seconds)
 
     # ------------------------------------------------------------------------- results, in their thread
 
@@ -215,7 +213,7 @@ class EnvPoolJobs(JobRounds[_Row]):
 
     def _take(self, *result: Any) -> None:
         """Take a result of some row; nobody waits for that of a job that was given up."""
-        with self._changed:
+        with self._answers:
             if self.closed:
                 return
             *_, terminated, truncated, info = result
@@ -234,7 +232,7 @@ class EnvPoolJobs(JobRounds[_Row]):
                     return
                 job.request.settle(worker.index, None, [])
             worker.job = None
-            self._changed.notify_all()
+            self._answers.came()
 
     def _record(
         self,
