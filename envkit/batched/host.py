@@ -103,7 +103,8 @@ class HostFactory:
         if self.own_random_numbers:
             torch.seed()
         makers = [self.makers[row] for row in rows]
-        return EnvHost(makers, rows, self.described, self.choices)
+        own = self.own_random_numbers
+        return EnvHost(makers, rows, self.described, self.choices, has_own_numbers=own)
 
 
 class EnvHost:
@@ -115,8 +116,11 @@ class EnvHost:
         rows: range,
         described: frozenset[int],
         choices: Mapping[str, Any],
+        *,
+        has_own_numbers: bool = False,
     ):
         self.first = rows.start
+        self._has_own_numbers = has_own_numbers
         self.described = described
         self._makers = makers
         self._choices = choices
@@ -305,31 +309,42 @@ class EnvHost:
             self._rows.replace(row, self.envs[row - self.first])
 
     def call_states(self) -> dict[int, dict[str, Any]]:
-        """Give, by row, the state dict of every env, and the root that its row remembers, in plain form."""
+        """Give, by row, the state dict of every env, and the root that its row remembers, in plain form.
+
+        With the first row comes where torch's global generator is, if this process is the envs' own: what was
+        never seeded draws from it.
+        """
         roots = self._rows.roots() if isinstance(self._rows, TensorDictRows) else {}
 
         def read(row: int, _: None) -> dict[str, Any]:
-            return {"env": self.envs[row - self.first].state_dict(), "root": plain(roots.get(row))}
+            is_first = row == self.first and self._has_own_numbers
+            return {
+                "env": self.envs[row - self.first].state_dict(),
+                "root": plain(roots.get(row)),
+                "numbers": torch.get_rng_state() if is_first else None,
+            }
 
         rows = range(self.first, self.first + len(self.envs))
         return self._for_each(dict.fromkeys(rows), read)
 
-    def call_load_states(
-        self, strict: bool, states: dict[int, tuple[dict[str, Any], Any]]
-    ) -> dict[int, bool]:
+    def call_load_states(self, strict: bool, states: dict[int, dict[str, Any]]) -> dict[int, bool]:
         """Load what `call_states` gave, and say of each row whether its episode was given up."""
 
-        def load(row: int, given: tuple[dict[str, Any], Any]) -> bool:
-            env, (state, root) = self.envs[row - self.first], given
-            env.load_state_dict(state, strict=strict)
+        def load(row: int, given: dict[str, Any]) -> bool:
+            env = self.envs[row - self.first]
+            env.load_state_dict(given["env"], strict=strict)
             if isinstance(self._rows, TensorDictRows):
-                self._rows.put_root(row, from_plain(root))
+                self._rows.put_root(row, from_plain(given["root"]))
             self._rebind(row)
             gave_up = env._gave_up
             env._has_told()
             return gave_up
 
-        return self._for_each(states, load)
+        gave_up = self._for_each(states, load)
+        numbers = states[self.first]["numbers"] if self.first in states else None
+        if self._has_own_numbers and numbers is not None:
+            torch.set_rng_state(numbers)
+        return gave_up
 
     def call_has_row_core(self) -> bool:
         """Say whether every env steps on NumPy rows, all of them with the same spaces."""

@@ -62,11 +62,9 @@ class ResumablePool(PoolOwner):
         self._require_idle()
         pool = self._started()
         rows = {row: told for part in pool.call("states") for row, told in part.items()}
-        states = {f"worker{row}": rows[row]["env"] for row in range(self.num_workers)}
-        return {
-            **states,
-            OWN: {**self._own_state(), "roots": [rows[row]["root"] for row in sorted(rows)]},
-        }
+        states = {f"worker{row}": told["env"] for row, told in sorted(rows.items())}
+        beside = {name: [rows[row][name] for row in sorted(rows)] for name in ("root", "numbers")}
+        return {**states, OWN: {**self._own_state(), **beside}}
 
     def _own_state(self) -> dict[str, Any]:
         return {
@@ -117,10 +115,9 @@ class ResumablePool(PoolOwner):
                 f"what this {type(self).__name__} has shown of them is not in it. Load what its own "
                 "state_dict() gave, or load transforms alone and begin new episodes."
             )
-        roots = [None] * self.num_workers
-        if own is not None:  # a row that remembers a root was not one where it was saved, perhaps
-            roots = [held or shown for held, shown in zip(own["roots"], own["newest"], strict=True)]
-        states = {row: (state_dict[name], roots[row]) for row, name in enumerate(names)}
+        states = {
+            row: {"env": state_dict[name], **_of_row(own, row)} for row, name in enumerate(names)
+        }
         replies = call_by_row(self._started(), "load_states", states, strict)
         if own is not None:
             self._take_own_state(own, strict=strict)
@@ -136,3 +133,13 @@ class ResumablePool(PoolOwner):
         self._the_exchange.take(state["newest"])
         if self._entries is not None and state["entries"] is not None:
             self._entries.take(state["entries"])
+
+
+def _of_row(own: Mapping[str, Any] | None, row: int) -> dict[str, Any]:
+    """Give what is held of a row beside its env's state dict.
+
+    A row that remembers no root where it was saved goes on here, where it does, from what was shown of it.
+    """
+    if own is None:
+        return {"root": None, "numbers": None}
+    return {"root": own["root"][row] or own["newest"][row], "numbers": own["numbers"][row]}

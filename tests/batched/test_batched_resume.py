@@ -64,12 +64,18 @@ def test_a_batch_goes_on_to_the_same_bits(kind, seed, opened):
 
 
 @pytest.mark.parametrize(
-    "inner", [transformed, pytest.param(cartpole, marks=pytest.mark.slow)], ids=["behind", "bare"]
+    ("inner", "seed"),
+    [
+        (lambda: TransformedEnv(transformed(), NoopResetEnv(3)), None),
+        pytest.param(transformed, 3, marks=pytest.mark.slow),
+        pytest.param(cartpole, 3, marks=pytest.mark.slow),
+    ],
+    ids=["unseeded", "behind transforms", "bare"],
 )
-def test_worker_processes_go_on_to_the_same_bits(inner, opened):
+def test_worker_processes_go_on_to_the_same_bits(inner, seed, opened):
     make = partial(ParallelEnv, 3, inner, num_processes=2)
 
-    assert same(twice(make, opened, before=20, after=15))
+    assert same(twice(make, opened, before=20, after=15, seed=seed))
 
 
 def test_a_mixed_env_goes_on_to_the_same_bits(opened):
