@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ class ActionRows:
     def write(
         self,
         path: Path,
-        value: torch.Tensor | None,
+        value: torch.Tensor | np.ndarray | None,
         rows: torch.Tensor,
         stepped: Sequence[int] | None = None,
     ) -> None:
@@ -50,13 +51,10 @@ class ActionRows:
         Raises:
             InputError, MissingKeyError: see `ActionInput.take`.
         """
-        if len(self._runs) == 1:
-            rule = self._runs[0][0][path]
-            rule.require_form(value, (len(rows),))
-            assert value is not None
-            own = value.detach().to(rows.device)
-            rows.copy_(rule.converted(own, (len(rows),), rows=stepped))
+        if len(self._runs) == 1 and stepped is None and self._wrote(path, value, rows):
             return
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(value)
         for inputs, run in self._runs:
             rule = inputs[path]
             rule.require_form(value, (len(rows),))  # told as the caller sees it
@@ -66,12 +64,18 @@ class ActionRows:
             taken = rule.converted(part, (len(run),), rows=own, first=run.start)
             rows[run.start : run.stop].copy_(taken)
 
-    def write_array(self, path: Path, value: np.ndarray, rows: np.ndarray) -> None:
-        """Do what `write` does, for arrays: the rows are the memory of such a tensor."""
-        if len(self._runs) == 1 and self._runs[0][0][path].accepts(value):
-            np.copyto(rows, value)
-        else:
-            self.write(path, torch.from_numpy(value), torch.from_numpy(rows))
+    def _wrote(self, path: Path, value: Any, rows: torch.Tensor) -> bool:
+        """Write what has the form of the spec already, and say whether it has; see `write` for all else."""
+        if type(value) is torch.Tensor:
+            if value.device.type != "cpu" or value.dtype != rows.dtype or value.is_neg():
+                return False
+            value = (value.detach() if value.requires_grad else value).numpy()
+        if not isinstance(value, np.ndarray) or value.shape != rows.shape:
+            return False
+        if not self._runs[0][0][path].accepts(value):
+            return False
+        np.copyto(rows.numpy(), value)
+        return True
 
     def write_one(
         self, path: Path, value: torch.Tensor | None, rows: torch.Tensor, row: int

@@ -21,7 +21,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.batched.arguments import as_own_kwargs
 from envkit.batched.attributes import AttributeLookup
-from envkit.batched.exchange.recording import record_on_rows, record_random, record_rollout
+from envkit.batched.exchange.recording import record_plain, record_random, record_rollout
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.resuming import ResumablePool
@@ -195,8 +195,8 @@ class BatchedEnv(AttributeLookup, ResumablePool):
             drawn = self.full_action_spec.rand((steps,), self._action_generator)
             return record_random(exchange, root, drawn, device=self._device)
         run = {"action_paths": actions, "device": self._device}
-        if (on_rows := record_on_rows(exchange, root, act, steps, **run)) is not None:
-            return on_rows
+        if (recorded := record_plain(exchange, root, act, steps, **run)) is not None:
+            return recorded
         recorded, acted = record_rollout(exchange, root, act, steps, **run)
         if acted is None:
             return recorded

@@ -48,6 +48,9 @@ OutputLeaf = tuple[Path, str, Any]  # path, kind (observation, reward or done), 
 def leaves(td: TensorDictBase, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Visit the leaves of a TensorDict, depth first in key order; non-tensor ones and uneven stacks are leaves."""
     for name, value in td.items():
+        if type(value) is torch.Tensor:
+            yield (*prefix, name), value
+            continue
         is_stack = isinstance(value, LazyStackedTensorDict)
         if not isinstance(value, TensorDictBase) or (is_stack and _is_one(value)):
             yield (*prefix, name), value

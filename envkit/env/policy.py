@@ -27,6 +27,7 @@ from envkit.specs import TensorSpec
 __all__ = [
     "ActsOnRows",
     "BindsToEnv",
+    "CallOnLeaves",
     "ExplorationType",
     "Policy",
     "PolicyLike",
@@ -115,7 +116,7 @@ def as_policy(env: Stepping, policy: PolicyLike, *, trust: bool = False) -> Poli
         return _CallOnRoot(policy)
     inputs = observation_inputs(env)
     _require_room(policy, inputs)
-    return _CallOnLeaves(policy, inputs, _ActionWriter(env))
+    return CallOnLeaves(policy, inputs, _ActionWriter(env))
 
 
 def replay(env: Stepping, actions: Iterable[Any]) -> Policy:
@@ -190,7 +191,7 @@ class _CallOnRoot:
         return tensordict.update(acted)
 
 
-class _CallOnLeaves:
+class CallOnLeaves:
     """Call a plain function on observation leaves and write what it returns as the action.
 
     Args:
@@ -207,6 +208,10 @@ class _CallOnLeaves:
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         return self.write(tensordict, self.function(*(tensordict.get(key) for key in self.in_keys)))
 
+    def actions(self, leaves: Iterable[torch.Tensor], batch: torch.Size) -> dict[Key, Any]:
+        """Call the function on the leaves of `in_keys`, and give the actions by key."""
+        return self.write.named(self.function(*leaves), batch)
+
 
 class _ActionWriter:
     """Write what a user gives as the action, or as a tuple of actions, into a TensorDict.
@@ -222,6 +227,12 @@ class _ActionWriter:
         self._was_called = False
 
     def __call__(self, tensordict: TensorDictBase, actions: Any) -> TensorDictBase:
+        for key, action in self.named(actions, tensordict.batch_size).items():
+            tensordict.set(key, action)
+        return tensordict
+
+    def named(self, actions: Any, batch: torch.Size) -> dict[Key, Any]:
+        """Give what a user gave as one action or as a tuple, by key."""
         if not isinstance(actions, tuple):
             actions = (actions,)
         if len(actions) != len(self.actions):
@@ -229,14 +240,15 @@ class _ActionWriter:
                 f"the policy returned {len(actions)} values, but the env has the action keys "
                 f"{list(self.actions)}. Return one tensor for each of them."
             )
+        found = {}
         for key, action in zip(self.actions, actions, strict=True):
             if not isinstance(action, torch.Tensor) and self.actions[key].dtype is not None:
                 action = self._as_tensor(action, key)
             if not self._was_called:
-                self._check_size(action, key, tensordict.batch_size)
-            tensordict.set(key, action)
+                self._check_size(action, key, batch)
+            found[key] = action
         self._was_called = True
-        return tensordict
+        return found
 
     def _as_tensor(self, action: Any, key: Key) -> Any:
         """Take numbers and arrays for tensors."""

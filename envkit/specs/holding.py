@@ -105,7 +105,10 @@ def _below(count: Any) -> Test:
     """Integers from 0 to below ``count``: a negative one is a large one without its sign."""
 
     def test(rows: np.ndarray) -> bool:
-        return bool((rows.view(_UNSIGNED[rows.itemsize]) < count).all())
+        found = rows.view(_UNSIGNED[rows.itemsize])
+        if isinstance(count, int) and rows.size:
+            return bool(np.maximum.reduce(found, axis=None) < count)
+        return bool((found < count).all())
 
     return test
 

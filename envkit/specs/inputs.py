@@ -93,8 +93,8 @@ class ActionInput:
         return self.converted(value, lead, rows=rows, first=first)
 
     def accepts(self, rows: np.ndarray) -> bool:
-        """Say whether an array, rows in front, has the form of the spec and holds values of it only."""
-        return rows.dtype == self._own and rows.shape[1:] == tuple(self.shape) and self._holds(rows)
+        """Say whether an array of the shape of the spec, rows in front, holds values of it in its dtype."""
+        return rows.dtype == self._own and self._holds(rows)
 
     def converted(
         self,

@@ -2,8 +2,8 @@
 
 The sub-envs write the roots and outcomes of up to `BufferExchange.num_slots` steps side by side;
 what they wrote is copied out once for all of them. No TensorDict is built for a step but the one
-the policy sees, and none of what the policy sees is ever overwritten. A policy that acts on rows sees
-no TensorDict, but the rows themselves, and keeps none of them.
+the policy sees, and none of what the policy sees is ever overwritten. One that acts on rows sees no
+TensorDict, but the rows themselves, and keeps none of them; a plain function sees copies of the leaves.
 
 Conventions
     window  steps that lie in the slots at the same time.
@@ -23,12 +23,12 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.batched.exchange.rows import BufferExchange
-from envkit.data.paths import Path, as_key, tensordict_of
+from envkit.data.paths import Path, as_key, as_path, tensordict_of
 from envkit.data.transition import leaves
-from envkit.env.policy import ActsOnRows, Policy, RowsPolicy
+from envkit.env.policy import ActsOnRows, CallOnLeaves, Policy, RowsPolicy
 from envkit.errors import RolloutError
 
-__all__ = ["record_on_rows", "record_random", "record_rollout"]
+__all__ = ["record_plain", "record_random", "record_rollout"]
 
 Leaves = Mapping[Path, torch.Tensor]
 
@@ -83,7 +83,7 @@ def record_rollout(
     return record.result(_stacked(written, steps)), None
 
 
-def record_on_rows(
+def record_plain(
     exchange: BufferExchange,
     root: TensorDictBase,
     act: Policy,
@@ -92,61 +92,123 @@ def record_on_rows(
     action_paths: frozenset[Path],
     device: Any,
 ) -> TensorDict | None:
-    """Do what `record_rollout` does, with a policy that acts on rows: no TensorDict is made for a step.
+    """Do what `record_rollout` does, where the policy needs no TensorDict: none is made for a step.
+
+    Such is one that acts on rows, and a plain function of leaves.
 
     Returns:
         None, with nothing done, where the policy must see TensorDicts, reads what only they hold, or
         writes what is obeyed step by step only.
     """
-    policy = act.on_rows(root) if isinstance(act, ActsOnRows) else None
-    if policy is None or not _fits_rows(policy, exchange, action_paths):
-        return None
     others = {path: value for path, value in leaves(root) if path not in exchange.roots[0]}
-    if not all(_is_carried(path, value) for path, value in others.items()):
+    is_plain = all(_is_carried(path, value) for path, value in others.items())
+    if not is_plain or action_paths != exchange.inputs[0].keys():
+        return None
+    actor: _OnRows | _OnLeaves | None = None
+    if isinstance(act, CallOnLeaves):
+        actor = _OnLeaves.fitting(act, exchange, steps, device)
+    elif isinstance(act, ActsOnRows):
+        actor = _OnRows.fitting(act.on_rows(root), exchange, steps, action_paths)
+    if actor is None:
         return None
     record = _Record(exchange, root, steps, device)
-    written = {path: np.empty((steps, *form), kind) for path, (form, kind) in policy.writes.items()}
-    moments = [
-        dict(zip(written, rows, strict=True)) for rows in zip(*written.values(), strict=True)
-    ]
-    roots = [
-        {path: rows[path].numpy() for path in policy.reads}
-        for rows in exchange.roots[: exchange.num_slots]
-    ]
     for start, count in record.windows():
         for slot in range(count):
-            out = moments[start + slot]
-            policy(roots[slot], out)
             exchange.slot = slot
-            exchange.fill_actions({path: out[path] for path in action_paths})
+            exchange.fill_actions(actor(start + slot, slot))
             exchange.wait(exchange.wake(advance=start + slot < steps - 1))
         record.take_roots(start, count)
         record.take_nexts(start, count)
+    written = actor.written()
     kept = {
         path: value.expand(steps, *value.shape).clone()
         for path, value in others.items()
         if path not in written
     }
-    return record.result(
-        {**kept, **{path: torch.from_numpy(all_) for path, all_ in written.items()}}
-    )
-
-
-def _fits_rows(policy: RowsPolicy, exchange: BufferExchange, action_paths: frozenset[Path]) -> bool:
-    """Say whether a policy reads and writes no more than what lies in rows, or is recorded beside them."""
-    roots, writes = exchange.roots[0], policy.writes.keys()
-    return (
-        roots.keys() >= set(policy.reads)
-        and writes >= action_paths == exchange.inputs[0].keys()
-        and roots.keys().isdisjoint(writes)
-        and all(path[0] != "next" and path[-1] not in (rules.STEP, rules.RESET) for path in writes)
-    )
+    return record.result({**kept, **written})
 
 
 def _is_carried(path: Path, value: Any) -> bool:
     """Say whether a root entry of the caller's does no more than stay as it is."""
     is_plain = isinstance(value, torch.Tensor) and not value.requires_grad
     return is_plain and path[0] != "next" and path[-1] not in (rules.STEP, rules.RESET)
+
+
+class _OnRows:
+    """A policy that reads the rows themselves, and keeps none of them."""
+
+    def __init__(self, policy: RowsPolicy, exchange: BufferExchange, steps: int, actions: Any):
+        self._policy, self._actions = policy, actions
+        self._written = {
+            path: np.empty((steps, *shape), dtype) for path, (shape, dtype) in policy.writes.items()
+        }
+        moments = zip(*self._written.values(), strict=True)
+        self._moments = [dict(zip(self._written, rows, strict=True)) for rows in moments]
+        self._roots = [
+            {path: rows[path].numpy() for path in policy.reads}
+            for rows in exchange.roots[: min(steps, exchange.num_slots)]
+        ]
+
+    @classmethod
+    def fitting(
+        cls, policy: RowsPolicy | None, exchange: BufferExchange, steps: int, actions: Any
+    ) -> _OnRows | None:
+        """Make one, unless it reads or writes more than lies in rows, or is recorded beside them."""
+        if policy is None:
+            return None
+        roots, writes = exchange.roots[0].keys(), policy.writes.keys()
+        fits = roots >= set(policy.reads) and writes >= actions and roots.isdisjoint(writes)
+        asks = any(path[0] == "next" or path[-1] in (rules.STEP, rules.RESET) for path in writes)
+        return cls(policy, exchange, steps, actions) if fits and not asks else None
+
+    def __call__(self, step: int, slot: int) -> dict[Path, np.ndarray]:
+        """Act on the root of a slot, and give the actions."""
+        out = self._moments[step]
+        self._policy(self._roots[slot], out)
+        return {path: out[path] for path in self._actions}
+
+    def written(self) -> dict[Path, torch.Tensor]:
+        """Give all that was written, time in front."""
+        return {path: torch.from_numpy(values) for path, values in self._written.items()}
+
+
+class _OnLeaves:
+    """A plain function of leaves, which may keep what it is given."""
+
+    def __init__(self, act: CallOnLeaves, exchange: BufferExchange, steps: int, device: Any):
+        self._act, self._batch, self._device = act, exchange.batch_size, device
+        self._reads = [as_path(key) for key in act.in_keys]
+        self._roots = exchange.roots
+        self._seen = [
+            torch.empty(steps, *rows.shape, dtype=rows.dtype, device=device).unbind(0)
+            for rows in (exchange.roots[0][path] for path in self._reads)
+        ]
+        self._values: dict[Path, list[torch.Tensor]] = {}
+
+    @classmethod
+    def fitting(
+        cls, act: CallOnLeaves, exchange: BufferExchange, steps: int, device: Any
+    ) -> _OnLeaves | None:
+        """Make one, unless it reads more than lies in rows."""
+        fits = exchange.roots[0].keys() >= {as_path(key) for key in act.in_keys}
+        return cls(act, exchange, steps, device) if fits else None
+
+    def __call__(self, step: int, slot: int) -> dict[Path, torch.Tensor]:
+        """Act on a copy of the root of a slot, and give the actions."""
+        rows = self._roots[slot]
+        pairs = zip(self._reads, self._seen, strict=True)
+        given = [moments[step].copy_(rows[path]) for path, moments in pairs]
+        actions = {
+            as_path(key): value if self._device is None else value.to(self._device)
+            for key, value in self._act.actions(given, self._batch).items()
+        }
+        for path, value in actions.items():
+            self._values.setdefault(path, []).append(value)
+        return actions
+
+    def written(self) -> dict[Path, torch.Tensor]:
+        """Give all actions, time in front."""
+        return {path: torch.stack(values) for path, values in self._values.items()}
 
 
 def record_random(

@@ -128,11 +128,11 @@ class BufferExchange:
             else:
                 _fill(rows, value, path)
 
-    def fill_actions(self, actions: Mapping[Path, np.ndarray]) -> None:
-        """Do what `fill` does, with all that the sub-envs take as input, as arrays."""
-        rows = self.inputs[int(self._slot[0])]
+    def fill_actions(self, actions: Mapping[Path, torch.Tensor | np.ndarray]) -> None:
+        """Do what `fill` does, with actions by path, which are all that the sub-envs take as input."""
+        slot = int(self._slot[0])
         for path, value in actions.items():
-            self._actions.write_array(path, value, rows[path].numpy())
+            self._actions.write(path, value, self.inputs[slot][path])
 
     def wake(
         self,
