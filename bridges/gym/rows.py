@@ -118,8 +118,9 @@ class GymRows:
         self._root_writers = _WritersBySlot(cores, self._roots)
         self._next_writers = _WritersBySlot(cores, self._nexts)
         self._indices = range(len(cores))
-        scalars = [self._nexts[path][..., 0] for path in (("reward",), *DONE)]
-        self._scalars = list(zip(*scalars, strict=True))
+        self._rewards = list(self._nexts[("reward",)][..., 0])
+        flags = [map(_bytes_of, self._nexts[path]) for path in DONE]
+        self._flags = list(zip(*flags, strict=True))
         self._carried = [
             (self._nexts[path], root) for path, root in self._roots.items() if path not in DONE
         ]
@@ -142,7 +143,7 @@ class GymRows:
         """Step some rows and write their next rows; with ``advance`` also their next roots."""
         slot, indices, steps = self._slot[self._first], self._indices, self._steps
         inputs = self._inputs[slot]
-        puts, rewards = self._next_writers[slot], self._scalars[slot][0]
+        puts, rewards = self._next_writers[slot], self._rewards[slot]
         chosen: slice | Sequence[int] = slice(None)
         if len(rows) != len(steps):
             chosen = indices = [row - self._first for row in rows]
@@ -177,10 +178,13 @@ class GymRows:
     def _write_flags(
         self, slot: int, chosen: slice | Sequence[int], ended: list[tuple[int, bool, bool]]
     ) -> None:
-        _, *flags = self._scalars[slot]
-        done, terminated, truncated = flags
+        done, terminated, truncated = flags = self._flags[slot]
         for flag in flags:
-            flag[chosen] = False
+            if isinstance(chosen, slice):
+                flag[:] = bytes(len(flag))
+            else:
+                for index in chosen:
+                    flag[index] = False
         for index, failed, cut in ended:
             done[index] = True
             terminated[index] = failed
@@ -196,6 +200,11 @@ class GymRows:
             puts = self._root_writers[slot + 1]
             for index, observation in fresh:
                 puts[index](observation)
+
+
+def _bytes_of(flags: np.ndarray) -> memoryview:
+    """Show flags of shape (rows, 1) as bytes, which are written faster than an array."""
+    return memoryview(flags[:, 0].view(np.uint8))
 
 
 class _WritersBySlot(dict[int, list[Callable[[Any], None]]]):

@@ -64,6 +64,13 @@ class ActionRows:
             taken = rule.converted(part, (len(run),), rows=own, first=run.start)
             rows[run.start : run.stop].copy_(taken)
 
+    def check(self, path: Path, rows: np.ndarray) -> None:
+        """Check rows that hold an action of all sub-envs already; see `write`."""
+        for inputs, run in self._runs:
+            own = rows[run.start : run.stop] if len(self._runs) > 1 else rows
+            if not inputs[path].accepts(own):
+                inputs[path].take(torch.from_numpy(own), (len(run),), first=run.start)
+
     def _wrote(self, path: Path, value: Any, rows: torch.Tensor) -> bool:
         """Write what has the form of the spec already, and say whether it has; see `write` for all else."""
         if type(value) is torch.Tensor:

@@ -62,13 +62,14 @@ def record_rollout(
     others = {path: value for path, value in leaves(root) if path not in record.roots}
     for start, count in record.windows():
         for slot in range(count):
-            seen = record.take_root(start + slot, slot)
+            seen = record.take_root(slot)
             td = act(tensordict_of({**seen, **others}, exchange.batch_size, device))
             others = {}
             for path, value in leaves(td):
                 known = seen.get(path)
                 if known is None:
                     if path[0] == "next" or path[-1] == rules.STEP:
+                        record.keep_seen(start, slot + 1)
                         record.take_nexts(start, slot)
                         return record.first(start + slot, written), td
                     written.setdefault(path, []).append(value)
@@ -79,6 +80,7 @@ def record_rollout(
             exchange.slot = slot
             exchange.fill(td, None)
             exchange.wait(exchange.wake(td, advance=start + slot < steps - 1))
+        record.keep_seen(start, count)
         record.take_nexts(start, count)
     return record.result(_stacked(written, steps)), None
 
@@ -106,19 +108,20 @@ def record_plain(
         return None
     actor: _OnRows | _OnLeaves | None = None
     if isinstance(act, CallOnLeaves):
-        actor = _OnLeaves.fitting(act, exchange, steps, device)
+        actor = _OnLeaves.fitting(act, exchange, device)
     elif isinstance(act, ActsOnRows):
-        actor = _OnRows.fitting(act.on_rows(root), exchange, steps, action_paths)
+        actor = _OnRows.fitting(act.on_rows(root), exchange, steps)
     if actor is None:
         return None
     record = _Record(exchange, root, steps, device)
     for start, count in record.windows():
         for slot in range(count):
             exchange.slot = slot
-            exchange.fill_actions(actor(start + slot, slot))
+            actor.act(start + slot, slot)
             exchange.wait(exchange.wake(advance=start + slot < steps - 1))
         record.take_roots(start, count)
         record.take_nexts(start, count)
+        actor.take(start, count)
     written = actor.written()
     kept = {
         path: value.expand(steps, *value.shape).clone()
@@ -135,80 +138,105 @@ def _is_carried(path: Path, value: Any) -> bool:
 
 
 class _OnRows:
-    """A policy that reads the rows themselves, and keeps none of them."""
+    """A policy that reads the rows themselves and writes its actions there; it keeps none of them."""
 
-    def __init__(self, policy: RowsPolicy, exchange: BufferExchange, steps: int, actions: Any):
-        self._policy, self._actions = policy, actions
+    def __init__(self, policy: RowsPolicy, exchange: BufferExchange, steps: int):
+        self._policy, self._exchange = policy, exchange
         self._written = {
             path: np.empty((steps, *shape), dtype) for path, (shape, dtype) in policy.writes.items()
         }
-        moments = zip(*self._written.values(), strict=True)
-        self._moments = [dict(zip(self._written, rows, strict=True)) for rows in moments]
+        self._actions = {path: self._written.pop(path) for path in exchange.inputs[0]}
+        count = min(steps, exchange.num_slots)
         self._roots = [
-            {path: rows[path].numpy() for path in policy.reads}
-            for rows in exchange.roots[: min(steps, exchange.num_slots)]
+            {path: exchange.roots[slot][path].numpy() for path in policy.reads}
+            for slot in range(count)
+        ]
+        self._inputs = [
+            {path: rows.numpy() for path, rows in exchange.inputs[slot].items()}
+            for slot in range(count)
         ]
 
     @classmethod
     def fitting(
-        cls, policy: RowsPolicy | None, exchange: BufferExchange, steps: int, actions: Any
+        cls, policy: RowsPolicy | None, exchange: BufferExchange, steps: int
     ) -> _OnRows | None:
         """Make one, unless it reads or writes more than lies in rows, or is recorded beside them."""
         if policy is None:
             return None
-        roots, writes = exchange.roots[0].keys(), policy.writes.keys()
-        fits = roots >= set(policy.reads) and writes >= actions and roots.isdisjoint(writes)
+        roots, inputs, writes = exchange.roots[0].keys(), exchange.inputs[0], policy.writes
+        is_action = {
+            path: writes.get(path) == (rows.shape, rows.numpy().dtype)
+            for path, rows in inputs.items()
+        }
         asks = any(path[0] == "next" or path[-1] in (rules.STEP, rules.RESET) for path in writes)
-        return cls(policy, exchange, steps, actions) if fits and not asks else None
+        fits = roots >= set(policy.reads) and roots.isdisjoint(writes) and all(is_action.values())
+        return cls(policy, exchange, steps) if fits and not asks else None
 
-    def __call__(self, step: int, slot: int) -> dict[Path, np.ndarray]:
-        """Act on the root of a slot, and give the actions."""
-        out = self._moments[step]
+    def act(self, step: int, slot: int) -> None:
+        """Act on the root of a slot."""
+        inputs = self._inputs[slot]
+        out = inputs
+        if self._written:
+            out = {**inputs, **{path: rows[step] for path, rows in self._written.items()}}
         self._policy(self._roots[slot], out)
-        return {path: out[path] for path in self._actions}
+        self._exchange.check_actions(inputs)
+
+    def take(self, start: int, count: int) -> None:
+        """Copy the actions of a window."""
+        for path, actions in self._actions.items():
+            actions[start : start + count] = self._exchange.input_ring[path][:count]
 
     def written(self) -> dict[Path, torch.Tensor]:
         """Give all that was written, time in front."""
-        return {path: torch.from_numpy(values) for path, values in self._written.items()}
+        entries = {**self._written, **self._actions}
+        return {path: torch.from_numpy(values) for path, values in entries.items()}
+
+
+def _copied(rows: torch.Tensor, device: Any) -> torch.Tensor:
+    """Copy rows to where data is delivered."""
+    is_here = device is None or device.type == "cpu"
+    return rows.clone() if is_here else rows.to(device, copy=True)
 
 
 class _OnLeaves:
     """A plain function of leaves, which may keep what it is given."""
 
-    def __init__(self, act: CallOnLeaves, exchange: BufferExchange, steps: int, device: Any):
+    def __init__(self, act: CallOnLeaves, exchange: BufferExchange, device: Any):
         self._act, self._batch, self._device = act, exchange.batch_size, device
         self._reads = [as_path(key) for key in act.in_keys]
-        self._roots = exchange.roots
-        self._seen = [
-            torch.empty(steps, *rows.shape, dtype=rows.dtype, device=device).unbind(0)
-            for rows in (exchange.roots[0][path] for path in self._reads)
-        ]
-        self._values: dict[Path, list[torch.Tensor]] = {}
+        self._exchange = exchange
+        self._seen: dict[Path, list[torch.Tensor]] = {path: [] for path in self._reads}
+        self._given: dict[Path, list[torch.Tensor]] = {}
 
     @classmethod
-    def fitting(
-        cls, act: CallOnLeaves, exchange: BufferExchange, steps: int, device: Any
-    ) -> _OnLeaves | None:
+    def fitting(cls, act: CallOnLeaves, exchange: BufferExchange, device: Any) -> _OnLeaves | None:
         """Make one, unless it reads more than lies in rows."""
         fits = exchange.roots[0].keys() >= {as_path(key) for key in act.in_keys}
-        return cls(act, exchange, steps, device) if fits else None
+        return cls(act, exchange, device) if fits else None
 
-    def __call__(self, step: int, slot: int) -> dict[Path, torch.Tensor]:
-        """Act on a copy of the root of a slot, and give the actions."""
-        rows = self._roots[slot]
-        pairs = zip(self._reads, self._seen, strict=True)
-        given = [moments[step].copy_(rows[path]) for path, moments in pairs]
+    def act(self, step: int, slot: int) -> None:
+        """Act on a copy of the root of a slot."""
+        rows = self._exchange.roots[slot]
+        given = {path: _copied(rows[path], self._device) for path in self._reads}
         actions = {
-            as_path(key): value if self._device is None else value.to(self._device)
-            for key, value in self._act.actions(given, self._batch).items()
+            as_path(key): value
+            if self._device is None or value.device == self._device
+            else value.to(self._device)
+            for key, value in self._act.actions(given.values(), self._batch).items()
         }
+        for path, value in given.items():
+            self._seen[path].append(value)
         for path, value in actions.items():
-            self._values.setdefault(path, []).append(value)
-        return actions
+            self._given.setdefault(path, []).append(value)
+        self._exchange.fill_actions(actions)
+
+    def take(self, start: int, count: int) -> None:
+        """Nothing: what was seen and given is kept as it is."""
 
     def written(self) -> dict[Path, torch.Tensor]:
-        """Give all actions, time in front."""
-        return {path: torch.stack(values) for path, values in self._values.items()}
+        """Give what was seen, maybe changed in place, and all actions, time in front."""
+        seen = {path: torch.stack(values).detach() for path, values in self._seen.items()}
+        return seen | {path: torch.stack(values) for path, values in self._given.items()}
 
 
 def record_random(
@@ -262,7 +290,7 @@ class _Record:
         self._steps = steps
         self._exchange = exchange
         self._device = device
-        self._moments = [stack.unbind(0) for stack in self.roots.values()]
+        self._seen: dict[Path, list[torch.Tensor]] = {path: [] for path in self.roots}
         for path, rows in exchange.roots[0].items():
             rows.copy_(root.get(as_key(path)))
 
@@ -275,13 +303,21 @@ class _Record:
                     rows.copy_(exchange.roots[size][path])
             yield start, min(size, self._steps - start)
 
-    def take_root(self, step: int, slot: int) -> dict[Path, torch.Tensor]:
+    def take_root(self, slot: int) -> dict[Path, torch.Tensor]:
         """Copy the root of a step out of its slot, so that whoever sees it may keep it."""
-        rows = self._exchange.roots[slot]
-        return {
-            path: moments[step].copy_(row)
-            for (path, row), moments in zip(rows.items(), self._moments, strict=True)
+        seen = {
+            path: _copied(row, self._device) for path, row in self._exchange.roots[slot].items()
         }
+        for path, value in seen.items():
+            self._seen[path].append(value)
+        return seen
+
+    @torch.no_grad()
+    def keep_seen(self, start: int, count: int) -> None:
+        """Record the roots of a window as they were seen, and maybe changed in place."""
+        for path, values in self._seen.items():
+            torch.stack(values, out=self.roots[path][start : start + count])
+            values.clear()
 
     def take_roots(self, start: int, count: int) -> None:
         """Copy the roots of a window that nobody has seen."""

@@ -134,6 +134,11 @@ class BufferExchange:
         for path, value in actions.items():
             self._actions.write(path, value, self.inputs[slot][path])
 
+    def check_actions(self, rows: Mapping[Path, np.ndarray]) -> None:
+        """Check actions that were written into the rows of a slot; see `fill`."""
+        for path, value in rows.items():
+            self._actions.check(path, value)
+
     def wake(
         self,
         root: TensorDictBase | None = None,

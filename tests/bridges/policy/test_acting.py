@@ -418,3 +418,38 @@ def test_a_policy_that_travelled_acts_in_a_process_that_never_loads_jax():
     )
 
     assert done.stdout.split() == ["NumPy", "1", "3", "False"], done.stderr
+
+
+# ------------------------------------------------------------------------- runs with plain functions
+
+
+def test_a_run_with_a_plain_function_is_that_of_its_module():
+    module = pole_policy()
+
+    wanted = ran(TensorDictModule(module, in_keys=["observation"], out_keys=["action"]))
+
+    assert_same(ran(module), wanted)
+    assert_same(ran(lambda observation: module(observation).numpy()), wanted)
+
+
+def test_what_a_plain_function_keeps_of_a_run_stays_as_it_was():
+    kept = []
+
+    def act(observation):
+        kept.append(observation)
+        return observation[:, 0].gt(0).long()
+
+    data = ran(act)
+
+    torch.testing.assert_close(torch.stack(kept, 1), data["observation"], rtol=0, atol=0)
+
+
+def test_what_a_plain_function_does_to_its_input_is_recorded_and_does_not_reach_the_env():
+    wanted = ran(lambda observation: observation[:, 0].gt(0).long(), 5)
+
+    data = ran(lambda observation: observation.zero_()[:, 0].long(), 5)
+
+    assert not data["observation"].any()
+    assert torch.equal(
+        data["next", "observation"][:, 0].abs() > 0, wanted["next", "observation"][:, 0].abs() > 0
+    )
