@@ -211,7 +211,7 @@ class RayPool(JobRounds["_Worker"]):
                 message, worker=worker.index, rows=worker.rows, command=job.request.name
             )
         job.request.settle(worker.index, result, failures)
-        worker.job = None
+        worker.job = worker.reply = None  # while there is a reply, Ray's store keeps what it holds
 
     def _lose(self, worker: _Worker, job: Job, error: Exception) -> None:
         """Note that Ray has no actor any more that would answer."""

@@ -20,6 +20,7 @@ def begin_ray() -> None:
         # Ray starts its daemons by fork, and JAX, once it is imported, warns of any; they exec at once.
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
         ray.init(
+            address="local",
             num_cpus=2,
             include_dashboard=False,
             object_store_memory=150 * 2**20,
