@@ -25,7 +25,9 @@ from envkit.errors import ResumeError
 
 __all__ = ["ResumableEnv"]
 
-_ASKED = frozenset(("_reset", "_step", "_reset_simulator", "_repeated_step", "_set_seed"))
+_ASKED = frozenset(
+    ("_reset", "_step", "_reset_simulator", "_repeated_step", "_set_seed", "_simulator")
+)
 
 
 class ResumableEnv(InfoReading):

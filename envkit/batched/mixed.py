@@ -310,7 +310,7 @@ class MixedEnv(EnvBase):
             )
         for name, member in zip(names, self.members, strict=True):
             member.env.load_state_dict(state_dict[name], strict, **kwargs)
-        self._take_own_state(state_dict[OWN], strict=strict)
+        self._resume(state_dict[OWN], strict=strict)
 
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
         super()._take_own_state(state, strict=strict)

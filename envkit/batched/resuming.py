@@ -109,6 +109,11 @@ class ResumablePool(PoolOwner):
             )
         self._require_idle()
         own = state_dict.get(OWN)
+        if own is not None and len(own.get("newest", ())) != self.num_workers:
+            raise ResumeError(
+                f"the state dict holds no data of {self.num_workers} rows, but {list(own)}: it was not saved by a "
+                f"batched env of as many. Load what state_dict() of a {type(self).__name__} gave."
+            )
         if own is None and (kind := self._keeps_state):
             raise ResumeError(
                 f"the state dict holds what sub-envs gave by themselves, and simulators of {kind} are among them: "
@@ -120,7 +125,7 @@ class ResumablePool(PoolOwner):
         }
         replies = call_by_row(self._started(), "load_states", states, strict)
         if own is not None:
-            self._take_own_state(own, strict=strict)
+            self._resume(own, strict=strict)
         gave_up = {row for reply in replies for row, gave in reply.items() if gave}
         self._recovery.give_up(gave_up)
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from envkit.data.plain import from_plain, plain
+from envkit.errors import EnvkitError, ResumeError
 
 __all__ = ["OWN", "OwnState"]
 
@@ -49,6 +50,23 @@ class OwnState(nn.Module):
         With ``strict``, raise `ResumeError` where that cannot be; without, do as much as can be done.
         """
         vars(self).update({name: from_plain(state[name]) for name in self._changes_with_use})
+
+    def _resume(self, state: Any, *, strict: bool) -> None:
+        """Take over what `_own_state` gave, if it is of this kind.
+
+        Raises:
+            ResumeError: a module of another kind gave it; or see `_take_own_state`.
+        """
+        try:
+            self._take_own_state(state, strict=strict)
+        except EnvkitError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            held = list(state) if isinstance(state, Mapping) else state
+            raise ResumeError(
+                f"what is loaded into {type(self).__name__} was not saved by one built alike: it holds {held}, "
+                f"and {type(error).__name__} was raised ({error}). Load what its own state_dict() gave."
+            ) from error
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -94,7 +112,7 @@ class OwnState(nn.Module):
             state_dict, prefix, local_metadata, tells_all, missing_keys, *errors
         )
         if own is not None:
-            self._take_own_state(own, strict=_loads_strictly.get())
+            self._resume(own, strict=_loads_strictly.get())
         elif self.own_state_is_needed:
             missing_keys.append(prefix + OWN)
 

@@ -369,7 +369,7 @@ class TransformedEnv(TransformStepping):
                 "alone by env.transform.load_state_dict(...), and begin new episodes: env.reset()."
             )
         if base or mine:
-            self._take_own_state(mine, strict=strict)
+            self._resume(mine, strict=strict)
         return self._transform.load_state_dict(own, strict, **kwargs)
 
     def __repr__(self) -> str:

@@ -313,6 +313,27 @@ def test_transforms_alone_are_no_state_of_a_simulator(opened):
         opened(small()).load_state_dict({})
 
 
+@pytest.mark.parametrize(
+    "state", [{}, {"key": None}, 3, {"simulator": {}}, {"simulator": {"start": {}}}]
+)
+def test_what_another_kind_of_env_saved_is_refused(state, opened):
+    for env in (small(), small(num_envs=2)):
+        with pytest.raises(ResumeError, match=r"not saved by one built alike: it holds"):
+            opened(env).load_state_dict({"_state": state})
+
+
+def test_another_env_or_another_number_of_rows_is_told(opened):
+    env = opened(small("Pendulum-v1")).record_for_resume()
+    played(env, env.reset(), 3)
+    rows = opened(small(num_envs=3)).record_for_resume()
+    rows.reset()
+
+    with pytest.raises(ResumeError, match="was played again from its last reset"):
+        opened(small()).load_state_dict(env.state_dict())
+    with pytest.raises(ResumeError, match="holds 3 rows, but this env has 2"):
+        opened(small(num_envs=2)).load_state_dict(rows.state_dict())
+
+
 def test_an_env_without_known_numbers_is_refused(opened):
     class Old:
         observation_space, action_space = Secretive.observation_space, Secretive.action_space
