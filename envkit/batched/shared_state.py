@@ -6,6 +6,8 @@ nothing behind. Elsewhere it is a file that the maker removes at its end.
 
 Conventions
     maker  the process that built the object; pickles of it are of use while that process lives.
+    token  random bytes that lie in the memory, so that whoever opens it knows that it is the right one: on another
+           machine, or once the maker is gone, its path may lead to anything.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +31,7 @@ from envkit.transport import Block, Field, Layout
 __all__ = ["FileLock", "OwnState", "SharedState"]
 
 _OPEN_FILES = "/proc/{pid}/fd/{fd}"
+_TOKEN = Field("token of the shared state", (16,), "uint8")
 
 
 class OwnState:
@@ -51,19 +55,22 @@ class SharedState:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]):
-        layout = Layout(tuple(_field(name, tensor) for name, tensor in tensors.items()), 1)
+        fields = (_field(name, tensor) for name, tensor in tensors.items())
+        layout = Layout((_TOKEN, *fields), 1)
         if os.path.exists(_OPEN_FILES.format(pid="self", fd=0)):
             block = Block.create(layout)
             path = _OPEN_FILES.format(pid=os.getpid(), fd=block.fd)
         else:
             block, path = _named_block(layout)
             weakref.finalize(self, _remove, path, os.getpid())
-        self._map(block, path, {name: tensor.dtype for name, tensor in tensors.items()})
+        token = os.urandom(*_TOKEN.shape)
+        block.arrays[_TOKEN.name][0] = np.frombuffer(token, np.uint8)
+        self._map(block, path, {name: tensor.dtype for name, tensor in tensors.items()}, token)
         for name, tensor in tensors.items():
             self.tensors[name].copy_(tensor.detach())
 
-    def _map(self, block: Block, path: str, dtypes: dict[str, torch.dtype]) -> None:
-        self._attachment = path, block.layout, dtypes
+    def _map(self, block: Block, path: str, dtypes: dict[str, torch.dtype], token: bytes) -> None:
+        self._attachment = path, block.layout, dtypes, token
         self.lock = FileLock(path)
         self.tensors = {
             name: torch.from_numpy(block.arrays[name][0, ...]).view(dtype)
@@ -105,9 +112,20 @@ class FileLock:
         return FileLock, (self._path,)
 
 
-def _attached(path: str, layout: Layout, dtypes: dict[str, torch.dtype]) -> SharedState:
+def _attached(
+    path: str, layout: Layout, dtypes: dict[str, torch.dtype], token: bytes
+) -> SharedState:
+    fd = _open(path)
+    try:
+        block = Block.attach(fd, layout)
+    except (OSError, ValueError) as error:
+        os.close(fd)
+        raise _not_there(path, str(error)) from error
+    if block.arrays[_TOKEN.name].tobytes() != token:
+        block.close()
+        raise _not_there(path, "something else lies there")
     state = object.__new__(SharedState)
-    state._map(Block.attach(_open(path), layout), path, dtypes)
+    state._map(block, path, dtypes, token)
     return state
 
 
@@ -115,11 +133,15 @@ def _open(path: str) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        raise SharedMemoryError(
-            f"the shared state of an EnvCreator cannot be opened at {path} ({error}). The process "
-            "that made the creator must still run, on this machine and as the same user. Make the "
-            "creator anew, or pass share_memory=False."
-        ) from error
+        raise _not_there(path, str(error)) from error
+
+
+def _not_there(path: str, why: str) -> SharedMemoryError:
+    return SharedMemoryError(
+        f"the shared state of an EnvCreator cannot be opened at {path} ({why}). The process "
+        "that made the creator must still run, on this machine and as the same user. Make the "
+        "creator anew, or pass share_memory=False."
+    )
 
 
 def _named_block(layout: Layout) -> tuple[Block, str]:

@@ -244,6 +244,19 @@ def test_a_state_outlives_no_maker():
     assert seen == 1
 
 
+@pytest.mark.parametrize("lies_there", [b"", b"x" * 4096], ids=["less", "as much"])
+def test_what_lies_where_a_state_was_is_not_taken_for_it(tmp_path, lies_there):
+    """As on another machine, where the path of the maker's memory leads to anything."""
+    attach, (_, *known) = SharedState({"x": torch.zeros(1)}).__reduce__()
+    path = tmp_path / "other"
+    path.write_bytes(lies_there)
+
+    with pytest.raises(SharedMemoryError, match=r"on this machine.*share_memory=False"):
+        attach(str(path), *known)
+
+    assert path.read_bytes() == lies_there
+
+
 def test_a_lock_may_be_taken_twice_by_its_holder():
     state = SharedState({})
 
