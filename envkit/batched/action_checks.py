@@ -73,13 +73,16 @@ class ActionRows:
 
     def _wrote(self, path: Path, value: Any, rows: torch.Tensor) -> bool:
         """Write what has the form of the spec already, and say whether it has; see `write` for all else."""
+        rule = self._runs[0][0][path]
+        if not rule.is_in_numpy:
+            return False
         if type(value) is torch.Tensor:
             if value.device.type != "cpu" or value.dtype != rows.dtype or value.is_neg():
                 return False
             value = (value.detach() if value.requires_grad else value).numpy()
         if not isinstance(value, np.ndarray) or value.shape != rows.shape:
             return False
-        if not self._runs[0][0][path].accepts(value):
+        if not rule.accepts(value):
             return False
         np.copyto(rows.numpy(), value)
         return True

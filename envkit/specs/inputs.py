@@ -40,6 +40,9 @@ from envkit.specs.trees.composite import Composite
 __all__ = ["ActionInput", "action_inputs", "counted_from", "require_input"]
 
 
+_NOT_IN_NUMPY = (torch.bfloat16, torch.complex32)
+
+
 def action_inputs(actions: Composite) -> dict[Any, ActionInput]:
     """Give the rule of each action by key; those of varying size or without a dtype have none."""
     return {
@@ -62,6 +65,7 @@ class ActionInput:
         self.key = key
         self.shape, self.dtype = spec.shape, spec.dtype
         self._spec = _without_mask(spec).to("cpu")
+        self.is_in_numpy = spec.dtype not in _NOT_IN_NUMPY
         self._own = array_of(torch.empty(0, dtype=spec.dtype)).dtype
         self._sizes = sizes_of(self._spec)
         self._holds = test_of(self._spec)

@@ -9,7 +9,9 @@ import torch
 
 from envkit.batched.exchange.buffers import BufferPlan
 from envkit.batched.exchange.delivery import can_wait
-from envkit.specs import Categorical, Unbounded
+from envkit.batched.serial import SerialEnv
+from envkit.specs import Categorical, Composite, Unbounded
+from tests.zoo.envs import Count
 
 
 class Leaves:
@@ -80,3 +82,31 @@ def test_only_copies_to_cuda_may_end_after_the_call(device, non_blocking, waits)
     device = None if device is None else torch.device(device)
 
     assert can_wait(device, non_blocking) is waits
+
+
+class Halving(Count):
+    """Takes actions of a dtype that NumPy lacks, and shows the last one."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_spec = Composite(last=Unbounded((1,), dtype=torch.bfloat16))
+        self.action_spec = Unbounded((1,), dtype=torch.bfloat16)
+        self.last = torch.zeros(1, dtype=torch.bfloat16)
+
+    def _out(self):
+        return super()._out().exclude("count").set("last", self.last.clone())
+
+    def _step(self, td):
+        self.last = td["action"].clone()
+        return super()._step(td)
+
+
+@pytest.mark.parametrize("policy", [lambda last: last + 0.5, lambda last: (last + 0.5).float()])
+def test_actions_of_a_dtype_that_numpy_lacks_reach_the_sub_envs(policy):
+    env = SerialEnv(2, Halving, use_buffers=True)
+
+    data = env.rollout(3, policy, break_when_any_done=False)
+
+    assert data["next", "last"].dtype == torch.bfloat16
+    assert data["next", "last"][0, :, 0].tolist() == [0.5, 1.0, 1.5]
+    env.close()

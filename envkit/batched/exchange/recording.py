@@ -164,12 +164,14 @@ class _OnRows:
         if policy is None:
             return None
         roots, inputs, writes = exchange.roots[0].keys(), exchange.inputs[0], policy.writes
-        is_action = {
-            path: writes.get(path) == (rows.shape, rows.numpy().dtype)
+        is_action = [
+            path in writes
+            and writes[path][0] == rows.shape
+            and torch.from_numpy(np.empty(0, writes[path][1])).dtype == rows.dtype
             for path, rows in inputs.items()
-        }
+        ]
         asks = any(path[0] == "next" or path[-1] in (rules.STEP, rules.RESET) for path in writes)
-        fits = roots >= set(policy.reads) and roots.isdisjoint(writes) and all(is_action.values())
+        fits = roots >= set(policy.reads) and roots.isdisjoint(writes) and all(is_action)
         return cls(policy, exchange, steps) if fits and not asks else None
 
     def act(self, step: int, slot: int) -> None:
