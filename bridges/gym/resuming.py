@@ -33,7 +33,7 @@ _ASKED = frozenset(
 class ResumableEnv(InfoReading):
     """The part of an env on a gym-style simulator that saves it, and goes on from what was saved."""
 
-    own_state_is_needed = True
+    _own_state_is_needed = True
     _log: EpisodeLog | None = None
     """What takes the resets and steps of the simulator and writes them down; None where nothing does."""
 

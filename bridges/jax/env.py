@@ -165,7 +165,7 @@ class JaxEnv(ProgramEnv):
 
     # ------------------------------------------------------------------------------------ state
 
-    own_state_is_needed = True
+    _own_state_is_needed = True
 
     def _own_state(self) -> dict[str, Any]:
         """Add the key that new rows are drawn from. The states of rows are in the data."""

@@ -26,13 +26,10 @@ _loads_strictly: ContextVar[bool] = ContextVar("loads_strictly", default=True)
 
 
 class OwnState(nn.Module):
-    """A module that changes with use in more than parameters and buffers.
+    """A module that changes with use in more than parameters and buffers."""
 
-    Attributes:
-        own_state_is_needed: a state dict without it lacks something, as one without a parameter does.
-    """
-
-    own_state_is_needed: ClassVar[bool] = False
+    _own_state_is_needed: ClassVar[bool] = False
+    """A state dict without it lacks something, as one without a parameter does."""
 
     _changes_with_use: ClassVar[tuple[str, ...]] = ()
     """Attributes, no buffers among them, that later calls depend on; held where one of them holds anything."""
@@ -113,7 +110,7 @@ class OwnState(nn.Module):
         )
         if own is not None:
             self._resume(own, strict=_loads_strictly.get())
-        elif self.own_state_is_needed:
+        elif self._own_state_is_needed:
             missing_keys.append(prefix + OWN)
 
 
