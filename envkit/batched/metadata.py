@@ -83,6 +83,7 @@ class EnvMetaData:
         gives_nan: whether NaN stands for values that the env cannot know.
         books: observations that its transforms have added for bookkeeping.
         keeps_state: the kind of env whose simulator keeps a state of its own, if one does.
+        says_no_state: the kind of env that may keep an episode where no state dict sees it, if one does.
         cannot_start_at_state: the kind of env that cannot begin at a state it is given, if one cannot.
         draws_its_own: whether random actions come from an override of `EnvBase.rand_action`.
     """
@@ -99,6 +100,7 @@ class EnvMetaData:
     action_masks: tuple[tuple[Key, Key], ...] = ()
     draws_its_own: bool = False
     keeps_state: str | None = None
+    says_no_state: str | None = None
     cannot_start_at_state: str | None = None
     books: frozenset[Path] = frozenset()
     gives_nan: bool = False
@@ -130,6 +132,7 @@ class EnvMetaData:
             action_masks=env._action_masks,
             draws_its_own=env._draws_its_own,
             keeps_state=env._keeps_state,
+            says_no_state=env._says_no_state,
             cannot_start_at_state=env._cannot_start_at_state,
             books=env._books,
             gives_nan=env._gives_nan,

@@ -262,6 +262,11 @@ class MixedEnv(EnvBase):
         kinds = [member.env._keeps_state for member in self.members]
         return next((kind for kind in kinds if kind), None)
 
+    @property
+    def _says_no_state(self) -> str | None:
+        kinds = [member.env._says_no_state for member in self.members]
+        return next((kind for kind in kinds if kind), None)
+
     def record_for_resume(self, mode: bool = True) -> Self:
         """Have every member write down its episodes, see `EnvBase.record_for_resume`."""
         for member in self.members:

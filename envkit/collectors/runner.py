@@ -27,7 +27,7 @@ from envkit.env.base import EnvBase
 from envkit.env.fragments import Begun, Fragment, begin_fragment
 from envkit.env.policy import ExplorationType, Policy, set_exploration_type
 from envkit.env.recorded import truncate_last
-from envkit.errors import ArgumentError
+from envkit.errors import ArgumentError, ResumeError
 from envkit.rules import RESET
 
 __all__ = ["COLLECTOR", "OWN_STEP_COUNT", "Batch", "EnvRunner", "Order", "RunnerOptions"]
@@ -197,7 +197,17 @@ class EnvRunner:
         return root.clear_device_()
 
     def state_dict(self) -> dict[str, Any]:
-        """Give all that the next batches depend on in plain form, see `envkit.data.plain`."""
+        """Give all that the next batches depend on in plain form, see `envkit.data.plain`.
+
+        Raises:
+            ResumeError: an env cannot say where it is.
+        """
+        if kind := self.env._says_no_state:
+            raise ResumeError(
+                f"{kind} is an env of your own, and does not say what it keeps of an episode, so its next steps could "
+                "not be those it would have made. Give it get_extra_state and set_extra_state (docs/custom_envs.md); "
+                "where all is in the data, let the first return {} and the second do nothing."
+            )
         policy = self.policy
         weights = dict(policy.state_dict()) if isinstance(policy, torch.nn.Module) else {}
         return {

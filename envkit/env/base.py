@@ -193,6 +193,19 @@ class EnvBase(Stepping, metaclass=EnvMeta):
             self, return_contiguous, check_dtype, seed, tensordict, break_when_any_done
         )
 
+    # ------------------------------------------------------------------------------------- states
+
+    @property
+    def _says_no_state(self) -> str | None:
+        """Name the kind of env, here or inside, that may keep an episode where no state dict sees it; or None.
+
+        That is a class of a user's own, fixed to its batch, without ``get_extra_state``.
+        """
+        made = next(kind for kind in type(self).__mro__ if "_step" in vars(kind))
+        is_ours = made.__module__.split(".")[0] in ("envkit", "bridges")
+        says = type(self).get_extra_state is not nn.Module.get_extra_state
+        return None if is_ours or says or not self.batch_locked else type(self).__name__
+
     # --------------------------------------------------------------------------------- transforms
 
     def append_transform(

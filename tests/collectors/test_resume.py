@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from envkit import (
     GymEnv,
+    MixedEnv,
     MultiaSyncDataCollector,
     MultiSyncDataCollector,
     RewardSum,
@@ -148,14 +149,26 @@ def test_it_does_not_matter_where_a_run_is_cut(before, steps):
         assert_same(resumed.next(), wanted)
 
 
+class Saved(Count):
+    """Says what it keeps."""
+
+    def get_extra_state(self):
+        return {"c": self.c}
+
+    def set_extra_state(self, state):
+        self.c = state["c"]
+
+
 def test_only_what_is_left_is_collected_after_a_resume():
-    first = SyncDataCollector(Count, frames_per_batch=4, total_frames=20)
+    first = SyncDataCollector(Saved, frames_per_batch=4, total_frames=20)
     first.next(), first.next()
 
-    second = SyncDataCollector(Count, frames_per_batch=4, total_frames=20)
+    second = SyncDataCollector(Saved, frames_per_batch=4, total_frames=20)
     second.load_state_dict(first.state_dict())
 
-    assert len(list(second)) == 3 and second.frames == 20 and second.iter == 5
+    batches = list(second)
+    assert batches[0]["count"].flatten().tolist() == [3, 4, 0, 1]
+    assert len(batches) == 3 and second.frames == 20 and second.iter == 5
 
 
 def test_a_state_dict_leaves_the_collector_as_it_was():
@@ -238,22 +251,38 @@ def test_a_simulator_that_was_not_written_down_is_told():
         collector.state_dict()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        Count,
+        lambda: TransformedEnv(SerialEnv(2, Count), RewardSum()),
+        lambda: MixedEnv([SerialEnv(1, Count), SerialEnv(1, Saved)]),
+    ],
+)
+def test_an_env_that_does_not_say_what_it_keeps_is_told(make):
+    collector = SyncDataCollector(make, frames_per_batch=4)
+    collector.next()
+
+    with pytest.raises(ResumeError, match=r"Count is an env of your own.*get_extra_state"):
+        collector.state_dict()
+
+
 def test_a_state_dict_of_something_else_is_refused():
-    collector = SyncDataCollector(Count, frames_per_batch=4)
+    collector = SyncDataCollector(Saved, frames_per_batch=4)
 
     with pytest.raises(ArgumentTypeError, match="must be a dict"):
         collector.load_state_dict([])
     with pytest.raises(MissingKeyError, match=r"no \['env_state_dict'"):
         collector.load_state_dict({"frames": 3, "iter": 1, "received": [], "policy_state_dict": {}})
-    whole = SyncDataCollector(Count, trajs_per_batch=2)
+    whole = SyncDataCollector(Saved, trajs_per_batch=2)
     with pytest.raises(MissingKeyError, match="trajs_per_batch"):
         whole.load_state_dict(collector.state_dict())
 
 
 @pytest.mark.slow
 def test_a_state_dict_of_other_workers_is_refused():
-    two = MultiSyncDataCollector(Count, num_workers=2, frames_per_batch=4)
-    one = MultiSyncDataCollector(Count, num_workers=1, frames_per_batch=4)
+    two = MultiSyncDataCollector(Saved, num_workers=2, frames_per_batch=4)
+    one = MultiSyncDataCollector(Saved, num_workers=1, frames_per_batch=4)
 
     with pytest.raises(MissingKeyError, match="worker1"):
         two.load_state_dict(one.state_dict())

@@ -91,6 +91,10 @@ class Wrapper(EnvBase):
     def _keeps_state(self) -> str | None:
         return self.base_env._keeps_state
 
+    @property
+    def _says_no_state(self) -> str | None:
+        return self.base_env._says_no_state
+
     def record_for_resume(self, mode: bool = True) -> Self:
         """Have the base env write down its episodes, see `EnvBase.record_for_resume`."""
         self.base_env.record_for_resume(mode)
