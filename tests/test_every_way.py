@@ -19,7 +19,15 @@ from tensordict import TensorDict, TensorDictBase
 from bridges.gym.env import GymEnv
 from bridges.jax.policy.jax_policy import JaxPolicy
 from bridges.worlds.brax import BraxEnv
-from envkit import MixedEnv, ParallelEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
+from envkit import (
+    MixedEnv,
+    MultiThreadedEnv,
+    ParallelEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+)
 from envkit.env.base import EnvBase
 from envkit.env.seeding import next_seed
 from tests.zoo.jax_trail import following, jax_trail
@@ -62,6 +70,15 @@ KINDS = {
     "gymnasium": Kind(make_gym),
     "cartpole": Kind(partial(GymEnv, "CartPole-v1", max_episode_steps=7), upright),
     "gymnasium vector": Kind(make_vector),
+    "envpool": Kind(
+        partial(
+            MultiThreadedEnv,
+            *(3, "CartPole-v1"),
+            create_env_kwargs={"max_episode_steps": 7},
+            categorical_action_encoding=False,
+        ),
+        upright,
+    ),
     "custom": Kind(TrailEnv),
     "custom batch": Kind(TrailBatch),
     "custom stateless": Kind(partial(TrailData, batch_size=[3])),
@@ -227,7 +244,7 @@ SLOW = {  # each sub-env compiles for itself
     for kind in ("jax nested", "brax")
     for way in WAYS
     if "SerialEnv" in way or "ParallelEnv" in way
-}
+} | {("envpool", "in ParallelEnv")}  # starts a process
 
 # -------------------------------------------------------------------------------------------- tests
 
