@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from envkit.errors import WorkerError, WorkerTimeoutError
+from envkit.transport.job_rounds import Arrivals
 from envkit.transport.jobs import ProcessJobPool
 from envkit.transport.threads import ThreadPool
 from tests.transport.hosts import COMMANDS, HANG, KILL, RAISE_ODD, STEP, Counter, layout
@@ -175,3 +176,22 @@ def test_closing_leaves_no_thread_behind():
     pool.close()
 
     assert set(threading.enumerate()) == before
+
+
+def test_who_waits_for_two_answers_is_woken_by_the_second_alone():
+    class Counted(Arrivals):
+        woken = 0
+
+        def notify_all(self):
+            self.woken += 1
+            super().notify_all()
+
+    answers = Counted()
+    with answers:
+        answers.wait_for_some(2, 0.0)
+
+        answers.came()
+        after_one = answers.woken
+        answers.came()
+
+    assert (after_one, answers.woken) == (0, 1)
