@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -190,6 +191,16 @@ def digest_of(value: Any, digest: int) -> int:
         return crc32(np.ascontiguousarray(value), digest)
     if kind is float:
         return crc32(_NUMBER(value), digest)
+    if isinstance(value, np.number):
+        return crc32(value.tobytes(), digest)
+    if kind is dict:
+        names, told = _in_order(tuple(value))
+        digest = crc32(told, digest)
+        for name in names:
+            part = value[name]
+            is_plain = type(part) is float or type(part) is np.float64
+            digest = crc32(_NUMBER(part), digest) if is_plain else digest_of(part, digest)
+        return digest
     if value is None:
         return digest
     if isinstance(value, str):
@@ -199,9 +210,7 @@ def digest_of(value: Any, digest: int) -> int:
     if isinstance(value, float | complex | np.generic):
         return crc32(np.asarray(value).tobytes(), digest)
     if isinstance(value, Mapping):
-        for name in sorted(value, key=str):
-            digest = digest_of(value[name], crc32(str(name).encode(), digest))
-        return digest
+        return digest_of(dict(value), digest)
     if isinstance(value, list | tuple):
         for part in value:
             digest = digest_of(part, digest)
@@ -209,6 +218,13 @@ def digest_of(value: Any, digest: int) -> int:
     if isinstance(value, torch.Tensor):
         return digest_of(value.detach().cpu().numpy(), digest)
     return digest_of(np.asarray(value), digest) if hasattr(value, "__array__") else digest
+
+
+@lru_cache(maxsize=256)
+def _in_order(names: tuple[Any, ...]) -> tuple[tuple[Any, ...], bytes]:
+    """Sort the names of a dict by what they say, and give them as bytes too."""
+    ordered = tuple(sorted(names, key=str))
+    return ordered, "\0".join(map(str, ordered)).encode()
 
 
 def _copied(action: Any) -> Any:
