@@ -21,6 +21,7 @@ __all__ = [
     "PoolOptions",
     "RayOptions",
     "backend_options_of",
+    "require_seconds",
     "require_usable",
 ]
 
@@ -209,13 +210,13 @@ class Limit:
         return self if env is None else vars(env)[f"_{self._name}_s"]  # type: ignore[return-value]
 
     def __set__(self, env: Any, seconds: float | None) -> None:
-        _require_seconds(self._name, seconds)
+        require_seconds(self._name, seconds)
         vars(env)[f"_{self._name}_s"] = seconds
         if (pool := vars(env).get("_pool")) is not None:
             setattr(pool, f"{self._name}_s", seconds)
 
 
-def _require_seconds(name: str, value: Any) -> None:
+def require_seconds(name: str, value: Any) -> None:
     """Check a time limit; None sets none.
 
     Raises:

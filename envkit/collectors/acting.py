@@ -16,7 +16,8 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from envkit.collectors.runner import OWN_STEP_COUNT, EnvRunner, RunnerOptions
-from envkit.data.paths import as_path
+from envkit.data.paths import Path, as_path
+from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
 from envkit.env.policy import (
     BindsToEnv,
@@ -28,12 +29,12 @@ from envkit.env.policy import (
     takes_tensordict,
 )
 from envkit.env.recorded import require_truncated
-from envkit.errors import InputError, OptionError, PolicyError, UnsupportedError
+from envkit.errors import ArgumentTypeError, InputError, OptionError, PolicyError, UnsupportedError
 from envkit.transforms.core.env import TransformedEnv
 from envkit.transforms.episodes import StepCounter
 from envkit.transforms.recurrent import with_policy_transforms
 
-__all__ = ["Parts", "build_runner", "built_env", "on_its_device"]
+__all__ = ["Parts", "build_runner", "recorded_leaves"]
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,22 @@ def build_runner(parts: Parts, *, first_number: int = 0, stride: int = 1) -> Env
         DoneError: the env cannot say that an episode was cut short, and is to.
     """
     policy = parts.policy if parts.policy_factory is None else parts.policy_factory()
-    env = built_env(parts, policy)
+    made = _made_env(parts)
+    try:
+        return _runner_in(made, policy, parts, first_number, stride)
+    except BaseException:
+        if made is not parts.make_env:
+            made.close(raise_if_closed=False)
+        raise
+
+
+def _runner_in(
+    made: EnvBase, policy: Any, parts: Parts, first_number: int, stride: int
+) -> EnvRunner:
+    env = _completed(made, policy, parts)
     if parts.options.set_truncated:
         require_truncated(env)
-    policy = on_its_device(policy, parts.policy_device)
+    policy = _on_its_device(policy, parts.policy_device)
     act = _act_of(env, policy, parts)
     runner = EnvRunner(env, policy, act, parts.options, first_number=first_number, stride=stride)
     tells_itself = isinstance(policy, BindsToEnv) or not isinstance(policy, nn.Module)
@@ -76,8 +89,7 @@ def build_runner(parts: Parts, *, first_number: int = 0, stride: int = 1) -> Env
     return runner
 
 
-def built_env(parts: Parts, policy: Any) -> EnvBase:
-    """Build the env, with what the policy and a limit of steps need, on its device."""
+def _made_env(parts: Parts) -> EnvBase:
     made = parts.make_env
     if isinstance(made, EnvBase):
         if parts.env_kwargs:
@@ -85,13 +97,17 @@ def built_env(parts: Parts, policy: Any) -> EnvBase:
                 f"create_env_kwargs is {dict(parts.env_kwargs)}, but create_env_fn is an env, which is built "
                 "already. Pass what makes it, or leave the keywords out."
             )
-        env = made
-    else:
-        env = made(**parts.env_kwargs)
+        return made
+    env = made(**parts.env_kwargs)
     if not isinstance(env, EnvBase):
-        raise PolicyError(
+        raise ArgumentTypeError(
             f"create_env_fn made a {type(env).__name__}, but must make an env. Wrap it: GymWrapper(env)."
         )
+    return env
+
+
+def _completed(env: EnvBase, policy: Any, parts: Parts) -> EnvBase:
+    """Give the env with what the policy and a limit of steps need, on its device."""
     if parts.env_device is not None and env.device != parts.env_device:
         env = env.to(parts.env_device)
     if isinstance(policy, nn.Module):
@@ -107,7 +123,7 @@ def _limit_for(env: EnvBase, steps: int) -> StepCounter:
     return StepCounter(steps, step_count_key=OWN_STEP_COUNT if taken else "step_count")
 
 
-def on_its_device(policy: Any, device: torch.device | None) -> Any:
+def _on_its_device(policy: Any, device: torch.device | None) -> Any:
     """Give the policy where it acts: itself, or a copy on another device."""
     if device is None or not isinstance(policy, nn.Module):
         return policy
@@ -169,6 +185,17 @@ def _try_out(env: EnvBase, policy: nn.Module, parts: Parts, runner: EnvRunner) -
     ):
         acted = act(runner.root.clone())
     _require_actions(env, acted)
+
+
+def recorded_leaves(env: EnvBase, options: RunnerOptions) -> dict[Path, torch.Tensor]:
+    """Give an example of the entries of a step that the env and its collector record, by path."""
+    hidden = () if options.record_state else env._unrecorded
+    example = env.fake_tensordict().exclude(*hidden, *(("next", key) for key in hidden))
+    return {
+        path: value
+        for path, value in leaves(example)
+        if isinstance(value, torch.Tensor) and not path[-1].startswith("_")
+    }
 
 
 def _require_actions(env: EnvBase, acted: TensorDictBase) -> None:

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import math
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast
 
 from tensordict import TensorDictBase
 
 from envkit.batched.settings import RayOptions
 from envkit.collectors.metering import ProgressBar
-from envkit.collectors.runner import COLLECTOR, Batch
+from envkit.collectors.runner import COLLECTOR, OWN_STEP_COUNT, Batch
 from envkit.collectors.settings import WorkerOptions, checked
 from envkit.collectors.whole_episodes import EpisodeStore
 from envkit.data.keywords import completed, known_to, refuse_unknown
+from envkit.data.paths import Key, Path, as_key
 from envkit.data.plain import from_plain, plain
 from envkit.data.results import EnvData
 from envkit.data.trajectories import split_trajectories
@@ -41,7 +41,7 @@ _EPISODE_STEPS = 32
 """Steps of each row between two looks for whole episodes."""
 
 
-class Collector(ABC):
+class Collector:
     """Collect batches of transitions with a policy; `Collector` itself gives the subclass that fits.
 
     Args:
@@ -110,27 +110,35 @@ class Collector(ABC):
         self._received: list[Batch] = []
         self._undelivered: TensorDictBase | None = None
         self._stored_keys: list[Any] = []
-        self._episodes = EpisodeStore() if given.trajs_per_batch is not None else None
-        self._bar = ProgressBar(given.total_frames) if given.progress else None
+        self._fits_buffer = False
+        self._episodes: EpisodeStore | None = None
+        self._bar: ProgressBar | None = None
         self._is_shut_down = False
         return given
 
+    def _prepare(self, workers: int = 1) -> None:
+        """Make what keeps and shows episodes, now that nothing can be refused any more."""
+        given = self._options
+        if given.trajs_per_batch is not None:
+            self._episodes = EpisodeStore(workers)
+        if given.progress:
+            self._bar = ProgressBar(given.total_frames, workers)
+
     # ------------------------------------------------------------------------- what subclasses say
 
-    @abstractmethod
     def _begin_batch(self, *, random: bool) -> Callable[[], Batch]:
         """Begin a raw batch, and give what waits for it; after an error that is called again."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def _frames_each(self) -> int:
         """Frames of a raw batch."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _end(self) -> None:
         """Close envs, end workers; called once."""
+        raise NotImplementedError
 
-    @abstractmethod
     def update_policy_weights_(self, policy_weights: Any = None) -> None:
         """Have the policy act with new weights from the next batch on.
 
@@ -142,9 +150,13 @@ class Collector(ABC):
             ArgumentError: (a ValueError) they are of another architecture.
         """
 
-    @abstractmethod
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
         """Seed all envs of all workers, one chain; gives the seed after the last."""
+        raise NotImplementedError
+
+    def stats(self) -> Mapping[str, Any]:
+        """Tell what was collected and where time went: ``frames``, ``batches``, ``episodes``, ``seconds``, ...."""
+        raise NotImplementedError
 
     # ------------------------------------------------------------------------------------- batches
 
@@ -314,15 +326,34 @@ class Collector(ABC):
     _runner_names: Sequence[str]
     """Names of entries that `_runner_states` gives."""
 
-    @abstractmethod
     def _runner_states(self) -> dict[str, Any]:
         """Give the states of policies, runners and generators."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _load_runner_states(self, state: Mapping[str, Any], *, strict: bool) -> None:
         """Take over what `_runner_states` gave."""
+        raise NotImplementedError
 
     # -------------------------------------------------------------------------------- what is delivered
+
+    def _require_room(self, paths: Iterable[Path]) -> None:
+        """Check that a buffer which holds data has the entries that the env will give.
+
+        Raises:
+            MissingKeyError: (a KeyError) it does not.
+        """
+        options = self._options
+        held = None if options.replay_buffer is None else _held_keys(options.replay_buffer)
+        if held is None or options.postproc is not None:
+            return
+        missing = (
+            {as_key(path) for path in paths} - {OWN_STEP_COUNT, ("next", OWN_STEP_COUNT)} - held
+        )
+        if missing:
+            raise MissingKeyError(
+                f"the replay buffer holds data without {sorted(map(str, missing))}, which the env gives. It holds "
+                f"{sorted(map(str, held))}. Use an empty buffer."
+            )
 
     def _formed(self, batch: TensorDictBase) -> TensorDictBase:
         options = self._options
@@ -334,19 +365,20 @@ class Collector(ABC):
 
     def _store(self, batch: TensorDictBase) -> None:
         buffer = self._options.replay_buffer
-        if (
-            self._options.init_random_frames
-        ):  # random actions come without what else a policy writes
+        if self._options.init_random_frames:
+            # random actions come without what else a policy writes
             self._stored_keys = self._stored_keys or list(batch.keys(True, True))
             batch = batch.select(*self._stored_keys)
-        _require_same_keys(buffer, batch)
+        if not self._fits_buffer:
+            _require_same_keys(buffer, batch)
+            self._fits_buffer = True
         if self._options.replay_buffer_chunk:
             buffer.extend(batch)
             return
         for step in batch.unbind(batch.batch_dims - 1):
             buffer.add(step)
 
-    def _steps_each(self, rows: int, workers: int = 1) -> int:
+    def _steps_each(self, rows: int, workers: int = 1, *, stacklevel: int) -> int:
         """Give how many steps each of the rows of a worker makes in a batch, with a warning where that is more frames."""
         frames = self._options.frames_per_batch
         if frames is None:
@@ -356,7 +388,7 @@ class Collector(ABC):
             warnings.warn(
                 f"frames_per_batch is {frames}, no multiple of the {rows * workers} envs that step side by side: "
                 f"batches have {made} frames.",
-                stacklevel=5,
+                stacklevel=stacklevel,
             )
         return steps
 
@@ -397,14 +429,20 @@ def _require_same_keys(buffer: Any, batch: TensorDictBase) -> None:
     Raises:
         MissingKeyError: (a KeyError) it does not.
     """
-    if not len(buffer):
-        return
-    held = buffer[0]
-    if not isinstance(held, TensorDictBase):
-        return
-    own, theirs = set(batch.keys(True, True)), set(held.keys(True, True)) - {"index"}
-    if own != theirs:
+    own, theirs = set(batch.keys(True, True)), _held_keys(buffer)
+    if theirs is not None and own != theirs:
         raise MissingKeyError(
             f"the replay buffer holds other entries than the batch: {sorted(map(str, theirs - own))} are in the "
             f"buffer alone, {sorted(map(str, own - theirs))} in the batch alone. Use an empty buffer."
         )
+
+
+def _held_keys(buffer: Any) -> set[Key] | None:
+    """Give the entries of the data that a buffer holds; None where there is none, or it cannot be seen."""
+    storage = getattr(
+        buffer, "storage", buffer
+    )  # what transforms of the buffer add is not in there
+    if not (hasattr(storage, "__len__") and hasattr(storage, "__getitem__") and len(storage)):
+        return None
+    held = storage[0]
+    return set(held.keys(True, True)) - {"index"} if isinstance(held, TensorDictBase) else None

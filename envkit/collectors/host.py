@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.batched.creation_context import holding
-from envkit.collectors.acting import Parts, build_runner
+from envkit.collectors.acting import Parts, build_runner, recorded_leaves
 from envkit.collectors.packing import Packing
 from envkit.collectors.runner import COLLECTOR, EnvRunner, Order
 from envkit.collectors.weights import Weights, load_weights, tensors_of
@@ -144,8 +144,7 @@ class RunnerHost:
         env = self._runner.env
         found = {
             path: (tuple(value.shape), value.dtype)
-            for path, value in leaves(env.fake_tensordict())
-            if isinstance(value, torch.Tensor)
+            for path, value in recorded_leaves(env, self._parts.options).items()
         }
         tensors = tensors_of(self._runner.policy)
         return Description(env.batch_size, found, Packing.of(tensors) if tensors else None)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from envkit.collectors.numbering import abandoned
 from envkit.data.transition import leaves
 from envkit.errors import MissingLibraryError
 
@@ -23,11 +24,15 @@ _IDS = ("collector", "traj_ids")
 class EpisodeMeter:
     """Sum up rewards by trajectory, batch after batch.
 
+    Args:
+        stride: see `TrajectoryNumbers`.
+
     Attributes:
         returns, lengths: of the episodes that have ended since `forget`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stride: int = 1) -> None:
+        self._stride = stride
         self._sums: dict[int, tuple[float, int]] = {}
         self.returns: list[float] = []
         self.lengths: list[int] = []
@@ -38,17 +43,15 @@ class EpisodeMeter:
         rewards = [value for path, value in leaves(following_step) if path[-1] == "reward"]
         if not rewards:
             return
-        paid = (
-            rewards[0].flatten(batch.batch_dims - 1 + 1).sum(-1).double()
-            if rewards[0].ndim > batch.batch_dims
-            else rewards[0].double()
-        )
-        numbers, places = batch.get(_IDS).reshape(-1).unique(return_inverse=True)
-        sums = torch.zeros(len(numbers), dtype=torch.float64).index_add_(
-            0, places, paid.reshape(-1).cpu()
-        )
+        ids = batch.get(_IDS).reshape(-1).cpu()
+        paid = rewards[0].reshape(*batch.batch_size, -1).sum(-1).double().reshape(-1).cpu()
+        valid = ids >= 0
+        numbers, places = ids[valid].unique(return_inverse=True)
+        sums = torch.zeros(len(numbers), dtype=torch.float64).index_add_(0, places, paid[valid])
         counts = places.bincount(minlength=len(numbers))
         going_on = set(following.tolist())
+        for number in abandoned(self._sums, numbers.tolist(), going_on, self._stride):
+            del self._sums[number]
         for number, total, count in zip(
             numbers.tolist(), sums.tolist(), counts.tolist(), strict=True
         ):
@@ -69,12 +72,13 @@ class ProgressBar:
 
     Args:
         total: frames that there will be; None where there is no end.
+        stride: see `TrajectoryNumbers`.
 
     Raises:
         MissingLibraryError: tqdm is not installed.
     """
 
-    def __init__(self, total: int | None):
+    def __init__(self, total: int | None, stride: int = 1):
         try:
             from tqdm.auto import tqdm
         except ImportError as error:
@@ -83,7 +87,7 @@ class ProgressBar:
                 "pip install 'envkit[viz]'."
             ) from error
         self._bar: Any = tqdm(total=total, unit="frames")
-        self._meter = EpisodeMeter()
+        self._meter = EpisodeMeter(stride)
         self._began = perf_counter()
         self._frames = 0
 

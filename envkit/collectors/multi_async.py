@@ -11,6 +11,7 @@ from envkit.collectors.collector import MakeEnv
 from envkit.collectors.runner import Batch
 from envkit.collectors.settings import WorkerOptions
 from envkit.collectors.workers import Part, WorkerCollector
+from envkit.data.arguments import as_bool
 from envkit.data.plain import from_plain, plain
 from envkit.env.policy import PolicyLike
 from envkit.errors import ArgumentError, OptionError
@@ -38,6 +39,10 @@ class MultiaSyncDataCollector(WorkerCollector):
         backend_options: RayOptions | None = None,
         **options: Unpack[WorkerOptions],
     ):
+        if as_bool("sync", sync):
+            raise OptionError(
+                f"sync=True, but a MultiaSyncDataCollector collects {self._kind}. Use MultiSyncDataCollector."
+            )
         self._ready: deque[Part] = deque()
         self._taken = 0
         self._build(
@@ -48,18 +53,21 @@ class MultiaSyncDataCollector(WorkerCollector):
             backend=backend,
             backend_options=backend_options,
         )
-        given = self._options
+
+    def _require_kind(self, given: Any) -> None:
         if given.cat_results is not None:
             raise ArgumentError(
                 f"cat_results is {given.cat_results!r}, but batches of {type(self).__name__} come from one worker each. "
                 "Leave it out, or use MultiSyncDataCollector."
             )
-        for name in ("prefetch", "preemptive_threshold"):
-            if getattr(given, name):
+        for name, unset in (("prefetch", 0), ("preemptive_threshold", None)):
+            if getattr(given, name) != unset:
                 raise OptionError(
                     f"{name} is {getattr(given, name)!r}, but workers of {type(self).__name__} do not wait for each other "
                     "nor for the caller. Leave it out, or use MultiSyncDataCollector."
                 )
+
+    def _fit(self, given: Any) -> None:
         self._set_steps(1)
 
     @property

@@ -15,6 +15,7 @@ from envkit.collectors.host import STOP
 from envkit.collectors.runner import COLLECTOR, Batch
 from envkit.collectors.settings import WorkerOptions
 from envkit.collectors.workers import Part, WorkerCollector
+from envkit.data.arguments import as_bool
 from envkit.env.policy import PolicyLike
 from envkit.errors import ArgumentError, OptionError
 
@@ -40,6 +41,10 @@ class MultiSyncDataCollector(WorkerCollector):
         backend_options: RayOptions | None = None,
         **options: Unpack[WorkerOptions],
     ):
+        if not as_bool("sync", sync):
+            raise OptionError(
+                f"sync=False, but a MultiSyncDataCollector collects {self._kind}. Use MultiaSyncDataCollector."
+            )
         self._parts_made: dict[int, Part] = {}
         self._build(
             create_env_fn,
@@ -49,11 +54,15 @@ class MultiSyncDataCollector(WorkerCollector):
             backend=backend,
             backend_options=backend_options,
         )
-        given = self._options
-        self._set_steps(self.num_workers)
+
+    def _require_kind(self, given: Any) -> None:
         if given.cat_results is None:
             given.cat_results = "stack"
-        _require_joinable(given, len(self.batch_size))
+        _require_joinable(given)
+
+    def _fit(self, given: Any) -> None:
+        self._set_steps(self.num_workers)
+        _require_axis(given, len(self.batch_size))
 
     @property
     def _frames_each(self) -> int:
@@ -115,11 +124,11 @@ class MultiSyncDataCollector(WorkerCollector):
 MultiSyncCollector = MultiSyncDataCollector
 
 
-def _require_joinable(given: Any, batch_dims: int) -> None:
+def _require_joinable(given: Any) -> None:
     """Check how batches are to be joined.
 
     Raises:
-        ArgumentError: (a ValueError) along an axis that there is not, or one along which cut batches do not fit.
+        ArgumentError: (a ValueError) in no way that there is.
         OptionError: (a TypeError) whole episodes are joined in a way of their own.
     """
     dim = given.cat_results
@@ -131,8 +140,19 @@ def _require_joinable(given: Any, batch_dims: int) -> None:
         )
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise ArgumentError(
-            f"cat_results is {dim!r}, but must be 'stack', or the axis along which."
+            f"cat_results is {dim!r}, but must be 'stack', or an int: the axis to concatenate along, -1 for time."
         )
+
+
+def _require_axis(given: Any, batch_dims: int) -> None:
+    """Check the axis along which batches are to be joined.
+
+    Raises:
+        ArgumentError: (a ValueError) there is none such, or batches that were cut short do not fit along it.
+    """
+    dim = given.cat_results
+    if dim == "stack":
+        return
     if not -batch_dims - 1 <= dim <= batch_dims:
         raise ArgumentError(
             f"cat_results is {dim}, but batches have {batch_dims + 1} axes. Pass 'stack', or -1 for time."

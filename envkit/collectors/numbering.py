@@ -8,11 +8,12 @@ Conventions
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
-__all__ = ["TrajectoryNumbers"]
+__all__ = ["TrajectoryNumbers", "abandoned"]
 
 
 class TrajectoryNumbers:
@@ -81,3 +82,19 @@ class TrajectoryNumbers:
         self.following = int(state["following"])
         self.current = state["current"].clone()
         self._is_unused = state["is_unused"].clone()
+
+
+def abandoned(
+    known: Collection[int], collected: Collection[int], following: Collection[int], stride: int
+) -> list[int]:
+    """Give the trajectories that nobody goes on with although no step says so: a reset or a fault came between.
+
+    Args:
+        known: numbers of trajectories that have not ended.
+        collected: numbers in the newest batch of some rows.
+        following: numbers that these rows go on with.
+        stride: see `TrajectoryNumbers`.
+    """
+    workers = {number % stride for number in following}
+    alive = {*collected, *following}
+    return sorted(number for number in known if number % stride in workers and number not in alive)

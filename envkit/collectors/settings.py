@@ -10,14 +10,16 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import torch
 
+from envkit.batched.recovery import allowed_restarts
+from envkit.batched.settings import require_seconds
 from envkit.collectors.runner import RunnerOptions
 from envkit.data.arguments import as_bool, as_int
 from envkit.data.keywords import Default
-from envkit.env.policy import ExplorationType
-from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
+from envkit.env.policy import BindsToEnv, ExplorationType
+from envkit.errors import ArgumentError, ArgumentTypeError, OptionError, PolicyError
 from envkit.specs.annotations import Device
 
-__all__ = ["CollectorOptions", "WorkerOptions", "checked", "runner_options"]
+__all__ = ["CollectorOptions", "WorkerOptions", "checked", "checked_workers", "runner_options"]
 
 
 class CollectorOptions(TypedDict, total=False):
@@ -131,7 +133,9 @@ _SWITCHES = (
     *("reset_at_each_iter", "reset_when_done", "set_truncated", "replay_buffer_chunk"),
     *("track_policy_version", "progress", "record_state", "record_for_resume"),
 )
+_OPTIONAL_SWITCHES = ("split_trajs", "use_buffers", "trust_policy")
 _CALLABLE = ("postproc", "pre_collect_hook", "post_collect_hook")
+_DEVICES = ("storing_device", "env_device", "policy_device")
 
 
 def checked(given: Any) -> Any:
@@ -147,13 +151,23 @@ def checked(given: Any) -> Any:
     """
     for name in _SWITCHES:
         as_bool(name, getattr(given, name))
+    for name in _OPTIONAL_SWITCHES:
+        if getattr(given, name) is not None:
+            as_bool(name, getattr(given, name))
     for name in _CALLABLE:
         _require_callable(name, getattr(given, name))
+    for name in ("compile_policy", "cudagraph_policy"):
+        _require_switch_or_keywords(name, getattr(given, name))
+    for factory in _entries(given.policy_factory):
+        _require_callable("policy_factory", factory)
+    for kwargs in _entries(given.create_env_kwargs):
+        _require_keywords(kwargs)
+    _check_policy(given.policy)
     _check_amounts(given)
     _check_exclusive(given)
-    for name in ("storing_device", "env_device", "policy_device"):
+    for name in _DEVICES:
         value = getattr(given, name)
-        setattr(given, name, given.device if value is None else value)
+        setattr(given, name, _as_devices(name, value, given.device))
     if not isinstance(given.exploration_type, ExplorationType):
         raise ArgumentTypeError(
             f"exploration_type is {given.exploration_type!r}, but must be one of "
@@ -162,6 +176,47 @@ def checked(given: Any) -> Any:
     if given.replay_buffer is not None:
         _require_buffer(given.replay_buffer, "extend" if given.replay_buffer_chunk else "add")
     return given
+
+
+def checked_workers(given: Any) -> Any:
+    """Check what `WorkerOptions` has beside `CollectorOptions`; see `checked`."""
+    as_bool("update_at_each_batch", given.update_at_each_batch)
+    for name in ("num_threads", "num_sub_threads"):
+        if getattr(given, name) is not None or name == "num_sub_threads":
+            meaning = "the number of threads that torch uses"
+            setattr(given, name, as_int(name, getattr(given, name), least=1, meaning=meaning))
+    allowed_restarts(given.on_worker_failure, given.max_restarts)
+    for name in ("timeout", "start_timeout"):
+        require_seconds(name, getattr(given, name))
+    _check_threshold(given)
+    return given
+
+
+def _check_threshold(given: Any) -> None:
+    threshold = given.preemptive_threshold
+    if threshold is None:
+        return
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+        raise ArgumentTypeError(
+            f"preemptive_threshold is {threshold!r}, but must be a number from 0 to 1: the share of the workers that "
+            "is waited for. Pass 0.8, say, or None to wait for all."
+        )
+    if not 0 <= threshold <= 1:
+        raise ArgumentError(
+            f"preemptive_threshold is {threshold}, but must be from 0 to 1: the share of the workers that is waited "
+            "for. Pass 0.8, say, or None to wait for all."
+        )
+    for name, reason in (
+        ("trajs_per_batch", "whole episodes are waited for"),
+        ("split_trajs", "episodes that are stopped short have no end"),
+    ):
+        if getattr(given, name):
+            raise OptionError(f"preemptive_threshold and {name} exclude each other: {reason}.")
+    if not given.replay_buffer_chunk and given.cat_results in (None, "stack"):
+        raise OptionError(
+            "replay_buffer_chunk=False puts steps of all workers into the buffer side by side, but with "
+            "preemptive_threshold workers make different numbers of them. Pass cat_results=-1."
+        )
 
 
 def _check_amounts(given: Any) -> None:
@@ -244,6 +299,59 @@ def _require_buffer(buffer: Any, method: str) -> None:
             f"replay_buffer is a {type(buffer).__name__} without {method}(batch). Pass a replay buffer, one of "
             "torchrl.data for instance."
         )
+
+
+def _entries(given: Any) -> Sequence[Any]:
+    return given if isinstance(given, list | tuple) else [given]
+
+
+def _require_switch_or_keywords(name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, bool | Mapping):
+        raise ArgumentTypeError(
+            f"{name} is {value!r}, but must be True, False, or a dict of keywords."
+        )
+
+
+def _require_keywords(value: Any) -> None:
+    if value is not None and not isinstance(value, Mapping):
+        raise ArgumentTypeError(
+            f"create_env_kwargs has {value!r}, but must be a dict of keywords for create_env_fn, or with workers a "
+            "list of one each."
+        )
+
+
+def _check_policy(policy: Any) -> None:
+    if policy is not None and not (callable(policy) or isinstance(policy, BindsToEnv)):
+        raise PolicyError(
+            f"the policy is {policy!r}, of type {type(policy).__name__}, but must be callable: a TensorDictModule, a "
+            "function of the observations, or None for random actions."
+        )
+
+
+def _as_devices(name: str, given: Any, default: Any) -> Any:
+    """Give a device, or a list of one for each worker."""
+    given = default if given is None else given
+    if isinstance(given, list | tuple):
+        return [_as_device(name, entry) for entry in given]
+    return _as_device(name, given)
+
+
+def _as_device(name: str, given: Any) -> torch.device | None:
+    if given is None:
+        return None
+    try:
+        device = torch.device(given)
+        torch.empty(0, device=device)
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+        raise ArgumentError(
+            f"{name} is {given!r}, which is no device that torch has here ({_first_line(error)}). Pass 'cpu', or "
+            "'cuda' where there is one."
+        ) from error
+    return device
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
 
 
 def runner_options(given: Any, storing_device: torch.device | None) -> RunnerOptions:

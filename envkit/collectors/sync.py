@@ -7,11 +7,13 @@ from typing import Any, Unpack
 
 import torch
 
-from envkit.collectors.acting import Parts, build_runner
+from envkit.collectors.acting import Parts, build_runner, recorded_leaves
 from envkit.collectors.collector import Collector, MakeEnv
 from envkit.collectors.runner import Batch, Order
 from envkit.collectors.settings import CollectorOptions, runner_options
 from envkit.collectors.weights import as_weights, load_weights
+from envkit.data.arguments import as_bool
+from envkit.env.base import EnvBase
 from envkit.env.policy import PolicyLike
 from envkit.errors import ArgumentTypeError, OptionError
 
@@ -36,6 +38,11 @@ class SyncDataCollector(Collector):
         sync: bool = True,
         **options: Unpack[CollectorOptions],
     ):
+        if backend not in (None, "direct") or not as_bool("sync", sync):
+            raise OptionError(
+                f"backend={backend!r} and sync={sync} ask for workers, but a SyncDataCollector collects "
+                f"{self._kind}. Leave them out, or use Collector(backend='process')."
+            )
         given = self._take(policy, CollectorOptions, options)
         if not callable(create_env_fn) and not hasattr(create_env_fn, "rollout"):
             raise ArgumentTypeError(
@@ -45,21 +52,32 @@ class SyncDataCollector(Collector):
         parts = Parts(
             create_env_fn,
             policy,
-            runner_options(given, _device("storing_device", given.storing_device)),
-            env_kwargs=given.create_env_kwargs or {},
-            policy_factory=given.policy_factory,
+            runner_options(given, _single("storing_device", given.storing_device)),
+            env_kwargs=_single("create_env_kwargs", given.create_env_kwargs) or {},
+            policy_factory=_single("policy_factory", given.policy_factory),
             max_frames_per_traj=given.max_frames_per_traj,
             record_for_resume=given.record_for_resume,
             trust_policy=given.trust_policy,
             compile_policy=given.compile_policy,
             cudagraph_policy=given.cudagraph_policy,
-            env_device=_device("env_device", given.env_device),
-            policy_device=_device("policy_device", given.policy_device),
+            env_device=_single("env_device", given.env_device),
+            policy_device=_single("policy_device", given.policy_device),
         )
         self._trained = policy
         self._runner = build_runner(parts)
         self.env = self._runner.env
-        self._steps = self._steps_each(self.env.batch_size.numel())
+        try:
+            self._fit(given)
+            self._prepare()
+        except BaseException:
+            if not isinstance(create_env_fn, EnvBase):
+                self.shutdown()
+            raise
+
+    def _fit(self, given: Any) -> None:
+        """Settle how batches are made, now that there is an env."""
+        self._steps = self._steps_each(self.env.batch_size.numel(), stacklevel=4)
+        self._require_room(recorded_leaves(self.env, self._runner.options))
         if given.prefetch and not self.env._runs_at_once(self._runner.policy):
             raise OptionError(
                 f"prefetch={given.prefetch} needs steps that are one program, but {type(self.env).__name__} with this "
@@ -133,7 +151,9 @@ class SyncDataCollector(Collector):
             self.env.close(raise_if_closed=False)
 
 
-def _device(name: str, given: Any) -> torch.device | None:
+def _single(name: str, given: Any) -> Any:
     if isinstance(given, list | tuple):
-        raise OptionError(f"{name} is a list, but there is one collector. Pass a single device.")
-    return None if given is None else torch.device(given)
+        raise OptionError(
+            f"{name} is a list, but a SyncDataCollector collects {SyncDataCollector._kind}, with one env. Pass a single one."
+        )
+    return given

@@ -8,12 +8,14 @@ Conventions
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
 
+from envkit.collectors.numbering import abandoned
 from envkit.data.plain import from_plain, plain
 from envkit.data.trajectories import split_trajectories
 from envkit.data.transition import leaves
@@ -22,11 +24,20 @@ __all__ = ["EpisodeStore"]
 
 _IDS = ("collector", "traj_ids")
 
+_Pieces = dict[int, list[TensorDictBase]]
+
 
 class EpisodeStore:
-    """Keep the pieces of trajectories until they have ended, and give whole ones in the order of their ends."""
+    """Keep the pieces of trajectories until they have ended, and give whole ones in the order of their ends.
 
-    def __init__(self) -> None:
+    Each call takes effect at its end, at once: Ctrl-C within one has changed nothing.
+
+    Args:
+        stride: see `TrajectoryNumbers`.
+    """
+
+    def __init__(self, stride: int = 1) -> None:
+        self._stride = stride
         self._pieces: dict[int, list[TensorDictBase]] = {}
         self._whole: deque[TensorDictBase] = deque()
 
@@ -43,37 +54,38 @@ class EpisodeStore:
         steps = fragment.batch_size[-1]
         rows = fragment.reshape(-1, steps)
         numbers = rows.get(_IDS).cpu()
-        ended = numbers != torch.cat([numbers[:, 1:], following.cpu()[:, None]], 1)
+        going_on = following.cpu()
+        lost = abandoned(self._pieces, numbers.unique().tolist(), going_on.tolist(), self._stride)
+        pieces, whole = self._without(lost)
+        ended = numbers != torch.cat([numbers[:, 1:], going_on[:, None]], 1)
         over: list[tuple[int, int, int]] = []
         for row, flags in enumerate(ended):
-            own, start = rows[row], 0
+            start = 0
             for last in flags.nonzero()[:, 0].tolist():
-                over.append((last, row, self._keep(own[start : last + 1])))
+                over.append((last, row, _keep(pieces, rows[row, start : last + 1])))
                 start = last + 1
             if start < steps:
-                self._keep(own[start:])
-        for _, _, number in sorted(over):
-            self._whole.append(self._joined(number))
-
-    def _keep(self, piece: TensorDictBase) -> int:
-        number = int(piece.get(_IDS)[0])
-        self._pieces.setdefault(number, []).append(piece)
-        return number
-
-    def _joined(self, number: int) -> TensorDictBase:
-        return cast(TensorDictBase, torch.cat(cast(Any, self._pieces.pop(number))))
+                _keep(pieces, rows[row, start:])
+        whole += [_joined(pieces.pop(number)) for _, _, number in sorted(over)]
+        self._pieces, self._whole = pieces, whole
 
     def cut(self, numbers: Collection[int] | None = None) -> None:
         """End trajectories (None: all) that nobody will go on with, by truncation at their last step."""
         unfinished = self._pieces.keys() if numbers is None else self._pieces.keys() & numbers
-        for number in sorted(unfinished):
-            whole = self._joined(number)
-            for path, flags in leaves(whole.get("next")):
+        self._pieces, self._whole = self._without(sorted(unfinished))
+
+    def _without(self, numbers: Collection[int]) -> tuple[_Pieces, deque[TensorDictBase]]:
+        """Give what is kept when trajectories are ended by truncation."""
+        pieces, whole = dict(self._pieces), self._whole.copy()
+        for number in numbers:
+            episode = _joined(pieces.pop(number))
+            for path, flags in leaves(episode.get("next")):
                 if path[-1] in ("truncated", "done"):
                     cut = flags.clone()
                     cut[-1] = True
-                    whole.set(("next", *path), cut)
-            self._whole.append(whole)
+                    episode.set(("next", *path), cut)
+            whole.append(episode)
+        return pieces, whole
 
     def take(self, count: int, layout: str) -> TensorDictBase:
         """Give the first ``count`` whole episodes.
@@ -83,13 +95,13 @@ class EpisodeStore:
             layout: "padded" gives batch size ``(count, longest)`` and ``("collector", "mask")``, "cat" one
                 episode after the other, batch size ``(frames,)``.
         """
-        taken = [self._whole.popleft() for _ in range(count)]
-        data = cast(TensorDictBase, torch.cat(cast(Any, taken)))
+        data = _joined(list(islice(self._whole, count)))
         data.names = ["time"]
-        if layout == "cat":
-            return data
-        padded = split_trajectories(data)
-        return padded if padded.batch_dims == 2 else padded.unsqueeze(0)
+        if layout == "padded":
+            data = split_trajectories(data)
+            data = data if data.batch_dims == 2 else data.unsqueeze(0)
+        self._whole = deque(islice(self._whole, count, None))
+        return data
 
     def state_dict(self) -> dict[str, Any]:
         """Give the pieces and whole episodes that wait, in plain form."""
@@ -100,3 +112,14 @@ class EpisodeStore:
         """Go on with what another store has kept."""
         self._pieces = {int(number): one for number, one in from_plain(state["pieces"]).items()}
         self._whole = deque(from_plain(state["whole"]))
+
+
+def _keep(pieces: _Pieces, piece: TensorDictBase) -> int:
+    """Add a piece to those of its trajectory, the lists of others being left as they are; give its number."""
+    number = int(piece.get(_IDS)[0])
+    pieces[number] = [*pieces.get(number, ()), piece]
+    return number
+
+
+def _joined(pieces: Sequence[TensorDictBase]) -> TensorDictBase:
+    return cast(TensorDictBase, torch.cat(cast(Any, pieces)))

@@ -11,7 +11,6 @@ Conventions
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -41,7 +40,7 @@ from envkit.collectors.host import (
 from envkit.collectors.losses import with_loss
 from envkit.collectors.packing import Packing
 from envkit.collectors.runner import Order
-from envkit.collectors.settings import WorkerOptions, runner_options
+from envkit.collectors.settings import WorkerOptions, checked_workers, runner_options
 from envkit.collectors.weights import Weights, as_weights, require_same_architecture, tensors_of
 from envkit.data.arguments import as_int
 from envkit.data.paths import Path, tensordict_of
@@ -92,7 +91,10 @@ class WorkerCollector(Collector):
         backend: str | None,
         backend_options: Mapping[str, Any] | None,
     ) -> None:
-        given = self._take(policy, WorkerOptions, options)
+        given = checked_workers(self._take(policy, WorkerOptions, options))
+        self._require_kind(given)
+        if count is not None and given.num_workers is not None:
+            raise OptionError("num_collectors and num_workers are the same. Pass one of them.")
         self.backend = _as_backend(backend, given)
         self.backend_options = usable_options(self.backend, backend_options)
         makers = _makers(create_env_fn, given.num_workers if count is None else count)
@@ -120,7 +122,10 @@ class WorkerCollector(Collector):
         try:
             described = cast("list[Description]", pool.start())
             self._adopt(described)
+            self._fit(given)
+            self._require_room(described[0].leaves)
             self._bind()
+            self._prepare(self.num_workers)
         except BaseException:
             self.shutdown()
             raise
@@ -157,7 +162,7 @@ class WorkerCollector(Collector):
             Parts(
                 make,
                 travelling,
-                runner_options(given, _device(devices["storing_device"][worker])),
+                runner_options(given, devices["storing_device"][worker]),
                 env_kwargs=kwargs[worker] or {},
                 policy_factory=factories[worker],
                 max_frames_per_traj=given.max_frames_per_traj,
@@ -165,15 +170,27 @@ class WorkerCollector(Collector):
                 trust_policy=given.trust_policy,
                 compile_policy=given.compile_policy,
                 cudagraph_policy=given.cudagraph_policy,
-                env_device=_device(devices["env_device"][worker]),
-                policy_device=_device(devices["policy_device"][worker]),
+                env_device=devices["env_device"][worker],
+                policy_device=devices["policy_device"][worker],
             )
             for worker, make in enumerate(makers)
         ]
 
+    def _require_kind(self, given: Any) -> None:
+        """Check that options apply to this kind of collector.
+
+        Raises:
+            OptionError: (a TypeError) one does not.
+        """
+        raise NotImplementedError
+
+    def _fit(self, given: Any) -> None:
+        """Settle how batches are made, now that the workers have told of their envs."""
+        raise NotImplementedError
+
     def _set_steps(self, workers: int) -> None:
         """Settle how many steps a batch has, which so many workers make together."""
-        self._steps = self._steps_each(self._rows_each, workers)
+        self._steps = self._steps_each(self._rows_each, workers, stacklevel=6)
         if self._steps == 1 and self._options.on_worker_failure == "restart":
             raise ArgumentError(
                 "on_worker_failure='restart' puts a truncated step in front of the batch of a new worker, so batches "
@@ -189,6 +206,12 @@ class WorkerCollector(Collector):
             raise DoneError(
                 "on_worker_failure='restart' ends the episodes of a lost worker with 'truncated', but its env has no "
                 "such entry. Pass lambda: make_env().add_truncated_keys()."
+            )
+        from_here = isinstance(self._trained, nn.Module) and first.weights is not None
+        if self._options.update_at_each_batch and not from_here:
+            raise OptionError(
+                "update_at_each_batch=True sends the weights of the policy that was passed, but none with weights was. "
+                "Pass a torch.nn.Module as policy, or call update_policy_weights_(policy_weights)."
             )
         self.batch_size = first.batch_size
         self._rows_each = first.batch_size.numel()
@@ -383,9 +406,9 @@ class WorkerCollector(Collector):
     def _call(self, method: str, *args: Any, workers: Sequence[int]) -> Any:
         return self._persistently(self._pool.call, method, *args, workers=workers)
 
-    @abstractmethod
     def _require_idle(self) -> None:
         """See to it that no worker has an order."""
+        raise NotImplementedError
 
     # -------------------------------------------------------------------------------------- resume
 
@@ -483,6 +506,11 @@ def _makers(given: Any, count: Any) -> list[Any]:
             f"create_env_fn is {given!r}, but must be a function that makes an env, or a list of one for each "
             "worker."
         )
+    for worker, make in enumerate(given):
+        if not (callable(make) or isinstance(make, EnvBase)):
+            raise ArgumentTypeError(
+                f"create_env_fn has {make!r} for worker {worker}, but must have a function that makes an env for each."
+            )
     if count is not None and count != len(given):
         raise ArgumentCountError(
             f"num_workers is {count}, but create_env_fn has {len(given)} functions. Leave num_workers out."
@@ -499,10 +527,6 @@ def _each(name: str, given: Any, count: int) -> list[Any]:
             f"{name} has {len(given)} entries, but there are {count} workers. Pass one for each, or one for all."
         )
     return list(given)
-
-
-def _device(given: Any) -> torch.device | None:
-    return None if given is None else torch.device(given)
 
 
 def _require_alike(first: Description, other: Description, worker: int) -> None:

@@ -1,0 +1,399 @@
+"""What collectors refuse: told at construction where it can be known then, with a way out; nothing is left running."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+
+from envkit import (
+    Collector,
+    MultiaSyncDataCollector,
+    MultiSyncDataCollector,
+    ParallelEnv,
+    SerialEnv,
+    SyncDataCollector,
+)
+from envkit.errors import (
+    ArgumentCountError,
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedEnvError,
+    DoneError,
+    InputError,
+    MissingKeyError,
+    OptionError,
+    PolicyError,
+    SpecError,
+    WorkerError,
+)
+from tests.zoo.envs import Count
+
+KINDS = [SyncDataCollector, MultiSyncDataCollector, MultiaSyncDataCollector]
+WITH_WORKERS = KINDS[1:]
+ENOUGH = {"frames_per_batch": 4}
+
+
+def refused(error, text: str, cls, make=Count, *, policy=None, **options) -> None:
+    """Check that nothing is built: `Unbuilt` would say so."""
+    makers = make if cls is SyncDataCollector else [make] * 2
+    with pytest.raises(error, match=text):
+        cls(makers, policy, **options)
+
+
+def unbuilt():
+    raise AssertionError("an env was built, though the options were refused")
+
+
+WRONG_VALUES = [
+    (OptionError, r"Pass one of them: transitions", {}),
+    (OptionError, r"Pass one of them: transitions", {"frames_per_batch": 4, "trajs_per_batch": 1}),
+    (ArgumentError, r"frames_per_batch is 0, but must be an int of at least 1", {"frames_per_batch": 0}),
+    (ArgumentTypeError, r"frames_per_batch is 2\.5", {"frames_per_batch": 2.5}),
+    (ArgumentTypeError, r"frames_per_batch is '4'", {"frames_per_batch": "4"}),
+    (ArgumentError, r"trajs_per_batch is -1", {"trajs_per_batch": -1}),
+    (ArgumentError, r"traj_format is 'flat', but must be 'padded' or 'cat'", {"traj_format": "flat"}),
+    (ArgumentError, r"total_frames is 10, no multiple.* 4\. Pass 8 or 12", {"total_frames": 10}),
+    (ArgumentError, r"total_frames is 0", {"total_frames": 0}),
+    (ArgumentError, r"total_frames is -4", {"total_frames": -4}),
+    (ArgumentTypeError, r"init_random_frames is 'all'", {"init_random_frames": "all"}),
+    (ArgumentTypeError, r"max_frames_per_traj is 1\.5", {"max_frames_per_traj": 1.5}),
+    (ArgumentError, r"prefetch is 2, but at most 1", {"prefetch": 2}),
+    (ArgumentError, r"prefetch is -1", {"prefetch": -1}),
+    (ArgumentTypeError, r"reset_at_each_iter is 1, but must be a bool", {"reset_at_each_iter": 1}),
+    (ArgumentTypeError, r"reset_when_done is None", {"reset_when_done": None}),
+    (ArgumentTypeError, r"set_truncated is 'yes'", {"set_truncated": "yes"}),
+    (ArgumentTypeError, r"progress is 1", {"progress": 1}),
+    (ArgumentTypeError, r"split_trajs is 'yes'", {"split_trajs": "yes"}),
+    (ArgumentTypeError, r"use_buffers is 1", {"use_buffers": 1}),
+    (ArgumentTypeError, r"trust_policy is 0", {"trust_policy": 0}),
+    (ArgumentTypeError, r"track_policy_version is 'on'", {"track_policy_version": "on"}),
+    (ArgumentTypeError, r"record_state is 2", {"record_state": 2}),
+    (ArgumentTypeError, r"postproc is 3, of type int, but must be callable", {"postproc": 3}),
+    (ArgumentTypeError, r"pre_collect_hook is \[\]", {"pre_collect_hook": []}),
+    (ArgumentTypeError, r"post_collect_hook is 'f'", {"post_collect_hook": "f"}),
+    (ArgumentTypeError, r"policy_factory is 7", {"policy_factory": 7}),
+    (ArgumentTypeError, r"compile_policy is 'inductor', but must be True, False, or a dict", {"compile_policy": "inductor"}),
+    (ArgumentTypeError, r"cudagraph_policy is 1", {"cudagraph_policy": 1}),
+    (ArgumentTypeError, r"create_env_kwargs has 5, but must be a dict", {"create_env_kwargs": 5}),
+    (ArgumentTypeError, r"exploration_type is 'mode', but must be one of.*ExplorationType\.MODE", {"exploration_type": "mode"}),
+    (ArgumentTypeError, r"replay_buffer is a int without extend", {"replay_buffer": 3}),
+    (ArgumentTypeError, r"replay_buffer is a list without add", {"replay_buffer": [], "replay_buffer_chunk": False}),
+    (OptionError, r"replay_buffer_chunk=False needs a replay_buffer", {"replay_buffer_chunk": False}),
+    (ArgumentError, r"device is 'tpu9', which is no device that torch has here", {"env_device": "tpu9"}),
+    (ArgumentError, r"storing_device is 3\.5", {"storing_device": 3.5}),
+    (ArgumentError, r"policy_device is 'mps:77'", {"device": "mps:77", "storing_device": "cpu", "env_device": "cpu"}),
+    (OptionError, r"takes no keyword 'frame_per_batch'.*Did you mean 'frames_per_batch'", {"frame_per_batch": 2}),
+    (OptionError, r"reset_when_done=False steps envs on.*Leave out split_trajs", {"reset_when_done": False, "split_trajs": True}),
+    (PolicyError, r"the policy is 3, of type int, but must be callable", {"policy": 3}),
+    (OptionError, r"policy and policy_factory are both given", {"policy": len, "policy_factory": dict}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", KINDS)
+@pytest.mark.parametrize(("error", "text", "options"), WRONG_VALUES)
+def test_options_that_cannot_be_are_refused_before_anything_is_built(cls, error, text, options):
+    defaults = {} if {"trajs_per_batch"} & options.keys() or not options else ENOUGH
+
+    refused(error, text, cls, unbuilt, **{**defaults, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"split_trajs": True}, "its batches are whole episodes already"),
+        ({"set_truncated": True}, "its episodes have ended"),
+        ({"reset_at_each_iter": True}, "unfinished episodes go on"),
+        ({"reset_when_done": False}, "Leave out split_trajs or trajs_per_batch"),
+        (
+            {"replay_buffer": TensorDict, "replay_buffer_chunk": False},
+            "replay_buffer is a .* without add|single steps into the buffer",
+        ),
+    ],
+)
+def test_whole_episodes_exclude_what_cuts_them(options, text):
+    refused((OptionError, ArgumentTypeError), text, SyncDataCollector, trajs_per_batch=2, **options)
+
+
+@pytest.mark.parametrize("cls", WITH_WORKERS)
+@pytest.mark.parametrize(
+    ("error", "text", "options"),
+    [
+        (ArgumentError, r"on_worker_failure is 'retry', but must be 'raise' or 'restart'", {"on_worker_failure": "retry"}),
+        (ArgumentError, r"max_restarts is -1", {"max_restarts": -1}),
+        (ArgumentTypeError, r"max_restarts is 'many'", {"max_restarts": "many"}),
+        (ArgumentError, r"timeout is 0, but must be a positive number of seconds", {"timeout": 0}),
+        (ArgumentError, r"timeout is nan", {"timeout": float("nan")}),
+        (ArgumentTypeError, r"timeout is '60'", {"timeout": "60"}),
+        (ArgumentError, r"start_timeout is -1", {"start_timeout": -1}),
+        (ArgumentError, r"num_threads is 0", {"num_threads": 0}),
+        (ArgumentError, r"num_sub_threads is 0", {"num_sub_threads": 0}),
+        (ArgumentTypeError, r"num_sub_threads is None", {"num_sub_threads": None}),
+        (ArgumentTypeError, r"update_at_each_batch is 1", {"update_at_each_batch": 1}),
+        (ArgumentError, r"preemptive_threshold is 1\.5, but must be from 0 to 1", {"preemptive_threshold": 1.5}),
+        (ArgumentError, r"preemptive_threshold is -0\.1", {"preemptive_threshold": -0.1}),
+        (ArgumentError, r"preemptive_threshold is nan", {"preemptive_threshold": float("nan")}),
+        (ArgumentTypeError, r"preemptive_threshold is 'half'", {"preemptive_threshold": "half"}),
+        (OptionError, r"preemptive_threshold and split_trajs exclude", {"preemptive_threshold": 0.5, "split_trajs": True}),
+        (ArgumentCountError, r"storing_device has 3 entries, but there are 2 workers", {"storing_device": ["cpu"] * 3}),
+        (ArgumentCountError, r"env_device has 1 entries", {"env_device": ["cpu"]}),
+        (ArgumentCountError, r"policy_device has 1 entries", {"policy_device": ["cpu"]}),
+        (ArgumentError, r"env_device is 'tpu9'", {"env_device": ["cpu", "tpu9"]}),
+        (ArgumentCountError, r"create_env_kwargs has 1 entries", {"create_env_kwargs": [{}]}),
+        (ArgumentTypeError, r"create_env_kwargs has 3", {"create_env_kwargs": [{}, 3]}),
+        (ArgumentCountError, r"policy_factory has 1 entries", {"policy_factory": [dict]}),
+        (ArgumentTypeError, r"policy_factory is 3", {"policy_factory": [dict, 3]}),
+        (ArgumentCountError, r"num_workers is 3, but create_env_fn has 2 functions", {"num_workers": 3}),
+        (OptionError, r"num_collectors and num_workers are the same", {"num_workers": 2, "num_collectors": 2}),
+        (ArgumentError, r"backend is 'threads', but workers are of 'process' or 'ray'", {"backend": "threads"}),
+        (OptionError, r"backend_options", {"backend_options": {"num_cpus": 1}}),
+    ],
+)  # fmt: skip
+def test_options_of_workers_are_refused_before_any_starts(cls, error, text, options):
+    if cls is MultiaSyncDataCollector and "preemptive_threshold" in options:
+        error, text = (ArgumentError, OptionError), "preemptive_threshold"
+
+    refused(error, text, cls, unbuilt, **{**ENOUGH, **options})
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "options"),
+    [
+        (ArgumentError, r"cat_results is 'pile', but must be 'stack', or an int", {"cat_results": "pile"}),
+        (ArgumentError, r"cat_results is True", {"cat_results": True}),
+        (ArgumentError, r"cat_results is 1\.0", {"cat_results": 1.0}),
+        (OptionError, r"cat_results and trajs_per_batch exclude", {"cat_results": 0, "frames_per_batch": None, "trajs_per_batch": 1}),
+        (OptionError, r"preemptive_threshold and trajs_per_batch exclude", {"preemptive_threshold": 0.5, "frames_per_batch": None, "trajs_per_batch": 1}),
+        (OptionError, r"workers make different numbers of them\. Pass cat_results=-1", {"preemptive_threshold": 0.5, "replay_buffer": set(), "replay_buffer_chunk": False}),
+        (OptionError, r"sync=False.*Use MultiaSyncDataCollector", {"sync": False}),
+        (ArgumentTypeError, r"sync is 'no'", {"sync": "no"}),
+    ],
+)  # fmt: skip
+def test_ways_to_join_that_there_are_not_are_refused(error, text, options):
+    refused(error, text, MultiSyncDataCollector, unbuilt, **{**ENOUGH, **options})
+
+
+@pytest.mark.parametrize(
+    ("error", "options"),
+    [
+        (ArgumentError, {"cat_results": "stack"}),
+        (ArgumentError, {"cat_results": 0}),
+        (OptionError, {"preemptive_threshold": 0.0}),
+        (OptionError, {"prefetch": 1}),
+        (OptionError, {"sync": True}),
+    ],
+)
+def test_what_makes_workers_wait_is_refused_where_they_do_not(error, options):
+    refused(error, "Use|use MultiSyncDataCollector", MultiaSyncDataCollector, unbuilt, **ENOUGH, **options)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_collectors": 2},
+        {"num_workers": 2},
+        {"on_worker_failure": "restart"},
+        {"preemptive_threshold": 0.5},
+        {"cat_results": "stack"},
+        {"backend_options": {}},
+        {"update_at_each_batch": True},
+        {"sync": False},
+        {"storing_device": ["cpu"]},
+        {"create_env_kwargs": [{}]},
+        {"policy_factory": [dict]},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_the_front_door_names_the_kind_that_takes_no_such_option(options):
+    with pytest.raises(TypeError, match=r"SyncDataCollector.*collects in this process"):
+        Collector(unbuilt, **ENOUGH, **options)
+
+
+def test_the_front_door_names_the_backends_that_there_are():
+    with pytest.raises(ArgumentError, match=r"backend is 'cloud', but must be one of.*'process'"):
+        Collector(unbuilt, backend="cloud", **ENOUGH)
+    with pytest.raises(OptionError, match=r"'thread'.*SyncDataCollector collects in this process"):
+        SyncDataCollector(unbuilt, backend="thread", **ENOUGH)
+
+
+@pytest.mark.parametrize("cls", WITH_WORKERS)
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (unbuilt, r"a single function, so num_workers= must say"),
+        ([], r"create_env_fn is \[\], but must be a function"),
+        (5, r"create_env_fn is 5, but must be a function"),
+        ([Count, 5], r"create_env_fn has 5 for worker 1"),
+    ],
+)
+def test_what_makes_no_env_is_refused(cls, made, text):
+    with pytest.raises(ArgumentTypeError, match=text):
+        cls(made, **ENOUGH)
+
+
+def test_what_makes_no_env_here_is_refused():
+    with pytest.raises(ArgumentTypeError, match=r"is a list.*Several envs.*are one SerialEnv"):
+        SyncDataCollector([Count, Count], **ENOUGH)
+    with pytest.raises(ArgumentTypeError, match=r"create_env_fn made a dict.*Wrap it: GymWrapper"):
+        SyncDataCollector(dict, **ENOUGH)
+    with pytest.raises(OptionError, match=r"create_env_fn is an env, which is built already"):
+        SyncDataCollector(Count(), create_env_kwargs={"n": 3}, **ENOUGH)
+
+
+# -------------------------------------------------------------------------------------- policies
+
+
+def module(out: str, size: int) -> TensorDictModule:
+    net = torch.nn.Sequential(_ToFloat(), torch.nn.Linear(1, size))
+    return TensorDictModule(net, ["count"], [out])
+
+
+class _ToFloat(torch.nn.Module):
+    def forward(self, count):
+        return count.float()
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "text"),
+    [
+        (module("move", 1), PolicyError, r"wrote.*'move'.*no \['action'\], which the env takes"),
+        (module("action", 3), InputError, r"'action' with shape \(3,\), but the env takes \(1,\)"),
+    ],
+)
+def test_a_module_that_does_not_fit_is_told_at_construction(policy, error, text):
+    with pytest.raises(error, match=text):
+        SyncDataCollector(Count, policy, **ENOUGH)
+
+
+def test_a_function_whose_arguments_are_not_observations_is_told_at_construction():
+    with pytest.raises(TypeError, match=r"count"):
+        SyncDataCollector(Count, lambda first, second: first, **ENOUGH)
+
+
+def test_a_refused_construction_leaves_nothing_running(holdings):
+    before = holdings()
+
+    def make():
+        return ParallelEnv(2, Count)
+
+    for policy, options in (
+        (module("move", 1), {}),
+        (None, {"prefetch": 1}),
+        (None, {"set_truncated": True}),
+        (None, {"replay_buffer": [TensorDict({"other": torch.zeros(1)})]}),
+    ):
+        with pytest.raises((PolicyError, OptionError, DoneError, MissingKeyError)) as caught:
+            SyncDataCollector(make, policy, frames_per_batch=4, **options)
+        assert holdings()[1:] == before[1:], options
+        del caught
+
+    assert holdings() == before
+
+
+def test_an_env_of_the_caller_is_not_closed_when_its_collector_is_refused(opened):
+    env = opened(SerialEnv(2, Count))
+    env.reset()
+
+    with pytest.raises(OptionError, match="prefetch"):
+        SyncDataCollector(env, frames_per_batch=4, prefetch=1)
+
+    assert not env.is_closed
+
+
+REFUSED_BY_WORKERS = [
+    ([Count, lambda: SerialEnv(2, Count)], {}, SpecError, r"worker 1 has batch size \(2,\).*worker 0"),
+    ([Count, lambda: Count().add_truncated_keys()], {}, SpecError, r"unlike: .*truncated.*None.*worker 0"),
+    ([Count] * 2, {"cat_results": 3}, ArgumentError, r"cat_results is 3, but batches have 1 axes"),
+    ([Count] * 2, {"on_worker_failure": "restart"}, DoneError, r"add_truncated_keys"),
+    ([Count] * 2, {"update_at_each_batch": True}, OptionError, r"none with weights was"),
+    ([Count] * 2, {"policy": module("move", 1)}, WorkerError, r"PolicyError.*no \['action'\]"),
+    ([Count] * 2, {"policy_factory": [lambda: module("action", 1), lambda: None]}, SpecError, r"policies of workers 0 and 1"),
+    ([Count] * 2, {"replay_buffer": [TensorDict({"count": torch.zeros(1)})]}, MissingKeyError, r"holds data without.*'action'"),
+    ([lambda: Count().add_truncated_keys()] * 2, {"on_worker_failure": "restart", "frames_per_batch": 2}, ArgumentError, r"batches need 2 steps or more"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("makers", "options", "error", "text"),
+    [
+        case if index in (0, 2, 5, 7) else pytest.param(*case, marks=pytest.mark.slow)
+        for index, case in enumerate(REFUSED_BY_WORKERS)
+    ],
+)
+def test_what_only_workers_can_tell_ends_them(holdings, makers, options, error, text):
+    before = holdings()
+
+    with pytest.raises(error, match=f"(?s){text}") as caught:
+        MultiSyncDataCollector(makers, **{**ENOUGH, **options})
+
+    assert holdings()[1:] == before[1:]
+    del caught
+
+
+# --------------------------------------------------------------------------------------- weights
+
+
+@pytest.mark.parametrize(
+    ("weights", "text"),
+    [
+        ({}, r"\['1\.bias', '1\.weight'\] are missing"),
+        ({"extra": torch.zeros(1)}, r"\['extra'\] are not the policy's"),
+        ({"1.weight": torch.zeros(2, 2)}, r"'1\.weight' is \(2, 2\) torch.float32, the policy has \(1, 1\)"),
+        ({"1.bias": torch.zeros(1, dtype=torch.float64)}, r"'1\.bias' is \(1,\) torch.float64"),
+    ],
+)  # fmt: skip
+def test_weights_of_another_architecture_are_refused_and_change_nothing(weights, text):
+    net = torch.nn.Sequential(_ToFloat(), torch.nn.Linear(1, 1))
+    collector = SyncDataCollector(Count, net, frames_per_batch=2)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+
+    with pytest.raises(ArgumentError, match=f"another architecture.*{text}.*module built alike"):
+        collector.update_policy_weights_({**before, **weights} if weights else {})
+
+    assert collector.policy_version == 0
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_what_are_no_weights_is_refused():
+    net = torch.nn.Sequential(_ToFloat(), torch.nn.Linear(1, 1))
+
+    with pytest.raises(ArgumentTypeError, match=r"weights are a int.*TensorDict.from_module"):
+        SyncDataCollector(Count, net, frames_per_batch=2).update_policy_weights_(3)
+    with pytest.raises(ArgumentTypeError, match="has no weights to load"):
+        SyncDataCollector(Count, frames_per_batch=2).update_policy_weights_(net)
+
+
+def test_workers_refuse_weights_resets_and_calls_that_do_not_fit():
+    net = torch.nn.Sequential(_ToFloat(), torch.nn.Linear(1, 1))
+    with MultiSyncDataCollector([Count] * 2, net, trust_policy=False, **ENOUGH) as collector:
+        with pytest.raises(ArgumentError, match=r"'1\.bias', '1\.weight'\] are missing"):
+            collector.update_policy_weights_({})
+        with pytest.raises(ArgumentCountError, match=r"reset_idx has 1 entries.*2 workers"):
+            collector.reset([True])
+        assert collector.policy_version == 0
+
+    for call in (collector.next, collector.reset, lambda: collector.set_seed(0)):
+        with pytest.raises(ClosedEnvError, match=r"shut down|closed"):
+            call()
+
+
+def test_a_reset_of_other_rows_is_refused():
+    collector = SyncDataCollector(lambda: SerialEnv(2, Count), **ENOUGH)
+    collector.next()
+
+    for rows in (torch.tensor([True]), torch.tensor([0, 1])):
+        with pytest.raises(ArgumentError, match=r"bool mask of the batch of the env, \(2,\)"):
+            collector.reset(rows)
+
+
+def test_a_buffer_of_other_entries_is_told_before_it_is_written_to():
+    held = [TensorDict({"other": torch.zeros(1)})]
+    collector = SyncDataCollector(
+        Count, frames_per_batch=2, replay_buffer=held, postproc=lambda td: td
+    )
+
+    with pytest.raises(MissingKeyError, match=r"\['other'\] are in the buffer alone"):
+        collector.next()
+
+    assert len(held) == 1
