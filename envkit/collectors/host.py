@@ -69,11 +69,13 @@ class WorkerOrder:
     """What one batch of a worker is to be.
 
     Attributes:
+        number: of the batch; one that is ordered again was made already.
         order: what the runner is told.
         stops: look at "stop" after each step.
         with_root: tell the root that the next batch begins with.
     """
 
+    number: int
     order: Order
     stops: bool
     with_root: bool
@@ -134,6 +136,7 @@ class RunnerHost:
         self._stop: np.ndarray | None = None
         self._memory: np.ndarray | None = None
         self._packing: Packing[Path] | None = None
+        self._made: tuple[int, Reply] | None = None
 
     def _built(self) -> EnvRunner:
         with holding(self._choices):
@@ -171,6 +174,12 @@ class RunnerHost:
 
     def call_collect(self, wanted: WorkerOrder) -> Reply:
         """Make a batch."""
+        if self._made is None or self._made[0] != wanted.number:
+            self._made = None
+            self._made = wanted.number, self._collected(wanted)
+        return self._made[1]
+
+    def _collected(self, wanted: WorkerOrder) -> Reply:
         runner, order = self._runner, wanted.order
         if wanted.stops:
             order = replace(order, interrupted=self._is_stopped)
@@ -208,6 +217,9 @@ class RunnerHost:
         for path, place in self._packing.views(self._memory).items():
             place.copy_(tensors[path])
         return True
+
+    def call_be_there(self) -> None:
+        """Do nothing: whoever gets an answer knows that this worker is free."""
 
     def call_begin_anew(self) -> list[int]:
         """Reset the env; give the numbers of the trajectories that end by this."""

@@ -118,6 +118,7 @@ class MultiaSyncDataCollector(WorkerCollector):
             self._receive_some()
 
     def _require_idle(self) -> None:
+        self._order_again()
         self._receive_all()
 
     def _runner_states(self) -> dict[str, Any]:

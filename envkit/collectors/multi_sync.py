@@ -116,7 +116,7 @@ class MultiSyncDataCollector(WorkerCollector):
         return data
 
     def _require_idle(self) -> None:
-        if self._jobs or self._parts_made:  # an error or Ctrl-C has left them
+        if self._jobs or self._parts_made or self._unsure:  # an error or Ctrl-C has left them
             self._pending = self._pending or (lambda: self._finish(False))
             self._settle()
 

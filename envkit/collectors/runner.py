@@ -182,9 +182,11 @@ class EnvRunner:
     def _finish(self, order: Order, begun: Begun) -> Batch:
         began = perf_counter()
         with self._acting():
-            data, self.root = begun()
+            data, root = begun()
         self.seconds["envs"] += perf_counter() - began
-        return Batch(self._marked(data, order), self.numbers.current)
+        batch = Batch(self._marked(data, order), self.numbers.current)
+        self.root = root  # not before it is numbered: Ctrl-C in between begins new trajectories
+        return batch
 
     def shown_root(self) -> TensorDictBase:
         """Give the root that the next batch begins with, as a batch shows it."""

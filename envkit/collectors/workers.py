@@ -11,6 +11,7 @@ Conventions
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -52,6 +53,7 @@ from envkit.errors import (
     ArgumentCountError,
     ArgumentError,
     ArgumentTypeError,
+    BusyEnvError,
     DoneError,
     OptionError,
     SpecError,
@@ -61,6 +63,9 @@ from envkit.transport import Field, Layout, Traffic
 from envkit.transport.jobs import Job, JobPool, ProcessJobPool
 
 __all__ = ["Part", "WorkerCollector"]
+
+
+_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,13 @@ class Part:
 
 
 class WorkerCollector(Collector):
-    """What collectors with workers share; see `Collector` and `WorkerOptions`."""
+    """What collectors with workers share; see `Collector` and `WorkerOptions`.
+
+    Ctrl-C may come at any moment. An order of which it is not sure whether it was placed is placed again under the same
+    number, for which a worker makes one batch only.
+    """
+
+    _end_limit: weakref.finalize | None = None
 
     def _build(
         self,
@@ -118,7 +129,12 @@ class WorkerCollector(Collector):
         self._memory: dict[str, np.ndarray] = {}
         self._loaded = [0] * self.num_workers
         self._replaced: set[int] = set()
-        self._limit = None if given.num_threads is None else ThreadLimit(given.num_threads)
+        self._received_from = [0] * self.num_workers
+        self._unsure: set[int] = set()
+        if given.num_threads is not None:
+            limit = ThreadLimit(given.num_threads)
+            self._end_limit = weakref.finalize(self, limit.end)
+            self._end_limit.atexit = False
         try:
             described = cast("list[Description]", pool.start())
             self._adopt(described)
@@ -237,6 +253,8 @@ class WorkerCollector(Collector):
 
     def _order(self, worker: int, *, random: bool) -> None:
         """Have a worker that is free make a batch."""
+        if worker in self._unsure:
+            self._call("be_there", workers=[worker])  # it may be at work, and reading weights
         if worker in self._replaced:
             self._introduce(worker)
         steps = self._steps - (worker in self._lost)
@@ -245,13 +263,21 @@ class WorkerCollector(Collector):
         self._memory[STOP][worker] = 0
         options = self._options
         wanted = WorkerOrder(
+            self._received_from[worker],
             order,
             stops=options.preemptive_threshold is not None,
             with_root=options.on_worker_failure == "restart",
         )
-        self._jobs[worker] = self._pool.begin_call(worker, method, wanted)
         self._ordered[worker] = order
+        self._unsure.add(worker)
+        self._jobs[worker] = self._pool.begin_call(worker, method, wanted)
         self._loaded[worker] = self.policy_version
+        self._unsure.discard(worker)
+
+    def _order_again(self) -> None:
+        """Place orders of which Ctrl-C has left unsure whether they were placed."""
+        for worker in self._unsure - self._jobs.keys():
+            self._order(worker, random=self._ordered[worker].random)
 
     def _lay_weights(self, worker: int) -> bool:
         """Put the newest weights where a worker that is free finds them, unless it has them."""
@@ -290,6 +316,7 @@ class WorkerCollector(Collector):
         part = Part(worker, data, self._steps - missing, reply.following)
         if worker in self._lost:  # between here and the end Ctrl-C cannot come
             del self._lost[worker]
+        self._received_from[worker] += 1
         del self._jobs[worker]
         return part
 
@@ -317,12 +344,14 @@ class WorkerCollector(Collector):
         self._replaced.discard(worker)
 
     def _persistently(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call something of all workers, and again when what has failed is built anew."""
+        """Call something of workers, and again when what has failed is built anew, or who was at work is done."""
         while True:
             try:
                 return call(*args, **kwargs)
             except WorkerError as error:
                 self._replace(error)
+            except BusyEnvError:  # with an order that Ctrl-C has made us forget
+                self._pool.wait([], 1, _PAUSE_S)
 
     def _data_of(self, worker: int, reply: Reply) -> TensorDictBase:
         """Give what a worker has collected, wherever it lies."""
@@ -471,9 +500,8 @@ class WorkerCollector(Collector):
     def _end(self) -> None:
         self._jobs, self._memory = {}, {}
         self._pool.close()
-        if self._limit is not None:
-            self._limit.end()
-            self._limit = None
+        if self._end_limit is not None:
+            self._end_limit()
 
 
 def _as_backend(backend: str | None, given: Any) -> str:
