@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from tensordict import TensorDictBase
 
@@ -162,7 +162,7 @@ class Collector:
 
     def __iter__(self) -> Iterator[EnvData]:
         while not self.is_finished:
-            yield cast(EnvData, self.next())
+            yield self.next()  # type: ignore[misc]  # and no call in between: Ctrl-C would lose it
 
     @property
     def is_finished(self) -> bool:
@@ -184,15 +184,15 @@ class Collector:
             options.pre_collect_hook()
         if self._undelivered is None:
             self._undelivered = self._gathered()
-        batch = self._formed(self._undelivered.copy())
+        batch: Any = self._formed(self._undelivered.copy())
         if options.post_collect_hook is not None:
             options.post_collect_hook(batch)
+        frames = self.frames + _valid_frames(self._undelivered)
         if options.replay_buffer is not None:
             self._store(batch)
-        self.frames += _valid_frames(self._undelivered)
-        self.iter += 1
-        self._undelivered = None
-        return None if options.replay_buffer is not None else cast(EnvData, batch)
+            batch = None
+        self.frames, self.iter, self._undelivered = frames, self.iter + 1, None
+        return batch  # with no call since it is counted: Ctrl-C cannot come in between
 
     def _gathered(self) -> TensorDictBase:
         """Give a raw batch, or whole episodes."""

@@ -129,8 +129,8 @@ class EnvRunner:
             The numbers of the trajectories that end by this.
         """
         if rows is None or self.root is None:
-            self.root = self.env.reset()
-            return self.numbers.begin_anew(torch.ones(len(self.numbers.current), dtype=torch.bool))
+            rows = torch.ones(self.env.batch_size, dtype=torch.bool)
+            return self._take_root(self.env.reset(), rows)
         batch = self.env.batch_size
         rows = torch.as_tensor(rows)
         if rows.shape != batch or rows.dtype != torch.bool:
@@ -143,8 +143,14 @@ class EnvRunner:
             flags = root.get(as_key((*level, names[0])))
             mask = rows.reshape(*batch, *(1,) * (flags.ndim - len(batch)))
             root.set(as_key((*level, RESET)), mask.expand_as(flags).clone())
-        self.root = self.env.reset(root)
-        return self.numbers.begin_anew(rows.reshape(-1))
+        self.root = None
+        return self._take_root(self.env.reset(root), rows)
+
+    def _take_root(self, root: TensorDictBase, begun: torch.Tensor) -> list[int]:
+        """Number what has begun, then go on from there: without a number there is no root, whatever comes in between."""
+        ended = self.numbers.begin_anew(begun.reshape(-1))
+        self.root = root
+        return ended
 
     def seed(self, seed: int | None, *, static: bool) -> int | None:
         """Seed the env; a root that nobody has stepped from is forgotten."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -131,10 +130,13 @@ class ProcessJobPool(ProcessPool):
         return resources, handle, job
 
     def _hand(self, resources: Resources, handle: WorkerHandle, job: Job, code: Any) -> None:
+        write, waker = wake.write, handle.waker
         handle.request = job.request
         resources.pending[handle.reply] = handle
-        with suppress(BrokenPipeError):  # `wait` finds out how it ended
-            wake.write(handle.waker, code)
+        try:  # with no call since it is pending: Ctrl-C in between would leave it asleep
+            write(waker, code)
+        except BrokenPipeError:
+            return  # `wait` finds out how it ended
 
     def wait(self, jobs: Sequence[Job], count: int, timeout_s: float | None) -> list[Job]:
         resources = self._require_open()
@@ -145,7 +147,7 @@ class ProcessJobPool(ProcessPool):
             if len(done) >= count or time.monotonic() >= until:
                 return done
             deadlines = [handle.request.deadline for handle in resources.pending.values()]
-            self._attend(resources, min(until, *deadlines))
+            self._attend(resources, min([until, *deadlines]))
 
     def _is_done(self, resources: Resources, job: Job) -> bool:
         handle = resources.handles[job.worker]
