@@ -170,8 +170,8 @@ class Stepwise:
         return plan
 
     def _obstacle(self, td: TensorDictBase, unchanged: Unchanged) -> str:
-        if unchanged.has_hooks:
-            return "the module has hooks"
+        if unchanged.obstacle:
+            return unchanged.obstacle
         rows = td.numel()
         if not rows or rows * unchanged.size > MOST_WORK:
             return f"{rows} rows times {unchanged.size} parameters"

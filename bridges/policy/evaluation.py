@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from bridges.policy.exporting import Exported, Signature, tensors_by_name
 from bridges.policy.graph import Graph
@@ -88,25 +89,45 @@ def _has_dtype(dtype: torch.dtype) -> bool:
     return True
 
 
+_SCRIPTED = "the module is scripted"
+
+
+def _obstacle(parts: Sequence[torch.nn.Module], tensors: Sequence[torch.Tensor]) -> str:
+    """Say what keeps a module from being evaluated elsewhere; empty if nothing does."""
+    if any(isinstance(part, torch.jit.ScriptModule) for part in parts):
+        return _SCRIPTED
+    if any(is_lazy(tensor) for tensor in tensors):
+        return "a parameter is not initialised yet"
+    if any(part._forward_hooks or part._forward_pre_hooks for part in parts):
+        return "the module has hooks"
+    return ""
+
+
 class Unchanged:
     """Whether a module is what it was: attributes and parts by identity, tensors by their memory.
 
     This is asked at every call, so it does not look into what an attribute holds: `cache_key` does, when
     a policy is bound.
+
+    Attributes:
+        obstacle: what keeps the module from being evaluated in NumPy; empty if nothing does.
+        size: number of parameters, 0 if there is an obstacle.
     """
 
     def __init__(self, module: torch.nn.Module):
         self._exploration = exploration_type()
         parts = list(module.modules())
+        tensors = [*module.parameters(), *module.buffers()]
+        self.obstacle = _obstacle(parts, tensors)
         held: list[dict[str, Any]] = [part.__dict__ for part in parts]
-        for part in parts:
+        for part in () if self.obstacle == _SCRIPTED else parts:
             held += [part._parameters, part._buffers, part._modules]  # type: ignore[list-item]
             held += [part._forward_hooks, part._forward_pre_hooks]  # type: ignore[list-item]
         self._empty = [values for values in held if not values]
         self._held = [(values, tuple(values.values())) for values in held if values]
-        self._tensors = [(t, t.data_ptr()) for t in (*module.parameters(), *module.buffers())]
-        self.has_hooks = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
-        self.size = sum(tensor.numel() for tensor, _ in self._tensors)
+        known = [] if self.obstacle else tensors
+        self._tensors = [(tensor, tensor.data_ptr()) for tensor in known]
+        self.size = sum(tensor.numel() for tensor in known)
 
     def __bool__(self) -> bool:
         if any(self._empty):

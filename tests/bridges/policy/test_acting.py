@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import warnings
 from functools import partial
 
 import cloudpickle
@@ -250,7 +251,14 @@ def hooked():
     return module
 
 
+def scripted():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch would have us export instead
+        return torch.jit.script(perceptron())
+
+
 UNFIT = {
+    "scripted": (scripted, "is scripted"),
     "convolution": (
         lambda: Calls(lambda x, net: net(x[:, None])[:, 0], nn.Conv1d(1, 1, 2)),
         "convol",
@@ -275,6 +283,17 @@ def test_what_numpy_does_not_cover_is_done_by_the_module_and_said(env, name):
     assert act.evaluated_with == "torch"
     assert why in act.why
     assert torch.allclose(got["action"], wanted["action"], atol=1e-2)
+
+
+def test_a_lazy_module_acts_until_it_has_parameters(env):
+    act = compile_policy(reading(nn.LazyLinear(2))).bound_to(env)
+
+    first = act(data(place=(3,)))
+    why, again = act.why, act(data(place=(3,)))
+
+    assert "not initialised" in why
+    assert act.evaluated_with == "NumPy", act.why
+    assert_same(again, first)
 
 
 def test_under_autocast_the_module_acts(env):
