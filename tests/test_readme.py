@@ -16,7 +16,10 @@ from tests.zoo.ray_cluster import begin_ray
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-GUIDES = [ROOT / "docs" / name for name in ("batched_envs.md", "resume.md", "transforms.md")]
+GUIDES = [
+    ROOT / "docs" / name
+    for name in ("batched_envs.md", "collectors.md", "resume.md", "transforms.md")
+]
 ON_RAY = ROOT / "docs" / "distributed.md"
 CONTINUES = "<!-- after the first example -->\n"
 
