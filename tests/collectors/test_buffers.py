@@ -1,0 +1,146 @@
+"""Batches go into replay buffers, TorchRL's or plain ones, and through what is done to them on the way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torchrl.data import LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer
+
+from envkit import Collector, MultiStep, RewardSum, SerialEnv, SyncDataCollector
+from tests.collectors.test_workers import still
+from tests.zoo.envs import Count
+
+IDS = ("collector", "traj_ids")
+
+
+def two() -> SerialEnv:
+    return SerialEnv(2, lambda: Count(5))
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+def test_torchrls_buffers_hold_what_was_collected(kind):
+    buffer = kind(storage=LazyTensorStorage(100), batch_size=4)
+    wanted = list(SyncDataCollector(lambda: Count(5), still, frames_per_batch=6, total_frames=18))
+    collector = SyncDataCollector(
+        lambda: Count(5), still, frames_per_batch=6, total_frames=18, replay_buffer=buffer
+    )
+
+    assert list(collector) == [None] * 3
+
+    assert len(buffer) == 18 and collector.frames == 18
+    held = buffer.storage[:18]
+    assert torch.equal(held["count"], torch.cat(wanted)["count"])
+    assert torch.equal(held[IDS], torch.cat(wanted)[IDS])
+
+
+def test_a_storage_of_rows_and_time_holds_batches_of_both():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100, ndim=2), batch_size=4)
+    collector = SyncDataCollector(two, still, frames_per_batch=8, replay_buffer=buffer)
+
+    for _ in range(3):
+        collector.next()
+
+    assert len(buffer) == 24
+    assert buffer.storage[:12]["count"].squeeze(-1)[:, 0].tolist() == [*range(5), *range(5), 0, 1]
+
+
+def test_a_buffer_whose_transforms_add_entries_is_filled_on():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
+    buffer.append_transform(lambda td: td.set("more", td["count"]))
+    make = {"frames_per_batch": 4, "total_frames": 8, "replay_buffer": buffer}
+
+    for _ in range(2):
+        list(SyncDataCollector(lambda: Count(5), still, **make))
+
+    assert len(buffer) == 16 and "more" in buffer.sample().keys()
+
+
+def test_single_steps_go_into_what_has_add():
+    class Plain:
+        def __init__(self):
+            self.steps = []
+
+        def add(self, step):
+            self.steps.append(step)
+
+    buffer = Plain()
+    collector = SyncDataCollector(
+        two, still, frames_per_batch=6, replay_buffer=buffer, replay_buffer_chunk=False
+    )
+
+    assert collector.next() is None
+
+    assert [step["count"].flatten().tolist() for step in buffer.steps] == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_what_has_extend_alone_is_a_buffer():
+    class Plain:
+        rows = 0
+
+        def extend(self, batch):
+            self.rows += batch.numel()
+
+    buffer = Plain()
+    collector = SyncDataCollector(two, still, frames_per_batch=6, replay_buffer=buffer)
+
+    collector.next()
+    collector.next()
+
+    assert buffer.rows == 12
+
+
+def test_a_batch_that_a_buffer_refuses_is_delivered_again():
+    class Full(list):
+        refusals = 1
+
+        def extend(self, batch):
+            if self.refusals:
+                self.refusals -= 1
+                raise MemoryError("full")
+            super().extend(batch)
+
+    buffer = Full()
+    collector = SyncDataCollector(lambda: Count(9), still, frames_per_batch=3, replay_buffer=buffer)
+    with pytest.raises(MemoryError, match="full"):
+        collector.next()
+    assert collector.frames == 0
+
+    collector.next()
+
+    assert [step["count"].item() for step in buffer] == [0, 1, 2] and collector.frames == 3
+
+
+def test_slices_of_a_buffer_stay_within_a_trajectory():
+    sampler = SliceSampler(slice_len=3, traj_key=IDS)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, batch_size=12)
+    list(Collector(two, still, frames_per_batch=10, total_frames=60, replay_buffer=buffer, postproc=rows))  # fmt: skip
+
+    slices = buffer.sample().reshape(4, 3)
+
+    assert (slices[IDS] == slices[IDS][:, :1]).all()
+    assert (slices["count"].squeeze(-1).diff(dim=1) == 1).all()
+
+
+def rows(batch):
+    return batch.reshape(-1)
+
+
+def test_returns_over_several_steps_are_made_of_each_batch():
+    collector = SyncDataCollector(
+        two, still, frames_per_batch=10, postproc=MultiStep(gamma=0.5, n_steps=2)
+    )
+
+    batch = collector.next()
+
+    assert batch["next", "reward"].squeeze(-1)[0].tolist() == [1.5, 1.5, 1.5, 1.5, 1.0]
+    assert batch["steps_to_next_obs"].squeeze(-1)[0].tolist() == [2, 2, 2, 2, 1]
+
+
+def test_a_transform_can_be_a_last_step():
+    collector = SyncDataCollector(
+        two, still, frames_per_batch=10, split_trajs=True, postproc=RewardSum()
+    )
+
+    batch = collector.next()
+
+    assert batch["next", "episode_reward"].squeeze(-1)[0].tolist() == [1, 2, 3, 4, 5]
