@@ -22,7 +22,7 @@ from envkit.collectors.metering import ProgressBar
 from envkit.collectors.runner import COLLECTOR, OWN_STEP_COUNT, Batch
 from envkit.collectors.settings import WorkerOptions, checked
 from envkit.collectors.whole_episodes import EpisodeStore
-from envkit.data.keywords import completed, known_to, refuse_unknown
+from envkit.data.keywords import ShownKeywords, completed, known_to, refuse_unknown
 from envkit.data.paths import Key, Path, as_key
 from envkit.data.plain import from_plain, plain
 from envkit.data.results import EnvData
@@ -64,6 +64,7 @@ class Collector:
     """
 
     _kind: str
+    __signature__ = ShownKeywords()
 
     if not TYPE_CHECKING:  # which would look for the keywords here
 

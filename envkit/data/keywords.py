@@ -19,7 +19,14 @@ from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 from envkit.errors import OptionError
 
-__all__ = ["Default", "completed", "keywords_of", "known_to", "refuse_unknown"]
+__all__ = [
+    "Default",
+    "ShownKeywords",
+    "completed",
+    "keywords_of",
+    "known_to",
+    "refuse_unknown",
+]
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,13 @@ class Default:
     """What a keyword is that was not given."""
 
     value: Any
+
+
+class ShownKeywords:
+    """Class attribute ``__signature__``: what Python, editors and notebooks show of the constructor, one by one."""
+
+    def __get__(self, instance: Any, owner: type) -> inspect.Signature:
+        return inspect.Signature(keywords_of(owner.__init__)[1:])
 
 
 def completed(table: type, given: Mapping[str, Any]) -> Any:

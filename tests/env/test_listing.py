@@ -9,11 +9,26 @@ import jedi
 import pytest
 from torch import nn
 
-from envkit import EnvBase, GymEnv, JaxEnv, SerialEnv, StepCounter, TransformedEnv
+from envkit import (
+    Collector,
+    EnvBase,
+    GymEnv,
+    JaxEnv,
+    MultiSyncDataCollector,
+    SerialEnv,
+    StepCounter,
+    SyncDataCollector,
+    TransformedEnv,
+)
 from tests.zoo.envs import Count
 from tests.zoo.jax_envs import Countdown
 
 ROOT = Path(__file__).parents[2]
+
+COMPLETED = [
+    *(EnvBase, GymEnv, JaxEnv, SerialEnv),
+    *(Collector, SyncDataCollector, MultiSyncDataCollector),
+]
 
 OF_MODULES_ALONE = [
     *("T_destination", "call_super_init", "dump_patches", "ipu", "xpu", "mtia", "bfloat16", "half"),
@@ -94,13 +109,16 @@ def test_dir_lists_what_a_users_class_defines_whatever_torch_means_by_the_name()
         ("GymEnv('CartPole-v1', fr", ["frame_skip=", "from_pixels="], []),
         ("JaxEnv(core, batch", ["batch_size="], []),
         ("SerialEnv(2, make, num_p", ["num_processes="], []),
+        ("Collector(make, frames", ["frames_per_batch="], []),
+        ("MultiSyncDataCollector([make], pre", ["preemptive_threshold=", "prefetch="], []),
+        ("SyncDataCollector(make, num_", [], ["num_threads="]),
         ("EnvBase.regis", ["register_gym"], []),
     ],
 )
 def test_completion_offers_methods_and_keywords(code, offered, not_offered):
-    names = {"GymEnv": GymEnv, "JaxEnv": JaxEnv, "SerialEnv": SerialEnv, "EnvBase": EnvBase}
+    names = {"env": Count(), **{kind.__name__: kind for kind in COMPLETED}}
 
-    found = [one.name for one in jedi.Interpreter(code, [{"env": Count(), **names}]).complete()]
+    found = [one.name for one in jedi.Interpreter(code, [names]).complete()]
 
     assert set(offered) <= set(found)
     assert not set(not_offered) & set(found)

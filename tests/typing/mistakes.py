@@ -10,15 +10,18 @@ from envkit import (
     Bounded,
     BraxEnv,
     BraxWrapper,
+    Collector,
     Composite,
     EnvBase,
     GymEnv,
     JaxEnv,
+    MultiSyncDataCollector,
     MultiThreadedEnv,
     ParallelEnv,
     SerialEnv,
     StatelessEnv,
     StepCounter,
+    SyncDataCollector,
     TransformedEnv,
     step_mdp,
 )
@@ -65,6 +68,13 @@ def mistaken(
     several.async_step_and_maybe_reset_recv()["next"]  # mistake: a pair used as one
     AsyncEnvPool([make], stack="loose")  # mistake: misspelt choice
     AsyncEnvPool([make], min_gets=1)  # mistake: misspelt keyword
+    Collector(make, frames_per_bach=4)  # mistake: misspelt keyword
+    Collector(make, frames_per_batch="4")  # mistake: wrong type of frames_per_batch
+    Collector(make, frames_per_batch=4, backend="proces")  # mistake: misspelt choice
+    Collector(make, 3, frames_per_batch=4)  # mistake: a policy that cannot be called
+    Collector(make).next().item()  # mistake: a batch used as a tensor
+    SyncDataCollector(make, frames_per_batch=4, num_workers=2)  # mistake: a keyword of another kind
+    MultiSyncDataCollector([make], cat_results="pile")  # mistake: misspelt choice
     env.set_seed("0")  # mistake: wrong type of seed
     env.append_transform(3)  # mistake: no transform
     env.action_spec.sampel()  # mistake: misspelt method of a spec
