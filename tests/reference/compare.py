@@ -30,6 +30,7 @@ import envkit
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    import torchrl.collectors
     import torchrl.data
     import torchrl.envs
 
@@ -70,7 +71,7 @@ def _library(name: str) -> Library:
 
 
 OURS = Library("envkit", envkit)
-THEIRS = Library("torchrl", torchrl.envs, torchrl.data)
+THEIRS = Library("torchrl", torchrl.envs, torchrl.data, torchrl.collectors)
 SPECS = (envkit.TensorSpec, torchrl.data.TensorSpec)
 COMPOSITES = (envkit.Composite, torchrl.data.Composite)
 STACKS = (
