@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from tensordict import TensorDictBase
 
 from envkit.data.paths import Path
-from envkit.env.policy import ActsOnRows, Policy, RowsPolicy
+from envkit.env.policy import ActsOnRows, CallOnLeaves, Policy, RowsPolicy
 
 __all__ = ["Seconds", "timed"]
 
@@ -33,7 +34,9 @@ class Seconds(dict[str, float]):
 
 
 def timed(act: Policy, seconds: Seconds) -> Policy:
-    """Give a policy that does what ``act`` does, on rows too where that can, and counts how long it takes."""
+    """Give a policy that does what ``act`` does, in every way it can, and counts how long it takes."""
+    if isinstance(act, CallOnLeaves):
+        return _TimedOnLeaves(act, seconds)
     return _TimedOnRows(act, seconds) if isinstance(act, ActsOnRows) else _Timed(act, seconds)
 
 
@@ -44,6 +47,18 @@ class _Timed:
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
         began = perf_counter()
         acted = self._act(td)
+        self._seconds.acted(began)
+        return acted
+
+
+class _TimedOnLeaves(CallOnLeaves):
+    def __init__(self, act: CallOnLeaves, seconds: Seconds):
+        super().__init__(self._timed, act.in_keys, act.write)
+        self._act, self._seconds = act.function, seconds
+
+    def _timed(self, *leaves: Any) -> Any:
+        began = perf_counter()
+        acted = self._act(*leaves)
         self._seconds.acted(began)
         return acted
 
