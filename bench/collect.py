@@ -269,7 +269,7 @@ def weights(rounds: int) -> None:
         began = time.perf_counter()
         collector.update_policy_weights_()
         for worker in range(WORKERS):
-            collector._lay_weights(worker)
+            collector._crew.lay_weights(worker)
         updates.append(time.perf_counter() - began)
     collector.shutdown()
     taken = statistics.median(updates)

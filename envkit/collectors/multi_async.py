@@ -8,9 +8,10 @@ from typing import Any, Unpack
 
 from envkit.batched.settings import RayOptions
 from envkit.collectors.collector import MakeEnv
+from envkit.collectors.crew import Part
 from envkit.collectors.runner import Batch
 from envkit.collectors.settings import WorkerOptions
-from envkit.collectors.workers import Part, WorkerCollector
+from envkit.collectors.workers import WorkerCollector
 from envkit.data.arguments import as_bool
 from envkit.data.plain import from_plain, plain
 from envkit.env.policy import PolicyLike
@@ -83,18 +84,18 @@ class MultiaSyncDataCollector(WorkerCollector):
         waiting = {part.worker for part in self._ready}
         total = None if self._episodes is not None else self._options.total_frames
         for worker in range(self.num_workers):
-            if worker in self._jobs or worker in waiting:
+            if worker in self._crew.jobs or worker in waiting:
                 continue
-            ordered = (self._taken + len(waiting) + len(self._jobs)) * self._frames_each
+            ordered = (self._taken + len(waiting) + len(self._crew.jobs)) * self._frames_each
             if total is not None and ordered >= total:
                 return
-            self._order(worker, random=ordered < (self._options.init_random_frames or 0))
+            self._crew.order(worker, random=ordered < (self._options.init_random_frames or 0))
 
     def _finish(self) -> Batch:
         self._keep_busy()  # what an error has left out
-        if self._packing is None and self._options.use_buffers is not False:
+        if self._crew.packing is None and self._options.use_buffers is not False:
             self._receive_all()
-            self._learn_form(list(self._ready))
+            self._crew.learn_form(list(self._ready))
         while not self._ready:
             self._receive_some()
         part = self._ready[0]
@@ -109,16 +110,16 @@ class MultiaSyncDataCollector(WorkerCollector):
         self._keep_busy()
 
     def _receive_some(self) -> None:
-        for worker in self._wait(1):
-            if (part := self._receive(worker)) is not None:
+        for worker in self._crew.wait(1):
+            if (part := self._crew.receive(worker)) is not None:
                 self._ready.append(part)
 
     def _receive_all(self) -> None:
-        while self._jobs:
+        while self._crew.jobs:
             self._receive_some()
 
     def _require_idle(self) -> None:
-        self._order_again()
+        self._crew.order_again()
         self._receive_all()
 
     def _runner_states(self) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from tensordict import TensorDictBase
 
 from envkit.batched.settings import RayOptions
 from envkit.collectors.collector import MakeEnv
-from envkit.collectors.host import STOP
+from envkit.collectors.crew import Part
 from envkit.collectors.runner import COLLECTOR, Batch
 from envkit.collectors.settings import WorkerOptions
-from envkit.collectors.workers import Part, WorkerCollector
+from envkit.collectors.workers import WorkerCollector
 from envkit.data.arguments import as_bool
 from envkit.env.policy import PolicyLike
 from envkit.errors import ArgumentError, OptionError
@@ -76,23 +76,23 @@ class MultiSyncDataCollector(WorkerCollector):
 
     def _order_missing(self, random: bool) -> None:
         for worker in range(self.num_workers):
-            if worker not in self._jobs and worker not in self._parts_made:
-                self._order(worker, random=random)
+            if worker not in self._crew.jobs and worker not in self._parts_made:
+                self._crew.order(worker, random=random)
 
     def _finish(self, random: bool) -> Batch:
         self._order_missing(random)  # what an error has left out
         threshold = self._options.preemptive_threshold
         enough = math.inf if threshold is None else int(self.num_workers * threshold)
-        while self._jobs:
+        while self._crew.jobs:
             if len(self._parts_made) >= enough:
-                for worker in self._jobs:
-                    self._memory[STOP][worker] = 1
-            for worker in self._wait(1):  # who fails is told at once
-                if (part := self._receive(worker)) is not None:
+                self._crew.stop(list(self._crew.jobs))
+            for worker in self._crew.wait(1):  # who fails is told at once
+                if (part := self._crew.receive(worker)) is not None:
                     self._parts_made[worker] = part
         parts = [self._parts_made[worker] for worker in range(self.num_workers)]
         batch = Batch(self._joined(parts), torch.cat([part.following for part in parts]))
-        self._learn_form(parts)
+        if self._options.use_buffers is not False:
+            self._crew.learn_form(parts)
         self._parts_made = {}
         return batch
 
@@ -116,7 +116,9 @@ class MultiSyncDataCollector(WorkerCollector):
         return data
 
     def _require_idle(self) -> None:
-        if self._jobs or self._parts_made or self._unsure:  # an error or Ctrl-C has left them
+        if (
+            self._crew.jobs or self._parts_made or self._crew.unsure
+        ):  # an error or Ctrl-C has left them
             self._pending = self._pending or (lambda: self._finish(False))
             self._settle()
 

@@ -231,7 +231,7 @@ def test_no_step_is_made_between_batches(built):
     collector.next()
 
     assert [found["frames"] for found in collector.stats()["workers"]] == [4, 4]
-    assert not collector._jobs
+    assert not collector._crew.jobs
 
 
 def test_a_policy_is_made_where_it_acts(built):
@@ -342,7 +342,7 @@ def test_data_of_no_fixed_form_crosses_as_it_is(built):
     collector.next()
 
     assert collector.next()["count"].squeeze(-1).tolist() == [[2, 3], [2, 3]]
-    assert collector._packing is None
+    assert collector._crew.packing is None
 
 
 def test_batches_stay_as_they_are_while_workers_go_on(built):

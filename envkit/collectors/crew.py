@@ -1,0 +1,350 @@
+"""The workers of a collector: they get orders, make batches, and are built anew where that is wanted.
+
+A crew knows which worker has an order, what was received, and who was lost. It does not know which worker is waited
+for, nor what becomes of what they made: that is said by `multi_sync` and `multi_async`.
+
+Conventions
+    part    batch of one worker: its data, views of shared memory that the worker will write to when it gets the next
+            order, or its own TensorDict where the data has no fixed form.
+    lost    of a worker whose env raised, or whose process ended: it was built anew, and what the one before it had
+            begun is not told yet.
+    unsure  of an order: Ctrl-C came while it was placed. It is placed again under the same number, for which a worker
+            makes one batch only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from envkit.batched.recovery import Recovery
+from envkit.collectors.host import BATCH, STOP, WEIGHTS, Description, Reply, WorkerOrder
+from envkit.collectors.losses import with_loss
+from envkit.collectors.packing import Packing
+from envkit.collectors.runner import Order
+from envkit.collectors.weights import Weights, require_same_architecture
+from envkit.data.paths import Path, tensordict_of
+from envkit.data.transition import leaves
+from envkit.errors import BusyEnvError, SpecError, WorkerError
+from envkit.transport import Field, Layout, Traffic
+from envkit.transport.jobs import Job, JobPool
+
+__all__ = ["Crew", "Part"]
+
+_PAUSE_S = 0.1
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one worker has made; see `Reply` for the other entries.
+
+    Attributes:
+        data: batch size ``(*env_batch, steps)``, invalid steps included.
+        valid: steps that are valid.
+    """
+
+    worker: int
+    data: TensorDictBase
+    valid: int
+    following: torch.Tensor
+
+
+class Crew:
+    """The workers in a pool, one in each row.
+
+    Args:
+        pool: not started yet.
+        count: how many workers it has.
+        restarts: replace workers that are lost, so many times.
+        stops: have workers look after each step whether they are to stop.
+
+    Attributes:
+        steps: that a batch has.
+        version: of the newest weights.
+        jobs: orders that were placed, by worker.
+        unsure: workers that may have an order, see above.
+        packing: how batches lie in shared memory; None before that is known.
+        counted: what each worker has counted.
+    """
+
+    def __init__(self, pool: JobPool, count: int, *, restarts: int | None, stops: bool):
+        advice = (
+            "Build a new collector. With on_worker_failure='restart' such a worker is replaced."
+        )
+        self.recovery = Recovery(pool, restarts or 0, advice=advice)
+        self.count, self.steps, self.version = count, 0, 0
+        self.jobs: dict[int, Job] = {}
+        self.unsure: set[int] = set()
+        self.packing: Packing[Path] | None = None
+        self.counted: list[dict[str, Any]] = [{} for _ in range(count)]
+        self._pool, self._restarts, self._stops = pool, restarts is not None, stops
+        self._ordered: dict[int, Order] = {}
+        self._roots: dict[int, TensorDictBase] = {}
+        self._next_numbers = list(range(count))
+        self._lost: dict[int, Any] = {}
+        self._memory: dict[str, np.ndarray] = {}
+        self._loaded = [0] * count
+        self._replaced: set[int] = set()
+        self._received_from = [0] * count
+
+    # -------------------------------------------------------------------------------------- start
+
+    def start(self) -> Description:
+        """Start the workers, and tell what all of them are like.
+
+        Raises:
+            WorkerError: one could not be built.
+            SpecError: (a ValueError) they are unlike.
+        """
+        described = cast("list[Description]", self._pool.start())
+        first = described[0]
+        for worker, one in enumerate(described):
+            _require_alike(first, one, worker)
+        self.batch_size = first.batch_size
+        self._weights = first.weights
+        self._newest: np.ndarray | None = None
+        if first.weights is not None:
+            self._newest = np.zeros(first.weights.size_bytes, np.uint8)
+        return first
+
+    def bind(self) -> None:
+        """Share memory with the workers."""
+        self._bind()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return self._pool.pids
+
+    def end(self) -> None:
+        """End the workers, in bounded time."""
+        self.jobs, self._memory = {}, {}
+        self._pool.close()
+
+    def _bind(self, packing: Packing[Path] | None = None) -> None:
+        """Share memory with the workers; that of batches once their form is known."""
+        fields, made = [Field(STOP, (), "uint8")], () if packing is None else (BATCH,)
+        traffic = {"collect": Traffic((STOP,), made)}
+        if self._weights is not None:
+            fields.append(Field(WEIGHTS, (self._weights.size_bytes,), "uint8"))
+            traffic["load_and_collect"] = Traffic((STOP, WEIGHTS), made)
+        if packing is not None:
+            fields.append(Field(BATCH, (packing.size_bytes,), "uint8"))
+            self._pool.call("plan", packing)
+        self._memory = self._pool.bind(Layout(tuple(fields), self.count, traffic))
+        self.packing = packing
+
+    # -------------------------------------------------------------------------------------- orders
+
+    def order(self, worker: int, *, random: bool) -> None:
+        """Have a worker that is free make a batch."""
+        if worker in self.unsure:
+            self.call("be_there", workers=[worker])  # it may be at work, and reading weights
+        if worker in self._replaced:
+            self._introduce(worker)
+        steps = self.steps - (worker in self._lost)
+        order = Order(steps, random, self.version)
+        method = "load_and_collect" if self.lay_weights(worker) else "collect"
+        self._memory[STOP][worker] = 0
+        received = self._received_from[worker]
+        wanted = WorkerOrder(received, order, stops=self._stops, with_root=self._restarts)
+        self._ordered[worker] = order
+        self.unsure.add(worker)
+        self.jobs[worker] = self._pool.begin_call(worker, method, wanted)
+        self._loaded[worker] = self.version
+        self.unsure.discard(worker)
+
+    def order_again(self) -> None:
+        """Place orders of which Ctrl-C has left unsure whether they were placed."""
+        for worker in self.unsure - self.jobs.keys():
+            self.order(worker, random=self._ordered[worker].random)
+
+    def lay_weights(self, worker: int) -> bool:
+        """Put the newest weights where a worker that is free finds them, unless it has them."""
+        if self._newest is None or self._loaded[worker] == self.version:
+            return False
+        self._memory[WEIGHTS][worker] = self._newest
+        return True
+
+    def wait(self, count: int) -> list[int]:
+        """Wait until so many of the workers that have an order are done; give all that are."""
+        workers = {id(job): worker for worker, job in self.jobs.items()}
+        done = self._pool.wait(list(self.jobs.values()), count, None)
+        return [workers[id(job)] for job in done]
+
+    def receive(self, worker: int) -> Part | None:
+        """Take what a worker has made; None where it was lost, and has a new order.
+
+        Raises:
+            WorkerError: it failed, and is not to be replaced, or too often.
+        """
+        try:
+            reply: Reply = self._pool.outcome(self.jobs[worker])
+        except WorkerError as error:
+            del self.jobs[worker]
+            self._replace(error)
+            self.order(worker, random=self._ordered[worker].random)
+            return None
+        self._next_numbers[worker] = reply.next_number
+        self.counted[worker] = reply.stats
+        data = self._data_of(worker, reply)
+        if worker in self._lost:
+            data = with_loss(data, self._lost[worker])
+        missing = self._ordered[worker].steps - reply.steps
+        if reply.root is not None:
+            self._roots[worker] = reply.root
+        part = Part(worker, data, self.steps - missing, reply.following)
+        if worker in self._lost:  # between here and the end Ctrl-C cannot come
+            del self._lost[worker]
+        self._received_from[worker] += 1
+        del self.jobs[worker]
+        return part
+
+    def _replace(self, error: WorkerError) -> None:
+        """Build anew what has failed.
+
+        Raises:
+            WorkerError: that is not to be, or was too often.
+        """
+        for failure in error.failures:
+            worker = failure.worker
+            self._replaced.add(worker)
+            if (root := self._roots.pop(worker, None)) is not None:
+                self._lost[worker] = root
+        self.recovery.repair(error)
+        self.recovery.lost.clear()
+        self.recovery.unstarted.clear()
+
+    def _introduce(self, worker: int) -> None:
+        """Tell a worker that was built anew what the others know."""
+        self.call("number_from", self._next_numbers[worker], workers=[worker])
+        if self.packing is not None:
+            self.call("plan", self.packing, workers=[worker])
+        self._loaded[worker] = -1 if self.version else 0
+        self._replaced.discard(worker)
+
+    def _persistently(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call something of workers, and again when what has failed is built anew, or who was at work is done."""
+        while True:
+            try:
+                return call(*args, **kwargs)
+            except WorkerError as error:
+                self._replace(error)
+            except BusyEnvError:  # with an order that Ctrl-C has made us forget
+                self._pool.wait([], 1, _PAUSE_S)
+
+    def _data_of(self, worker: int, reply: Reply) -> TensorDictBase:
+        """Give what a worker has collected, wherever it lies."""
+        batch = torch.Size((*self.batch_size, self._ordered[worker].steps))
+        if reply.data is None:
+            assert self.packing is not None
+            views = self.packing.views(self._memory[BATCH][worker])
+            data = tensordict_of(views, batch, None)
+            data.names = [*[None] * len(self.batch_size), "time"]
+            return data
+        return reply.data
+
+    def learn_form(self, parts: Sequence[Part]) -> None:
+        """Share memory for batches, once the first ones have shown their form; all workers are free."""
+        if self.packing is not None:
+            return
+        tensors = [dict(leaves(part.data)) for part in parts]
+        if not all(isinstance(value, torch.Tensor) for value in tensors[0].values()):
+            return
+        packing = Packing.of(tensors[0])
+        if all(packing.fits(other) for other in tensors[1:]):
+            self._persistently(self._bind, packing)
+
+    def call(self, method: str, *args: Any, workers: Sequence[int]) -> Any:
+        return self._persistently(self._pool.call, method, *args, workers=workers)
+
+    def stop(self, workers: Sequence[int]) -> None:
+        """Have workers end their batches at the step that they are making."""
+        for worker in workers:
+            self._memory[STOP][worker] = 1
+
+    def begin_anew(self, workers: Sequence[int]) -> list[int]:
+        """Reset the envs of workers that are free; give the numbers of the trajectories that end by this."""
+        ended = self.call("begin_anew", workers=workers)
+        for worker in workers:
+            self._roots.pop(worker, None)
+            self._lost.pop(worker, None)
+        return [number for numbers in ended for number in numbers]
+
+    # ------------------------------------------------------------------------------------- weights
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the policy of the workers has weights that can be updated."""
+        return self._weights is not None
+
+    def take_weights(self, weights: Weights) -> None:
+        """Keep new weights for the workers, which get them with their next orders.
+
+        Raises:
+            ArgumentError: (a ValueError) they are of another architecture.
+        """
+        assert self._weights is not None and self._newest is not None
+        views = self._weights.views(self._newest)
+        require_same_architecture(views, weights)
+        with torch.no_grad():
+            for name, place in views.items():
+                place.copy_(weights[name])
+        self.version += 1
+
+    # -------------------------------------------------------------------------------------- resume
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what the next batches depend on, in plain form; all workers are free."""
+        states = self.call("state", workers=range(self.count))
+        newest = None if self._newest is None else torch.from_numpy(self._newest).clone()
+        return {
+            **{f"worker{row}": state for row, state in enumerate(states)},
+            "next_numbers": list(self._next_numbers),
+            "newest_weights": newest,
+            "loaded_versions": list(self._loaded),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], *, version: int, strict: bool) -> None:
+        """Go on as the crew that gave ``state`` would have."""
+        for row in range(self.count):
+            self.call("load_state", state[f"worker{row}"], strict, workers=[row])
+        self._next_numbers = list(state["next_numbers"])
+        self._roots, self._lost, self.version = {}, {}, version
+        if self._newest is not None:
+            self._newest[:] = state["newest_weights"].numpy()
+        self._loaded = list(state["loaded_versions"])
+
+
+def _require_alike(first: Description, other: Description, worker: int) -> None:
+    """Check that workers make batches of one form.
+
+    Raises:
+        SpecError: (a ValueError) they do not.
+    """
+    if other.batch_size != first.batch_size:
+        raise SpecError(
+            f"the env of worker {worker} has batch size {tuple(other.batch_size)}, that of worker 0 "
+            f"{tuple(first.batch_size)}. All workers must make batches of one form."
+        )
+    for path in first.leaves.keys() | other.leaves.keys():
+        own, theirs = first.leaves.get(path), other.leaves.get(path)
+        if own != theirs:
+            raise SpecError(
+                f"the envs of workers are unlike: {path} is {theirs} in worker {worker}, and {own} in worker 0. All "
+                "workers must make batches of one form; collect from unlike envs with a collector each."
+            )
+    if (first.weights is None) != (other.weights is None) or (
+        first.weights is not None
+        and other.weights is not None
+        and first.weights.plan != other.weights.plan
+    ):
+        raise SpecError(
+            f"the policies of workers 0 and {worker} have other weights. Have policy_factory make policies of one "
+            "architecture."
+        )
