@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 from tensordict import TensorDictBase
 
 from envkit.batched.settings import RayOptions
+from envkit.collectors.buffers import BufferFilling
 from envkit.collectors.metering import ProgressBar
-from envkit.collectors.runner import COLLECTOR, OWN_STEP_COUNT, Batch
+from envkit.collectors.runner import COLLECTOR, Batch
 from envkit.collectors.settings import WorkerOptions, checked
 from envkit.collectors.whole_episodes import EpisodeStore
 from envkit.data.keywords import ShownKeywords, completed, known_to, refuse_unknown
-from envkit.data.paths import Key, Path, as_key
+from envkit.data.paths import Path
 from envkit.data.plain import from_plain, plain
 from envkit.data.results import EnvData
 from envkit.data.trajectories import split_trajectories
@@ -110,8 +111,13 @@ class Collector:
         self._pending: Callable[[], Batch] | None = None
         self._received: list[Batch] = []
         self._undelivered: TensorDictBase | None = None
-        self._stored_keys: list[Any] = []
-        self._fits_buffer = False
+        self._buffer = None
+        if given.replay_buffer is not None:
+            self._buffer = BufferFilling(
+                given.replay_buffer,
+                whole=given.replay_buffer_chunk,
+                begins_randomly=bool(given.init_random_frames),
+            )
         self._episodes: EpisodeStore | None = None
         self._bar: ProgressBar | None = None
         self._is_shut_down = False
@@ -189,8 +195,8 @@ class Collector:
         if options.post_collect_hook is not None:
             options.post_collect_hook(batch)
         frames = self.frames + _valid_frames(self._undelivered)
-        if options.replay_buffer is not None:
-            self._store(batch)
+        if self._buffer is not None:
+            self._buffer.add(batch)
             batch = None
         self.frames, self.iter, self._undelivered = frames, self.iter + 1, None
         return batch  # with no call since it is counted: Ctrl-C cannot come in between
@@ -271,7 +277,7 @@ class Collector:
                 for raw in self._received
             ],
             "undelivered": plain(self._undelivered),
-            "stored_keys": plain(self._stored_keys),
+            "stored_keys": [] if self._buffer is None else plain(self._buffer.keys),
             "episodes": None if self._episodes is None else self._episodes.state_dict(),
             "postproc_state_dict": None if postproc is None else plain(dict(postproc())),
         }
@@ -317,7 +323,8 @@ class Collector:
             for raw in state_dict["received"]
         ]
         self._undelivered = from_plain(state_dict["undelivered"])
-        self._stored_keys = from_plain(state_dict["stored_keys"])
+        if self._buffer is not None:
+            self._buffer.keys = from_plain(state_dict["stored_keys"])
         if self._episodes is not None:
             self._episodes.load_state_dict(state_dict["episodes"])
         postproc: Any = self._options.postproc
@@ -338,23 +345,9 @@ class Collector:
     # -------------------------------------------------------------------------------- what is delivered
 
     def _require_room(self, paths: Iterable[Path]) -> None:
-        """Check that a buffer which holds data has the entries that the env will give.
-
-        Raises:
-            MissingKeyError: (a KeyError) it does not.
-        """
-        options = self._options
-        held = None if options.replay_buffer is None else _held_keys(options.replay_buffer)
-        if held is None or options.postproc is not None:
-            return
-        missing = (
-            {as_key(path) for path in paths} - {OWN_STEP_COUNT, ("next", OWN_STEP_COUNT)} - held
-        )
-        if missing:
-            raise MissingKeyError(
-                f"the replay buffer holds data without {sorted(map(str, missing))}, which the env gives. It holds "
-                f"{sorted(map(str, held))}. Use an empty buffer."
-            )
+        """Check that the replay buffer, if it holds data, holds what a batch will have."""
+        if self._buffer is not None and self._options.postproc is None:
+            self._buffer.require_room(paths)
 
     def _formed(self, batch: TensorDictBase) -> TensorDictBase:
         options = self._options
@@ -363,21 +356,6 @@ class Collector:
         if options.postproc is not None:
             batch = options.postproc(batch)
         return batch
-
-    def _store(self, batch: TensorDictBase) -> None:
-        buffer = self._options.replay_buffer
-        if self._options.init_random_frames:
-            # random actions come without what else a policy writes
-            self._stored_keys = self._stored_keys or list(batch.keys(True, True))
-            batch = batch.select(*self._stored_keys)
-        if not self._fits_buffer:
-            _require_same_keys(buffer, batch)
-            self._fits_buffer = True
-        if self._options.replay_buffer_chunk:
-            buffer.extend(batch)
-            return
-        for step in batch.unbind(batch.batch_dims - 1):
-            buffer.add(step)
 
     def _steps_each(self, rows: int, workers: int = 1, *, stacklevel: int) -> int:
         """Give how many steps each of the rows of a worker makes in a batch, with a warning where that is more frames."""
@@ -422,28 +400,3 @@ _KINDS: dict[str | None, tuple[str, str]] = {
 def _valid_frames(batch: TensorDictBase) -> int:
     mask = batch.get((COLLECTOR, "mask"), None)
     return batch.batch_size.numel() if mask is None else int(mask.sum())
-
-
-def _require_same_keys(buffer: Any, batch: TensorDictBase) -> None:
-    """Check that a buffer which holds data holds the entries of a batch.
-
-    Raises:
-        MissingKeyError: (a KeyError) it does not.
-    """
-    own, theirs = set(batch.keys(True, True)), _held_keys(buffer)
-    if theirs is not None and own != theirs:
-        raise MissingKeyError(
-            f"the replay buffer holds other entries than the batch: {sorted(map(str, theirs - own))} are in the "
-            f"buffer alone, {sorted(map(str, own - theirs))} in the batch alone. Use an empty buffer."
-        )
-
-
-def _held_keys(buffer: Any) -> set[Key] | None:
-    """Give the entries of the data that a buffer holds; None where there is none, or it cannot be seen."""
-    storage = getattr(
-        buffer, "storage", buffer
-    )  # what transforms of the buffer add is not in there
-    if not (hasattr(storage, "__len__") and hasattr(storage, "__getitem__") and len(storage)):
-        return None
-    held = storage[0]
-    return set(held.keys(True, True)) - {"index"} if isinstance(held, TensorDictBase) else None

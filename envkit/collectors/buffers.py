@@ -1,0 +1,89 @@
+"""Batches that go into a replay buffer: whether they fit what it holds, and how they are put in.
+
+Conventions
+    buffer  has ``extend(batch)``, or ``add(step)`` where every step is put in by itself; TorchRL's, or any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from envkit.collectors.runner import OWN_STEP_COUNT
+from envkit.data.paths import Key, Path, as_key
+from envkit.errors import MissingKeyError
+
+__all__ = ["BufferFilling"]
+
+
+class BufferFilling:
+    """Put batches into a buffer.
+
+    Args:
+        buffer: where.
+        whole: put whole batches in; else step by step.
+        begins_randomly: the first batches have random actions, and so nothing else that a policy writes: only what
+            they have is put in, of all batches.
+    """
+
+    def __init__(self, buffer: Any, *, whole: bool, begins_randomly: bool):
+        self._buffer, self._whole, self._begins_randomly = buffer, whole, begins_randomly
+        self.keys: list[Key] = []
+        """What is put in, where the first batches had random actions; part of a collector's state."""
+        self._fits = False
+
+    def require_room(self, paths: Iterable[Path]) -> None:
+        """Check that a buffer which holds data has the entries that the env will give.
+
+        Raises:
+            MissingKeyError: (a KeyError) it does not.
+        """
+        held = _held_keys(self._buffer)
+        if held is None:
+            return
+        own = {OWN_STEP_COUNT, ("next", OWN_STEP_COUNT)}
+        if missing := {as_key(path) for path in paths} - own - held:
+            raise MissingKeyError(
+                f"the replay buffer holds data without {sorted(map(str, missing))}, which the env gives. It holds "
+                f"{sorted(map(str, held))}. Use an empty buffer."
+            )
+
+    def add(self, batch: TensorDictBase) -> None:
+        """Put a batch in.
+
+        Raises:
+            MissingKeyError: (a KeyError) the buffer holds other entries.
+        """
+        if self._begins_randomly:
+            self.keys = self.keys or list(batch.keys(True, True))
+            batch = batch.select(*self.keys)
+        if not self._fits:
+            _require_same_keys(self._buffer, batch)
+            self._fits = True
+        if self._whole:
+            self._buffer.extend(batch)
+            return
+        for step in batch.unbind(batch.batch_dims - 1):
+            self._buffer.add(step)
+
+
+def _require_same_keys(buffer: Any, batch: TensorDictBase) -> None:
+    own, theirs = set(batch.keys(True, True)), _held_keys(buffer)
+    if theirs is not None and own != theirs:
+        raise MissingKeyError(
+            f"the replay buffer holds other entries than the batch: {sorted(map(str, theirs - own))} are in the "
+            f"buffer alone, {sorted(map(str, own - theirs))} in the batch alone. Use an empty buffer."
+        )
+
+
+def _held_keys(buffer: Any) -> set[Key] | None:
+    """Give the entries of the data that a buffer holds; None where there is none, or it cannot be seen."""
+    storage = getattr(
+        buffer, "storage", buffer
+    )  # what transforms of the buffer add is not in there
+    if not (hasattr(storage, "__len__") and hasattr(storage, "__getitem__") and len(storage)):
+        return None
+    held = storage[0]
+    return set(held.keys(True, True)) - {"index"} if isinstance(held, TensorDictBase) else None
