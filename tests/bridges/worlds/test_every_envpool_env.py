@@ -1,12 +1,19 @@
-"""Every env of EnvPool that builds here does what its specs say."""
+"""Every eighth env of EnvPool that builds here does what its specs say: all 1,651 take a quarter of an hour.
 
-import envpool
+All of them: ``PARTS = range(16)``; tried on 2026-11-22, 1,572 build.
+"""
+
+from __future__ import annotations
+
 import pytest
-from envpool.registration import registry
 
 from envkit import MultiThreadedEnv, check_env_specs
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*precision lowered")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore:.*precision lowered"),
+]
 
 FAILS = {
     "procgen": "needs the Qt 5 libraries of the system",
@@ -18,24 +25,35 @@ FAILS = {
 }
 """What fails in the library itself, by family or part of a name."""
 
+PARTS = (0, 8)
+"""Of sixteen."""
 
-def players(name: str) -> int:
-    return getattr(envpool.make_spec(name).config, "max_num_players", 1)
 
+def builds(name: str) -> bool:
+    """Say whether an env can be built here; those of several players are refused by us."""
+    import envpool
+    from envpool.registration import registry
 
-@pytest.mark.parametrize("name", sorted(envpool.list_all_envs()))
-def test_an_env_does_what_its_specs_say(name):
     family = registry.specs[name][0]
-    for part, reason in FAILS.items():
-        if part in name or family.endswith(part):
-            pytest.skip(f"{name}: {reason}")
-    if players(name) > 1:
-        pytest.skip(f"{name}: several players an env, which are refused")
+    if any(part in name or family.endswith(part) for part in FAILS):
+        return False
+    return getattr(envpool.make_spec(name).config, "max_num_players", 1) == 1
 
-    with MultiThreadedEnv(2, name, create_env_kwargs={"num_threads": 1}) as env:
-        env.set_seed(0)
 
-        check_env_specs(env)
-        data = env.rollout(20, break_when_any_done=False)
+@pytest.mark.parametrize("part", PARTS)
+def test_envs_do_what_their_specs_say(part):
+    import envpool  # not when tests are collected: it knows 1,651 envs
 
-    assert data.shape == (2, 20)
+    names = [name for name in sorted(envpool.list_all_envs())[part::16] if builds(name)]
+    assert len(names) > 80
+
+    for name in names:
+        with MultiThreadedEnv(2, name, create_env_kwargs={"num_threads": 1}) as env:
+            env.set_seed(0)
+            try:
+                check_env_specs(env)
+                data = env.rollout(20, break_when_any_done=False)
+            except Exception as error:
+                error.add_note(f"in {name}")
+                raise
+            assert data.shape == (2, 20)
