@@ -632,12 +632,17 @@ def assert_equal(left: TensorDictBase, right: TensorDictBase) -> None:
     assert all(torch.equal(left[key], right[key]) for key in left.keys(True, True))
 
 
+def ends_marked(kinds: list[str]) -> list[tuple[str, bool]]:
+    """Tell of each kind whether it is the first or the last one: these run by default."""
+    return [(kind, place in (0, len(kinds) - 1)) for place, kind in enumerate(kinds)]
+
+
 @pytest.mark.parametrize(
     ("case", "kind"),
     [
-        pytest.param(case, kind, id=f"{case.name}-{kind}")
+        pytest.param(case, kind, id=f"{case.name}-{kind}", marks=() if is_end else pytest.mark.slow)
         for case in CASES
-        for kind in dict.fromkeys(case.kinds)
+        for kind, is_end in ends_marked(list(dict.fromkeys(case.kinds)))
     ],
 )
 def test_a_mistake_is_told_with_its_cure_and_spoils_nothing(envs, case, kind):

@@ -280,7 +280,13 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        kind if kind in ("buffers", "tds") else pytest.param(kind, marks=pytest.mark.slow)
+        for kind in KINDS
+    ],
+)
 def twins(request, tmp_path_factory):
     twins = Twins(tmp_path_factory.mktemp("orders"), **KINDS[request.param])
     yield twins

@@ -85,8 +85,19 @@ def test_a_script_without_main_guard_runs_once_and_may_end_without_close(tmp_pat
     assert all_gone(workers_of(output.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("busy", BUSY)
+def is_quick(busy: str, method: str) -> bool:
+    """Whether a case runs by default: every method idle, every kind of work with the fork server."""
+    return busy == "idle" or method == "forkserver"
+
+
+@pytest.mark.parametrize(
+    ("busy", "method"),
+    [
+        pytest.param(busy, method, marks=() if is_quick(busy, method) else pytest.mark.slow)
+        for busy in BUSY
+        for method in METHODS
+    ],
+)
 def test_no_worker_survives_a_parent_that_is_killed(tmp_path, method, busy):
     body = SCRIPT.format(method=method) + BUSY[busy] + READY
     with start_script(tmp_path, body) as script:
