@@ -110,6 +110,7 @@ class Crew:
         self._newest: np.ndarray | None = None
         if first.weights is not None:
             self._newest = np.zeros(first.weights.size_bytes, np.uint8)
+        self._knows_weights = False  # before an update, only the workers know them
         return first
 
     def bind(self) -> None:
@@ -225,7 +226,7 @@ class Crew:
         self.call("number_from", self._next_numbers[worker], workers=[worker])
         if self.packing is not None:
             self.call("plan", self.packing, workers=[worker])
-        self._loaded[worker] = -1 if self.version else 0
+        self._loaded[worker] = -1 if self._knows_weights else self.version
         self._replaced.discard(worker)
 
     def _persistently(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -290,12 +291,13 @@ class Crew:
             ArgumentError: (a ValueError) they are of another architecture.
         """
         assert self._weights is not None and self._newest is not None
-        views = self._weights.views(self._newest)
+        fresh = np.empty_like(self._newest)  # Ctrl-C may come in between
+        views = self._weights.views(fresh)
         require_same_architecture(views, weights)
         with torch.no_grad():
             for name, place in views.items():
                 place.copy_(weights[name])
-        self.version += 1
+        self._newest, self._knows_weights, self.version = fresh, True, self.version + 1
 
     # -------------------------------------------------------------------------------------- resume
 
@@ -316,9 +318,19 @@ class Crew:
             self.call("load_state", state[f"worker{row}"], strict, workers=[row])
         self._next_numbers = list(state["next_numbers"])
         self._roots, self._lost, self.version = {}, {}, version
-        if self._newest is not None:
-            self._newest[:] = state["newest_weights"].numpy()
         self._loaded = list(state["loaded_versions"])
+        if self._weights is None or self._newest is None:
+            return
+        self._newest[:] = state["newest_weights"].numpy()
+        if (
+            not version
+        ):  # no update was made: what acts is all there is, if it is the same everywhere
+            acting = [state[f"worker{row}"]["policy_state_dict"] for row in range(self.count)]
+            for name, place in self._weights.views(self._newest).items():
+                place.copy_(acting[0][name])
+                if not all(torch.equal(other[name], acting[0][name]) for other in acting):
+                    return
+        self._knows_weights = True
 
 
 def _require_alike(first: Description, other: Description, worker: int) -> None:

@@ -22,8 +22,7 @@ from bridges.gym.info_reading import Outcome
 from bridges.gym.like import GymLikeEnv
 from bridges.gym.rows import DONE
 from bridges.gym.spaces import Codec, codec_of
-from bridges.libraries import require
-from bridges.worlds.envpool.library import make_pool, require_pool, spaces_of
+from bridges.worlds.envpool.library import import_envpool, make_pool, require_pool, spaces_of
 from bridges.worlds.envpool.recording import Recorder, begun
 from bridges.worlds.envpool.rows import RowPool, Rows, Stepped
 from envkit import rules
@@ -349,7 +348,7 @@ class _Names:
 
     def __get__(self, instance: Any, owner: type) -> list[str]:
         try:
-            return sorted(require("envpool").list_all_envs())
+            return sorted(import_envpool().list_all_envs())
         except ImportError:
             return []
 

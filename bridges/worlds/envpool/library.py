@@ -6,9 +6,11 @@ Conventions
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,29 @@ from envkit.data.keywords import refuse_unknown
 from envkit.env.seeding import drawn_seed, seed_chain
 from envkit.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["built_anew", "make_pool", "require_name", "require_pool", "spaces_of"]
+__all__ = ["built_anew", "import_envpool", "make_pool", "require_name", "require_pool", "spaces_of"]
+
+
+_OF_MATPLOTLIB = ("MPLBACKEND", "MPLCONFIGDIR")
+
+
+def import_envpool() -> ModuleType:
+    """Import the library.
+
+    It sets environment variables by which matplotlib would show no picture any more, in notebooks above all: these
+    are put back.
+
+    Raises:
+        MissingLibraryError: (an ImportError) it is not installed.
+    """
+    before = {name: os.environ.get(name) for name in _OF_MATPLOTLIB}
+    try:
+        return require("envpool")
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def make_pool(
@@ -29,7 +53,7 @@ def make_pool(
     Raises:
         MissingLibraryError, ArgumentError, OptionError: see `MultiThreadedEnv`.
     """
-    library = require("envpool")
+    library = import_envpool()
     require_name(env_name)
     with warnings.catch_warnings():  # of bounds that float32 cannot tell
         warnings.simplefilter("ignore")
@@ -51,7 +75,7 @@ def require_name(env_name: object) -> None:
         ArgumentTypeError: it is no name.
         ArgumentError: it is the name of no env; the message gives those closest to it.
     """
-    names = require("envpool").list_all_envs()
+    names = import_envpool().list_all_envs()
     if not isinstance(env_name, str):
         raise ArgumentTypeError(
             f"env_name is {env_name!r}, of type {type(env_name).__name__}, but must be the name of an env "

@@ -1,16 +1,19 @@
 """Envs of EnvPool: the library stepped by hand, rows that are told when to reset, seeds, masks, bad input."""
 
 import copy
+import os
+import subprocess
 import sys
+import textwrap
 from functools import partial
 
-import envpool
 import numpy as np
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+from bridges.worlds.envpool.library import import_envpool
 from envkit import (
     Compose,
     GymEnv,
@@ -40,6 +43,8 @@ from envkit.errors import (
     StaleDataError,
     StepMaskError,
 )
+
+envpool = import_envpool()
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered")  # the bare library's
 
@@ -465,3 +470,22 @@ def test_a_missing_library_is_told_when_an_env_is_made(monkeypatch):
 
 def test_the_librarys_names_are_listed():
     assert {"CartPole-v1", "Pong-v5", "HalfCheetah-v4"} <= set(MultiThreadedEnv.available_envs)
+
+
+def test_the_library_leaves_the_variables_of_matplotlib_as_they_are():
+    script = """
+        import os
+        from envkit import MultiThreadedEnv
+        os.environ["MPLBACKEND"] = "svg"
+        MultiThreadedEnv(1, "CartPole-v1").close()
+        print(os.environ.get("MPLBACKEND"), os.environ.get("MPLCONFIGDIR"))
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith("MPL")},
+        timeout=60,
+    )
+
+    assert found.stdout.split() == ["svg", "None"], found.stderr
