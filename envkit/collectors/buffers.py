@@ -43,8 +43,7 @@ class BufferFilling:
         held = _held_keys(self._buffer)
         if held is None:
             return
-        own = {OWN_STEP_COUNT, ("next", OWN_STEP_COUNT)}
-        if missing := {as_key(path) for path in paths} - own - held:
+        if missing := {as_key(path) for path in paths if path[-1] != OWN_STEP_COUNT} - held:
             raise MissingKeyError(
                 f"the replay buffer holds data without {sorted(map(str, missing))}, which the env gives. It holds "
                 f"{sorted(map(str, held))}. Use an empty buffer."

@@ -200,9 +200,7 @@ class EnvRunner:
         root = self.root.exclude(*_private(self.root))
         numbers = self.numbers.current.reshape(self.env.batch_size)
         root.set((COLLECTOR, "traj_ids"), numbers)
-        if (count := root.get(OWN_STEP_COUNT, None)) is not None:
-            root = root.exclude(OWN_STEP_COUNT).set((COLLECTOR, "step_count"), count)
-        return root.clear_device_()
+        return _with_own_counts(root).clear_device_()
 
     def state_dict(self) -> dict[str, Any]:
         """Give all that the next batches depend on in plain form, see `envkit.data.plain`.
@@ -264,9 +262,7 @@ class EnvRunner:
         device = data.device
         numbers = self.numbers.count(ended.cpu()).reshape(batch)
         data.set((COLLECTOR, "traj_ids"), numbers if device is None else numbers.to(device))
-        if (count := data.get(OWN_STEP_COUNT, None)) is not None:
-            data.set((COLLECTOR, "step_count"), count)
-            data = data.exclude(OWN_STEP_COUNT, ("next", OWN_STEP_COUNT))
+        data = _with_own_counts(data)
         if options.track_policy_version:
             version = torch.full(batch, order.version, dtype=torch.int64, device=device)
             data.set((COLLECTOR, "policy_version"), version)
@@ -278,3 +274,14 @@ class EnvRunner:
 def _private(data: TensorDictBase) -> list[Key]:
     """List what stands in the data for envs and transforms alone."""
     return [key for key in data.keys(True) if as_path(key)[-1].startswith("_")]
+
+
+def _with_own_counts(data: TensorDictBase) -> TensorDictBase:
+    """Put counts that stand beside those of the env into the node of the collector, each at its level."""
+    counts = [path for path in map(as_path, data.keys(True, True)) if path[-1] == OWN_STEP_COUNT]
+    if not counts:
+        return data
+    for path in counts:
+        if path[0] != "next":
+            data.set((COLLECTOR, *path[:-1], "step_count"), data.get(as_key(path)))
+    return data.exclude(*map(as_key, counts))

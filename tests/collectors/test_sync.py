@@ -12,6 +12,7 @@ from tensordict.nn import TensorDictModule
 from envkit import (
     Collector,
     Compose,
+    Composite,
     ExplorationType,
     GymEnv,
     JaxPolicy,
@@ -28,6 +29,7 @@ from envkit.errors import ClosedEnvError, DoneError, OptionError
 from tests.collectors.slow_model import assert_same, collected
 from tests.zoo.envs import Chaos, Count, StatelessCount
 from tests.zoo.jax_drift import jax_rows
+from tests.zoo.shaped_envs import Groups
 
 IDS = ("collector", "traj_ids")
 DONE = ("next", "done")
@@ -154,6 +156,32 @@ def test_a_limit_leaves_a_step_count_of_the_env_alone():
     assert batch["collector", "step_count"].flatten().tolist() == [0, 1, 0, 1]
     assert "collector_step_count" not in batch.keys() and "step_count" in batch.keys()
     assert batch["next", "truncated"].flatten().tolist() == [False, True] * 2
+
+
+class Apart(Groups):
+    """Flags of the groups alone, none at the root."""
+
+    def __init__(self):
+        super().__init__()
+        flags = {name: self.done_spec[name].clone() for name in self.SIZES}
+        self.done_spec = Composite(flags)
+
+    def _out(self):
+        return super()._out().exclude("done")
+
+
+def test_counts_of_groups_stand_apart_from_those_of_the_env_too():
+    collector = SyncDataCollector(
+        lambda: TransformedEnv(Apart(), StepCounter()), frames_per_batch=3, max_frames_per_traj=9
+    )
+
+    batch = collector.next()
+
+    for name, size in Groups.SIZES.items():
+        counted = batch["collector", name, "step_count"]
+        assert counted.shape == (3, size, 1)
+        assert torch.equal(counted, batch[name, "step_count"])
+    assert not any("collector_step_count" in key for key in batch.keys(True, True))
 
 
 def test_random_frames_come_first_in_whole_batches():
