@@ -10,18 +10,25 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-from envkit.errors import MissingLibraryError
+from envkit.errors import BrokenLibraryError, MissingLibraryError
 
 __all__ = ["LIBRARIES", "explained", "get_available_libraries", "require"]
 
 LIBRARIES = {
     "brax": "brax",
+    "chess": "chess",
+    "dm_control": "dm_control",
     "envpool": "envpool",
     "gymnasium": "gym",
+    "gymnax": "gymnax",
     "imageio": "video",
     "imageio_ffmpeg": "video",
     "jax": "jax",
+    "jumanji": "jumanji",
     "matplotlib": "viz",
+    "mpe2": "pettingzoo",
+    "mujoco_playground": "playground",
+    "pettingzoo": "pettingzoo",
     "ray": "ray",
     "tqdm": "viz",
 }
@@ -33,13 +40,20 @@ def require(library: str) -> ModuleType:
 
     Raises:
         MissingLibraryError: it is not installed; the message names the extra that brings it.
+        BrokenLibraryError: it is, and fails when it is imported.
     """
     try:
         return importlib.import_module(library)
-    except ModuleNotFoundError as error:
-        if _top(error.name) != _top(library):
-            raise  # the library is there, but something it needs is not
-        raise explained(error) from error
+    except Exception as error:
+        name = _top(library)
+        if isinstance(error, ModuleNotFoundError) and _top(error.name) == name:
+            raise explained(error) from error
+        wanted = f"envkit[{LIBRARIES[name]}]" if name in LIBRARIES else name
+        raise BrokenLibraryError(
+            f"{name!r} is installed, but fails when it is imported: {type(error).__name__}: {error}. What it "
+            f"needs may be missing or of another version. Install it anew with: pip install '{wanted}'",
+            name=name,
+        ) from error
 
 
 def explained(error: ModuleNotFoundError) -> ImportError:

@@ -18,6 +18,7 @@ __all__ = [
     "ArgumentTypeError",
     "AxisNameError",
     "BatchSizeError",
+    "BrokenLibraryError",
     "BusyError",
     "ClosedEnvError",
     "CopyError",
@@ -315,6 +316,10 @@ class TranslationError(EnvkitError, NotImplementedError):
 
 class MissingLibraryError(EnvkitError, ImportError):
     """An optional library is not installed; the message names the extra that brings it."""
+
+
+class BrokenLibraryError(EnvkitError, ImportError):
+    """An optional library is installed and fails when it is imported; the message says with what."""
 
 
 class SharedMemoryError(EnvkitError, MemoryError):
