@@ -7,46 +7,40 @@ Conventions
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import io
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import jax
 
-from bridges.jax.env import JaxEnv
 from bridges.jax.options import JaxOptions
+from bridges.jax.simulator import EnvNames, SimulatorCore, SimulatorEnv, quietly, require_name
 from bridges.libraries import require
 from envkit.data.keywords import refuse_unknown
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.functional import Box, ResetMode, Timestep
 from envkit.specs.annotations import BatchSize, Device
 
-__all__ = ["BraxCore", "BraxEnv", "BraxOption", "BraxWrapper"]
+__all__ = [
+    "BraxCore",
+    "BraxEnv",
+    "BraxOption",
+    "BraxWrapper",
+    "build",
+    "env_names",
+    "fetching_names",
+]
 
 BraxOption = float | str | tuple[Any, ...] | Mapping[str, Any] | Callable[..., Any] | None
 """What options of Brax's envs are. None is a list: a misspelt ``batch_size=[4]`` is found by type checkers."""
 
 
 @dataclass(frozen=True)
-class BraxCore:
-    """A bare Brax env as a `StatelessEnv`; its state is Brax's ``State``.
-
-    ``make`` makes the env again: most of Brax's envs can be built, but not pickled.
-    """
-
-    env: Any
-    make: Callable[[], Any] | None = None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> BraxCore:
-        return self  # nothing in it ever changes
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _core_of, (self.make or self.env, self.make is not None)
+class BraxCore(SimulatorCore):
+    """A bare Brax env as a `StatelessEnv`; its state is Brax's ``State``."""
 
     @property
     def action_space(self) -> Box:
@@ -64,7 +58,7 @@ class BraxCore:
         return state, Timestep(state.obs, state.reward, state.done > 0.5)
 
 
-class BraxWrapper(JaxEnv):
+class BraxWrapper(SimulatorEnv):
     """A Brax env object behind the TensorDict interface; batch-unlocked.
 
     Args:
@@ -112,33 +106,22 @@ class BraxWrapper(JaxEnv):
                 f"{type(env).__name__} is one of Brax's wrappers, which batch, limit or reset "
                 "episodes themselves. Pass the bare env: env.unwrapped."
             )
-        self._core = BraxCore(env, _make)
-        super().__init__(self._core, device=device, **options)
-
-    @property
-    def _env(self) -> Any:
-        return self._core.env
-
-    if not TYPE_CHECKING:  # a misspelt name would pass
-
-        def __getattr__(self, name: str) -> Any:
-            try:
-                return super().__getattr__(name)
-            except AttributeError:
-                core = vars(self).get("_core")
-                if name.startswith("_") or core is None:
-                    raise
-                return getattr(core.env, name)
+        super().__init__(BraxCore(env, _make), device=device, **options)
 
 
-class _Names:
-    """The names of registered Brax envs, read from the library when looked at."""
+def env_names() -> list[str]:
+    """List the registered envs, those that somebody else registered included."""
+    return sorted(import_brax()._envs)
 
-    def __get__(self, instance: Any, owner: type) -> list[str]:
-        try:
-            return sorted(import_brax()._envs)
-        except ImportError:
-            return []
+
+def fetching_names() -> frozenset[str]:
+    """Name the envs that are made from the network: none."""
+    return frozenset()
+
+
+def build(name: str, **kwargs: Any) -> BraxEnv:
+    """Build one env by its name; see `BraxEnv` for keywords and errors."""
+    return BraxEnv(name, **kwargs)
 
 
 class BraxEnv(BraxWrapper):
@@ -157,7 +140,7 @@ class BraxEnv(BraxWrapper):
         OptionError: (a TypeError) neither this class nor that env of Brax knows a keyword.
     """
 
-    available_envs: ClassVar[Sequence[str]] = _Names()  # type: ignore[assignment]
+    available_envs: ClassVar[Sequence[str]] = EnvNames(env_names)  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -178,10 +161,7 @@ class BraxEnv(BraxWrapper):
         **brax_kwargs: BraxOption,
     ):
         envs = import_brax()
-        if env_name not in envs._envs:
-            raise ArgumentError(
-                f"Brax has no env called {env_name!r}. Choose one of: {', '.join(sorted(envs._envs))}."
-            )
+        require_name("Brax", env_name, envs._envs)
         _refuse_unknown(envs._envs[env_name], brax_kwargs)
         make = partial(_environment, env_name, **brax_kwargs)
         super().__init__(
@@ -201,11 +181,7 @@ class BraxEnv(BraxWrapper):
             _make=make,
         )
         self.env_name = env_name
-        self._brax_kwargs = brax_kwargs
-
-    def _told_first(self) -> list[str]:
-        options = [f"{name}={value!r}" for name, value in self._brax_kwargs.items()]
-        return [repr(self.env_name), *options]
+        self._made_with = brax_kwargs
 
 
 def _refuse_unknown(kind: type, given: Mapping[str, Any]) -> None:
@@ -237,20 +213,10 @@ def _parameters(kind: type) -> dict[str, inspect.Parameter]:
 
 def import_brax() -> Any:
     """Import `brax.envs` without the lines it prints about optional libraries."""
-    return _quietly(require, "brax.envs")
+    with quietly():
+        return require("brax.envs")
 
 
 def _environment(name: str, **kwargs: Any) -> Any:
-    return _quietly(import_brax().get_environment, name, **kwargs)
-
-
-def _core_of(given: Any, is_maker: bool) -> BraxCore:
-    """Build what another process pickled."""
-    return BraxCore(given(), given) if is_maker else BraxCore(given)
-
-
-def _quietly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call without the lines Brax prints, and its warnings about being little maintained."""
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return function(*args, **kwargs)
+    with quietly():  # it warns of being little maintained
+        return import_brax().get_environment(name, **kwargs)

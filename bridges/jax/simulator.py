@@ -1,0 +1,134 @@
+"""Envs of JAX libraries behind the TensorDict interface: found by name, looked into, rebuilt in other processes.
+
+What all such worlds have in common. A world adds how one of its envs resets and steps (a `SimulatorCore`), and
+how the library makes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+
+from bridges.jax.env import JaxEnv
+from bridges.jax.options import JaxOptions
+from envkit.errors import ArgumentError, ArgumentTypeError
+from envkit.specs.annotations import Device
+
+__all__ = ["EnvNames", "SimulatorCore", "SimulatorEnv", "quietly", "require_name"]
+
+
+@dataclass(frozen=True)
+class SimulatorCore:
+    """Base of the `StatelessEnv` around an env object of a library.
+
+    ``make`` makes the object again: most can be built, but not pickled.
+    """
+
+    env: Any
+    make: Callable[[], Any] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # nothing in it ever changes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if self.make is not None:
+            del given["env"]
+        return _core_of, (type(self), given)
+
+
+def _core_of(kind: type[SimulatorCore], given: dict[str, Any]) -> SimulatorCore:
+    """Build what another process pickled."""
+    return kind(**given) if "env" in given else kind(given["make"](), **given)
+
+
+class SimulatorEnv(JaxEnv):
+    """An env object of a library as a `JaxEnv`; unknown public attributes are looked up on the object.
+
+    Args:
+        core: how it resets and steps.
+        device, **options: of `JaxEnv`.
+
+    Attributes:
+        env_name: what it was made by, if by name; with the keywords that were given to the library.
+    """
+
+    libname: ClassVar[str]
+    env_name: str | None = None
+    _made_with: Mapping[str, Any] = {}
+
+    def __init__(
+        self, core: SimulatorCore, *, device: Device | None = None, **options: Unpack[JaxOptions]
+    ):
+        self._core = core
+        super().__init__(core, device=device, **options)
+
+    @property
+    def _env(self) -> Any:
+        return self._core.env
+
+    def _told_first(self) -> list[str]:
+        if self.env_name is None:
+            return super()._told_first()
+        return [
+            repr(self.env_name),
+            *(f"{key}={value!r}" for key, value in self._made_with.items()),
+        ]
+
+    if not TYPE_CHECKING:  # a misspelt name would pass
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                core = vars(self).get("_core")
+                if name.startswith("_") or core is None:
+                    raise
+                return getattr(core.env, name)
+
+
+class EnvNames:
+    """Class attribute ``available_envs``: names of envs, read from the library when looked at; none where it is missing."""
+
+    def __init__(self, listed: Callable[[], Sequence[str]]):
+        self._listed = listed
+
+    def __get__(self, instance: Any, owner: type) -> list[str]:
+        try:
+            return list(self._listed())
+        except ImportError:
+            return []
+
+
+def require_name(library: str, name: object, known: Collection[str]) -> None:
+    """Check that a library has an env of this name.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) it is no name.
+        ArgumentError: (a ValueError) no env has it; the message gives those closest to it, and all there are.
+    """
+    if not isinstance(name, str):
+        raise ArgumentTypeError(
+            f"the name of an env of {library} is {name!r} of type {type(name).__name__}, but must be a string. "
+            "An env object goes to the class whose name ends in Wrapper."
+        )
+    if name not in known:
+        near = " or ".join(map(repr, get_close_matches(name, known, 3)))
+        guess = f"Did you mean {near}? " if near else ""
+        raise ArgumentError(
+            f"{library} has no env called {name!r}. {guess}Choose one of: {', '.join(sorted(known))}."
+        )
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Let a library be imported or called without the lines it prints and the warnings it gives."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
