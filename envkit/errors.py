@@ -50,6 +50,7 @@ __all__ = [
     "PolicyError",
     "PrimerError",
     "ReadOnlyError",
+    "RenderingError",
     "ReservedKeyError",
     "ResetMaskError",
     "ResetOutputError",
@@ -276,6 +277,10 @@ class UnsupportedError(EnvkitError, NotImplementedError):
 
 class NotCallableError(EnvkitError, NotImplementedError):
     """Something was called like a module whose work is done by other methods."""
+
+
+class RenderingError(EnvkitError, RuntimeError):
+    """No picture can be drawn on this machine, or in this process."""
 
 
 class ResumeError(EnvkitError, NotImplementedError):

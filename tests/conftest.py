@@ -49,3 +49,15 @@ def holdings() -> Callable[[], tuple[int, list[int], list[str]]]:
         return len(os.listdir("/proc/self/fd")), children, shared
 
     return count
+
+
+@pytest.fixture
+def rendering() -> str:
+    """Let MuJoCo draw without a window, and name the backend; skip where no backend works."""
+    from bridges import offscreen
+    from envkit.errors import RenderingError
+
+    try:
+        return offscreen.prepare()
+    except RenderingError as error:
+        pytest.skip(str(error))

@@ -20,6 +20,7 @@ import torch
 from tensordict import TensorDictBase
 
 from bridges.gym.backend import library_of
+from bridges.gym.frames import prepare_frames, require_frames
 from bridges.gym.like import GymLikeEnv
 from bridges.gym.recording import Recorder
 from bridges.gym.rows import GymCore, reward_array
@@ -101,7 +102,7 @@ class GymWrapper(GymLikeEnv):
         self.categorical_action_encoding = categorical_action_encoding
         self.from_pixels = from_pixels
         if from_pixels:
-            _require_frames(env)
+            require_frames(env)
         encoding = categorical_action_encoding
         action = _action_codec(env, encoding)
         observation = None
@@ -237,6 +238,15 @@ class GymWrapper(GymLikeEnv):
         seeds, _ = seed_chain(self._action_seed, self.numel(), static=self._seed_is_static)
         return list(enumerate(seeds))
 
+    def render(self, *args: object, **kwargs: object) -> Any:
+        """Render the simulator as it was made to; MuJoCo's draw without a display too.
+
+        Raises:
+            RenderingError: MuJoCo cannot render on this machine; the message says what to install.
+        """
+        prepare_frames(self._env)
+        return super().render(*args, **kwargs)
+
     @staticmethod
     def get_library_name(env: Any) -> str:
         """Name the gym library that an env is an object of: "gymnasium", or "gym"."""
@@ -343,14 +353,6 @@ def _batch_of(env: Any, batch_size: BatchSize | None) -> tuple[int, ...]:
             "Leave it out; SerialEnv, ParallelEnv and GymEnv(..., num_envs=n) make batches."
         )
     return batch
-
-
-def _require_frames(env: Any) -> None:
-    if getattr(env, "render_mode", None) != "rgb_array":
-        raise ArgumentError(
-            f"from_pixels=True needs an env that renders rgb arrays, but its render_mode is "
-            f"{getattr(env, 'render_mode', None)!r}. Make it with render_mode='rgb_array'."
-        )
 
 
 def _space_of_one(env: Any, name: str) -> Any:

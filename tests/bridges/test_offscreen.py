@@ -1,0 +1,103 @@
+"""MuJoCo draws without a display: EGL, else OSMesa, else an error that names the cure."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from bridges import offscreen
+from envkit import GymEnv
+from envkit.errors import RenderingError
+
+
+def test_mujoco_envs_of_gymnasium_give_pixels_without_a_display(rendering, opened):
+    env = opened(GymEnv("HalfCheetah-v5", from_pixels=True, width=32, height=24))
+    env.set_seed(0)
+
+    data = env.rollout(3)
+
+    frames = data["next", "pixels"]
+    assert frames.shape == (3, 24, 32, 3) and frames.dtype == torch.uint8
+    assert frames.float().std() > 0 and not frames[0].equal(frames[2])
+
+
+def test_an_env_that_renders_on_demand_needs_no_display_either(rendering, opened):
+    env = opened(GymEnv("InvertedPendulum-v5", render_mode="rgb_array", width=32, height=24))
+    env.reset()
+
+    frame = env.render()
+
+    assert frame.shape == (24, 32, 3) and frame.std() > 0
+
+
+def test_the_backend_that_works_is_what_processes_started_later_find(rendering):
+    assert os.environ["MUJOCO_GL"] == rendering
+    assert offscreen.prepare() == rendering
+
+
+def test_a_backend_that_the_user_has_chosen_is_kept_and_not_tried(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
+
+    assert offscreen.prepare() == "glfw"
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="others keep their libraries' default"
+)
+def test_where_nothing_works_the_error_names_the_package(monkeypatch):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setenv("PYOPENGL_PLATFORM", "glx")  # refused by EGL and by OSMesa alike
+
+    with pytest.raises(RenderingError, match=r"egl: ImportError.*osmesa: ImportError.*libosmesa6"):
+        offscreen.prepare()
+
+    assert "MUJOCO_GL" not in os.environ
+
+
+_LATE = """
+import os, warnings
+warnings.simplefilter("ignore")
+import mujoco
+from dm_control import suite
+from bridges import offscreen
+backend = offscreen.prepare()
+env = suite.load("cartpole", "swingup")
+env.reset()
+assert env.physics.render(8, 8).any()
+env.physics.free()
+with mujoco.Renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 8, 8) as renderer:
+    assert renderer.render().shape == (8, 8, 3)
+print(backend)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["egl", "osmesa"])
+def test_libraries_that_were_imported_before_draw_with_the_backend_too(monkeypatch, backend):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setenv("PYOPENGL_PLATFORM", backend)  # the other one refuses that
+
+    done = subprocess.run([sys.executable, "-c", _LATE], capture_output=True, text=True)
+
+    if "RenderingError" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == backend
+
+
+@pytest.mark.slow
+def test_a_process_whose_opengl_is_bound_to_another_backend_is_told_to_restart(monkeypatch):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.delenv("PYOPENGL_PLATFORM", raising=False)
+    script = (
+        "import os; from bridges import offscreen; offscreen._first_that_draws = lambda: 'osmesa'\n"
+        "import mujoco.egl; offscreen.prepare()"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    assert "Set MUJOCO_GL=osmesa before Python is started" in done.stderr
