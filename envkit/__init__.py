@@ -8,6 +8,7 @@ from importlib import import_module as _import_module
 
 _HOMES = {
     "bridges.worlds.brax": ("BraxEnv", "BraxWrapper"),
+    "bridges.worlds.native.pendulum": ("PendulumJaxEnv",),
     "bridges.worlds.envpool.env": ("MultiThreadedEnv", "MultiThreadedEnvWrapper"),
     "bridges.jax.compile_cache": ("cache_dir",),
     "bridges.jax.memory": ("configure_gpu",),
@@ -39,6 +40,7 @@ _HOMES = {
     "envkit.batched.parallel": ("ParallelEnv",),
     "envkit.batched.serial": ("SerialEnv",),
     "envkit.checkpoint": ("load", "save"),
+    "envkit.envs.pendulum": ("PendulumEnv",),
     "envkit.env.checks": ("check_env_specs",),
     "envkit.env.drawing": ("make_tensordict",),
     "envkit.env.groups": ("MarlGroupMapType", "check_marl_grouping"),

@@ -18,6 +18,7 @@ from bridges.worlds.brax import BraxEnv as BraxEnv
 from bridges.worlds.brax import BraxWrapper as BraxWrapper
 from bridges.worlds.envpool.env import MultiThreadedEnv as MultiThreadedEnv
 from bridges.worlds.envpool.env import MultiThreadedEnvWrapper as MultiThreadedEnvWrapper
+from bridges.worlds.native.pendulum import PendulumJaxEnv as PendulumJaxEnv
 from envkit.batched.async_pool import AsyncEnvPool as AsyncEnvPool
 from envkit.batched.async_pool import ProcessorAsyncEnvPool as ProcessorAsyncEnvPool
 from envkit.batched.async_pool import RayAsyncEnvPool as RayAsyncEnvPool
@@ -48,6 +49,7 @@ from envkit.env.groups import check_marl_grouping as check_marl_grouping
 from envkit.env.policy import ExplorationType as ExplorationType
 from envkit.env.policy import exploration_type as exploration_type
 from envkit.env.policy import set_exploration_type as set_exploration_type
+from envkit.envs.pendulum import PendulumEnv as PendulumEnv
 from envkit.functional import Box as Box
 from envkit.functional import Discrete as Discrete
 from envkit.functional import FrameSkip as FrameSkip

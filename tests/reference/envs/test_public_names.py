@@ -17,7 +17,7 @@ WAITS = {
         *("MujocoPlaygroundAgentMapping", "MujocoPlaygroundAgentSpec"),
     },
     "native and model-based envs": {
-        *("ChessEnv", "FinancialRegimeEnv", "LLMHashingEnv", "PendulumEnv", "TicTacToeEnv"),
+        *("ChessEnv", "FinancialRegimeEnv", "LLMHashingEnv", "TicTacToeEnv"),
         *("DreamerDecoder", "DreamerEnv", "ImaginedEnv", "ModelBasedEnvBase", "WorldModelEnv"),
     },
 }

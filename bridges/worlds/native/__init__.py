@@ -1,0 +1,60 @@
+"""The envs that envkit brings itself, by name; the world "envkit".
+
+Conventions
+    name  what stands in the id after "envkit/".
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+from bridges.libraries import explained
+from envkit.data.keywords import known_to, refuse_unknown
+from envkit.env.base import EnvBase
+from envkit.errors import ArgumentError
+
+__all__ = ["build", "env_names", "fetching_names"]
+
+_HOMES = {
+    "Pendulum": ("envkit.envs.pendulum", "PendulumEnv"),
+    "PendulumJax": ("bridges.worlds.native.pendulum", "PendulumJaxEnv"),
+}
+"""Name to module and class."""
+
+
+def env_names() -> list[str]:
+    """List the names, sorted."""
+    return sorted(_HOMES)
+
+
+def fetching_names() -> frozenset[str]:
+    """Name the envs that need the network to be built: none."""
+    return frozenset()
+
+
+def build(name: str, **kwargs: Any) -> EnvBase:
+    """Build one env.
+
+    Args:
+        name: see `env_names`.
+        **kwargs: of its class.
+
+    Raises:
+        ArgumentError: no env has this name; the message gives those closest to it.
+        OptionError: (a TypeError) its class does not know a keyword.
+        MissingLibraryError: (an ImportError) the library it needs is not installed.
+    """
+    if name not in _HOMES:
+        near = get_close_matches(str(name), _HOMES, 3) or env_names()
+        raise ArgumentError(
+            f"envkit has no env called {name!r} of its own. Did you mean {' or '.join(map(repr, near))}?"
+        )
+    home, kind = _HOMES[name]
+    try:
+        made = getattr(import_module(home), kind)
+    except ModuleNotFoundError as error:
+        raise explained(error) from error
+    refuse_unknown(f"envkit/{name}", kwargs, known_to(made) or kwargs.keys())
+    return made(**kwargs)

@@ -1,0 +1,121 @@
+"""A pendulum that is swung up, in torch: state and physical parameters in the data, differentiable in both.
+
+The equations of motion and the cost are those of Gymnasium's Pendulum, stepped by semi-implicit Euler.
+The same env in JAX is `bridges.worlds.native.pendulum`.
+
+Conventions
+    th      angle in rad, 0 upright, in [-pi, pi]; shape (*batch,), float32.
+    thdot   angular velocity in rad/s; shape (*batch,), float32.
+    params  scalars, one for each element: max_speed, max_torque, dt, g, m, l.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Unpack
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from envkit.data.arguments import as_batch_size
+from envkit.data.results import EnvData
+from envkit.env.options import EnvOptions
+from envkit.env.seeding import drawn_seed
+from envkit.envs.parameters import default_parameters, parameter_specs, parameters_in
+from envkit.envs.seeded import SeededEnv
+from envkit.specs import Bounded, Composite, Unbounded
+from envkit.specs.annotations import BatchSize, Device
+
+__all__ = ["PARAMETERS", "PendulumEnv"]
+
+PARAMETERS = {"max_speed": 8.0, "max_torque": 2.0, "dt": 0.05, "g": 10.0, "m": 1.0, "l": 1.0}
+"""Default physical parameters, in SI units."""
+
+
+class PendulumEnv(SeededEnv):
+    """Swing up a pendulum and hold it upright; never done.
+
+    Args:
+        td_params: what `gen_params` gave, or a part of it: the parameters of rows that bring none of their
+            own, and the bounds of action and velocity in the specs. Batch size ``()``.
+        seed: of random states and actions; None draws one from torch's global generator.
+        device: where data is.
+        **options: see `EnvOptions`. ``batch_size`` is what a reset without data produces.
+
+    A reset keeps the parameters that the data holds and draws ``th`` in [-pi, pi] and ``thdot`` in
+    [-1, 1]; where the data holds both and ``set_state`` is not False, it keeps them. A step takes the torque
+    ``action``, shape (*batch, 1), clipped to ``max_torque``, and rewards the state before it. Gradients flow to the
+    action, the state and the parameters.
+
+    Raises:
+        BatchSizeError: (a RuntimeError) ``td_params`` has a batch size.
+        MissingKeyError: (a KeyError) ``td_params`` has no ``params``.
+    """
+
+    _supports_set_state = True
+
+    def __init__(
+        self,
+        td_params: TensorDictBase | None = None,
+        seed: int | None = None,
+        device: Device | None = None,
+        **options: Unpack[EnvOptions],
+    ):
+        super().__init__(device=device, **options)
+        self._defaults = default_parameters(td_params, self.gen_params(device=self.device))
+        torque, speed = (float(self._defaults[name]) for name in ("max_torque", "max_speed"))
+        place = {"device": self.device, "dtype": torch.float32}
+        state = Composite(
+            th=Bounded(-math.pi, math.pi, (), **place),
+            thdot=Bounded(-speed, speed, (), **place),
+            params=parameter_specs(self._defaults),
+        )
+        self.observation_spec_unbatched = state
+        self.state_spec_unbatched = state.clone()
+        self.action_spec_unbatched = Bounded(-torque, torque, (1,), **place)
+        self.reward_spec_unbatched = Unbounded((1,), **place)
+        self.set_seed(drawn_seed() if seed is None else seed)
+
+    @staticmethod
+    def gen_params(
+        g: float = 10.0, batch_size: BatchSize | None = None, device: Device | None = None
+    ) -> EnvData:
+        """Give the default parameters under ``params``, with this gravity, one set for each element of a batch.
+
+        Args:
+            g: gravitational acceleration in m/s^2.
+            batch_size: of the data; None is one set.
+            device: where they are.
+        """
+        numbers = {name: torch.tensor(value) for name, value in {**PARAMETERS, "g": g}.items()}
+        numbers = {name: value.to(device, torch.float32) for name, value in numbers.items()}
+        params = TensorDict({"params": TensorDict(numbers)}, device=device)
+        return params.expand(as_batch_size(batch_size)).contiguous()
+
+    def _reset(self, td: TensorDictBase | None, *, set_state: bool) -> TensorDictBase:
+        shape = self._shape_of(td)
+        if td is not None and set_state and {"th", "thdot"} <= set(td.keys()):
+            th, thdot = td["th"].clone(), td["thdot"].clone()
+        else:
+            th = self._uniform(shape, -math.pi, math.pi)
+            thdot = self._uniform(shape, -1.0, 1.0)
+        params = parameters_in(td, self._defaults, shape, self.device)
+        return TensorDict({"th": th, "thdot": thdot, "params": params}, shape, device=self.device)
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        th, thdot, params = td["th"], td["thdot"], td["params"]
+        speed, torque = params["max_speed"], params["max_torque"]
+        u = td["action"].squeeze(-1).clamp(-torque, torque)
+        cost = _normalised(th) ** 2 + 0.1 * thdot**2 + 0.001 * u**2
+
+        gravity = 3 * params["g"] / (2 * params["l"]) * th.sin()
+        push = 3.0 / (params["m"] * params["l"] ** 2) * u
+        thdot = (thdot + (gravity + push) * params["dt"]).clamp(-speed, speed)
+        th = _normalised(th + thdot * params["dt"])
+        out: dict[str, Any] = {"th": th, "thdot": thdot, "params": params}
+        return TensorDict({**out, "reward": -cost.unsqueeze(-1)}, td.batch_size, device=td.device)
+
+
+def _normalised(angle: torch.Tensor) -> torch.Tensor:
+    """Bring an angle into [-pi, pi]."""
+    return (angle + math.pi) % (2 * math.pi) - math.pi

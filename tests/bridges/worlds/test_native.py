@@ -1,0 +1,89 @@
+"""The world "envkit": its names, what it refuses, and the pendulum in JAX beside the one in torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from bridges.worlds import native
+from envkit import PendulumEnv, check_env_specs
+from envkit.errors import ArgumentError, OptionError
+
+ROWS = 4
+
+
+@pytest.fixture(scope="module")
+def twin():
+    env = native.build("PendulumJax", batch_size=[ROWS], requires_grad=True)
+    env.set_seed(0)
+    return env
+
+
+def test_names_are_sorted_and_need_no_network():
+    names = native.env_names()
+
+    assert names == sorted(names) and "Pendulum" in names
+    assert not native.fetching_names()
+
+
+def test_an_unknown_name_or_keyword_is_told_with_the_nearest():
+    with pytest.raises(ArgumentError, match=r"no env called 'Pendulun' .* 'Pendulum'"):
+        native.build("Pendulun")
+    with pytest.raises(
+        OptionError, match=r"envkit/Pendulum takes no keyword 'sed'. Did you mean 'seed'"
+    ):
+        native.build("Pendulum", sed=3)
+    with pytest.raises(OptionError, match=r"no keyword 'max_torq'. Did you mean 'max_torque'"):
+        native.build("PendulumJax", params={"max_torq": 1.0})
+
+
+def test_both_pendulums_declare_the_same(twin):
+    env = native.build("Pendulum", batch_size=[ROWS])
+
+    for name, leaf in env.observation_spec.items(True, True):
+        own = twin.observation_spec[name].cpu()
+        assert own.shape == leaf.shape and own.dtype == leaf.dtype and type(own) is type(leaf)
+        assert torch.equal(own.space.low, leaf.space.low)
+    assert twin.action_spec == env.action_spec and twin.reward_spec == env.reward_spec
+    check_env_specs(twin)
+
+
+def test_both_pendulums_make_the_same_steps_up_to_rounding(twin):
+    env = PendulumEnv(seed=0)
+    start = env.gen_params(batch_size=[ROWS])
+    start["params", "g"] = torch.tensor([10.0, 1.0, 5.0, 9.8])
+    root = env.reset(start)
+
+    for _ in range(100):
+        action = torch.randn(ROWS, 1) * 3
+        ours = env.step(root.set("action", action))
+        theirs = twin.step(twin.root_at(root).set("action", action))["next"]
+        for name in ("thdot", "reward", ("params", "g")):
+            torch.testing.assert_close(theirs[name], ours["next", name], rtol=1e-5, atol=1e-5)
+        apart = theirs["th"] - ours["next", "th"]  # pi and -pi are one angle
+        assert (apart.sin().abs() < 1e-5).all() and (apart.cos() > 0).all()
+        root = env.step_mdp(ours)
+
+
+def test_both_pendulums_have_the_same_gradients(twin):
+    root = PendulumEnv(seed=1).reset(PendulumEnv.gen_params(batch_size=[ROWS]))
+    gradients = []
+    for env, start in ((PendulumEnv(), root), (twin, twin.root_at(root))):
+        action = torch.full((ROWS, 1), 0.3, requires_grad=True)
+        first = env.step(start.clone().set("action", action))
+        second = env.step(env.step_mdp(first).set("action", action))
+        total = first["next", "reward"] + second["next", "reward"]
+        gradients += torch.autograd.grad(total.sum(), action)
+
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_rows_that_bring_only_parameters_begin_at_a_state_of_their_own(twin):
+    params = PendulumEnv.gen_params(g=2.0, batch_size=[ROWS])
+
+    root = twin.root_at(params)
+
+    assert (root["params", "g"] == 2).all() and root["th"].unique().numel() == ROWS
+    assert (twin.unpack(root["state"])["params", "g"] == 2).all()
+    assert isinstance(root, TensorDict)
