@@ -41,6 +41,8 @@ _HOMES = {
     "envkit.batched.serial": ("SerialEnv",),
     "envkit.checkpoint": ("load", "save"),
     "envkit.envs.pendulum": ("PendulumEnv",),
+    "envkit.envs.trading": ("FinancialRegimeEnv",),
+    "envkit.envs.tictactoe": ("TicTacToeEnv",),
     "envkit.env.checks": ("check_env_specs",),
     "envkit.env.drawing": ("make_tensordict",),
     "envkit.env.groups": ("MarlGroupMapType", "check_marl_grouping"),

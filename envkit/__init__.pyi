@@ -50,6 +50,8 @@ from envkit.env.policy import ExplorationType as ExplorationType
 from envkit.env.policy import exploration_type as exploration_type
 from envkit.env.policy import set_exploration_type as set_exploration_type
 from envkit.envs.pendulum import PendulumEnv as PendulumEnv
+from envkit.envs.tictactoe import TicTacToeEnv as TicTacToeEnv
+from envkit.envs.trading import FinancialRegimeEnv as FinancialRegimeEnv
 from envkit.functional import Box as Box
 from envkit.functional import Discrete as Discrete
 from envkit.functional import FrameSkip as FrameSkip

@@ -113,7 +113,12 @@ class EnvBase(Stepping, metaclass=EnvMeta):
     ) -> TensorDictBase:
         """Sample the actions of the whole batch of ``td``, or of a part of it, given as an index."""
         if not self.batch_locked and td.batch_size != self.batch_size:
-            return self.single_full_action_spec.rand(td.batch_size, generator)
+            spec = self.single_full_action_spec
+            if not self._action_masks:
+                return spec.rand(td.batch_size, generator)
+            spec = spec.expand(td.batch_size)
+            allow_options(spec, td, self._action_masks)
+            return spec.rand((), generator)
         spec = self.full_action_spec
         allow_options(spec, td, self._action_masks)
         return (spec if part == () else spec[part]).rand((), generator)

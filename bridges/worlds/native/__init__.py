@@ -18,8 +18,10 @@ from envkit.errors import ArgumentError
 __all__ = ["build", "env_names", "fetching_names"]
 
 _HOMES = {
+    "FinancialRegime": ("envkit.envs.trading", "FinancialRegimeEnv"),
     "Pendulum": ("envkit.envs.pendulum", "PendulumEnv"),
     "PendulumJax": ("bridges.worlds.native.pendulum", "PendulumJaxEnv"),
+    "TicTacToe": ("envkit.envs.tictactoe", "TicTacToeEnv"),
 }
 """Name to module and class."""
 

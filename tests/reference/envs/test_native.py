@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tensordict import TensorDict
 
-from envkit import PendulumEnv
-from tests.reference.compare import check_same, check_works_alike, differs
+from envkit import FinancialRegimeEnv, PendulumEnv, TicTacToeEnv
+from envkit.errors import InputError
+from tests.reference.compare import OURS, THEIRS, check_same, check_works_alike, differs
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TorchRL's own
 
@@ -57,3 +59,75 @@ def test_parameters_of_the_constructor_are_the_defaults_here():
     )
     assert PendulumEnv(PendulumEnv.gen_params(g=1.0)).reset()["params", "g"] == 1
     check_same(lambda lib: lib.PendulumEnv(td_params=lib.PendulumEnv.gen_params(batch_size=[3])))
+
+
+# -- games -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("single_player", [False, True])
+@pytest.mark.parametrize("kind", ["observation", "state", "action", "reward", "done"])
+def test_games_of_tic_tac_toe_declare_the_same(single_player, kind):
+    check_works_alike(
+        lambda lib: getattr(lib.TicTacToeEnv(single_player=single_player), f"full_{kind}_spec")
+    )
+
+
+@pytest.mark.parametrize(
+    "cells", [[4, 0, 2, 6, 3, 5, 1, 7, 8], [0, 3, 1, 4, 2], [0, 3, 1, 4, 8, 5]]
+)
+def test_games_of_tic_tac_toe_go_alike(cells):
+    def play(lib):
+        return lib.TicTacToeEnv().rollout(9, actions=[torch.tensor(cell) for cell in cells])
+
+    check_works_alike(play)
+    check_works_alike(lambda lib: lib.TicTacToeEnv().reset(_rows(2, 3)))
+    check_same(lambda lib: lib.TicTacToeEnv().reset(_rows(2), set_state=True))
+
+
+def test_a_cell_that_is_taken_is_refused_here():
+    def play(lib):
+        env = lib.TicTacToeEnv()
+        return env.rollout(2, actions=[torch.tensor(4), torch.tensor(4)])
+
+    differs("native-envs", play)
+    with pytest.raises(InputError):
+        play(OURS)
+    assert TicTacToeEnv().rollout(9)["next", "done"][-1]
+
+
+# -- a market --------------------------------------------------------------------------
+
+
+def market(lib, **options):
+    return lib.FinancialRegimeEnv(seed=0, **options)
+
+
+@pytest.mark.parametrize("kind", ["observation", "state", "action", "reward", "done"])
+def test_markets_declare_the_same(kind):
+    check_works_alike(lambda lib: getattr(market(lib), f"full_{kind}_spec"))
+    check_works_alike(lambda lib: lib.FinancialRegimeEnv.gen_params(max_steps=3, batch_size=[2]))
+
+
+def test_markets_move_and_pay_alike():
+    actions = torch.randint(3, (40, 1), generator=torch.Generator().manual_seed(0)).unbind(0)
+    rounded = ("price_history", "entry_price", "reward")
+
+    def trade(lib):
+        return market(lib).rollout(40, actions=actions)
+
+    check_works_alike(lambda lib: trade(lib)["next"].exclude(*rounded))
+    for name in rounded:
+        torch.testing.assert_close(trade(OURS)["next", name], trade(THEIRS)["next", name])
+
+
+def test_a_window_and_a_batch_of_markets_are_what_was_asked_for():
+    differs("native-envs", lambda lib: market(lib, window_size=7).reset()["price_history"].shape)
+    differs(
+        "native-envs",
+        lambda lib: market(lib).reset(lib.FinancialRegimeEnv.gen_params(batch_size=[2])),
+    )
+    assert FinancialRegimeEnv(window_size=7).reset()["price_history"].shape == (7,)
+
+
+def _rows(*batch_size):
+    return TensorDict(batch_size=batch_size)
