@@ -50,6 +50,7 @@ _HOMES = {
         "Box",
         "Discrete",
         "FrameSkip",
+        "MultiDiscrete",
         "StatelessEnv",
         "TimeLimit",
         "Timestep",

@@ -55,6 +55,7 @@ from envkit.envs.trading import FinancialRegimeEnv as FinancialRegimeEnv
 from envkit.functional import Box as Box
 from envkit.functional import Discrete as Discrete
 from envkit.functional import FrameSkip as FrameSkip
+from envkit.functional import MultiDiscrete as MultiDiscrete
 from envkit.functional import StatelessEnv as StatelessEnv
 from envkit.functional import TimeLimit as TimeLimit
 from envkit.functional import Timestep as Timestep

@@ -22,6 +22,7 @@ import jax
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from bridges.jax.choices import integers_of, is_choice
 from bridges.jax.gradients import Differentiable, Running, start
 from bridges.jax.programs import PACKED, Constants, Programs, padded_size
 from bridges.jax.specs import action_composite
@@ -29,7 +30,6 @@ from envkit.data.paths import Key, Path, as_key, tensordict_of
 from envkit.data.transition import leaves, stepped_rows
 from envkit.env.base import EnvBase
 from envkit.errors import InputError, MissingKeyError
-from envkit.functional import Discrete
 from envkit.rules import DONE_LEAVES
 from envkit.specs.inputs import ActionInput, action_inputs
 
@@ -174,8 +174,8 @@ class RowEnv(EnvBase):
         key = path[0] if len(path) == 1 else path
         rules = self._declared.cached("action_rules", self._action_rules)
         value = rules[key].take(td.get(key, None), td.batch_size, rows=stepped)
-        if isinstance(space, Discrete):
-            value = value if self.categorical_action_encoding else value.argmax(-1)
+        if is_choice(space):
+            value = value if self.categorical_action_encoding else integers_of(value, space)
             value = value.to(torch.int32)
         return self._rows_in(td, value, copy=True)
 

@@ -14,9 +14,18 @@ import torch
 
 from bridges.dlpack import torch_dtype_of
 from envkit.errors import SpecTypeError
-from envkit.functional import Box, Discrete
+from envkit.functional import Box, Discrete, MultiDiscrete
 from envkit.rules import DONE_LEAVES
-from envkit.specs import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
+from envkit.specs import (
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
 
 __all__ = ["action_composite", "array_leaf", "done_composite"]
 
@@ -45,7 +54,7 @@ def action_composite(
         categorical: discrete actions as integers instead of one-hot.
 
     Raises:
-        SpecTypeError: a space is neither a `Box` nor a `Discrete`.
+        SpecTypeError: a space is none of `Box`, `Discrete` and `MultiDiscrete`.
     """
     composite = Composite(shape=batch, device=device)
     if isinstance(space, Mapping):
@@ -68,7 +77,11 @@ def _action_leaf(space: Any, batch: torch.Size, device: Any, categorical: bool) 
         if categorical:
             return Categorical(space.n, shape=batch, device=device)
         return OneHot(space.n, shape=(*batch, space.n), device=device, dtype=torch.int64)
+    if isinstance(space, MultiDiscrete):
+        if categorical:
+            return MultiCategorical(space.nvec, (*batch, len(space.nvec)), device)
+        return MultiOneHot(space.nvec, (*batch, sum(space.nvec)), device, torch.int64)
     raise SpecTypeError(
-        f"the action space is {type(space).__name__}, but must be a Box, a Discrete, or a "
-        "dict of them (envkit.Box, envkit.Discrete)."
+        f"the action space is {type(space).__name__}, but must be a Box, a Discrete, a MultiDiscrete, or a "
+        "dict of them (envkit.Box, envkit.Discrete, envkit.MultiDiscrete)."
     )

@@ -5,7 +5,7 @@ of fused transforms. When something begins anew, and in which order, is decided 
 what a transform computes stands in the transform. No torch here.
 
 Conventions
-    path      tuple of names; a leaf has shape (rows, *event), done flags and rewards (rows, 1).
+    path      tuple of names; a leaf has shape (rows, *event), done flags (rows, 1), rewards too unless the env has several.
     memory    leaves that transforms read at the root of a step, see `FusableTransform`.
     shared    one mapping for each transform, by name: what all rows share and what is seen of them changes,
               such as running statistics (the `state` of a `FusableTransform`).
@@ -120,7 +120,7 @@ class NamedRows:
 
     def unstepped(self, state: RowState, rows: int) -> tuple[RowState, Timestep]:
         """Give what `step` gives in form, but no step is made: the state stays, what is shown means nothing."""
-        blank = _named(self._blank(rows)) | {_REWARD: jnp.zeros((rows, 1), jnp.float32)}
+        blank = _named(self._blank(rows)) | {_REWARD: self._unpaid(rows)}
         following, shared = self._stepped(state.memory, blank, state.shared)
         following |= {path: state.memory[path] for path in self._carried}
         return self._moment(state.inner, following, shared)
@@ -188,7 +188,7 @@ class NamedRows:
         begun = self._begun(blank, shared)[0]
         leaves = begun | given | dict(zip(FLAGS, flags, strict=True))
         state, root = self._moment(inner, leaves, shared)
-        reward = {_REWARD: jnp.zeros(flags.shape[1:], jnp.float32)}
+        reward = {_REWARD: self._unpaid(flags.shape[1])}
         following = self._stepped(state.memory, blank | reward, shared)
         _, shown = self._moment(inner, *following)
         return state, Timestep(root.observation, shown.reward, root.terminated, root.truncated)
@@ -211,7 +211,7 @@ class NamedRows:
     ) -> tuple[RowState, Timestep]:
         acted = action if isinstance(action, Acted) else Acted(action, {}, {})
         inner, timestep = self.env.step(state.inner, acted.action)
-        following = {**_named(timestep), _REWARD: timestep.reward[..., None]}
+        following = {**_named(timestep), _REWARD: self._as_leaf(timestep.reward)}
         memory = _overwritten(state.memory, acted.written)
         following, shared = self._stepped(memory, following, state.shared, mask)
         following |= {path: memory[path] for path in self._carried}
@@ -266,6 +266,13 @@ class NamedRows:
     def _blank(self, rows: int) -> Timestep:
         like = self.env.template[1]
         return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype), like)
+
+    def _unpaid(self, rows: int) -> jax.Array:
+        return self._as_leaf(jnp.zeros((rows, *self.env.reward_shape), jnp.float32))
+
+    def _as_leaf(self, reward: jax.Array) -> jax.Array:
+        """Give a single reward its trailing axis; several have one."""
+        return reward if self.env.reward_shape else reward[..., None]
 
     @cached_property
     def _shown_by_reset(self) -> set[Path]:

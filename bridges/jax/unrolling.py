@@ -21,13 +21,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from bridges.dlpack import to_jit, to_torch
+from bridges.jax.choices import encoded
 from bridges.jax.handoff import RowEnv
 from bridges.jax.policy.inputs import Actor, actor_for, free_entries
 from envkit.data.paths import Key, Path, as_key, as_path, tensordict_of
 from envkit.env.fragments import Begun
 from envkit.errors import PolicyError
 from envkit.functional import StopRule
-from envkit.specs import OneHot, TensorSpec
 
 __all__ = ["begin_unroll", "unroll_until"]
 
@@ -180,7 +180,7 @@ def _recorded(
         if path in actor.writes:
             value = value.to(actor.writes[path])
         elif path in actions:
-            value = _encoded(value, env.full_action_spec[as_key(path)])
+            value = encoded(value, env.full_action_spec[as_key(path)])
         side, name = (following, path[1:]) if path[0] == "next" else (root, path)
         side[name] = value
     entries = root | {("next", *path): leaf for path, leaf in following.items()}
@@ -197,9 +197,3 @@ def _acted(run: dict[str, Any]) -> Mapping[Path, torch.Tensor]:
     if not isinstance(action, dict):
         return {("action",): action}
     return {("action", name): leaf for name, leaf in action.items()}
-
-
-def _encoded(action: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    if isinstance(spec, OneHot):
-        return torch.nn.functional.one_hot(action.long(), spec.shape[-1]).to(spec.dtype)
-    return action.to(spec.dtype)

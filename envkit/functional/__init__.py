@@ -6,10 +6,17 @@ here is traceable and waits for one outer ``jit``.
 
 from envkit.functional.autoreset import EpisodeState, Episodic, ResetMode, restart_where
 from envkit.functional.batch import BatchedEnv, row_keys
-from envkit.functional.core import StatelessEnv, Timestep, WrapperState, done_of, normalize
+from envkit.functional.core import (
+    StatelessEnv,
+    Timestep,
+    WrapperState,
+    done_of,
+    normalize,
+    reward_shape_of,
+)
 from envkit.functional.packing import Field, StatePacking
 from envkit.functional.rollout import Policy, Transition, random_policy, transition, unroll
-from envkit.functional.spaces import Box, Discrete, sample_space
+from envkit.functional.spaces import Box, Discrete, MultiDiscrete, sample_space
 from envkit.functional.structure import conform, name_of
 from envkit.functional.until import Stopped, StopRule, unroll_until
 from envkit.functional.wrappers import FrameSkip, TimeLimit, TimeLimitState
@@ -22,6 +29,7 @@ __all__ = [
     "Episodic",
     "Field",
     "FrameSkip",
+    "MultiDiscrete",
     "Policy",
     "ResetMode",
     "StatePacking",
@@ -39,6 +47,7 @@ __all__ = [
     "normalize",
     "random_policy",
     "restart_where",
+    "reward_shape_of",
     "row_keys",
     "sample_space",
     "transition",

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 from envkit import rules
 from envkit.errors import ArgumentError
-from envkit.functional.core import StatelessEnv, Timestep, WrapperState
+from envkit.functional.core import StatelessEnv, Timestep, WrapperState, reward_shape_of
 
 __all__ = ["EpisodeState", "Episodic", "ResetMode", "chunk_size", "reset_rows", "restart_where"]
 
@@ -80,6 +80,10 @@ class Episodic:
     @property
     def observation_space(self) -> Any:
         return getattr(self.env, "observation_space", None)
+
+    @property
+    def reward_shape(self) -> tuple[int, ...]:
+        return reward_shape_of(self.env)
 
     def reset(self, key: jax.Array, /) -> tuple[EpisodeState, Timestep]:
         """Draw an episode from ``key`` and carry the key of the one after it."""

@@ -79,6 +79,10 @@ class BatchedEnv:
     def observation_space(self) -> Any:
         return self.env.observation_space
 
+    @property
+    def reward_shape(self) -> tuple[int, ...]:
+        return self.env.reward_shape
+
     @cached_property
     def template(self) -> tuple[EpisodeState, Timestep]:
         """Shapes and dtypes of one row: `jax.ShapeDtypeStruct` leaves without a batch axis."""
@@ -168,12 +172,12 @@ class BatchedEnv:
 
     def _reset_row(self, key: jax.Array) -> tuple[EpisodeState, Timestep]:
         state, timestep = self.env.reset(key)
-        return jax.tree.map(strong, state), normalize(timestep)
+        return jax.tree.map(strong, state), normalize(timestep, self.reward_shape)
 
     def _step_row(self, state: EpisodeState, action: Any) -> tuple[EpisodeState, Timestep]:
         state_like, timestep_like = self.template
         state, timestep = self.env.step(state, action)
         return (
             conform(state, state_like, what="state"),
-            conform(normalize(timestep), timestep_like, what="timestep"),
+            conform(normalize(timestep, self.reward_shape), timestep_like, what="timestep"),
         )

@@ -6,7 +6,7 @@ know batches, resets at the end of an episode, or torch.
 Conventions
     state        any pytree of arrays; the whole truth about an episode.
     observation  array, or dict (any pytree) of arrays.
-    reward       float32, shape ().
+    reward       float32, shape (), or (k,) where the env declares k components.
     terminated   bool, shape (): the task itself ended the episode.
     truncated    bool, shape (): something outside the task, such as a time limit, cut it short.
 """
@@ -23,7 +23,7 @@ from envkit import rules
 from envkit.errors import StateStructureError
 from envkit.functional.structure import strong
 
-__all__ = ["StatelessEnv", "Timestep", "WrapperState", "done_of", "normalize"]
+__all__ = ["StatelessEnv", "Timestep", "WrapperState", "done_of", "normalize", "reward_shape_of"]
 
 S = TypeVar("S")
 
@@ -47,12 +47,13 @@ class Timestep:
 class StatelessEnv(Protocol):
     """One environment as two pure functions. It holds no episode; the caller holds the state.
 
-    It may also have an ``observation_space``.
+    It may also have an ``observation_space``, and a ``reward_shape``: () where it is left out, or ``(k,)`` for k
+    components, one for each agent, say.
     """
 
     @property
     def action_space(self) -> Any:
-        """A `Box`, a `Discrete`, or a dict or tuple of them."""
+        """A `Box`, a `Discrete`, a `MultiDiscrete`, or a dict or tuple of them."""
         ...
 
     def reset(self, key: jax.Array, /) -> tuple[Any, Timestep]:
@@ -80,20 +81,40 @@ def done_of(timestep: Timestep) -> jax.Array:
     return rules.done_from(timestep.terminated, timestep.truncated)
 
 
-def normalize(timestep: Timestep) -> Timestep:
+def reward_shape_of(env: Any) -> tuple[int, ...]:
+    """Give the shape of the rewards of an env, () if it declares none."""
+    return tuple(getattr(env, "reward_shape", ()))
+
+
+def normalize(timestep: Timestep, reward_shape: tuple[int, ...] = ()) -> Timestep:
     """Give every field of one environment's ``timestep`` its fixed dtype and shape.
 
+    A reward that is a single number counts for every component.
+
     Raises:
-        StateStructureError: reward, terminated or truncated is not a scalar (one element counts).
+        StateStructureError: terminated or truncated is not a scalar (one element counts), or the reward is
+            neither that nor of shape ``reward_shape``.
     """
     return replace(
         timestep,
         observation=jax.tree.map(strong, timestep.observation),
-        reward=_scalar(timestep.reward, jnp.float32, "reward"),
+        reward=_reward(timestep.reward, reward_shape),
         terminated=_scalar(timestep.terminated, jnp.bool_, "terminated"),
         truncated=_scalar(timestep.truncated, jnp.bool_, "truncated"),
         info=jax.tree.map(strong, timestep.info),
     )
+
+
+def _reward(value: Any, shape: tuple[int, ...]) -> jax.Array:
+    array = jnp.asarray(value)
+    if not shape:
+        return _scalar(array, jnp.float32, "reward")
+    if array.ndim and array.shape != shape:
+        raise StateStructureError(
+            f"reward has shape {array.shape}, but the environment declares reward_shape={shape}. Return "
+            "that, or one number for all components."
+        )
+    return jnp.broadcast_to(strong(array), shape).astype(jnp.float32)
 
 
 def _scalar(value: Any, dtype: Any, name: str) -> jax.Array:
@@ -102,5 +123,9 @@ def _scalar(value: Any, dtype: Any, name: str) -> jax.Array:
         raise StateStructureError(
             f"{name} has shape {array.shape}, but one environment has one {name}. Write reset and "
             "step for a single environment and return a scalar; envkit adds the batch."
+            f"{_SEVERAL if name == 'reward' else ''}"
         )
     return strong(array.reshape(())).astype(dtype)
+
+
+_SEVERAL = " An env whose rewards have k components says so: reward_shape = (k,)."

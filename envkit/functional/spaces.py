@@ -4,7 +4,7 @@ This module decides the distribution of random actions. It does not know specs: 
 spaces into those.
 
 Conventions
-    space      `Box`, `Discrete`, or a dict, tuple or list of spaces.
+    space      `Box`, `Discrete`, `MultiDiscrete`, or a dict, tuple or list of spaces.
     bounds     inclusive on both sides, for integers too.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from envkit.errors import ArgumentError
 
-__all__ = ["Box", "Discrete", "sample_space"]
+__all__ = ["Box", "Discrete", "MultiDiscrete", "sample_space"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +86,33 @@ class Discrete:
     def sample(self, key: jax.Array) -> jax.Array:
         """Draw one of the integers with equal probability."""
         return jax.random.randint(key, (), 0, self.n, dtype=jnp.int32)
+
+
+@dataclass(frozen=True)
+class MultiDiscrete:
+    """Vectors of integers, entry ``i`` in ``0 .. nvec[i] - 1``: int32, shape ``(len(nvec),)``."""
+
+    nvec: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nvec", tuple(map(int, self.nvec)))
+        if min(self.nvec, default=0) < 1:
+            raise ArgumentError(
+                f"a MultiDiscrete space needs one entry or more, each n >= 1, but got {self.nvec}."
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.nvec),)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.int32)
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """Draw every entry by itself, each of its integers with equal probability."""
+        above = jnp.array(self.nvec, jnp.int32)
+        return jax.random.randint(key, self.shape, 0, above, dtype=jnp.int32)
 
 
 def sample_space(space: Any, key: jax.Array) -> Any:

@@ -17,7 +17,14 @@ import jax.numpy as jnp
 
 from envkit import rules
 from envkit.errors import ArgumentError
-from envkit.functional.core import StatelessEnv, Timestep, WrapperState, done_of, normalize
+from envkit.functional.core import (
+    StatelessEnv,
+    Timestep,
+    WrapperState,
+    done_of,
+    normalize,
+    reward_shape_of,
+)
 from envkit.functional.structure import conform, strong
 
 __all__ = ["FrameSkip", "TimeLimit", "TimeLimitState"]
@@ -56,6 +63,10 @@ class TimeLimit:
     @property
     def observation_space(self) -> Any:
         return getattr(self.env, "observation_space", None)
+
+    @property
+    def reward_shape(self) -> tuple[int, ...]:
+        return reward_shape_of(self.env)
 
     def reset(self, key: jax.Array, /) -> tuple[TimeLimitState, Timestep]:
         """Start an episode with no step elapsed."""
@@ -98,6 +109,10 @@ class FrameSkip:
     def observation_space(self) -> Any:
         return getattr(self.env, "observation_space", None)
 
+    @property
+    def reward_shape(self) -> tuple[int, ...]:
+        return reward_shape_of(self.env)
+
     def reset(self, key: jax.Array, /) -> tuple[Any, Timestep]:
         """Start an episode; no frame is skipped."""
         return self.env.reset(key)
@@ -121,4 +136,4 @@ class FrameSkip:
 
     def _frame(self, state: Any, action: Any) -> tuple[Any, Timestep]:
         state, timestep = self.env.step(state, action)
-        return jax.tree.map(strong, state), normalize(timestep)
+        return jax.tree.map(strong, state), normalize(timestep, self.reward_shape)

@@ -17,6 +17,7 @@ from envkit.functional import (
     Box,
     Discrete,
     FrameSkip,
+    MultiDiscrete,
     TimeLimit,
     Timestep,
     normalize,
@@ -24,7 +25,7 @@ from envkit.functional import (
 )
 from envkit.functional.core import done_of
 from envkit.functional.structure import conform
-from tests.zoo.jax_envs import Countdown, NoisyWalk, Pendulum
+from tests.zoo.jax_envs import Countdown, NoisyWalk, Pendulum, Team
 
 KEY = jax.random.PRNGKey(0)
 
@@ -277,3 +278,36 @@ def test_a_dict_observation_keeps_its_keys():
 
     assert timestep.observation["place"].shape == (3, 2)
     assert timestep.observation["far"].dtype == jnp.bool_
+
+
+# ------------------------------------------------------------------------- rewards of several components
+
+
+def test_an_env_that_declares_components_is_paid_each_of_them_through_its_wrappers():
+    env = FrameSkip(TimeLimit(Team(end=9), limit=20), frames=3)
+
+    state, _ = env.reset(KEY)
+    _, timestep = env.step(jax.tree.map(jnp.zeros_like, state), jnp.array([2, 1]))
+
+    assert env.reward_shape == (2,)
+    assert timestep.reward.tolist() == [6.0, 3.0]
+    assert timestep.reward.dtype == jnp.float32
+
+
+def test_a_number_counts_for_every_component_and_another_shape_is_refused():
+    assert normalize(Timestep(0.0, reward=2), (3,)).reward.tolist() == [2.0, 2.0, 2.0]
+    with pytest.raises(StateStructureError, match=r"\(2,\).*reward_shape=\(3,\)"):
+        normalize(Timestep(0.0, reward=jnp.zeros(2)), (3,))
+    with pytest.raises(StateStructureError, match=r"reward_shape = \(k,\)"):
+        normalize(Timestep(0.0, reward=jnp.zeros(2)))
+
+
+def test_several_choices_are_drawn_each_within_its_own_options():
+    space = MultiDiscrete([3, 1, 2])
+
+    drawn = jax.vmap(space.sample)(jax.random.split(KEY, 200))
+
+    assert drawn.shape == (200, 3) and drawn.dtype == jnp.int32
+    assert [set(column.tolist()) for column in drawn.T] == [{0, 1, 2}, {0}, {0, 1}]
+    with pytest.raises(ArgumentError, match="n >= 1"):
+        MultiDiscrete((2, 0))

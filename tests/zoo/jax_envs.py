@@ -4,6 +4,7 @@ Conventions
     Countdown(start)  observation float32 (): what is left; reward 1, terminated at 0. No randomness.
     NoisyWalk()       starts at a random place in a dict observation; terminated outside [-2, 2].
     Pendulum()        the classic one in 15 lines; never ends.
+    Team(end)         two agents choose of 3 and of 2; each is paid what it chose, every step. Terminated at ``end``.
     Zoo()             a state with a leaf of every awkward kind.
 """
 
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from envkit.functional import Box, Discrete, Timestep
+from envkit.functional import Box, Discrete, MultiDiscrete, Timestep
 from tests.zoo.half import HALF
 
 
@@ -64,6 +65,21 @@ class Pendulum:
 
     def observe(self, state):
         return jnp.stack([jnp.cos(state[0]), jnp.sin(state[0]), state[1]])
+
+
+@dataclass(frozen=True)
+class Team:
+    end: int
+    action_space = MultiDiscrete((3, 2))
+    reward_shape = (2,)
+
+    def reset(self, key):
+        start = jax.random.randint(key, (), 0, self.end - 1)
+        return start, Timestep(start.astype(jnp.float32))
+
+    def step(self, state, action):
+        state = state + 1
+        return state, Timestep(state.astype(jnp.float32), action, state >= self.end)
 
 
 class Inventory(NamedTuple):

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import torch
 from tensordict import TensorDictBase
 
+from bridges.jax.choices import integers_in_jax, is_choice
 from bridges.jax.handoff import RowEnv
 from bridges.jax.policy.jax_policy import JaxPolicy, Places, act
 from bridges.jax.policy.translated import Translation, in_jax
@@ -30,7 +31,6 @@ from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
 from envkit.env.policy import observation_inputs
 from envkit.errors import ArgumentError, InputError, MissingKeyError, PolicyError
-from envkit.functional import Discrete
 from envkit.rules import DONE_LEAVES
 
 __all__ = ["Actor", "actor_for", "free_entries", "is_compilable"]
@@ -143,22 +143,26 @@ class _ActionLeaf:
     """How one action of the env is written: where, and in which form."""
 
     path: Path
-    dtype: str
-    event: tuple[int, ...]  # as the policy writes it
+    space: Any
+    event: tuple[int, ...]  # as a torch policy writes it
     is_one_hot: bool
+
+    @property
+    def dtype(self) -> Any:
+        return self.space.dtype
 
     def read(self, value: jax.Array) -> jax.Array:
         """Bring what a torch policy wrote into the env's own encoding; see `specs.inputs`."""
         self._check(value, self.event)
         if self.is_one_hot:
-            return value.argmax(-1).astype(jnp.int32)
+            return integers_in_jax(value, self.space).astype(self.dtype)
         self._check_dtype(value)
         return value.astype(self.dtype)
 
     def given(self, value: Any) -> jax.Array:
         """Check what a policy in JAX gave, which is in the env's own encoding."""
         value = jnp.asarray(value)
-        self._check(value, self.event[:-1] if self.is_one_hot else self.event)
+        self._check(value, self.space.shape)
         self._check_dtype(value)
         return value.astype(self.dtype)
 
@@ -188,9 +192,9 @@ def _action_leaves(env: RowEnv) -> tuple[_ActionLeaf, ...]:
     return tuple(
         _ActionLeaf(
             path,
-            "int32" if isinstance(member, Discrete) else jnp.dtype(member.dtype).name,
+            member,
             tuple(env.full_action_spec[as_key(path)].shape[batch:]),
-            isinstance(member, Discrete) and not env.categorical_action_encoding,
+            is_choice(member) and not env.categorical_action_encoding,
         )
         for path, member in members.items()
     )

@@ -24,11 +24,11 @@ import torch
 from tensordict import TensorDictBase
 
 from bridges.dlpack import to_jit, to_torch
+from bridges.jax.choices import encoded
 from envkit.data.paths import Path, as_key, as_path, nest
 from envkit.env.policy import Policy, observation_inputs
 from envkit.errors import KeyCollisionError, PolicyError
 from envkit.rules import RESET, STEP
-from envkit.specs import OneHot, TensorSpec
 
 if TYPE_CHECKING:
     from envkit.env.base import EnvBase
@@ -127,15 +127,9 @@ class _Stepwise:
         for path, leaf in written.items():
             value = to_torch(leaf)
             if path in places.actions:
-                value = self._encoded(value, self._env.full_action_spec[as_key(path)])
+                value = encoded(value, self._env.full_action_spec[as_key(path)])
             tensordict.set(as_key(path), value.reshape(*tensordict.batch_size, *value.shape[1:]))
         return tensordict
-
-    @staticmethod
-    def _encoded(value: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-        if isinstance(spec, OneHot):
-            value = torch.nn.functional.one_hot(value.long(), spec.shape[-1])
-        return value.to(spec.dtype)
 
     def _draw_key(self) -> jax.Array:
         generator = self._env._action_generator
