@@ -1,5 +1,9 @@
 """Types of the lazy front door; `tests/test_front_door.py` keeps it equal to `__init__.py`."""
 
+from bridges.catalogue.ids import list_envs as list_envs
+from bridges.catalogue.ids import register as register
+from bridges.catalogue.ids import worlds as worlds
+from bridges.catalogue.making import make as make
 from bridges.exports.torchrl import for_replay_buffer as for_replay_buffer
 from bridges.exports.video import VideoFolder as VideoFolder
 from bridges.gym.backend import gym_backend as gym_backend

@@ -144,6 +144,7 @@ def test_batched_envs_trust_the_metadata_of_a_creator(make):  # V39
     assert described == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_creator_of_a_lambda_works_under_spawn():  # V39
     env = ParallelEnv(2, EnvCreator(lambda: Tally(5)), num_processes=1, mp_start_method="spawn")
 

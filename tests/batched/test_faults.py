@@ -138,8 +138,8 @@ slow = pytest.mark.slow
 
 
 def is_quick(place: str, use_buffers: bool, fault: str) -> bool:
-    """Whether a case runs by default: every fault in a step, every place with one fault."""
-    return use_buffers and (place == "step" or fault == "raise")
+    """Whether a case runs by default: every fault in a step, and one in the constructor."""
+    return use_buffers and (place == "step" or (place, fault) == ("constructor", "raise"))
 
 
 @pytest.mark.parametrize(
@@ -545,6 +545,7 @@ def gone(pids: list[int]) -> bool:
     return not psutil.wait_procs(alive, 5.0)[1]
 
 
+@pytest.mark.slow
 def test_no_worker_survives_a_parent_that_is_killed_while_they_work(tmp_path):
     with start_script(tmp_path, HANG) as script:
         workers = workers_when_ready(script)
@@ -556,6 +557,7 @@ def test_no_worker_survives_a_parent_that_is_killed_while_they_work(tmp_path):
         assert gone(family)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_script_without_close_and_its_stuck_workers(tmp_path):
     with start_script(tmp_path, HANG) as script:
         workers = workers_when_ready(script)

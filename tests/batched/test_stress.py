@@ -283,8 +283,7 @@ KINDS = {
 @pytest.fixture(
     scope="module",
     params=[
-        kind if kind in ("buffers", "tds") else pytest.param(kind, marks=pytest.mark.slow)
-        for kind in KINDS
+        kind if kind == "buffers" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS
     ],
 )
 def twins(request, tmp_path_factory):

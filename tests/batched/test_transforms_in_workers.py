@@ -253,7 +253,7 @@ def test_a_number_that_is_set_while_rows_run_counts_from_the_next_step(opened):
 
 @both
 @pytest.mark.parametrize(
-    "fails_at", [2, *(pytest.param(at, marks=pytest.mark.slow) for at in (3, 4)), 7]
+    "fails_at", [*(pytest.param(at, marks=pytest.mark.slow) for at in (2, 3, 4)), 7]
 )
 def test_rows_that_fail_are_told_and_the_others_go_on(opened, batched, fails_at):
     """Fails in a step or in the reset after it, of one row or of two."""

@@ -436,6 +436,7 @@ def start_script(tmp_path: Path, ending: str, **parts: str) -> subprocess.Popen:
 HANG = "print('ready', flush=True)\ncollector.next()\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parts",
     [

@@ -271,6 +271,7 @@ def test_a_function_whose_arguments_are_not_observations_is_told_at_construction
         SyncDataCollector(Count, lambda first, second: first, **ENOUGH)
 
 
+@pytest.mark.slow
 def test_a_refused_construction_leaves_nothing_running(holdings):
     before = holdings()
 
@@ -317,7 +318,7 @@ REFUSED_BY_WORKERS = [
 @pytest.mark.parametrize(
     ("makers", "options", "error", "text"),
     [
-        case if index in (0, 2, 5, 7) else pytest.param(*case, marks=pytest.mark.slow)
+        case if index in (0, 5) else pytest.param(*case, marks=pytest.mark.slow)
         for index, case in enumerate(REFUSED_BY_WORKERS)
     ],
 )

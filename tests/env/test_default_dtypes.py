@@ -102,6 +102,7 @@ def x64() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Wide, Walker])
 def test_whole_runs_compile_where_jax_has_64_bits(x64, make):
     env = JaxEnv(make(), batch_size=[2], episode_length=3)

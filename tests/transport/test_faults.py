@@ -340,6 +340,7 @@ def test_a_pool_is_used_only_after_its_start():
         pool.send(STEP)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_opening_and_closing_twenty_times_leaks_nothing(holdings, method):
     before = holdings()
@@ -429,6 +430,7 @@ def test_a_fork_server_that_could_not_be_started_is_started_later(room_for_files
     server.close()
 
 
+@pytest.mark.slow
 def test_faults_leak_nothing(new_pool, holdings):
     before = holdings()
 

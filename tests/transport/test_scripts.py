@@ -86,8 +86,8 @@ def test_a_script_without_main_guard_runs_once_and_may_end_without_close(tmp_pat
 
 
 def is_quick(busy: str, method: str) -> bool:
-    """Whether a case runs by default: every method idle, every kind of work with the fork server."""
-    return busy == "idle" or method == "forkserver"
+    """Whether a case runs by default: every kind of work with the fork server."""
+    return method == "forkserver"
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,7 @@ def test_no_worker_survives_a_parent_that_is_killed(tmp_path, method, busy):
         assert all_gone(family)
 
 
+@pytest.mark.slow
 def test_no_worker_survives_a_parent_whose_fork_lives_on(tmp_path):
     body = SCRIPT.format(method="forkserver") + (
         "fork = os.fork()\nif not fork: time.sleep(60)\nprint('fork', fork, flush=True)\n"

@@ -103,6 +103,7 @@ def test_registered_names_are_listed():  # W22
     assert GymEnv("CartPole-v1").available_envs == names
 
 
+@pytest.mark.slow
 def test_without_the_library_there_are_no_names_and_no_envs():  # W22
     done = run_without(
         "gymnasium",

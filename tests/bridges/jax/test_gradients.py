@@ -473,6 +473,7 @@ def test_the_page_on_gradients_runs_as_printed():
 # ------------------------------------------------------------------------------------------- memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", [200, pytest.param(2000, marks=pytest.mark.slow)])
 def test_many_backward_passes_keep_nothing_alive(env, passes):
     policy = linear_policy()

@@ -1075,6 +1075,7 @@ def test_an_env_moves_only_to_a_device_that_jax_sees(walker):
     assert_same(seeded(walker).reset(), before)
 
 
+@pytest.mark.slow
 def test_many_steps_keep_nothing_alive(walker):
     def play(steps):
         td = seeded(walker).reset()

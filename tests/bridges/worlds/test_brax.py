@@ -126,6 +126,7 @@ def test_a_compiled_rollout_of_a_physics_engine_equals_the_python_loop(pendulum)
     assert (fresh.abs() < 0.1).all() and len(fresh.unique(dim=0)) == len(fresh) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.rounding
 def test_a_stored_state_steps_to_the_same_bits_and_nearly_so_at_another_size(pendulum):
     pendulum.set_seed(2)

@@ -472,6 +472,7 @@ def test_the_librarys_names_are_listed():
     assert {"CartPole-v1", "Pong-v5", "HalfCheetah-v4"} <= set(MultiThreadedEnv.available_envs)
 
 
+@pytest.mark.slow
 def test_the_library_leaves_the_variables_of_matplotlib_as_they_are():
     script = """
         import os

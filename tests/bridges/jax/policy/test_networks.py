@@ -95,6 +95,7 @@ def test_translated_networks_give_what_torch_gives(names):
     assert_agree(networks, [NETWORKS[name].example(5) for name in names])
 
 
+@pytest.mark.slow
 @settings(max_examples=3, deadline=None)
 @given(
     rows=st.integers(1, 9),
@@ -125,6 +126,7 @@ def test_networks_of_any_shape_agree(
     assert_agree(networks, [[torch.randn(rows, *shape)] for shape in shapes])
 
 
+@pytest.mark.slow
 def test_one_translation_serves_all_numbers_of_rows_above_one():
     policy = compile_policy(NETWORKS["nature"].make())
 

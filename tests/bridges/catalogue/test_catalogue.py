@@ -1,0 +1,325 @@
+"""Envs by id: what is found, what is told of an id that means nothing, and which form many envs take."""
+
+import sys
+
+import pytest
+import torch
+
+import envkit
+from bridges.catalogue import ids
+from envkit import (
+    AsyncEnvPool,
+    BraxEnv,
+    GymEnv,
+    MultiThreadedEnv,
+    ParallelEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    list_envs,
+    make,
+    register,
+    worlds,
+)
+from envkit.errors import ArgumentError, ArgumentTypeError, MissingLibraryError, OptionError
+from tests.zoo.envs import Count
+
+
+@pytest.fixture
+def registry():
+    """Let a test register ids that are gone after it."""
+    before = dict(ids._REGISTERED)
+    ids._all_worlds.cache_clear()
+    yield
+    ids._REGISTERED.clear()
+    ids._REGISTERED.update(before)
+    ids._all_worlds.cache_clear()
+
+
+# ------------------------------------------------------------------------------------------ forms
+
+
+def test_one_env_has_no_batch(opened):
+    env = opened(make("gym/CartPole-v1"))
+
+    assert type(env) is GymEnv and env.env_name == "CartPole-v1"
+    assert env.batch_size == ()
+
+
+def test_many_of_a_stateless_world_are_one_env(opened):
+    env = opened(make("brax/fast", 3, seed=0))
+    twin = BraxEnv("fast", batch_size=[3], device="cpu")
+    twin.set_seed(0)
+
+    assert type(env) is BraxEnv and env.batch_size == (3,)
+    assert (env.reset()["observation"] == twin.reset()["observation"]).all()
+
+
+def test_a_word_of_the_world_called_backend_goes_to_the_class():
+    with pytest.raises(Exception, match="nonsense"):  # Brax's own, of a physics it has not
+        make("brax/inverted_pendulum", 2, backend="nonsense")
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [
+        (None, ParallelEnv),
+        ("process", ParallelEnv),
+        ("serial", SerialEnv),
+        ("async", AsyncEnvPool),
+        ("vector", GymEnv),
+    ],
+)
+def test_many_of_a_stateful_world_are_what_the_backend_says(opened, backend, kind):
+    env = opened(make("gym/CartPole-v1", 2, backend=backend))  # no process starts before a reset
+
+    assert isinstance(env, kind)
+    assert env.batch_size == (2,)
+
+
+def test_a_batched_world_batches_by_itself_and_gives_one_row_without_a_batch(opened):
+    many, one = (opened(make("envpool/CartPole-v1", count, seed=0)) for count in (2, None))
+
+    assert type(many) is MultiThreadedEnv and many.batch_size == (2,)
+    assert one.batch_size == () and one.rollout(5).shape[0] <= 5
+    envkit.check_env_specs(one, seed=0)
+
+
+def test_a_batched_world_is_stepped_asynchronously_by_its_own_threads(opened):
+    env = opened(make("envpool/CartPole-v1", 2, backend="async"))
+
+    env.async_reset_send(env.reset()[:1])
+    assert isinstance(env, AsyncEnvPool)
+    assert len(env.async_reset_recv(min_get=1)) == 1
+
+
+@pytest.mark.parametrize("backend", [None, "serial"])
+def test_seeds_limits_and_keywords_reach_every_env(opened, backend):
+    many = opened(make("gym/Pendulum-v1", 2, backend=backend, max_episode_steps=3, seed=1, g=0.0))
+    twin = opened(SerialEnv(2, lambda: GymEnv("Pendulum-v1", max_episode_steps=3, g=0.0)))
+    twin.set_seed(1)
+
+    data, expected = (env.rollout(5, break_when_any_done=False) for env in (many, twin))
+
+    assert (data["observation"] == expected["observation"]).all()
+    assert data["next", "truncated"][:, 2].all()
+
+
+def test_a_world_without_a_limit_gets_a_step_counter(opened, registry):
+    register("lab/Count", Count)
+
+    env = opened(make("lab/Count", max_episode_steps=2))
+
+    assert isinstance(env, TransformedEnv) and isinstance(env.transform, StepCounter)
+    assert env.rollout(9).shape == (2,)
+
+
+def test_transforms_are_appended_in_their_order(opened):
+    one = opened(make("gym/CartPole-v1", transforms=RewardSum()))
+    two = opened(make("gym/CartPole-v1", transforms=[RewardSum(), StepCounter(4)]))
+
+    assert isinstance(one.transform, RewardSum)
+    assert [type(part) for part in two.transform] == [RewardSum, StepCounter]
+
+
+# ------------------------------------------------------------------------------------------- ids
+
+
+def test_a_name_that_one_world_has_needs_no_world(opened):
+    assert isinstance(opened(make("inverted_pendulum")), BraxEnv)
+
+
+def test_a_name_that_several_worlds_have_is_told_with_their_ids(registry):
+    register("lab/CartPole-v1", Count)
+
+    with pytest.raises(
+        ArgumentError, match=r"several worlds.*'gym/CartPole-v1'.*'lab/CartPole-v1'"
+    ):
+        make("CartPole-v1")
+
+
+@pytest.mark.parametrize(
+    ("id", "told"),
+    [
+        ("gym/CartPol-v1", "'CartPole-v1'"),
+        ("HalfCheeta-v5", "'gym/HalfCheetah-v5'"),
+        ("braxx/ant", "'brax/ant'"),
+        ("brax/antt", "ant, fast"),
+        ("gym/Nothing-like-it", "gymnasium.registry"),
+        ("nothing of this kind", "list_envs"),
+        ("", "list_envs"),
+    ],
+)
+def test_an_unknown_id_is_told_with_the_closest(id, told):
+    with pytest.raises(ArgumentError) as error:
+        make(id)
+
+    assert told in str(error.value) and repr(id.removeprefix("gym/").removeprefix("brax/")) in str(
+        error.value
+    )
+    assert "\n" not in str(error.value)
+
+
+def test_a_world_that_is_not_installed_names_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "brax", None)
+    monkeypatch.setitem(sys.modules, "brax.envs", None)
+
+    with pytest.raises(MissingLibraryError, match=r"envkit\[brax\]"):
+        make("brax/ant")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "told"),
+    [
+        ((3,), {}, ArgumentTypeError, "id is 3, of type int"),
+        (("gym/CartPole-v1", 0), {}, ArgumentError, "num_envs is 0"),
+        (("gym/CartPole-v1", 2.0), {}, ArgumentTypeError, "num_envs is 2.0"),
+        (("gym/CartPole-v1", 2), {"backend": "thread"}, ArgumentError, "'process', 'serial'"),
+        (("gym/CartPole-v1",), {"backend": "serial"}, ArgumentError, "Pass num_envs"),
+        (("gym/CartPole-v1",), {"transforms": [3]}, ArgumentTypeError, "transforms hold 3"),
+        (("gym/CartPole-v1",), {"max_episode_steps": 0}, ArgumentError, "max_episode_steps is 0"),
+        (("brax/fast",), {"max_episode_steps": 3, "episode_length": 3}, OptionError, "say the same"),
+        (("brax/fast",), {"nonsense": 3}, OptionError, "nonsense"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_where_it_is_made(arguments, options, error, told):
+    with pytest.raises(error, match=told):
+        make(*arguments, **options)
+
+
+# ------------------------------------------------------------------------------------ registered
+
+
+def test_an_env_of_ones_own_has_an_id(opened, registry):
+    register("lab/Count", Count)
+
+    pool = opened(make("lab/Count", 2, backend="serial", n=3))
+
+    assert list_envs(world="lab") == ["lab/Count"]
+    assert type(opened(make("Count"))) is Count
+    assert pool.rollout(9).shape == (2, 3)
+
+
+def test_a_stateless_env_of_ones_own_is_given_its_batch(opened, registry):
+    register("lab/Fast", lambda **options: BraxEnv("fast", **options), kind="stateless")
+
+    assert opened(make("lab/Fast", 5)).batch_size == (5,)
+
+
+@pytest.mark.parametrize(
+    ("id", "factory", "options", "told"),
+    [
+        ("Count", Count, {}, "'world/name'"),
+        ("lab/", Count, {}, "'world/name'"),
+        ("brax/ant2", Count, {}, "own worlds"),
+        ("lab/Count", Count, {"kind": "odd"}, "'stateful' or 'stateless'"),
+        ("lab/Count", 3, {}, "callable"),
+        ("lab/There", Count, {}, "registered already"),
+    ],
+)
+def test_an_id_that_cannot_be_registered_is_refused(registry, id, factory, options, told):
+    register("lab/There", Count)
+
+    with pytest.raises(ArgumentError, match=told):
+        register(id, factory, **options)
+
+
+PACKAGE = """
+from tests.zoo.envs import Count
+
+
+class World:
+    kind = "stateful"
+
+    def env_names(self):
+        return ["Short", "Long"]
+
+    def fetching_names(self):
+        return ["Long"]
+
+    def build(self, name, **options):
+        return Count({"Short": 2, "Long": 9}[name], **options)
+"""
+
+
+def test_a_package_brings_a_world_by_its_entry_point(opened, registry, tmp_path, monkeypatch):
+    (tmp_path / "their_envs.py").write_text(PACKAGE)
+    info = tmp_path / "their_envs-0.3.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-envs\nVersion: 0.3\n")
+    (info / "entry_points.txt").write_text("[envkit.worlds]\ntheirs = their_envs:World\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    ids._all_worlds.cache_clear()
+
+    env = opened(make("theirs/Short"))
+    listed = list_envs(world="theirs")
+    (described,) = [world for world in worlds() if world.name == "theirs"]
+
+    assert env.rollout(9).shape == (2,)
+    assert listed == ["theirs/Long", "theirs/Short"]
+    assert [id.needs_network for id in listed] == [True, False]
+    assert (described.library, described.version, described.num_envs) == ("their-envs", "0.3", 2)
+
+
+# --------------------------------------------------------------------------------------- listing
+
+
+def test_envs_are_listed_by_world_and_by_pattern():
+    everything = list_envs()
+
+    assert everything == sorted(everything)
+    assert {"brax/ant", "gym/CartPole-v1"} <= set(everything)
+    assert set(list_envs(world="brax")) == {id for id in everything if id.startswith("brax/")}
+    assert "gym/CartPole-v1" in list_envs("cartpole")
+    assert list_envs("brax/a*") == ["brax/ant"]
+    assert list_envs("no such env") == []
+
+
+def test_an_unknown_world_is_told_with_the_closest():
+    with pytest.raises(ArgumentError, match=r"no world 'bra'.*'brax'"):
+        list_envs(world="bra")
+
+
+def test_what_gymnasium_only_keeps_the_names_of_is_not_listed():
+    listed = list_envs(world="gym")
+
+    assert "gym/HalfCheetah-v5" in listed
+    assert "gym/HalfCheetah-v2" not in listed  # left for another package
+    assert not [id for id in listed if "GymV2" in id]
+
+
+def test_worlds_say_what_is_installed(monkeypatch):
+    found = {world.name: world for world in worlds()}
+
+    assert found["brax"].kind == "stateless" and found["brax"].extra == "brax"
+    assert found["brax"].num_envs == len(list_envs(world="brax"))
+    assert found["gym"].version and found["gym"].problem is None
+
+
+def test_a_world_that_fails_at_import_is_told_and_hides_no_other(tmp_path, monkeypatch, registry):
+    (tmp_path / "broken_world.py").write_text("raise ImportError('of another time')")
+    info = tmp_path / "broken_world-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-world\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[envkit.worlds]\nbroken = broken_world:World\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    ids._all_worlds.cache_clear()
+
+    (described,) = [world for world in worlds() if world.name == "broken"]
+
+    assert "of another time" in described.problem and described.num_envs is None
+    assert "brax/ant" in list_envs()
+    with pytest.raises(ImportError, match="of another time"):
+        list_envs(world="broken")
+
+
+def test_data_of_an_env_made_by_id_is_that_of_its_class():
+    made, by_hand = make("gym/CartPole-v1", seed=3), GymEnv("CartPole-v1")
+    by_hand.set_seed(3)
+    torch.manual_seed(0)
+    data = made.rollout(9)
+    torch.manual_seed(0)
+    expected = by_hand.rollout(9)
+
+    assert (data["next", "observation"] == expected["next", "observation"]).all()
