@@ -245,9 +245,11 @@ def list_envs(pattern: str | None = None, world: str | None = None) -> list[EnvI
 
 def _ids(world: World, *, strict: bool) -> Iterator[EnvId]:
     """Give the ids of one world; unless ``strict``, none where its library is missing or broken."""
-    if strict and world.library is not None:
-        require(world.library)
     names = _names(world)
+    if strict and not names:
+        if world.library is not None:
+            require(world.library)
+        names = frozenset(world.module.env_names())
     fetching = getattr(world.module, "fetching_names", frozenset)() if names else ()
     for name in names:
         yield EnvId(f"{world.name}/{name}", needs_network=name in fetching)

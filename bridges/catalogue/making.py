@@ -12,7 +12,7 @@ from typing import Any
 
 from bridges.catalogue.ids import Found, find
 from bridges.catalogue.table import WORLDS
-from envkit.batched.async_pool import AsyncEnvPool
+from envkit.batched.async_pool import AsyncEnvPool, ProcessorAsyncEnvPool
 from envkit.batched.parallel import ParallelEnv
 from envkit.batched.serial import SerialEnv
 from envkit.data.arguments import as_int
@@ -163,7 +163,7 @@ def _on_ray(request: _Request) -> EnvBase:
 
 def _asynchronous(request: _Request) -> EnvBase:
     count, maker = request.of_pool
-    return AsyncEnvPool([maker] * count, backend="multiprocessing", device=request.device)
+    return ProcessorAsyncEnvPool([maker] * count, device=request.device)
 
 
 def _vector(request: _Request) -> EnvBase:

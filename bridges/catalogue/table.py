@@ -19,8 +19,9 @@ from importlib import metadata, util
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
-from bridges.libraries import LIBRARIES
+from bridges.libraries import LIBRARIES, explained
 from envkit.env.base import EnvBase
+from envkit.errors import BrokenLibraryError, EnvkitError
 
 __all__ = ["WORLDS", "Kind", "World", "WorldModule"]
 
@@ -77,8 +78,23 @@ class World:
 
     @cached_property
     def module(self) -> WorldModule:
-        """What names and builds its envs."""
-        return self.load()
+        """What names and builds its envs.
+
+        Raises:
+            MissingLibraryError, BrokenLibraryError: (an ImportError) what it stands on is not installed, or fails.
+        """
+        try:
+            return self.load()
+        except EnvkitError:
+            raise
+        except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and explained(error) is not error:
+                raise explained(error) from error
+            raise BrokenLibraryError(
+                f"world {self.name!r}, of {self.distribution}, fails when it is loaded: "
+                f"{type(error).__name__}: {error}. Mend or uninstall that package.",
+                name=self.distribution,
+            ) from error
 
 
 def _ours(

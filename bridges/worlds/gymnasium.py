@@ -15,7 +15,7 @@ __all__ = ["build", "env_names", "fetching_names"]
 
 def env_names() -> list[str]:
     """List the registered ids whose module is there; Gymnasium keeps the names of what has left it, too."""
-    return sorted(name for name, spec in gym_backend("registry").items() if _is_here(spec))
+    return sorted(name for name, spec in gym_backend().registry.items() if _is_here(spec))
 
 
 def _is_here(spec: Any) -> bool:
@@ -44,7 +44,7 @@ def build(name: str, **kwargs: Any) -> GymEnv:
     Raises:
         ArgumentError: (a ValueError) no env is registered by this name; the message gives those closest to it.
     """
-    registry = gym_backend("registry")
+    registry = gym_backend().registry
     if ":" not in name and name not in registry:
         near = get_close_matches(name, registry, 3)
         guess = (
