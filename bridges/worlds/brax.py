@@ -184,21 +184,6 @@ class BraxEnv(BraxWrapper):
         self._made_with = brax_kwargs
 
 
-def env_names() -> list[str]:
-    """List the registered names."""
-    return sorted(import_brax()._envs)
-
-
-def fetching_names() -> frozenset[str]:
-    """None: models come with the package."""
-    return frozenset()
-
-
-def build(name: str, **kwargs: Any) -> BraxEnv:
-    """Make one `BraxEnv`."""
-    return BraxEnv(name, **kwargs)
-
-
 def _refuse_unknown(kind: type, given: Mapping[str, Any]) -> None:
     """Check that an env of Brax takes the keywords that are given to it; most accept any.
 
