@@ -209,8 +209,9 @@ class Programs:
         """
         rows = self._rows(constants)
         before = rows.begin(self._read_state(state), memory)
-        keys = before.inner.key
-        self.advancing.add(keys.shape[0] * self._devices)
+        origins = before.inner.origin
+        rows_here = before.inner.key.shape[0]
+        self.advancing.add(rows_here * self._devices)
 
         def written(moment: tuple[RowState, Timestep]) -> tuple[RowState, Timestep]:
             after, timestep = moment
@@ -219,10 +220,12 @@ class Programs:
         following, timestep = jax.lax.cond(
             follows != BEGIN,
             lambda: written(rows.step(before, action)),
-            lambda: written(rows.unstepped(before, keys.shape[0])),
+            lambda: written(rows.unstepped(before, rows_here)),
         )
         ended = (done_of(timestep) & (follows == RESTART)) | (follows == BEGIN)
-        restarted, root = rows.restart_written(ended, keys, following, timestep, self._write_state)
+        restarted, root = rows.restart_written(
+            ended, origins, following, timestep, self._write_state
+        )
         moment = {"state": following.inner, **self._shown(timestep)}
         return moment, self._fresh(restarted, root)
 

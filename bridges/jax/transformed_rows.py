@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from envkit import rules
 from envkit.arrays.leaves import Changes, Leaves, with_changes
 from envkit.errors import KeyCollisionError
-from envkit.functional import BatchedEnv, Timestep, done_of, name_of
+from envkit.functional import BatchedEnv, Origin, Timestep, done_of, name_of
 
 if TYPE_CHECKING:
     from envkit.transforms.core.fusable import FusableTransform
@@ -145,7 +145,7 @@ class NamedRows:
         self, mask: jax.Array, state: RowState, timestep: Timestep
     ) -> tuple[RowState, Timestep]:
         """Start new episodes in the rows of ``mask``; the others keep what they show."""
-        return self.restart_written(mask, state.inner.key, state, timestep, lambda inner: inner)
+        return self.restart_written(mask, state.inner.origin, state, timestep, lambda inner: inner)
 
     # ------------------------------------------------------------------------- other ways to begin
 
@@ -158,13 +158,13 @@ class NamedRows:
     def restart_written(
         self,
         mask: jax.Array,
-        keys: jax.Array,
+        origins: Origin,
         state: RowState,
         timestep: Timestep,
         write: Callable[[Any], Any],
     ) -> tuple[RowState, Timestep]:
         """Restart as `restart_where` does, the state of the env being as ``write`` writes it."""
-        inner, fresh, shared = self._restarted(mask, keys, state, write)
+        inner, fresh, shared = self._restarted(mask, origins, state, write)
         kept = _leaves(timestep)
         fresh |= {path: jnp.zeros_like(kept[path]) for path in self._remembered}
         root = {path: rules.choose(mask, leaf, kept[path]) for path, leaf in fresh.items()}
@@ -175,7 +175,7 @@ class NamedRows:
     ) -> tuple[RowState, Timestep]:
         """Start new episodes in the rows of ``mask``; what the others show means nothing."""
         state = self.begin(write(inner), {})
-        return self._moment(*self._restarted(mask, inner.key, state, write))
+        return self._moment(*self._restarted(mask, inner.origin, state, write))
 
     def resume(self, inner: Any, given: ByPath, flags: jax.Array) -> tuple[RowState, Timestep]:
         """Go on from a root of which some leaves are given; the others begin as after a reset.
@@ -218,10 +218,10 @@ class NamedRows:
         return self._moment(inner, _overwritten(following, acted.following), shared)
 
     def _restarted(
-        self, mask: jax.Array, keys: jax.Array, state: RowState, write: Callable[[Any], Any]
+        self, mask: jax.Array, origins: Origin, state: RowState, write: Callable[[Any], Any]
     ) -> tuple[Any, ByPath, Shared]:
         blank = self._blank(mask.shape[0])
-        written, fresh = self.env.restart_written(mask, keys, state.inner, blank, write)
+        written, fresh = self.env.restart_written(mask, origins, state.inner, blank, write)
         return written, *self._begun(_named(fresh), state.shared, self._counted_in(mask))
 
     def _begun(

@@ -4,9 +4,17 @@ This package knows JAX and not torch. Write `reset` and `step` for ONE environme
 here is traceable and waits for one outer ``jit``.
 """
 
-from envkit.functional.autoreset import EpisodeState, Episodic, ResetMode, restart_where
+from envkit.functional.autoreset import (
+    EpisodeState,
+    Episodic,
+    Origin,
+    ResetMode,
+    restart_where,
+)
 from envkit.functional.batch import BatchedEnv, row_keys
 from envkit.functional.core import (
+    EnvWrapper,
+    ModelledEnv,
     StatelessEnv,
     Timestep,
     WrapperState,
@@ -15,22 +23,29 @@ from envkit.functional.core import (
     reward_shape_of,
 )
 from envkit.functional.packing import Field, StatePacking
+from envkit.functional.randomization import Randomization, RandomizeAt
 from envkit.functional.rollout import Policy, Transition, random_policy, transition, unroll
 from envkit.functional.spaces import Box, Discrete, MultiDiscrete, sample_space
 from envkit.functional.structure import conform, name_of
 from envkit.functional.until import Stopped, StopRule, unroll_until
-from envkit.functional.wrappers import FrameSkip, TimeLimit, TimeLimitState
+from envkit.functional.wrappers import FrameSkip, Metrics, TimeLimit, TimeLimitState
 
 __all__ = [
     "BatchedEnv",
     "Box",
     "Discrete",
+    "EnvWrapper",
     "EpisodeState",
     "Episodic",
     "Field",
     "FrameSkip",
+    "Metrics",
+    "ModelledEnv",
     "MultiDiscrete",
+    "Origin",
     "Policy",
+    "Randomization",
+    "RandomizeAt",
     "ResetMode",
     "StatePacking",
     "StatelessEnv",

@@ -1,6 +1,7 @@
 """How finished episodes are followed by new ones.
 
-This module decides which random numbers a new episode consumes and how few resets are computed.
+This module decides which random numbers a new episode consumes, which model it is stepped with, and how few
+resets are computed.
 It does not know ``vmap``: `restart_where` is given a batched reset.
 
 Conventions
@@ -21,7 +22,7 @@ same, and a state is complete without a copy of the state its episode began with
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
 import jax
@@ -29,26 +30,47 @@ import jax.numpy as jnp
 
 from envkit import rules
 from envkit.errors import ArgumentError
-from envkit.functional.core import StatelessEnv, Timestep, WrapperState, reward_shape_of
+from envkit.functional.core import EnvWrapper, Timestep, WrapperState
+from envkit.functional.randomization import Drawn, Randomization
 
-__all__ = ["EpisodeState", "Episodic", "ResetMode", "chunk_size", "reset_rows", "restart_where"]
+__all__ = [
+    "EpisodeState",
+    "Episodic",
+    "Origin",
+    "ResetMode",
+    "chunk_size",
+    "reset_rows",
+    "restart_where",
+]
 
 S = TypeVar("S")
 ResetMode = Literal["fresh", "pool", "cached"]
-BatchedReset = Callable[[jax.Array], tuple[Any, Timestep]]
+Origin = tuple[jax.Array, Drawn]
+"""What the next episode of a row is made of: its key, and what was drawn of the model it has now."""
+BatchedReset = Callable[[Origin], tuple[Any, Timestep]]
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class EpisodeState(WrapperState[S]):
-    """``key``: raw PRNG key from which the next episode of this row is drawn, uint32."""
+    """What of a row's state outlives its episode, or is drawn with it.
+
+    ``key``: raw PRNG key from which the next episode of this row is drawn, uint32.
+    ``model``: leaves of the env's model that were drawn for this row, by name; empty without randomisation.
+    """
 
     key: jax.Array
+    model: Drawn = field(default_factory=dict)
+
+    @property
+    def origin(self) -> Origin:
+        """What the next episode is made of."""
+        return self.key, self.model
 
 
 @dataclass(frozen=True)
-class Episodic:
-    """Carry in the state the key of the next episode.
+class Episodic(EnvWrapper):
+    """Carry in the state the key of the next episode, and the model that this one is stepped with.
 
     Args:
         env: the environment of one row.
@@ -56,14 +78,16 @@ class Episodic:
             beginnings, the same for all rows and seeds, drawn by the row. "cached": where the first
             episode of the row began.
         pool_size: how many beginnings there are with "pool".
+        randomization: how rows draw models of their own; None steps all with the env's. With "episode",
+            what is drawn is part of the beginning: a pool has ``pool_size`` models, "cached" one a row.
 
     Raises:
         ArgumentError: an unknown mode, or an empty pool.
     """
 
-    env: StatelessEnv
     reset_mode: ResetMode = "fresh"
     pool_size: int = 64
+    randomization: Randomization | None = None
 
     def __post_init__(self) -> None:
         if self.reset_mode not in get_args(ResetMode):
@@ -73,28 +97,31 @@ class Episodic:
         if self.pool_size < 1:
             raise ArgumentError(f"pool_size is {self.pool_size}, but must be at least 1.")
 
-    @property
-    def action_space(self) -> Any:
-        return self.env.action_space
-
-    @property
-    def observation_space(self) -> Any:
-        return getattr(self.env, "observation_space", None)
-
-    @property
-    def reward_shape(self) -> tuple[int, ...]:
-        return reward_shape_of(self.env)
-
     def reset(self, key: jax.Array, /) -> tuple[EpisodeState, Timestep]:
-        """Draw an episode from ``key`` and carry the key of the one after it."""
+        """Begin the first episode of a row, and carry the key of the one after it."""
+        return self.again(self.origin(key))
+
+    def origin(self, key: jax.Array) -> Origin:
+        """Give what the first episode of a row is made of."""
+        return key, {} if self.randomization is None else self.randomization.draw(self.env, key)
+
+    def again(self, origin: Origin) -> tuple[EpisodeState, Timestep]:
+        """Begin an episode from what the one before left: its key, and its model if that is to last."""
+        key, model = origin
         carried, episode = self._keys(key)
-        inner, timestep = self.env.reset(episode)
-        return EpisodeState(inner, carried), timestep
+        if self.randomization is not None and self.randomization.at == "episode":
+            model = self.randomization.draw(self.env, episode)
+        inner, timestep = self.env_with(model).reset(episode)
+        return EpisodeState(inner, carried, model), timestep
 
     def step(self, state: EpisodeState, action: Any, /) -> tuple[EpisodeState, Timestep]:
         """Advance the episode; the key waits for the next one."""
-        inner, timestep = self.env.step(state.inner, action)
-        return EpisodeState(inner, state.key), timestep
+        inner, timestep = self.env_with(state.model).step(state.inner, action)
+        return EpisodeState(inner, state.key, state.model), timestep
+
+    def env_with(self, drawn: Drawn) -> Any:
+        """Give the env that a row with these leaves of a model is stepped by."""
+        return self.randomization.applied(self.env, drawn) if self.randomization else self.env
 
     def _keys(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Give the key to carry, and that of the episode that begins now."""
@@ -121,7 +148,7 @@ def restart_where(
     of restarted rows is zero.
 
     Args:
-        reset: ``keys (rows, ...) -> (state, timestep)`` for any number of rows.
+        reset: begins episodes from the `Origin` of any number of rows.
         mask: rows to restart, bool, shape ``(batch,)``.
         state: batched `EpisodeState`; leaves ``(batch, *event)``.
         timestep: what is shown of that state, leaves ``(batch, *event)``.
@@ -129,14 +156,14 @@ def restart_where(
     kept = (state, timestep)
     # The loop sees constants, so reverse-mode differentiation has nothing to do in it.
     values = jax.lax.stop_gradient(kept)
-    restarted = reset_rows(reset, mask, state.key, values)
+    restarted = reset_rows(reset, mask, state.origin, values)
     return jax.tree.map(lambda fresh, old: rules.choose(mask, fresh, old), restarted, kept)
 
 
 def reset_rows(
-    reset: Callable[[jax.Array], Any], mask: jax.Array, keys: jax.Array, values: Any
+    reset: Callable[[Origin], Any], mask: jax.Array, origins: Origin, values: Any
 ) -> Any:
-    """Overwrite the rows of ``mask`` in ``values``, of any form, with what ``reset`` makes of their keys.
+    """Overwrite the rows of ``mask`` in ``values``, of any form, with what ``reset`` makes of their origins.
 
     Not differentiable: `restart_where` is.
     """
@@ -152,7 +179,7 @@ def reset_rows(
     def body(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
         start, values = carry
         chosen = jax.lax.dynamic_slice(rows, (start,), (chunk,))
-        fresh = reset(keys.at[chosen].get(mode="clip"))
+        fresh = reset(jax.tree.map(lambda leaf: leaf.at[chosen].get(mode="clip"), origins))
         written = jax.tree.map(lambda old, new: old.at[chosen].set(new, mode="drop"), values, fresh)
         return start + chunk, written
 

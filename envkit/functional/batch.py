@@ -20,9 +20,17 @@ import jax
 import jax.numpy as jnp
 
 from envkit import rules
-from envkit.functional.autoreset import EpisodeState, Episodic, ResetMode, reset_rows, restart_where
+from envkit.functional.autoreset import (
+    EpisodeState,
+    Episodic,
+    Origin,
+    ResetMode,
+    reset_rows,
+    restart_where,
+)
 from envkit.functional.core import StatelessEnv, Timestep, normalize
 from envkit.functional.packing import StatePacking
+from envkit.functional.randomization import Randomization
 from envkit.functional.spaces import sample_space
 from envkit.functional.structure import conform, is_typed_key, strong
 
@@ -51,7 +59,7 @@ class BatchedEnv:
 
     Args:
         env: the environment of one row.
-        reset_mode, pool_size: where episodes begin, see `Episodic`.
+        reset_mode, pool_size, randomization: where episodes begin, and with which model, see `Episodic`.
         axis: name of the mesh axis over which rows are spread, where functions are called under
             ``shard_map``; None where they see all rows.
     """
@@ -62,9 +70,10 @@ class BatchedEnv:
         *,
         reset_mode: ResetMode = "fresh",
         pool_size: int = 64,
+        randomization: Randomization | None = None,
         axis: str | None = None,
     ) -> None:
-        self.env = Episodic(env, reset_mode, pool_size)
+        self.env = Episodic(env, reset_mode, pool_size, randomization)
         self.axis = axis
 
     def __getstate__(self) -> dict[str, Any]:
@@ -87,7 +96,7 @@ class BatchedEnv:
     def template(self) -> tuple[EpisodeState, Timestep]:
         """Shapes and dtypes of one row: `jax.ShapeDtypeStruct` leaves without a batch axis."""
         key = jax.eval_shape(lambda: jax.random.PRNGKey(0))
-        return jax.eval_shape(self._reset_row, key)
+        return jax.eval_shape(lambda key: self._reset_row(self.env.origin(key)), key)
 
     @cached_property
     def packing(self) -> StatePacking:
@@ -99,10 +108,11 @@ class BatchedEnv:
         return self.reset(self.row_keys(key, num_rows))
 
     def unstarted(self, key: jax.Array, num_rows: int) -> EpisodeState:
-        """Give states that hold nothing but their keys: restarting them all does what `init` does."""
+        """Give states that hold nothing but their origins: restarting them all does what `init` does."""
         one = jax.eval_shape(self.packing.pack, self.template[0])
         blank = {name: jnp.zeros((num_rows, *like.shape), like.dtype) for name, like in one.items()}
-        return replace(self.packing.unpack(blank), key=self.row_keys(key, num_rows))
+        keys, models = jax.vmap(self.env.origin)(self.row_keys(key, num_rows))
+        return replace(self.packing.unpack(blank), key=keys, model=models)
 
     def row_keys(self, key: jax.Array, num_rows: int) -> jax.Array:
         """Derive the keys of the rows that are seen here, see the function of that name."""
@@ -110,8 +120,12 @@ class BatchedEnv:
         return row_keys(key, num_rows, first)
 
     def reset(self, keys: jax.Array) -> tuple[EpisodeState, Timestep]:
-        """Start one episode for each of ``keys``, shape ``(batch, 2)``."""
-        return jax.vmap(self._reset_row)(keys)
+        """Start the first episode of as many rows as there are ``keys``, shape ``(batch, 2)``."""
+        return self.again(jax.vmap(self.env.origin)(keys))
+
+    def again(self, origins: Origin) -> tuple[EpisodeState, Timestep]:
+        """Start the next episode of every row, of what the one before it left."""
+        return jax.vmap(self._reset_row)(origins)
 
     def step(self, state: EpisodeState, action: Any) -> tuple[EpisodeState, Timestep]:
         """Advance every row by its action.
@@ -133,12 +147,12 @@ class BatchedEnv:
         self, mask: jax.Array, state: EpisodeState, timestep: Timestep
     ) -> tuple[EpisodeState, Timestep]:
         """Start new episodes in the rows of ``mask``; the others keep every bit."""
-        return restart_where(self.reset, jnp.asarray(mask), state, timestep)
+        return restart_where(self.again, jnp.asarray(mask), state, timestep)
 
     def restart_written(
         self,
         mask: jax.Array,
-        keys: jax.Array,
+        origins: Origin,
         written: Any,
         timestep: Timestep,
         write: Callable[[EpisodeState], Any],
@@ -150,17 +164,17 @@ class BatchedEnv:
 
         Args:
             mask: rows to restart, bool, shape ``(batch,)``.
-            keys: ``state.key`` of all rows.
+            origins: ``state.origin`` of all rows.
             written: ``write(state)``.
             timestep: what is shown of that state.
             write: lays out the state of any number of rows.
         """
 
-        def reset(keys: jax.Array) -> tuple[Any, Timestep]:
-            fresh, shown = self.reset(keys)
+        def again(origins: Origin) -> tuple[Any, Timestep]:
+            fresh, shown = self.again(origins)
             return write(fresh), shown
 
-        return reset_rows(reset, jnp.asarray(mask), keys, (written, timestep))
+        return reset_rows(again, jnp.asarray(mask), origins, (written, timestep))
 
     def pack(self, state: EpisodeState) -> dict[str, jax.Array]:
         """Lay the state of every row out in two buffers; see `packing`."""
@@ -170,8 +184,8 @@ class BatchedEnv:
         """Draw one action a row from the action space, each from the row's key."""
         return jax.vmap(lambda key: sample_space(self.action_space, key))(keys)
 
-    def _reset_row(self, key: jax.Array) -> tuple[EpisodeState, Timestep]:
-        state, timestep = self.env.reset(key)
+    def _reset_row(self, origin: Origin) -> tuple[EpisodeState, Timestep]:
+        state, timestep = self.env.again(origin)
         return jax.tree.map(strong, state), normalize(timestep, self.reward_shape)
 
     def _step_row(self, state: EpisodeState, action: Any) -> tuple[EpisodeState, Timestep]:

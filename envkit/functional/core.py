@@ -14,7 +14,7 @@ Conventions
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,16 @@ from envkit import rules
 from envkit.errors import StateStructureError
 from envkit.functional.structure import strong
 
-__all__ = ["StatelessEnv", "Timestep", "WrapperState", "done_of", "normalize", "reward_shape_of"]
+__all__ = [
+    "EnvWrapper",
+    "ModelledEnv",
+    "StatelessEnv",
+    "Timestep",
+    "WrapperState",
+    "done_of",
+    "normalize",
+    "reward_shape_of",
+]
 
 S = TypeVar("S")
 
@@ -63,6 +72,49 @@ class StatelessEnv(Protocol):
     def step(self, state: Any, action: Any, /) -> tuple[Any, Timestep]:
         """Advance by one action. Structure and shapes are those that `reset` returned."""
         ...
+
+
+class ModelledEnv(StatelessEnv, Protocol):
+    """An environment that can be stepped with another model of its world: masses, frictions, parameters.
+
+    It is what domain randomisation asks for, see `Randomization`.
+    """
+
+    @property
+    def model(self) -> Any:
+        """The model it steps with, any pytree of numbers and arrays."""
+        ...
+
+    def with_model(self, model: Any) -> Self:
+        """Give the same environment with ``model``, whose leaves may be traced; this one stays as it is."""
+        ...
+
+
+@dataclass(frozen=True)
+class EnvWrapper:
+    """Base of envkit's wrappers: an environment that contains another, of the same spaces and model."""
+
+    env: Any
+
+    @property
+    def action_space(self) -> Any:
+        return self.env.action_space
+
+    @property
+    def observation_space(self) -> Any:
+        return getattr(self.env, "observation_space", None)
+
+    @property
+    def reward_shape(self) -> tuple[int, ...]:
+        return reward_shape_of(self.env)
+
+    @property
+    def model(self) -> Any:
+        return self.env.model
+
+    def with_model(self, model: Any) -> Self:
+        """Give the same wrapper around the env with ``model``."""
+        return replace(self, env=self.env.with_model(model))
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ def _check_names(names: Sequence[tuple[str, ...]]) -> None:
         if name in seen or name in groups:
             raise KeyCollisionError(
                 f"two entries of the state are called {'.'.join(name)!r}. The wrappers of envkit "
-                "add 'elapsed' and 'key' beside the fields of the environment: rename that field, "
+                "add 'elapsed', 'key' and 'model' beside the fields of the environment: rename that field, "
                 "or keep the environment's state inside a container, e.g. {'env': state}."
             )
         seen.add(name)

@@ -12,6 +12,7 @@ Conventions
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ import numpy as np
 
 from envkit.errors import StateStructureError
 
-__all__ = ["conform", "is_typed_key", "name_of", "strong"]
+__all__ = ["conform", "is_typed_key", "name_of", "nested", "strong"]
 
 PyTree = Any
 
@@ -68,6 +69,17 @@ def conform(tree: PyTree, template: PyTree, *, what: str) -> PyTree:
 def name_of(path: tuple[Any, ...]) -> tuple[str, ...]:
     """Name a leaf by the dataclass fields, dict keys and sequence indices that lead to it."""
     return tuple(_entry_name(entry) for entry in path)
+
+
+def nested(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+    """Give leaves by name as dicts within dicts."""
+    tree: dict[str, Any] = {}
+    for (*groups, last), leaf in leaves.items():
+        inside = tree
+        for group in groups:
+            inside = inside.setdefault(group, {})
+        inside[last] = leaf
+    return tree
 
 
 def is_typed_key(dtype: Any) -> bool:

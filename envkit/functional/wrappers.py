@@ -16,18 +16,12 @@ import jax
 import jax.numpy as jnp
 
 from envkit import rules
-from envkit.errors import ArgumentError
-from envkit.functional.core import (
-    StatelessEnv,
-    Timestep,
-    WrapperState,
-    done_of,
-    normalize,
-    reward_shape_of,
-)
-from envkit.functional.structure import conform, strong
+from envkit.errors import ArgumentError, KeyCollisionError
+from envkit.functional.core import EnvWrapper, Timestep, WrapperState, done_of, normalize
+from envkit.functional.spaces import sample_space
+from envkit.functional.structure import conform, name_of, nested, strong
 
-__all__ = ["FrameSkip", "TimeLimit", "TimeLimitState"]
+__all__ = ["FrameSkip", "Metrics", "TimeLimit", "TimeLimitState"]
 
 S = TypeVar("S")
 
@@ -41,13 +35,12 @@ class TimeLimitState(WrapperState[S]):
 
 
 @dataclass(frozen=True)
-class TimeLimit:
+class TimeLimit(EnvWrapper):
     """End every episode after ``limit`` steps by truncation, never by termination.
 
     ``limit=None`` counts the steps and ends nothing.
     """
 
-    env: StatelessEnv
     limit: int | None
 
     def __post_init__(self) -> None:
@@ -55,18 +48,6 @@ class TimeLimit:
             raise ArgumentError(
                 f"a time limit must be at least 1 step, but got {self.limit}. Pass None for no limit."
             )
-
-    @property
-    def action_space(self) -> Any:
-        return self.env.action_space
-
-    @property
-    def observation_space(self) -> Any:
-        return getattr(self.env, "observation_space", None)
-
-    @property
-    def reward_shape(self) -> tuple[int, ...]:
-        return reward_shape_of(self.env)
 
     def reset(self, key: jax.Array, /) -> tuple[TimeLimitState, Timestep]:
         """Start an episode with no step elapsed."""
@@ -86,32 +67,20 @@ class TimeLimit:
 
 
 @dataclass(frozen=True)
-class FrameSkip:
+class FrameSkip(EnvWrapper):
     """Repeat each action for ``frames`` steps, sum the rewards, and stop where the episode ends.
 
     It adds no state of its own.
     """
 
-    env: StatelessEnv
     frames: int
 
     def __post_init__(self) -> None:
         if not isinstance(self.frames, int) or self.frames < 1:
             raise ArgumentError(
-                f"frame_skip must be an integer of at least 1, but got {self.frames!r}."
+                f"an action is repeated for an integer number of frames, at least 1, but got {self.frames!r}. "
+                "Pass action_repeat=1 for no repetition."
             )
-
-    @property
-    def action_space(self) -> Any:
-        return self.env.action_space
-
-    @property
-    def observation_space(self) -> Any:
-        return getattr(self.env, "observation_space", None)
-
-    @property
-    def reward_shape(self) -> tuple[int, ...]:
-        return reward_shape_of(self.env)
 
     def reset(self, key: jax.Array, /) -> tuple[Any, Timestep]:
         """Start an episode; no frame is skipped."""
@@ -137,3 +106,38 @@ class FrameSkip:
     def _frame(self, state: Any, action: Any) -> tuple[Any, Timestep]:
         state, timestep = self.env.step(state, action)
         return jax.tree.map(strong, state), normalize(timestep, self.reward_shape)
+
+
+@dataclass(frozen=True)
+class Metrics(EnvWrapper):
+    """Show what the env gives as ``Timestep.info`` among the observations, as "metrics".
+
+    The observation becomes a dict by name; a bare array is "observation" in it. What only a step gives is zero
+    after a reset.
+
+    Raises:
+        KeyCollisionError: while tracing, if there is an observation "metrics" already.
+    """
+
+    def reset(self, key: jax.Array, /) -> tuple[Any, Timestep]:
+        """Start an episode; infos that reset does not give are zero."""
+        state, timestep = self.env.reset(key)
+        action = sample_space(self.action_space, jax.random.PRNGKey(0))
+        stepped = jax.eval_shape(lambda: jax.tree.map(strong, self.env.step(state, action)[1].info))
+        zeros = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), stepped)
+        return state, self._shown(replace(timestep, info={**zeros, **timestep.info}))
+
+    def step(self, state: Any, action: Any, /) -> tuple[Any, Timestep]:
+        """Advance."""
+        state, timestep = self.env.step(state, action)
+        return state, self._shown(timestep)
+
+    def _shown(self, timestep: Timestep) -> Timestep:
+        paths = jax.tree_util.tree_flatten_with_path(timestep.observation)[0]
+        observed = nested({name_of(path) or ("observation",): leaf for path, leaf in paths})
+        if "metrics" in observed:
+            raise KeyCollisionError(
+                "the env observes 'metrics', and metrics=True shows what it reports under that name. Give that "
+                "observation another name, or leave metrics out."
+            )
+        return replace(timestep, observation={**observed, "metrics": timestep.info}, info={})

@@ -151,7 +151,7 @@ def test_a_written_restart_is_a_restart_written():
     mask = np.arange(20) % 3 == 0
 
     def written(state, timestep):
-        return env.restart_written(mask, state.key, env.pack(state), timestep, env.pack)
+        return env.restart_written(mask, state.origin, env.pack(state), timestep, env.pack)
 
     state, timestep = jax.jit(env.restart_where)(mask, *before)
     after = jax.jit(written)(*before)

@@ -1,0 +1,167 @@
+"""Domain randomisation: rows that step with a model of their own, drawn at random.
+
+This module decides which leaves of a model are drawn, from which random numbers, and how they are put back. When
+a row draws is decided in `autoreset`.
+
+Conventions
+    model    pytree of numbers and arrays that an env steps with, see `ModelledEnv`.
+    changed  positions, among the leaves of the model, of those that the user's function changes.
+    drawn    dict of what a row has drawn, by the names of those leaves, nested.
+
+Decided here: only leaves that the function changes are drawn, stored and batched. It is traced once: an output
+that is the very input, also through `jax.jit`, is unchanged. The draws come from a stream beside the key of the
+episode, so an env whose function changes nothing begins every episode as it does without.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
+from typing import Any, Literal, Self, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envkit.errors import ArgumentError, ArgumentTypeError
+from envkit.functional.core import EnvWrapper
+from envkit.functional.structure import name_of, nested, strong
+
+__all__ = ["Drawn", "Randomization", "RandomizeAt"]
+
+Drawn = dict[str, Any]
+RandomizeAt = Literal["episode", "construction"]
+Randomizer = Callable[[jax.Array, Any], Any]
+
+_STREAM = 0x72616E64  # no env splits its key into so many parts
+
+
+@dataclass(frozen=True)
+class Randomization:
+    """How rows of an env draw models of their own; made by `of`.
+
+    Args:
+        randomize: ``(key, model) -> model``, the same tree with other values.
+        at: "episode" draws when an episode begins, "construction" once for each row.
+        changed: see the module.
+    """
+
+    randomize: Randomizer
+    at: RandomizeAt
+    changed: tuple[int, ...]
+
+    @classmethod
+    def of(cls, env: Any, randomize: Randomizer, at: RandomizeAt = "episode") -> Self:
+        """Find out which leaves ``randomize`` changes.
+
+        Raises:
+            ArgumentError: unknown ``at``, or ``randomize`` gives a model of another structure or shape.
+            ArgumentTypeError: (a TypeError) ``env`` has no model, or ``randomize`` cannot be called.
+        """
+        if at not in get_args(RandomizeAt):
+            raise ArgumentError(
+                f"randomize_at={at!r} is not one of {get_args(RandomizeAt)}. Pass one of these."
+            )
+        if not callable(randomize):
+            raise ArgumentTypeError(
+                f"randomize is {randomize!r}, but must be a function (key, model) -> model."
+            )
+        _require_model(env)
+        return cls(randomize, at, _changed_by(randomize, env.model))
+
+    def draw(self, env: Any, key: jax.Array) -> Drawn:
+        """Draw a model for a row whose episode, or whose first one, is drawn from ``key``."""
+        paths, treedef = jax.tree_util.tree_flatten_with_path(env.model)
+        model = jax.tree.unflatten(treedef, [jnp.asarray(leaf) for _, leaf in paths])
+        leaves = jax.tree.leaves(self.randomize(jax.random.fold_in(key, _STREAM), model))
+        return nested(
+            {
+                name_of(paths[index][0]): _like(leaves[index], paths[index][1])
+                for index in self.changed
+            }
+        )
+
+    def applied(self, env: Any, drawn: Drawn) -> Any:
+        """Give ``env`` with what a row has drawn in its model."""
+        if not self.changed:
+            return env
+        paths, treedef = jax.tree_util.tree_flatten_with_path(env.model)
+        leaves = [leaf for _, leaf in paths]
+        for index in self.changed:
+            leaves[index] = reduce(getitem, name_of(paths[index][0]), drawn)
+        return env.with_model(jax.tree.unflatten(treedef, leaves))
+
+    def drawn_bytes(self, env: Any) -> dict[str, int]:
+        """Say by how many bytes each leaf that is drawn makes the state of a row larger."""
+        paths = jax.tree_util.tree_flatten_with_path(env.model)[0]
+        found = {".".join(name_of(paths[i][0])): strong(paths[i][1]) for i in self.changed}
+        return {
+            name: math.prod(leaf.shape) * max(leaf.dtype.itemsize, 4)
+            for name, leaf in found.items()
+        }
+
+
+def _require_model(env: Any) -> None:
+    while isinstance(env, EnvWrapper):
+        env = env.env
+    if not (hasattr(env, "with_model") and hasattr(env, "model")):
+        raise ArgumentTypeError(
+            f"{type(env).__name__} has no model to randomise. Give it a property `model`, a pytree of arrays, "
+            "and a method `with_model(model)` that gives the env with another one (see ModelledEnv), or leave "
+            "randomize out."
+        )
+
+
+def _changed_by(randomize: Randomizer, model: Any) -> tuple[int, ...]:
+    paths, treedef = jax.tree_util.tree_flatten_with_path(model)
+    leaves = [leaf for _, leaf in paths]
+    after = []
+
+    def flat(key: jax.Array, leaves: list[Any]) -> list[Any]:
+        made = randomize(key, jax.tree.unflatten(treedef, leaves))
+        after.append(jax.tree.structure(made))
+        return jax.tree.leaves(made)
+
+    program = jax.make_jaxpr(flat)(jax.random.PRNGKey(0), leaves).jaxpr
+    if after[0].num_leaves != treedef.num_leaves or after[0] != treedef:
+        raise ArgumentError(
+            f"randomize was given a model of {treedef.num_leaves} leaves and gave back another structure, of "
+            f"{after[0].num_leaves}: {str(after[0])[:200]}. Return the model that it is given with other values, "
+            "e.g. model.replace(...), and leave everything that is no array as it is."
+        )
+    inputs = program.invars[len(program.invars) - len(leaves) :]
+    changed = []
+    for index, (given, out) in enumerate(zip(inputs, program.outvars, strict=True)):
+        if _source(program, out) is not given:
+            _require_like(".".join(name_of(paths[index][0])), given.aval, out.aval)
+            changed.append(index)
+    return tuple(changed)
+
+
+def _source(program: Any, variable: Any) -> Any:
+    """Find the variable that ``variable`` is a mere copy of, by functions that are jitted in themselves."""
+    made_by = {out: equation for equation in program.eqns for out in equation.outvars}
+    while not hasattr(variable, "val") and (equation := made_by.get(variable)) is not None:
+        inner = equation.params.get("jaxpr") if equation.primitive.name in ("jit", "pjit") else None
+        if inner is None:
+            break
+        inside = _source(inner.jaxpr, inner.jaxpr.outvars[equation.outvars.index(variable)])
+        if inside not in inner.jaxpr.invars:
+            break
+        variable = equation.invars[inner.jaxpr.invars.index(inside)]
+    return variable
+
+
+def _require_like(name: str, given: Any, made: Any) -> None:
+    if made.shape != given.shape or not np.can_cast(made.dtype, given.dtype, "same_kind"):
+        raise ArgumentError(
+            f"randomize gave {name} as {made.dtype}{list(made.shape)}, but it is {given.dtype}{list(given.shape)} "
+            "in the model. Return it in the same shape and kind: one model, envkit adds the rows."
+        )
+
+
+def _like(leaf: Any, given: Any) -> jax.Array:
+    return jnp.asarray(leaf).astype(strong(given).dtype)
