@@ -43,7 +43,14 @@ from envkit.errors import (
     ArgumentTypeError,
     MissingKeyError,
 )
-from envkit.functional import BatchedEnv, StatelessEnv, TimeLimit
+from envkit.functional import (
+    BatchedEnv,
+    FrameSkip,
+    Metrics,
+    Randomization,
+    StatelessEnv,
+    TimeLimit,
+)
 from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Destination, Device
 from envkit.transforms.core.base import Transform
@@ -61,8 +68,8 @@ class JaxEnv(ProgramEnv):
         **options: see `JaxOptions`.
 
     Envs that are equal run the same compiled programs: of the same class, with the same attributes of ``env`` by
-    value, the same ``episode_length``, ``reset_mode``, ``pool_size``, ``state_layout`` and ``devices``. The second
-    one compiles nothing, at the batch sizes that the first has used. Functions, and objects that are not
+    value, the same ``episode_length``, ``reset_mode``, ``pool_size``, ``state_layout``, ``devices``, ``metrics``,
+    ``action_repeat``, ``randomize`` and ``randomize_at``. The second one compiles nothing, at the batch sizes that the first has used. Functions, and objects that are not
     made in Python, count by identity, and so do fused transforms.
 
     Actions are converted and refused as `envkit.specs.inputs` says. On an accelerator their values are not
@@ -71,6 +78,8 @@ class JaxEnv(ProgramEnv):
 
     Attributes:
         traces: how often each program was traced for this env, by name.
+        drawn_bytes: leaves of the model that ``randomize`` draws, and by how many bytes each makes the state of a
+            row larger.
 
     Raises:
         ArgumentError: unknown ``state_layout``, or ``cache_clear_frequency`` is no number of steps.
@@ -100,11 +109,7 @@ class JaxEnv(ProgramEnv):
         self.episode_length = given.episode_length
         self.categorical_action_encoding = given.categorical_action_encoding
         self.cache_clear_frequency = _clearing(given.cache_clear_frequency)
-        limited = TimeLimit(env, given.episode_length)
-        axis = None if shards is None else AXIS
-        rows = BatchedEnv(
-            limited, reset_mode=given.reset_mode, pool_size=given.pool_size, axis=axis
-        )
+        rows = _rows_of(env, given, axis=None if shards is None else AXIS)
         self._programs = Programs(rows, packed=given.state_layout == "packed", shards=shards)
         jax_device_of(device)  # or say now that JAX does not see it
         warn_if_full(device)
@@ -183,6 +188,12 @@ class JaxEnv(ProgramEnv):
         reseed = self._start(self._programs.reseed, (self._state_in(td),), (self._next_key(),))
         named = {("state", *path): leaf for path, leaf in reseed.result().items()}
         return td.update(self._named(td.batch_size, named))
+
+    @property
+    def drawn_bytes(self) -> dict[str, int]:
+        """What ``randomize`` draws for a row, by name of the leaf, and the bytes of its state that it takes."""
+        rows = self._programs.env.env
+        return {} if rows.randomization is None else rows.randomization.drawn_bytes(rows)
 
     def unpack(self, state: TensorDictBase) -> TensorDict:
         """Give a packed state as named views: writing a view writes the state.
@@ -300,6 +311,24 @@ class FusedEnv(Wrapper, JaxEnv):
         fusion = plan_fusion(self.base_env, [*self._transforms, *transforms])
         more = 0 if fusion is None else len(fusion.taken) - own
         return (FusedEnv(self.base_env, fusion), more) if fusion and more > 0 else (self, 0)
+
+
+def _rows_of(env: StatelessEnv, given: Any, *, axis: str | None) -> BatchedEnv:
+    """Put what the keywords ask for around one env: metrics, then repeated actions, then the time limit."""
+    drawn = None
+    if given.randomize is not None:
+        drawn = Randomization.of(env, given.randomize, given.randomize_at)
+    if given.metrics:
+        env = Metrics(env)
+    if given.action_repeat != 1:
+        env = FrameSkip(env, given.action_repeat)
+    return BatchedEnv(
+        TimeLimit(env, given.episode_length),
+        reset_mode=given.reset_mode,
+        pool_size=given.pool_size,
+        randomization=drawn,
+        axis=axis,
+    )
 
 
 def _require_entries(td: TensorDictBase, keys: Sequence[Key], expected: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from envkit.data.keywords import Default
 from envkit.env.options import EnvOptions
-from envkit.functional import ResetMode
+from envkit.functional import RandomizeAt, Randomizer, ResetMode
 
 __all__ = ["JaxOptions", "of_every_env"]
 
@@ -21,6 +21,10 @@ class _Own(TypedDict, total=False):
     cache_clear_frequency: Annotated[int | bool, Default(False)]
     state_layout: Annotated[Literal["packed", "nested"], Default("packed")]
     categorical_action_encoding: Annotated[bool, Default(False)]
+    metrics: Annotated[bool, Default(False)]
+    action_repeat: Annotated[int, Default(1)]
+    randomize: Annotated[Randomizer | None, Default(None)]
+    randomize_at: Annotated[RandomizeAt, Default("episode")]
 
 
 class JaxOptions(EnvOptions, _Own, total=False):
@@ -33,7 +37,7 @@ class JaxOptions(EnvOptions, _Own, total=False):
         requires_grad: let torch gradients flow from state, observation and reward of a step to the state
             and the action that it was given. They are computed by JAX, and only where autograd
             records and an input requires grad. Otherwise what is returned has no graph.
-        episode_length: truncate episodes after this many steps; None never does.
+        episode_length: truncate episodes after this many steps of this env; None never does.
         reset_mode: where episodes begin: "fresh" draws each anew, "pool" takes one of ``pool_size``
             beginnings, "cached" the one of the row's first episode. All cost the same.
         pool_size: see ``reset_mode``.
@@ -42,6 +46,15 @@ class JaxOptions(EnvOptions, _Own, total=False):
         state_layout: "packed" (two tensors) or "nested" (one tensor a leaf, slower). Data of
             either layout is accepted as input.
         categorical_action_encoding: discrete actions as integers instead of one-hot.
+        metrics: show what the simulator reports beside the reward as entries ("metrics", name), zero after a
+            reset where only a step reports it. Policies that are plain modules read these too.
+        action_repeat: steps of the simulator in one step of this env, which sums their rewards and stops where
+            the episode ends. ``episode_length`` counts the steps of this env.
+        randomize: ``f(key, model) -> model``: every row steps with a model of its own, which ``f`` draws from
+            the one that the simulator was made with. Leaves that ``f`` changes become part of the row's state,
+            under ("state", "model") where it is nested or unpacked; see ``drawn_bytes``.
+        randomize_at: when a row draws: at the begin of every "episode", or once, at the "construction" of the
+            row by a reset without state.
     """
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 from bridges.jax.env import JaxEnv
 from bridges.jax.options import JaxOptions
 from envkit.errors import ArgumentError, ArgumentTypeError
+from envkit.functional import WithoutInfo
 from envkit.specs.annotations import Device
 
-__all__ = ["EnvNames", "SimulatorCore", "SimulatorEnv", "quietly", "require_name"]
+__all__ = ["EnvNames", "ModelledCore", "SimulatorCore", "SimulatorEnv", "quietly", "require_name"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,46 @@ def _core_of(kind: type[SimulatorCore], given: dict[str, Any]) -> SimulatorCore:
     return kind(**given) if "env" in given else kind(given["make"](), **given)
 
 
+@dataclass(frozen=True)
+class ModelledCore(SimulatorCore):
+    """Core of an env object that keeps the model it steps with in an attribute; see `ModelledEnv`.
+
+    ``other``: the model that it is reset and stepped with in place of that one.
+    """
+
+    other: Any = None
+    attribute: ClassVar[str]
+
+    @property
+    def model(self) -> Any:
+        """The model that it steps with."""
+        return getattr(self.env, self.attribute) if self.other is None else self.other
+
+    def with_model(self, model: Any) -> Self:
+        """Step the same env object with ``model``."""
+        return dataclasses.replace(self, other=model)
+
+    @contextlib.contextmanager
+    def modelled(self) -> Iterator[Any]:
+        """Give the env object with the model in its place, as the libraries' own wrappers put it, and put it back.
+
+        A copy of the object would not do: its own methods, kept in attributes, would read the original.
+        """
+        if self.other is None:
+            yield self.env
+            return
+        with _PUTTING:
+            own = getattr(self.env, self.attribute)
+            setattr(self.env, self.attribute, self.other)
+            try:
+                yield self.env
+            finally:
+                setattr(self.env, self.attribute, own)
+
+
+_PUTTING = threading.RLock()
+
+
 class SimulatorEnv(JaxEnv):
     """An env object of a library as a `JaxEnv`; unknown public attributes are looked up on the object.
 
@@ -67,7 +109,8 @@ class SimulatorEnv(JaxEnv):
         self, core: SimulatorCore, *, device: Device | None = None, **options: Unpack[JaxOptions]
     ):
         self._core = core
-        super().__init__(core, device=device, **options)
+        env = core if options.get("metrics") else WithoutInfo(core)
+        super().__init__(env, device=device, **options)
 
     @property
     def _env(self) -> Any:

@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Literal, Unpack
 import jax
 
 from bridges.jax.options import JaxOptions
-from bridges.jax.simulator import EnvNames, SimulatorCore, SimulatorEnv, quietly, require_name
+from bridges.jax.simulator import EnvNames, ModelledCore, SimulatorEnv, quietly, require_name
 from bridges.libraries import require
 from envkit.data.keywords import refuse_unknown
 from envkit.errors import ArgumentError, ArgumentTypeError
-from envkit.functional import Box, ResetMode, Timestep
+from envkit.functional import Box, RandomizeAt, Randomizer, ResetMode, Timestep
 from envkit.specs.annotations import BatchSize, Device
 
 __all__ = [
@@ -39,8 +39,10 @@ BraxOption = float | str | tuple[Any, ...] | Mapping[str, Any] | Callable[..., A
 
 
 @dataclass(frozen=True)
-class BraxCore(SimulatorCore):
-    """A bare Brax env as a `StatelessEnv`; its state is Brax's ``State``."""
+class BraxCore(ModelledCore):
+    """A bare Brax env as a `StatelessEnv`; its state is Brax's ``State``, its model Brax's ``System``."""
+
+    attribute = "sys"
 
     @property
     def action_space(self) -> Box:
@@ -49,13 +51,15 @@ class BraxCore(SimulatorCore):
 
     def reset(self, key: jax.Array) -> tuple[Any, Timestep]:
         """Reset; the observation is also part of the state."""
-        state = self.env.reset(key)
-        return state, Timestep(state.obs)
+        with self.modelled() as env:
+            state = env.reset(key)
+        return state, Timestep(state.obs, info=state.metrics)
 
     def step(self, state: Any, action: jax.Array) -> tuple[Any, Timestep]:
         """Step by Brax's own ``step``."""
-        state = self.env.step(state, action)
-        return state, Timestep(state.obs, state.reward, state.done > 0.5)
+        with self.modelled() as env:
+            state = env.step(state, action)
+        return state, Timestep(state.obs, state.reward, state.done > 0.5, info=state.metrics)
 
 
 class BraxWrapper(SimulatorEnv):
@@ -132,6 +136,7 @@ class BraxEnv(BraxWrapper):
         device, from_pixels: of `BraxWrapper`.
         batch_size, requires_grad, episode_length, reset_mode, pool_size, state_layout: of `JaxEnv`.
         categorical_action_encoding, cache_clear_frequency: of `JaxEnv`.
+        metrics, action_repeat, randomize, randomize_at: of `JaxEnv`; the model is ``env.sys``.
         run_type_checks, allow_done_after_reset: of `EnvBase`.
         **brax_kwargs: go to Brax, e.g. ``backend="spring"``.
 
@@ -155,6 +160,10 @@ class BraxEnv(BraxWrapper):
         cache_clear_frequency: int | bool = False,
         state_layout: Literal["packed", "nested"] = "packed",
         categorical_action_encoding: bool = False,
+        metrics: bool = False,
+        action_repeat: int = 1,
+        randomize: Randomizer | None = None,
+        randomize_at: RandomizeAt = "episode",
         from_pixels: bool = False,
         run_type_checks: bool = False,
         allow_done_after_reset: bool = False,
@@ -176,6 +185,10 @@ class BraxEnv(BraxWrapper):
             cache_clear_frequency=cache_clear_frequency,
             state_layout=state_layout,
             categorical_action_encoding=categorical_action_encoding,
+            metrics=metrics,
+            action_repeat=action_repeat,
+            randomize=randomize,
+            randomize_at=randomize_at,
             run_type_checks=run_type_checks,
             allow_done_after_reset=allow_done_after_reset,
             _make=make,

@@ -23,12 +23,12 @@ from envkit.functional.core import (
     reward_shape_of,
 )
 from envkit.functional.packing import Field, StatePacking
-from envkit.functional.randomization import Randomization, RandomizeAt
+from envkit.functional.randomization import Randomization, RandomizeAt, Randomizer
 from envkit.functional.rollout import Policy, Transition, random_policy, transition, unroll
 from envkit.functional.spaces import Box, Discrete, MultiDiscrete, sample_space
 from envkit.functional.structure import conform, name_of
 from envkit.functional.until import Stopped, StopRule, unroll_until
-from envkit.functional.wrappers import FrameSkip, Metrics, TimeLimit, TimeLimitState
+from envkit.functional.wrappers import FrameSkip, Metrics, TimeLimit, TimeLimitState, WithoutInfo
 
 __all__ = [
     "BatchedEnv",
@@ -46,6 +46,7 @@ __all__ = [
     "Policy",
     "Randomization",
     "RandomizeAt",
+    "Randomizer",
     "ResetMode",
     "StatePacking",
     "StatelessEnv",
@@ -55,6 +56,7 @@ __all__ = [
     "TimeLimitState",
     "Timestep",
     "Transition",
+    "WithoutInfo",
     "WrapperState",
     "conform",
     "done_of",

@@ -30,7 +30,7 @@ from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.functional.core import EnvWrapper
 from envkit.functional.structure import name_of, nested, strong
 
-__all__ = ["Drawn", "Randomization", "RandomizeAt"]
+__all__ = ["Drawn", "Randomization", "RandomizeAt", "Randomizer"]
 
 Drawn = dict[str, Any]
 RandomizeAt = Literal["episode", "construction"]
@@ -108,6 +108,8 @@ def _require_model(env: Any) -> None:
     while isinstance(env, EnvWrapper):
         env = env.env
     if not (hasattr(env, "with_model") and hasattr(env, "model")):
+        while hasattr(env, "env"):
+            env = env.env
         raise ArgumentTypeError(
             f"{type(env).__name__} has no model to randomise. Give it a property `model`, a pytree of arrays, "
             "and a method `with_model(model)` that gives the env with another one (see ModelledEnv), or leave "

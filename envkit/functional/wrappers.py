@@ -21,7 +21,7 @@ from envkit.functional.core import EnvWrapper, Timestep, WrapperState, done_of, 
 from envkit.functional.spaces import sample_space
 from envkit.functional.structure import conform, name_of, nested, strong
 
-__all__ = ["FrameSkip", "Metrics", "TimeLimit", "TimeLimitState"]
+__all__ = ["FrameSkip", "Metrics", "TimeLimit", "TimeLimitState", "WithoutInfo"]
 
 S = TypeVar("S")
 
@@ -141,3 +141,18 @@ class Metrics(EnvWrapper):
                 "observation another name, or leave metrics out."
             )
         return replace(timestep, observation={**observed, "metrics": timestep.info}, info={})
+
+
+@dataclass(frozen=True)
+class WithoutInfo(EnvWrapper):
+    """Leave out what the env gives as ``Timestep.info``."""
+
+    def reset(self, key: jax.Array, /) -> tuple[Any, Timestep]:
+        """Start an episode."""
+        state, timestep = self.env.reset(key)
+        return state, replace(timestep, info={})
+
+    def step(self, state: Any, action: Any, /) -> tuple[Any, Timestep]:
+        """Advance."""
+        state, timestep = self.env.step(state, action)
+        return state, replace(timestep, info={})

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import FrozenInstanceError, dataclass, is_dataclass
+from dataclasses import FrozenInstanceError, dataclass, is_dataclass, replace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import envkit.functional
-from envkit.errors import ArgumentError, StateStructureError
+from envkit.errors import ArgumentError, KeyCollisionError, StateStructureError
 from envkit.functional import (
     BatchedEnv,
     Box,
     Discrete,
     FrameSkip,
+    Metrics,
     MultiDiscrete,
     TimeLimit,
     Timestep,
+    WithoutInfo,
     normalize,
     sample_space,
 )
 from envkit.functional.core import done_of
 from envkit.functional.structure import conform
-from tests.zoo.jax_envs import Countdown, NoisyWalk, Pendulum, Team
+from tests.zoo.jax_envs import Countdown, NoisyWalk, Pendulum, Sled, Team
 
 KEY = jax.random.PRNGKey(0)
 
@@ -108,8 +110,44 @@ def test_frame_skip_stops_where_the_episode_is_cut_short():
 
 @pytest.mark.parametrize("frames", [0, 1.5, "2"])
 def test_frame_skip_takes_only_a_positive_integer(frames):
-    with pytest.raises(ValueError, match="integer of at least 1"):
+    with pytest.raises(ValueError, match=r"at least 1, but got .*Pass action_repeat=1"):
         FrameSkip(Countdown(3), frames)
+
+
+def test_infos_are_shown_as_metrics_zero_where_only_a_step_gives_them():
+    env = Metrics(Sled())
+
+    state, root = env.reset(KEY)
+    _, timestep = env.step(state, jnp.array([0.5]))
+
+    assert root.observation["metrics"] == {"work": 0.0} and root.info == timestep.info == {}
+    assert (
+        root.observation["observation"].shape == timestep.observation["observation"].shape == (2,)
+    )
+    assert timestep.observation["metrics"]["work"] == 0.5 * timestep.reward
+
+
+def test_metrics_stand_beside_the_entries_of_an_observation():
+    _, root = Metrics(NoisyWalk()).reset(KEY)
+
+    assert set(root.observation) == {"place", "far", "metrics"}
+
+
+def test_an_observation_that_is_called_metrics_is_refused():
+    @dataclass(frozen=True)
+    class Named(Countdown):
+        def step(self, state, action):
+            state, timestep = super().step(state, action)
+            return state, replace(timestep, observation={"metrics": timestep.observation})
+
+    with pytest.raises(KeyCollisionError, match="another name, or leave metrics out"):
+        Metrics(Named(3)).step(jnp.int32(3), 0)
+
+
+def test_infos_can_be_left_out():
+    state, _ = WithoutInfo(Sled()).reset(KEY)
+
+    assert WithoutInfo(Sled()).step(state, jnp.array([0.5]))[1].info == {}
 
 
 def test_python_numbers_become_arrays_of_fixed_dtype():

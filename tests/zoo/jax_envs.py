@@ -5,12 +5,14 @@ Conventions
     NoisyWalk()       starts at a random place in a dict observation; terminated outside [-2, 2].
     Pendulum()        the classic one in 15 lines; never ends.
     Team(end)         two agents choose of 3 and of 2; each is paid what it chose, every step. Terminated at ``end``.
+    Sled(model)       pushed along a line; its model holds mass, friction of two runners, and the steps of an episode.
+                      It reports its "work" after a step only.
     Zoo()             a state with a leaf of every awkward kind.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -80,6 +82,29 @@ class Team:
     def step(self, state, action):
         state = state + 1
         return state, Timestep(state.astype(jnp.float32), action, state >= self.end)
+
+
+@dataclass(frozen=True)
+class Sled:
+    model: dict = field(default_factory=lambda: {"mass": 2.0, "friction": (0.5, 0.25), "steps": 4})
+    action_space = Box(-1.0, 1.0, (1,))
+
+    def with_model(self, model):
+        return replace(self, model=model)
+
+    def reset(self, key):
+        speed = jax.random.uniform(key, ())
+        return {"speed": speed, "moves": jnp.int32(0)}, Timestep(jnp.stack([speed, speed]))
+
+    def step(self, state, action):
+        drag = sum(self.model["friction"]) * state["speed"]
+        speed = state["speed"] + 0.1 * (action[0] - drag) / self.model["mass"]
+        moves = state["moves"] + 1
+        shown = jnp.stack([speed, state["speed"]])
+        info = {"work": action[0] * speed}
+        return {"speed": speed, "moves": moves}, Timestep(
+            shown, speed, moves >= self.model["steps"], info=info
+        )
 
 
 class Inventory(NamedTuple):
