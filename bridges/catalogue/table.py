@@ -116,6 +116,7 @@ WORLDS: Mapping[str, World] = MappingProxyType(
         world.name: world
         for world in (
             _ours("brax", "stateless", "brax", "brax", limit="episode_length"),
+            _ours("envkit", "stateless", "native"),
             _ours("gym", "stateful", "gymnasium", "gymnasium", limit="max_episode_steps"),
             _ours("envpool", "batched", "envpool.by_name", "envpool", limit="max_episode_steps"),
         )
