@@ -112,14 +112,16 @@ def slow_envs(steps: int, rounds: int) -> None:
 
 
 def waited_for(pool: Any, count: int) -> Callable[[], None]:
-    """Send to all envs, and receive all."""
-    td = pool.rand_action(pool.reset())
-    root = td.clone()
+    """Act on all envs, send to them and receive all, as a training loop does."""
+    actions = torch.arange(FAST) % 2
+    held = [pool.rand_action(pool.reset())]
 
     def work() -> None:
+        td = held[0]
         for _ in range(count):
-            pool.async_step_and_maybe_reset_send(root.clone())
-            pool.async_step_and_maybe_reset_recv(min_get=FAST)
+            pool.async_step_and_maybe_reset_send(td.set("action", actions))
+            _, td = pool.async_step_and_maybe_reset_recv(min_get=FAST)
+        held[0] = td
 
     return work
 
