@@ -10,6 +10,7 @@ _HOMES = {
     "bridges.catalogue.ids": ("list_envs", "register", "worlds"),
     "bridges.catalogue.making": ("make",),
     "bridges.worlds.brax": ("BraxEnv", "BraxWrapper"),
+    "bridges.worlds.native.chess.env": ("ChessEnv",),
     "bridges.worlds.native.pendulum": ("PendulumJaxEnv",),
     "bridges.worlds.envpool.env": ("MultiThreadedEnv", "MultiThreadedEnvWrapper"),
     "bridges.jax.compile_cache": ("cache_dir",),

@@ -22,6 +22,7 @@ from bridges.worlds.brax import BraxEnv as BraxEnv
 from bridges.worlds.brax import BraxWrapper as BraxWrapper
 from bridges.worlds.envpool.env import MultiThreadedEnv as MultiThreadedEnv
 from bridges.worlds.envpool.env import MultiThreadedEnvWrapper as MultiThreadedEnvWrapper
+from bridges.worlds.native.chess.env import ChessEnv as ChessEnv
 from bridges.worlds.native.pendulum import PendulumJaxEnv as PendulumJaxEnv
 from envkit.batched.async_pool import AsyncEnvPool as AsyncEnvPool
 from envkit.batched.async_pool import ProcessorAsyncEnvPool as ProcessorAsyncEnvPool

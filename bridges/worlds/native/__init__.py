@@ -18,6 +18,7 @@ from envkit.errors import ArgumentError
 __all__ = ["build", "env_names", "fetching_names"]
 
 _HOMES = {
+    "Chess": ("bridges.worlds.native.chess.env", "ChessEnv"),
     "FinancialRegime": ("envkit.envs.trading", "FinancialRegimeEnv"),
     "Pendulum": ("envkit.envs.pendulum", "PendulumEnv"),
     "PendulumJax": ("bridges.worlds.native.pendulum", "PendulumJaxEnv"),

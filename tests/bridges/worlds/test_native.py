@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from tensordict import TensorDict
 
 from bridges.worlds import native
 from envkit import PendulumEnv, check_env_specs
-from envkit.errors import ArgumentError, OptionError
+from envkit.errors import ArgumentError, MissingLibraryError, OptionError
 
 ROWS = 4
 
@@ -36,6 +38,13 @@ def test_an_unknown_name_or_keyword_is_told_with_the_nearest():
         native.build("Pendulum", sed=3)
     with pytest.raises(OptionError, match=r"no keyword 'max_torq'. Did you mean 'max_torque'"):
         native.build("PendulumJax", params={"max_torq": 1.0})
+
+
+def test_a_library_that_is_missing_is_told_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "chess", None)
+
+    with pytest.raises(MissingLibraryError, match=r"pip install 'envkit\[chess\]'"):
+        native.build("Chess")
 
 
 def test_both_pendulums_declare_the_same(twin):

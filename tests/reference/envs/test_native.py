@@ -6,6 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from bridges.worlds.native.chess.san_moves import san_moves
 from envkit import FinancialRegimeEnv, PendulumEnv, TicTacToeEnv
 from envkit.errors import InputError
 from tests.reference.compare import OURS, THEIRS, check_same, check_works_alike, differs
@@ -93,6 +94,68 @@ def test_a_cell_that_is_taken_is_refused_here():
     with pytest.raises(InputError):
         play(OURS)
     assert TicTacToeEnv().rollout(9)["next", "done"][-1]
+
+
+def chess(lib, **options):
+    return lib.ChessEnv(include_fen=True, include_san=True, mask_actions=False, **options)
+
+
+def test_moves_of_chess_have_the_same_numbers():
+    theirs = chess(THEIRS).san_moves
+
+    assert theirs[-1] == ""  # which is the name of no move
+    assert list(san_moves()) == theirs[:-1]
+
+
+@pytest.mark.parametrize("options", [{}, {"stateful": False}, {"include_pgn": True}], ids=str)
+def test_games_of_chess_go_alike(options):
+    env = chess(OURS, **options)
+    env.set_seed(0)
+    actions = env.rollout(60)["action"].unbind(0)
+
+    check_works_alike(lambda lib: chess(lib, **options).rollout(70, actions=actions))
+    check_works_alike(lambda lib: chess(lib, **options).reset())
+    check_works_alike(lambda lib: _legal_after(lib, options, actions[0], uci=True))
+    check_works_alike(lambda lib: _legal_after(lib, options, actions[0], uci=False))
+
+
+def _legal_after(lib, options, action, *, uci):
+    env = chess(lib, **options)
+    return env.get_legal_moves(env.step(env.reset().set("action", action))["next"], uci=uci)
+
+
+MATE, OVER = "2k5/R7/2K5/8/8/8/8/8 w - - 0 1", "R1k5/8/2K5/8/8/8/8/8 b - - 0 1"
+
+
+@pytest.mark.parametrize("fen", [MATE, OVER, "nonsense"])
+@pytest.mark.parametrize("set_state", [True, False, None])
+@pytest.mark.parametrize("stateful", [True, False])
+def test_games_of_chess_begin_alike(fen, set_state, stateful):
+    how = {} if set_state is None else {"set_state": set_state}
+
+    check_same(lambda lib: chess(lib, stateful=stateful).reset(TensorDict({"fen": fen}), **how))
+
+
+def test_what_chess_refuses_is_refused_alike():
+    check_same(lambda lib: lib.ChessEnv(stateful=False))
+    check_same(lambda lib: lib.ChessEnv(include_hash_inv=True, include_fen=True))
+    check_same(lambda lib: lib.ChessEnv(mask_actions=False).all_actions())
+    check_same(lambda lib: chess(lib).rollout(1, actions=[torch.tensor(0)]))
+
+
+def test_legal_moves_are_counted_and_hashes_are_numbers_here():
+    differs("chess", lambda lib: _first(lib).cardinality())
+    differs(
+        "chess", lambda lib: _first(lib, include_fen=True, include_hash=True).reset()["fen_hash"]
+    )
+    differs("chess", lambda lib: _first(lib, include_legal_moves=True).reset()["legal_moves"].shape)
+    assert _first(OURS).cardinality() == 20
+
+
+def _first(lib, **options):
+    env = lib.ChessEnv(**options)
+    env.reset()
+    return env
 
 
 # -- a market --------------------------------------------------------------------------
