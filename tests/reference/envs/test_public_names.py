@@ -17,7 +17,7 @@ WAITS = {
         *("MujocoPlaygroundAgentMapping", "MujocoPlaygroundAgentSpec"),
     },
     "native and model-based envs": {
-        *("LLMHashingEnv"),
+        "LLMHashingEnv",
         *("DreamerDecoder", "DreamerEnv", "ImaginedEnv", "ModelBasedEnvBase", "WorldModelEnv"),
     },
 }
