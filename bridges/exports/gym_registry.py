@@ -1,8 +1,7 @@
 """envkit environments in the registry of a gym library: ``gymnasium.make("MyEnv-v0")``.
 
 `register` writes an entry that builds the env and puts a `GymView` of it behind the library's own
-``Env`` class. Which spaces the entries of a spec have as seen from there is decided here: they
-contain exactly what `reset` and `step` give.
+``Env`` class.
 
 Conventions
     library  a gym backend, see `gym_backend`.
@@ -19,17 +18,13 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-import torch
-
+from bridges.exports.spaces import asked_space, shown_space
 from bridges.gym.backend import gym_backend, set_gym_backend
-from bridges.gym.spaces import space_of
 from envkit.data.arguments import as_int
 from envkit.data.paths import Key
 from envkit.env.as_gym import GymView
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
-from envkit.specs import Binary, Categorical, Composite, MultiOneHot, OneHot, TensorSpec
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.env import TransformedEnv
@@ -152,8 +147,8 @@ class _Registered:
         self.envkit_env = env = face.env
         self.metadata = getattr(env, "metadata", {"render_modes": []})
         self.render_mode = getattr(env, "render_mode", None)
-        self.observation_space = _shown_space(face.observation_spec, spaces)
-        self.action_space = _asked_space(face.action_spec, spaces)
+        self.observation_space = shown_space(face.observation_spec, spaces)
+        self.action_space = asked_space(face.action_spec, spaces)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Start an episode; ``options`` are keywords of the env's own reset."""
@@ -175,34 +170,3 @@ class _Registered:
     def close(self) -> None:
         """Close the env."""
         self.envkit_env.close(raise_if_closed=False)
-
-
-# ---------------------------------------------------------------------------------------- spaces
-
-
-def _shown_space(spec: TensorSpec, spaces: Any) -> Any:
-    """Give the space of what is shown: it contains the arrays a spec holds, shape and dtype."""
-    if isinstance(spec, Composite):
-        members = {name: _shown_space(spec[name], spaces) for name in sorted(spec.keys())}
-        return spaces.Dict(members)
-    if spec.dtype == torch.bool:
-        return spaces.MultiBinary(tuple(spec.shape)) if spec.shape else spaces.Discrete(2)
-    if isinstance(spec, Categorical) and spec.shape:
-        dtype = np.dtype(str(spec.dtype).removeprefix("torch."))
-        return spaces.MultiDiscrete(np.full(tuple(spec.shape), spec.n), dtype=dtype)
-    return space_of(spec)
-
-
-def _asked_space(spec: TensorSpec, spaces: Any) -> Any:
-    """Give the space of what is asked for: indices where a spec holds one-hot codes."""
-    if isinstance(spec, Composite):
-        members = {name: _asked_space(spec[name], spaces) for name in sorted(spec.keys())}
-        return spaces.Dict(members)
-    batch = tuple(spec.shape[:-1])
-    if isinstance(spec, OneHot):
-        return spaces.MultiDiscrete(np.full(batch, spec.n)) if batch else spaces.Discrete(spec.n)
-    if isinstance(spec, MultiOneHot):
-        return spaces.MultiDiscrete(np.broadcast_to(spec.nvec, (*batch, len(spec.nvec))))
-    if isinstance(spec, Binary) or spec.dtype == torch.bool:
-        return spaces.MultiBinary(tuple(spec.shape))
-    return space_of(spec)
