@@ -13,6 +13,8 @@ _HOMES = {
     "bridges.worlds.native.chess.env": ("ChessEnv",),
     "bridges.worlds.native.pendulum": ("PendulumJaxEnv",),
     "bridges.worlds.envpool.env": ("MultiThreadedEnv", "MultiThreadedEnvWrapper"),
+    "bridges.worlds.pettingzoo.env": ("PettingZooEnv",),
+    "bridges.worlds.pettingzoo.wrapper": ("PettingZooWrapper",),
     "bridges.jax.compile_cache": ("cache_dir",),
     "bridges.jax.memory": ("configure_gpu",),
     "bridges.gym.backend": ("gym_backend", "set_gym_backend"),

@@ -24,6 +24,8 @@ from bridges.worlds.envpool.env import MultiThreadedEnv as MultiThreadedEnv
 from bridges.worlds.envpool.env import MultiThreadedEnvWrapper as MultiThreadedEnvWrapper
 from bridges.worlds.native.chess.env import ChessEnv as ChessEnv
 from bridges.worlds.native.pendulum import PendulumJaxEnv as PendulumJaxEnv
+from bridges.worlds.pettingzoo.env import PettingZooEnv as PettingZooEnv
+from bridges.worlds.pettingzoo.wrapper import PettingZooWrapper as PettingZooWrapper
 from envkit.batched.async_pool import AsyncEnvPool as AsyncEnvPool
 from envkit.batched.async_pool import ProcessorAsyncEnvPool as ProcessorAsyncEnvPool
 from envkit.batched.async_pool import RayAsyncEnvPool as RayAsyncEnvPool

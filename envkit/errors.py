@@ -70,6 +70,7 @@ __all__ = [
     "StepMaskError",
     "TransformOwnerError",
     "TranslationError",
+    "UnknownEnvError",
     "WorkerError",
     "WorkerTimeoutError",
 ]
@@ -85,6 +86,10 @@ class ArgumentError(EnvkitError, ValueError):
 
 class ArgumentTypeError(ArgumentError, TypeError):
     """An argument is of another type than the call can use."""
+
+
+class UnknownEnvError(ArgumentError, RuntimeError):
+    """A library has no env of the name that was given, or none of the form asked for."""
 
 
 class DataTypeError(ArgumentTypeError, AttributeError):

@@ -19,6 +19,7 @@ from envkit import (
     MixedEnv,
     MultiThreadedEnv,
     ParallelEnv,
+    PettingZooEnv,
     RewardSum,
     SerialEnv,
     StepCounter,
@@ -38,6 +39,7 @@ from tests.zoo.shaped_envs import Groups, Several
 make_count = partial(Count, 5)
 make_cartpole = partial(GymEnv, "CartPole-v1", max_episode_steps=7)
 make_brax = partial(BraxEnv, "fast", device="cpu", batch_size=[3], episode_length=5)
+make_games = partial(PettingZooEnv, "mpe/simple_spread_v3", N=2, max_cycles=5)
 
 
 def make_mixed() -> MixedEnv:
@@ -67,6 +69,12 @@ KINDS = {
     "threads of a library": partial(
         MultiThreadedEnv, 3, "CartPole-v1", create_env_kwargs={"max_episode_steps": 7}
     ),
+    "games": make_games,
+    "games in turns": partial(
+        PettingZooEnv, "mpe/simple_tag_v3", False, use_mask=True, max_cycles=2
+    ),
+    "serial games": partial(SerialEnv, 3, make_games),
+    "parallel games": partial(ParallelEnv, 3, make_games, num_processes=2),
     "mixed": make_mixed,
     "transformed": make_transformed,
     "groups": Groups,
@@ -74,7 +82,10 @@ KINDS = {
 }
 
 
-SLOW = ("brax nested", "ray count", "ray cartpole")
+SLOW = (
+    *("brax nested", "ray count", "ray cartpole"),
+    *("games in turns", "serial games", "parallel games"),
+)
 kinds = [pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else ()) for kind in KINDS]
 
 
@@ -494,7 +505,7 @@ def test_rows_that_are_not_reset_keep_all_they_had(env):
     root = env.rand_action(env.step_mdp(td))
     mask = half(env)
     asked = root.clone().set("_reset", mask[..., None])
-    if isinstance(env, GymEnv):  # R14
+    if isinstance(env, GymEnv | PettingZooEnv):  # R14
         with pytest.raises(ResetMaskError, match="one simulator cannot be reset in part"):
             env.reset(asked)
         return

@@ -91,10 +91,16 @@ def _rebuilt(simulator: Any) -> Iterator[list[Any]]:
     """Give each simulator that is rebuilt, its wrappers before it in a list."""
     for env in getattr(simulator, "envs", None) or [simulator]:
         chain = [env]
-        while not _is_easy(chain[-1]) and hasattr(chain[-1], "env"):
-            chain.append(chain[-1].env)
+        while not _is_easy(chain[-1]) and (inner := _inside(chain[-1])) is not None:
+            chain.append(inner)
         if _is_easy(chain[-1]):
             yield chain
+
+
+def _inside(wrapper: Any) -> Any:
+    """Give the env in a wrapper; those of PettingZoo that change the API call it otherwise."""
+    inner = getattr(wrapper, "env", None)
+    return getattr(wrapper, "aec_env", None) if inner is None else inner
 
 
 def _is_easy(env: Any) -> bool:

@@ -47,7 +47,7 @@ from envkit.specs import (
 )
 from envkit.specs.stacks.stacked import stack
 
-__all__ = ["Codec", "codec_of", "space_of"]
+__all__ = ["Codec", "codec_at", "codec_of", "space_of"]
 
 ArraysByPath = Mapping[Path, np.ndarray]
 
@@ -187,6 +187,19 @@ def codec_of(space: Any, *, categorical: bool, key: str) -> Codec:
             Tuple of unlike kinds).
     """
     return _build(space, () if _is_tree(space) else (key,), categorical, key != "action")
+
+
+def codec_at(space: Any, path: Path, *, categorical: bool) -> Codec:
+    """Build the codec of a space whose entries lie at or below ``path``, and keep their names.
+
+    Args:
+        space, categorical: of `codec_of`.
+        path: of the leaf, or of the node where the space is a Dict.
+
+    Raises:
+        SpecError: see `codec_of`.
+    """
+    return _build(space, path, categorical, False)
 
 
 def _is_tree(space: Any) -> bool:
