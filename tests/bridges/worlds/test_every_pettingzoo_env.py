@@ -7,17 +7,26 @@ the system's entropy, so no two runs are alike.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 
 from bridges.worlds.pettingzoo.env import build, env_names
 from bridges.worlds.pettingzoo.library import has_parallel
 from envkit import PettingZooEnv, check_env_specs
+from envkit.errors import ResumeError
 from tests.zoo.pettingzoo_by_hand import play_beside_the_library
+from tests.zoo.resumed import same, twice
 
 pytestmark = pytest.mark.slow
 
 SEEDED = ("classic/hanabi_v5",)
+NOT_SAVED = {
+    "classic/hanabi_v5": "each reset makes a generator anew",
+    "classic/texas_holdem_no_limit_v6": "comes out otherwise when it is played again",
+    "mpe/collect_treasure_v1": "there are two generators",
+    "sisl/multiwalker_v9": "comes out otherwise when it is played again",
+}
 
 
 def forms(name: str) -> list[bool]:
@@ -52,3 +61,15 @@ def test_a_world_builds_what_it_lists(name):
     env = build(name, seed=0)
 
     assert env.rollout(2, break_when_any_done=False).shape == (2,)
+
+
+@pytest.mark.parametrize("name", env_names())
+@pytest.mark.filterwarnings("ignore:.*precision lowered")
+def test_a_game_is_saved_and_goes_on_to_the_same_bits_or_says_that_it_does_not(name, opened):
+    for parallel in forms(name):
+        make = partial(PettingZooEnv, name, parallel, use_mask=True)
+        if name in NOT_SAVED:
+            with pytest.raises(ResumeError):
+                twice(make, opened, before=30, after=1)
+        else:
+            assert same(twice(make, opened, before=30, after=10))
