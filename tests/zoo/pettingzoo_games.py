@@ -11,6 +11,9 @@ from pettingzoo import ParallelEnv
 from pettingzoo.utils.conversions import parallel_to_aec
 
 
+INFOS = ("age", "weight", "said")
+
+
 class Fading(ParallelEnv):
     """Agent i sees (i, its age) and dies at age ``lives[i]``; the reward is its age, noise drawn at resets on top.
 
@@ -20,9 +23,10 @@ class Fading(ParallelEnv):
     metadata = {"name": "fading"}  # noqa: RUF012
     render_mode = None
 
-    def __init__(self, lives: tuple[int, ...] = (2, 3, 5), names: str = "agent"):
-        self.lives = dict(zip((f"{names}_{i}" for i in range(len(lives))), lives, strict=True))
+    def __init__(self, lives: tuple[int, ...] = (2, 3, 5), infos: tuple[str, ...] = INFOS):
+        self.lives = dict(zip((f"agent_{i}" for i in range(len(lives))), lives, strict=True))
         self.possible_agents = list(self.lives)
+        self.told = infos
         self.np_random = np.random.default_rng()
         self.taken: list[dict[str, Any]] = []
         self.state_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
@@ -59,7 +63,8 @@ class Fading(ParallelEnv):
         return {name: np.array([at(name), self.age], np.float32) for name in names}
 
     def _infos(self, names):
-        return {name: {"age": self.age, "weight": 0.5, "said": "nothing"} for name in names}
+        infos = {"age": self.age, "weight": 0.5, "said": "nothing"}
+        return {name: {key: infos[key] for key in self.told} for name in names}
 
 
 class Rebuilt(Fading, EzPickle):

@@ -70,7 +70,8 @@ class PettingZooWrapper(GymLikeEnv):
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no env object of PettingZoo.
         ArgumentError: (a ValueError) an AEC env without ``use_mask``; a group map that does not hold each agent
-            once; no possible agents; a state is asked for that there is not.
+            once; no possible agents.
+        UnsupportedError: (a NotImplementedError) a state is asked for that there is not.
         BatchSizeError: a batch size is given.
         SpecError: (a ValueError) spaces without array form of fixed shape.
 
@@ -393,7 +394,7 @@ def _state_spec(game: Game, codec: Codec | None) -> TensorSpec:
     try:
         state = np.asarray(game.state())
     except (NotImplementedError, TypeError, AttributeError) as error:
-        raise ArgumentError(
+        raise UnsupportedError(
             f"return_state is True, but {game} has no state of the whole game ({type(error).__name__}: {error}). "
             "Leave it out."
         ) from error

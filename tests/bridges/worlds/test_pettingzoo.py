@@ -386,7 +386,7 @@ def test_the_state_of_the_game_lies_at_the_root():
 
 
 def test_a_game_without_a_state_says_so():
-    with pytest.raises(ValueError, match="has no state of the whole game"):
+    with pytest.raises(UnsupportedError, match="has no state of the whole game"):
         make_tictactoe(return_state=True)
 
 
