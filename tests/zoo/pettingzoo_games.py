@@ -10,7 +10,6 @@ from gymnasium.utils import EzPickle
 from pettingzoo import ParallelEnv
 from pettingzoo.utils.conversions import parallel_to_aec
 
-
 INFOS = ("age", "weight", "said")
 
 
