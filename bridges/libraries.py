@@ -6,13 +6,32 @@ Conventions
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import io
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from difflib import get_close_matches
 from types import ModuleType
+from typing import Any
 
-from envkit.errors import BrokenLibraryError, MissingLibraryError
+from envkit.errors import (
+    ArgumentTypeError,
+    BrokenLibraryError,
+    MissingLibraryError,
+    UnknownEnvError,
+)
 
-__all__ = ["LIBRARIES", "explained", "get_available_libraries", "require"]
+__all__ = [
+    "LIBRARIES",
+    "EnvNames",
+    "explained",
+    "get_available_libraries",
+    "quietly",
+    "require",
+    "require_name",
+]
 
 LIBRARIES = {
     "brax": "brax",
@@ -75,6 +94,47 @@ def explained(error: ModuleNotFoundError) -> ImportError:
 def get_available_libraries() -> dict[str, bool]:
     """Say for each optional library whether it is installed."""
     return {name: importlib.util.find_spec(name) is not None for name in LIBRARIES}
+
+
+class EnvNames:
+    """Class attribute ``available_envs``: names of envs, read from the library when looked at; none where it is missing."""
+
+    def __init__(self, listed: Callable[[], Sequence[Any]]):
+        self._listed = listed
+
+    def __get__(self, instance: Any, owner: type) -> list[Any]:
+        try:
+            return list(self._listed())
+        except ImportError:
+            return []
+
+
+def require_name(library: str, name: object, known: Collection[str]) -> None:
+    """Check that a library has an env of this name.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) it is no name.
+        UnknownEnvError: (a ValueError and a RuntimeError) no env has it; the message gives those closest to it, and all there are.
+    """
+    if not isinstance(name, str):
+        raise ArgumentTypeError(
+            f"the name of an env of {library} is {name!r} of type {type(name).__name__}, but must be a string. "
+            "An env object goes to the class whose name ends in Wrapper."
+        )
+    if name not in known:
+        near = " or ".join(map(repr, get_close_matches(name, known, 3)))
+        guess = f"Did you mean {near}? " if near else ""
+        raise UnknownEnvError(
+            f"{library} has no env called {name!r}. {guess}Choose one of: {', '.join(sorted(known))}."
+        )
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Let a library be imported or called without the lines it prints and the warnings it gives."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _top(module: str | None) -> str:

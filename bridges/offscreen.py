@@ -23,7 +23,7 @@ import threading
 from bridges.libraries import require
 from envkit.errors import RenderingError
 
-__all__ = ["CURE", "prepare"]
+__all__ = ["CURE", "is_chosen", "prepare"]
 
 CURE = (
     "Install Mesa's software renderer (Debian, Ubuntu: apt-get install libosmesa6), or a driver with EGL; "
@@ -48,6 +48,11 @@ with mujoco.Renderer(model, 8, 8) as renderer:
 _choosing = threading.Lock()
 
 
+def is_chosen() -> bool:
+    """Say whether the backend is settled, so that nothing need be tried before a picture is drawn."""
+    return bool(os.environ.get("MUJOCO_GL")) or not sys.platform.startswith("linux")
+
+
 def prepare() -> str:
     """Make MuJoCo's renderers draw without a window in this process, and in those started from now on.
 
@@ -64,11 +69,8 @@ def prepare() -> str:
     """
     require("mujoco")
     with _choosing:
-        backend = os.environ.get("MUJOCO_GL")
-        if backend:
-            return backend
-        if not sys.platform.startswith("linux"):
-            return "glfw"
+        if is_chosen():
+            return os.environ.get("MUJOCO_GL") or "glfw"
         backend = _first_that_draws()
         _use(backend)
         return backend

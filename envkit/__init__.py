@@ -11,6 +11,7 @@ _HOMES = {
     "bridges.catalogue.making": ("make",),
     "bridges.worlds.brax": ("BraxEnv", "BraxWrapper"),
     "bridges.worlds.native.chess.env": ("ChessEnv",),
+    "bridges.worlds.dm_control": ("DMControlEnv", "DMControlWrapper"),
     "bridges.worlds.native.pendulum": ("PendulumJaxEnv",),
     "bridges.worlds.envpool.env": ("MultiThreadedEnv", "MultiThreadedEnvWrapper"),
     "bridges.worlds.pettingzoo.env": ("PettingZooEnv",),

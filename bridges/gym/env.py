@@ -13,22 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bridges.gym.backend import gym_backend, set_gym_backend
 from bridges.gym.vector import frame_skipping
 from bridges.gym.wrapper import GymWrapper
+from bridges.libraries import EnvNames
 from envkit.batched.parallel import ParallelEnv
 from envkit.data.arguments import as_bool, as_int
 from envkit.errors import ArgumentTypeError
 from envkit.specs.annotations import BatchSize, Device
 
 __all__ = ["GymEnv"]
-
-
-class _Names:
-    """The ids of registered envs, read from the current gym library when looked at."""
-
-    def __get__(self, instance: Any, owner: type) -> list[str]:
-        try:
-            return sorted(gym_backend("registry"))
-        except ImportError:
-            return []
 
 
 class GymEnv(GymWrapper):
@@ -54,7 +45,7 @@ class GymEnv(GymWrapper):
         ArgumentTypeError: (a TypeError) ``env_name`` is no name, or ``num_envs`` no int.
     """
 
-    available_envs: ClassVar[Sequence[str]] = _Names()  # type: ignore[assignment]
+    available_envs: ClassVar[Sequence[str]] = EnvNames(lambda: sorted(gym_backend("registry")))  # type: ignore[assignment]
 
     if not TYPE_CHECKING:  # which would look for the keywords here
 

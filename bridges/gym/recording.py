@@ -46,6 +46,7 @@ class Recorder:
         core: steps its simulator.
         observation, done: full specs of what it shows.
         rewards: paths of its rewards, whose roots are not carried on.
+        paid: dtype of what a step pays.
         action: spec of its action, or actions.
         inputs: what is made of each action, by key.
         generator: where random actions are drawn; None is torch's global one.
@@ -58,6 +59,7 @@ class Recorder:
     observation: Composite
     done: Composite
     rewards: Sequence[Path]
+    paid: np.dtype
     action: TensorSpec
     inputs: Mapping[Key, ActionInput]
     generator: torch.Generator | None
@@ -207,7 +209,7 @@ class _Record:
     def __init__(self, recorder: Recorder, steps: int):
         self.steps, self.stops = steps, recorder.stops
         self.count = 0
-        self._device, self._core = recorder.device, recorder.core
+        self._device, self._core, self._paid = recorder.device, recorder.core, recorder.paid
         self._observed = {
             as_path(key): leaf for key, leaf in recorder.observation.items(True, True)
         }
@@ -278,7 +280,7 @@ class _Record:
         entries = {**others, **self._roots()}
         for path, stack in self._stacks.items():
             entries[("next", *path)] = stack.tensor(count)
-        paid = _paid(rewards)
+        paid = _paid(rewards, self._paid)
         outcome = (paid, terminated | truncated, terminated, truncated)
         for path, value in zip((("reward",), *DONE), outcome, strict=True):
             entries[("next", *path)] = torch.from_numpy(value)
@@ -297,9 +299,8 @@ class _Record:
         return roots
 
 
-def _paid(rewards: Sequence[Any]) -> np.ndarray:
-    """Give rewards as float32, shape ``(count, 1)``; some may be arrays of one element."""
-    dtype = np.dtype(np.float32)
+def _paid(rewards: Sequence[Any], dtype: np.dtype) -> np.ndarray:
+    """Give rewards, shape ``(count, 1)``; some may be arrays of one element."""
     try:
         paid = np.array(rewards, dtype)
     except ValueError:

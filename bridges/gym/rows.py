@@ -6,7 +6,7 @@ rows of a pool's memory.
 Conventions
     row    what one env owns of a leaf, see `bridges.gym.spaces`.
     rows   global row numbers; slots and regions as in `envkit.batched.exchange.buffers`.
-    done   ``terminated | truncated``; the three flags are bool of shape (1,), the reward float32.
+    done   ``terminated | truncated``; the three flags are bool of shape (1,), as is the reward, in the dtype of its spec.
 """
 
 from __future__ import annotations

@@ -328,6 +328,7 @@ class GymWrapper(GymLikeEnv):
             observation=self.full_observation_spec,
             done=self.full_done_spec,
             rewards=[as_path(key) for key in self.reward_keys],
+            paid=self._declared.cached("reward_form", self._reward_form)[1],
             action=self.action_spec,
             inputs=self._action_inputs,
             generator=self._action_generator,

@@ -149,21 +149,28 @@ def clock_entries(env: Any) -> list[tuple[str, str]]:
 class Generator:
     """The random numbers of an env, whichever of NumPy's kinds its generator is."""
 
-    def __init__(self, bits: Any):
-        self._bits = bits
+    def __init__(self, numbers: np.random.Generator | np.random.RandomState):
+        self._numbers = numbers
 
     @property
     def state(self) -> Any:
         """Where it is; assignable."""
-        return self._bits.state
+        if isinstance(self._numbers, np.random.RandomState):
+            return self._numbers.get_state(
+                legacy=False
+            )  # with the normal number it keeps for later
+        return self._numbers.bit_generator.state
 
     @state.setter
     def state(self, state: Any) -> None:
         try:
-            self._bits.state = state
+            if isinstance(self._numbers, np.random.RandomState):
+                self._numbers.set_state(state)
+            else:
+                self._numbers.bit_generator.state = state
         except (TypeError, ValueError, KeyError) as error:
             raise ResumeError(
-                f"the generator of this env, a {type(self._bits).__name__}, cannot go on from what is loaded "
+                f"the generator of this env, a {type(self._numbers).__name__}, cannot go on from what is loaded "
                 f"({error}). Build the same env as the one that was saved."
             ) from error
 
@@ -176,11 +183,10 @@ def generator_in(env: Any) -> Generator:
     """
     bare = getattr(env, "unwrapped", env)
     found = getattr(bare, "np_random", None)
-    bits = getattr(found, "bit_generator", None) or getattr(found, "_bit_generator", None)
-    if not isinstance(found, np.random.Generator | np.random.RandomState) or bits is None:
+    if not isinstance(found, np.random.Generator | np.random.RandomState):
         raise ResumeError(
             f"{bare} has no np_random (it is {found!r}), so where its random numbers come from is not known, and "
             "its episodes cannot be played again. Draw from self.np_random of gymnasium.Env, or give the env "
             "get_state() and set_state(state)."
         )
-    return Generator(bits)
+    return Generator(found)

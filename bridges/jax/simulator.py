@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import threading
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from bridges.jax.env import JaxEnv
 from bridges.jax.options import JaxOptions
-from envkit.errors import ArgumentError, ArgumentTypeError
+from bridges.libraries import EnvNames, quietly, require_name
 from envkit.functional import WithoutInfo
 from envkit.specs.annotations import Device
 
@@ -134,44 +131,3 @@ class SimulatorEnv(JaxEnv):
                 if name.startswith("_") or core is None:
                     raise
                 return getattr(core.env, name)
-
-
-class EnvNames:
-    """Class attribute ``available_envs``: names of envs, read from the library when looked at; none where it is missing."""
-
-    def __init__(self, listed: Callable[[], Sequence[str]]):
-        self._listed = listed
-
-    def __get__(self, instance: Any, owner: type) -> list[str]:
-        try:
-            return list(self._listed())
-        except ImportError:
-            return []
-
-
-def require_name(library: str, name: object, known: Collection[str]) -> None:
-    """Check that a library has an env of this name.
-
-    Raises:
-        ArgumentTypeError: (a TypeError) it is no name.
-        ArgumentError: (a ValueError) no env has it; the message gives those closest to it, and all there are.
-    """
-    if not isinstance(name, str):
-        raise ArgumentTypeError(
-            f"the name of an env of {library} is {name!r} of type {type(name).__name__}, but must be a string. "
-            "An env object goes to the class whose name ends in Wrapper."
-        )
-    if name not in known:
-        near = " or ".join(map(repr, get_close_matches(name, known, 3)))
-        guess = f"Did you mean {near}? " if near else ""
-        raise ArgumentError(
-            f"{library} has no env called {name!r}. {guess}Choose one of: {', '.join(sorted(known))}."
-        )
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Let a library be imported or called without the lines it prints and the warnings it gives."""
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

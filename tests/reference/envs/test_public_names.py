@@ -12,7 +12,7 @@ import envkit
 
 WAITS = {
     "worlds behind one door": {
-        *("DMControlEnv", "DMControlWrapper", "JumanjiEnv", "JumanjiWrapper"),
+        *("JumanjiEnv", "JumanjiWrapper"),
         *("MujocoPlaygroundEnv", "MujocoPlaygroundWrapper", "PettingZooEnv", "PettingZooWrapper"),
         *("MujocoPlaygroundAgentMapping", "MujocoPlaygroundAgentSpec"),
     },
