@@ -117,6 +117,7 @@ WORLDS: Mapping[str, World] = MappingProxyType(
         for world in (
             _ours("brax", "stateless", "brax", "brax", limit="episode_length"),
             _ours("envkit", "stateless", "native"),
+            _ours("dm_control", "stateful", "dm_control", "dm_control", "dm-control"),
             _ours("gym", "stateful", "gymnasium", "gymnasium", limit="max_episode_steps"),
             _ours("pettingzoo", "stateful", "pettingzoo.env", "pettingzoo"),
             _ours("envpool", "batched", "envpool.by_name", "envpool", limit="max_episode_steps"),

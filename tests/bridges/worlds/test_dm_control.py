@@ -26,6 +26,8 @@ from envkit import (
     SyncDataCollector,
     TransformedEnv,
     check_env_specs,
+    list_envs,
+    make,
 )
 from envkit.env.seeding import seed_chain
 from envkit.errors import (
@@ -238,6 +240,14 @@ def test_all_pairs_of_the_suite_are_listed():
     assert sorted(listed) == env_names()
 
 
+def test_it_is_made_by_its_id(opened):
+    env = opened(make("dm_control/cartpole/swingup", 2, backend="serial", seed=0))
+    one = opened(make("dm_control/cartpole/swingup"))
+
+    assert env.batch_size == (2,) and isinstance(one, DMControlEnv)
+    assert len(list_envs("dm_control/*")) == len(env_names())
+
+
 # ------------------------------------------------------------------------------------- seeds and ends
 
 
@@ -410,12 +420,14 @@ def test_another_model_is_told_from_the_one_that_was_saved(opened):
 
 
 def test_it_stands_beside_other_envs_and_under_transforms(opened):
-    def make(task: str) -> TransformedEnv:
+    def counted(task: str) -> TransformedEnv:
         chain = Compose(DoubleToFloat(), StepCounter(30), RewardSum())
         return TransformedEnv(DMControlEnv("cartpole", task), chain)
 
     env = opened(
-        MixedEnv([SerialEnv(2, partial(make, "swingup")), SerialEnv(1, partial(make, "balance"))])
+        MixedEnv(
+            [SerialEnv(2, partial(counted, "swingup")), SerialEnv(1, partial(counted, "balance"))]
+        )
     )
     env.set_seed(0)
 
