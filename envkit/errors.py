@@ -84,10 +84,6 @@ class ArgumentError(EnvkitError, ValueError):
     """An argument has a value that the call cannot use."""
 
 
-class UnknownEnvError(ArgumentError, RuntimeError):
-    """A library has no env of this name."""
-
-
 class ArgumentTypeError(ArgumentError, TypeError):
     """An argument is of another type than the call can use."""
 

@@ -13,7 +13,7 @@ import envkit
 WAITS = {
     "worlds behind one door": {
         *("JumanjiEnv", "JumanjiWrapper"),
-        *("MujocoPlaygroundEnv", "MujocoPlaygroundWrapper", "PettingZooEnv", "PettingZooWrapper"),
+        *("MujocoPlaygroundEnv", "MujocoPlaygroundWrapper"),
         *("MujocoPlaygroundAgentMapping", "MujocoPlaygroundAgentSpec"),
     },
     "native and model-based envs": {
