@@ -29,6 +29,7 @@ from bridges.jax.fusing import Fusion, arguments_of, plan_fusion, wide_integers
 from bridges.jax.memory import warn_if_full
 from bridges.jax.options import JaxOptions, of_every_env
 from bridges.jax.programs import Constants, Programs, simulator_name
+from bridges.jax.rendering import picture, pictures
 from bridges.jax.sharding import AXIS, Shards
 from bridges.jax.specs import action_composite, array_leaf, done_composite
 from bridges.jax.stepping import ProgramEnv
@@ -240,6 +241,43 @@ class JaxEnv(ProgramEnv):
             parts[field.buffer].append(stored)
         built = {name: torch.cat(found, -1) for name, found in parts.items()}
         return TensorDict(built, batch, device=nested.device)
+
+    # -------------------------------------------------------------------------------------- pictures
+
+    def render(self, td: TensorDictBase, row: int = 0, **options: Any) -> torch.Tensor:
+        """Draw one row of stored states with the library's own renderer.
+
+        Args:
+            td: data with "state", of any batch size.
+            row: which one, counted through the batch.
+            **options: for the renderer, such as ``height``, ``width`` and ``camera`` of MuJoCo's.
+
+        Returns:
+            uint8 (H, W, 3).
+
+        Raises:
+            MissingKeyError: (a KeyError) ``td`` has no state.
+            ArgumentError: there is no such row.
+            UnsupportedError: (a NotImplementedError) the env cannot be drawn.
+            RenderingError: (a RuntimeError) nothing works here that draws without a display.
+        """
+        return picture(self, td, row, **options)
+
+    def render_rollout(
+        self, td: TensorDictBase, row: int = 0, every: int = 1, **options: Any
+    ) -> torch.Tensor:
+        """Draw the roots of one row of a rollout; see `render`.
+
+        Args:
+            td: data with "state", batch size (*batch, T).
+            row: which one, counted through the batch without time.
+            every: draw one step of so many.
+            **options: see `render`.
+
+        Returns:
+            uint8 (T', 3, H, W), T' = ceil(T / every).
+        """
+        return pictures(self, td, row, every, **options)
 
 
 class FusedEnv(Wrapper, JaxEnv):

@@ -185,13 +185,13 @@ class Programs:
         self, state: ByPath, action: Any, memory: ByPath, constants: Constants
     ) -> dict[str, Any]:
         rows = self._rows(constants)
-        before = rows.begin(self._read_state(state), memory)
+        before = rows.begin(self.read_state(state), memory)
         return self._outputs(*rows.step(before, action))
 
     def _restart(self, state: ByPath, mask: jax.Array, constants: Constants) -> dict[str, Any]:
         """Begin new episodes where ``mask`` is set; other rows keep their state and show anything."""
         rows = self._rows(constants)
-        restarted, root = rows.restart(mask, self._read_state(state), self._write_state)
+        restarted, root = rows.restart(mask, self.read_state(state), self._write_state)
         return self._fresh(restarted, root)
 
     def _advance(
@@ -208,7 +208,7 @@ class Programs:
         and for a new episode in every row without a step before (`BEGIN`): then `next` means nothing.
         """
         rows = self._rows(constants)
-        before = rows.begin(self._read_state(state), memory)
+        before = rows.begin(self.read_state(state), memory)
         origins = before.inner.origin
         rows_here = before.inner.key.shape[0]
         self.advancing.add(rows_here * self._devices)
@@ -230,12 +230,12 @@ class Programs:
         return moment, self._fresh(restarted, root)
 
     def _reseed(self, state: ByPath, key: jax.Array) -> ByPath:
-        rows = self._read_state(state)
+        rows = self.read_state(state)
         return self._write_state(replace(rows, key=self.env.row_keys(key, rows.key.shape[0])))
 
     def _relayout(self, state: ByPath) -> ByPath:
         """Bring a state of either layout into the one that is given out."""
-        return self._write_state(self._read_state(state))
+        return self._write_state(self.read_state(state))
 
     def _unroll(
         self,
@@ -301,7 +301,7 @@ class Programs:
     def _begun(self, begin: Begin, constants: Constants) -> tuple[NamedRows, Any]:
         state, root, flags, remembered = begin
         rows = self._rows(constants, root, remembered)
-        return rows, rows.resume(self._read_state(state), root | remembered, flags)
+        return rows, rows.resume(self.read_state(state), root | remembered, flags)
 
     def _root_after(self, carry: tuple[RowState, Timestep]) -> dict[str, Any]:
         last, timestep = carry
@@ -345,7 +345,8 @@ class Programs:
             return self.name_leaves(self.env.packing.unpack(buffers))
         return {(name,): buffer for name, buffer in buffers.items()}
 
-    def _read_state(self, state: ByPath) -> Any:
+    def read_state(self, state: ByPath) -> Any:
+        """Rebuild the state of rows that was given out, in either layout; any batch axes."""
         packing = self.env.packing
         if set(state) == set(PACKED):
             return packing.unpack({path[0]: buffer for path, buffer in state.items()})

@@ -15,12 +15,14 @@ from functools import partial
 from typing import Any, ClassVar, Literal, Unpack
 
 import jax
+import numpy as np
 
+from bridges import offscreen
 from bridges.jax.options import JaxOptions
 from bridges.jax.simulator import EnvNames, ModelledCore, SimulatorEnv, quietly, require_name
 from bridges.libraries import require
 from envkit.data.keywords import refuse_unknown
-from envkit.errors import ArgumentError, ArgumentTypeError
+from envkit.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from envkit.functional import Box, RandomizeAt, Randomizer, ResetMode, Timestep
 from envkit.specs.annotations import BatchSize, Device
 
@@ -61,6 +63,21 @@ class BraxCore(ModelledCore):
             state = env.step(state, action)
         return state, Timestep(state.obs, state.reward, state.done > 0.5, info=state.metrics)
 
+    def render(self, states: Sequence[Any], **options: Any) -> Sequence[np.ndarray]:
+        """Draw by Brax's own ``render``, with MuJoCo: ``height``, ``width``, ``camera``.
+
+        It draws the system that the env was made with: sizes that were drawn at random do not show.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) the env has no system, as "fast".
+        """
+        if not hasattr(self.env, "sys"):
+            raise UnsupportedError(
+                f"Brax's {type(self.env).__name__} has no system of bodies that could be drawn."
+            )
+        offscreen.prepare()
+        return self.env.render([state.pipeline_state for state in states], **options)
+
 
 class BraxWrapper(SimulatorEnv):
     """A Brax env object behind the TensorDict interface; batch-unlocked.
@@ -91,7 +108,7 @@ class BraxWrapper(SimulatorEnv):
     ):
         if from_pixels:
             raise NotImplementedError(
-                "Brax envs give no pixels here. Render states with brax.io.image instead."
+                "Brax envs give no pixels here. Draw stored states with env.render(td) instead."
             )
         if not hasattr(env, "action_size"):
             fix = f"BraxEnv({env!r})" if isinstance(env, str) else "BraxEnv with the name of one"

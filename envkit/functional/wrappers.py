@@ -123,7 +123,10 @@ class Metrics(EnvWrapper):
         """Start an episode; infos that reset does not give are zero."""
         state, timestep = self.env.reset(key)
         action = sample_space(self.action_space, jax.random.PRNGKey(0))
-        stepped = jax.eval_shape(lambda: jax.tree.map(strong, self.env.step(state, action)[1].info))
+        # The state is an argument, so that a step that writes into its dicts writes into copies.
+        stepped = jax.eval_shape(
+            lambda state: jax.tree.map(strong, self.env.step(state, action)[1].info), state
+        )
         zeros = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), stepped)
         return state, self._shown(replace(timestep, info={**zeros, **timestep.info}))
 

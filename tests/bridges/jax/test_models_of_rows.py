@@ -1,6 +1,8 @@
-"""Domain randomisation, metrics and repeated actions of stateless envs, behind the TensorDict interface."""
+"""Domain randomisation, metrics, repeated actions and pictures of stateless envs, behind the TensorDict interface."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -17,9 +19,15 @@ from envkit import (
     check_env_specs,
     compile_policy,
 )
-from envkit.errors import ArgumentError, StateStructureError
+from envkit.errors import (
+    ArgumentError,
+    InputError,
+    MissingKeyError,
+    StateStructureError,
+    UnsupportedError,
+)
 from tests.bridges.compare import assert_close, assert_same, replay
-from tests.zoo.jax_envs import Sled
+from tests.zoo.jax_envs import Countdown, Sled
 from tests.zoo.resumed import same, twice
 
 ROWS = 4
@@ -92,6 +100,66 @@ def test_an_action_is_repeated_a_whole_number_of_times():
 def test_infos_of_an_env_without_metrics_stay_where_they_are():
     with pytest.raises(StateStructureError, match="appears only after step"):
         JaxEnv(Sled(), device="cpu").rollout(1)
+
+
+# -------------------------------------------------------------------------------------------- pictures
+
+
+@dataclass(frozen=True)
+class Painted(Sled):
+    """Draws a sled as a picture whose pixels are its moves, and whose width tells its mass."""
+
+    dtype: type = np.uint8
+
+    def render(self, states, height=2):
+        width = int(100 * self.model["mass"])
+        return [np.full((height, width, 3), state["moves"], self.dtype) for state in states]
+
+
+@pytest.fixture(scope="module")
+def painted():
+    env = JaxEnv(Painted(), batch_size=[2, 2], device="cpu", metrics=True, randomize=heavier)
+    env.set_seed(0)
+    return env, env.rollout(3, break_when_any_done=False)
+
+
+def test_a_row_is_drawn_from_its_stored_state_with_its_own_model(painted):
+    env, data = painted
+
+    frame = env.render(data[..., 2], row=3)
+    frames = env.render_rollout(data, row=1, every=2, height=5)
+
+    masses = env.unpack(data["state"])["model", "mass"][..., 0].flatten()
+    assert frame.shape == (2, int(100 * masses[3]), 3) and frame.dtype == torch.uint8
+    assert (frame == 2).all()
+    assert frames.shape == (2, 3, 5, int(100 * masses[1]))
+    assert frames[:, 0, 0, 0].tolist() == [0, 2]
+
+
+def test_a_state_in_the_other_layout_is_drawn_alike(painted):
+    env, data = painted
+    nested = JaxEnv(Painted(), device="cpu", metrics=True, randomize=heavier, state_layout="nested")
+    unpacked = data[0, 1, 1:2].select("state").set("state", env.unpack(data[0, 1, 1:2]["state"]))
+
+    assert torch.equal(nested.render(unpacked), env.render(data[0, 1, 1:2]))
+
+
+def test_what_cannot_be_drawn_says_why(painted, env):
+    mine, data = painted
+    odd = JaxEnv(Painted(dtype=np.int32), device="cpu", metrics=True, randomize=heavier)
+
+    with pytest.raises(MissingKeyError, match=r"no 'state' to draw.*record_state=True"):
+        mine.render(data.select("observation"))
+    with pytest.raises(ArgumentError, match=r"row is 4, but .* has 4 rows\. Pass 0 to 3"):
+        mine.render_rollout(data, row=4)
+    with pytest.raises(ArgumentError, match="without a time axis"):
+        mine.render_rollout(data[0, 0, 0])
+    with pytest.raises(InputError, match="that of another env"):
+        JaxEnv(Countdown(3), device="cpu").render(data)
+    with pytest.raises(UnsupportedError, match=r"Sled cannot be drawn.*render\(states\) -> frames"):
+        env.render(data)
+    with pytest.raises(ArgumentError, match=r"render of Painted gave \['int32"):
+        odd.render(data)
 
 
 # ------------------------------------------------------------------------- with all else that there is

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from bridges.worlds.brax import BraxEnv, BraxWrapper, import_brax
 from envkit.env.checks import check_env_specs
-from envkit.errors import ArgumentError
+from envkit.errors import ArgumentError, UnsupportedError
 from envkit.functional import row_keys
 from tests.bridges.compare import assert_close, assert_same, replay, replaying
 
@@ -313,3 +313,102 @@ def test_no_device_is_a_warning():
 def test_pixels_are_refused():
     with pytest.raises(NotImplementedError, match="pixels"):
         BraxEnv("fast", device="cpu", from_pixels=True)
+
+
+# ------------------------------------------------------------------ what all stateless worlds share
+
+
+def test_stored_states_are_drawn_by_brax(rendering, pendulum):
+    pendulum.set_seed(0)
+    data = pendulum.rollout(6, lambda td: td.set("action", torch.ones(8, 1)), auto_reset=True)
+
+    frames = pendulum.render_rollout(data, row=1, every=5, height=24, width=32)
+
+    assert frames.shape == (2, 3, 24, 32) and frames.dtype == torch.uint8
+    assert frames.float().std() > 0 and not torch.equal(*frames)
+
+
+def test_an_env_without_bodies_has_no_picture(fast):
+    with pytest.raises(UnsupportedError, match="Brax's Fast has no system of bodies"):
+        fast.render(fast.reset())
+
+
+def jittered(key, sys):
+    """Scale the mass of every link and the friction of every geom."""
+    of_mass, of_friction = jax.random.split(key)
+    mass, friction = sys.link.inertia.mass, sys.geom_friction
+    mass = mass * jax.random.uniform(of_mass, mass.shape, minval=0.5, maxval=1.5)
+    scale = jax.random.uniform(of_friction, (friction.shape[0], 1), minval=0.5, maxval=1.5)
+    return sys.tree_replace({"link.inertia.mass": mass, "geom_friction": friction * scale})
+
+
+@pytest.mark.slow
+@pytest.mark.rounding
+@pytest.mark.timeout(900)
+def test_every_row_steps_as_bare_brax_with_its_own_system():
+    how = {"randomize": jittered, "metrics": True}
+    env = BraxEnv("inverted_pendulum", backend="spring", batch_size=[4], device="cpu", **how)
+    env.set_seed(0)
+    td = env.reset().set("action", torch.full((4, env.action_size), 0.3))
+    named = env.unpack(td["state"])
+    bare = import_brax().get_environment("inverted_pendulum", backend="spring")
+    system = bare.sys
+
+    def step(state, action, mass, friction):
+        bare.sys = system.tree_replace({"link.inertia.mass": mass, "geom_friction": friction})
+        return bare.step(state, action)
+
+    drawn = named["model", "link", "inertia", "mass"], named["model", "geom_friction"]
+    state = filled(bare_reset(env._env, 4), named)
+    after = jax.jit(jax.vmap(step))(state, td["action"].numpy(), *(leaf.numpy() for leaf in drawn))
+    following = env.step(td)["next"]
+
+    assert len(drawn[0][:, -1].unique()) == 4
+    assert set(env.drawn_bytes) == {"link.inertia.mass", "geom_friction"}
+    assert np.array_equal(following["observation"], after.obs)
+    assert np.array_equal(following["reward"][:, 0], after.reward)
+    for metric, value in after.metrics.items():
+        assert np.array_equal(following["metrics", metric], value)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_function_that_changes_nothing_changes_no_bit_of_a_physics_engine(pendulum):
+    same = BraxEnv(
+        "inverted_pendulum",
+        backend="spring",
+        batch_size=[8],
+        device="cpu",
+        episode_length=20,
+        randomize=lambda key, sys: sys,
+    )
+
+    runs = []
+    for env in (pendulum, same):
+        env.set_seed(3)
+        runs.append(env.rollout(30, break_when_any_done=False))
+
+    assert same.drawn_bytes == {}
+    assert_same(*runs)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_repeated_actions_sum_rewards_and_count_as_one_step_of_an_episode(pendulum):
+    env = BraxEnv(
+        "inverted_pendulum",
+        backend="spring",
+        batch_size=[8],
+        device="cpu",
+        episode_length=3,
+        action_repeat=2,
+    )
+    env.set_seed(0)
+    td = env.reset().set("action", torch.full((8, 1), 0.05))
+
+    data = env.rollout(3, lambda td: td.set("action", torch.full((8, 1), 0.05)))
+    again = pendulum.step(td.clone())["next"].set("action", td["action"])
+    second = pendulum.step(again)["next"]
+
+    assert data["next", "reward"].eq(2).all() and data["next", "truncated"][:, -1].all()
+    torch.testing.assert_close(env.step(td)["next", "observation"], second["observation"])
