@@ -46,6 +46,7 @@ _HOMES = {
     "envkit.batched.parallel": ("ParallelEnv",),
     "envkit.batched.serial": ("SerialEnv",),
     "envkit.checkpoint": ("load", "save"),
+    "envkit.envs.llm_hashing": ("LLMHashingEnv",),
     "envkit.envs.pendulum": ("PendulumEnv",),
     "envkit.envs.trading": ("FinancialRegimeEnv",),
     "envkit.envs.tictactoe": ("TicTacToeEnv",),

@@ -58,6 +58,7 @@ from envkit.env.groups import check_marl_grouping as check_marl_grouping
 from envkit.env.policy import ExplorationType as ExplorationType
 from envkit.env.policy import exploration_type as exploration_type
 from envkit.env.policy import set_exploration_type as set_exploration_type
+from envkit.envs.llm_hashing import LLMHashingEnv as LLMHashingEnv
 from envkit.envs.pendulum import PendulumEnv as PendulumEnv
 from envkit.envs.tictactoe import TicTacToeEnv as TicTacToeEnv
 from envkit.envs.trading import FinancialRegimeEnv as FinancialRegimeEnv

@@ -71,6 +71,7 @@ __all__ = [
     "TransformOwnerError",
     "TranslationError",
     "UnknownEnvError",
+    "UnknownStateError",
     "WorkerError",
     "WorkerTimeoutError",
 ]
@@ -114,6 +115,10 @@ class MemoryKindError(EnvkitError, RuntimeError):
 
 class NotResetError(EnvkitError, RuntimeError):
     """An env was stepped before its first reset."""
+
+
+class UnknownStateError(EnvkitError, RuntimeError):
+    """An env that reads its state from the data finds none there, or was built without what says it."""
 
 
 class StaleDataError(EnvkitError, RuntimeError):

@@ -223,8 +223,13 @@ def still_to_reset(mask: Any, begun: Any | None) -> Any:
 
 
 def kept_shape(previous: Any | None, wanted: Sequence[int]) -> bool:
-    """Say whether a root value can stand in for a `next` value of a row that was not stepped."""
-    return previous is not None and tuple(previous.shape) == tuple(wanted)
+    """Say whether a root value can stand in for a `next` value of a row that was not stepped.
+
+    A size of -1 in ``wanted`` is any.
+    """
+    if previous is None or len(previous.shape) != len(wanted):
+        return False
+    return all(size in (-1, own) for size, own in zip(wanted, previous.shape, strict=True))
 
 
 # --------------------------------------------------------------------------- from a step to the next

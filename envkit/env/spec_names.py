@@ -376,6 +376,9 @@ class SpecNames(EnvModule):
 
     # ------------------------------------------------------------------------------- finishing up
 
+    _has_no_reward = False
+    """A step gives no reward, unless a transform around this env does; else one is declared."""
+
     def _finish_specs(self, *, lock: bool) -> None:
         """Complete the declared specs, check names, and lock: the last act of construction."""
         held = self._declared
@@ -386,7 +389,7 @@ class SpecNames(EnvModule):
         if added:
             held.added_flags = added
             self._store(OUTPUTS, "done", completed)
-        held.reward_is_implied = self.full_reward_spec.is_empty()
+        held.reward_is_implied = self.full_reward_spec.is_empty() and not self._has_no_reward
         if held.reward_is_implied:
             self.full_reward_spec = Unbounded((*self.batch_size, 1), device=self.device)
         require_names(held.full())

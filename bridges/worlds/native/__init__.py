@@ -20,6 +20,7 @@ __all__ = ["build", "env_names", "fetching_names"]
 _HOMES = {
     "Chess": ("bridges.worlds.native.chess.env", "ChessEnv"),
     "FinancialRegime": ("envkit.envs.trading", "FinancialRegimeEnv"),
+    "LLMHashing": ("envkit.envs.llm_hashing", "LLMHashingEnv"),
     "Pendulum": ("envkit.envs.pendulum", "PendulumEnv"),
     "PendulumJax": ("bridges.worlds.native.pendulum", "PendulumJaxEnv"),
     "TicTacToe": ("envkit.envs.tictactoe", "TicTacToeEnv"),

@@ -18,7 +18,7 @@ from envkit.errors import (
     InputError,
     MissingKeyError,
     NotResetError,
-    StatisticsError,
+    UnknownStateError,
 )
 
 NUMBER = {san: index for index, san in enumerate(san_moves())}
@@ -217,9 +217,9 @@ def test_the_first_move_is_one_of_twenty():
 
 def test_what_cannot_be_asked_is_told():
     unmasked = ChessEnv(mask_actions=False)
-    with pytest.raises(StatisticsError, match="mask_actions=False was given"):
+    with pytest.raises(UnknownStateError, match="mask_actions=False was given"):
         unmasked.all_actions(unmasked.reset())
-    with pytest.raises(StatisticsError, match="include_fen=True or include_pgn=True"):
+    with pytest.raises(UnknownStateError, match="include_fen=True or include_pgn=True"):
         ChessEnv(stateful=False)
     with pytest.raises(ArgumentError, match="include_hash_inv=True needs hashes"):
         ChessEnv(include_fen=True, include_hash_inv=True)

@@ -158,6 +158,44 @@ def _first(lib, **options):
     return env
 
 
+# -- text ------------------------------------------------------------------------------
+
+
+class Letters:
+    vocab_size = 128
+
+    def __call__(self, text):
+        if isinstance(text, str):
+            return torch.tensor([ord(letter) for letter in text])
+        return torch.tensor([[ord(letter) for letter in line] for line in text])
+
+    def decode(self, tokens):
+        return "".join(map(chr, tokens.tolist()))
+
+    def batch_decode(self, rows):
+        return [self.decode(row) for row in rows]
+
+
+@pytest.mark.parametrize("options", [{}, {"text_output": False}, {"text_key": "said"}], ids=str)
+@pytest.mark.parametrize("text", ["hello", ["hello", "world"]], ids=str)
+def test_texts_are_written_alike_but_for_the_hash(text, options):
+    def write(lib):
+        env = lib.LLMHashingEnv(tokenizer=Letters(), **options)
+        root = env.make_tensordict(text)
+        action = torch.full((*root.batch_size, 1), ord("s"))
+        return env.step(root.set("action", action)).exclude("hashing", ("next", "hashing"))
+
+    check_works_alike(write)
+    check_works_alike(lambda lib: lib.LLMHashingEnv(9, text_output=False).full_observation_spec)
+    check_works_alike(lambda lib: lib.LLMHashingEnv(9, text_output=False).full_action_spec)
+    check_works_alike(lambda lib: lib.LLMHashingEnv(9).full_reward_spec)
+
+
+def test_what_the_text_env_refuses_is_refused_alike():
+    check_same(lambda lib: lib.LLMHashingEnv())
+    check_same(lambda lib: lib.LLMHashingEnv(9).reset(_rows(2)))
+
+
 # -- a market --------------------------------------------------------------------------
 
 

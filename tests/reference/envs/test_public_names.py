@@ -17,7 +17,6 @@ WAITS = {
         *("MujocoPlaygroundAgentMapping", "MujocoPlaygroundAgentSpec"),
     },
     "native and model-based envs": {
-        "LLMHashingEnv",
         *("DreamerDecoder", "DreamerEnv", "ImaginedEnv", "ModelBasedEnvBase", "WorldModelEnv"),
     },
 }

@@ -3,7 +3,7 @@
 Conventions
     action  int64, shape (*batch,): place in `san_moves.san_moves`, the same for both colours.
     turn    bool, shape (*batch,): White is to move.
-    text    an entry of strings, see `positions` and `texts`: san, fen, pgn.
+    text    an entry of strings, see `positions` and `envkit.envs.texts`: san, fen, pgn.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from bridges.libraries import require
 from bridges.worlds.native.chess import positions
 from bridges.worlds.native.chess.picture import SIDE, picture
 from bridges.worlds.native.chess.san_moves import san_moves
-from bridges.worlds.native.chess.texts import Repertoire, strings_in, written
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.options import EnvOptions
+from envkit.envs.texts import Repertoire, strings_in, written
 from envkit.errors import (
     ArgumentError,
     BatchSizeError,
     MissingKeyError,
     NotResetError,
-    StatisticsError,
+    UnknownStateError,
 )
 from envkit.specs import Binary, Bounded, Categorical, Composite, NonTensor, Unbounded
 
@@ -61,7 +61,7 @@ class ChessEnv(EnvBase):
 
     Raises:
         MissingLibraryError: (an ImportError) python-chess is not installed.
-        StatisticsError: (a RuntimeError) ``stateful`` is False, and there is neither fen nor pgn.
+        UnknownStateError: (a RuntimeError) ``stateful`` is False, and there is neither fen nor pgn.
         ArgumentError: (a ValueError) ``include_hash_inv`` without ``include_hash``; a batch size of a stateful
             env; at a reset: the game that is given is over, or no game.
         InputError: (a ValueError) at a step: the move is not legal.
@@ -208,11 +208,11 @@ class ChessEnv(EnvBase):
         """List the legal actions of one game, batch size (n,).
 
         Raises:
-            StatisticsError: (a RuntimeError) actions are not masked.
+            UnknownStateError: (a RuntimeError) actions are not masked.
             BatchSizeError: (a RuntimeError) the data is of several games.
         """
         if not self.mask_actions:
-            raise StatisticsError(
+            raise UnknownStateError(
                 "mask_actions=False was given, so that all_actions() cannot know which actions are legal. "
                 "Build ChessEnv(mask_actions=True), or list all: env.full_action_spec.enumerate()."
             )
@@ -316,7 +316,7 @@ def _require_options(
 ) -> None:
     """Check that options go together."""
     if not stateful and not starts:
-        raise StatisticsError(
+        raise UnknownStateError(
             "stateful=False was given, but no entry that says the position. Pass include_fen=True or "
             "include_pgn=True."
         )

@@ -1,0 +1,161 @@
+"""Text that is written token by token, as an env whose states are told apart by a hash of their history.
+
+The hash of a history that grows by a token is made of the hash before and that token: equal histories have
+equal hashes, and no prefix is hashed again. So trees of texts can be kept by hashes alone.
+
+Conventions
+    observation  int64, shape (*batch, length): the tokens so far; a step makes it longer by one.
+    action       int64, shape (*batch, 1): the next token.
+    hashing      int64, shape (*batch, 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from envkit.arrays.siphash import siphash
+from envkit.data.arguments import as_int
+from envkit.data.paths import Key
+from envkit.data.results import EnvData
+from envkit.env.base import EnvBase
+from envkit.env.options import EnvOptions
+from envkit.envs.texts import written
+from envkit.errors import ArgumentError, OptionError, StepMaskError, UnknownStateError
+from envkit.specs import Categorical, Composite, NonTensor, Unbounded
+
+__all__ = ["LLMHashingEnv"]
+
+HASHING = "hashing"
+
+
+class LLMHashingEnv(EnvBase):
+    """Write text; never done, and without a reward until a transform adds one.
+
+    Args:
+        vocab_size: number of tokens; None asks the tokenizer.
+        hashing_module: function of int64 (*batch, n) that gives int64 (*batch,); SipHash by default, the same in
+            every process.
+        observation_key: of the tokens.
+        text_output: show what the tokens say as text; this needs a tokenizer.
+        tokenizer: called with a string or a list of them it gives tokens, as a tensor, lists, or a mapping that holds
+            them under ``input_ids``; it has ``decode``, ``batch_decode`` and ``vocab_size``.
+        text_key: of the text; None shows none.
+        **options: see `EnvOptions`.
+
+    A reset needs the tokens of a prompt in the data; `make_tensordict` makes it of text. All rows of a batch are
+    equally long, so a step takes all of them.
+
+    Raises:
+        OptionError: (a TypeError) neither ``vocab_size`` nor ``tokenizer`` is given.
+        UnknownStateError: (a RuntimeError) at a reset: there is no prompt.
+        StepMaskError: (a RuntimeError) at a step: only some rows are to be stepped.
+    """
+
+    _batch_locked = False
+    _has_no_reward = True
+
+    def __init__(
+        self,
+        vocab_size: int | None = None,
+        *,
+        hashing_module: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        observation_key: Key = "observation",
+        text_output: bool = True,
+        tokenizer: Any | None = None,
+        text_key: Key | None = "text",
+        **options: Unpack[EnvOptions],
+    ):
+        super().__init__(**options)
+        if vocab_size is None:
+            if tokenizer is None:
+                raise OptionError(
+                    "LLMHashingEnv does not know how many tokens there are. Pass vocab_size=, or a tokenizer."
+                )
+            vocab_size = tokenizer.vocab_size
+        size = as_int("vocab_size", vocab_size, least=1, meaning="the number of tokens")
+        self.observation_key, self.tokenizer = observation_key, tokenizer
+        self.text_key = text_key if text_output and tokenizer is not None else None
+        self._hash = siphash if hashing_module is None else hashing_module
+        place = {"device": self.device, "dtype": torch.int64}
+        state = Composite({HASHING: Unbounded((1,), **place)})
+        state[observation_key] = Categorical(size, (-1,), **place)
+        shown = state.clone()
+        if self.text_key is not None:
+            shown[self.text_key] = NonTensor((), self.device, example_data="", batched=True)
+        self.observation_spec_unbatched = shown
+        self.state_spec_unbatched = state
+        self.action_spec_unbatched = Categorical(size, (1,), **place)
+        self.vocab_size = size
+
+    def make_tensordict(self, input: str | list[str]) -> EnvData:
+        """Begin with a text, or with a batch of texts of equally many tokens.
+
+        Returns:
+            What `reset` gives, batch size ``()`` for a string and ``(n,)`` for a list of n.
+
+        Raises:
+            UnknownStateError: (a RuntimeError) there is no tokenizer.
+            ArgumentError: (a ValueError) the texts have different numbers of tokens.
+        """
+        if self.tokenizer is None:
+            raise UnknownStateError(
+                "make_tensordict() makes tokens of text, but there is no tokenizer. Pass tokenizer= to "
+                "LLMHashingEnv, or the tokens to reset()."
+            )
+        tokens = self.tokenizer(input)
+        tokens = _as_tokens(tokens["input_ids"] if isinstance(tokens, Mapping) else tokens)
+        shape = torch.Size([]) if isinstance(input, str) else torch.Size([len(input)])
+        td = TensorDict(batch_size=shape, device=self.device)
+        return self.reset(td.set(self.observation_key, tokens.reshape(*shape, tokens.shape[-1])))
+
+    def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
+        tokens = None if td is None else td.get(self.observation_key, None)
+        if tokens is None or td is None:
+            raise UnknownStateError(
+                f"a reset of LLMHashingEnv begins with a prompt, but the data has no {self.observation_key!r}. "
+                "Pass its tokens under that key, or env.make_tensordict('text')."
+            )
+        return self._shown(tokens.clone(), self._hash(tokens), td.batch_size)
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        action = td["action"]
+        tokens = torch.cat([td.get(self.observation_key), action], -1)
+        hashing = self._hash(torch.cat([td[HASHING], action], -1))
+        return self._shown(tokens, hashing, td.batch_size)
+
+    def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
+        if bool(mask.any()) and not bool(mask.all()):
+            raise StepMaskError(
+                f"a _step mask leaves out {int((~mask).sum())} of {mask.numel()} rows, but those that are stepped "
+                "grow longer than these. Step rows of their own: env.step(td[mask])."
+            )
+        return super()._masked_next(td, mask)
+
+    def _shown(
+        self, tokens: torch.Tensor, hashing: torch.Tensor, shape: torch.Size
+    ) -> TensorDictBase:
+        never = torch.zeros(*shape, 1, dtype=torch.bool, device=tokens.device)
+        out = {HASHING: hashing.reshape(*shape, 1), "done": never, "terminated": never.clone()}
+        td = TensorDict(out, shape, device=self.device).set(self.observation_key, tokens)
+        if self.text_key is not None and self.tokenizer is not None:
+            rows = tokens.reshape(-1, tokens.shape[-1])
+            texts = self.tokenizer.batch_decode(rows) if shape else [self.tokenizer.decode(tokens)]
+            td.set(self.text_key, written(texts, shape))
+        return td
+
+    def _set_seed(self, seed: int) -> None:
+        """Nothing in it is random but actions."""
+
+
+def _as_tokens(tokens: Any) -> torch.Tensor:
+    try:
+        return torch.as_tensor(tokens, dtype=torch.int64)
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(
+            f"the tokenizer gave {tokens!r}, which is no tensor of tokens: texts of a batch must have equally many. "
+            "Pad them, or begin with each text by itself."
+        ) from error
