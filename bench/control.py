@@ -1,0 +1,178 @@
+"""DeepMind Control's cartpole swingup: envkit against the bare library, alone and in workers.
+
+Actions are random everywhere: the bare loop draws all of a round at once.
+
+Run: ``python -m bench.control [--quick]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+import numpy as np
+import torch
+
+from bench.harness import compare
+from envkit import DMControlEnv, EnvBase, ParallelEnv, SerialEnv
+
+DOMAIN, TASK, ROWS, PROCESSES = "cartpole", "swingup", 8, 2
+
+
+def bare_loop(count: int, steps: int) -> Callable[[], None]:
+    """Step env objects of the library, one after the other; what they observe is put side by side."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from dm_control import suite
+    envs = [suite.load(DOMAIN, TASK, {"random": row}) for row in range(count)]
+    for env in envs:
+        env.reset()
+    generator = np.random.default_rng(0)
+    seen = {
+        name: np.empty((count, *spec.shape)) for name, spec in envs[0].observation_spec().items()
+    }
+
+    def run() -> None:
+        actions = generator.uniform(-1, 1, (steps, count, 1))
+        for row_actions in actions:
+            for row, env in enumerate(envs):
+                step = env.step(row_actions[row])
+                if step.last():
+                    step = env.reset()
+                for name, value in step.observation.items():
+                    seen[name][row] = value
+
+    return run
+
+
+class BareLoops:
+    """Bare loops in processes of their own that run at the same time, each over its share."""
+
+    def __init__(self, count: int, steps: int, processes: int):
+        context = multiprocessing.get_context("spawn")
+        self._ends, self._processes = [], []
+        for _ in range(processes):
+            here, there = context.Pipe()
+            share = (there, count // processes, steps)
+            self._processes.append(context.Process(target=_serve, args=share))
+            self._ends.append(here)
+        for process in self._processes:
+            process.start()
+
+    def __call__(self) -> None:
+        for end in self._ends:
+            end.send("run")
+        for end in self._ends:
+            end.recv()
+
+    def close(self) -> None:
+        """End the processes."""
+        for end in self._ends:
+            end.send(None)
+        for process in self._processes:
+            process.join()
+
+
+def _serve(end, count: int, steps: int) -> None:
+    torch.set_num_threads(1)
+    run = bare_loop(count, steps)
+    while end.recv():
+        end.send(run())
+
+
+def rolled_out(env: EnvBase, steps: int) -> Callable[[], None]:
+    """Roll out with random actions and resets inside, each time from where the last one stopped."""
+    state = {"td": env.reset()}
+
+    def run() -> None:
+        td = state["td"]
+        data = env.rollout(steps, auto_reset=False, tensordict=td, break_when_any_done=False)
+        state["td"] = env.step_mdp(data[..., -1])
+
+    return run
+
+
+def stepped(env: EnvBase, steps: int) -> Callable[[], None]:
+    """Call `step_and_maybe_reset` in a loop."""
+    state = {"td": env.reset()}
+
+    def run() -> None:
+        td = state["td"]
+        for _ in range(steps):
+            _, td = env.step_and_maybe_reset(env.rand_action(td))
+        state["td"] = td
+
+    return run
+
+
+def theirs(steps: int) -> Callable[[], object]:
+    """Roll out the same task with the reference API."""
+    from torchrl.envs import DMControlEnv as Peer
+
+    env = Peer(DOMAIN, TASK)
+    return lambda: env.rollout(steps, break_when_any_done=False)
+
+
+def one_env(quick: bool) -> None:
+    """Compare one env with the bare loop."""
+    steps = 300 if quick else 1000
+    env = DMControlEnv(DOMAIN, TASK)
+    env.set_seed(0)
+    compare(
+        f"dm_control {DOMAIN} {TASK}, one env, {steps} steps a round",
+        {
+            "bare loop": bare_loop(1, steps),
+            "envkit rollout": rolled_out(env, steps),
+            "envkit step_and_maybe_reset": stepped(env, steps),
+            "TorchRL rollout": theirs(steps),
+        },
+        steps=steps,
+        reference="bare loop",
+        rounds=5 if quick else 7,
+    )
+
+
+def in_workers(quick: bool) -> None:
+    """Compare ParallelEnv of eight envs with two bare loops of four at the same time."""
+    steps = 150 if quick else 500
+    make = partial(DMControlEnv, DOMAIN, TASK)
+    parallel, serial = ParallelEnv(ROWS, make, num_processes=PROCESSES), SerialEnv(ROWS, make)
+    reference = f"{PROCESSES} bare loops at the same time"
+    with ExitStack() as opened:
+        loops = BareLoops(ROWS, steps, PROCESSES)
+        opened.callback(loops.close)
+        for env in (parallel, serial):
+            env.set_seed(0)
+            opened.callback(env.close)
+        compare(
+            f"dm_control {DOMAIN} {TASK} x{ROWS}, {steps} steps a round",
+            {
+                reference: loops,
+                "bare loop, one process": bare_loop(ROWS, steps),
+                "envkit ParallelEnv, rollout": rolled_out(parallel, steps),
+                "envkit ParallelEnv, step by step": stepped(parallel, steps),
+                "envkit SerialEnv, rollout": rolled_out(serial, steps),
+            },
+            steps=ROWS * steps,
+            reference=reference,
+            rounds=5 if quick else 7,
+        )
+
+
+def main() -> None:
+    """Run everything."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="fewer steps and rounds")
+    quick = parser.parse_args().quick
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    one_env(quick)
+    in_workers(quick)
+
+
+if __name__ == "__main__":
+    main()
