@@ -14,15 +14,14 @@ from __future__ import annotations
 import inspect
 import os
 import random
-import sys
 from collections import OrderedDict
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase, is_tensorclass
 
+from envkit.data.files import telling, whole_file
 from envkit.data.plain import from_plain, plain
 from envkit.errors import ArgumentTypeError, MissingKeyError, ResumeError
 
@@ -49,21 +48,11 @@ def save(path: str | os.PathLike[str], /, **parts: Any) -> None:
     Raises:
         ResumeError: (a RuntimeError) a part cannot be saved so that it could be restored exactly. Nothing is
             written then.
-        OSError: the file cannot be written.
+        WriteError: (an OSError) the file cannot be written.
     """
     held = {name: _read(name, part)._asdict() for name, part in parts.items()}
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(temporary, "wb") as file:
-            torch.save({"envkit": _VERSION, "parts": held}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _flush_folder(path.parent)
+    with whole_file(path) as file, telling(path):
+        torch.save({"envkit": _VERSION, "parts": held}, file)
 
 
 def load(path: str | os.PathLike[str], /, *, strict: bool = True, **parts: Any) -> dict[str, Any]:
@@ -119,17 +108,6 @@ def _contents(path: str | os.PathLike[str]) -> dict[str, Any]:
             "Load it by what wrote it."
         )
     return found["parts"]
-
-
-def _flush_folder(folder: Path) -> None:
-    """Have the new name of a file reach the disk too, where folders can be flushed."""
-    if sys.platform == "win32":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # --------------------------------------------------------------------------------------- kinds of parts

@@ -74,6 +74,7 @@ __all__ = [
     "UnknownStateError",
     "WorkerError",
     "WorkerTimeoutError",
+    "WriteError",
 ]
 
 
@@ -295,6 +296,10 @@ class RenderingError(EnvkitError, RuntimeError):
 
 class ResumeError(EnvkitError, NotImplementedError):
     """What is to be saved cannot be restored exactly, or what was loaded did not go on as it did before."""
+
+
+class WriteError(EnvkitError, OSError):
+    """A file or folder cannot be written, and is not there, or as it was before."""
 
 
 class SetStateError(EnvkitError, NotImplementedError):

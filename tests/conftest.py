@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import psutil
 import pytest
@@ -40,6 +41,22 @@ def opened() -> Iterator[Callable]:
             return env
 
         yield keep
+
+
+@pytest.fixture
+def full_disk() -> Callable:
+    """Let no file grow beyond a size, which is how a full disk looks to whoever writes."""
+
+    @contextmanager
+    def full(size_bytes: int) -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return full
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tensordict import NonTensorData, TensorDict
 
 import envkit
 from envkit import GymEnv, SerialEnv
-from envkit.errors import ArgumentTypeError, MissingKeyError, ResumeError
+from envkit.errors import ArgumentTypeError, MissingKeyError, ResumeError, WriteError
 from tests.zoo.resumed import played, same
 from tests.zoo.training import train
 
@@ -176,3 +176,14 @@ def test_a_tensordict_keeps_its_names(tmp_path):
     found = envkit.load(tmp_path / "a.pt", td=None)["td"]
 
     assert found.names == ["row", "time"] and (found == td).all()
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, full_disk):
+    path = tmp_path / "a.pt"
+    envkit.save(path, weights=torch.zeros(10))
+
+    with full_disk(100_000), pytest.raises(WriteError, match=r"a\.pt cannot be written"):
+        envkit.save(path, weights=torch.rand(1_000_000))
+
+    assert envkit.load(path, weights=None)["weights"].shape == (10,)
+    assert os.listdir(tmp_path) == ["a.pt"]

@@ -19,7 +19,7 @@ from envkit.data.paths import Key, as_key, as_path
 from envkit.data.results import EnvData
 from envkit.errors import ArgumentError, MissingKeyError
 
-__all__ = ["split_trajectories"]
+__all__ = ["ended_steps", "split_trajectories"]
 
 _IDS = "traj_ids"
 
@@ -102,11 +102,24 @@ def _by_ids(data: TensorDictBase, ids: torch.Tensor) -> torch.Tensor:
     return begins
 
 
-def _by_flags(data: TensorDictBase, done_key: Key) -> torch.Tensor:
+def ended_steps(data: TensorDictBase, done_key: Key = ("next", "done")) -> torch.Tensor:
+    """Mark the steps after which an episode has ended: a done flag is set, which includes truncation.
+
+    Returns:
+        bool, shape ``(rows, T)``; the batch axes in front of time are flattened.
+
+    Raises:
+        MissingKeyError: (a KeyError) there is no such entry.
+    """
     flags: Any = data.get(done_key, None)
     if flags is None:
         raise _missing(data, as_key(as_path(done_key)), "done_key")
-    ended = flags.reshape(*data.batch_size, -1).any(-1).reshape(-1, data.batch_size[-1])
+    steps = data.batch_size[-1]
+    return flags.reshape(*data.batch_size, -1).any(-1).reshape(-1, steps)
+
+
+def _by_flags(data: TensorDictBase, done_key: Key) -> torch.Tensor:
+    ended = ended_steps(data, done_key)
     begins = torch.ones_like(ended)
     begins[:, 1:] = ended[:, :-1]
     return begins
