@@ -7,6 +7,7 @@ words. They are paid alike, for how near the listener is: only if both learn is 
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -36,11 +37,7 @@ def make_game() -> TransformedEnv:
 
 
 def layers(*sizes: int) -> nn.Sequential:
-    parts = [
-        part
-        for pair in zip(sizes, sizes[1:], strict=False)
-        for part in (nn.Linear(*pair), nn.Tanh())
-    ]
+    parts = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.Tanh())]
     return nn.Sequential(*parts[:-1])
 
 
