@@ -5,6 +5,10 @@ from bridges.catalogue.ids import register as register
 from bridges.catalogue.ids import worlds as worlds
 from bridges.catalogue.making import make as make
 from bridges.exports.torchrl import for_replay_buffer as for_replay_buffer
+from bridges.exports.torchrl import to_torchrl as to_torchrl
+from bridges.exports.torchrl_specs import from_torchrl_spec as from_torchrl_spec
+from bridges.exports.torchrl_specs import to_torchrl_spec as to_torchrl_spec
+from bridges.exports.torchrl_wrapper import TorchRLWrapper as TorchRLWrapper
 from bridges.exports.video import VideoFolder as VideoFolder
 from bridges.gym.backend import gym_backend as gym_backend
 from bridges.gym.backend import set_gym_backend as set_gym_backend

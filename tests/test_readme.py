@@ -18,7 +18,14 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 GUIDES = [
     ROOT / "docs" / name
-    for name in ("batched_envs.md", "collectors.md", "resume.md", "transforms.md", "worlds.md")
+    for name in (
+        "batched_envs.md",
+        "collectors.md",
+        "interop.md",
+        "resume.md",
+        "transforms.md",
+        "worlds.md",
+    )
 ]
 ON_RAY = ROOT / "docs" / "distributed.md"
 CONTINUES = "<!-- after the first example -->\n"

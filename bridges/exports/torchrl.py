@@ -1,22 +1,51 @@
-"""Transforms in the replay buffers of TorchRL.
+"""Envs of envkit for TorchRL, and transforms in the replay buffers of TorchRL.
 
-A buffer of TorchRL runs both passes of its own transforms: the inverse one on what is written, the
-forward one on what is sampled. Anything else it takes for a function and calls on samples alone, so an
-inverse pass would be left out without a word. `for_replay_buffer` gives a transform that class, and
-imports TorchRL only then. It does not know which transforms there are.
+`to_torchrl` gives an env TorchRL's class. A buffer of TorchRL runs both passes of its own transforms: the
+inverse one on what is written, the forward one on what is sampled. Anything else it takes for a function and
+calls on samples alone, so an inverse pass would be left out without a word: `for_replay_buffer` gives a
+transform that class. Both import TorchRL only then.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bridges.libraries import require
+from envkit.env.base import EnvBase
+from envkit.errors import ArgumentTypeError
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.compose import as_transform
 
 if TYPE_CHECKING:
+    from torchrl.envs import EnvBase as TorchRLEnv
     from torchrl.envs.transforms import Transform as TorchRLTransform
 
-__all__ = ["for_replay_buffer"]
+__all__ = ["for_replay_buffer", "to_torchrl"]
+
+
+def to_torchrl(env: EnvBase) -> TorchRLEnv:
+    """Give an env as one of TorchRL's: for its collectors, transforms, modules and losses.
+
+    Specs, masks, batch size (of any length; an unlocked env stays unlocked) and device are those of ``env``, and so are
+    seeds, random actions and the state dict. The state of a stateless env stands in the data, as in TorchRL's own
+    stateless envs. Both names are for one env: ``to_torchrl(env).env is env``, and either ``close()`` closes it.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) ``env`` is no env of envkit.
+        MissingLibraryError: (an ImportError) TorchRL is not installed.
+    """
+    if not isinstance(env, EnvBase):
+        is_theirs = any(kind.__module__.startswith("torchrl.") for kind in type(env).__mro__)
+        fix = "Pass an env: to_torchrl(GymEnv('CartPole-v1'))."
+        if is_theirs:
+            fix = "TorchRL takes it as it is; TorchRLWrapper(env) makes an env of envkit of it."
+        raise ArgumentTypeError(
+            f"to_torchrl was given {type(env).__name__} of {type(env).__module__}, but takes an env of envkit. {fix}"
+        )
+    require("torchrl.envs")
+    from bridges.exports.torchrl_view import TorchRLView
+
+    return TorchRLView(env)
 
 
 def for_replay_buffer(transform: Transform) -> TorchRLTransform:
@@ -32,8 +61,9 @@ def for_replay_buffer(transform: Transform) -> TorchRLTransform:
 
     Raises:
         ArgumentError: (a ValueError) it is none of these.
-        ModuleNotFoundError: TorchRL is not installed.
+        MissingLibraryError: (an ImportError) TorchRL is not installed.
     """
+    require("torchrl.envs")
     from bridges.exports.replay_transform import BothWays
 
     return BothWays(as_transform(transform))
