@@ -19,6 +19,7 @@ from typing import Any
 from envkit.errors import (
     ArgumentTypeError,
     BrokenLibraryError,
+    FetchError,
     MissingLibraryError,
     UnknownEnvError,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "LIBRARIES",
     "EnvNames",
     "explained",
+    "fetched",
     "get_available_libraries",
     "quietly",
     "require",
@@ -139,3 +141,22 @@ def quietly() -> Iterator[None]:
 
 def _top(module: str | None) -> str:
     return (module or "").partition(".")[0]
+
+
+@contextlib.contextmanager
+def fetched(library: str, name: str, fetching: Collection[str]) -> Iterator[None]:
+    """Explain why an env could not be made, if it is one of those that are made from the network.
+
+    Raises:
+        FetchError: (an OSError) what it is made from could not be had.
+    """
+    try:
+        yield
+    except OSError as error:
+        if name not in fetching:
+            raise
+        said = next(iter(str(error).strip().splitlines()), "")
+        raise FetchError(
+            f"{name!r} of {library} is made from data that the library fetches from the network, and that failed: "
+            f"{type(error).__name__}: {said} Connect to the network, or make another env."
+        ) from error

@@ -27,6 +27,7 @@ __all__ = [
     "EmptySpecError",
     "EncodingError",
     "EnvkitError",
+    "FetchError",
     "FusionError",
     "GradientError",
     "HandoffError",
@@ -340,6 +341,10 @@ class MissingLibraryError(EnvkitError, ImportError):
 
 class BrokenLibraryError(EnvkitError, ImportError):
     """An optional library is installed and fails when it is imported; the message says with what."""
+
+
+class FetchError(EnvkitError, OSError):
+    """What an env is made from could not be had from the network."""
 
 
 class SharedMemoryError(EnvkitError, MemoryError):

@@ -98,6 +98,7 @@ class Programs:
         env: the env over rows.
         transforms: what is fused into the programs, first to last.
         packed: give states out as two buffers; else leaf by leaf. Both are taken in.
+        compiled: or else run operation by operation, as JAX does without ``jit``.
         shards: devices over which rows are spread. `until`, whose rows wait for each other, and the
             backward passes do not run over several.
 
@@ -111,11 +112,13 @@ class Programs:
         transforms: Sequence[FusableTransform] = (),
         *,
         packed: bool = True,
+        compiled: bool = True,
         shards: Shards | None = None,
     ):
         self.env = env
         self.transforms = tuple(transforms)
         self.packed = packed
+        self.compiled = compiled
         self.shards = shards
         self._devices = 1 if shards is None else len(shards.devices)
         self.traces: dict[str, int] = {}
@@ -131,7 +134,7 @@ class Programs:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy shares what is compiled while it is equal, and counts its own traces."""
-        make = partial(Programs, packed=self.packed, shards=self.shards)
+        make = partial(Programs, packed=self.packed, compiled=self.compiled, shards=self.shards)
         return make, (self.env, self.transforms)
 
     @property
@@ -143,7 +146,8 @@ class Programs:
         """Describe what traces depend on; transforms may hold anything and count as themselves."""
         devices = None if self.shards is None else self.shards.devices
         transforms = tuple(map(Same, self.transforms))
-        return account_of((self.env.env, self.env.axis)), transforms, self.packed, devices
+        form = self.packed, self.compiled, devices
+        return account_of((self.env.env, self.env.axis)), transforms, form
 
     def _program(self, name: str, function: Callable[..., Any], static: int = 0) -> Program:
         self._functions[name] = function, static
@@ -151,6 +155,8 @@ class Programs:
 
     def jit(self, name: str, traced: Callable[..., Any]) -> Callable[..., Any]:
         """Jit ``traced`` as this env needs the program of that name, on all of its devices."""
+        if not self.compiled:
+            return jax.disable_jit()(traced)
         static, what = self._functions[name][1], f"{name} of {simulator_name(self.env)}"
         if self.shards is None or name not in _SPREAD:
             return jit_with_note(traced, what, static_argnums=tuple(range(static)))

@@ -6,8 +6,8 @@ does not know what programs compute.
 Conventions
     account  hashable description of a value: equal accounts, equal behaviour when traced. Numbers, strings,
              arrays and what is made of them count by value, plain objects by their class (with its
-             attributes) and their own attributes, functions by identity and by what they read from their
-             closure and module, all else by identity: tensors, open files.
+             attributes) and their own attributes, functions by identity (those of libraries, by code) and by what
+             they read from their closure and module, all else by identity: tensors, open files.
     owner    who calls a program. Whatever a call traces is the owner's, and is counted there.
 
 Decided here: an env is described when it first calls a program, and again whenever it traces one. So what was
@@ -38,8 +38,9 @@ __all__ = ["Owner", "Program", "Same", "Shared", "account_of", "shared_by"]
 
 _ATOMS = (type(None), bool, int, str, bytes)
 _LIBRARIES = sys.stdlib_module_names - {"__main__"} | frozenset(
-    ("envkit", "bridges", "jax", "jaxlib", "numpy", "torch", "brax", "mujoco", "flax")
+    ("envkit", "bridges", "jax", "jaxlib", "numpy", "torch", "matplotlib", "mujoco", "flax", "chex")
 )
+_LIBRARIES |= {"brax", "gymnax", "jumanji"}
 """Their functions read nothing that anybody changes."""
 _MOST, _DEEPEST = 100_000, 60  # objects that are looked at, and how far inside each other
 
@@ -104,7 +105,7 @@ class _Accounting:
     def _of_compound(self, value: Any) -> Hashable:
         kind = type(value)
         if kind is FunctionType:
-            return Same(value), *self._read_by(value)
+            return self._of_function(value)
         if isinstance(value, type):
             return Same(value), tuple(map(self._of_class, value.__mro__[:-1]))
         if kind in (staticmethod, classmethod):
@@ -127,6 +128,14 @@ class _Accounting:
         ):  # its models hold all they are when pickled
             return kind, _digest(pickle.dumps(value))
         return Same(value)
+
+    def _of_function(self, function: FunctionType) -> Hashable:
+        """Describe a function; those that a library makes anew, inside another one, by code and closure."""
+        if not (_is_of_library(function) and function.__closure__):
+            return Same(function), *self._read_by(function)
+        cells = inspect.getclosurevars(function).nonlocals
+        defaults = function.__defaults__, function.__kwdefaults__
+        return function.__code__, self.of(defaults), self.of(dict(sorted(cells.items())))
 
     def _of_class(self, kind: type) -> Hashable:
         """Describe the attributes of a class, which somebody may change: methods, and values by value."""

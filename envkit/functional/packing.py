@@ -81,7 +81,7 @@ class StatePacking:
         paths, self._treedef = jax.tree_util.tree_flatten_with_path(template)
         self._leaves = [leaf for _, leaf in paths]
         hidden = _wrapper_depth(template)
-        names = [_visible_name(path, hidden) for path, _ in paths]
+        names = _visible_names([path for path, _ in paths], hidden)
         _check_names(names)
         is_wide = any(leaf.dtype == jnp.float64 for leaf in self._leaves)
         self.float_dtype = jnp.dtype(jnp.float64 if is_wide else jnp.float32)
@@ -241,13 +241,20 @@ def _wrapper_depth(template: PyTree) -> int:
     return depth
 
 
-def _visible_name(path: tuple[Any, ...], depth: int) -> tuple[str, ...]:
-    """Name a leaf; the ``inner`` of the wrappers is left out."""
-    name = name_of(path)
-    hidden = 0
-    while hidden < depth and name[hidden] == "inner":
-        hidden += 1
-    return name[hidden:] or ("inner" if depth else "state",)
+def _visible_names(paths: Sequence[tuple[Any, ...]], depth: int) -> list[tuple[str, ...]]:
+    """Name leaves; the ``inner`` of the wrappers is left out.
+
+    A field of the bare environment that is called like one of a wrapper's stands under "env".
+    """
+    names = [name_of(path) for path in paths]
+    levels = [next((i for i in range(depth) if name[i] != "inner"), depth) for name in names]
+    own = {name[level] for name, level in zip(names, levels, strict=True) if level < depth}
+    visible = []
+    for name, level in zip(names, levels, strict=True):
+        shown = name[level:] or ("inner" if depth else "state",)
+        is_hidden = level == depth and shown[0] in own
+        visible.append(("env", *shown) if is_hidden else shown)
+    return visible
 
 
 def _check_names(names: Sequence[tuple[str, ...]]) -> None:
@@ -256,8 +263,7 @@ def _check_names(names: Sequence[tuple[str, ...]]) -> None:
     for name in names:
         if name in seen or name in groups:
             raise KeyCollisionError(
-                f"two entries of the state are called {'.'.join(name)!r}. The wrappers of envkit "
-                "add 'elapsed', 'key' and 'model' beside the fields of the environment: rename that field, "
-                "or keep the environment's state inside a container, e.g. {'env': state}."
+                f"two entries of the state are called {'.'.join(name)!r}. Rename one, or leave out a wrapper that "
+                "stands around the environment twice."
             )
         seen.add(name)

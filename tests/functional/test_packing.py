@@ -176,10 +176,14 @@ class Keeper:
         return state, Timestep(0.0)
 
 
-@pytest.mark.parametrize("field", [0.0, {"seed": 0.0}], ids=["leaf", "group"])
-def test_a_name_that_envkit_adds_must_be_free(field):
-    with pytest.raises(KeyCollisionError, match="rename that field"):
-        names_of(Keeper(field))
+@pytest.mark.parametrize(("field", "name"), [(0.0, "env.key"), ({"seed": 0.0}, "env.key.seed")])
+def test_a_field_that_is_called_like_one_of_envkits_stands_under_env(field, name):
+    assert names_of(Keeper(field)) == {name, "elapsed", "key"}
+
+
+def test_a_wrapper_that_stands_around_an_env_twice_is_refused():
+    with pytest.raises(KeyCollisionError, match=r"'elapsed'.*twice"):
+        BatchedEnv(TimeLimit(TimeLimit(Pendulum(), 3), 5)).packing  # noqa: B018
 
 
 def test_fields_describe_where_each_leaf_lies():

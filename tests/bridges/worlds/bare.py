@@ -1,0 +1,96 @@
+"""Compare a stateless world step by step with its library, bit for bit.
+
+Both step from the same states with the same actions. A new episode is begun by two different programs, ours at
+the size in which rows are reset: it is compared up to rounding, and both go on from ours.
+
+Conventions
+    state   the library's own, rows in front.
+    moment  dict of what a step shows: "observation" (a tree), "reward", "terminated", "truncated".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from tensordict import TensorDict
+
+from bridges.dlpack import to_jit
+from bridges.jax.transformed_rows import observation_leaves
+from envkit.data.paths import as_key
+from envkit.functional import Timestep, row_keys
+
+Moment = dict[str, Any]
+
+
+def own_states(env: Any, td: TensorDict) -> Any:
+    """Give the states of the env's core, rows in front, and the keys of the next episodes."""
+    state = env._programs._read_state(to_jit(env._state_in(td), copy=True))
+    key = state.key
+    while hasattr(state, "inner"):
+        state = state.inner
+    return state, key
+
+
+def assert_shows(td: TensorDict, moment: Moment, *, close: bool = False) -> None:
+    """Check that an entry stands for every leaf of an observation, and reward and end are the same."""
+    for path, leaf in observation_leaves(Timestep(moment["observation"])).items():
+        found = td[as_key(path)].numpy()
+        assert found.dtype == leaf.dtype, (path, found.dtype, leaf.dtype)
+        _compare(found, leaf, path, close)
+    for name in ("reward", "terminated", "truncated"):
+        if name in moment:
+            wanted = np.asarray(moment[name]).reshape(td[name].shape)
+            _compare(td[name].numpy(), wanted.astype(td[name].numpy().dtype), name, close)
+
+
+def _compare(found: Any, wanted: Any, what: Any, close: bool) -> None:
+    if close and np.issubdtype(found.dtype, np.floating):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5, err_msg=str(what))
+    else:
+        np.testing.assert_array_equal(found, wanted, err_msg=str(what))
+
+
+def assert_equals_bare(
+    env: Any,
+    steps: int,
+    reset: Callable[[jax.Array], Moment],
+    step: Callable[[Any, Any], tuple[Any, Moment]],
+) -> int:
+    """Play random actions with resets, and compare every step, state included, with the library.
+
+    Args:
+        env: of batch size (rows,), its actions as the library takes them.
+        steps: how many.
+        reset: the library's own, jitted, from keys of the episodes, one a row.
+        step: the library's own, jitted, from states and actions.
+
+    Returns:
+        How many episodes ended.
+    """
+    env.set_seed(0)
+    td, ended = env.reset(), 0
+    _, now = jax.random.split(jax.random.PRNGKey(0))
+    episodes = jax.jit(jax.vmap(lambda key: jax.random.split(key)[1]))
+    assert_shows(td, reset(episodes(row_keys(now, env.numel()))), close=True)
+    state, _ = own_states(env, td)
+    for _ in range(steps):
+        action = env.rand_action(td)["action"]
+        state, moment = step(state, action.numpy())
+        data, td = env.step_and_maybe_reset(td)
+        assert_shows(data["next"], moment)
+        after, carried = own_states(env, data["next"])
+        for one, other in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
+            np.testing.assert_array_equal(one, other)
+        state, _ = own_states(env, td)
+        done = data["next", "done"][:, 0]
+        ended += int(done.sum())
+        if done.any():
+            assert_shows(td[done], _rows(reset(episodes(carried)), done.numpy()), close=True)
+    return ended
+
+
+def _rows(moment: Moment, mask: np.ndarray) -> Moment:
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[mask], moment)
