@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -23,15 +23,31 @@ from tensordict import TensorDict
 from bridges.dlpack import to_torch
 from bridges.jax.options import JaxOptions
 from bridges.jax.programs import Programs
-from bridges.jax.simulator import SimulatorCore, SimulatorEnv
+from bridges.jax.simulator import (
+    EnvNames,
+    SimulatorCore,
+    SimulatorEnv,
+    fetched,
+    quietly,
+    require_name,
+)
 from bridges.jax.transformed_rows import observation_leaves
-from bridges.libraries import EnvNames, fetched, quietly, require, require_name
+from bridges.libraries import require
+from envkit.data.keywords import Default
 from envkit.data.paths import tensordict_of
 from envkit.errors import ArgumentError, ArgumentTypeError, SpecTypeError
 from envkit.functional import Box, Discrete, MultiDiscrete, Timestep, name_of
 from envkit.specs.annotations import Device
 
-__all__ = ["JumanjiCore", "JumanjiEnv", "JumanjiWrapper", "build", "env_names", "fetching_names"]
+__all__ = [
+    "JumanjiCore",
+    "JumanjiEnv",
+    "JumanjiOptions",
+    "JumanjiWrapper",
+    "build",
+    "env_names",
+    "fetching_names",
+]
 
 
 @dataclass(frozen=True)
@@ -99,6 +115,18 @@ def _space_of(spec: Any) -> Box | Discrete | MultiDiscrete:
     )
 
 
+class JumanjiOptions(JaxOptions, total=False):
+    """Keywords of Jumanji's envs, those of every env over JAX (`JaxOptions`) included.
+
+    Args:
+        categorical_action_encoding: choices as integers, or one-hot.
+        jit: compile what is run, see `JumanjiWrapper.jit`.
+    """
+
+    categorical_action_encoding: Annotated[bool, Default(True)]
+    jit: Annotated[bool, Default(True)]
+
+
 class JumanjiWrapper(SimulatorEnv):
     """A Jumanji env object behind the TensorDict interface; batch-unlocked.
 
@@ -108,10 +136,8 @@ class JumanjiWrapper(SimulatorEnv):
 
     Args:
         env: a `jumanji.env.Environment`; those of its wrappers that neither batch nor reset are fine.
-        categorical_action_encoding: choices as integers, or one-hot.
         device: where data and simulation are; None takes the CPU.
-        jit: compile what is run, see `jit`.
-        **options: see `JaxOptions`.
+        **options: see `JumanjiOptions`.
 
     Unknown public attributes are looked up on the Jumanji env.
 
@@ -126,20 +152,15 @@ class JumanjiWrapper(SimulatorEnv):
     def __init__(
         self,
         env: Any,
-        categorical_action_encoding: bool = True,
         *,
         device: Device | None = None,
-        jit: bool = True,
         _make: Callable[[], Any] | None = None,
-        **options: Unpack[JaxOptions],
+        **options: Unpack[JumanjiOptions],
     ):
         _require_bare(env)
-        super().__init__(
-            JumanjiCore(env, _make),
-            device=device,
-            categorical_action_encoding=categorical_action_encoding,
-            **options,
-        )
+        given: dict[str, Any] = {"categorical_action_encoding": True, **options}
+        jit = given.pop("jit", True)
+        super().__init__(JumanjiCore(env, _make), device=device, **given)
         self.jit = jit
 
     @property
@@ -209,8 +230,8 @@ class JumanjiEnv(JumanjiWrapper):
 
     Args:
         env_name: registered name, e.g. "Snake-v1".
-        categorical_action_encoding, device, jit: of `JumanjiWrapper`.
-        **options: see `JaxOptions`.
+        device: of `JumanjiWrapper`.
+        **options: see `JumanjiOptions`.
 
     Raises:
         ArgumentError: (a ValueError) Jumanji has no env of that name.
@@ -223,21 +244,12 @@ class JumanjiEnv(JumanjiWrapper):
         self,
         env_name: str,
         *,
-        categorical_action_encoding: bool = True,
         device: Device | None = None,
-        jit: bool = True,
-        **options: Unpack[JaxOptions],
+        **options: Unpack[JumanjiOptions],
     ):
         require_name("Jumanji", env_name, env_names())
         make = partial(_environment, env_name)
-        super().__init__(
-            make(),
-            categorical_action_encoding,
-            device=device,
-            jit=jit,
-            _make=make,
-            **options,
-        )
+        super().__init__(make(), device=device, _make=make, **options)
         self.env_name = env_name
 
 
