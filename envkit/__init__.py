@@ -10,6 +10,8 @@ _HOMES = {
     "bridges.catalogue.ids": ("list_envs", "register", "worlds"),
     "bridges.catalogue.making": ("make",),
     "bridges.worlds.brax": ("BraxEnv", "BraxWrapper"),
+    "bridges.worlds.gymnax": ("GymnaxEnv", "GymnaxWrapper"),
+    "bridges.worlds.jumanji": ("JumanjiEnv", "JumanjiWrapper"),
     "bridges.worlds.native.chess.env": ("ChessEnv",),
     "bridges.worlds.dm_control": ("DMControlEnv", "DMControlWrapper"),
     "bridges.worlds.native.pendulum": ("PendulumJaxEnv",),

@@ -28,6 +28,10 @@ from bridges.worlds.dm_control import DMControlEnv as DMControlEnv
 from bridges.worlds.dm_control import DMControlWrapper as DMControlWrapper
 from bridges.worlds.envpool.env import MultiThreadedEnv as MultiThreadedEnv
 from bridges.worlds.envpool.env import MultiThreadedEnvWrapper as MultiThreadedEnvWrapper
+from bridges.worlds.gymnax import GymnaxEnv as GymnaxEnv
+from bridges.worlds.gymnax import GymnaxWrapper as GymnaxWrapper
+from bridges.worlds.jumanji import JumanjiEnv as JumanjiEnv
+from bridges.worlds.jumanji import JumanjiWrapper as JumanjiWrapper
 from bridges.worlds.native.chess.env import ChessEnv as ChessEnv
 from bridges.worlds.native.pendulum import PendulumJaxEnv as PendulumJaxEnv
 from bridges.worlds.pettingzoo.env import PettingZooEnv as PettingZooEnv

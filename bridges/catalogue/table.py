@@ -116,6 +116,8 @@ WORLDS: Mapping[str, World] = MappingProxyType(
         world.name: world
         for world in (
             _ours("brax", "stateless", "brax", "brax", limit="episode_length"),
+            _ours("gymnax", "stateless", "gymnax", "gymnax", limit="episode_length"),
+            _ours("jumanji", "stateless", "jumanji", "jumanji", limit="episode_length"),
             _ours("envkit", "stateless", "native"),
             _ours("dm_control", "stateful", "dm_control", "dm_control", "dm-control"),
             _ours("gym", "stateful", "gymnasium", "gymnasium", limit="max_episode_steps"),

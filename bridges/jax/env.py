@@ -331,10 +331,10 @@ class FusedEnv(Wrapper, JaxEnv):
     def _constants(self, shape: torch.Size, mask: torch.Tensor | None = None) -> Constants:
         each = arguments_of(self._transforms)
         if not any(transform.state() for transform in self._transforms):
-            return each, None
+            return each, None, self._model_given()
         if mask is None:
             mask = torch.ones(shape, dtype=torch.bool, device=self.device)
-        return each, to_jit(self._mask_in(mask), copy=True)
+        return each, to_jit(self._mask_in(mask), copy=True), self._model_given()
 
     def _kept(self, outputs: dict[str, Any]) -> dict[str, Any]:
         shared = to_torch(outputs.pop("shared", ()))
@@ -343,6 +343,9 @@ class FusedEnv(Wrapper, JaxEnv):
             for name, value in after.items():
                 before[name].copy_(value)
         return outputs
+
+    def _model_given(self) -> Any:
+        return self.base_env._model_given()
 
     def _fuse(self, transforms: Sequence[Transform]) -> tuple[EnvBase, int]:
         own = len(self._transforms)

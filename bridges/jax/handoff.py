@@ -73,7 +73,11 @@ class RowEnv(EnvBase):
             shape: batch of the data.
             mask: parts of it that the program is called for, bool; None: all.
         """
-        return (), None
+        return (), None, self._model_given()
+
+    def _model_given(self) -> Any:
+        """Give the model that programs take as an argument, None if they take none."""
+        return None
 
     def _kept(self, outputs: dict[str, Any]) -> dict[str, Any]:
         """Take what fused transforms have seen in a program out of its last outputs, and keep it."""

@@ -8,8 +8,9 @@ Conventions
     path       tuple of names; a state has either the two paths `PACKED`, or one for each leaf.
     flags      bool (3, rows, 1): done, terminated, truncated.
     memory     leaves by path that fused transforms read at the root; empty without any.
-    constants  pair: one mapping for each fused transform, with what `FusableTransform` calls constants and
-               state; and rows that count for such state, bool (rows,), None if there is none.
+    constants  triple: one mapping for each fused transform, with what `FusableTransform` calls constants and
+               state; rows that count for such state, bool (rows,), None if there is none; and the model that
+               the env is stepped with, None where it has none that is an argument, see `ModelledEnv`.
     policy     see `functional.Policy`; observes leaves by path. None draws from the action space.
     run        dict of time-major arrays: "root" and "next", each as outputs are, "action" and, for a
                policy that writes more (`Acted`), "written" in its place.
@@ -52,7 +53,7 @@ from envkit.transforms.core.fusable import FusableTransform
 __all__ = ["PACKED", "Constants", "Programs", "padded_size", "simulator_name"]
 
 ByPath = dict[Path, Any]
-Constants = tuple[Sequence[Mapping[str, Any]], jax.Array | None]
+Constants = tuple[Sequence[Mapping[str, Any]], jax.Array | None, Any]
 Begin = tuple[ByPath, ByPath, jax.Array, ByPath]  # state, root, flags and what a policy remembers
 
 # torch stores these, but neither adds nor (in a TensorDict) clones them.
@@ -147,7 +148,10 @@ class Programs:
         devices = None if self.shards is None else self.shards.devices
         transforms = tuple(map(Same, self.transforms))
         form = self.packed, self.compiled, devices
-        return account_of((self.env.env, self.env.axis)), transforms, form
+        env = self.env.env
+        if env.model_argument is not None:
+            env = env.with_model(None)
+        return account_of((env, self.env.axis)), transforms, form
 
     def _program(self, name: str, function: Callable[..., Any], static: int = 0) -> Program:
         self._functions[name] = function, static
@@ -174,8 +178,9 @@ class Programs:
     def _rows(
         self, constants: Constants, root: Iterable[Path] = (), remembered: Iterable[Path] = ()
     ) -> NamedRows:
-        each, counted = constants
-        return NamedRows(self.env, self.transforms, each, counted, tuple(root), tuple(remembered))
+        each, counted, model = constants
+        env = self.env if model is None else self.env.with_model(model)
+        return NamedRows(env, self.transforms, each, counted, tuple(root), tuple(remembered))
 
     # ----------------------------------------------------------------------------------- programs
 
@@ -184,8 +189,9 @@ class Programs:
     ) -> tuple[ByPath, Any, ByPath]:
         """Give what `restart` and `advance` take to begin an episode in every row, all derived from one key."""
         seen = rows // self._devices
-        state = self._write_state(self.env.unstarted(key, seen))
-        return state, *self._rows(constants).blank_inputs(seen)
+        rows_seen = self._rows(constants)
+        state = self._write_state(rows_seen.env.unstarted(key, seen))
+        return state, *rows_seen.blank_inputs(seen)
 
     def _step(
         self, state: ByPath, action: Any, memory: ByPath, constants: Constants

@@ -12,6 +12,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -80,6 +81,14 @@ class BatchedEnv:
         """A copy finds out for itself what this one remembers of shapes."""
         return {"env": self.env, "axis": self.axis}
 
+    def with_model(self, model: Any) -> BatchedEnv:
+        """Give the same rows stepped with another model of the same structure; see `ModelledEnv`."""
+        other = copy(self)
+        other.env = self.env.with_model(model)
+        # What it has found out of shapes holds for every model; to find it out again takes a trace.
+        vars(other).update(template=self.template, packing=self.packing)
+        return other
+
     @property
     def action_space(self) -> Any:
         return self.env.action_space
@@ -101,7 +110,7 @@ class BatchedEnv:
     @cached_property
     def packing(self) -> StatePacking:
         """How the state of a row lies in two buffers."""
-        return StatePacking(self.template[0])
+        return StatePacking(self.template[0], {"model": self.env.model_name})
 
     def init(self, key: jax.Array, num_rows: int) -> tuple[EpisodeState, Timestep]:
         """Start ``num_rows`` episodes, all derived from one key (see `row_keys`)."""

@@ -78,6 +78,10 @@ class ModelledEnv(StatelessEnv, Protocol):
     """An environment that can be stepped with another model of its world: masses, frictions, parameters.
 
     It is what domain randomisation asks for, see `Randomization`.
+
+    It may also have a ``model_argument``: the model, where programs are to take it as an argument at every call, so
+    that another one of the same structure compiles nothing anew; None or left out, and it is a constant of theirs.
+    ``model_name`` is what a row's own model is called in its state, "model" where it is left out.
     """
 
     @property
@@ -111,6 +115,14 @@ class EnvWrapper:
     @property
     def model(self) -> Any:
         return self.env.model
+
+    @property
+    def model_argument(self) -> Any:
+        return getattr(self.env, "model_argument", None)
+
+    @property
+    def model_name(self) -> str:
+        return getattr(self.env, "model_name", "model")
 
     def with_model(self, model: Any) -> Self:
         """Give the same wrapper around the env with ``model``."""

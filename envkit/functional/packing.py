@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
@@ -65,6 +66,7 @@ class StatePacking:
 
     Args:
         template: one row's state: `jax.ShapeDtypeStruct` leaves, as from ``jax.eval_shape(reset)``.
+        renamed: other names for fields of wrappers.
 
     Attributes:
         fields: one `Field` for each leaf, in the order of `jax.tree.leaves`; None has no leaf.
@@ -76,12 +78,12 @@ class StatePacking:
         KeyCollisionError: two leaves have the same name, or one the name of a group of others.
     """
 
-    def __init__(self, template: PyTree) -> None:
+    def __init__(self, template: PyTree, renamed: Mapping[str, str] = MappingProxyType({})) -> None:
         self.template = template
         paths, self._treedef = jax.tree_util.tree_flatten_with_path(template)
         self._leaves = [leaf for _, leaf in paths]
         hidden = _wrapper_depth(template)
-        names = _visible_names([path for path, _ in paths], hidden)
+        names = _visible_names([path for path, _ in paths], hidden, renamed)
         _check_names(names)
         is_wide = any(leaf.dtype == jnp.float64 for leaf in self._leaves)
         self.float_dtype = jnp.dtype(jnp.float64 if is_wide else jnp.float32)
@@ -241,13 +243,21 @@ def _wrapper_depth(template: PyTree) -> int:
     return depth
 
 
-def _visible_names(paths: Sequence[tuple[Any, ...]], depth: int) -> list[tuple[str, ...]]:
+def _visible_names(
+    paths: Sequence[tuple[Any, ...]], depth: int, renamed: Mapping[str, str]
+) -> list[tuple[str, ...]]:
     """Name leaves; the ``inner`` of the wrappers is left out.
 
     A field of the bare environment that is called like one of a wrapper's stands under "env".
     """
     names = [name_of(path) for path in paths]
     levels = [next((i for i in range(depth) if name[i] != "inner"), depth) for name in names]
+    names = [
+        (*name[:level], renamed.get(name[level], name[level]), *name[level + 1 :])
+        if level < depth
+        else name
+        for name, level in zip(names, levels, strict=True)
+    ]
     own = {name[level] for name, level in zip(names, levels, strict=True) if level < depth}
     visible = []
     for name, level in zip(names, levels, strict=True):

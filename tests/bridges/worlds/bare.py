@@ -20,7 +20,7 @@ from tensordict import TensorDict
 from bridges.dlpack import to_jit
 from bridges.jax.transformed_rows import observation_leaves
 from envkit.data.paths import as_key
-from envkit.functional import Timestep, row_keys
+from envkit.functional import EpisodeState, TimeLimitState, Timestep, row_keys
 
 Moment = dict[str, Any]
 
@@ -29,7 +29,7 @@ def own_states(env: Any, td: TensorDict) -> Any:
     """Give the states of the env's core, rows in front, and the keys of the next episodes."""
     state = env._programs._read_state(to_jit(env._state_in(td), copy=True))
     key = state.key
-    while hasattr(state, "inner"):
+    while isinstance(state, EpisodeState | TimeLimitState):
         state = state.inner
     return state, key
 

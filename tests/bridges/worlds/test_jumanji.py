@@ -63,6 +63,7 @@ HEAVY = frozenset(("BinPack-v2", "MMST-v0", "FlatPack-v0", "JobShop-v0"))
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # in the bare library
 @pytest.mark.parametrize("name", env_names())
 def test_every_env_equals_jumanji_stepped_by_hand_and_does_what_its_specs_say(name):
     if name in fetching_names():
