@@ -139,10 +139,6 @@ def quietly() -> Iterator[None]:
         yield
 
 
-def _top(module: str | None) -> str:
-    return (module or "").partition(".")[0]
-
-
 @contextlib.contextmanager
 def fetched(library: str, name: str, fetching: Collection[str]) -> Iterator[None]:
     """Explain why an env could not be made, if it is one of those that are made from the network.
@@ -160,3 +156,7 @@ def fetched(library: str, name: str, fetching: Collection[str]) -> Iterator[None
             f"{name!r} of {library} is made from data that the library fetches from the network, and that failed: "
             f"{type(error).__name__}: {said} Connect to the network, or make another env."
         ) from error
+
+
+def _top(module: str | None) -> str:
+    return (module or "").partition(".")[0]

@@ -18,15 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from bridges.jax.options import JaxOptions
-from bridges.jax.simulator import (
-    EnvNames,
-    SimulatorCore,
-    SimulatorEnv,
-    fetched,
-    quietly,
-    require_name,
-)
-from bridges.libraries import require
+from bridges.jax.simulator import SimulatorCore, SimulatorEnv
+from bridges.libraries import EnvNames, fetched, quietly, require, require_name
 from envkit.data.keywords import Default
 from envkit.errors import ArgumentError, ArgumentTypeError, SpecTypeError
 from envkit.functional import Box, Discrete, Timestep, WrapperState

@@ -23,16 +23,9 @@ from tensordict import TensorDict
 from bridges.dlpack import to_torch
 from bridges.jax.options import JaxOptions
 from bridges.jax.programs import Programs
-from bridges.jax.simulator import (
-    EnvNames,
-    SimulatorCore,
-    SimulatorEnv,
-    fetched,
-    quietly,
-    require_name,
-)
+from bridges.jax.simulator import SimulatorCore, SimulatorEnv
 from bridges.jax.transformed_rows import observation_leaves
-from bridges.libraries import require
+from bridges.libraries import EnvNames, fetched, quietly, require, require_name
 from envkit.data.keywords import Default
 from envkit.data.paths import tensordict_of
 from envkit.errors import ArgumentError, ArgumentTypeError, SpecTypeError
