@@ -175,12 +175,17 @@ class Programs:
         run, vjp = self._program(name, function), self._program(f"{name}_vjp", vjp_of(function))
         return Differentiable(run, vjp)
 
+    def env_given(self, model: Any) -> BatchedEnv:
+        """Give the env over rows, stepped with a model where that is an argument; None where it is not."""
+        return self.env if model is None else self.env.with_model(model)
+
     def _rows(
         self, constants: Constants, root: Iterable[Path] = (), remembered: Iterable[Path] = ()
     ) -> NamedRows:
         each, counted, model = constants
-        env = self.env if model is None else self.env.with_model(model)
-        return NamedRows(env, self.transforms, each, counted, tuple(root), tuple(remembered))
+        return NamedRows(
+            self.env_given(model), self.transforms, each, counted, tuple(root), tuple(remembered)
+        )
 
     # ----------------------------------------------------------------------------------- programs
 

@@ -97,7 +97,7 @@ def _by_model(env: RowEnv, td: TensorDictBase) -> Iterator[tuple[Any, Sequence[A
     found = {path: to_jax(leaf.contiguous(), copy=True) for path, leaf in leaves(td["state"])}
     state = jax.tree.map(_in_numpy, env._programs.read_state(found))
     moments = [jax.tree.map(lambda leaf, at=at: leaf[at], state) for at in range(td.shape[0])]
-    episodic: Any = env._programs.env.env
+    episodic: Any = env._programs.env_given(env._model_given()).env
 
     def drawn(moment: Any) -> list[bytes]:
         return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(moment.model)]
