@@ -67,6 +67,10 @@ from envkit.env.policy import ExplorationType as ExplorationType
 from envkit.env.policy import exploration_type as exploration_type
 from envkit.env.policy import set_exploration_type as set_exploration_type
 from envkit.envs.llm_hashing import LLMHashingEnv as LLMHashingEnv
+from envkit.envs.model_based.base import ModelBasedEnvBase as ModelBasedEnvBase
+from envkit.envs.model_based.dreamer import DreamerDecoder as DreamerDecoder
+from envkit.envs.model_based.dreamer import DreamerEnv as DreamerEnv
+from envkit.envs.model_based.imagined import ImaginedEnv as ImaginedEnv
 from envkit.envs.pendulum import PendulumEnv as PendulumEnv
 from envkit.envs.tictactoe import TicTacToeEnv as TicTacToeEnv
 from envkit.envs.trading import FinancialRegimeEnv as FinancialRegimeEnv

@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from bridges.worlds.native.chess.san_moves import san_moves
 from envkit import FinancialRegimeEnv, PendulumEnv, TicTacToeEnv
 from envkit.errors import InputError
+from tests.envs.model_based.models import latent, linear, moments
 from tests.reference.compare import OURS, THEIRS, check_same, check_works_alike, differs
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TorchRL's own
@@ -232,3 +233,103 @@ def test_a_window_and_a_batch_of_markets_are_what_was_asked_for():
 
 def _rows(*batch_size):
     return TensorDict(batch_size=batch_size)
+
+
+# -- models ----------------------------------------------------------------------------
+
+
+def hidden(lib, **options):
+    class Hidden(lib.ModelBasedEnvBase):
+        def __init__(self):
+            super().__init__(linear(), **options)
+            self.observation_spec = lib.Composite(hidden=lib.Unbounded((4,)))
+            self.state_spec = lib.Composite(hidden=lib.Unbounded((4,)))
+            self.action_spec = lib.Unbounded((1,))
+            self.reward_spec = lib.Unbounded((1,))
+
+        def _reset(self, tensordict=None, **kwargs):
+            shape = self.batch_size if tensordict is None else tensordict.batch_size
+            return TensorDict({"hidden": torch.ones(*shape, 4)}, shape, device=self.device)
+
+    return Hidden()
+
+
+def test_models_step_alike():
+    actions = torch.linspace(-1, 1, 5)[:, None].unbind(0)
+
+    check_works_alike(lambda lib: hidden(lib).rollout(5, actions=actions))
+    check_works_alike(lambda lib: hidden(lib).rollout(2, tensordict=_rows(3).to("cpu")).shape)
+    check_works_alike(lambda lib: hidden(lib).device)
+    check_works_alike(lambda lib: hidden(lib).rollout(1)["next", "reward"].requires_grad)
+    check_same(lambda lib: lib.ModelBasedEnvBase(linear()))
+
+
+@pytest.mark.parametrize("kind", ["observation", "state", "action", "reward", "done"])
+def test_models_take_specs_over_alike(kind):
+    def taken(lib):
+        env = hidden(lib)
+        env.set_specs_from_env(pendulum(lib))
+        return sorted(map(str, getattr(env, f"full_{kind}_spec").keys(True, True)))
+
+    check_works_alike(taken)
+
+
+def dreamer(lib, **options):
+    model, decoder = latent()
+    latents = {"state": lib.Unbounded((3,)), "belief": lib.Unbounded((2,))}
+    base = lib.TransformedEnv(
+        pendulum(lib), lib.TensorDictPrimer(latents, random=False, default_value=0.0)
+    )
+    env = lib.DreamerEnv(model, (3,), (2,), obs_decoder=decoder if options.get("decodes") else None)
+    env.set_specs_from_env(base)
+    return env
+
+
+def test_latents_are_imagined_and_decoded_alike():
+    def begin(lib):
+        start = TensorDict(
+            {"state": torch.ones(5, 3), "belief": torch.ones(5, 2)}, [5], device="cpu"
+        )
+        return dreamer(lib, decodes=True).reset(start)
+
+    def stepped(lib):
+        env = dreamer(lib, decodes=True)
+        td = env.step(begin(lib).set("action", torch.ones(5, 1)))
+        return td, env.any_done(td), env.maybe_reset(td) is td
+
+    check_works_alike(begin)
+    check_works_alike(stepped)
+    check_works_alike(lambda lib: dreamer(lib, decodes=True).decode_obs(begin(lib)))
+    check_works_alike(
+        lambda lib: dreamer(lib, decodes=True).decode_obs(
+            begin(lib).set("action", torch.ones(5, 1)), compute_latents=True
+        )
+    )
+    check_same(lambda lib: dreamer(lib).decode_obs(begin(lib)))
+
+
+def imagined(lib, **options):
+    return lib.ImaginedEnv(moments(), lib.GymEnv("Pendulum-v1"), **options)
+
+
+def test_beliefs_are_imagined_alike():
+    belief = {"mean": torch.ones(1, 3), "var": torch.zeros(1, 3, 3)}
+    action = torch.zeros(1)
+
+    def stepped(lib):
+        env = imagined(lib)
+        root = env.reset(TensorDict({"observation": belief}, [1]))
+        return env.step(root.set("action", action))["next"].exclude("reward")
+
+    check_works_alike(stepped)
+    check_works_alike(lambda lib: imagined(lib).full_observation_spec)
+    check_works_alike(lambda lib: imagined(lib, batch_size=[2]).batch_size)
+    check_works_alike(lambda lib: imagined(lib).reset().shape)
+    check_same(lambda lib: lib.ImaginedEnv(moments(), lib.PendulumEnv()))
+
+
+def test_beliefs_begin_at_an_observation_and_have_actions_of_the_batch_here():
+    start = TensorDict({"observation": torch.ones(1, 3)}, [1])
+
+    differs("native-envs", lambda lib: imagined(lib).reset(start.clone())["observation", "mean"])
+    differs("native-envs", lambda lib: imagined(lib).full_action_spec)
