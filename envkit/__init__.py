@@ -13,6 +13,12 @@ _HOMES = {
     "bridges.worlds.gymnax": ("GymnaxEnv", "GymnaxWrapper"),
     "bridges.worlds.jumanji": ("JumanjiEnv", "JumanjiWrapper"),
     "bridges.worlds.native.chess.env": ("ChessEnv",),
+    "bridges.worlds.playground": (
+        "MujocoPlaygroundEnv",
+        "MujocoPlaygroundWrapper",
+        "PlaygroundEnv",
+        "PlaygroundWrapper",
+    ),
     "bridges.worlds.dm_control": ("DMControlEnv", "DMControlWrapper"),
     "bridges.worlds.native.pendulum": ("PendulumJaxEnv",),
     "bridges.worlds.envpool.env": ("MultiThreadedEnv", "MultiThreadedEnvWrapper"),

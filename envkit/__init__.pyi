@@ -36,6 +36,10 @@ from bridges.worlds.native.chess.env import ChessEnv as ChessEnv
 from bridges.worlds.native.pendulum import PendulumJaxEnv as PendulumJaxEnv
 from bridges.worlds.pettingzoo.env import PettingZooEnv as PettingZooEnv
 from bridges.worlds.pettingzoo.wrapper import PettingZooWrapper as PettingZooWrapper
+from bridges.worlds.playground import MujocoPlaygroundEnv as MujocoPlaygroundEnv
+from bridges.worlds.playground import MujocoPlaygroundWrapper as MujocoPlaygroundWrapper
+from bridges.worlds.playground import PlaygroundEnv as PlaygroundEnv
+from bridges.worlds.playground import PlaygroundWrapper as PlaygroundWrapper
 from envkit.batched.async_pool import AsyncEnvPool as AsyncEnvPool
 from envkit.batched.async_pool import ProcessorAsyncEnvPool as ProcessorAsyncEnvPool
 from envkit.batched.async_pool import RayAsyncEnvPool as RayAsyncEnvPool

@@ -121,6 +121,14 @@ WORLDS: Mapping[str, World] = MappingProxyType(
             _ours("envkit", "stateless", "native"),
             _ours("dm_control", "stateful", "dm_control", "dm_control", "dm-control"),
             _ours("gym", "stateful", "gymnasium", "gymnasium", limit="max_episode_steps"),
+            _ours(
+                "playground",
+                "stateless",
+                "playground",
+                "mujoco_playground",
+                "playground",
+                limit="episode_length",
+            ),
             _ours("pettingzoo", "stateful", "pettingzoo.env", "pettingzoo"),
             _ours("envpool", "batched", "envpool.by_name", "envpool", limit="max_episode_steps"),
         )

@@ -35,7 +35,7 @@ __all__ = ["picture", "pictures"]
 
 def picture(env: RowEnv, td: TensorDictBase, row: int, **options: Any) -> torch.Tensor:
     """Draw one row of ``td``, whose batch is counted through: uint8 (H, W, 3)."""
-    rows = _states_of(td).reshape(-1)
+    rows: Any = _states_of(td).reshape(-1)
     row = _row_in(row, rows.shape[0])
     return _drawn(env, rows[row : row + 1], **options)[0]
 

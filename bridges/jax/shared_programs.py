@@ -40,7 +40,7 @@ _ATOMS = (type(None), bool, int, str, bytes)
 _LIBRARIES = sys.stdlib_module_names - {"__main__"} | frozenset(
     ("envkit", "bridges", "jax", "jaxlib", "numpy", "torch", "matplotlib", "mujoco", "flax", "chex")
 )
-_LIBRARIES |= {"brax", "gymnax", "jumanji"}
+_LIBRARIES |= {"brax", "gymnax", "jumanji", "ml_collections", "mujoco_playground"}
 """Their functions read nothing that anybody changes."""
 _MOST, _DEEPEST = 100_000, 60  # objects that are looked at, and how far inside each other
 
