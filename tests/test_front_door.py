@@ -57,6 +57,8 @@ def test_every_public_name_resolves_to_the_object_of_that_name(name):
 ALIASES = {  # names the field knows for things that tensordict or envkit call otherwise
     "DiscreteBox": ("CategoricalBox",),
     "ExplorationType": ("InteractionType",),
+    "MujocoPlaygroundEnv": ("PlaygroundEnv",),
+    "MujocoPlaygroundWrapper": ("PlaygroundWrapper",),
     "MultiAsyncCollector": ("MultiaSyncDataCollector",),
     "MultiSyncCollector": ("MultiSyncDataCollector",),
     "exploration_type": ("interaction_type",),

@@ -35,7 +35,7 @@ __all__ = ["picture", "pictures"]
 
 def picture(env: RowEnv, td: TensorDictBase, row: int, **options: Any) -> torch.Tensor:
     """Draw one row of ``td``, whose batch is counted through: uint8 (H, W, 3)."""
-    rows: Any = _states_of(td).reshape(-1)
+    rows = _states_of(td).reshape(-1)
     row = _row_in(row, rows.shape[0])
     return _drawn(env, rows[row : row + 1], **options)[0]
 
@@ -54,7 +54,7 @@ def pictures(env: RowEnv, td: TensorDictBase, row: int, every: int, **options: A
     return _drawn(env, rows[row, ::every], **options).movedim(-1, 1)
 
 
-def _states_of(td: TensorDictBase) -> TensorDictBase:
+def _states_of(td: TensorDictBase) -> Any:
     require_tensordict("td", td, "what reset, step or rollout gave")
     states = td.get("state", None)
     if not isinstance(states, TensorDictBase):

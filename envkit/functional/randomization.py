@@ -79,7 +79,7 @@ class Randomization:
         leaves = jax.tree.leaves(self.randomize(jax.random.fold_in(key, _STREAM), model))
         return nested(
             {
-                name_of(paths[index][0]): _like(leaves[index], paths[index][1])
+                _name(paths[index][0]): _like(leaves[index], paths[index][1])
                 for index in self.changed
             }
         )
@@ -91,17 +91,22 @@ class Randomization:
         paths, treedef = jax.tree_util.tree_flatten_with_path(env.model)
         leaves = [leaf for _, leaf in paths]
         for index in self.changed:
-            leaves[index] = reduce(getitem, name_of(paths[index][0]), drawn)
+            leaves[index] = reduce(getitem, _name(paths[index][0]), drawn)
         return env.with_model(jax.tree.unflatten(treedef, leaves))
 
     def drawn_bytes(self, env: Any) -> dict[str, int]:
         """Say by how many bytes each leaf that is drawn makes the state of a row larger."""
         paths = jax.tree_util.tree_flatten_with_path(env.model)[0]
-        found = {".".join(name_of(paths[i][0])): strong(paths[i][1]) for i in self.changed}
+        found = {".".join(_name(paths[i][0])): strong(paths[i][1]) for i in self.changed}
         return {
             name: math.prod(leaf.shape) * max(leaf.dtype.itemsize, 4)
             for name, leaf in found.items()
         }
+
+
+def _name(path: tuple[Any, ...]) -> tuple[str, ...]:
+    """Name a leaf of a model; a model that is one number or array is called "value"."""
+    return name_of(path) or ("value",)
 
 
 def _require_model(env: Any) -> None:
@@ -138,7 +143,7 @@ def _changed_by(randomize: Randomizer, model: Any) -> tuple[int, ...]:
     changed = []
     for index, (given, out) in enumerate(zip(inputs, program.outvars, strict=True)):
         if _source(program, out) is not given:
-            _require_like(".".join(name_of(paths[index][0])), given.aval, out.aval)
+            _require_like(".".join(_name(paths[index][0])), given.aval, out.aval)
             changed.append(index)
     return tuple(changed)
 
