@@ -1,6 +1,6 @@
 """Worlds against what their libraries do by themselves; each function is one line of the table.
 
-Run: ``python -m bench.worlds [--quick] [--only games]``
+Run: ``python -m bench.worlds [--quick] [--only games|cartpole|snake]``
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import multiprocessing
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
+import jax
 import numpy as np
 import torch
 
@@ -145,7 +147,100 @@ def _steps(env, steps: int) -> Callable[[], object]:
     return run
 
 
-WORKS = {"games": games}
+# ----------------------------------------------------------------------------- gymnax and Jumanji
+
+
+def cartpole(quick: bool) -> None:
+    """Measure random runs of gymnax's CartPole x 4096 as one program against the library's own scan.
+
+    The bare scan is ``vmap(env.step)``, which resets what has ended: it computes a reset for every row at every
+    step. Both record observation and action at the root, and the true observation after the step, reward,
+    terminated and truncated; envkit records the flags of the root as well.
+    """
+    import gymnax
+
+    from envkit import GymnaxEnv
+
+    rows, steps = 4096, 100
+    bare, params = gymnax.make("CartPole-v1")
+
+    def begin(key: jax.Array) -> Any:
+        return jax.vmap(bare.reset, in_axes=(0, None))(jax.random.split(key, rows), params)
+
+    def step(carry: Any, key: jax.Array, params: Any) -> Any:
+        seen, state = carry
+        act, draw = jax.random.split(key)
+        action = jax.vmap(bare.action_space(params).sample)(jax.random.split(act, rows))
+        following, state, reward, terminated, truncated, info = jax.vmap(
+            bare.step, in_axes=(0, 0, 0, None)
+        )(jax.random.split(draw, rows), state, action, params)
+        made = seen, action, info["final_observation"], reward, terminated, truncated
+        return (following, state), made
+
+    env = GymnaxEnv("CartPole-v1", batch_size=[rows], categorical_action_encoding=True)
+    _against_scan(f"gymnax CartPole x{rows}", env, begin, step, params, steps, quick)
+
+
+def snake(quick: bool) -> None:
+    """Measure random runs of Jumanji's Snake x 1024 as one program against the library's own scan.
+
+    The bare scan is ``vmap(AutoResetWrapper(env).step)``, which resets what has ended. What is recorded is that
+    of `cartpole`; the observation has three entries, the largest of 12 x 12 x 5 floats.
+    """
+    import jumanji
+    from jumanji.wrappers import AutoResetWrapper
+
+    from envkit import JumanjiEnv
+
+    rows, steps = 1024, 20
+    bare = AutoResetWrapper(jumanji.make("Snake-v1"), next_obs_in_extras=True)
+    actions = bare.action_spec.num_values
+
+    def begin(key: jax.Array) -> Any:
+        state, timestep = jax.vmap(bare.reset)(jax.random.split(key, rows))
+        return timestep.observation, state
+
+    def step(carry: Any, key: jax.Array, params: Any) -> Any:
+        seen, state = carry
+        action = jax.random.randint(key, (rows,), 0, actions)
+        state, timestep = jax.vmap(bare.step)(state, action)
+        is_last, is_over = timestep.last(), timestep.discount == 0
+        ends = is_last & is_over, is_last & ~is_over
+        made = seen, action, timestep.extras["next_obs"], timestep.reward, *ends
+        return (timestep.observation, state), made
+
+    env = JumanjiEnv("Snake-v1", batch_size=[rows])
+    _against_scan(f"Jumanji Snake x{rows}", env, begin, step, None, steps, quick)
+
+
+def _against_scan(
+    title: str, env: Any, begin: Any, step: Any, params: Any, steps: int, quick: bool
+) -> None:
+    first = jax.jit(begin)(jax.random.PRNGKey(0))
+
+    @jax.jit
+    def scan(carry: Any, key: jax.Array, params: Any) -> Any:
+        return jax.lax.scan(
+            lambda carry, key: step(carry, key, params), carry, jax.random.split(key, steps)
+        )
+
+    env.set_seed(0)
+    root = env.reset()
+    compare(
+        f"{title}, random actions, {steps} steps in one program",
+        {
+            "bare lax.scan": lambda: jax.block_until_ready(
+                scan(first, jax.random.PRNGKey(1), params)
+            ),
+            "envkit unroll": lambda: env.unroll(root, steps),
+        },
+        steps=env.numel() * steps,
+        reference="bare lax.scan",
+        rounds=5 if quick else 7,
+    )
+
+
+WORKS = {"games": games, "cartpole": cartpole, "snake": snake}
 
 
 def main() -> None:
