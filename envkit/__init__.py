@@ -36,6 +36,8 @@ _HOMES = {
     "bridges.exports.torchrl": ("for_replay_buffer", "to_torchrl"),
     "bridges.exports.torchrl_specs": ("from_torchrl_spec", "to_torchrl_spec"),
     "bridges.exports.torchrl_wrapper": ("TorchRLWrapper",),
+    "bridges.exports.gym_vector": ("to_gym_vector",),
+    "bridges.exports.sb3": ("to_sb3",),
     "bridges.policy.compiled": ("compile_policy",),
     "bridges.jax.policy.jax_policy": ("JaxPolicy",),
     "bridges.exports.video": ("VideoFolder",),

@@ -4,6 +4,8 @@ from bridges.catalogue.ids import list_envs as list_envs
 from bridges.catalogue.ids import register as register
 from bridges.catalogue.ids import worlds as worlds
 from bridges.catalogue.making import make as make
+from bridges.exports.gym_vector import to_gym_vector as to_gym_vector
+from bridges.exports.sb3 import to_sb3 as to_sb3
 from bridges.exports.torchrl import for_replay_buffer as for_replay_buffer
 from bridges.exports.torchrl import to_torchrl as to_torchrl
 from bridges.exports.torchrl_specs import from_torchrl_spec as from_torchrl_spec

@@ -27,7 +27,7 @@ from bridges.jax.unrolling import begin_unroll, unroll_until
 from envkit import rules
 from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.paths import as_key
-from envkit.data.resets import collect_reset_masks
+from envkit.data.resets import collect_reset_masks, done_outside
 from envkit.data.results import EnvData
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
@@ -131,17 +131,19 @@ class ProgramEnv(RowEnv):
         if self.run_type_checks:
             require_actions(td, self.full_action_spec)
         inputs = self._inputs(td)
-        if advance and self._resets_in_program(td, inputs):
-            return ProgramAdvance(self, td, True, inputs)
+        if advance and self._resets_in_program(td, inputs, mask):
+            return ProgramAdvance(self, td, True, inputs, mask)
         return ProgramStep(self, td, advance, inputs, mask)
 
-    def _resets_in_program(self, td: TensorDictBase, inputs: tuple[Any, ...]) -> bool:
+    def _resets_in_program(
+        self, td: TensorDictBase, inputs: tuple[Any, ...], mask: torch.Tensor | None = None
+    ) -> bool:
         """Say whether one program may make a step and the reset after it.
 
-        Not with a mask or preset outcomes, which decide what is done; nor with a graph, so that one
-        backward program serves every kind of step.
+        Not with preset outcomes, or with rows that are done and not stepped, which a reset of its own begins anew;
+        nor with a graph, so that one backward program serves every kind of step.
         """
-        is_free = td.get(STEP, None) is None and td.get("next", None) is None
+        is_free = td.get("next", None) is None and not done_outside(mask, td, self.done_keys)
         return is_free and not (self.requires_grad and is_wanted(inputs))
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
@@ -174,7 +176,7 @@ class ProgramEnv(RowEnv):
             return self.step(td)
         self._check_batch(td)
         inputs = self._inputs(td)
-        if not self._resets_in_program(td, inputs):
+        if td.get(STEP, None) is not None or not self._resets_in_program(td, inputs):
             return self._make_step(td, advance=False).begin().recv()
         return ProgramAdvance(self, td, True, inputs, follows=NOTHING).begin().recv()[0]
 

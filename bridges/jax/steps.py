@@ -58,11 +58,13 @@ class ProgramAdvance(Pending):
 
     Attributes:
         inputs: what the program is given.
+        mask: parts of the batch that are stepped; None: all. The others are not done.
         follows: what follows the step, see `Programs.advance`; after `NOTHING` the root is of no use.
         outputs: what it gives.
     """
 
     inputs: tuple[Any, ...]
+    mask: torch.Tensor | None = None
     follows: int = RESTART
     outputs: Any = field(init=False)
 
@@ -70,7 +72,7 @@ class ProgramAdvance(Pending):
         env = self.env
         env._count_steps(1)
         given = to_jit(self.inputs, copy=False, detach=True)
-        constants = env._constants(self.td.batch_size)
+        constants = env._constants(self.td.batch_size, self.mask)
         following, fresh = env._programs.advance(*given, constants, self.follows)
         self.outputs = following, env._kept(fresh)
         return self
@@ -80,6 +82,12 @@ class ProgramAdvance(Pending):
 
     def _with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
         env, shape = self.env, self.td.batch_size
-        following, fresh = to_torch(self.outputs)
-        data = env._attach_next(self.td, env._out(shape, following))
-        return data, env.step_mdp(data).update(env._out(shape, fresh))
+        outcome, begun = to_torch(self.outputs)
+        following, fresh = env._out(shape, outcome), env._out(shape, begun)
+        if self.mask is None:
+            data = env._attach_next(self.td, following)
+            return data, env.step_mdp(data).update(fresh)
+        following = env._kept_where_skipped(self.td, self.mask, following)
+        data = env._attach_next(self.td.exclude(STEP, inplace=True), following)
+        root = env.step_mdp(data)
+        return data, root.update(env._kept_where_skipped(root, self.mask, fresh))

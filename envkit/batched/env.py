@@ -28,7 +28,7 @@ from envkit.batched.resuming import ResumablePool
 from envkit.batched.stacking import by_row, empty_rows, keep_unstepped, stack_rows
 from envkit.data.arguments import require_tensordict
 from envkit.data.paths import Path, as_key, as_path
-from envkit.data.resets import collect_reset_masks, merge_reset
+from envkit.data.resets import collect_reset_masks, done_outside, merge_reset
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.input_checks import in_functorch, require_values
@@ -153,7 +153,8 @@ class BatchedEnv(AttributeLookup, ResumablePool):
             self._entries.complete(td)
         # Entries the caller put under `next` may change what is done, and the workers
         # cannot know: then the reset waits for the outcome.
-        resets_too = advance and mask is None and td.get("next", None) is None
+        is_free = td.get("next", None) is None and not done_outside(mask, td, self.done_keys)
+        resets_too = advance and is_free
         inputs = exchange.fill(td, mask)
         return _PoolStep(self, td, advance, exchange, mask, inputs, resets_too, given is not None)
 

@@ -15,7 +15,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor
 
 from envkit import rules
-from envkit.data.paths import Path, as_key, as_path
+from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.transition import choose_leaf, drop_private, leaves
 from envkit.errors import PrimerError
 from envkit.specs import Composite
@@ -23,6 +23,7 @@ from envkit.specs import Composite
 __all__ = [
     "any_done",
     "collect_reset_masks",
+    "done_outside",
     "forget",
     "merge_reset",
     "terminated_or_truncated",
@@ -196,6 +197,20 @@ def any_done(td: TensorDictBase, done_levels: Mapping[Path, list[str]]) -> bool:
         if mask is not None:
             td.set(as_key((*level, rules.RESET)), mask)
     return True
+
+
+def done_outside(mask: torch.Tensor | None, td: TensorDictBase, done_keys: Iterable[Key]) -> bool:
+    """Say whether parts of the batch that are not stepped are done, which only a reset of their own begins anew.
+
+    Args:
+        mask: what is stepped, of the batch size of ``td``; None: all.
+        td: root of the step.
+        done_keys: done leaves.
+    """
+    if mask is None:
+        return False
+    flags = (td.get(key, None) for key in done_keys)
+    return any(flag is not None and bool(flag[~mask].any()) for flag in flags)
 
 
 def _ended(td: TensorDictBase, level: Path, names: Iterable[str]) -> torch.Tensor | None:

@@ -1,0 +1,239 @@
+"""An env of several rows as arrays: what vector envs of other libraries have in common.
+
+`BatchView` decides which entries are observations, keeps between calls what the env reads back (a stateless
+env's state above all), and turns actions into what the specs hold. When rows begin anew is up to the
+vector env that asks.
+
+Conventions
+    rows    the only batch axis of the env, of length ``num_envs``.
+    shown   observation entries that are neither infos nor, below "state", the state of a stateless env: one entry stands for itself, several are a
+            nested dict with sorted keys.
+    values  NumPy arrays that share memory with the step's own data, or with ``to_numpy=False`` its tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from bridges.exports.spaces import asked_space, shown_space
+from envkit import rules
+from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths, nest
+from envkit.env.base import EnvBase
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    InputError,
+    MissingKeyError,
+    NotResetError,
+)
+from envkit.specs import Composite, NonTensor, TensorSpec
+
+__all__ = ["BatchView"]
+
+
+class BatchView:
+    """The rows of an env as arrays.
+
+    Args:
+        env: of batch size ``(num_envs,)``, with one action, one reward and done flags at the root.
+        spaces: module of spaces of the gym library that is asked for.
+        whose: name of the view, for messages.
+        info_keys: observation entries, or nodes of them, that are infos.
+        to_numpy: arrays instead of tensors.
+
+    Attributes:
+        observation_space, action_space: of one row.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) ``env`` is no env.
+        ArgumentError: (a ValueError) it has another number of batch axes, several actions or rewards, no root
+            flags, or entries that are no arrays.
+        MissingKeyError: (a KeyError) ``info_keys`` names what is no observation.
+    """
+
+    def __init__(
+        self,
+        env: EnvBase,
+        spaces: ModuleType,
+        *,
+        whose: str,
+        info_keys: Iterable[Key] = (),
+        to_numpy: bool = True,
+    ):
+        _require_rows(env, whose)
+        self.env = env
+        self.num_envs = env.batch_size[0]
+        self.to_numpy = to_numpy
+        (self._action,) = env.action_keys
+        (self._reward,) = env.reward_keys
+        self._action_spec = env.full_action_spec[self._action]
+        self._shown, self._infos = _split(env, [as_path(key) for key in info_keys])
+        specs = Composite(
+            {as_key(path): env.single_full_observation_spec[as_key(path)] for path in self._shown}
+        )
+        self._only = as_key(self._shown[0]) if len(self._shown) == 1 else None
+        _require_arrays(specs, whose)
+        self.observation_space = shown_space(
+            specs if self._only is None else specs[self._only], spaces
+        )
+        self.action_space = asked_space(env.single_full_action_spec[self._action], spaces)
+        self._root: TensorDictBase | None = None
+
+    # ------------------------------------------------------------------------------------- calls
+
+    def reset(self, mask: torch.Tensor | None = None) -> TensorDictBase:
+        """Begin episodes, in the rows of ``mask`` or in all of them, and give the root."""
+        if mask is None:
+            self._root = self.env.reset()
+        else:
+            self._root = self.env.reset(self.root.set(rules.RESET, mask.unsqueeze(-1)))
+        return self._root
+
+    def step(self, action: Any) -> TensorDictBase:
+        """Advance all rows; gives what follows, and resets nothing."""
+        data = self.env.step(self._acted(action))
+        self._root = self.env.step_mdp(data)
+        return data.get("next")
+
+    def advance(
+        self, action: Any, mask: torch.Tensor | None = None
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """Advance the rows of ``mask``, or all, and reset those that end; gives what follows and the new root.
+
+        The others keep what they show, with reward 0 and no flag set.
+        """
+        root = self._acted(action)
+        if mask is not None:
+            root.set(rules.STEP, mask)
+        data, self._root = self.env.step_and_maybe_reset(root)
+        return data.get("next"), self._root
+
+    @property
+    def root(self) -> TensorDictBase:
+        """What the last call has left the env with.
+
+        Raises:
+            NotResetError: (a RuntimeError) nothing was reset yet.
+        """
+        if self._root is None:
+            raise NotResetError("the env was stepped before its first reset. Call reset() first.")
+        return self._root
+
+    def _acted(self, action: Any) -> TensorDictBase:
+        root = self.root
+        spec = self._action_spec
+        value = action if isinstance(action, torch.Tensor) else _tensor_of(action)
+        if value.shape == spec.shape:
+            return root.set(self._action, value.to(spec.device, spec.dtype))
+        expected = self.action_space.shape
+        if value.shape != (self.num_envs, *expected):
+            raise InputError(
+                f"the actions have shape {tuple(value.shape)}, but {self.num_envs} rows of "
+                f"{self.action_space} have {(self.num_envs, *expected)}. Pass one action for each row."
+            )
+        return root.set(self._action, spec.encode(value))
+
+    @property
+    def render_mode(self) -> str | None:
+        """How the env renders, if it is one simulator that says so."""
+        mode = getattr(self.env, "render_mode", None)
+        return mode if isinstance(mode, str) else None
+
+    # ------------------------------------------------------------------------------------- values
+
+    def observations(self, td: TensorDictBase) -> Any:
+        """Give what is shown of the rows of ``td``."""
+        if self._only is not None:
+            return self._value(td.get(self._only))
+        return nest({path: self._value(td.get(as_key(path))) for path in self._shown})
+
+    def infos(self, td: TensorDictBase) -> dict[Path, Any]:
+        """Give the entries that are infos, by path."""
+        return {path: self._value(td.get(as_key(path))) for path in self._infos}
+
+    def rewards(self, td: TensorDictBase) -> Any:
+        """Give the rewards, shape ``(num_envs,)``."""
+        return self._value(td.get(self._reward).squeeze(-1))
+
+    def flags(self, td: TensorDictBase) -> tuple[Any, Any]:
+        """Give ``terminated`` and ``truncated``, bool ``(num_envs,)``; what is done and neither is terminated."""
+        truncated = td.get("truncated", None)
+        terminated = td.get("terminated", None)
+        done = td.get("done")
+        truncated = torch.zeros_like(done) if truncated is None else truncated
+        terminated = done & ~truncated if terminated is None else terminated
+        return self._value(terminated.squeeze(-1)), self._value(truncated.squeeze(-1))
+
+    def _value(self, value: torch.Tensor) -> Any:
+        return value.numpy(force=True) if self.to_numpy else value
+
+
+def _tensor_of(action: Any) -> torch.Tensor:
+    try:
+        return torch.as_tensor(np.asarray(action))
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"the actions are {action!r}, of type {type(action).__name__}, but must be an array of numbers, one "
+            "row for each env."
+        ) from error
+
+
+def _require_rows(env: EnvBase, whose: str) -> None:
+    if not isinstance(env, EnvBase):
+        raise ArgumentTypeError(
+            f"{whose} was given {env!r}, of type {type(env).__name__}, but shows an env of envkit. Make one: "
+            "envkit.make('gym/CartPole-v1', num_envs=8), say."
+        )
+    if len(env.batch_size) != 1:
+        raise ArgumentError(
+            f"{whose} shows rows of one batch axis, but the batch size of this {type(env).__name__} is "
+            f"{tuple(env.batch_size)}. Make it with num_envs=n, or reshape it with BatchSizeTransform."
+        )
+    for what, keys in (("action", env.action_keys), ("reward", env.reward_keys)):
+        if len(keys) != 1:
+            raise ArgumentError(
+                f"{whose} knows one {what}, but this {type(env).__name__} has {keys}. Select or join them with "
+                "transforms, or train its agents with a library for several."
+            )
+    reward = env.single_full_reward_spec[env.reward_keys[0]]
+    if tuple(reward.shape) != (1,):
+        raise ArgumentError(
+            f"{whose} knows one number as reward, but {env.reward_keys[0]!r} has shape {tuple(reward.shape)} in "
+            "every row. Add its parts up with LineariseRewards."
+        )
+    if () not in env.done_levels:
+        raise ArgumentError(
+            f"{whose} reads the done flags of the root, but this {type(env).__name__} has them in "
+            f"{[as_key(level) for level in env.done_levels]} only."
+        )
+
+
+def _split(env: EnvBase, moved: list[Path]) -> tuple[list[Path], list[Path]]:
+    """Divide the observation entries into what is shown and what is an info; the node "state" is neither."""
+    hidden = {path for path in leaf_paths(env.full_state_spec) if path[0] == "state"}
+    paths = [path for path in leaf_paths(env.full_observation_spec) if path not in hidden]
+    for path in moved:
+        if not any(known[: len(path)] == path for known in paths):
+            raise MissingKeyError(
+                f"info_keys names {as_key(path)!r}, but the observations of the env are "
+                f"{[as_key(known) for known in paths]}. Name one of them, or a node above."
+            )
+    infos = [path for path in paths if any(path[: len(above)] == above for above in moved)]
+    return sorted(set(paths) - set(infos)), sorted(infos)
+
+
+def _require_arrays(specs: Composite, whose: str) -> None:
+    for key, leaf in specs.items(True, True):
+        if isinstance(leaf, NonTensor) or -1 in leaf.shape or not isinstance(leaf, TensorSpec):
+            raise ArgumentError(
+                f"{whose} shows arrays, but {key!r} is {leaf}. Leave it out: info_keys does not help, "
+                "ExcludeTransform does."
+            )
+    if not list(specs.keys(True, True)):
+        raise ArgumentError(f"{whose} has no observation to show: all entries are state or infos.")

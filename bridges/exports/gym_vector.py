@@ -1,0 +1,233 @@
+"""Envs of envkit as vector envs of Gymnasium.
+
+`to_gym_vector` decides, for each of the library's autoreset modes, which rows begin anew at which call and what
+is told of their last moment. Source of the modes: gymnasium.vector.AutoresetMode, Gymnasium 1.1 and later.
+
+Conventions
+    ended    rows whose episode ended in the step before, bool (num_envs,).
+    info     "name" has a value for each row, "_name" says which rows have one; dicts nest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from tensordict import TensorDictBase
+
+from bridges.exports.batch_view import BatchView
+from envkit.data.arguments import as_bool
+from envkit.data.paths import Key, Path
+from envkit.env.base import EnvBase
+from envkit.errors import ArgumentError, ArgumentTypeError, DoneError
+
+__all__ = ["GymVectorView", "to_gym_vector"]
+
+Infos = dict[str, Any]
+
+
+def to_gym_vector(
+    env: EnvBase,
+    autoreset: str | AutoresetMode = "next_step",
+    *,
+    info_keys: Iterable[Key] = (),
+    to_numpy: bool = True,
+) -> GymVectorView:
+    """Show an env of batch size ``(num_envs,)`` as a vector env of Gymnasium.
+
+    The state of a stateless env stays inside the view. Actions are what the action space holds: numbers of options
+    where the spec is one-hot.
+
+    Args:
+        env: with one action, one reward, and done flags at its root.
+        autoreset: "next_step": the step after the end of an episode resets that row, ignores its action and rewards
+            nothing. "same_step": the step that ends an episode shows the first observation of the next, and the last
+            one in ``infos["final_obs"]``. "disabled": the caller resets ended rows with
+            ``reset(options={"reset_mask": mask})``; a step before that is refused. A
+            `gymnasium.vector.AutoresetMode` is taken, too.
+        info_keys: observation entries that are shown among the infos instead, with all below them.
+        to_numpy: False gives tensors on the env's device where arrays would be, and takes them as actions;
+            ``final_obs`` then holds the last observations of all rows in one tensor. Gymnasium's wrappers need arrays.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) ``env`` is no env, or ``to_numpy`` no bool.
+        ArgumentError: (a ValueError) an unknown mode, or the env has no such form.
+        MissingKeyError: (a KeyError) ``info_keys`` names what is no observation.
+        MissingLibraryError: (an ImportError) Gymnasium is not installed.
+    """
+    as_bool("to_numpy", to_numpy)
+    mode = _mode(autoreset)
+    view = BatchView(env, spaces, whose="to_gym_vector", info_keys=info_keys, to_numpy=to_numpy)
+    return GymVectorView(view, mode)
+
+
+def _mode(autoreset: Any) -> AutoresetMode:
+    known = {mode.name.lower(): mode for mode in AutoresetMode}
+    if isinstance(autoreset, AutoresetMode):
+        return autoreset
+    if not isinstance(autoreset, str) or autoreset.lower() not in known:
+        raise ArgumentError(f"autoreset is {autoreset!r}, but must be one of {sorted(known)}.")
+    return known[autoreset.lower()]
+
+
+class GymVectorView(VectorEnv):
+    """An env of envkit as a vector env; see `to_gym_vector`.
+
+    Attributes:
+        envkit_env: the env itself.
+    """
+
+    def __init__(self, view: BatchView, mode: AutoresetMode):
+        self.view = view
+        self.envkit_env = view.env
+        self.num_envs = view.num_envs
+        self.autoreset_mode = mode
+        self.metadata = {"autoreset_mode": mode}
+        self.render_mode = view.render_mode
+        self.single_observation_space = view.observation_space
+        self.single_action_space = view.action_space
+        self.observation_space = batch_space(view.observation_space, view.num_envs)
+        self.action_space = batch_space(view.action_space, view.num_envs)
+        self._ended = torch.zeros(view.num_envs, dtype=torch.bool, device=view.env.device)
+        self._step = {
+            AutoresetMode.NEXT_STEP: self._step_then_reset_later,
+            AutoresetMode.SAME_STEP: self._step_and_reset,
+            AutoresetMode.DISABLED: self._step_alone,
+        }[mode]
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, Infos]:
+        """Begin episodes in all rows, or in those of ``options["reset_mask"]``.
+
+        Args:
+            seed: of the env's `set_seed`, which gives every row its own.
+            options: a "reset_mask", bool ``(num_envs,)``, and nothing else.
+
+        Raises:
+            ArgumentTypeError: (a TypeError) ``seed`` is a list: rows are seeded together.
+            ArgumentError: (a ValueError) another option, or a mask of another form or of no row.
+        """
+        mask = self._reset_mask(options)
+        if seed is not None:
+            if isinstance(seed, list | tuple):
+                raise ArgumentTypeError(
+                    f"seed is {seed!r}, but the rows of an env are seeded together. Pass one int."
+                )
+            self.view.env.set_seed(seed)
+        root = self.view.reset(mask)
+        ended = self._flags(root)
+        self._ended = ended
+        shown = np.ones(self.num_envs, bool) if mask is None else mask.numpy(force=True)
+        return self.view.observations(root), _told(self.view.infos(root), shown)
+
+    def _reset_mask(self, options: Mapping[str, Any] | None) -> torch.Tensor | None:
+        given = dict(options or {})
+        mask = given.pop("reset_mask", None)
+        if given:
+            raise ArgumentError(
+                f"options are {sorted(given)}, but an env of envkit knows 'reset_mask' alone. Leave them out."
+            )
+        if mask is None:
+            return None
+        mask = torch.as_tensor(mask, device=self.view.env.device)
+        if mask.dtype != torch.bool or mask.shape != (self.num_envs,) or not bool(mask.any()):
+            raise ArgumentError(
+                f"reset_mask is {mask.dtype} of shape {tuple(mask.shape)} and chooses {int(mask.sum())} rows, but "
+                f"must be bool of shape {(self.num_envs,)} and choose one row or more."
+            )
+        return mask
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
+        """Advance every row: observations, rewards, terminations, truncations, infos.
+
+        Raises:
+            NotResetError: (a RuntimeError) before the first reset.
+            InputError: (a ValueError) actions of another shape.
+            DoneError: (a RuntimeError) with "disabled", rows have ended that were not reset.
+        """
+        return self._step(actions)
+
+    def _step_then_reset_later(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
+        """Skip rows that ended in the step before: they show the episode that has begun since."""
+        following, _ = self.view.advance(actions, ~self._ended if bool(self._ended.any()) else None)
+        self._ended = self._flags(following)
+        return self._result(following, following, {})
+
+    def _step_and_reset(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
+        following, root = self.view.advance(actions)
+        ended = self._flags(following)
+        return self._result(following, root, self._last_moments(following, ended))
+
+    def _step_alone(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
+        if bool(self._ended.any()):
+            raise DoneError(
+                f"rows {self._ended.nonzero().flatten().tolist()} have ended and were not reset. Call "
+                'reset(options={"reset_mask": terminated | truncated}) first, or take another autoreset.'
+            )
+        following = self.view.step(actions)
+        self._ended = self._flags(following)
+        return self._result(following, following, {})
+
+    @staticmethod
+    def _flags(td: TensorDictBase) -> torch.Tensor:
+        return td.get("done").squeeze(-1)
+
+    def _result(
+        self, following: TensorDictBase, shown: TensorDictBase, final: Infos
+    ) -> tuple[Any, Any, Any, Any, Infos]:
+        view = self.view
+        rewards = view.rewards(following)
+        if view.to_numpy:
+            rewards = rewards.astype(np.float64)
+        infos = {**_told(view.infos(shown), np.ones(self.num_envs, bool)), **final}
+        return view.observations(shown), rewards, *view.flags(following), infos
+
+    def _last_moments(self, following: TensorDictBase, ended: torch.Tensor) -> Infos:
+        """Tell what rows that have ended showed last."""
+        if not bool(ended.any()):
+            return {}
+        mask, observations = ended.numpy(force=True), self.view.observations(following)
+        if self.view.to_numpy:
+            last = np.full(self.num_envs, None, dtype=object)
+            for row in np.flatnonzero(mask):
+                last[row] = _row(observations, row)
+            observations = last
+        final = _told(self.view.infos(following), mask)
+        return {
+            "final_obs": observations,
+            "_final_obs": mask,
+            "final_info": final,
+            "_final_info": mask,
+        }
+
+    def render(self) -> Any:
+        """Render the env, if it can be rendered."""
+        return self.envkit_env.render()  # type: ignore[operator]
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the env."""
+        self.envkit_env.close(raise_if_closed=False)
+
+
+def _row(tree: Any, row: int) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: _row(value, row) for name, value in tree.items()}
+    return tree[row]
+
+
+def _told(values: Mapping[Path, Any], mask: np.ndarray) -> Infos:
+    """Nest infos by name, a mask of rows beside each."""
+    told: Infos = {}
+    for path, value in values.items():
+        node = told
+        for name in path[:-1]:
+            node[f"_{name}"] = mask
+            node = node.setdefault(name, {})
+        node[path[-1]], node[f"_{path[-1]}"] = value, mask
+    return told

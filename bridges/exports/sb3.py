@@ -1,0 +1,176 @@
+"""Envs of envkit as vector envs of Stable-Baselines3.
+
+Source of the protocol: stable_baselines3.common.vec_env.VecEnv, version 2.9: a row that has ended shows the first
+observation of its next episode, the last one is in its info.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv
+
+from bridges.exports.batch_view import BatchView
+from envkit.data.paths import Key
+from envkit.env.base import EnvBase
+from envkit.errors import ArgumentError, UnsupportedError
+
+__all__ = ["SB3View", "to_sb3"]
+
+
+def to_sb3(env: EnvBase, *, info_keys: Iterable[Key] = ()) -> SB3View:
+    """Show an env of batch size ``(num_envs,)`` as a ``VecEnv`` of Stable-Baselines3.
+
+    The state of a stateless env stays inside the view. Several observation entries are a dict, for
+    ``MultiInputPolicy``; those of nested entries are called by their dotted names, since that library nests none.
+
+    Args:
+        env: with one action, one reward, and done flags at its root.
+        info_keys: observation entries that are shown in the infos instead, with all below them.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) ``env`` is no env.
+        ArgumentError: (a ValueError) it has no such form.
+        MissingKeyError: (a KeyError) ``info_keys`` names what is no observation.
+        MissingLibraryError: (an ImportError) Stable-Baselines3 is not installed.
+    """
+    return SB3View(BatchView(env, spaces, whose="to_sb3", info_keys=info_keys))
+
+
+class SB3View(VecEnv):
+    """An env of envkit as a ``VecEnv``; see `to_sb3`.
+
+    Rewards are float32, as that library stores them. Attributes and methods are looked up on the env, which is
+    one object for all rows: where it gives a list of one value a row, each row gets its own, else all get the same.
+
+    Attributes:
+        envkit_env: the env itself.
+    """
+
+    def __init__(self, view: BatchView):
+        self.view = view
+        self.envkit_env = view.env
+        self._actions: Any = None
+        super().__init__(view.num_envs, _flat_space(view.observation_space), view.action_space)
+
+    def reset(self) -> Any:
+        """Begin episodes in all rows, from the seed that `seed` was given."""
+        if any(self._options):
+            raise ArgumentError(f"options are {self._options}, but an env of envkit knows none.")
+        if self._seeds[0] is not None:
+            self.envkit_env.set_seed(self._seeds[0])
+        self._reset_seeds()
+        root = self.view.reset()
+        self.reset_infos = self._infos_of(root)
+        return _flat(self.view.observations(root))
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Take the actions of the step that `step_wait` makes."""
+        self._actions = actions
+
+    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """Advance every row, and reset those that end."""
+        view = self.view
+        following, root = view.advance(self._actions)
+        terminated, truncated = view.flags(following)
+        done = terminated | truncated
+        infos = self._infos_of(following)
+        if done.any():
+            last, begun = _flat(view.observations(following)), self._infos_of(root)
+            for row in np.flatnonzero(done):
+                infos[row]["terminal_observation"] = _row(last, row)
+                self.reset_infos[row] = begun[row]
+        for info, cut in zip(infos, (truncated & ~terminated).tolist(), strict=True):
+            info["TimeLimit.truncated"] = cut
+        return (
+            _flat(view.observations(root)),
+            view.rewards(following).astype(np.float32),
+            done,
+            infos,
+        )
+
+    def _infos_of(self, td: Any) -> list[dict[str, Any]]:
+        entries = {".".join(path): value for path, value in self.view.infos(td).items()}
+        return [
+            {name: value[row] for name, value in entries.items()} for row in range(self.num_envs)
+        ]
+
+    def close(self) -> None:
+        """Close the env."""
+        self.envkit_env.close(raise_if_closed=False)
+
+    # --------------------------------------------------------------------------------- attributes
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """Give an attribute of the env for each of the rows."""
+        if attr_name == "render_mode":
+            return [self.view.render_mode] * len(self._rows(indices))
+        return self._by_row(getattr(self.envkit_env, attr_name), indices)
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Set an attribute of the env, for all rows.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) for some of the rows.
+        """
+        if len(self._rows(indices)) != self.num_envs:
+            raise UnsupportedError(
+                f"the rows {indices} share their env with the others. Set {attr_name!r} for all rows."
+            )
+        setattr(self.envkit_env, attr_name, value)
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """Call a method of the env once, and give each of the rows its result."""
+        result = getattr(self.envkit_env, method_name)(*method_args, **method_kwargs)
+        return self._by_row(result, indices)
+
+    def env_is_wrapped(
+        self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None
+    ) -> list[bool]:
+        """Say for each row that no wrapper of Gymnasium is around it; those inside an env do not count."""
+        return [False] * len(self._rows(indices))
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        """Give one picture, of the env or for each row."""
+        return self._by_row(self.envkit_env.render(), None)  # type: ignore[operator]
+
+    def _rows(self, indices: Any) -> list[int]:
+        return list(self._get_indices(indices))
+
+    def _by_row(self, value: Any, indices: Any) -> list[Any]:
+        each = (
+            isinstance(value, Sequence)
+            and not isinstance(value, str)
+            and len(value) == self.num_envs
+        )
+        return [value[row] if each else value for row in self._rows(indices)]
+
+
+def _flat_space(space: spaces.Space) -> spaces.Space:
+    return spaces.Dict(_flat(space.spaces)) if isinstance(space, spaces.Dict) else space
+
+
+def _flat(tree: Any) -> Any:
+    """Name the leaves of a nested dict by their dotted names; anything else stays."""
+    if not isinstance(tree, Mapping):
+        return tree
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        inner = value.spaces if isinstance(value, spaces.Dict) else value
+        if isinstance(inner, Mapping):
+            flat |= {f"{name}.{below}": leaf for below, leaf in _flat(inner).items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _row(tree: Any, row: int) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: value[row] for name, value in tree.items()}
+    return tree[row]

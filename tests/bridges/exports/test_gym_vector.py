@@ -1,0 +1,337 @@
+"""Vector envs of Gymnasium: ours step by step beside the library's own, in every autoreset mode."""
+
+import copy
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import vector as wrappers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridges.jax.env import JaxEnv
+from envkit import (
+    GymWrapper,
+    ParallelEnv,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    make,
+    to_gym_vector,
+)
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DoneError,
+    InputError,
+    MissingKeyError,
+    NotResetError,
+)
+from tests.zoo.cleanrl_ppo import train
+from tests.zoo.envs import Count
+from tests.zoo.jax_drift import Drift
+
+MODES = ["next_step", "same_step", "disabled"]
+
+
+class Walk(gymnasium.Env):
+    """A walk along a line; ends beyond 3 steps to the right, and is cut after ``length`` steps."""
+
+    observation_space = gymnasium.spaces.Box(-20, 20, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def __init__(self, length: int):
+        self.length = length
+
+    def _shown(self):
+        return np.array([self.place, self.steps], np.float32), {"place": float(self.place)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.steps = 0, 0
+        return self._shown()
+
+    def step(self, action):
+        self.place += int(action) - 1
+        self.steps += 1
+        observation, info = self._shown()
+        return observation, self.place / 2, self.place >= 3, self.steps >= self.length, info
+
+
+LENGTHS = (2, 5, 7)
+
+
+def ours(mode, **options):
+    def wrapped(length):
+        return GymWrapper(Walk(length)).set_info_dict_reader()
+
+    env = SerialEnv(len(LENGTHS), [lambda length=length: wrapped(length) for length in LENGTHS])
+    return to_gym_vector(env, mode, info_keys=["place"], **options)
+
+
+def theirs(mode):
+    makers = [lambda length=length: Walk(length) for length in LENGTHS]
+    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode[mode.upper()])
+
+
+def assert_equal(left, right):
+    if isinstance(right, dict):
+        assert left.keys() == right.keys()
+        for name in right:
+            assert_equal(left[name], right[name])
+    elif isinstance(right, np.ndarray) and right.dtype == object:
+        for one, other in zip(left, right, strict=True):
+            assert_equal(one, other)
+    elif right is None:
+        assert left is None
+    else:
+        assert left.dtype == right.dtype and np.array_equal(left, right)
+
+
+def played(env, program):
+    """Step as a program says; ended rows are reset by hand where the mode asks for that."""
+    told = [env.reset()]
+    disabled = env.metadata["autoreset_mode"] == AutoresetMode.DISABLED
+    for actions in program:
+        told.append(copy.deepcopy(env.step(np.array(actions))))
+        ended = told[-1][2] | told[-1][3]
+        if disabled and ended.any():
+            told.append(env.reset(options={"reset_mask": ended}))
+    return told
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(0, 2)] * len(LENGTHS)), max_size=20))
+def test_every_mode_gives_what_gymnasiums_own_vector_env_gives(mode, program):
+    for got, expected in zip(
+        played(ours(mode), program), played(theirs(mode), program), strict=True
+    ):
+        assert len(got) == len(expected)
+        *values, infos = expected
+        for one, other in zip(got, values, strict=False):
+            assert_equal(one, other)
+        assert_infos(got[-1], infos)
+
+
+def assert_infos(got, expected):
+    """Compare infos where somebody has one: what others hold there means nothing."""
+    names = {name for name in expected if not name.startswith("_")}
+    assert {name for name in got if not name.startswith("_")} == names
+    for name in names:
+        mask = expected[f"_{name}"]
+        assert np.array_equal(got[f"_{name}"], mask)
+        if isinstance(expected[name], dict):
+            assert_infos(got[name], expected[name])
+            continue
+        for row in np.flatnonzero(mask):
+            assert np.array_equal(np.squeeze(got[name][row]), expected[name][row])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_spaces_and_metadata_are_those_of_the_library(mode):
+    view, twin = ours(mode), theirs(mode)
+
+    assert view.single_action_space == twin.single_action_space
+    assert view.action_space == twin.action_space
+    assert view.single_observation_space == twin.single_observation_space
+    assert view.observation_space == twin.observation_space
+    assert view.metadata["autoreset_mode"] == twin.metadata["autoreset_mode"]
+    assert view.num_envs == twin.num_envs == 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        wrappers.RecordEpisodeStatistics,
+        wrappers.NormalizeReward,
+        pytest.param(wrappers.NormalizeObservation, id="NormalizeObservation"),
+        wrappers.ClipAction,
+    ],
+)
+def test_the_librarys_wrappers_run_in_the_modes_that_they_support(mode, wrapper):
+    if wrapper is wrappers.ClipAction:
+        return _clipped(mode)
+    if wrapper is wrappers.RecordEpisodeStatistics and mode == "disabled":
+        return _counted_by_row(wrapper(ours(mode)))
+    try:
+        around_theirs = wrapper(theirs(mode))
+    except (AssertionError, ValueError) as refused:
+        with pytest.raises(type(refused)):
+            wrapper(ours(mode))
+        return None
+    around_ours = wrapper(ours(mode))
+    program = np.random.default_rng(0).integers(0, 3, (30, 3))
+
+    for got, expected in zip(
+        played(around_ours, program), played(around_theirs, program), strict=True
+    ):
+        for one, other in zip(got[:-1], expected[:-1], strict=True):
+            assert np.allclose(one, other, atol=1e-6)
+        if "episode" in expected[-1]:
+            assert np.array_equal(got[-1]["_episode"], expected[-1]["_episode"])
+            for name in ("r", "l"):
+                assert np.allclose(got[-1]["episode"][name], expected[-1]["episode"][name])
+    return None
+
+
+def _clipped(mode):
+    env = wrappers.ClipAction(to_gym_vector(make("gym/Pendulum-v1", 2, backend="serial"), mode))
+    env.reset(seed=0)
+    observation, *_ = env.step(np.full((2, 1), 9.0, np.float32))
+    assert observation.shape == (2, 3)
+
+
+def _counted_by_row(env):
+    """Compare with sums by hand: around the library's own env the wrapper forgets rows that were not reset."""
+    returns, lengths = np.zeros(3), np.zeros(3, int)
+    env.reset()
+    for actions in np.random.default_rng(0).integers(0, 3, (30, 3)):
+        _, rewards, terminated, truncated, infos = env.step(actions)
+        returns, lengths, ended = returns + rewards, lengths + 1, terminated | truncated
+        if ended.any():
+            assert np.array_equal(infos["_episode"], ended)
+            assert np.array_equal(infos["episode"]["r"][ended], returns[ended])
+            assert np.array_equal(infos["episode"]["l"][ended], lengths[ended])
+            returns, lengths = returns * ~ended, lengths * ~ended
+            env.reset(options={"reset_mask": ended})
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_rows_in_workers_and_rows_of_a_program_keep_to_the_modes(mode, opened):
+    for env in (
+        opened(
+            ParallelEnv(
+                2, [lambda: GymWrapper(Walk(2)), lambda: GymWrapper(Walk(3))], num_processes=1
+            )
+        ),
+        JaxEnv(Drift(), batch_size=[2], episode_length=3),
+    ):
+        view = to_gym_vector(env, mode)
+        view.reset(seed=0)
+        action = view.action_space.sample() * 0
+        ends = [view.step(action) for _ in range(8)]
+        done = np.array([step[2] | step[3] for step in ends])
+
+        assert done.any(0).all()
+        for before, (observations, rewards, *_, infos) in zip(done, ends[1:], strict=False):
+            assert (mode == "same_step") or (rewards[before] == 0).all()
+            assert ("final_obs" in infos) <= (mode == "same_step")
+            assert view.observation_space.contains(observations)
+        assert "state" not in str(view.observation_space)
+
+
+def test_a_seed_repeats_and_the_data_is_that_of_the_env(opened):
+    env = opened(make("gym/CartPole-v1", 3, backend="serial"))
+    view = to_gym_vector(env, "same_step")
+    actions = np.random.default_rng(0).integers(0, 2, (20, 3))
+
+    runs = []
+    for _ in range(2):
+        first, _ = view.reset(seed=5)
+        runs.append([first, *(view.step(action)[0] for action in actions)])
+    env.set_seed(5)
+    td, own = env.reset(), []
+    for action in actions:
+        own.append(td["observation"].numpy())
+        td["action"] = env.action_spec.encode(torch.as_tensor(action))
+        td = env.step_and_maybe_reset(td)[1]
+
+    for one, other, bare in zip(*runs, [*own, td["observation"].numpy()], strict=True):
+        assert np.array_equal(one, other) and np.array_equal(one, bare)
+
+
+def test_without_numpy_everything_is_a_tensor():
+    view = ours("same_step", to_numpy=False)
+    first, _ = view.reset()
+
+    observations, rewards, terminated, truncated, infos = view.step(
+        torch.ones(3, dtype=torch.int64)
+    )
+    view.step(torch.ones(3, dtype=torch.int64))
+
+    values = (first, observations, rewards, terminated, truncated, infos["place"])
+    assert all(isinstance(value, torch.Tensor) for value in values)
+
+
+def test_several_observations_are_a_dict_and_infos_can_be_taken_out_of_it():
+    env = TransformedEnv(SerialEnv(2, lambda: GymWrapper(Walk(3))), StepCounter())
+    both = to_gym_vector(env)
+
+    assert set(both.single_observation_space.spaces) == {"observation", "step_count"}
+    assert both.observation_space.contains(both.reset()[0])
+    alone = to_gym_vector(env, info_keys=["step_count"])
+    observation, infos = alone.reset()
+    assert alone.observation_space.contains(observation)
+    assert infos["step_count"].shape == (2, 1) and infos["_step_count"].all()
+
+
+def test_what_a_view_gave_stays_as_it_is(opened):
+    view = to_gym_vector(opened(make("gym/CartPole-v1", 2, backend="serial")), "same_step")
+    view.reset(seed=0)
+    kept = [view.step(np.zeros(2, int))[0] for _ in range(3)]
+    before = [one.copy() for one in kept]
+
+    for _ in range(20):
+        view.step(np.ones(2, int))
+
+    for one, as_it_was in zip(kept, before, strict=True):
+        assert np.array_equal(one, as_it_was)
+
+
+@pytest.mark.parametrize(
+    ("make_view", "error", "told"),
+    [
+        (lambda: to_gym_vector(gymnasium.make("CartPole-v1")), ArgumentTypeError, "shows an env of envkit"),
+        (lambda: to_gym_vector(Count()), ArgumentError, r"batch size of this Count is \(\).*num_envs"),
+        (lambda: ours("never"), ArgumentError, "'disabled', 'next_step', 'same_step'"),
+        (lambda: ours("next_step", to_numpy=1), ArgumentTypeError, "to_numpy"),
+        (
+            lambda: to_gym_vector(SerialEnv(2, Count), info_keys=["nothing"]),
+            MissingKeyError,
+            "info_keys names 'nothing'.*'count'",
+        ),
+        (lambda: to_gym_vector(SerialEnv(2, Count), info_keys=["count"]), ArgumentError, "no observation"),
+        (lambda: ours("next_step").step(np.zeros(3, int)), NotResetError, "Call reset"),
+        (lambda: begun().step(np.zeros(2, int)), InputError, r"shape \(2,\).*\(3,\)"),
+        (lambda: begun().step(object()), ArgumentTypeError, "array of numbers"),
+        (lambda: begun().reset(seed=[1, 2, 3]), ArgumentTypeError, "one int"),
+        (lambda: begun().reset(options={"low": 1}), ArgumentError, "'low'"),
+        (lambda: begun().reset(options={"reset_mask": np.zeros(3, bool)}), ArgumentError, "0 rows"),
+        (lambda: begun().reset(options={"reset_mask": np.zeros(2, bool)}), ArgumentError, "shape"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_its_cure(make_view, error, told):
+    with pytest.raises(error, match=told):
+        make_view()
+
+
+def begun():
+    view = ours("disabled")
+    view.reset()
+    return view
+
+
+def test_a_row_that_has_ended_is_not_stepped_where_nobody_resets_it():
+    view = begun()
+    for _ in range(2):
+        view.step(np.ones(3, int))
+
+    with pytest.raises(DoneError, match=r"rows \[0\].*reset_mask"):
+        view.step(np.ones(3, int))
+
+    view.reset(options={"reset_mask": np.array([True, False, False])})
+    assert view.step(np.ones(3, int))[0].shape == (3, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_an_algorithm_in_one_file_learns_in_both_modes(mode, opened):
+    env = opened(make("gym/CartPole-v1", 8, backend="serial"))
+
+    returns = train(to_gym_vector(env, mode), 2560, seed=0)
+
+    assert np.mean(returns[-40:]) >= 2 * np.mean(returns[:40])

@@ -1,0 +1,224 @@
+"""Vector envs of Stable-Baselines3: ours step by step beside the library's own, and training on them."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envkit import (
+    Composite,
+    GymWrapper,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    Unbounded,
+    make,
+    to_sb3,
+)
+from envkit.errors import ArgumentError, ArgumentTypeError, InputError, UnsupportedError
+from tests.bridges.exports.test_gym_vector import LENGTHS, Walk
+from tests.zoo.envs import Count
+
+sb3 = pytest.importorskip("stable_baselines3")
+from stable_baselines3.common.evaluation import evaluate_policy  # noqa: E402
+from stable_baselines3.common.monitor import Monitor  # noqa: E402
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize  # noqa: E402
+
+
+def walks():
+    def wrapped(length):
+        return GymWrapper(Walk(length)).set_info_dict_reader()
+
+    return SerialEnv(len(LENGTHS), [partial(wrapped, length) for length in LENGTHS])
+
+
+def ours():
+    return to_sb3(walks(), info_keys=["place"])
+
+
+def theirs():
+    return DummyVecEnv([partial(Walk, length) for length in LENGTHS])
+
+
+def played(env, program):
+    return [(env.reset(),), *(env.step(np.array(actions)) for actions in program)]
+
+
+def assert_same(got, expected):
+    assert len(got) == len(expected)
+    for one, other in zip(got, expected, strict=True):
+        if isinstance(other, list):
+            for info, known in zip(one, other, strict=True):
+                assert info.keys() == known.keys()
+                for name in known:
+                    assert np.allclose(np.squeeze(info[name]), known[name])
+        else:
+            assert one.dtype == other.dtype and np.allclose(one, other)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(0, 2)] * len(LENGTHS)), max_size=20))
+def test_steps_are_those_of_the_librarys_own_vector_env(program):
+    for got, expected in zip(played(ours(), program), played(theirs(), program), strict=True):
+        assert_same(got, expected)
+
+
+@pytest.mark.parametrize("wrapper", [VecMonitor, VecNormalize])
+def test_the_librarys_wrappers_give_the_same_around_both(wrapper):
+    program = np.random.default_rng(0).integers(0, 3, (30, 3))
+
+    told = played(wrapper(ours()), program), played(wrapper(theirs()), program)
+
+    for (*got, infos), (*expected, known) in zip(told[0][1:], told[1][1:], strict=True):
+        assert_same(got, expected)
+        for info, other in zip(infos, known, strict=True):
+            assert info.keys() == other.keys()
+            if "episode" in other:
+                assert all(
+                    info["episode"][name] == pytest.approx(other["episode"][name]) for name in "rl"
+                )
+
+
+def test_spaces_are_those_of_one_row():
+    view, twin = ours(), theirs()
+
+    assert view.observation_space == twin.observation_space
+    assert view.action_space == twin.action_space
+    assert view.num_envs == twin.num_envs
+    assert view.observation_space.contains(view.reset()[0])
+
+
+def test_a_seed_repeats(opened):
+    view = to_sb3(opened(make("gym/CartPole-v1", 3, backend="serial")))
+    actions = np.random.default_rng(0).integers(0, 2, (20, 3))
+
+    runs = []
+    for _ in range(2):
+        view.seed(7)
+        runs.append([view.reset(), *(view.step(action)[0] for action in actions)])
+
+    assert all(np.array_equal(one, other) for one, other in zip(*runs, strict=True))
+    assert not np.array_equal(view.reset(), runs[0][0])  # a seed is used once
+
+
+def test_a_time_limit_is_told_apart_from_an_end(opened):
+    view = to_sb3(opened(make("gym/CartPole-v1", 2, backend="serial", max_episode_steps=3)))
+    view.seed(0)
+    first = view.reset()
+
+    for _ in range(3):
+        observation, rewards, done, infos = view.step(np.array([0, 1]))
+
+    assert done.all() and rewards.dtype == np.float32
+    assert all(info["TimeLimit.truncated"] for info in infos)
+    assert not np.array_equal(infos[0]["terminal_observation"], observation[0])
+    assert observation.shape == first.shape
+
+
+def test_several_observations_are_a_flat_dict():
+    env = TransformedEnv(walks(), StepCounter())
+    view = to_sb3(env)
+
+    observation = view.reset()
+
+    assert (
+        set(observation)
+        == set(view.observation_space.spaces)
+        == {"observation", "place", "step_count"}
+    )
+
+
+class Nested(Count):
+    def __init__(self):
+        super().__init__()
+        self.observation_spec = Composite(
+            count=self.observation_spec["count"], a=Composite(b=Unbounded((2,)))
+        )
+
+    def _reset(self, td=None, **kwargs):
+        out = super()._reset(td, **kwargs)
+        return out.set(("a", "b"), self.observation_spec["a", "b"].zero())
+
+    def _step(self, td):
+        out = super()._step(td)
+        return out.set(("a", "b"), self.observation_spec["a", "b"].zero())
+
+
+def test_nested_entries_have_dotted_names():
+    view = to_sb3(SerialEnv(2, Nested))
+
+    assert set(view.reset()) == {"a.b", "count"}
+
+
+def test_attributes_and_methods_are_those_of_each_row():
+    view = ours()
+
+    assert view.get_attr("length") == list(LENGTHS)
+    assert view.get_attr("length", [0, 2]) == [LENGTHS[0], LENGTHS[2]]
+    assert view.get_attr("num_workers") == [3, 3, 3]
+    assert view.has_attr("length") and not view.has_attr("nothing_like_it")
+    assert view.env_is_wrapped(Monitor) == [False] * 3
+    view.set_attr("mark", 4)
+    assert view.envkit_env.mark == 4
+    with pytest.raises(UnsupportedError, match="share their env"):
+        view.set_attr("mark", 5, indices=[0])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "told"),
+    [
+        (lambda: to_sb3(Walk(3)), ArgumentTypeError, "to_sb3 was given.*shows an env of envkit"),
+        (lambda: to_sb3(Count()), ArgumentError, "num_envs"),
+        (lambda: played(ours(), [[0, 1]]), InputError, r"shape \(2,\)"),
+        (lambda: with_options(ours()).reset(), ArgumentError, "options"),
+    ],
+)
+def test_a_mistake_is_told_with_its_cure(call, error, told):
+    with pytest.raises(error, match=told):
+        call()
+
+
+def with_options(view):
+    view.set_options({"low": 0.1})
+    return view
+
+
+# --------------------------------------------------------------------------------------- training
+
+
+def random_return(env, steps=400):
+    data = env.rollout(steps, break_when_any_done=False)
+    ends = data["next", "done"].sum()
+    return float(data["next", "reward"].sum() / ends)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_ppo_with_normalised_observations_learns_on_brax(seed):
+    env = make("brax/inverted_pendulum", 64, max_episode_steps=200, seed=seed)
+    at_random = random_return(env)
+    model = sb3.PPO(
+        "MlpPolicy", VecNormalize(to_sb3(env)), n_steps=64, batch_size=512, n_epochs=6, seed=seed, device="cpu"
+    )  # fmt: skip
+
+    model.learn(120_000)
+
+    normalised = model.get_env()
+    normalised.training = normalised.norm_reward = False
+    reached, _ = evaluate_policy(model, normalised, n_eval_episodes=64, warn=False)
+    assert reached >= 2 * at_random
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_ppo_learns_on_a_pool_of_processes(seed, opened):
+    env = opened(make("gym/CartPole-v1", 8, seed=seed))
+    at_random = random_return(env)
+    model = sb3.PPO("MlpPolicy", to_sb3(env), n_steps=128, batch_size=256, seed=seed, device="cpu")
+
+    model.learn(30_000)
+
+    reached, _ = evaluate_policy(model, VecMonitor(model.get_env()), n_eval_episodes=24)
+    assert reached >= 2 * at_random
