@@ -26,6 +26,7 @@ from envkit.env.options import EnvOptions
 from envkit.envs.texts import written
 from envkit.errors import ArgumentError, OptionError, StepMaskError, UnknownStateError
 from envkit.specs import Categorical, Composite, NonTensor, Unbounded
+from envkit.specs.annotations import Device
 
 __all__ = ["LLMHashingEnv"]
 
@@ -44,6 +45,7 @@ class LLMHashingEnv(EnvBase):
         tokenizer: called with a string or a list of them it gives tokens, as a tensor, lists, or a mapping that holds
             them under ``input_ids``; it has ``decode``, ``batch_decode`` and ``vocab_size``.
         text_key: of the text; None shows none.
+        device: where data is.
         **options: see `EnvOptions`.
 
     A reset needs the tokens of a prompt in the data; `make_tensordict` makes it of text. All rows of a batch are
@@ -67,9 +69,10 @@ class LLMHashingEnv(EnvBase):
         text_output: bool = True,
         tokenizer: Any | None = None,
         text_key: Key | None = "text",
+        device: Device | None = None,
         **options: Unpack[EnvOptions],
     ):
-        super().__init__(**options)
+        super().__init__(device=device, **options)
         if vocab_size is None:
             if tokenizer is None:
                 raise OptionError(

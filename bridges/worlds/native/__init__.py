@@ -27,6 +27,9 @@ _HOMES = {
 }
 """Name to module and class."""
 
+_DEFAULTS = {"Chess": {"stateful": False, "include_fen": True}}
+"""Keywords that make an env of this world stateless, as its others are."""
+
 
 def env_names() -> list[str]:
     """List the names, sorted."""
@@ -43,7 +46,7 @@ def build(name: str, **kwargs: Any) -> EnvBase:
 
     Args:
         name: see `env_names`.
-        **kwargs: of its class.
+        **kwargs: of its class. Chess is stateless unless they say otherwise.
 
     Raises:
         ArgumentError: no env has this name; the message gives those closest to it.
@@ -61,4 +64,4 @@ def build(name: str, **kwargs: Any) -> EnvBase:
     except ModuleNotFoundError as error:
         raise explained(error) from error
     refuse_unknown(f"envkit/{name}", kwargs, known_to(made) or kwargs.keys())
-    return made(**kwargs)
+    return made(**{**_DEFAULTS.get(name, {}), **kwargs})

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
+from functools import partial
 
 import pytest
 import torch
 from tensordict import TensorDict
 
+import envkit
 from bridges.worlds import native
-from envkit import PendulumEnv, check_env_specs
+from envkit import Collector, ParallelEnv, PendulumEnv, check_env_specs
 from envkit.errors import ArgumentError, MissingLibraryError, OptionError
 
 ROWS = 4
@@ -45,6 +49,50 @@ def test_a_library_that_is_missing_is_told_with_its_extra(monkeypatch):
 
     with pytest.raises(MissingLibraryError, match=r"pip install 'envkit\[chess\]'"):
         native.build("Chess")
+
+
+IN_TORCH = ["Chess", "FinancialRegime", "Pendulum", "TicTacToe"]
+
+
+@pytest.mark.parametrize("name", IN_TORCH)
+def test_each_env_is_made_for_a_batch_whatever_the_default_dtype(name):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        env = envkit.make(f"envkit/{name}", 2)
+        check_env_specs(env, seed=0)
+    finally:
+        torch.set_default_dtype(before)
+
+    assert not env.batch_locked and env.batch_size == (2,)
+
+
+@pytest.mark.parametrize("name", IN_TORCH)
+def test_copies_go_on_with_the_same_random_numbers(name):
+    env = native.build(name, batch_size=[3])
+    env.set_seed(0)
+    env.rollout(2)
+
+    others = [copy.deepcopy(env), pickle.loads(pickle.dumps(env))]
+
+    data = env.rollout(4, break_when_any_done=False)
+    for other in others:
+        again = other.rollout(4, break_when_any_done=False)
+        assert again["action"].equal(data["action"])
+        for key in env.reward_keys:
+            assert again["next"].get(key).equal(data["next"].get(key))
+
+
+@pytest.mark.slow  # starts workers
+@pytest.mark.parametrize("name", IN_TORCH)
+def test_each_env_works_in_workers_and_collectors(name, opened):
+    env = opened(ParallelEnv(2, partial(native.build, name)))
+    check_env_specs(env, seed=0)
+    collector = Collector(partial(native.build, name), None, frames_per_batch=20, total_frames=40)
+
+    assert env.rollout(20, break_when_any_done=False).shape == (2, 20)
+    assert [batch.shape for batch in collector] == [(20,), (20,)]
+    collector.shutdown()
 
 
 def test_both_pendulums_declare_the_same(twin):

@@ -30,6 +30,7 @@ from envkit.errors import (
     UnknownStateError,
 )
 from envkit.specs import Binary, Bounded, Categorical, Composite, NonTensor, Unbounded
+from envkit.specs.annotations import Device
 
 __all__ = ["ChessEnv"]
 
@@ -53,6 +54,7 @@ class ChessEnv(EnvBase):
         include_hash_inv: remember texts by their hashes, so that a reset or a step may be given these alone.
         mask_actions: show which actions are legal as ``action_mask``, bool, a flag for each of all actions.
         pixels: show the board as ``pixels``, uint8, shape (3, 390, 390).
+        device: where data is; games are played on the CPU.
         **options: see `EnvOptions`.
 
     A step earns 1 for mate and 0.5 for a draw, whoever moves. Draws are those that end a game by
@@ -81,11 +83,11 @@ class ChessEnv(EnvBase):
         include_hash_inv: bool = False,
         mask_actions: bool = True,
         pixels: bool = False,
+        device: Device | None = None,
         **options: Unpack[EnvOptions],
     ):
-        self._chess = require("chess")
-        require("chess.pgn")
-        super().__init__(**options)
+        require("chess.pgn")  # or say now that it is missing
+        super().__init__(device=device, **options)
         shown = {"san": include_san, "fen": include_fen, "pgn": include_pgn}
         self._texts = [name for name, is_shown in shown.items() if is_shown]
         self._starts = [name for name in ("pgn", "fen") if name in self._texts]
@@ -104,7 +106,7 @@ class ChessEnv(EnvBase):
     def _declare(self) -> None:
         count, place = len(san_moves()), {"device": self.device}
         shown: dict[str, Any] = {"turn": Categorical(2, (), dtype=torch.bool, **place)}
-        start = self._chess.Board()
+        start = positions.first_board()
         examples = {"san": positions.START, "fen": start.fen()}
         for name in self._texts:
             example = positions.pgn_of(start) if name == "pgn" else examples[name]
@@ -139,7 +141,7 @@ class ChessEnv(EnvBase):
             for board in boards:
                 _require_open(board)
         else:
-            boards = [self._chess.Board() for _ in range(shape.numel())]
+            boards = [positions.first_board() for _ in range(shape.numel())]
         if self.stateful:
             self._board = boards[0]
         return TensorDict(self._shown(boards, shape), shape, device=self.device)
@@ -149,7 +151,7 @@ class ChessEnv(EnvBase):
         actions = td.get("action").flatten().tolist()
         sans = [positions.played(board, act) for board, act in zip(boards, actions, strict=True)]
         over = torch.tensor([positions.is_over(board) for board in boards])
-        reward = torch.tensor([positions.worth(board) for board in boards])
+        reward = torch.tensor([positions.worth(board) for board in boards], dtype=torch.float32)
         over, reward = (value.reshape(*td.batch_size, 1) for value in (over, reward))
         out = {**self._shown(boards, td.batch_size, sans), "reward": reward}
         flags = {"done": over, "terminated": over.clone()}
@@ -295,7 +297,7 @@ class ChessEnv(EnvBase):
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
         super()._take_own_state(state, strict=strict)
         fen, *moves = state.get("game") or [None]
-        self._board = None if fen is None else self._chess.Board(fen)
+        self._board = None if fen is None else positions.board_of("fen", fen)
         for move in moves:
             self._board.push_uci(move)
         for name, strings in state.get("texts", {}).items():

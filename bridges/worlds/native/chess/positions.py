@@ -19,6 +19,7 @@ from envkit.errors import ArgumentError, InputError
 __all__ = [
     "START",
     "board_of",
+    "first_board",
     "index_of",
     "is_over",
     "last_san",
@@ -51,6 +52,11 @@ def board_of(name: str, text: str) -> Any:
         fault = "it is empty" if game is None else str(game.errors[0])
         raise ArgumentError(f"pgn is {text!r}, which is no game: {fault}.")
     return game.end().board()
+
+
+def first_board() -> Any:
+    """Give the board a game begins with."""
+    return require("chess").Board()
 
 
 def pgn_of(board: Any) -> str:
