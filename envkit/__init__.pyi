@@ -80,6 +80,12 @@ from envkit.envs.model_based.imagined import ImaginedEnv as ImaginedEnv
 from envkit.envs.pendulum import PendulumEnv as PendulumEnv
 from envkit.envs.tictactoe import TicTacToeEnv as TicTacToeEnv
 from envkit.envs.trading import FinancialRegimeEnv as FinancialRegimeEnv
+from envkit.evaluation.evaluate import evaluate as evaluate
+from envkit.evaluation.outcome import Comparison as Comparison
+from envkit.evaluation.outcome import Difference as Difference
+from envkit.evaluation.outcome import Evaluation as Evaluation
+from envkit.evaluation.stats import EpisodeStats as EpisodeStats
+from envkit.evaluation.stats import episode_stats as episode_stats
 from envkit.functional import Box as Box
 from envkit.functional import Discrete as Discrete
 from envkit.functional import FrameSkip as FrameSkip

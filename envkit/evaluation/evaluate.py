@@ -1,0 +1,235 @@
+"""How good a policy is in an env: episodes played, counted without bias, the env left as it was.
+
+`evaluate` decides how episodes are begun, played and cut, and on which seeds. Which of them count is decided in
+`tally`, what they come to in `outcome`, how steps are made in `envkit.env.fragments`: as one program where env and
+policy compile.
+
+Conventions
+    rows   the flattened batch of an env; one for an env without.
+    chunk  steps that are made before the episodes are looked at.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import overload
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit import rules
+from envkit.data.arguments import as_int
+from envkit.data.paths import Key, as_key
+from envkit.env.base import EnvBase
+from envkit.env.fragments import Fragment, begin_fragment
+from envkit.env.policy import (
+    ExplorationType,
+    PolicyLike,
+    as_policy,
+    policy_device,
+    set_exploration_type,
+)
+from envkit.env.seeding import drawn_seed
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ResumeError,
+    RolloutError,
+    WorkerError,
+)
+from envkit.evaluation.outcome import Comparison, Evaluation
+from envkit.evaluation.tally import Tally
+
+__all__ = ["evaluate"]
+
+_CHUNK = 64
+_ENDLESS = 100_000
+"""Steps of an episode after which it is taken for one without an end."""
+
+
+@overload
+def evaluate(
+    env: EnvBase,
+    policy: Mapping[str, PolicyLike],
+    episodes: int = 100,
+    *,
+    seed: int | None = None,
+    max_steps: int | None = None,
+    deterministic: bool = True,
+) -> Comparison: ...
+@overload
+def evaluate(
+    env: EnvBase,
+    policy: PolicyLike,
+    episodes: int = 100,
+    *,
+    seed: int | None = None,
+    max_steps: int | None = None,
+    deterministic: bool = True,
+) -> Evaluation: ...
+def evaluate(
+    env: EnvBase,
+    policy: PolicyLike | Mapping[str, PolicyLike],
+    episodes: int = 100,
+    *,
+    seed: int | None = None,
+    max_steps: int | None = None,
+    deterministic: bool = True,
+) -> Evaluation | Comparison:
+    """Play episodes and say what they come to; the same call for every env.
+
+    Each row contributes its first ``ceil(episodes / rows)`` episodes, however long they take: to take those that end
+    first would count short ones more often. No gradients are recorded. Afterwards the env is where it was, its seed and
+    generators included, as are torch's generators. Where an env cannot say where it is (a simulator in an episode
+    that was not written down, see `record_for_resume`), a warning says so, and the next call must be a reset.
+
+    Args:
+        env: any env with one reward for each row.
+        policy: what `rollout` takes; or a dict of several, which play on the same seeds.
+        episodes: the least number of episodes. All that are played count: ``len`` says how many.
+        seed: of the env and of what the policy draws; None draws one from torch's global generator, and
+            the result says which.
+        max_steps: longest episode. One that is longer is cut, and counts with its return so far.
+        deterministic: act by ``ExplorationType.DETERMINISTIC``; False: by ``RANDOM``.
+
+    Returns:
+        The episodes with their mean return and its interval; for a dict of policies these by name, and their
+        differences.
+
+    Raises:
+        ArgumentError: (a ValueError) ``episodes`` or ``max_steps`` is below 1, there is no policy, or the env
+            does not have one reward for each row.
+        RolloutError: (a RuntimeError) an episode did not end in 100,000 steps, and ``max_steps`` is None.
+    """
+    if not isinstance(env, EnvBase):
+        raise ArgumentTypeError(
+            f"env is {env!r}, of type {type(env).__name__}, but must be an env of envkit. Pass "
+            "GymEnv('CartPole-v1'), say; TorchRLWrapper(env) makes one of TorchRL's."
+        )
+    wanted = as_int("episodes", episodes, least=1, meaning="how many episodes to play")
+    if max_steps is not None:
+        max_steps = as_int("max_steps", max_steps, least=1, meaning="the longest episode, or None")
+    played = _Playing(env, math.ceil(wanted / env.numel()), max_steps)
+    seed = drawn_seed() if seed is None else seed
+    kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+    with _left_as_it_was(env), torch.no_grad(), set_exploration_type(kind):
+        if not isinstance(policy, Mapping):
+            return played.by(policy, seed)
+        if not policy:
+            raise ArgumentError("policy is an empty dict. Pass one policy, or several by name.")
+        return Comparison({name: played.by(one, seed) for name, one in policy.items()})
+
+
+class _Playing:
+    """Episodes of one env, played by one policy after the other."""
+
+    def __init__(self, env: EnvBase, quota: int, max_steps: int | None):
+        self.env, self.quota, self.max_steps = env, quota, max_steps
+        self.reward = _only_reward(env)
+        self.shown = [
+            as_key(path)
+            for path, _, spec in env._table.outputs
+            if spec.dtype is not None and -1 not in spec.shape and path[0] not in env._unrecorded
+        ]
+
+    def by(self, policy: PolicyLike, seed: int) -> Evaluation:
+        """Play the episodes of one policy, from a seed on."""
+        env = self.env
+        there = policy_device(policy)
+        devices = [] if there is None or there.type != "cuda" else [there]
+        with torch.random.fork_rng(devices):
+            env.set_seed(seed)
+            torch.manual_seed(seed)
+            tally = self._played(policy)
+        flat = (tally.returns, tally.lengths, tally.terminated, tally.is_cut)
+        returns, lengths, terminated, is_cut = (value.flatten() for value in flat)
+        rows = len(tally.counted)
+        return Evaluation(returns, lengths, terminated, is_cut, tally.last(), rows, seed)
+
+    def _played(self, policy: PolicyLike) -> Tally:
+        env, act = self.env, as_policy(self.env, policy)
+        at_once = env._steps_by_itself and env._runs_at_once(policy)
+        env._expect_run("never", policy)
+        root = env.reset()
+        tally = Tally(root.batch_size.numel(), self.quota, self.max_steps)
+        while bool(tally.open_rows.any()):
+            steps, left = _CHUNK, tally.steps_left()
+            if left is not None:  # a program is compiled for each number of steps
+                steps = min(steps, self.max_steps or steps) if at_once else min(steps, left)
+            data, root = begin_fragment(Fragment(env, policy, act, steps), root)()
+            self._count(tally, data)
+            self._require_end(tally)
+            root = self._begun(tally, root)
+        return tally
+
+    def _count(self, tally: Tally, data: TensorDictBase) -> None:
+        following, shape = data.get("next"), (len(tally.counted), data.batch_size[-1])
+        ended = self.env._rows_done(following).reshape(shape).cpu()
+        terminated = self._terminated(following).reshape(shape).cpu()
+        reward = following.get(self.reward).reshape(shape).double().cpu()
+        shown = following.select(*self.shown, strict=False).reshape(shape)
+        tally.add(reward, ended, terminated, shown)
+
+    def _terminated(self, following: TensorDictBase) -> torch.Tensor:
+        """Say which rows have ended by themselves: by the root's flag, or else by those of all agents."""
+        levels = self.env.done_levels
+        found = []
+        for level in [()] if () in levels else list(levels):
+            flag = following.get(as_key((*level, "terminated")))
+            found.append(flag.flatten(len(following.batch_size)).all(-1))
+        return torch.stack(found).all(0)
+
+    def _require_end(self, tally: Tally) -> None:
+        longest = int(tally.elapsed[tally.open_rows].max()) if bool(tally.open_rows.any()) else 0
+        if self.max_steps is None and longest >= _ENDLESS:
+            raise RolloutError(
+                f"an episode of {type(self.env).__name__} has not ended in {longest:,} steps. Say where to cut it: "
+                "evaluate(..., max_steps=1000), or put a time limit on the env."
+            )
+
+    def _begun(self, tally: Tally, root: TensorDictBase) -> TensorDictBase:
+        """Begin a new episode in rows whose last one was cut."""
+        if not bool((tally.stale & tally.open_rows).any()):
+            return root
+        env = self.env
+        mask = tally.stale.reshape(root.batch_size).to(root.device or "cpu")
+        for level in [()] if () in env.done_levels else list(env.done_levels):
+            flag = root.get(as_key((*level, env.done_levels[level][0])))
+            wide = mask.reshape(*mask.shape, *(1,) * (flag.ndim - mask.ndim)).expand(flag.shape)
+            root.set(as_key((*level, rules.RESET)), wide.clone())
+        tally.begin_stale()
+        return env._reset_anew(root)
+
+
+def _only_reward(env: EnvBase) -> Key:
+    keys = env.reward_keys
+    sizes = {key: env.full_reward_spec[key].shape[env.batch_dims :].numel() for key in keys}
+    if list(sizes.values()) == [1]:
+        return keys[0]
+    raise ArgumentError(
+        f"{type(env).__name__} gives the rewards {sizes} (entries, and how many numbers each for a row), but "
+        "a return is the sum of one number a step. Append a transform that leaves one: LineariseRewards makes "
+        "it of several under one name."
+    )
+
+
+@contextmanager
+def _left_as_it_was(env: EnvBase) -> Iterator[None]:
+    """Put an env back where it was, or warn that this cannot be."""
+    try:
+        held = env.state_dict()
+    except (ResumeError, WorkerError) as error:
+        warnings.warn(
+            f"evaluate() cannot put {type(env).__name__} back where it is: {str(error).splitlines()[0]} Reset it "
+            "before the next step, or evaluate in an env of its own.",
+            stacklevel=4,
+        )
+        held = None
+    try:
+        yield
+    finally:
+        if held is not None and not env.is_closed:
+            env.load_state_dict(held)

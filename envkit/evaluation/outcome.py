@@ -1,0 +1,209 @@
+"""What an evaluation found: the episodes of one policy, or those of several in comparison.
+
+Intervals are percentile bootstraps: the mean of many samples drawn, with replacement, from the episodes. Source:
+Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13.
+
+Conventions
+    episodes  row after row, each row's in the order in which they were played.
+    interval  lower and upper end; both NaN where one episode says nothing about the spread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from typing import Any
+
+import torch
+
+from envkit.data.paths import Key
+from envkit.data.results import EnvData
+from envkit.errors import ArgumentError, BatchSizeError, MissingKeyError
+
+__all__ = ["Comparison", "Difference", "Evaluation"]
+
+_SAMPLES = 10_000
+_AT_ONCE = 4_000_000  # numbers drawn at a time
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation:
+    """The episodes that one policy played.
+
+    Attributes:
+        returns: sum of the rewards of each episode, float64, shape ``(episodes,)``.
+        lengths: its steps, int64.
+        terminated: bool; it ended by itself. The others were truncated, by the env or by ``max_steps``.
+        is_cut: bool; ``max_steps`` ended it.
+        last: entries of the last step of each, batch size ``(episodes,)``: observations that are tensors of a known
+            size, reward and flags.
+        rows: how many were played side by side.
+        seed: of the env.
+    """
+
+    returns: torch.Tensor
+    lengths: torch.Tensor
+    terminated: torch.Tensor
+    is_cut: torch.Tensor
+    last: EnvData
+    rows: int
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.returns)
+
+    @property
+    def mean(self) -> float:
+        """Mean of the returns."""
+        return float(self.returns.mean())
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns, n - 1 in the denominator; NaN for one episode."""
+        return float(self.returns.std()) if len(self) > 1 else math.nan
+
+    @cached_property
+    def ci95(self) -> tuple[float, float]:
+        """Interval of 95 % for the mean return: a percentile bootstrap over episodes."""
+        return _bootstrap(self.returns)
+
+    @property
+    def cut(self) -> int:
+        """How many episodes ``max_steps`` ended."""
+        return int(self.is_cut.sum())
+
+    def success(self, key: Key) -> float:
+        """Share of episodes whose last step has an entry set, ``"success"`` or ``("info", "is_success")`` say.
+
+        Raises:
+            MissingKeyError: (a KeyError) no step has it.
+            ArgumentError: it is no number, or several, for each episode.
+        """
+        value: Any = self.last.get(key, None)
+        if value is None:
+            raise MissingKeyError(
+                f"the last steps have no {key!r}; they have {sorted(map(str, self.last.keys(True, True)))}. "
+                "Name one of these."
+            )
+        if value.numel() != len(self):
+            raise ArgumentError(
+                f"{key!r} has shape {tuple(value.shape[1:])}, but one number for each episode says whether it "
+                "succeeded. Name such an entry, or count by hand in .last."
+            )
+        return float((value != 0).double().mean())
+
+    def __repr__(self) -> str:
+        told = [f"{name} {value}" for name, value in self._told().items()]
+        return f"Evaluation({len(self)} episodes: {', '.join(told)})"
+
+    def _repr_html_(self) -> str:
+        return _table([{"episodes": str(len(self)), **self._told()}])
+
+    def _told(self) -> dict[str, str]:
+        told = {
+            "return": f"{self.mean:.4g} ± {self.std:.2g}",
+            "95% bootstrap interval of the mean": _interval(self.ci95),
+            "length": f"{float(self.lengths.double().mean()):.4g}",
+            "terminated": f"{float(self.terminated.double().mean()):.0%}",
+        }
+        return told | ({"cut": str(self.cut)} if self.cut else {})
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much more one policy gets than another, on the same seeds.
+
+    Attributes:
+        first, second: their names.
+        mean: of the returns of the first less those of the second, episode by episode.
+        ci95: its interval of 95 %: a percentile bootstrap over pairs.
+    """
+
+    first: str
+    second: str
+    mean: float
+    ci95: tuple[float, float]
+
+    def __repr__(self) -> str:
+        return (
+            f"Difference({self.first} - {self.second}: return {self.mean:+.4g}, "
+            f"95% bootstrap interval {_interval(self.ci95)})"
+        )
+
+
+class Comparison(Mapping[str, Evaluation]):
+    """The evaluations of several policies on the same seeds, by name."""
+
+    def __init__(self, evaluations: Mapping[str, Evaluation]):
+        self._evaluations = dict(evaluations)
+
+    def __getitem__(self, name: str) -> Evaluation:
+        return self._evaluations[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._evaluations)
+
+    def __len__(self) -> int:
+        return len(self._evaluations)
+
+    def difference(self, first: str, second: str) -> Difference:
+        """Say how much more ``first`` gets than ``second``, paired by row and by number of the episode.
+
+        The first episode of a row begins alike for both. Later ones do where the env begins its episodes in an order
+        of its own, and need not where they hang on when the one before ended; the interval is right in either case.
+
+        Raises:
+            MissingKeyError: (a KeyError) a name is unknown.
+            BatchSizeError: they have different numbers of episodes.
+        """
+        for name in (first, second):
+            if name not in self:
+                raise MissingKeyError(f"there is no {name!r}; there are {sorted(self)}.")
+        one, other = self[first].returns, self[second].returns
+        if one.shape != other.shape:
+            raise BatchSizeError(
+                f"{first!r} has {len(one)} episodes and {second!r} {len(other)}, which cannot be paired. "
+                "Evaluate both in one call."
+            )
+        paired = one - other
+        return Difference(first, second, float(paired.mean()), _bootstrap(paired))
+
+    def __repr__(self) -> str:
+        return f"Comparison({', '.join(f'{name}: {found!r}' for name, found in self.items())})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {"policy": name, "episodes": str(len(found)), **found._told(), "cut": str(found.cut)}
+            for name, found in self.items()
+        ]
+        return _table(rows)
+
+
+def _bootstrap(values: torch.Tensor) -> tuple[float, float]:
+    """Give the interval of 95 % for the mean of some values; the same ones give the same interval."""
+    count = len(values)
+    if count < 2:
+        return math.nan, math.nan
+    generator, at_once = torch.Generator().manual_seed(0), max(1, _AT_ONCE // count)
+    means = []
+    for begun in range(0, _SAMPLES, at_once):
+        shape = (min(at_once, _SAMPLES - begun), count)
+        means.append(values[torch.randint(count, shape, generator=generator)].mean(1))
+    low, high = torch.cat(means).quantile(torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
+    return low, high
+
+
+def _interval(ends: tuple[float, float]) -> str:
+    return f"[{ends[0]:.4g}, {ends[1]:.4g}]"
+
+
+def _table(rows: list[dict[str, str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(row.get(name, str()))}</td>' for name in rows[0])}</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

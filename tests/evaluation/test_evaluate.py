@@ -1,0 +1,332 @@
+"""evaluate(): unbiased, on every kind of env, which is left where it was; policies compared on the same seeds."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+
+from envkit import (
+    ExplorationType,
+    GymEnv,
+    MixedEnv,
+    ParallelEnv,
+    SerialEnv,
+    compile_policy,
+    evaluate,
+    exploration_type,
+)
+from envkit.env.base import EnvBase
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BatchSizeError,
+    MissingKeyError,
+    RolloutError,
+)
+from envkit.evaluation import evaluate as module
+from envkit.evaluation.outcome import Comparison, Evaluation
+from envkit.specs import Categorical, Composite, Unbounded
+from tests.bridges.compare import assert_same
+from tests.zoo.envs import Count
+from tests.zoo.jax_drift import jax_rows
+from tests.zoo.shaped_envs import Several
+
+
+class Scripted(EnvBase):
+    """Episodes whose lengths are said beforehand, over and over; a seed begins the list anew.
+
+    The reward of a step is the action.
+    """
+
+    def __init__(self, *lengths: int):
+        super().__init__()
+        self.lengths, self.episode, self.c = lengths, -1, 0
+        self.observation_spec = Composite(
+            count=Unbounded((1,), dtype=torch.int64), success=Categorical(2, (1,), dtype=torch.bool)
+        )
+        self.action_spec = Categorical(5, shape=(1,))
+
+    def _out(self):
+        is_last = torch.tensor([self.c == self.lengths[self.episode % len(self.lengths)]])
+        return {"count": torch.tensor([self.c]), "success": is_last & (self.c > 2), "done": is_last}
+
+    def _reset(self, td, **kwargs):
+        self.c, self.episode = 0, self.episode + 1
+        return TensorDict(self._out())
+
+    def _step(self, td):
+        self.c += 1
+        return TensorDict({**self._out(), "reward": td["action"].float()})
+
+    def _set_seed(self, seed):
+        self.episode = -1
+
+
+def do(choice: int):
+    def act(tensordict):
+        shape = (*tensordict.batch_size, 1)
+        return tensordict.set("action", torch.full(shape, choice))
+
+    return act
+
+
+def make_cart_pole():
+    return GymEnv("CartPole-v1", categorical_action_encoding=True)
+
+
+def lean(tensordict):
+    """Push a cart to where its pole leans."""
+    return tensordict.set("action", (tensordict["observation"][..., 2] > 0).long())
+
+
+# ---------------------------------------------------------------------------------- what is counted
+
+
+def test_short_episodes_are_not_counted_more_often_than_long_ones():
+    env = SerialEnv(2, [partial(Scripted, 2), partial(Scripted, 90)])
+
+    found = evaluate(env, do(3), 3)
+
+    assert len(found) == 4  # two of each row
+    assert found.lengths.tolist() == [2, 2, 90, 90]
+    assert found.returns.tolist() == [6.0, 6.0, 270.0, 270.0]
+    assert found.terminated.all() and found.cut == 0
+    assert found.mean == 138.0
+    assert found.last["count"].flatten().tolist() == [2, 2, 90, 90]
+
+
+@pytest.mark.parametrize("lengths", [(3, 1, 70), (65, 64, 1), (1,)])
+@pytest.mark.parametrize("max_steps", [None, 3, 64, 65])
+def test_each_row_plays_its_own_first_episodes(lengths, max_steps):
+    env = Scripted(*lengths)
+
+    found = evaluate(env, do(1), 5, max_steps=max_steps)
+
+    whole = [lengths[i % len(lengths)] for i in range(5)]
+    limit = max_steps or 1000
+    assert found.lengths.tolist() == [min(length, limit) for length in whole]
+    assert found.returns.tolist() == found.lengths.tolist()
+    assert found.is_cut.tolist() == [length > limit for length in whole]
+    assert found.terminated.tolist() == [length <= limit for length in whole]
+    assert found.cut == sum(length > limit for length in whole)
+
+
+def test_the_share_of_successes_is_read_at_the_last_step():
+    found = evaluate(Scripted(2, 4, 9, 1), do(1), 4)
+
+    assert found.success("success") == 0.5
+    with pytest.raises(MissingKeyError, match=r"have no 'won'; they have .*'success'"):
+        found.success("won")
+
+
+def test_the_interval_is_a_bootstrap_of_the_mean():
+    returns = torch.arange(100, dtype=torch.float64)
+    found = Evaluation(returns, *[returns] * 3, TensorDict({}, [100]), 1, 0)
+
+    low, high = found.ci95
+
+    normal = 1.96 * found.std / 10
+    assert low == pytest.approx(found.mean - normal, rel=0.05)
+    assert high == pytest.approx(found.mean + normal, rel=0.05)
+    assert found.ci95 == Evaluation(returns, *[returns] * 3, TensorDict({}, [100]), 1, 0).ci95
+
+
+def test_one_episode_has_no_interval():
+    found = evaluate(Scripted(4), do(1), 1)
+
+    assert math.isnan(found.std)
+    assert all(math.isnan(end) for end in found.ci95)
+
+
+def test_it_is_shown_in_a_line_and_as_a_table():
+    found = evaluate(Scripted(4, 5, 9), do(1), 3, max_steps=6)
+
+    assert repr(found) == (
+        "Evaluation(3 episodes: return 5 ± 1, 95% bootstrap interval of the mean [4, 6], length 5, "
+        "terminated 67%, cut 1)"
+    )
+    assert "<th>cut</th>" in found._repr_html_() and "<td>5 ± 1</td>" in found._repr_html_()
+
+
+# ------------------------------------------------------------------------- kinds of env and of policy
+
+
+def test_the_same_call_takes_single_batched_and_mixed_envs():
+    single, rows = make_cart_pole(), SerialEnv(2, make_cart_pole)
+    mixed = MixedEnv([SerialEnv(2, make_cart_pole), SerialEnv(1, make_cart_pole)])
+
+    alone, first, second = (evaluate(env, lean, 3, seed=7) for env in (single, rows, mixed))
+
+    assert first.rows == 2 and len(first) == 4
+    assert second.rows == 3 and len(second) == 3
+    assert alone.returns[0] == first.returns[0]
+    rows.close()
+    mixed.close()
+
+
+@pytest.mark.slow
+def test_processes_play_what_one_process_plays():
+    here, there = (kind(2, make_cart_pole) for kind in (SerialEnv, ParallelEnv))
+
+    one, other = (evaluate(env, lean, 6, seed=1) for env in (here, there))
+
+    assert torch.equal(one.returns, other.returns)
+    here.close()
+    there.close()
+
+
+@pytest.mark.slow
+def test_a_compiled_policy_plays_the_episodes_that_its_module_plays():
+    torch.manual_seed(0)
+    env = jax_rows()
+    size, actions = (
+        spec.shape[-1] for spec in (env.observation_spec["observation"], env.action_spec)
+    )
+    module = TensorDictModule(torch.nn.Linear(size, actions), ["observation"], ["action"])
+
+    step_by_step, at_once = (
+        evaluate(env, policy, 9, seed=3) for policy in (module, compile_policy(module))
+    )
+    cut = evaluate(env, compile_policy(module), 9, seed=3, max_steps=3)
+
+    assert torch.equal(step_by_step.lengths, at_once.lengths)
+    torch.testing.assert_close(step_by_step.returns, at_once.returns)
+    first = slice(None, None, 3)  # of each row; where one was cut, the next begins elsewhere
+    assert torch.equal(cut.lengths[first], at_once.lengths[first].clamp(max=3))
+    assert torch.equal(cut.is_cut[first], at_once.lengths[first] > 3)
+    assert cut.cut > 0 and cut.lengths.max() == 3
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "kind"),
+    [(True, ExplorationType.DETERMINISTIC), (False, ExplorationType.RANDOM)],
+)
+def test_a_policy_acts_by_the_exploration_that_is_asked_for_and_without_gradients(
+    deterministic, kind
+):
+    seen = set()
+
+    def act(tensordict):
+        seen.add((exploration_type(), torch.is_grad_enabled()))
+        return do(1)(tensordict)
+
+    evaluate(Scripted(3), act, 1, deterministic=deterministic)
+
+    assert seen == {(kind, False)}
+
+
+# ----------------------------------------------------------------------------- seeds, and what is left
+
+
+def test_a_seed_gives_the_same_episodes_and_no_seed_gives_others_and_says_which():
+    env = SerialEnv(2, make_cart_pole)
+
+    def drawing(tensordict):
+        return tensordict.set("action", torch.randint(2, tensordict.batch_size))
+
+    one, two, other = (evaluate(env, drawing, 4, seed=seed) for seed in (5, 5, None))
+    again = evaluate(env, drawing, 4, seed=other.seed)
+
+    assert torch.equal(one.returns, two.returns)
+    assert torch.equal(other.returns, again.returns)
+    assert not torch.equal(other.returns, one.returns)
+    env.close()
+
+
+def test_an_env_goes_on_where_it_was_and_so_do_the_generators():
+    env, other = (SerialEnv(2, make_cart_pole).record_for_resume() for _ in range(2))
+    roots = []
+    for each in (env, other):
+        each.set_seed(2)
+        roots.append(each.step_mdp(each.rand_step(each.reset())))
+    before = torch.get_rng_state()
+
+    evaluate(env, lean, 5, seed=1)
+
+    assert torch.equal(torch.get_rng_state(), before)
+    for _ in range(60):
+        one, roots[0] = env.step_and_maybe_reset(env.rand_action(roots[0]))
+        two, roots[1] = other.step_and_maybe_reset(other.rand_action(roots[1]))
+        assert_same(one, two)
+    env.close()
+    other.close()
+
+
+def test_an_env_that_cannot_go_on_is_told():
+    env = make_cart_pole()
+    env.reset()
+
+    with pytest.warns(UserWarning, match=r"cannot put GymEnv back .*written down.*own\."):
+        evaluate(env, lean, 1)
+
+
+def test_an_env_is_put_back_when_the_policy_fails():
+    env = Scripted(9)
+    env.set_seed(3)
+    held = env.state_dict()
+
+    def failing(tensordict):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        evaluate(env, failing, 1, seed=8)
+
+    assert env.state_dict()["_state"]["seed"] == held["_state"]["seed"] == 3
+
+
+# ---------------------------------------------------------------------------------- several policies
+
+
+def test_policies_are_compared_on_the_same_seeds():
+    env = SerialEnv(2, [partial(Scripted, 2, 8), partial(Scripted, 5)])
+
+    found = evaluate(env, {"more": do(3), "less": do(1), "same": do(3)}, 4)
+
+    assert isinstance(found, Comparison) and list(found) == ["more", "less", "same"]
+    difference = found.difference("more", "less")
+    assert difference.mean == 2 * found["less"].mean == 10.0
+    assert difference.ci95[0] <= 10.0 <= difference.ci95[1]
+    assert found.difference("more", "same").ci95 == (0.0, 0.0)
+    assert repr(difference).startswith("Difference(more - less: return +10, 95% bootstrap interval")
+    assert repr(found).count("Evaluation(4 episodes") == 3
+    assert found._repr_html_().count("<tr>") == 4
+    with pytest.raises(MissingKeyError, match="there is no 'most'"):
+        found.difference("most", "less")
+    with pytest.raises(BatchSizeError, match="cannot be paired"):
+        Comparison({"a": found["more"], "b": evaluate(env, do(1), 1)}).difference("a", "b")
+    env.close()
+
+
+# -------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"episodes": 0}, r"episodes is 0, but must be an int of at least 1"),
+        ({"max_steps": 0}, r"max_steps is 0"),
+        ({"policy": {}}, r"policy is an empty dict"),
+        ({"seed": -1}, r"-1"),
+        ({"env": Several()}, r"Several gives the rewards .*'gain': 1.*Append a transform"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(arguments, told):
+    with pytest.raises(ArgumentError, match=told):
+        evaluate(**{"env": Count(), "policy": None, **arguments})
+
+
+def test_what_is_no_env_is_refused():
+    with pytest.raises(ArgumentTypeError, match=r"env is 'CartPole-v1', of type str"):
+        evaluate("CartPole-v1", None)  # type: ignore[arg-type]
+
+
+def test_an_episode_without_an_end_is_told_with_the_cure(monkeypatch):
+    monkeypatch.setattr(module, "_ENDLESS", 200)
+
+    with pytest.raises(RolloutError, match=r"has not ended in 256 steps.*max_steps=1000"):
+        evaluate(Scripted(10**6), do(1), 1)
