@@ -38,6 +38,8 @@ _HOMES = {
     "bridges.exports.torchrl_wrapper": ("TorchRLWrapper",),
     "bridges.exports.gym_vector": ("to_gym_vector",),
     "bridges.exports.sb3": ("to_sb3",),
+    "bridges.exports.hdf5": ("from_hdf5", "to_hdf5"),
+    "bridges.exports.parquet": ("from_parquet", "to_parquet"),
     "bridges.policy.compiled": ("compile_policy",),
     "bridges.jax.policy.jax_policy": ("JaxPolicy",),
     "bridges.exports.video": ("VideoFolder",),

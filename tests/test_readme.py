@@ -21,6 +21,7 @@ GUIDES = [
     for name in (
         "batched_envs.md",
         "collectors.md",
+        "datasets.md",
         "interop.md",
         "resume.md",
         "transforms.md",
