@@ -181,8 +181,8 @@ class BatchedEnv(AttributeLookup, ResumablePool):
         exchange = self._exchange
         if stop != "never" or not isinstance(exchange, BufferExchange):
             return None
-        if len(self.done_levels) > 1:
-            return None
+        if len(self.done_levels) > 1 and () not in self.done_levels:
+            return None  # parts of a row begin anew by themselves
         if self._share_individual_td or self._entries is not None:
             return None
         if not set(self.reward_keys).isdisjoint(self.state_keys):
