@@ -59,7 +59,7 @@ def bind_rows(envs: list[EnvBase], rows: range, regions: Regions, slot: np.ndarr
     if all(core is not None and core.is_like(cores[0]) for core in cores):
         arrays = {
             region: {path: tensor.numpy() for path, tensor in regions[region].items()}
-            for region in ("in", "root", "next")
+            for region in ("in", "root", "next", "mask")
         }
         return cores[0].bind(cores, rows, arrays, slot)
     return TensorDictRows(envs, rows, regions, slot)

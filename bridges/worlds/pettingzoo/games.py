@@ -102,7 +102,7 @@ class Game(ABC):
         """Step: observations, rewards and infos of the agents that lived before, end flags of all.
 
         Raises:
-            NotResetError: no episode is under way.
+            NotResetError: no episode is under way, or all agents are dead.
         """
         if not self._has_reset:
             raise NotResetError(
@@ -124,6 +124,9 @@ class Game(ABC):
                 )
         ended = {name: end[0] for name, end in self.ends.items()}
         return observations, rewards, ended, {n: end[1] for n, end in self.ends.items()}, infos
+
+    def _over(self) -> NotResetError:
+        return NotResetError(f"the game of {self} is over: nobody can act. Reset it first.")
 
     @abstractmethod
     def acting(self) -> list[str]:
@@ -176,6 +179,8 @@ class ParallelGame(Game):
         return observations, infos, {}
 
     def _advance(self, action: ByAgent) -> Any:
+        if not self.env.agents:
+            raise self._over()
         return self.env.step({name: action[name] for name in self.env.agents})
 
 
@@ -200,7 +205,7 @@ class TurnGame(Game):
     def _advance(self, action: Any) -> Any:
         env = self.env
         if not self._is_alive(env.agent_selection):
-            raise NotResetError(f"the game of {self} is over: nobody has a turn. Reset it first.")
+            raise self._over()
         env.step(action)
         observations = {name: env.observe(name) for name in env.agents}
         parts = [dict(part) for part in (env.rewards, env.terminations, env.truncations, env.infos)]

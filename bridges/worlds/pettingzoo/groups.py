@@ -26,7 +26,7 @@ from envkit.errors import ArgumentError, EncodingError, SpecError
 from envkit.specs import Categorical, Composite, StackedComposite, TensorSpec, Unbounded
 from envkit.specs.stacks.stacked import stack
 
-__all__ = ["FLAGS", "Agent", "Group", "Moment"]
+__all__ = ["FLAGS", "Agent", "Group", "Moment", "Seat", "flag_spec"]
 
 FLAGS = ("done", "terminated", "truncated")
 _ALLOWED = "action_mask"

@@ -22,9 +22,10 @@ from bridges.gym.spaces import Codec, codec_at
 from bridges.libraries import require
 from bridges.worlds.pettingzoo.games import Game, game_of
 from bridges.worlds.pettingzoo.groups import FLAGS, Agent, Group, Moment, flag_spec
+from bridges.worlds.pettingzoo.rows import GameCore
 from envkit import rules
 from envkit.data.arguments import as_batch_size, as_bool
-from envkit.data.paths import Key, Path, as_key, as_path, nest
+from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.env.base import EnvBase
 from envkit.env.groups import MarlGroupMapType, check_marl_grouping
 from envkit.env.options import EnvOptions
@@ -184,30 +185,53 @@ class PettingZooWrapper(GymLikeEnv):
     # ----------------------------------------------------------------------------- resets and steps
 
     def _reset_simulator(self, mask: torch.Tensor | None, **kwargs: Any) -> Any:
-        return self._shown(self._moment(super()._reset_simulator(mask, **kwargs)), rewards=False)
+        return self._moment(super()._reset_simulator(mask, **kwargs))
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         self._has_told()
         mask = None if td is None else td.get(rules.RESET, None)
         if td is not None and mask is None:
-            self._require_whole_groups(td)
-        return self._reset_simulator(mask, **kwargs)
+            for name in self.group_map:  # without one at the root, these would count
+                if (of_group := td.get((name, rules.RESET), None)) is not None:
+                    self._require_whole((name,), of_group.numpy(force=True))
+        return self._shown(self._reset_simulator(mask, **kwargs), rewards=False)
 
-    def _require_whole_groups(self, td: TensorDictBase) -> None:
-        """Refuse masks of groups that select some agents: without one at the root they would count."""
-        for name in self.group_map:
-            mask = td.get((name, rules.RESET), None)
-            if mask is not None and not bool(mask.all()):
-                raise ResetMaskError(
-                    f"the reset mask of group {name!r} is {mask.flatten().tolist()}, but a game cannot be reset "
-                    "in part. Write '_reset' at the root, or leave the mask out."
-                )
+    def _require_whole(self, level: Path, mask: np.ndarray) -> None:
+        """Refuse a mask that selects some agents only."""
+        if not mask.all():
+            raise ResetMaskError(
+                f"the reset mask of {as_key(level) if level else 'the root'!r} is {mask.ravel().tolist()}, but a "
+                "game cannot be reset in part. Write '_reset' at the root, all of it, or leave the masks out."
+            )
+
+    def _begun(self, **kwargs: Any) -> Moment:
+        """Reset the game, and give what it is then."""
+        self._has_told()
+        moment = self._moment(self._simulator.reset(**kwargs))
+        for group in self._groups:
+            group.require_alive(moment)
+        return moment
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         if self._gave_up:
             return self._truncated_next(td)
-        observations, rewards, *_, infos = self._simulator.step(self._actions_in(td))
-        return self._shown(self._moment((observations, infos), rewards), rewards=True)
+        return self._shown(self._advanced(self._actions_in(td)), rewards=True)
+
+    def _moved(self, inputs: Mapping[Path, np.ndarray]) -> Moment:
+        """Step with actions as they lie in rows, trusted; see `rows`."""
+        actions: dict[str, Any] = {}
+        turn = None if self.parallel else self._env.acting()[0]
+        for group in self._groups if turn is None else [self._group_of[turn]]:
+            own = {path[1:]: row for path, row in inputs.items() if path[0] == group.name}
+            actions.update(group.even_actions(own))
+        moment = self._advanced(actions if turn is None else actions[turn])
+        for group in self._groups:
+            group.require_alive(moment)
+        return moment
+
+    def _advanced(self, actions: Any) -> Moment:
+        observations, rewards, *_, infos = self._simulator.step(actions)
+        return self._moment((observations, infos), rewards)
 
     def _check_inputs(self, td: TensorDictBase) -> None:
         if bool(td.get(rules.STEP, torch.ones(())).all()):
@@ -222,16 +246,21 @@ class PettingZooWrapper(GymLikeEnv):
         entries: dict[str, Any] = {
             group.name: group.tensordict(moment, rewards=rewards) for group in self._groups
         }
-        if self._state_codec is not None:
-            entries.update(nest(self._state_codec.encode(self._env.state())))
-        elif self.return_state:
-            entries["state"] = torch.from_numpy(np.array(self._env.state()))
+        if self.return_state:
+            entries["state"] = self._state_read()
         ended = self._game_end(is_start=not rewards)
         entries.update(zip(FLAGS, (torch.tensor([flag]) for flag in ended), strict=True))
         for action, mask in self._action_masks:
             self.full_action_spec[action].update_mask(entries[mask[0]].get(mask[1]))
         td = TensorDict._new_unsafe(entries, batch_size=torch.Size(()), device=torch.device("cpu"))
         return td if self._device is None or self._device.type == "cpu" else td.to(self._device)
+
+    def _state_read(self) -> Any:
+        """Give the state of the whole game as data."""
+        state = self._env.state()
+        if self._state_codec is None:
+            return torch.from_numpy(np.array(state))
+        return self._state_codec.encode_nested(state)["state"]
 
     def _game_end(self, *, is_start: bool) -> tuple[bool, bool, bool]:
         """Say whether the whole game is done, terminated, truncated."""
@@ -297,6 +326,23 @@ class PettingZooWrapper(GymLikeEnv):
                     raise _missing((*told, *path), td)
                 taken[path[len(node) :]] = rule.take(value).numpy(force=True)
         return taken
+
+    # ----------------------------------------------------------------------------------- on rows
+
+    def row_core(self) -> GameCore | None:
+        """Give the core that steps this game on NumPy rows.
+
+        None where it is not the whole story: unlike agents in a group, data that goes to another device, or
+        a subclass that changes how a step is made.
+        """
+        is_plain = (
+            all(group.is_even for group in self._groups)
+            and not self.return_state
+            and not self.run_type_checks
+            and self._steps_by_itself
+            and (self.device is None or self.device.type == "cpu")
+        )
+        return GameCore(self) if is_plain else None
 
     # ----------------------------------------------------------------------------------------- rest
 

@@ -356,8 +356,9 @@ def test_agents_that_take_turns_need_a_mask():
         PettingZooEnv("classic/tictactoe_v3", parallel=False)
 
 
-def test_a_game_that_is_over_takes_no_step():
-    env = make_fading(fading_in_turns((1,)))
+@pytest.mark.parametrize("make", [Fading, fading_in_turns])
+def test_a_game_that_is_over_takes_no_step(make):
+    env = make_fading(make((1,)), group_map=MarlGroupMapType.ONE_GROUP_PER_AGENT)
     td = stepped(env)[-1].exclude(("agent_0", "reward"))
 
     with pytest.raises(NotResetError, match=r"the game of .* is over"):
@@ -560,6 +561,67 @@ def test_a_collector_gives_batches_of_groups():
     assert batches[0]["next", "agent", "reward"].shape == (2, 10, 2, 1)
     assert batches[0]["next", "done"].sum() == 4
     collector.shutdown()
+
+
+def make_faded() -> PettingZooWrapper:
+    return make_fading(Fading((0, 2, 3)))
+
+
+def make_faded_in_turns() -> PettingZooWrapper:
+    return make_fading(fading_in_turns((1, 3)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        make_spread,
+        make_tictactoe,
+        make_faded,
+        make_faded_in_turns,
+        partial(make_spread, return_state=True),
+    ],
+)
+def test_games_on_rows_are_those_of_their_tensordicts(make):
+    runs = []
+
+    for use_buffers in (True, False):
+        env = SerialEnv(3, make, use_buffers=use_buffers)
+        env.set_seed(0)
+        whole = env.rollout(13, break_when_any_done=False)
+        td, steps = env.step_mdp(whole[:, -1]), []
+        td["_reset"] = torch.tensor([[True], [False], [True]])
+        td = env.reset(td)
+        for _ in range(8):
+            data, td = env.step_and_maybe_reset(env.rand_action(td))
+            steps.append(data)
+        runs.append(
+            (
+                whole,
+                torch.stack(steps, 1),
+                env.rollout(6, break_when_all_done=True, break_when_any_done=False),
+            )
+        )
+
+    for one, other in zip(*runs, strict=True):
+        assert_same(one, other)
+
+
+def test_games_step_on_rows_unless_something_else_must_be_done():
+    class Doubled(PettingZooEnv):
+        def step(self, tensordict):
+            return super().step(tensordict)
+
+    assert make_spread().row_core() is not None
+    assert make_tictactoe().row_core() is not None
+    assert Doubled("mpe/simple_v3").row_core() is None
+    assert make_spread(return_state=True).row_core() is None
+
+
+def test_games_on_rows_refuse_agents_that_die_without_a_mask():
+    env = SerialEnv(2, lambda: PettingZooWrapper(Fading((1, 3)), done_on_any=False))
+
+    with pytest.raises(RuntimeError, match="Pass use_mask=True"):
+        env.rollout(4, break_when_any_done=False)
 
 
 @pytest.mark.slow
