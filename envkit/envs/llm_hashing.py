@@ -12,7 +12,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -28,9 +28,30 @@ from envkit.errors import ArgumentError, OptionError, StepMaskError, UnknownStat
 from envkit.specs import Categorical, Composite, NonTensor, Unbounded
 from envkit.specs.annotations import Device
 
-__all__ = ["LLMHashingEnv"]
+__all__ = ["LLMHashingEnv", "Tokenizer"]
 
 HASHING = "hashing"
+
+
+class Tokenizer(Protocol):
+    """What makes tokens of text, and text of tokens; those of Hugging Face do."""
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are."""
+        ...
+
+    def __call__(self, text: Any, /) -> Any:
+        """Give the tokens of a string, or of each string of a list."""
+        ...
+
+    def decode(self, tokens: Any, /) -> Any:
+        """Give the string of some tokens."""
+        ...
+
+    def batch_decode(self, rows: Any, /) -> Any:
+        """Give the strings of rows of tokens."""
+        ...
 
 
 class LLMHashingEnv(EnvBase):
@@ -67,7 +88,7 @@ class LLMHashingEnv(EnvBase):
         hashing_module: Callable[[torch.Tensor], torch.Tensor] | None = None,
         observation_key: Key = "observation",
         text_output: bool = True,
-        tokenizer: Any | None = None,
+        tokenizer: Tokenizer | None = None,
         text_key: Key | None = "text",
         device: Device | None = None,
         **options: Unpack[EnvOptions],

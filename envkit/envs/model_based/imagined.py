@@ -23,7 +23,7 @@ from envkit.env.base import EnvBase
 from envkit.envs.model_based.base import ModelBasedEnvBase
 from envkit.errors import MissingKeyError
 from envkit.specs import Composite, Unbounded
-from envkit.specs.annotations import BatchSize
+from envkit.specs.annotations import BatchSize, Device
 
 __all__ = ["ImaginedEnv"]
 
@@ -42,7 +42,8 @@ class ImaginedEnv(ModelBasedEnvBase):
         batch_size: what a reset without data produces; None takes that of the real env, or ``[1]`` where it is
             one env. An int is one axis.
         next_observation_key: see ``world_model_module``.
-        **kwargs: of `ModelBasedEnvBase`; ``device`` is that of the real env unless it is given.
+        device: where the model computes; None takes that of the real env.
+        run_type_checks, allow_done_after_reset: see `EnvOptions`.
 
     Raises:
         MissingKeyError: (a KeyError) the real env has no ``observation``; at a step: the model wrote no belief.
@@ -54,13 +55,20 @@ class ImaginedEnv(ModelBasedEnvBase):
         base_env: EnvBase,
         batch_size: int | BatchSize | None = None,
         next_observation_key: Key = ("next", "observation"),
-        **kwargs: Any,
+        *,
+        device: Device | None = None,
+        run_type_checks: bool = False,
+        allow_done_after_reset: bool = False,
     ):
         if batch_size is None:
             batch_size = tuple(base_env.batch_size) or (1,)
         size = as_batch_size((batch_size,) if isinstance(batch_size, int) else batch_size)
         super().__init__(
-            world_model_module, **{"device": base_env.device, **kwargs}, batch_size=size
+            world_model_module,
+            device=base_env.device if device is None else device,
+            batch_size=size,
+            run_type_checks=run_type_checks,
+            allow_done_after_reset=allow_done_after_reset,
         )
         self.next_observation_key = next_observation_key
         shown: Any = base_env.single_full_observation_spec
@@ -82,12 +90,12 @@ class ImaginedEnv(ModelBasedEnvBase):
         self.full_observation_spec_unbatched = belief
         self.full_state_spec_unbatched = belief.clone()
 
-    def reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> EnvData:
+    def reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> EnvData:
         """Begin at the observation in the data, which becomes a certain belief; see `EnvBase.reset`."""
         seen = None if tensordict is None else tensordict.get("observation", None)
         if tensordict is not None and isinstance(seen, torch.Tensor):
             tensordict.set("observation", self._certain(seen, tensordict.batch_size))
-        return super().reset(tensordict, **kwargs)
+        return super().reset(tensordict, **kwargs)  # type: ignore[arg-type]
 
     def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
         shape = self.batch_size if td is None else td.batch_size
