@@ -10,6 +10,7 @@ import multiprocessing
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import jax
@@ -240,7 +241,66 @@ def _against_scan(
     )
 
 
-WORKS = {"games": games, "cartpole": cartpole, "snake": snake}
+# ------------------------------------------------------------------------- MuJoCo Playground, Brax
+
+
+def playground(quick: bool) -> None:
+    """Measure random runs of Playground's CartpoleBalance x 256 as one program against the library's own scan.
+
+    The bare scan is ``vmap(env.step)`` and resets nothing; envkit resets what is done, and truncates.
+    """
+    from envkit import PlaygroundEnv
+
+    rows, steps = 256, (20 if quick else 100)
+    env = PlaygroundEnv("CartpoleBalance", batch_size=[rows], device="cpu")
+    bare = env._env
+
+    def begin(key: jax.Array) -> Any:
+        return jax.vmap(bare.reset)(jax.random.split(key, rows))
+
+    def step(before: Any, key: jax.Array, params: Any) -> Any:
+        action = jax.random.uniform(key, (rows, bare.action_size), minval=-1.0, maxval=1.0)
+        after = jax.vmap(bare.step)(before, action)
+        return after, (before.obs, action, after.obs, after.reward, before.done, after.done)
+
+    _against_scan(f"Playground CartpoleBalance x{rows}", env, begin, step, None, steps, quick)
+
+
+def randomized(quick: bool) -> None:
+    """Measure Brax's ant with a model of its own for every row against all rows with one."""
+    from envkit import BraxEnv
+
+    rows, steps = 1024, (5 if quick else 10)
+    for backend in ("spring",) if quick else ("spring", "generalized"):
+        works = {}
+        for title, how in (("one model", {}), ("a model a row", {"randomize": _jittered})):
+            env = BraxEnv("ant", backend=backend, batch_size=[rows], device="cpu", **how)
+            env.set_seed(0)
+            works[title] = partial(env.unroll, env.reset(), steps)
+        compare(
+            f"Brax ant {backend} x{rows}, mass of links and friction of geoms drawn per episode",
+            works,
+            steps=rows * steps,
+            reference="one model",
+            rounds=5 if quick else 7,
+        )
+
+
+def _jittered(key: jax.Array, system: Any) -> Any:
+    of_links, of_geoms = jax.random.split(key)
+    mass, friction = system.link.inertia.mass, system.geom_friction
+    link = jax.random.uniform(of_links, mass.shape, minval=0.7, maxval=1.3)
+    geom = jax.random.uniform(of_geoms, (friction.shape[0], 1), minval=0.7, maxval=1.3)
+    return system.tree_replace({"link.inertia.mass": mass * link, "geom_friction": friction * geom})
+
+
+WORKS = {
+    "games": games,
+    "cartpole": cartpole,
+    "snake": snake,
+    "playground": playground,
+    "randomized": randomized,
+}
 
 
 def main() -> None:

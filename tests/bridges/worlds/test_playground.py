@@ -88,7 +88,7 @@ def test_cartpole_equals_the_bare_library_for_a_hundred_steps(cartpole):
 @pytest.mark.slow
 @pytest.mark.rounding
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", BUILDING[2::6])  # all of them take a quarter of an hour to compile
+@pytest.mark.parametrize("name", BUILDING[1::6])  # all of them take half an hour to compile
 def test_every_sixth_env_equals_the_bare_library(name):
     env = PlaygroundEnv(name, batch_size=[2], device="cpu")
 
