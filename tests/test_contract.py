@@ -15,7 +15,9 @@ from envkit import (
     BraxEnv,
     Compose,
     GymEnv,
+    GymnaxEnv,
     InitTracker,
+    JumanjiEnv,
     MixedEnv,
     MultiThreadedEnv,
     ParallelEnv,
@@ -66,6 +68,12 @@ KINDS = {
     "ray cartpole": partial(on_ray, 3, make_cartpole, num_processes=2),
     "brax": make_brax,
     "brax nested": partial(make_brax, state_layout="nested"),
+    "gymnax": partial(
+        GymnaxEnv, "CartPole-v1", batch_size=[3], episode_length=5, params_per_row=True
+    ),
+    "jumanji": partial(
+        JumanjiEnv, "SlidingTilePuzzle-v0", batch_size=[3], episode_length=5, metrics=True
+    ),
     "threads of a library": partial(
         MultiThreadedEnv, 3, "CartPole-v1", create_env_kwargs={"max_episode_steps": 7}
     ),
@@ -83,7 +91,7 @@ KINDS = {
 
 
 SLOW = (
-    *("brax nested", "ray count", "ray cartpole"),
+    *("brax nested", "gymnax", "jumanji", "ray count", "ray cartpole"),
     *("games in turns", "serial games", "parallel games"),
 )
 kinds = [pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else ()) for kind in KINDS]

@@ -16,12 +16,14 @@ from typing import Annotated, Any, ClassVar, Self, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from bridges.figures import in_memory
 from bridges.jax.options import JaxOptions
 from bridges.jax.simulator import SimulatorCore, SimulatorEnv
 from bridges.libraries import EnvNames, fetched, quietly, require, require_name
 from envkit.data.keywords import Default
-from envkit.errors import ArgumentError, ArgumentTypeError, SpecTypeError
+from envkit.errors import ArgumentError, ArgumentTypeError, SpecTypeError, UnsupportedError
 from envkit.functional import Box, Discrete, Timestep, WrapperState
 from envkit.specs.annotations import Device
 
@@ -80,6 +82,32 @@ class GymnaxCore(SimulatorCore):
         truncated = self.env.is_truncated(inner, self.params) & jnp.logical_not(terminated)
         after = GymnaxState(inner, state.draws, state.moves + 1)
         return after, Timestep(observation, reward, terminated, truncated, info)
+
+    def render(self, states: Sequence[Any]) -> list[np.ndarray]:
+        """Draw by gymnax's own visualizer, with matplotlib; classic control is drawn by Gymnasium and pygame.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) the visualizer does not know the env.
+        """
+        if self.env.name not in _DRAWN and not self.env.name.endswith("-MinAtar"):
+            raise UnsupportedError(
+                f"gymnax does not draw {self.env.name}; it draws those of MinAtar and {', '.join(_DRAWN)}. Plot "
+                "what it observes instead."
+            )
+        frames = []
+        for state in states:
+            with in_memory() as frame, quietly():
+                visualizer = require("gymnax.visualize.visualizer").Visualizer
+                visualizer(self.env, self.params, [jax.tree.map(jnp.asarray, state)]).init()
+                frames.append(frame())
+        return frames
+
+
+_DRAWN = (
+    *("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0"),
+    *("Catch-bsuite", "Pong-misc", "PointRobot-misc", "MetaMaze-misc", "FourRooms-misc"),
+)
+"""What the visualizer draws, apart from MinAtar; of others its figure would stay empty."""
 
 
 def _space_of(space: Any) -> Any:

@@ -18,9 +18,11 @@ from typing import Annotated, Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from tensordict import TensorDict
 
 from bridges.dlpack import to_torch
+from bridges.figures import in_memory
 from bridges.jax.options import JaxOptions
 from bridges.jax.programs import Programs
 from bridges.jax.simulator import SimulatorCore, SimulatorEnv
@@ -68,6 +70,15 @@ class JumanjiCore(SimulatorCore):
         with _known_warnings():
             state, timestep = self.env.step(state, action.astype(self.env.action_spec.dtype))
         return state, _shown(timestep)
+
+    def render(self, states: Sequence[Any]) -> list[np.ndarray]:
+        """Draw by Jumanji's own viewer, with matplotlib."""
+        frames = []
+        for state in states:
+            with in_memory() as frame, quietly():
+                self.env.render(jax.tree.map(jnp.asarray, state))
+                frames.append(frame())
+        return frames
 
 
 @contextlib.contextmanager

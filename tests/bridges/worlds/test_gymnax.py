@@ -276,6 +276,21 @@ def Long(steps):
     return EnvParams(max_steps_in_episode=steps)
 
 
+def test_a_stored_state_is_drawn(cartpole, default_params):
+    cartpole.set_seed(0)
+    td = cartpole.reset()
+    state = cartpole.unpack(td["state"])
+    state["x"].copy_(torch.tensor([-1.0, 1.0, 0.0, 0.0]))
+
+    first, second = (cartpole.render(td, row=row) for row in (0, 1))
+    cartpole.params = default_params.replace(length=1.0)
+    longer = cartpole.render(td, row=0)
+
+    assert first.dtype == torch.uint8 and first.ndim == 3 and first.shape[-1] == 3
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, longer)
+
+
 # --------------------------------------------------------------------------------- names and errors
 
 

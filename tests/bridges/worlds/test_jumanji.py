@@ -216,6 +216,17 @@ def test_states_and_observations_of_jumanji_are_read_by_name(snake):
     assert shown["grid"].shape == (ROWS, 12, 12, 5)
 
 
+def test_a_stored_state_is_drawn(snake):
+    snake.set_seed(0)
+    td = snake.reset()
+
+    first, second = (snake.render(td, row=row) for row in (0, 1))
+
+    assert first.dtype == torch.uint8 and first.ndim == 3 and first.shape[-1] == 3
+    assert not torch.equal(first, second)
+    assert torch.equal(first, snake.render(td[:1]))
+
+
 # --------------------------------------------------------------------------------- names and errors
 
 
