@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from bridges.gym.frames import draw
 from bridges.gym.leaves import CopyIn
 from bridges.gym.spaces import Codec
 from envkit.data.paths import Path
@@ -79,7 +80,7 @@ class GymCore:
         def write_both(observation: Any) -> None:
             if write is not None:
                 write(observation)
-            write_frame(self.env.render())
+            write_frame(draw(self.env))
 
         return write_both
 

@@ -27,6 +27,7 @@ import torch
 
 from bridges.gym.backend import library_of
 from bridges.gym.episode_log import EpisodeLog
+from bridges.gym.frames import draw
 from bridges.gym.simulator_state import recorded, restored, saved
 from bridges.gym.spaces import Codec
 from envkit.data.paths import Path
@@ -319,7 +320,7 @@ class VectorCore:
             parts = [self.observation.encode(value) for value in observations]
             entries = {path: torch.stack([part[path] for part in parts]) for path in parts[0]}
         if self.pixels:
-            entries[("pixels",)] = torch.from_numpy(np.stack(self.env.render()))
+            entries[("pixels",)] = torch.from_numpy(np.stack(draw(self.env)))
         return entries
 
     def decode(self, actions: Mapping[Path, torch.Tensor]) -> Any:

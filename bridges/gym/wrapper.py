@@ -20,7 +20,7 @@ import torch
 from tensordict import TensorDictBase
 
 from bridges.gym.backend import library_of
-from bridges.gym.frames import prepare_frames, require_frames
+from bridges.gym.frames import draw, require_frames, shape_of_frame
 from bridges.gym.like import GymLikeEnv
 from bridges.gym.recording import Recorder
 from bridges.gym.rows import GymCore, reward_array
@@ -129,8 +129,8 @@ class GymWrapper(GymLikeEnv):
         if self.from_pixels:
             _require_free("pixels", spec)
             self._simulator.reset()
-            frame = self.render()[0] if batch else self.render()
-            spec["pixels"] = Unbounded(np.shape(frame), dtype=torch.uint8, device=device)
+            shape = shape_of_frame(self._env)
+            spec["pixels"] = Unbounded(shape, dtype=torch.uint8, device=device)
         self.observation_spec = _expanded(spec, batch)
         self.action_spec = _expanded(action.spec(device), batch)
         self.reward_spec = _expanded(self._reward_of_one(), batch)
@@ -244,8 +244,7 @@ class GymWrapper(GymLikeEnv):
         Raises:
             RenderingError: MuJoCo cannot render on this machine; the message says what to install.
         """
-        prepare_frames(self._env)
-        return super().render(*args, **kwargs)
+        return draw(self._env, *args, **kwargs)
 
     @staticmethod
     def get_library_name(env: Any) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
@@ -60,6 +61,7 @@ class ControlAsGym:
         self.action_space = _space_of(control.action_spec())
         self.reward_space = _space_of(control.reward_spec())
         self._has_reset = not getattr(control, "_reset_next_step", True)
+        self._draws = False
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "control" not in vars(self):
@@ -79,6 +81,8 @@ class ControlAsGym:
         if seed is not None:
             self.np_random = np.random.RandomState(seed)
         self._has_reset = False
+        if self._draws:  # some tasks hand the renderer what a reset has drawn
+            _make_current(self.control.physics)
         observation = self.control.reset().observation
         self._has_reset = True
         return observation, {}
@@ -102,7 +106,10 @@ class ControlAsGym:
 
     def render(self, **kwargs: Any) -> np.ndarray:
         """Draw the physics, uint8 (height, width, 3)."""
-        return self.control.physics.render(**{**self.render_kwargs, **kwargs})
+        physics = self.control.physics
+        _make_current(physics)
+        self._draws = True
+        return physics.render(**{**self.render_kwargs, **kwargs})
 
     def close(self) -> None:
         """Free the physics with its OpenGL context."""
@@ -134,6 +141,13 @@ class ControlAsGym:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         _bare(self.control).physics.legacy_step = vars(self).pop("is_legacy")
+
+
+def _make_current(physics: Any) -> None:
+    """Make the OpenGL context of a physics current, which dm_control believes it is when others have drawn since."""
+    context = physics.contexts.gl
+    with context.make_current() as thread:
+        thread.call(context._platform_make_current)
 
 
 def _bare(control: Any) -> Any:
@@ -188,10 +202,23 @@ def _bounds(spec: Any) -> tuple[Any, Any]:
 
 def _import_suite() -> Any:
     """Import dm_control's suite, which finds no window where there is none and warns of it."""
-    with quietly():
+    with quietly(), _on_the_calling_thread():
         suite = require("dm_control.suite")
     _draw_without_window()
     return suite
+
+
+@contextlib.contextmanager
+def _on_the_calling_thread() -> Iterator[None]:
+    """Have OSMesa draw where it is called, as EGL does: a thread of its own could not be left at exit without errors."""
+    name = "DISABLE_RENDER_THREAD_OFFLOADING"  # read when dm_control is imported
+    chosen = os.environ.get(name)
+    os.environ.setdefault(name, "1")
+    try:
+        yield
+    finally:
+        if chosen is None:
+            os.environ.pop(name, None)
 
 
 def _draw_without_window() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+from functools import partial
 
+import mujoco
 import pytest
 import torch
 
 from bridges import offscreen
-from envkit import GymEnv
+from envkit import DMControlEnv, GymEnv
 from envkit.errors import RenderingError
 
 
@@ -32,6 +35,98 @@ def test_an_env_that_renders_on_demand_needs_no_display_either(rendering, opened
     frame = env.render()
 
     assert frame.shape == (24, 32, 3) and frame.std() > 0
+
+
+SMALL = {"width": 32, "height": 24}
+DRAWING = {
+    "one of Gymnasium": partial(GymEnv, "InvertedPendulum-v5", from_pixels=True, **SMALL),
+    "another": partial(GymEnv, "Hopper-v5", from_pixels=True, **SMALL),
+    "one of dm_control": partial(
+        DMControlEnv, "fish", "swim", from_pixels=True, render_kwargs=SMALL
+    ),
+    "another of dm_control": partial(
+        DMControlEnv, "cheetah", "run", from_pixels=True, render_kwargs=SMALL
+    ),
+}
+
+
+def drawn_by_turns(names: list[str], steps: int = 3) -> list[torch.Tensor]:
+    """Step envs of these kinds in turn, and give the frames of each."""
+    envs = [DRAWING[name]() for name in names]
+    for env in envs:
+        env.set_seed(0)
+    roots, frames = [env.reset() for env in envs], [[] for _ in envs]
+    for _ in range(steps):
+        for index, env in enumerate(envs):
+            roots[index] = env.step_mdp(env.rand_step(roots[index]))
+            frames[index].append(roots[index]["pixels"].clone())
+    for env in envs:
+        env.close()
+    return [torch.stack(each) for each in frames]
+
+
+def test_envs_that_draw_in_turn_draw_what_each_draws_alone(rendering):
+    alone = [drawn_by_turns([name])[0] for name in DRAWING]
+
+    together = drawn_by_turns(list(DRAWING))
+
+    for frames, expected in zip(together, alone, strict=True):
+        assert frames.equal(expected)
+        assert not frames[0].equal(frames[-1])
+
+
+@pytest.mark.slow
+def test_rows_and_whole_rollouts_draw_the_same(rendering, opened):
+    (expected,) = drawn_by_turns(["another"])
+    env, other = opened(DRAWING["another"]()), opened(DRAWING["one of Gymnasium"]())
+    other.reset()
+    env.set_seed(0)
+
+    whole = env.rollout(3)
+
+    assert whole["next", "pixels"].equal(expected)
+
+
+def test_an_env_that_is_forgotten_does_not_spoil_the_pictures_of_others(rendering, opened):
+    (expected,) = drawn_by_turns(["one of dm_control"])
+    env, forgotten = opened(DRAWING["one of dm_control"]()), DRAWING["another"]()
+    env.set_seed(0)
+    env.reset()
+    forgotten.rollout(2)
+
+    del forgotten
+    gc.collect()
+    env.set_seed(0)
+
+    assert env.rollout(3)["next", "pixels"].equal(expected)
+
+
+def test_what_draws_with_mujoco_by_itself_does_not_spoil_them_either(rendering, opened):
+    (expected,) = drawn_by_turns(["one of dm_control"])
+    env = opened(DRAWING["one of dm_control"]())
+    env.set_seed(0)
+    env.reset()
+
+    with mujoco.Renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 8, 8) as renderer:
+        renderer.render()
+        env.set_seed(0)
+        data = env.rollout(3)
+
+    assert data["next", "pixels"].equal(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["egl", "osmesa"])
+@pytest.mark.parametrize("env", ["DMControlEnv('fish', 'swim'", "GymEnv('Hopper-v5'"])
+def test_a_program_that_closes_nothing_ends_in_silence(backend, env, rendering, monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", backend)
+    script = f"from envkit import *; env = {env}, from_pixels=True); env.rollout(2); print('drawn')"
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    if "drawn" not in done.stdout:
+        pytest.skip(f"{backend} does not work here: {done.stderr.splitlines()[-1]}")
+    assert done.stderr == ""
 
 
 def test_the_backend_that_works_is_what_processes_started_later_find(rendering):
