@@ -153,7 +153,8 @@ class JaxEnv(ProgramEnv):
         self.full_action_spec = action_composite(
             rows.action_space, batch, device, categorical=self.categorical_action_encoding
         )
-        self.reward_spec = Unbounded((*batch, *(rows.reward_shape or (1,))), device=device)
+        reward = (*batch, *(rows.reward_shape or (1,)))
+        self.reward_spec = Unbounded(reward, device=device, dtype=torch.float32)
         self.done_spec = done_composite(batch, device)
 
     def _state_like(self) -> dict[Path, Any]:

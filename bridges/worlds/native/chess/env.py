@@ -18,6 +18,7 @@ from bridges.libraries import require
 from bridges.worlds.native.chess import positions
 from bridges.worlds.native.chess.picture import SIDE, picture
 from bridges.worlds.native.chess.san_moves import san_moves
+from envkit.data.paths import Key
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.options import EnvOptions
@@ -58,7 +59,7 @@ class ChessEnv(EnvBase):
         **options: see `EnvOptions`.
 
     A step earns 1 for mate and 0.5 for a draw, whoever moves. Draws are those that end a game by
-    themselves, and fifty moves of each side without a capture or a pawn's move. `rand_action` draws legal moves.
+    themselves, and fifty moves of each side without a capture or a pawn's move. Random actions are legal moves.
     A reset to data that holds ``fen``, ``pgn`` or their hashes begins there unless ``set_state`` is False.
 
     Raises:
@@ -196,15 +197,27 @@ class ChessEnv(EnvBase):
 
     # ------------------------------------------------------------------------------- legal moves
 
-    def rand_action(self, tensordict: TensorDictBase | None = None) -> EnvData:
-        """Draw a legal move in each row, and any move where there is none; see `EnvBase.rand_action`."""
-        td = TensorDict(batch_size=self.batch_size) if tensordict is None else tensordict
+    @property
+    def _action_masks(self) -> tuple[tuple[Key, Key], ...]:  # type: ignore[override]
+        return (("action", "action_mask"),) if self.mask_actions else ()
+
+    @property
+    def _draws_its_own(self) -> bool:
+        """Without masks, nobody but this env knows which actions are legal."""
+        return not self.mask_actions or super()._draws_its_own
+
+    def _drawn_actions(
+        self, td: TensorDictBase, generator: torch.Generator | None, part: Any = ()
+    ) -> TensorDictBase:
+        """Draw a legal move in each row, and any move where there is none."""
+        rows: Any = td if part == () else td[part]
         drawn = []
-        for legal in map(positions.legal_indices, self._boards_at(td)):
-            at = torch.randint(max(len(legal), 1), (), generator=self._action_generator)
+        for legal in map(positions.legal_indices, self._boards_at(rows)):
+            at = torch.randint(max(len(legal), 1), (), generator=generator)
             drawn.append(legal[int(at)] if legal else 0)
         action = torch.tensor(drawn, dtype=torch.int64, device=self.device)
-        return td.set("action", action.reshape(td.batch_size))
+        action = action.reshape(rows.batch_size)
+        return TensorDict({"action": action}, rows.batch_size, device=self.device)
 
     def all_actions(self, tensordict: TensorDictBase | None = None) -> EnvData:
         """List the legal actions of one game, batch size (n,).
