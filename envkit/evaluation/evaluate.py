@@ -15,6 +15,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import overload
 
 import torch
@@ -32,7 +33,7 @@ from envkit.env.policy import (
     policy_device,
     set_exploration_type,
 )
-from envkit.env.seeding import drawn_seed
+from envkit.env.seeding import checked_seed, drawn_seed
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -84,7 +85,8 @@ def evaluate(
     Each row contributes its first ``ceil(episodes / rows)`` episodes, however long they take: to take those that end
     first would count short ones more often. No gradients are recorded. Afterwards the env is where it was, its seed and
     generators included, as are torch's generators. Where an env cannot say where it is (a simulator in an episode
-    that was not written down, see `record_for_resume`), a warning says so, and the next call must be a reset.
+    that was not written down, see `record_for_resume`; a class of your own without ``get_extra_state``), a warning says
+    so, and the next call must be a reset.
 
     Args:
         env: any env with one reward for each row.
@@ -113,13 +115,13 @@ def evaluate(
     if max_steps is not None:
         max_steps = as_int("max_steps", max_steps, least=1, meaning="the longest episode, or None")
     played = _Playing(env, math.ceil(wanted / env.numel()), max_steps)
-    seed = drawn_seed() if seed is None else seed
+    seed = drawn_seed() if seed is None else checked_seed(seed)
+    if isinstance(policy, Mapping) and not policy:
+        raise ArgumentError("policy is an empty dict. Pass one policy, or several by name.")
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     with _left_as_it_was(env), torch.no_grad(), set_exploration_type(kind):
         if not isinstance(policy, Mapping):
             return played.by(policy, seed)
-        if not policy:
-            raise ArgumentError("policy is an empty dict. Pass one policy, or several by name.")
         return Comparison({name: played.by(one, seed) for name, one in policy.items()})
 
 
@@ -219,15 +221,21 @@ def _only_reward(env: EnvBase) -> Key:
 @contextmanager
 def _left_as_it_was(env: EnvBase) -> Iterator[None]:
     """Put an env back where it was, or warn that this cannot be."""
+    held, reason = None, None
     try:
-        held = env.state_dict()
+        held = deepcopy(env.state_dict())  # which shows buffers that steps write to
+        if kind := env._says_no_state:
+            reason = (
+                f"{kind} does not say where an episode is, by get_extra_state and set_extra_state."
+            )
     except (ResumeError, WorkerError) as error:
+        reason = str(error).splitlines()[0]
+    if reason is not None:
         warnings.warn(
-            f"evaluate() cannot put {type(env).__name__} back where it is: {str(error).splitlines()[0]} Reset it "
-            "before the next step, or evaluate in an env of its own.",
+            f"evaluate() cannot put {type(env).__name__} back where it is: {reason} Reset it before the next step, "
+            "or evaluate in an env of its own.",
             stacklevel=4,
         )
-        held = None
     try:
         yield
     finally:

@@ -16,6 +16,8 @@ from envkit import (
     MixedEnv,
     ParallelEnv,
     SerialEnv,
+    TransformedEnv,
+    VecNorm,
     compile_policy,
     evaluate,
     exploration_type,
@@ -65,6 +67,12 @@ class Scripted(EnvBase):
 
     def _set_seed(self, seed):
         self.episode = -1
+
+    def get_extra_state(self):
+        return [self.episode, self.c]
+
+    def set_extra_state(self, state):
+        self.episode, self.c = state
 
 
 def do(choice: int):
@@ -263,6 +271,27 @@ def test_an_env_that_cannot_go_on_is_told():
 
     with pytest.warns(UserWarning, match=r"cannot put GymEnv back .*written down.*own\."):
         evaluate(env, lean, 1)
+
+
+def test_a_class_of_ones_own_that_does_not_say_where_it_is_is_told():
+    with pytest.warns(
+        UserWarning, match=r"put SerialEnv back .*Count does not say.*get_extra_state"
+    ):
+        evaluate(SerialEnv(1, Count), None, 1)
+
+
+def test_statistics_that_a_transform_keeps_are_put_back():
+    env = TransformedEnv(Scripted(3), VecNorm(in_keys=["reward"]))
+    td = env.reset()
+    for _ in range(2):
+        _, td = env.step_and_maybe_reset(do(1)(td))
+    held = {name: value.clone() for name, value in env.transform.state_dict().items()}
+
+    evaluate(env, do(4), 20)
+
+    now = env.transform.state_dict()
+    assert held and all(torch.equal(now[name], value) for name, value in held.items())
+    assert env.base_env.c == 2
 
 
 def test_an_env_is_put_back_when_the_policy_fails():
