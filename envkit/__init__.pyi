@@ -15,7 +15,10 @@ from bridges.exports.torchrl import to_torchrl as to_torchrl
 from bridges.exports.torchrl_specs import from_torchrl_spec as from_torchrl_spec
 from bridges.exports.torchrl_specs import to_torchrl_spec as to_torchrl_spec
 from bridges.exports.torchrl_wrapper import TorchRLWrapper as TorchRLWrapper
+from bridges.exports.video import Video as Video
 from bridges.exports.video import VideoFolder as VideoFolder
+from bridges.exports.watching import record as record
+from bridges.exports.watching import video as video
 from bridges.gym.backend import gym_backend as gym_backend
 from bridges.gym.backend import set_gym_backend as set_gym_backend
 from bridges.gym.env import GymEnv as GymEnv

@@ -1,23 +1,103 @@
-"""Videos as files.
+"""Videos: frames encoded as gif or mp4, whole files of them, and how they show themselves in Jupyter.
 
-`VideoFolder` is a logger for `envkit.VideoRecorder`: it writes each video it is given as one file.
-It knows `imageio` and no environments.
+`Video` holds frames, `VideoFolder` is a logger for `envkit.VideoRecorder` that writes each video it is given as one
+file. This module knows `imageio` and no environments.
+
+Conventions
+    frames  uint8 tensor, shape (T, 3, H, W).
+    format  "gif" or "mp4", which is also the ending of the file.
 """
 
 from __future__ import annotations
 
+import os
+from base64 import b64encode
+from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 
 from bridges.libraries import require
+from envkit.data.files import telling, whole_file
 from envkit.errors import ArgumentError
 
-__all__ = ["VideoFolder"]
+__all__ = ["Video", "VideoFolder", "as_video_path"]
 
 
 _WRITERS = {"gif": ("imageio",), "mp4": ("imageio", "imageio_ffmpeg")}
+_SHOWN = {
+    "gif": '<img src="data:image/gif;base64,{data}" alt="{label}">',
+    "mp4": '<video src="data:video/mp4;base64,{data}" title="{label}" controls autoplay loop muted></video>',
+}
+
+
+class Video:
+    """Frames and their pace; in Jupyter it shows itself inline.
+
+    Args:
+        frames: uint8, shape ``(T, 3, H, W)``.
+        fps: frames per second.
+
+    Attributes:
+        path: the file it was saved as last, or None. Without one it is shown as a gif.
+
+    Raises:
+        ArgumentError: (a ValueError) ``frames`` are of another dtype or shape, there is none, or ``fps`` is not
+            above 0.
+    """
+
+    def __init__(self, frames: torch.Tensor, fps: float):
+        if (
+            frames.dtype != torch.uint8
+            or frames.ndim != 4
+            or frames.shape[1] != 3
+            or not len(frames)
+        ):
+            raise ArgumentError(
+                f"frames are {frames.dtype}{list(frames.shape)}, but must be uint8 of shape (frames, 3, height, width)."
+            )
+        self.frames = frames
+        self.fps = _require_pace(fps)
+        self.path: Path | None = None
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def __repr__(self) -> str:
+        _, _, height, width = self.frames.shape
+        told = [f"{len(self)} frames of {width}x{height}", f"fps={self.fps:.4g}"]
+        return f"Video({', '.join(told if self.path is None else [repr(str(self.path)), *told])})"
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a file, complete or not at all; one of that name is replaced.
+
+        Args:
+            path: ends in ".gif" or ".mp4".
+
+        Raises:
+            ArgumentError: (a ValueError) another ending.
+            MissingLibraryError: a library that writes the format is not installed.
+            WriteError: (an OSError) the file cannot be written.
+        """
+        path = as_video_path(path)
+        data = _encoded(self.frames, path.suffix[1:].lower(), self.fps)
+        with whole_file(path) as file, telling(path):
+            file.write(data)
+        self.path = path
+        return path
+
+    def _repr_html_(self) -> str:
+        format = "gif" if self.path is None else self.path.suffix[1:].lower()
+        data = self._as_gif if format == "gif" else _encoded(self.frames, format, self.fps)
+        label = f"{len(self)} frames"
+        return _SHOWN[format].format(data=b64encode(data).decode(), label=label)
+
+    @cached_property
+    def _as_gif(self) -> bytes:
+        return _encoded(self.frames, "gif", self.fps)
 
 
 class VideoFolder:
@@ -36,8 +116,7 @@ class VideoFolder:
     def __init__(self, folder: str | Path, *, format: str = "gif", fps: int = 30):
         if format not in _WRITERS:
             raise ArgumentError(f"format is {format!r}, but must be one of {sorted(_WRITERS)}.")
-        for library in _WRITERS[format]:
-            require(library)
+        _require_writers(format)
         self.folder = Path(folder)
         self.format = format
         self.fps = fps
@@ -56,21 +135,70 @@ class VideoFolder:
         Returns:
             Where it was written; a file of that name is replaced.
         """
+        if video.ndim != 5 or video.shape[0] != 1:
+            raise ArgumentError(
+                f"a video must have shape (1, frames, 3, height, width), got {tuple(video.shape)}."
+            )
         path = self.folder / f"{name}{'' if step is None else f'_{step}'}.{self.format}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        require("imageio.v3").imwrite(path, _pictures(video), **self._pace(fps or self.fps))
-        return path
-
-    def _pace(self, fps: int) -> dict[str, Any]:
-        if self.format == "gif":
-            return {"duration": 1000 / fps, "loop": 0}
-        return {"fps": fps}
+        with telling(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return Video(video[0], fps or self.fps).save(path)
 
 
-def _pictures(video: torch.Tensor) -> Any:
-    """Give frames as ``(frames, height, width, 3)``."""
-    if video.ndim != 5 or video.shape[0] != 1 or video.shape[2] != 3:
+def as_video_path(path: str | os.PathLike[str]) -> Path:
+    """Check, before anything is drawn, that a video can be written there.
+
+    Raises:
+        ArgumentError: (a ValueError) the name ends in something else than ".gif" and ".mp4".
+        MissingLibraryError: a library that writes the format is not installed.
+        WriteError: (an OSError) the folder is not there, or not to be written to.
+    """
+    path = Path(path)
+    if path.suffix[1:].lower() not in _WRITERS:
         raise ArgumentError(
-            f"a video must have shape (1, frames, 3, height, width), got {tuple(video.shape)}."
+            f"{str(path)!r} ends in {path.suffix!r}, which no video is written as. Name it "
+            f"{path.with_suffix('.mp4').name!r} or {path.with_suffix('.gif').name!r}."
         )
-    return video[0].permute(0, 2, 3, 1).cpu().numpy()
+    _require_writers(path.suffix[1:].lower())
+    with telling(path):
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {path.parent}")
+        if path.is_dir():
+            raise IsADirectoryError("there is a folder of that name")
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(f"the folder {path.parent} is read-only")
+    return path
+
+
+def _require_writers(format: str) -> None:
+    for library in _WRITERS[format]:
+        require(library)
+
+
+def _require_pace(fps: float) -> float:
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not fps > 0:
+        raise ArgumentError(f"fps is {fps!r}, but must be a number above 0, such as 30.")
+    return fps
+
+
+def _encoded(frames: torch.Tensor, format: str, fps: float) -> bytes:
+    """Give the bytes of a file."""
+    _require_writers(format)
+    writer: Any = require("imageio.v3")
+    pictures = frames.permute(0, 2, 3, 1).cpu().numpy()
+    if format == "gif":
+        hundredths = max(2, round(100 / fps))  # browsers slow down what is faster
+        return writer.imwrite(
+            "<bytes>", pictures, extension=".gif", duration=10 * hundredths, loop=0
+        )
+    height, width = pictures.shape[1:3]
+    even = (
+        (0, 0),
+        (0, height % 2),
+        (0, width % 2),
+        (0, 0),
+    )  # H.264 halves the resolution of colours
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "video.mp4"
+        writer.imwrite(path, np.pad(pictures, even, mode="edge"), fps=fps, macro_block_size=2)
+        return path.read_bytes()

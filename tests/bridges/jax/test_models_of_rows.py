@@ -18,6 +18,8 @@ from envkit import (
     TransformedEnv,
     check_env_specs,
     compile_policy,
+    record,
+    video,
 )
 from envkit.errors import (
     ArgumentError,
@@ -160,6 +162,30 @@ def test_what_cannot_be_drawn_says_why(painted, env):
         env.render(data)
     with pytest.raises(ArgumentError, match=r"render of Painted gave \['int32"):
         odd.render(data)
+
+
+def test_a_run_that_was_recorded_is_a_video_without_stepping_again(painted, tmp_path):
+    pytest.importorskip("imageio")
+    env, data = painted
+
+    seen = video(env, data, 1, tmp_path / "sled.gif", every=2, height=5, fps=4)
+    inside = video(TransformedEnv(env, StepCounter()), data, row=1, every=2, height=5)
+
+    assert torch.equal(seen.frames, env.render_rollout(data, row=1, every=2, height=5))
+    assert torch.equal(inside.frames, seen.frames) and inside.fps == 7.5
+    assert seen.path == tmp_path / "sled.gif" and seen.path.stat().st_size
+
+
+def test_a_policy_is_recorded_in_the_rows_of_a_stateless_env(painted, env, tmp_path):
+    pytest.importorskip("imageio")
+    mine, _ = painted
+
+    seen = record(mine, None, tmp_path / "sleds.gif", steps=2, rows=[3, 0])
+
+    assert seen.frames[:, :, 0, 0].tolist() == [[0] * 3, [1] * 3, [2] * 3]
+    with pytest.raises(UnsupportedError, match="Sled cannot be drawn"):
+        record(env, None, tmp_path / "never.gif", steps=100_000)
+    assert not (tmp_path / "never.gif").exists()
 
 
 # ------------------------------------------------------------------------- with all else that there is
