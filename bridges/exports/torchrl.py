@@ -43,9 +43,9 @@ def to_torchrl(env: EnvBase) -> TorchRLEnv:
             f"to_torchrl was given {type(env).__name__} of {type(env).__module__}, but takes an env of envkit. {fix}"
         )
     require("torchrl.envs")
-    from bridges.exports.torchrl_view import TorchRLView
+    from bridges.exports.torchrl_view import view_of
 
-    return TorchRLView(env)
+    return view_of(env)
 
 
 def for_replay_buffer(transform: Transform) -> TorchRLTransform:

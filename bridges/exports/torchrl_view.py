@@ -20,7 +20,7 @@ from bridges.exports.torchrl_specs import to_torchrl_spec
 from envkit import rules
 from envkit.env.base import EnvBase
 
-__all__ = ["TorchRLView"]
+__all__ = ["RulingView", "TorchRLView", "view_of"]
 
 
 class TorchRLView(TorchRLBase):
@@ -41,6 +41,8 @@ class TorchRLView(TorchRLBase):
         self.env = env
         self._batch_locked = env.batch_locked
         self._supports_set_state = env._cannot_start_at_state is None
+        # Random actions are the env's. Were this said in the class, `TransformedEnv` would refuse transforms of actions.
+        self.rand_action = env.rand_action
 
     # ------------------------------------------------------------------------------ one step
 
@@ -71,10 +73,6 @@ class TorchRLView(TorchRLBase):
         for key in self.action_keys:
             root.set(key, data.get(key))
         return data, root
-
-    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Draw actions as the env does: from its own generator, of the options that its masks allow."""
-        return self.env.rand_action(tensordict)
 
     # ------------------------------------------------------- what the env has checked and completed
 
@@ -123,6 +121,24 @@ class TorchRLView(TorchRLBase):
 
     def __repr__(self) -> str:
         return f"to_torchrl({self.env!r})"
+
+
+class RulingView(TorchRLView):
+    """A view of an env whose random actions no spec tells: masks in the data say what is allowed, or a subclass does."""
+
+    def __init__(self, env: EnvBase):
+        super().__init__(env)
+        del self.rand_action
+
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Draw actions as the env does, below transforms of TorchRL's too."""
+        return self.env.rand_action(tensordict)
+
+
+def view_of(env: EnvBase) -> TorchRLView:
+    """Give the view that draws as the env does."""
+    rules_itself = bool(env._action_masks) or env._draws_its_own
+    return RulingView(env) if rules_itself else TorchRLView(env)
 
 
 def _together(env: EnvBase, *names: str) -> Composite:

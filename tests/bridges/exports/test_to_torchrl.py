@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from contextlib import closing
 
@@ -10,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from bridges.exports.torchrl import to_torchrl
-from envkit import PendulumEnv, SerialEnv, StepCounter
+from envkit import GymEnv, PendulumEnv, SerialEnv, StepCounter, TicTacToeEnv
 from envkit.errors import ArgumentTypeError, ClosedEnvError, InputError, MissingLibraryError
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Count
@@ -72,6 +74,39 @@ def test_random_actions_are_those_of_the_env(theirs):
     assert_same(drawn, shown)
     ours.close()
     view.close()
+
+
+def test_random_actions_below_a_transform_are_of_the_options_that_the_data_allows(theirs):
+    view = to_torchrl(TicTacToeEnv())
+    env = theirs.TransformedEnv(view, theirs.StepCounter())
+    view.set_seed(0)
+
+    games = [env.rollout(9) for _ in range(5)]
+
+    assert all(game["mask"].gather(-1, game["action"][..., None]).all() for game in games)
+
+
+def test_a_transform_of_torchrl_may_change_the_action(theirs):
+    env = theirs.TransformedEnv(
+        to_torchrl(PendulumEnv()), theirs.ActionDiscretizer(3, out_action_key="option")
+    )
+
+    theirs.check_env_specs(env)
+
+    pushed = {round(push, 2) for push in env.rollout(20)["action"].flatten().tolist()}
+    assert pushed == {-1.33, 0.0, 1.33}  # the middles of thirds
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda view: pickle.loads(pickle.dumps(view))])
+def test_a_copy_is_a_view_of_a_copy(copied):
+    view = to_torchrl(PendulumEnv())
+    view.set_seed(3)
+
+    other = copied(view)
+    first, second = view.rollout(4), other.rollout(4)
+
+    assert other.env is not view.env
+    assert_same(first, second)
 
 
 def test_a_root_of_torchrl_keeps_the_action():
@@ -174,6 +209,26 @@ def test_a_collector_and_a_buffer_of_torchrl_take_its_steps(theirs):
     assert counts == [[1, 2, 3, 4, 5] * 2] * 3
     assert len(buffer) == 60
     assert torch.equal((sample := buffer.sample())["count"] + 1, sample["next", "count"])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_processes_of_torchrl_step_them(theirs):
+    from torchrl.collectors import MultiSyncCollector
+
+    collector = MultiSyncCollector(
+        [one_pole, one_pole], None, frames_per_batch=20, total_frames=40, cat_results="stack"
+    )
+
+    batches = [batch.clone() for batch in collector]
+    collector.shutdown()
+
+    assert [batch.shape for batch in batches] == [(2, 10)] * 2
+    assert (batches[0]["next", "reward"] == 1).all()
+
+
+def one_pole():
+    return to_torchrl(GymEnv("CartPole-v1"))
 
 
 def test_an_actor_of_torchrl_is_made_for_its_action_spec(theirs):
