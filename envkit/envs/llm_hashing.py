@@ -76,6 +76,7 @@ class LLMHashingEnv(EnvBase):
         OptionError: (a TypeError) neither ``vocab_size`` nor ``tokenizer`` is given.
         UnknownStateError: (a RuntimeError) at a reset: there is no prompt.
         StepMaskError: (a RuntimeError) at a step: only some rows are to be stepped.
+        InputError: (a ValueError) at a step: the action is no token.
     """
 
     _batch_locked = False
@@ -146,7 +147,7 @@ class LLMHashingEnv(EnvBase):
         return self._shown(tokens.clone(), self._hash(tokens), td.batch_size)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        action = td["action"]
+        action = self._action_inputs["action"].take(td.get("action", None), td.batch_size)
         tokens = torch.cat([td.get(self.observation_key), action], -1)
         hashing = self._hash(torch.cat([td[HASHING], action], -1))
         return self._shown(tokens, hashing, td.batch_size)

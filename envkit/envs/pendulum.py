@@ -48,6 +48,7 @@ class PendulumEnv(SeededEnv):
     action, the state and the parameters.
 
     Raises:
+        InputError: (a ValueError) at a step: the action has another shape, or is no float.
         BatchSizeError: (a RuntimeError) ``td_params`` has a batch size.
         MissingKeyError: (a KeyError) ``td_params`` has no ``params``.
     """
@@ -105,7 +106,11 @@ class PendulumEnv(SeededEnv):
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         th, thdot, params = td["th"], td["thdot"], td["params"]
         speed, torque = params["max_speed"], params["max_torque"]
-        u = td["action"].squeeze(-1).clamp(-torque, torque)
+        action = td.get("action", None)
+        self._action_inputs["action"].require_form(
+            action, td.batch_size
+        )  # NaN is left to the equations
+        u = action.squeeze(-1).to(th.dtype).clamp(-torque, torque)
         cost = _normalised(th) ** 2 + 0.1 * thdot**2 + 0.001 * u**2
 
         gravity = 3 * params["g"] / (2 * params["l"]) * th.sin()

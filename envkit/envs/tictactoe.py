@@ -43,7 +43,7 @@ class TicTacToeEnv(SeededEnv):
     Random actions are drawn from the free cells of the ``mask`` in the data.
 
     Raises:
-        InputError: (a ValueError) at a step: the cell is taken, or there is none of that number.
+        InputError: (a ValueError) at a step: the cell is taken, or the action is no cell.
     """
 
     _action_masks = (("action", "mask"),)
@@ -82,7 +82,8 @@ class TicTacToeEnv(SeededEnv):
         return TensorDict(_shown(cells, turn), shape, device=self.device)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        cells, turn, action = td["board"].flatten(-2), td["turn"], td["action"]
+        action = self._action_inputs["action"].take(td.get("action", None), td.batch_size)
+        cells, turn = td["board"].flatten(-2), td["turn"]
         _require_free(cells, action)
         move = _Move.of(cells, turn, action)
         rewards = [move.won & (turn == player) for player in (0, 1)]
@@ -139,9 +140,7 @@ def _shown(cells: torch.Tensor, turn: torch.Tensor) -> dict[str, torch.Tensor | 
 
 def _require_free(cells: torch.Tensor, action: torch.Tensor) -> None:
     """Check that every action is a free cell."""
-    exists = (action >= 0) & (action < 9)
-    chosen = action.where(exists, 0).unsqueeze(-1)
-    free = exists & (cells.gather(-1, chosen).squeeze(-1) == EMPTY)
+    free = cells.gather(-1, action.unsqueeze(-1)).squeeze(-1) == EMPTY
     if not bool(free.all()):
         place = tuple((~free).nonzero()[0].tolist())
         where = f" of row {place[0] if len(place) == 1 else place}" if place else ""

@@ -52,7 +52,8 @@ class FinancialRegimeEnv(SeededEnv):
     Raises:
         BatchSizeError: (a RuntimeError) ``td_params`` has a batch size.
         MissingKeyError: (a KeyError) ``td_params`` has no ``params``.
-        InputError: (a ValueError) at a reset: rows bring another ``window_size`` than the env has.
+        InputError: (a ValueError) at a reset: rows bring another ``window_size`` than the env has; at a step: the
+            action is none.
     """
 
     def __init__(
@@ -136,7 +137,8 @@ class FinancialRegimeEnv(SeededEnv):
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         params, held, entry = td["params"], td["current_holdings"], td["entry_price"]
-        history, action = td["price_history"], td["action"]
+        action = self._action_inputs["action"].take(td.get("action", None), td.batch_size)
+        history = td["price_history"]
         price, following = history[..., -1:], self._next_price(history[..., -1:], params)
         buys, sells = ~held & (action == BUY), held & (action == SELL)
 

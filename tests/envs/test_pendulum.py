@@ -89,6 +89,29 @@ def test_gradients_flow_to_action_state_and_parameters():
     assert all(gradient.isfinite().all() and gradient.abs().sum() > 0 for gradient in gradients)
 
 
+def test_gradients_are_those_of_torch_func_too():
+    env, root = PendulumEnv(), at(1.0, 0.5, 0.3)
+
+    def reward(action):
+        td = env.step(root.clone().set("action", action))
+        return env.step(env.step_mdp(td).set("action", action))["next", "reward"].sum()
+
+    action = torch.tensor([0.3], requires_grad=True)
+    (expected,) = torch.autograd.grad(reward(action), action)
+    assert torch.func.grad(reward)(torch.tensor([0.3])).allclose(expected)
+    assert torch.func.vmap(reward)(torch.tensor([[0.3], [1.0]])).shape == (2,)
+
+
+def test_an_action_of_another_float_dtype_makes_the_same_step():
+    double = at(1.0, 0.5, 0.3)
+    double["action"] = double["action"].double()
+
+    following = PendulumEnv().step(double)["next"]
+
+    assert following["th"].equal(PendulumEnv().step(at(1.0, 0.5, 0.3))["next", "th"])
+    assert following["reward"].dtype == torch.float32
+
+
 def test_a_given_state_is_kept_where_a_reset_asks_for_it():
     env = PendulumEnv(seed=0)
     given = at(0.25, -0.5, 0.0).exclude("action")

@@ -129,7 +129,7 @@ def test_a_cell_that_is_taken_or_not_there_is_refused():
         InputError, match=r"of row 1 is cell 4, but the free cells are \[0, 1, 2, 3, 5"
     ):
         env.step(root.clone().set("action", torch.tensor([0, 4])))
-    with pytest.raises(InputError, match="is cell 9, but the free cells are"):
+    with pytest.raises(InputError, match="'action' is 9, but"):
         env.step(env.reset().set("action", torch.tensor(9)))
 
 

@@ -243,7 +243,7 @@ def test_moves_that_are_not_legal_are_refused():
 
     with pytest.raises(InputError, match=r"is 'e5', but legal in 'rnbqkbnr/.* is Nh3, Nf3"):
         env.step(root.clone().set("action", of("e5")))
-    with pytest.raises(InputError, match="action 29274 is no move"):
+    with pytest.raises(InputError, match="'action' is 29274, but"):
         env.step(root.clone().set("action", torch.tensor(29274)))
 
 

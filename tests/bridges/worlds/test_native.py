@@ -14,7 +14,13 @@ from tensordict import TensorDict
 import envkit
 from bridges.worlds import native
 from envkit import Collector, ParallelEnv, PendulumEnv, check_env_specs
-from envkit.errors import ArgumentError, MissingLibraryError, OptionError
+from envkit.errors import (
+    ArgumentError,
+    InputError,
+    MissingKeyError,
+    MissingLibraryError,
+    OptionError,
+)
 
 ROWS = 4
 
@@ -65,6 +71,20 @@ def test_each_env_is_made_for_a_batch_whatever_the_default_dtype(name):
         torch.set_default_dtype(before)
 
     assert not env.batch_locked and env.batch_size == (2,)
+
+
+@pytest.mark.parametrize("name", IN_TORCH)
+def test_an_action_of_another_shape_or_kind_is_refused(name):
+    env = native.build(name, batch_size=[3])
+    root = env.rand_action(env.reset())
+    action = root["action"]
+
+    with pytest.raises(InputError, match=r"'action' has shape .*, but the env takes"):
+        env.step(root.clone().set("action", torch.stack([action, action], -1)))
+    with pytest.raises(InputError, match=r"'action' has dtype torch.complex64, but the env takes"):
+        env.step(root.clone().set("action", action.to(torch.complex64)))
+    with pytest.raises(MissingKeyError, match="the TensorDict has no 'action'"):
+        env.step(root.exclude("action"))
 
 
 @pytest.mark.parametrize("name", IN_TORCH)

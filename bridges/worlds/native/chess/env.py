@@ -149,7 +149,8 @@ class ChessEnv(EnvBase):
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         boards = [self._own_board()] if self.stateful else self._boards_in(td)
-        actions = td.get("action").flatten().tolist()
+        chosen = self._action_inputs["action"].take(td.get("action", None), td.batch_size)
+        actions = chosen.flatten().tolist()
         sans = [positions.played(board, act) for board, act in zip(boards, actions, strict=True)]
         over = torch.tensor([positions.is_over(board) for board in boards])
         reward = torch.tensor([positions.worth(board) for board in boards], dtype=torch.float32)

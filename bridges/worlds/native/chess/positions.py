@@ -102,15 +102,15 @@ def played(board: Any, action: int) -> str:
     Raises:
         InputError: it is not legal there.
     """
-    named = san_moves()[action] if 0 <= action < len(san_moves()) else None
+    named = san_moves()[action]
     try:
-        move = board.parse_san("no move" if named is None else named)
+        move = board.parse_san(named)
     except ValueError as error:
         legal = (
             ", ".join(board.san(move) for move in board.legal_moves) or "nothing, the game is over"
         )
         raise InputError(
-            f"action {action} is {'no move' if named is None else repr(named)}, but legal in {board.fen()!r} is "
+            f"action {action} is {named!r}, but legal in {board.fen()!r} is "
             f"{legal}. Choose among env.all_actions(td), as env.rand_action(td) does."
         ) from error
     name = board.san(move)
