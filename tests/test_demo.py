@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from bench.demo_matrix import train_once
 from envkit import demo
-from envkit.__main__ import main
+from envkit.cli.app import main
 from envkit.demo.display import TrainingBar, announcements_said
 from envkit.demo.picture import curves_figure
 from envkit.demo.ppo import PPO, Actor, Normalizer, PPOConfig
@@ -82,7 +82,7 @@ def test_the_command_line_asks_for_a_command(capsys):
     with pytest.raises(SystemExit):
         main([])
 
-    assert "demo" in capsys.readouterr().err
+    assert "demo" in "".join(capsys.readouterr())
 
 
 def test_a_missing_library_is_told_with_the_extra_that_brings_it(monkeypatch):

@@ -9,7 +9,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Self, Unpack
@@ -17,9 +17,7 @@ from typing import Annotated, Any, ClassVar, Self, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 
-from bridges.dlpack import to_jit, to_torch
 from bridges.figures import in_memory
 from bridges.jax.options import JaxOptions
 from bridges.jax.simulator import SimulatorCore, SimulatorEnv
@@ -207,24 +205,6 @@ class GymnaxWrapper(SimulatorEnv):
 
     def _model_given(self) -> Any:
         return self._argument
-
-    def _own_state(self) -> dict[str, Any]:
-        """Add the params, which may have been assigned since the env was made."""
-        params = [to_torch(leaf).clone() for leaf in jax.tree.leaves(self._argument)]
-        return {**super()._own_state(), "params": params}
-
-    def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
-        super()._take_own_state(state, strict=strict)
-        leaves, structure = jax.tree.flatten(self._params)
-        saved = zip(leaves, state["params"], strict=True)
-        self.params = jax.tree.unflatten(structure, [_like(own, value) for own, value in saved])
-
-
-def _like(own: Any, saved: torch.Tensor) -> Any:
-    """Give a saved leaf of the params in the kind of ``own``: a number or an array, as programs tell them apart."""
-    if isinstance(own, bool | int | float):
-        return type(own)(saved.item())
-    return to_jit(saved, copy=True)
 
 
 def _of_every_leaf(randomize: Callable[[jax.Array, Any], Any] | None) -> Callable[..., Any]:

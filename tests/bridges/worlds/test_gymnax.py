@@ -83,15 +83,15 @@ def test_every_env_equals_gymnax_stepped_by_hand_and_does_what_its_specs_say(nam
 
 @pytest.mark.slow
 def test_the_time_limit_of_the_params_truncates_and_a_fall_terminates(cartpole, default_params):
-    cartpole.params = default_params.replace(max_steps_in_episode=20)
+    cartpole.params = default_params.replace(max_steps_in_episode=12)
     cartpole.set_seed(0)
 
-    data = cartpole.rollout(120, break_when_any_done=False)
+    data = cartpole.rollout(60, break_when_any_done=False)
 
     terminated, truncated = data["next", "terminated"], data["next", "truncated"]
     assert terminated.any() and truncated.any() and not (terminated & truncated).any()
-    time = cartpole.unpack(data["next", "state"])["time"][..., None]
-    assert torch.equal(truncated, (time >= 20) & ~terminated)
+    time = cartpole.unpack(data["next", "state"])["time"]
+    assert torch.equal(time[..., None] >= 12, truncated | (terminated & (time[..., None] >= 12)))
 
 
 # ---------------------------------------------------------------------------------------- the params
@@ -178,17 +178,6 @@ def test_params_are_drawn_for_each_row_by_domain_randomisation():
     drawn = root["state", "params", "gravity"]
     assert set(root["state", "params"].keys()) == {"gravity"}
     assert len(drawn.unique()) == 64 and (drawn > 5).all() and (drawn < 15).all()
-
-
-def test_assigned_params_are_part_of_what_is_saved(cartpole, default_params):
-    cartpole.params = default_params.replace(gravity=2.5, max_steps_in_episode=7)
-    saved = cartpole.state_dict()
-    cartpole.params = default_params
-
-    cartpole.load_state_dict(saved)
-
-    assert (cartpole.params.gravity, cartpole.params.max_steps_in_episode) == (2.5, 7)
-    assert cartpole.params.masscart == default_params.masscart
 
 
 def test_params_of_another_kind_are_refused(cartpole, default_params):

@@ -1,0 +1,163 @@
+"""The commands of ``envkit`` and their options.
+
+What a command does stands in a module of its own, imported when it runs: ``envkit --help`` loads neither torch nor
+JAX. A mistake of the user's ends with one line and exit status 2; ``--traceback`` shows where it was found.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from envkit.errors import EnvkitError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="envkit",
+    help="Thousands of environments behind one interface.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Id = Annotated[str, typer.Argument(help="World and name, as brax/ant or gym/CartPole-v1.")]
+NumEnvs = Annotated[int | None, typer.Option(min=1, help="How many; none is one without a batch.")]
+Seed = Annotated[int, typer.Option(help="Of the envs and of their random actions.")]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"envkit {version('envkit')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+    ] = False,
+    traceback: Annotated[bool, typer.Option(help="Show where a mistake was found.")] = False,
+) -> None:
+    _Shown.traceback = traceback
+
+
+class _Shown:
+    """What the options in front of the command ask for."""
+
+    traceback = False
+
+
+@app.command()
+def doctor() -> None:
+    """Check this machine: versions, devices, shared memory, rendering. Exit status 1 if something is broken."""
+    from envkit.cli.doctor import examine
+
+    raise typer.Exit(examine())
+
+
+@app.command("list")
+def list_ids(
+    pattern: Annotated[
+        str | None, typer.Argument(help="Part of an id, or a shell pattern for the whole of it.")
+    ] = None,
+    world: Annotated[str | None, typer.Option(help="Of this world only.")] = None,
+    worlds: Annotated[bool, typer.Option("--worlds", help="Name the worlds instead.")] = False,
+) -> None:
+    """List the ids that can be made here, one a line."""
+    from envkit.cli.envs import print_ids, print_worlds
+
+    if worlds:
+        print_worlds()
+    else:
+        print_ids(pattern, world)
+
+
+@app.command()
+def info(
+    id: Id,
+    num_envs: NumEnvs = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="How long to measure its speed.")] = 10.0,
+) -> None:
+    """Show what an env takes and gives, and how fast it steps with random actions."""
+    from envkit.cli.envs import print_info
+
+    print_info(id, num_envs, seconds)
+
+
+@app.command()
+def rollout(
+    id: Id,
+    num_envs: NumEnvs = None,
+    steps: Annotated[int, typer.Option(min=1, help="Of every env.")] = 1000,
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the data: .parquet, .h5 or .hdf5.")
+    ] = None,
+) -> None:
+    """Step an env with random actions, and say what it returned."""
+    from envkit.cli.rollout import roll_out
+
+    roll_out(id, num_envs, steps, seed, out=out)
+
+
+@app.command()
+def bench(
+    work: Annotated[str | None, typer.Argument(help="One of them: cartpole, brax.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="About how long a round takes.")] = 1.0,
+) -> None:
+    """Measure envkit beside the bare library, and beside what else is installed."""
+    from envkit.cli.bench import measure
+
+    measure(work, seconds)
+
+
+@app.command()
+def demo(
+    out: Annotated[str, typer.Option(help="Folder for the curve and the rollouts.")] = "demo_out",
+    device: Annotated[str, typer.Option(help="Where torch and JAX compute: cpu or cuda.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Of the whole job.")] = 0,
+    cache: Annotated[
+        str | None,
+        typer.Option(help="Folder of compiled programs; by default in the user's cache."),
+    ] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep no programs.")] = False,
+) -> None:
+    """Train on Brax, evaluate on Gymnasium, mix both."""
+    typer.echo("loading torch, JAX, Brax and MuJoCo ...")
+    try:
+        from envkit.demo import GoalMissedError, run
+    except ModuleNotFoundError as error:
+        raise SystemExit(
+            f"the demo needs {error.name!r}, which is not installed. "
+            "Install it with: pip install 'envkit[demo]'"
+        ) from error
+    try:
+        run(out=out, device=device, seed=seed, cache=cache, keep_programs=not no_cache)
+    except GoalMissedError as error:
+        raise SystemExit(f"the goal was not reached: {error}") from None
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command; returns if it went well.
+
+    Raises:
+        SystemExit: with status 2 and one line on standard error, a mistake of the user's; with status 1, what the
+            command itself says.
+    """
+    try:
+        app(arguments, standalone_mode=True)
+    except SystemExit as end:
+        if end.code:
+            raise
+    except (EnvkitError, OSError) as error:
+        if _Shown.traceback:
+            raise
+        told = str(error).splitlines() or [type(error).__name__]
+        typer.echo(f"envkit: {told[0]}", err=True)
+        raise SystemExit(2) from None

@@ -1,0 +1,258 @@
+"""What this machine has, and what of it is broken, with the cure.
+
+Everything that could crash is tried in a process of its own: a library built for another processor ends that
+process, not the doctor. Works with nothing installed but envkit's core.
+
+Conventions
+    finding  "ok", "note" (works, but for something that is not there) or "broken".
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Literal
+
+from rich.console import Console
+
+__all__ = ["Finding", "examine"]
+
+LIBRARIES = (
+    *("torch", "tensordict", "numpy", "jax", "jaxlib", "brax", "playground", "gymnax", "jumanji"),
+    *("mujoco", "mujoco-mjx", "gymnasium", "dm-control", "pettingzoo", "envpool", "ray", "torchrl"),
+)
+"""Distributions whose versions are told."""
+
+_SECONDS = 120
+_LEAST_SHARED_MIB = 128
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of what was found."""
+
+    what: str
+    state: Literal["ok", "note", "broken"]
+    told: str
+    cure: str = ""
+
+
+def examine() -> int:
+    """Print what was found; gives the exit status, 1 if something is broken."""
+    console = Console(soft_wrap=True)
+    marks = {"ok": "[green]ok    [/]", "note": "[yellow]note  [/]", "broken": "[red]broken[/]"}
+    is_broken = False
+    for check in _CHECKS:
+        for finding in check():
+            is_broken |= finding.state == "broken"
+            cure = f"\n         cure: {finding.cure}" if finding.cure else ""
+            console.print(
+                f"{marks[finding.state]} {finding.what}: {finding.told}{cure}", highlight=False
+            )
+    return int(is_broken)
+
+
+def _version_of(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("Python", "ok", f"{platform.python_version()} on {platform.platform()}")
+    found = {name: version for name in LIBRARIES if (version := _version_of(name))}
+    told = ", ".join(f"{name} {version}" for name, version in found.items())
+    yield Finding("versions", "ok", f"envkit {_version_of('envkit')}, {told}")
+    for known in _KNOWN_BAD:
+        if all(_matches(found.get(name), text) for name, text in known.pair.items()):
+            pair = " with ".join(f"{name} {found[name]}" for name in known.pair)
+            yield Finding("versions", "broken", f"{pair}: {known.told}", known.cure)
+
+
+@dataclass(frozen=True)
+class _KnownBad:
+    """Versions that do not work together: the first numbers of each, by distribution."""
+
+    pair: dict[str, str]
+    told: str
+    cure: str
+
+
+_KNOWN_BAD = (
+    _KnownBad(
+        {"dm-control": "1.0", "mujoco": "4"},
+        "dm_control 1.0 does not work with MuJoCo 4",
+        "pip install 'mujoco<4' 'mujoco-mjx<4'",
+    ),
+    _KnownBad(
+        {"gymnax": "1.0", "gymnasium": "1.4"},
+        "gymnax 1.0 needs an older Gymnasium",
+        "pip install 'gymnasium<1.4'",
+    ),
+    _KnownBad(
+        {"torchrl": "0.14", "tensordict": "0.15"},
+        "TorchRL 0.14 needs an older tensordict",
+        "pip install 'tensordict<0.15'",
+    ),
+)
+
+
+def _matches(version: str | None, start: str) -> bool:
+    return version is not None and f"{version}.".startswith(f"{start}.")
+
+
+def _unequal_mujocos() -> Iterator[Finding]:
+    versions = {name: _version_of(name) for name in ("mujoco", "mujoco-mjx")}
+    if None not in versions.values() and len(set(versions.values())) > 1:
+        told = ", ".join(f"{name} {version}" for name, version in versions.items())
+        cure = f"pip install mujoco-mjx=={versions['mujoco']}"
+        yield Finding("versions", "broken", f"{told}: they belong together", cure)
+
+
+def _tried(code: str) -> tuple[bool, str]:
+    """Run code in a process of its own; gives whether it went well, and the last line that it wrote."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"no answer within {_SECONDS} s"
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    if done.returncode < 0:
+        return False, f"the process was ended by signal {-done.returncode}"
+    return done.returncode == 0, lines[-1] if lines else ""
+
+
+_TORCH = """
+import torch
+cards = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+print("; ".join(cards) or "CPU")
+"""
+_JAX = """
+import jax
+cards = [device.device_kind for device in jax.devices() if device.platform != "cpu"]
+print("; ".join(cards) or "CPU")
+"""
+
+
+def _devices() -> Iterator[Finding]:
+    works, of_torch = _tried(_TORCH)
+    if not works:
+        cure = "install torch for this machine, see pytorch.org"
+        yield Finding("torch", "broken", of_torch, cure)
+    else:
+        yield Finding("torch", "ok", f"computes on {of_torch}")
+    if _version_of("jax") is None:
+        yield Finding(
+            "JAX", "note", "not installed: no stateless envs", "pip install 'envkit[jax]'"
+        )
+        return
+    works, of_jax = _tried(_JAX)
+    if not works:
+        cure = "pip install -U jax jaxlib, of one version"
+        yield Finding("JAX", "broken", of_jax, cure)
+        return
+    if of_torch != "CPU" and of_jax == "CPU":
+        cure = "pip install 'jax[cuda12]' (or cuda13, as the driver has it)"
+        yield Finding("JAX", "broken", "sees no card, but torch does", cure)
+        return
+    yield Finding("JAX", "ok", f"computes on {of_jax}")
+    if of_jax != "CPU" and not os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        told = "JAX takes three quarters of a card when it opens it, and torch has the rest"
+        cure = "call envkit.configure_gpu(fraction=0.5) before the first env is made"
+        yield Finding("memory of the card", "note", told, cure)
+
+
+def _memory() -> Iterator[Finding]:
+    if not os.path.isdir("/dev/shm"):
+        yield Finding("shared memory", "note", "no /dev/shm: rows lie in files of the temp folder")
+        return
+    free = shutil.disk_usage("/dev/shm").free // 2**20
+    if free < _LEAST_SHARED_MIB:
+        cure = "give the container more: docker run --shm-size=2g"
+        yield Finding("shared memory", "broken", f"{free} MiB free in /dev/shm", cure)
+    else:
+        yield Finding("shared memory", "ok", f"{free} MiB free in /dev/shm")
+
+
+def _processes() -> Iterator[Finding]:
+    methods = multiprocessing.get_all_start_methods()
+    method = "forkserver" if "forkserver" in methods else "spawn"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Finding("worker processes", "ok", f"start by {method}, {cores} cores")
+    works, told = _tried(_POOL)
+    if not works:
+        cure = "see docs/batched_envs.md, or step in this process with SerialEnv"
+        yield Finding("worker processes", "broken", told, cure)
+
+
+_POOL = """
+import torch
+from envkit import Composite, EnvBase, ParallelEnv, Unbounded
+
+class Nothing(EnvBase):
+    def __init__(self):
+        super().__init__()
+        self.observation_spec = Composite(x=Unbounded((1,)))
+        self.action_spec = Unbounded((1,))
+        self.reward_spec = Unbounded((1,))
+    def _reset(self, td):
+        return self.observation_spec.zero()
+    def _step(self, td):
+        return self.observation_spec.zero().update(self.full_reward_spec.zero()).update(self.full_done_spec.zero())
+    def _set_seed(self, seed):
+        pass
+
+env = ParallelEnv(2, Nothing)
+env.rollout(2)
+env.close()
+"""
+
+
+def _rendering() -> Iterator[Finding]:
+    if _version_of("mujoco") is None:
+        return
+    works, told = _tried("from bridges import offscreen; print(offscreen.prepare())")
+    if works:
+        yield Finding("rendering", "ok", f"MuJoCo draws by {told}")
+    else:
+        yield Finding("rendering", "note", told)
+
+
+def _worlds() -> Iterator[Finding]:
+    import envkit
+
+    for world in envkit.worlds():
+        if world.version is None:
+            told = "not installed"
+            yield Finding(
+                f"world {world.name}", "note", told, f"pip install 'envkit[{world.extra}]'"
+            )
+        elif world.problem:
+            yield Finding(f"world {world.name}", "broken", world.problem)
+        else:
+            told = f"{world.num_envs} envs of {world.library} {world.version}"
+            yield Finding(f"world {world.name}", "ok", told)
+
+
+_CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    _versions,
+    _unequal_mujocos,
+    _devices,
+    _memory,
+    _processes,
+    _rendering,
+    _worlds,
+)

@@ -1,0 +1,55 @@
+"""A rollout with random actions: what it returned, and what of it is written down."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from tensordict import TensorDictBase
+
+import envkit
+from envkit.data.paths import Key
+from envkit.errors import ArgumentError
+
+__all__ = ["roll_out"]
+
+_WRITERS = {".parquet": "to_parquet", ".h5": "to_hdf5", ".hdf5": "to_hdf5"}
+
+
+def roll_out(id: str, num_envs: int | None, steps: int, seed: int, *, out: Path | None) -> None:
+    """Step an env, print its speed and its returns, and write the data if asked for."""
+    if out is not None and out.suffix not in _WRITERS:
+        raise ArgumentError(
+            f"--out is {str(out)!r}, but its ending must be one of {', '.join(_WRITERS)}."
+        )
+    torch.manual_seed(seed)
+    env = envkit.make(id, num_envs, seed=seed)
+    try:
+        env.reset()
+        begin = time.perf_counter()
+        data = env.rollout(steps, break_when_any_done=False)
+        seconds = time.perf_counter() - begin
+        print(f"{data.numel():,} steps in {seconds:.1f} s, compiling included")
+        print(_returns(data, env.reward_keys[0]))
+        if out is not None:
+            getattr(envkit, _WRITERS[out.suffix])(data, out)
+            print(f"wrote {out}")
+    finally:
+        env.close(raise_if_closed=False)
+
+
+def _returns(data: TensorDictBase, reward: Key) -> str:
+    """Say what the episodes that ended returned in the mean."""
+    key = ("next", *((reward,) if isinstance(reward, str) else reward))
+    if data.get(("next", "done"), None) is None or data.get(key).shape[-1:] != (1,):
+        return f"{data.get(key).double().mean():.3f} reward a step"
+    stats = envkit.episode_stats(data, reward_key=key)
+    returns = stats.returns[stats.ended]
+    if not len(returns):
+        return f"no episode ended; {data.get(key).double().mean():.3f} reward a step"
+    lengths = stats.lengths[stats.ended].double()
+    return (
+        f"{len(returns)} episodes ended: mean return {returns.mean():.2f}, "
+        f"mean length {lengths.mean():.1f}"
+    )
