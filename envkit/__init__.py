@@ -39,6 +39,7 @@ _HOMES = {
     "bridges.exports.gym_vector": ("to_gym_vector",),
     "bridges.exports.sb3": ("to_sb3",),
     "bridges.exports.hdf5": ("from_hdf5", "to_hdf5"),
+    "bridges.exports.minari": ("from_minari", "to_minari"),
     "bridges.exports.parquet": ("from_parquet", "to_parquet"),
     "bridges.policy.compiled": ("compile_policy",),
     "bridges.jax.policy.jax_policy": ("JaxPolicy",),

@@ -7,6 +7,8 @@ from bridges.catalogue.making import make as make
 from bridges.exports.gym_vector import to_gym_vector as to_gym_vector
 from bridges.exports.hdf5 import from_hdf5 as from_hdf5
 from bridges.exports.hdf5 import to_hdf5 as to_hdf5
+from bridges.exports.minari import from_minari as from_minari
+from bridges.exports.minari import to_minari as to_minari
 from bridges.exports.parquet import from_parquet as from_parquet
 from bridges.exports.parquet import to_parquet as to_parquet
 from bridges.exports.sb3 import to_sb3 as to_sb3

@@ -25,7 +25,7 @@ from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.env import TransformedEnv
 from envkit.transforms.episodes import StepCounter
 
-__all__ = ["make"]
+__all__ = ["made_by", "make"]
 
 
 def make(
@@ -70,7 +70,9 @@ def make(
     """
     appended = _listed(transforms)
     found = find(id)
+    told = {"id": id, **kwargs}
     if max_episode_steps is not None:
+        told["max_episode_steps"] = max_episode_steps
         meaning = "the steps after which an episode is truncated"
         limit = as_int("max_episode_steps", max_episode_steps, least=1, meaning=meaning)
         if found.limit is None:
@@ -86,7 +88,19 @@ def make(
         env = TransformedEnv(env, Compose(*appended) if len(appended) > 1 else appended[0])
     if seed is not None:
         env.set_seed(seed)
+    if transforms is None:
+        if found.kind == "stateless" and backend is not None:
+            told["backend"] = backend
+        vars(env)["_made_by"] = told
     return env
+
+
+def made_by(env: EnvBase) -> dict[str, Any] | None:
+    """Give the keywords by which `make` makes one env like those of ``env``; None where it did not make it.
+
+    Neither is there what transforms that were given to `make` are.
+    """
+    return vars(env).get("_made_by")
 
 
 def _listed(transforms: Transform | Sequence[Transform] | None) -> list[Transform]:

@@ -29,7 +29,7 @@ from envkit.transforms.core.base import Transform
 from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.env import TransformedEnv
 
-__all__ = ["register_gym"]
+__all__ = ["gym_env_of", "register_gym"]
 
 _OPTIONS = {
     "reward_threshold": None,
@@ -118,6 +118,13 @@ def _build(
     env = maker(**kwargs)
     if transform is not None:
         env = TransformedEnv(env, _own(transform))
+    return gym_env_of(env, library_name, info_keys=info_keys, to_numpy=to_numpy)
+
+
+def gym_env_of(
+    env: EnvBase, library_name: str, *, info_keys: Iterable[Key] | None, to_numpy: bool
+) -> Any:
+    """Show an env as one of a gym library; see `GymView` for the arguments."""
     face = GymView(env, info_keys=info_keys, to_numpy=to_numpy)
     library = importlib.import_module(library_name)
     return _registered_class(library)(face, library.spaces)

@@ -19,7 +19,7 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from bridges.exports.columns import TEXT, Column, Layout, arrays_of, data_of, read_batches
-from bridges.exports.hdf5_file import append, hdf5_file
+from bridges.exports.hdf5_file import append, hdf5_file, quoted
 from bridges.libraries import require
 from envkit.data.episodes import EpisodeNumbers
 from envkit.data.files import whole_file
@@ -118,7 +118,7 @@ class _Writer:
         for column in self._layout.columns:
             if 0 not in column.held_shape:
                 held = arrays[column.path].reshape(*size, *column.held_shape)
-                append(self._file["data"], _place(column), held, axis)
+                append(self._file["data"], "/".join(quoted(column.path)), held, axis)
         self._steps += size[-1]
 
     def finish(self) -> None:
@@ -128,21 +128,11 @@ class _Writer:
             cut[(*np.unravel_index(row, cut.shape[:-1]), time)] = True
 
 
-def _place(column: Column) -> str:
-    """Name the array of an entry: groups are the nodes it is in. "/" and names of dots alone are quoted as in URLs."""
-    return "/".join(
-        part.replace("%", "%25").replace("/", "%2F")
-        if part.strip(".")
-        else part.replace(".", "%2E") or "%"
-        for part in column.path
-    )
-
-
 def _read(group: Any, column: Column, layout: Layout, steps: int) -> np.ndarray:
     shape = (int(np.prod(layout.rows)), steps, *column.held_shape)
     if 0 in column.held_shape:
         return np.zeros(shape, column.held_dtype)
-    held = group[_place(column)]
+    held = group["/".join(quoted(column.path))]
     if column.dtype == TEXT:
         held = held.asstr()
     return np.asarray(held[()]).reshape(shape)

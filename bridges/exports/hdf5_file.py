@@ -19,8 +19,9 @@ import numpy as np
 
 from bridges.libraries import require
 from envkit.data.files import telling
+from envkit.data.paths import Path
 
-__all__ = ["append", "hdf5_file"]
+__all__ = ["append", "hdf5_file", "quoted"]
 
 
 class _Sink:
@@ -128,3 +129,13 @@ def append(group: Any, name: str, values: np.ndarray, axis: int = 0) -> None:
     growing = tuple(None if at == axis else size for at, size in enumerate(values.shape))
     dtype = require("h5py").string_dtype() if values.dtype == object else None
     group.create_dataset(name, data=values, dtype=dtype, chunks=True, maxshape=growing)
+
+
+def quoted(path: Path) -> Path:
+    """Give names of groups for a path: "/", and names of dots alone, are quoted as in URLs."""
+    return tuple(
+        part.replace("%", "%25").replace("/", "%2F")
+        if part.strip(".")
+        else part.replace(".", "%2E") or "%"
+        for part in path
+    )

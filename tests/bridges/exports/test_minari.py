@@ -1,0 +1,319 @@
+"""Recorded steps as Minari datasets: Minari's loader works on all of them, and they come back equal."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import gymnasium
+import minari
+import numpy as np
+import pytest
+import torch
+from minari.data_collector import EpisodeBuffer
+
+import envkit
+from envkit import (
+    Collector,
+    GymEnv,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    from_minari,
+    to_minari,
+)
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    MissingKeyError,
+    OptionError,
+    WriteError,
+)
+from tests.bridges.exports.test_dataset_files import assert_equal
+from tests.zoo.envs import Count
+from tests.zoo.shaped_envs import Groups, Wordy
+
+cartpole = partial(GymEnv, "CartPole-v1")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Have Minari keep its datasets in a folder of the test."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+    return tmp_path / "datasets"
+
+
+def played(env, steps: int):
+    torch.manual_seed(0)
+    env.set_seed(0)
+    return env.rollout(steps, break_when_any_done=False)
+
+
+def one_by_one(data):
+    """Give the steps row after row, with the last of each row truncated as the end of the data does."""
+    rows = data.clone().reshape(-1, data.shape[-1])
+    done = rows["next", "done"][:, -1]
+    if "truncated" in rows["next"].keys():
+        rows["next", "truncated"][:, -1] |= ~done
+    rows["next", "done"][:, -1] = True
+    flat = rows.reshape(-1)
+    flat.names = ["time"]
+    return flat
+
+
+@pytest.mark.parametrize("make", [cartpole, Count, Wordy])
+@pytest.mark.parametrize("knows_env", [True, False])
+def test_a_rollout_comes_back_as_it_was(make, knows_env):
+    env = make()
+    data = played(env, 30)
+
+    to_minari(data, "mine-v0", env=env if knows_env else None)
+
+    assert_equal(from_minari("mine-v0"), one_by_one(data))
+
+
+def test_minari_reads_episodes_as_gym_wrote_them(opened):
+    env = opened(SerialEnv(2, cartpole))
+    data = played(env, 60)
+
+    dataset = to_minari(data, "cart/random-v3", env=env, author="me", algorithm_name="random")
+
+    episodes = list(minari.load_dataset("cart/random-v3").iterate_episodes())
+    lengths = [len(episode) for episode in episodes]
+    assert sum(lengths) == dataset.total_steps == 120
+    assert sum(one.truncations.sum() for one in episodes) == 2  # one cut in each row
+    assert all(one.terminations[-1] or one.truncations[-1] for one in episodes)
+    first = episodes[0]
+    assert first.observations.shape == (lengths[0] + 1, 4)
+    assert np.array_equal(first.actions, data["action"][0, : lengths[0]].argmax(-1).numpy())
+    assert dataset.observation_space.contains(first.observations[-1])
+    assert dataset.action_space == gymnasium.spaces.Discrete(2)
+    assert len(dataset.sample_episodes(2)) == 2
+    assert dataset.storage.metadata["author"] == {"me"}
+    assert "cart/random-v3" in minari.list_local_datasets()
+    assert "cart" in minari.namespace.list_local_namespaces()
+
+
+def test_a_collector_is_written_as_it_comes(opened):
+    kept = []
+
+    def make():
+        return SerialEnv(2, cartpole)
+
+    with Collector(make, frames_per_batch=24, total_frames=240) as collector:
+        batches = (kept.append(batch.clone()) or batch for batch in collector)
+        dataset = to_minari(batches, "cart-v0", env=opened(make()))
+
+    data = torch.cat(kept, -1)
+    ids = data["collector", "traj_ids"].unique(return_counts=True)
+    assert sorted(map(len, dataset)) == sorted(ids[1].tolist())
+    assert sum(one.rewards.sum() for one in dataset) == data["next", "reward"].sum()
+    for one in dataset:
+        assert one.observations.shape == (len(one) + 1, 4)
+
+
+def test_what_else_the_data_holds_is_among_the_infos():
+    env = TransformedEnv(cartpole(), StepCounter())
+    data = played(env, 30)
+    data["chance"] = torch.rand(30)
+
+    dataset = to_minari(data, "cart-v0", env=cartpole())
+
+    assert dataset[0].infos["step_count"].shape == (len(dataset[0]) + 1, 1)
+    assert dataset[0].infos["chance"].shape == (len(dataset[0]),)
+    assert_equal(from_minari("cart-v0"), one_by_one(data))
+
+
+def test_indices_stand_for_one_hot_observations():
+    env = GymEnv("FrozenLake-v1")
+    data = played(env, 30)
+
+    dataset = to_minari(data, "lake-v0", env=env)
+
+    assert dataset.observation_space == gymnasium.spaces.Discrete(16)
+    assert dataset.recover_environment().observation_space == dataset.observation_space
+    assert_equal(from_minari("lake-v0"), one_by_one(data))
+
+
+# ---------------------------------------------------------------------------------------- envs
+
+
+@pytest.mark.parametrize("make", [cartpole, partial(SerialEnv, 2, cartpole)], ids=["one", "pool"])
+def test_an_env_of_gymnasium_is_recovered(opened, make):
+    env = opened(make())
+
+    dataset = to_minari(env.rollout(5), "cart-v0", env=env)
+
+    assert dataset.recover_environment().spec.id == "CartPole-v1"
+
+
+def test_an_env_that_make_made_is_recovered_with_its_keywords():
+    env = envkit.make("envkit/Pendulum", 3, max_episode_steps=7)
+    data = env.rollout(9, break_when_any_done=False)
+
+    dataset = to_minari(data, "swing-v0", env=env)
+
+    recovered = minari.load_dataset("swing-v0").recover_environment()
+    assert recovered.observation_space == dataset.observation_space
+    assert recovered.action_space == dataset.action_space
+    recovered.reset(seed=0)
+    ends = [recovered.step(recovered.action_space.sample())[3] for _ in range(7)]
+    assert ends == [False] * 6 + [True]
+    assert_equal(from_minari("swing-v0"), one_by_one(data))
+
+
+def test_the_state_of_a_simulator_is_left_out():
+    data = Count().rollout(5)
+    with_state = data.clone()
+    with_state["state", "floats"] = with_state["next", "state", "floats"] = torch.zeros(5, 2)
+
+    to_minari(with_state, "mine-v0")
+
+    assert_equal(from_minari("mine-v0"), one_by_one(data))
+
+
+def test_an_env_behind_transforms_or_none_is_not_recovered():
+    env = TransformedEnv(cartpole(), StepCounter())
+
+    known = to_minari(env.rollout(5), "a-v0", env=env)
+    unknown = to_minari(env.rollout(5), "b-v0")
+
+    assert known.env_spec is None and unknown.env_spec is None
+    assert set(known.observation_space.spaces) == {"observation", "step_count"}
+
+
+# ---------------------------------------------------------------------------------------- of others
+
+
+def episode(env, seed):
+    """Play one episode with random actions, as Minari gathers it."""
+    observations, infos = [env.reset(seed=seed)[0]], [0]
+    actions, rewards, terminations, truncations = [], [], [], []
+    while not terminations or not terminations[-1]:
+        actions.append(env.action_space.sample())
+        observation, reward, terminated, truncated, _ = env.step(actions[-1])
+        for values, value in (
+            (observations, observation),
+            (rewards, reward),
+            (terminations, terminated),
+            (truncations, truncated),
+            (infos, len(infos)),
+        ):
+            values.append(value)
+    return EpisodeBuffer(
+        observations=observations,
+        actions=actions,
+        rewards=rewards,
+        terminations=terminations,
+        truncations=truncations,
+        infos={"clock": infos},
+    )
+
+
+def test_a_dataset_of_minari_itself_is_read():
+    env = gymnasium.make("CartPole-v1")
+    names = ("algorithm_name", "author", "author_email", "code_permalink", "description")
+    told = dict.fromkeys(names, "me")
+    dataset = minari.create_dataset_from_buffers(
+        "theirs-v0", [episode(env, seed) for seed in (0, 1)], env, env, **told
+    )
+    env.close()
+
+    data = from_minari("theirs-v0")
+
+    assert data.shape == (dataset.total_steps,) and data.names == ["time"]
+    first, length = dataset[0], len(dataset[0])
+    assert np.array_equal(data["observation"][:length].numpy(), first.observations[:-1])
+    assert np.array_equal(data["next", "observation"][:length].numpy(), first.observations[1:])
+    assert np.array_equal(data["action"][:length].numpy(), first.actions)
+    assert data["next", "done"].sum() == 2 and not data["done"].any()
+    assert data["collector", "traj_ids"].unique().tolist() == [0, 1]
+    assert torch.equal(data["next", "info", "clock"], data["info", "clock"] + 1)
+
+
+# ---------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("dataset_id", "error"),
+    [
+        ("cart", ArgumentError),
+        ("cart-0", ArgumentError),
+        ("../cart-v0", ArgumentError),
+        ("a b-v0", ArgumentError),
+        ("", ArgumentError),
+        (3, ArgumentTypeError),
+    ],
+)
+def test_an_id_of_another_form_is_told_before_anything_is_collected(folder, dataset_id, error):
+    def batches():
+        pytest.fail("collected")
+        yield
+
+    with pytest.raises(error, match=r"dataset_id is .*, but must be"):
+        to_minari(batches(), dataset_id)
+    with pytest.raises(error, match=r"dataset_id is .*, but must be"):
+        from_minari(dataset_id)
+
+    assert not folder.exists()
+
+
+def test_an_id_that_is_there_is_told_before_anything_is_collected():
+    data = Count().rollout(3)
+    to_minari(data, "mine-v0")
+
+    with pytest.raises(ArgumentError, match=r"'mine-v0' in .* already.*delete_dataset"):
+        to_minari((pytest.fail("collected") for _ in range(1)), "mine-v0")
+
+    assert_equal(from_minari("mine-v0"), one_by_one(data))
+    with pytest.raises(FileNotFoundError, match=r"no dataset 'mine-v1'.*download_dataset"):
+        from_minari("mine-v1")
+
+
+def test_a_full_disk_leaves_nothing(folder, full_disk):
+    env = cartpole()
+    rollouts = (played(env, 500) for _ in range(9))
+
+    with full_disk(100_000), pytest.raises(WriteError, match=r"cannot be written: File too large"):
+        to_minari(rollouts, "deep/er/cart-v0", env=env)
+
+    assert os.listdir(folder) == []
+
+
+def test_a_collector_that_fails_leaves_nothing(folder):
+    def batches():
+        yield Count().rollout(3)
+        raise TimeoutError("the simulator hangs")
+
+    with pytest.raises(TimeoutError, match=r"^the simulator hangs$"):
+        to_minari(batches(), "deep/mine-v0")
+
+    assert os.listdir(folder) == []
+
+
+def test_what_minari_cannot_hold_is_refused(folder):
+    data = Count().rollout(3)
+    skipped = data.clone()
+    skipped["next", "count"] += 1
+    env = cartpole()
+    played_wrong = env.rollout(3)
+    played_wrong["action"].zero_()
+
+    with pytest.raises(MissingKeyError, match="actions that Minari needs are not in the data"):
+        to_minari(data.exclude("action"), "mine-v0")
+    with pytest.raises(MissingKeyError, match="'observation'"):
+        to_minari(data, "mine-v0", env=env)
+    with pytest.raises(MissingKeyError, match="reward that Minari needs"):
+        to_minari(Groups().rollout(3), "mine-v0")
+    with pytest.raises(ArgumentError, match="'count' of a step is not what"):
+        to_minari(skipped, "mine-v0")
+    with pytest.raises(ArgumentError, match="'action' holds codes that are not one-hot"):
+        to_minari(played_wrong, "mine-v0", env=env)
+    with pytest.raises(OptionError, match="Did you mean 'author'"):
+        to_minari(data, "mine-v0", autor="me")
+    with pytest.raises(ArgumentTypeError, match="metadata must be text"):
+        to_minari(data, "mine-v0", description=print)
+    with pytest.raises(ArgumentTypeError, match=r"env is of type TimeLimit.*GymWrapper"):
+        to_minari(data, "mine-v0", env=gymnasium.make("CartPole-v1"))
+
+    assert os.listdir(folder) == []
