@@ -14,6 +14,7 @@ import torch
 
 from bridges.jax.env import JaxEnv
 from bridges.jax.policy.jax_policy import JaxPolicy
+from bridges.worlds.gymnax import GymnaxEnv
 from envkit.env.checks import check_env_specs
 from envkit.errors import ArgumentError
 from envkit.transforms.core.env import TransformedEnv
@@ -91,6 +92,19 @@ def test_steps_and_masks_are_those_of_one_device(pair):
         td["_reset"] = (torch.arange(8) < 3)[:, None]
         moved.append(env.reset(td))
 
+    assert_close(*moved)
+
+
+@on_four
+def test_assigned_params_of_a_world_reach_every_device():
+    moved = []
+    for devices in (None, jax.devices()[:SHARDS]):
+        env = GymnaxEnv("CartPole-v1", batch_size=[8], devices=devices, params_per_row=True)
+        env.params = env.params.replace(gravity=20.0)
+        moved.append(seeded(env).rollout(12, break_when_any_done=False))
+
+    assert (env.unpack(moved[1]["state"])["params", "gravity"] == 20).all()
+    assert_same(moved[0].select("action", "done"), moved[1].select("action", "done"))
     assert_close(*moved)
 
 

@@ -230,6 +230,21 @@ def test_a_compiled_policy_and_a_copy_from_another_process(cartpole, default_par
     assert_same(again["next"], data["next"][:, 3])
 
 
+@pytest.mark.slow
+def test_gradients_flow_through_envs_whose_library_lets_them():
+    import gymnax
+
+    bare = gymnax.make("Pendulum-v1")[0].with_transition_gradients()
+    env = GymnaxWrapper(bare, batch_size=[2], requires_grad=True)
+    env.set_seed(0)
+    action = torch.zeros(2, 1, requires_grad=True)
+
+    following = env.step(env.reset().set("action", action))["next"]
+    following["observation"].sum().backward()
+
+    assert (action.grad != 0).all()
+
+
 class Leaning(torch.nn.Module):
     """Push to the side to which the pole falls."""
 
