@@ -15,9 +15,11 @@ from envkit import (
     BraxEnv,
     Categorical,
     CatFrames,
+    Comparison,
     Compose,
     Composite,
     EnvBase,
+    Evaluation,
     GymEnv,
     JaxEnv,
     MixedEnv,
@@ -33,6 +35,7 @@ from envkit import (
     Unbounded,
     check_env_specs,
     compile_policy,
+    evaluate,
     step_mdp,
 )
 from envkit.data.results import EnvData
@@ -132,6 +135,8 @@ def run(task: StatelessEnv) -> None:
     assert_type(brax.to("cpu"), BraxEnv)
     assert_type(parallel.cpu(), ParallelEnv)
     assert_type(counting.is_closed, bool)
+    assert_type(evaluate(counting, act, 3), Evaluation)
+    assert_type(evaluate(counting, {"mine": act, "random": None}, 3), Comparison)
     check_env_specs(counting)
 
     pieces = serial.rollout(5, torch.nn.Linear(4, 2), break_when_all_done=True)

@@ -94,7 +94,7 @@ def test_a_transform_of_torchrl_may_change_the_action(theirs):
     theirs.check_env_specs(env)
 
     pushed = {round(push, 2) for push in env.rollout(20)["action"].flatten().tolist()}
-    assert pushed == {-1.33, 0.0, 1.33}  # the middles of thirds
+    assert len(pushed) > 1 and pushed <= {-1.33, 0.0, 1.33}  # the middles of thirds
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda view: pickle.loads(pickle.dumps(view))])
