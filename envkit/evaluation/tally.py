@@ -66,7 +66,7 @@ class Tally:
         while begun < steps and bool((self.open_rows & ~self.stale).any()):
             stop = self._next_end(ended, begun)
             counts = self.open_rows & ~self.stale
-            self.paid += reward[:, begun:stop].sum(1) * counts
+            self.paid += reward[:, begun:stop].sum(1).where(counts, 0.0)  # elsewhere, it may be NaN
             self.elapsed += (stop - begun) * counts
             self._end(counts, ended[:, stop - 1], terminated[:, stop - 1], following[:, stop - 1])
             begun = stop

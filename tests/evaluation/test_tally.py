@@ -71,3 +71,21 @@ def test_the_last_steps_are_in_the_order_of_the_episodes():
     )
 
     assert tally.last()["at"].tolist() == [11, 12, 20, 22]
+
+
+def test_what_is_paid_after_a_cut_is_nobodys():
+    reward = torch.tensor([[1.0, 1.0, float("nan"), float("nan")], [1.0, 1.0, 1.0, 1.0]]).double()
+    never = torch.zeros(2, 4, dtype=torch.bool)
+    ended = torch.tensor([[False, False], [False, True]])
+    tally = Tally(2, 2, 2)
+
+    tally.add(reward, never, never, empty(2, 4))
+    tally.begin_stale()
+    tally.add(torch.ones(2, 2).double(), ended, ended, empty(2, 2))
+
+    assert tally.returns.tolist() == [[2.0, 2.0], [2.0, 2.0]]
+    assert tally.is_cut.tolist() == [[True, True], [True, False]]
+
+
+def empty(*shape: int) -> TensorDict:
+    return TensorDict({}, list(shape))
