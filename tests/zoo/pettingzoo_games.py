@@ -77,3 +77,53 @@ class Rebuilt(Fading, EzPickle):
 def fading_in_turns(*args: Any) -> Any:
     """Give the same game with agents that take turns."""
     return parallel_to_aec(Fading(*args))
+
+
+class Signals(ParallelEnv):
+    """A speaker sees one of three signs and says one of three words; the listener hears it a step later, and guesses.
+
+    Both are paid 1 for each right guess; a game has ``steps`` steps, and one guess fewer.
+    """
+
+    metadata = {"name": "signals"}  # noqa: RUF012
+    render_mode = None
+    possible_agents = ("speaker_0", "listener_0")
+
+    def __init__(self, steps: int = 9):
+        self.steps = steps
+        self.possible_agents = list(self.possible_agents)
+        self.np_random = np.random.default_rng()
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        return spaces.Box(0, 1, (3,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space:
+        return spaces.Discrete(3)
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self.np_random = np.random.default_rng(seed)
+        self.agents, self.time = list(self.possible_agents), 0
+        self.meant, self.sign = None, self.np_random.integers(3)
+        return self._shown(None), {name: {} for name in self.agents}
+
+    def step(self, actions):
+        paid = float(actions["listener_0"] == self.meant)
+        self.meant, self.sign = self.sign, self.np_random.integers(3)
+        self.time += 1
+        over = dict.fromkeys(self.agents, self.time == self.steps)
+        infos = {name: {} for name in self.agents}
+        result = (
+            self._shown(actions["speaker_0"]),
+            dict.fromkeys(self.agents, paid),
+            dict.fromkeys(self.agents, False),
+            over,
+            infos,
+        )
+        self.agents = [] if self.time == self.steps else self.agents
+        return result
+
+    def _shown(self, word):
+        signs = np.eye(3, dtype=np.float32)
+        heard = np.zeros(3, np.float32) if word is None else signs[word]
+        return {"speaker_0": signs[self.sign], "listener_0": heard}
