@@ -31,6 +31,7 @@ from envkit.data.resets import collect_reset_masks
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.exclusive import InUse
+from envkit.env.html import Told
 from envkit.env.own_state import OWN
 from envkit.env.pending import Pending
 from envkit.errors import (
@@ -347,6 +348,15 @@ class MixedEnv(EnvBase):
 
     def _told_first(self) -> list[str]:
         return [f"[{', '.join(repr(member.env) for member in self.members)}]"]
+
+    def _told(self) -> Told:
+        facts, specs, _ = super()._told()
+        facts = {name: fact for name, fact in facts.items() if name != "env"}
+        inside = {
+            f"rows {member.rows.start} to {member.rows.stop - 1}": member.env
+            for member in self.members
+        }
+        return Told({**facts, "kind": f"{len(inside)} envs side by side"}, specs, inside)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close every member."""

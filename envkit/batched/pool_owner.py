@@ -40,6 +40,7 @@ from envkit.data.inference import lasting
 from envkit.data.keywords import completed, known_to, refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS
+from envkit.env.html import Told
 from envkit.errors import ClosedEnvError, ReadOnlyError, StartedError
 from envkit.specs import Composite
 from envkit.specs.annotations import Destination
@@ -370,6 +371,14 @@ class PoolOwner(EnvBase):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self._described())})"
+
+    def _told(self) -> Told:
+        """Say what a notebook shows; what is not started is not started for that."""
+        if self._pool is None:
+            return Told({"workers": f"{self.num_workers}, not started"}, {}, {})
+        facts, specs, inside = super()._told()
+        kinds = " | ".join(dict.fromkeys(found.env_str for found in self._metadata))
+        return Told({"env": kinds, **facts, "workers": str(self.num_workers)}, specs, inside)
 
     def _described(self) -> list[str]:
         """Say what it is, item by item."""

@@ -33,6 +33,7 @@ from envkit.env.declared import Declared
 from envkit.env.drawing import allow_options, fake_step
 from envkit.env.exclusive import InUse
 from envkit.env.from_data import Keys, specs_of_a_step
+from envkit.env.html import Told, html, told_of
 from envkit.env.options import TAKEN_HERE, EnvOptions
 from envkit.env.outputs import OutputLeaf
 from envkit.env.policy import PolicyLike
@@ -383,6 +384,12 @@ class EnvBase(Stepping, metaclass=EnvMeta):
             *self._told_first(),
             f"batch_size={tuple(self.batch_size)}",
             f"device={self.device}",
-            f"batch_locked={self.batch_locked}",
         ]
         return f"{type(self).__name__}({', '.join(told)})"
+
+    def _told(self) -> Told:
+        """Say what a notebook shows."""
+        return told_of(self)
+
+    def _repr_html_(self) -> str:
+        return html(self)

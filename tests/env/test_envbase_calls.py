@@ -665,7 +665,7 @@ def test_a_closed_env_does_not_reset_without_data_either(kind):
 
 
 def test_the_repr_says_what_an_env_is():
-    assert repr(Count(3)) == "Count(batch_size=(), device=None, batch_locked=True)"
+    assert repr(Count(3)) == "Count(batch_size=(), device=None)"
 
 
 REPRS = {  # U2

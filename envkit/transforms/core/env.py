@@ -17,6 +17,7 @@ from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS, require_names
 from envkit.env.drawing import fake_step
+from envkit.env.html import Told
 from envkit.env.own_state import OWN
 from envkit.errors import ArgumentTypeError, MissingKeyError, ResumeError, SpecError
 from envkit.specs import Composite, StackedComposite
@@ -374,6 +375,14 @@ class TransformedEnv(TransformStepping):
 
     def __repr__(self) -> str:
         return f"TransformedEnv(\n    env={self.base_env!r},\n    transform={self._transform!r})"
+
+    def _told(self) -> Told:
+        if not self.base_env._told().specs:  # a pool that is not started; to ask would start it
+            return Told({"transform": repr(self._transform)}, {}, {"base env": self.base_env})
+        facts, specs, _ = super()._told()
+        return Told(
+            {**facts, "transform": repr(self._transform)}, specs, {"base env": self.base_env}
+        )
 
 
 def _holds_anything(state: Any) -> bool:

@@ -168,3 +168,7 @@ def test_only_stored_states_are_drawn_later():
 
     with pytest.raises(UnsupportedError, match="record\\(env, policy, path\\)"):
         video(env, env.rollout(2))
+
+
+def test_the_repr_names_simulator_and_id():
+    assert repr(GymEnv("CartPole-v1")) == "GymEnv('CartPole-v1', batch_size=(), device=cpu)"
