@@ -9,6 +9,7 @@ Conventions
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -258,8 +259,19 @@ class JumanjiEnv(JumanjiWrapper):
 
 
 def _import_jumanji() -> Any:
-    with quietly():
+    with quietly(), _no_notebook():
         return require("jumanji")
+
+
+@contextlib.contextmanager
+def _no_notebook() -> Iterator[None]:
+    """Hide IPython, where Jumanji would change matplotlib's backend on import, to one that may not be installed."""
+    shown = vars(builtins).pop("__IPYTHON__", None)
+    try:
+        yield
+    finally:
+        if shown is not None:
+            vars(builtins)["__IPYTHON__"] = shown
 
 
 def _environment(name: str) -> Any:

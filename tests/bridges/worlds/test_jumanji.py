@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -268,3 +270,15 @@ def test_what_cannot_be_fetched_is_told(monkeypatch):
 def test_known_envs_are_listed():
     assert JumanjiEnv.available_envs == env_names()
     assert {"Snake-v1", "TSP-v1", "Sokoban-v0"} <= set(env_names())
+
+
+@pytest.mark.slow
+def test_a_notebook_keeps_its_way_of_showing_figures():
+    script = (
+        "import builtins; builtins.__IPYTHON__ = True  # as in Jupyter\n"
+        "from bridges.worlds import jumanji; assert jumanji.env_names() and builtins.__IPYTHON__"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
