@@ -11,13 +11,17 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
+import gymnasium
+import numpy as np
 import torch
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 from bench.harness import compare
-from envkit import BraxEnv, EnvBase, GymEnv, ParallelEnv, to_torchrl
+from envkit import BraxEnv, EnvBase, GymEnv, ParallelEnv, to_gym_vector, to_sb3, to_torchrl
 
 
 def cart_poles() -> EnvBase:
@@ -78,9 +82,75 @@ def torchrl_brax(quick: bool) -> None:
     torchrl_of("Brax inverted_pendulum", pendulums, 50 if quick else 300, 5 if quick else 9)
 
 
+def arrays_of(
+    title: str, make: Callable[[], EnvBase], peers: dict[str, Any], steps: int, rounds: int
+) -> None:
+    """Compare views that show arrays with the env itself, and with vector envs of those libraries.
+
+    Args:
+        peers: what makes each, by name.
+    """
+    with ExitStack() as opened, closing(make()) as env:
+        env.set_seed(0)
+        policy = always_zero(env)
+
+        def by_hand() -> None:
+            td = env.reset()
+            for _ in range(steps):
+                _, td = env.step_and_maybe_reset(policy(td))
+
+        works: dict[str, Callable[[], object]] = {"env.step_and_maybe_reset": by_hand}
+        for mode in ("next_step", "same_step"):
+            works[f"to_gym_vector(env, {mode!r})"] = stepped(to_gym_vector(env, mode), steps)
+        works["to_sb3(env)"] = stepped(to_sb3(env), steps)
+        for name, maker in peers.items():
+            theirs = maker()
+            opened.callback(theirs.close)
+            works[name] = stepped(theirs, steps)
+        compare(
+            f"views as arrays, {title} x {env.numel()}, {steps} steps a round",
+            works,
+            steps=steps * env.numel(),
+            reference="env.step_and_maybe_reset",
+            rounds=rounds,
+        )
+
+
+def stepped(envs: Any, steps: int) -> Callable[[], None]:
+    """Step a vector env of Gymnasium's or SB3's with actions that are all zero."""
+    space = getattr(envs, "single_action_space", envs.action_space)
+    actions = np.zeros((envs.num_envs, *space.shape), space.dtype)
+
+    def work() -> None:
+        envs.reset()
+        for _ in range(steps):
+            envs.step(actions)
+
+    return work
+
+
+def arrays_cart_pole(quick: bool) -> None:
+    """Views as arrays of CartPole x 32, beside the libraries' own vector envs."""
+    makers: list[Any] = [partial(gymnasium.make, "CartPole-v1")] * 32
+    peers = {
+        "gymnasium SyncVectorEnv": partial(gymnasium.vector.SyncVectorEnv, makers),
+        "gymnasium AsyncVectorEnv": partial(gymnasium.vector.AsyncVectorEnv, makers),
+        "SB3 DummyVecEnv": partial(DummyVecEnv, makers),
+        "SB3 SubprocVecEnv": partial(SubprocVecEnv, makers),
+    }
+    arrays_of("CartPole-v1", cart_poles, peers, 100 if quick else 500, 5 if quick else 7)
+
+
+def arrays_brax(quick: bool) -> None:
+    """Views as arrays of Brax's inverted pendulum x 1024."""
+    arrays_of("Brax inverted_pendulum", pendulums, {}, 50 if quick else 300, 5 if quick else 9)
+
+
 WORKS: dict[str, Callable[[bool], None]] = {
     "torchrl_cart_pole": torchrl_cart_pole,
     "torchrl_brax": torchrl_brax,
+    "arrays_cart_pole": arrays_cart_pole,
+    "arrays_brax": arrays_brax,
 }
 
 
