@@ -13,8 +13,10 @@ from envkit import GymEnv, ParallelEnv, SerialEnv, check_env_specs
 from envkit.env.base import EnvBase
 from envkit.errors import BatchSizeError, SpecError
 from envkit.specs import Composite, Unbounded
+from tests.bridges.compare import assert_same
 from tests.zoo.envs import Count, StatelessCount
 from tests.zoo.policies import Replay
+from tests.zoo.shaped_envs import Groups
 
 F, T = False, True
 make_count = partial(Count, 5)
@@ -638,3 +640,21 @@ def test_rows_carry_data_only_where_all_sub_envs_look_alike(opened, first):
 
     assert env.reset().batch_size == (2,)
     assert env.use_buffers is False
+
+
+@pytest.mark.parametrize("use_buffers", [True, False])
+def test_a_rollout_of_groups_is_that_of_stepping_them(use_buffers):
+    rolled, stepped = (SerialEnv(2, partial(Groups, 4), use_buffers=use_buffers) for _ in range(2))
+    actions = []
+
+    def act(td):
+        actions.append(rolled.rand_action(td))
+        return actions[-1]
+
+    whole = rolled.rollout(11, act, break_when_any_done=False)
+    td, steps = stepped.reset(), []
+    for acted in actions:
+        data, td = stepped.step_and_maybe_reset(td.update(acted.select(*stepped.action_keys)))
+        steps.append(data)
+
+    assert_same(whole, torch.stack(steps, 1))
