@@ -68,8 +68,8 @@ def to_minari(
     Returns:
         The ``minari.MinariDataset``. An episode that the end of the data cut is marked truncated. Entries that are
         neither observations, actions, rewards nor flags are its infos, but for a stateless env's ``state``, which
-        is left out. ``recover_environment()`` works where ``env`` is an env of Gymnasium, a pool of such, or made
-        by `make` from numbers and text, and no transforms were added; else ``env_spec`` is None.
+        is left out. ``recover_environment()`` works where ``env`` is an env of Gymnasium, an open pool of such, or
+        made by `make` from numbers and text, and no transforms were added; else ``env_spec`` is None.
 
     Raises:
         ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) the id is malformed or taken, told before

@@ -64,7 +64,7 @@ def to_parquet(
             if table is None or writer is None:
                 table = _Table(layout)
                 with telling(path):
-                    writer = parquet.ParquetWriter(file, table.schema)
+                    writer = parquet.ParquetWriter(file, table.schema, use_dictionary=table.texts)
                 stack.callback(_close, writer, path)
             _write(writer, table.add(batch), path)
         if table is not None:
@@ -120,6 +120,7 @@ class _Table:
     def __init__(self, layout: Layout):
         self._arrow = require("pyarrow")
         self.layout = layout
+        self.texts = [column.name for column in layout.columns if column.dtype == TEXT]
         self._numbers = EpisodeNumbers()
         self._open: dict[int, tuple[int, int]] = {}  # by episode: row and time of its newest step
         self._steps = 0

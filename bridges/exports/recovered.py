@@ -65,8 +65,8 @@ def env_spec_of(env: EnvBase, observation_space: Any, action_space: Any) -> Any:
 def _candidates(env: EnvBase) -> Iterator[Any]:
     kind = require("gymnasium.envs.registration").EnvSpec
     if not isinstance(env, TransformedEnv):
-        specs = getattr(env, "spec", None)
-        specs = specs if isinstance(specs, list) else [specs]
+        found = getattr(env, "spec", None)  # of a pool, those of its envs
+        specs = [found] if found is None or isinstance(found, kind) else list(found)
         if isinstance(specs[0], kind) and all(spec == specs[0] for spec in specs):
             yield specs[0]
     told = made_by(env)

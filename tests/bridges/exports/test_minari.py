@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import pickle
+import weakref
 from functools import partial
 
 import gymnasium
@@ -16,11 +19,14 @@ import envkit
 from envkit import (
     Collector,
     GymEnv,
+    ParallelEnv,
     SerialEnv,
     StepCounter,
     TransformedEnv,
     from_minari,
+    from_parquet,
     to_minari,
+    to_parquet,
 )
 from envkit.errors import (
     ArgumentError,
@@ -135,6 +141,17 @@ def test_indices_stand_for_one_hot_observations():
     assert_equal(from_minari("lake-v0"), one_by_one(data))
 
 
+def test_nothing_is_pickled(monkeypatch):
+    env = cartpole()
+    data = played(env, 30)
+    for name in ("dump", "dumps", "load", "loads", "Pickler", "Unpickler"):
+        monkeypatch.delattr(pickle, name)
+
+    to_minari(data, "mine-v0", env=env)
+
+    assert_equal(from_minari("mine-v0"), one_by_one(data))
+
+
 # ---------------------------------------------------------------------------------------- envs
 
 
@@ -231,6 +248,46 @@ def test_a_dataset_of_minari_itself_is_read():
     assert torch.equal(data["next", "info", "clock"], data["info", "clock"] + 1)
 
 
+# ---------------------------------------------------------------------------------------- streams
+
+
+def test_batches_are_not_kept():
+    alive, most = weakref.WeakSet(), []
+
+    def batches():
+        for _ in range(30):
+            batch = Count(5).rollout(4)  # cut by the reset that follows
+            alive.add(batch["action"])
+            most.append(len(alive))
+            yield batch
+            del batch
+            gc.collect(0)
+
+    dataset = to_minari(batches(), "mine-v0")
+
+    assert dataset.total_episodes == len(most) == 30 and max(most) <= 3
+    assert all(one.truncations.tolist() == [False] * 3 + [True] for one in dataset)
+
+
+@pytest.mark.slow
+def test_asynchronous_workers_and_their_env_are_written(tmp_path, opened):
+    kept = []
+    env = opened(ParallelEnv(2, cartpole))
+    options = {"backend": "process", "num_collectors": 2, "sync": False}
+
+    with Collector(cartpole, frames_per_batch=50, total_frames=600, **options) as collector:
+        batches = (kept.append(batch.clone()) or batch for batch in collector)
+        dataset = to_minari(batches, "cart-v0", env=env)
+    to_parquet(kept, tmp_path / "cart.parquet")
+
+    data = torch.cat(kept, -1)
+    ids = data["collector", "traj_ids"]
+    assert_equal(from_parquet(tmp_path / "cart.parquet"), data)
+    assert dataset.total_steps == 600 and dataset.total_episodes == len(ids.unique())
+    assert sorted(map(len, dataset)) == sorted(ids.unique(return_counts=True)[1].tolist())
+    assert dataset.recover_environment().spec.id == "CartPole-v1"
+
+
 # ---------------------------------------------------------------------------------------- refusals
 
 
@@ -278,6 +335,14 @@ def test_a_full_disk_leaves_nothing(folder, full_disk):
         to_minari(rollouts, "deep/er/cart-v0", env=env)
 
     assert os.listdir(folder) == []
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_collected(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "file" / "below"))
+
+    with pytest.raises(WriteError, match=r"mine-v0 cannot be written: Not a directory"):
+        to_minari((pytest.fail("collected") for _ in range(1)), "mine-v0")
 
 
 def test_a_collector_that_fails_leaves_nothing(folder):
