@@ -8,7 +8,6 @@ Run: ``python -m bench.control [--quick]``
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from bench.harness import compare
+from bench.harness import LoopsTogether, compare
 from envkit import DMControlEnv, EnvBase, ParallelEnv, SerialEnv
 
 DOMAIN, TASK, ROWS, PROCESSES = "cartpole", "swingup", 8, 2
@@ -47,41 +46,6 @@ def bare_loop(count: int, steps: int) -> Callable[[], None]:
                     seen[name][row] = value
 
     return run
-
-
-class BareLoops:
-    """Bare loops in processes of their own that run at the same time, each over its share."""
-
-    def __init__(self, count: int, steps: int, processes: int):
-        context = multiprocessing.get_context("spawn")
-        self._ends, self._processes = [], []
-        for _ in range(processes):
-            here, there = context.Pipe()
-            share = (there, count // processes, steps)
-            self._processes.append(context.Process(target=_serve, args=share))
-            self._ends.append(here)
-        for process in self._processes:
-            process.start()
-
-    def __call__(self) -> None:
-        for end in self._ends:
-            end.send("run")
-        for end in self._ends:
-            end.recv()
-
-    def close(self) -> None:
-        """End the processes."""
-        for end in self._ends:
-            end.send(None)
-        for process in self._processes:
-            process.join()
-
-
-def _serve(end, count: int, steps: int) -> None:
-    torch.set_num_threads(1)
-    run = bare_loop(count, steps)
-    while end.recv():
-        end.send(run())
 
 
 def rolled_out(env: EnvBase, steps: int) -> Callable[[], None]:
@@ -143,8 +107,8 @@ def in_workers(quick: bool) -> None:
     parallel, serial = ParallelEnv(ROWS, make, num_processes=PROCESSES), SerialEnv(ROWS, make)
     reference = f"{PROCESSES} bare loops at the same time"
     with ExitStack() as opened:
-        loops = BareLoops(ROWS, steps, PROCESSES)
-        opened.callback(loops.close)
+        bare = partial(bare_loop, ROWS // PROCESSES, steps)
+        loops = opened.enter_context(LoopsTogether(bare, PROCESSES))
         for env in (parallel, serial):
             env.set_seed(0)
             opened.callback(env.close)

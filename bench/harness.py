@@ -12,6 +12,7 @@ Conventions
 from __future__ import annotations
 
 import json
+import multiprocessing
 import platform
 import statistics
 import time
@@ -21,7 +22,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["Measured", "compare", "machine", "record"]
+__all__ = ["LoopsTogether", "Measured", "compare", "machine", "record"]
 
 RESULTS = Path(__file__).parent / "results"
 _LIBRARIES = ("envkit", "jax", "torch", "tensordict", "brax", "gymnasium", "mujoco", "torchrl")
@@ -88,6 +89,50 @@ def compare(
         )
     record(title, {"reference": reference, "rounds": rounds, "works": [asdict(r) for r in rows]})
     return rows
+
+
+class LoopsTogether:
+    """The same work in processes of their own at the same time; a call returns when all of them are done.
+
+    Args:
+        make: gives the work, in each process.
+        processes: how many.
+    """
+
+    def __init__(self, make: Callable[[], Callable[[], object]], processes: int):
+        context = multiprocessing.get_context("spawn")
+        self._ends, self._processes = [], []
+        for _ in range(processes):
+            here, there = context.Pipe()
+            self._processes.append(context.Process(target=_serve, args=(there, make)))
+            self._ends.append(here)
+        for process in self._processes:
+            process.start()
+
+    def __call__(self) -> None:
+        for end in self._ends:
+            end.send("run")
+        for end in self._ends:
+            end.recv()
+
+    def __enter__(self) -> LoopsTogether:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for end in self._ends:
+            end.send(None)
+        for process in self._processes:
+            process.join()
+
+
+def _serve(end, make: Callable[[], Callable[[], object]]) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    run = make()
+    while end.recv():
+        run()
+        end.send(None)
 
 
 def record(title: str, result: dict) -> None:

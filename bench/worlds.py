@@ -1,12 +1,11 @@
 """Worlds against what their libraries do by themselves; each function is one line of the table.
 
-Run: ``python -m bench.worlds [--quick] [--only games|cartpole|snake]``
+Run: ``python -m bench.worlds [--quick] [--only WORK]``
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,9 +14,9 @@ from typing import Any
 
 import jax
 import numpy as np
-import torch
 
-from bench.harness import compare
+from bench.control import in_workers, one_env
+from bench.harness import LoopsTogether, compare
 
 GAMES, PISTONS = 8, 20
 
@@ -35,7 +34,9 @@ def games(quick: bool) -> None:
         return PettingZooEnv("butterfly/pistonball_v6")
 
     with ExitStack() as opened:
-        loops = opened.enter_context(_GameLoops(GAMES, steps, processes))
+        loops = opened.enter_context(
+            LoopsTogether(partial(bare_games, GAMES // processes, steps), processes)
+        )
         parallel = ParallelEnv(GAMES, make, num_processes=processes)
         serial = SerialEnv(GAMES, make)
         for env in (parallel, serial):
@@ -85,43 +86,6 @@ def bare_games(count: int, steps: int) -> Callable[[], None]:
 def _put(rows: np.ndarray, observations: dict[str, np.ndarray]) -> None:
     for row, observation in zip(rows, observations.values(), strict=True):
         row[...] = observation
-
-
-class _GameLoops:
-    """Bare loops in processes of their own that run at the same time, each over its share."""
-
-    def __init__(self, count: int, steps: int, processes: int):
-        context = multiprocessing.get_context("spawn")
-        self._ends, self._processes = [], []
-        for _ in range(processes):
-            here, there = context.Pipe()
-            arguments = (there, count // processes, steps)
-            self._processes.append(context.Process(target=_serve_games, args=arguments))
-            self._ends.append(here)
-        for process in self._processes:
-            process.start()
-
-    def __call__(self) -> None:
-        for end in self._ends:
-            end.send("run")
-        for end in self._ends:
-            end.recv()
-
-    def __enter__(self) -> _GameLoops:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        for end in self._ends:
-            end.send(None)
-        for process in self._processes:
-            process.join()
-
-
-def _serve_games(end, count: int, steps: int) -> None:
-    torch.set_num_threads(1)
-    run = bare_games(count, steps)
-    while end.recv():
-        end.send(run())
 
 
 def _rollout(env, steps: int) -> Callable[[], None]:
@@ -296,6 +260,8 @@ def _jittered(key: jax.Array, system: Any) -> Any:
 
 WORKS = {
     "games": games,
+    "control": one_env,
+    "control in workers": in_workers,
     "cartpole": cartpole,
     "snake": snake,
     "playground": playground,
