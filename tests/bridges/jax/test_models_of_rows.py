@@ -283,7 +283,7 @@ def test_a_gradient_reaches_the_model_of_a_row():
 @pytest.mark.slow
 @pytest.mark.parametrize("at", ["episode", "construction"])
 def test_rows_on_several_devices_draw_what_they_draw_on_one(at):
-    one, other = sleds(randomize_at=at), sleds(randomize_at=at, devices=jax.devices()[:1])
+    one, other = sleds(randomize_at=at), sleds(randomize_at=at, devices=jax.devices()[:ROWS])
 
     runs = [env.rollout(9, break_when_any_done=False) for env in map(_seeded, (one, other))]
 
