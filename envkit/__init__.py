@@ -43,6 +43,7 @@ _HOMES = {
     "bridges.exports.parquet": ("from_parquet", "to_parquet"),
     "bridges.policy.compiled": ("compile_policy",),
     "bridges.jax.policy.jax_policy": ("JaxPolicy",),
+    "bridges.exports.plots": ("plot_returns", "plot_rollout"),
     "bridges.exports.video": ("Video", "VideoFolder"),
     "bridges.exports.watching": ("record", "video"),
     "envkit.collectors.collector": ("Collector",),

@@ -11,6 +11,8 @@ from bridges.exports.minari import from_minari as from_minari
 from bridges.exports.minari import to_minari as to_minari
 from bridges.exports.parquet import from_parquet as from_parquet
 from bridges.exports.parquet import to_parquet as to_parquet
+from bridges.exports.plots import plot_returns as plot_returns
+from bridges.exports.plots import plot_rollout as plot_rollout
 from bridges.exports.sb3 import to_sb3 as to_sb3
 from bridges.exports.torchrl import for_replay_buffer as for_replay_buffer
 from bridges.exports.torchrl import to_torchrl as to_torchrl

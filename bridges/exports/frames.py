@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from envkit.batched.attributes import WorkerAttribute
 from envkit.batched.mixed import MixedEnv
 from envkit.env.base import EnvBase
 from envkit.errors import UnsupportedError
@@ -71,24 +72,26 @@ def pace_of(env: EnvBase) -> float:
     env = without_transforms(env)
     if isinstance(env, MixedEnv):
         return pace_of(env.members[0].env)
-    metadata = _first(getattr(env, "metadata", None), Mapping)
-    pace = None if metadata is None else metadata.get("render_fps")
-    seconds = _first(getattr(env, "dt", None), float)
-    if not pace and seconds:
+    metadata = _of_one(getattr(env, "metadata", None))
+    pace = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
+    if not pace and (seconds := _seconds_of(env)):
         pace = 1 / seconds
     skipped = getattr(env, "frame_skip", 1)
     return min(_FASTEST, float(pace or _PACE) / (skipped if isinstance(skipped, int) else 1))
 
 
-def _first(value: Any, kind: type) -> Any:
-    """Give an attribute of an env, or of the first sub-env of a pool; None where it is of another kind."""
-    if (
-        not isinstance(value, kind)
-        and hasattr(value, "__getitem__")
-        and not isinstance(value, torch.Tensor)
-    ):
-        value = next(iter(value), None)
-    return value if isinstance(value, kind) else None
+def _seconds_of(env: EnvBase) -> float | None:
+    """Give the time that a step takes in the env: ``dt`` of Brax and Playground, ``control_timestep()`` of dm_control."""
+    seconds = _of_one(getattr(env, "dt", None))
+    if seconds is None and callable(asked := getattr(env, "control_timestep", None)):
+        seconds = _of_one(asked())
+    found = np.asarray(seconds)
+    return float(found) if found.dtype.kind in "fiu" and found.ndim == 0 else None
+
+
+def _of_one(value: Any) -> Any:
+    """Give an attribute of an env; of a pool that of the first sub-env."""
+    return value[0] if isinstance(value, list | WorkerAttribute) else value
 
 
 class _OfStates:
@@ -163,7 +166,7 @@ class _OfSimulators:
                 "an env with a batch gives one for each row. Make it with render_mode='rgb_array' if it has that "
                 "option."
             )
-        return torch.as_tensor(frame).clone()
+        return frame.clone() if isinstance(frame, torch.Tensor) else torch.from_numpy(frame.copy())
 
 
 class _OfMembers:

@@ -48,7 +48,7 @@ class Lamp(gymnasium.Env):
         return np.full(1, self.time, np.float32), 1.0, self.time == 4, False, {}
 
     def render(self):
-        return np.full((4, 6, 3), self.first + 40 * self.time, np.uint8)
+        return np.full((4, 6, 3), self.first + 40 * self.time, np.uint8)[::-1]  # as MuJoCo's
 
 
 def lamps(*firsts: int) -> SerialEnv:
@@ -91,6 +91,33 @@ def test_each_row_of_a_mixed_env_is_drawn_by_its_member(tmp_path):
 
     assert seen.frames[1, 0, 0, ::6].tolist() == [60, 40]
     env.close()
+
+
+class Stepped(Lamp):
+    """Says how long a step takes, as a 0-d array."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    dt = np.asarray(0.1, np.float32)
+
+
+class Slow(Lamp):
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def control_timestep(self):
+        return 0.05
+
+
+@pytest.mark.parametrize(
+    ("env", "pace"),
+    [
+        (lambda: GymWrapper(Stepped()), 10),
+        (lambda: GymWrapper(Slow(), frame_skip=2), 10),
+        (lambda: SerialEnv(1, lambda: GymWrapper(Slow())), 20),
+        (lambda: lamps(0, 10), 25),
+    ],
+)
+def test_the_pace_is_that_of_the_env(env, pace, tmp_path):
+    assert record(env(), None, tmp_path / "lamp.gif", steps=1).fps == pytest.approx(pace)
 
 
 def test_a_video_shows_itself_inline(tmp_path):
