@@ -71,8 +71,18 @@ def assert_equals_bare(env, steps):
         assert np.array_equal(following["reward"][:, 0], state.reward)
         assert np.array_equal(following["terminated"][:, 0], np.asarray(state.done) > 0.5)
         ours = filled(state, env.unpack(following["state"]))
-        assert all(jax.tree.leaves(jax.tree.map(np.array_equal, ours, state)))
+        jax.tree_util.tree_map_with_path(assert_same_leaf, ours, state)
         td = env.step_mdp(td)
+
+
+def assert_same_leaf(path, ours, bare):
+    """Compare bit for bit; where a camera is, which no step reads, XLA may round in another way."""
+    name = name_of(path)
+    bare = np.asarray(bare)
+    if name[-1].startswith("cam_"):
+        np.testing.assert_allclose(ours, bare, atol=1e-6)
+    else:
+        assert np.array_equal(ours, bare), name
 
 
 # --------------------------------------------------------------------------------------- same numbers
