@@ -96,6 +96,9 @@ def rollout(
     num_envs: NumEnvs = None,
     steps: Annotated[int, typer.Option(min=1, help="Of every env.")] = 1000,
     seed: Seed = 0,
+    video: Annotated[
+        Path | None, typer.Option(help="Write a video of the first env: .mp4 or .gif.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the data: .parquet, .h5 or .hdf5.")
     ] = None,
@@ -103,7 +106,7 @@ def rollout(
     """Step an env with random actions, and say what it returned."""
     from envkit.cli.rollout import roll_out
 
-    roll_out(id, num_envs, steps, seed, out=out)
+    roll_out(id, num_envs, steps, seed, video=video, out=out)
 
 
 @app.command()

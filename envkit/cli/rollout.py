@@ -16,15 +16,20 @@ __all__ = ["roll_out"]
 
 _WRITERS = {".parquet": "to_parquet", ".h5": "to_hdf5", ".hdf5": "to_hdf5"}
 
+_FRAMES = 500  # of a video at most
 
-def roll_out(id: str, num_envs: int | None, steps: int, seed: int, *, out: Path | None) -> None:
-    """Step an env, print its speed and its returns, and write the data if asked for."""
+
+def roll_out(
+    id: str, num_envs: int | None, steps: int, seed: int, *, video: Path | None, out: Path | None
+) -> None:
+    """Step an env, print its speed and its returns, and write the data and a video if asked for."""
     if out is not None and out.suffix not in _WRITERS:
         raise ArgumentError(
             f"--out is {str(out)!r}, but its ending must be one of {', '.join(_WRITERS)}."
         )
     torch.manual_seed(seed)
-    env = envkit.make(id, num_envs, seed=seed)
+    drawn = {"render_mode": "rgb_array"} if video is not None and id.startswith("gym/") else {}
+    env = envkit.make(id, num_envs, seed=seed, **drawn)
     try:
         env.reset()
         begin = time.perf_counter()
@@ -35,6 +40,9 @@ def roll_out(id: str, num_envs: int | None, steps: int, seed: int, *, out: Path 
         if out is not None:
             getattr(envkit, _WRITERS[out.suffix])(data, out)
             print(f"wrote {out}")
+        if video is not None:
+            envkit.record(env, None, video, steps=min(steps, _FRAMES))
+            print(f"wrote {video}")
     finally:
         env.close(raise_if_closed=False)
 

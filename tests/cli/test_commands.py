@@ -88,6 +88,18 @@ def test_a_rollout_says_what_it_returned_and_is_written(run, tmp_path):
     assert (back["next", "observation"].reshape(-1, 4) == data["next", "observation"]).all()
 
 
+@pytest.mark.parametrize("name", ["walk.gif", "walk.mp4"])
+def test_a_rollout_is_drawn(run, tmp_path, name):
+    file = tmp_path / name
+
+    status, printed, _ = run(
+        "rollout", "gym/CartPole-v1", "--num-envs", "1", "--steps", "3", "--video", str(file)
+    )
+
+    assert status == 0 and f"wrote {file}" in printed
+    assert file.stat().st_size > 0
+
+
 def test_an_episode_that_does_not_end_is_told_as_reward_a_step(run):
     status, printed, _ = run("rollout", "gym/Pendulum-v1", "--steps", "5")
 
