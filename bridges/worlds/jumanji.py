@@ -266,12 +266,15 @@ def _import_jumanji() -> Any:
 @contextlib.contextmanager
 def _no_notebook() -> Iterator[None]:
     """Hide IPython, where Jumanji would change matplotlib's backend on import, to one that may not be installed."""
-    shown = vars(builtins).pop("__IPYTHON__", None)
+    names: Any = builtins
+    shown = getattr(names, "__IPYTHON__", None)
+    if shown is not None:
+        del names.__IPYTHON__
     try:
         yield
     finally:
         if shown is not None:
-            vars(builtins)["__IPYTHON__"] = shown
+            names.__IPYTHON__ = shown
 
 
 def _environment(name: str) -> Any:
