@@ -9,8 +9,8 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,12 @@ from envkit.errors import ArgumentError, MissingKeyError
 from envkit.evaluation.outcome import Evaluation
 from envkit.evaluation.stats import EpisodeStats, episode_stats
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Curve = Evaluation | EpisodeStats | TensorDictBase | torch.Tensor | np.ndarray | Sequence[float]
+Curves = Curve | Mapping[str, Curve]
+
 __all__ = ["plot_returns", "plot_rollout"]
 
 _WIDEST = 16
@@ -31,7 +37,7 @@ _WIDEST = 16
 _HIDDEN = frozenset({"next", "state", "done", "terminated", "truncated", "collector"})
 
 
-def plot_returns(*curves: Any, ax: Any = None) -> Any:
+def plot_returns(*curves: Curves, ax: Axes | None = None) -> Axes:
     """Plot the return of each episode, faint, and the mean of the last ones, strong.
 
     Args:
@@ -49,20 +55,22 @@ def plot_returns(*curves: Any, ax: Any = None) -> Any:
     named = list(_named(curves))
     if not named:
         raise ArgumentError("plot_returns got no curves. Pass evaluate(env, policy), or returns.")
-    ax = _axes(1)[0] if ax is None else ax
+    shown: Any = _axes(1)[0] if ax is None else ax
     for name, values in named:
         window = max(1, len(values) // 20)
         episodes = np.arange(1, len(values) + 1)
-        (faint,) = ax.plot(episodes, values, alpha=0.3, linewidth=0.8)
+        (faint,) = shown.plot(episodes, values, alpha=0.3, linewidth=0.8)
         sums = np.cumsum(np.concatenate([[0.0], values]))
         means = (sums[window:] - sums[:-window]) / window
-        ax.plot(episodes[window - 1 :], means, color=faint.get_color(), label=name)
-    ax.set(xlabel="episode", ylabel="return")
-    _finish(ax, legend=any(name is not None for name, _ in named))
-    return ax
+        shown.plot(episodes[window - 1 :], means, color=faint.get_color(), label=name)
+    shown.set(xlabel="episode", ylabel="return")
+    _finish(shown, legend=any(name is not None for name, _ in named))
+    return shown
 
 
-def plot_rollout(td: TensorDictBase, row: int = 0, *, axes: Any = None) -> Any:
+def plot_rollout(
+    td: TensorDictBase, row: int = 0, *, axes: Sequence[Axes] | None = None
+) -> np.ndarray:
     """Plot what one row did: the reward, then the actions, observations and all else that has few numbers a step.
 
     Dotted lines stand where an episode ends.
@@ -87,21 +95,22 @@ def plot_rollout(td: TensorDictBase, row: int = 0, *, axes: Any = None) -> Any:
             f"the data has no entry with 1 to {_WIDEST} numbers a step to plot; it has "
             f"{sorted(map(str, td.keys(True, True)))}."
         )
-    axes = np.atleast_1d(_axes(len(entries)) if axes is None else axes)
-    if len(axes) < len(entries):
+    given: Any = _axes(len(entries)) if axes is None else axes
+    shown = np.atleast_1d(given)
+    if len(shown) < len(entries):
         raise ArgumentError(
-            f"axes are {len(axes)}, but {len(entries)} entries are plotted: {sorted(entries)}. Pass one for each."
+            f"axes are {len(shown)}, but {len(entries)} entries are plotted: {sorted(entries)}. Pass one for each."
         )
     done = run.get(("next", "done"), None)
     ends = [] if done is None else np.flatnonzero(_numbers(done).any(1))
-    for ax, (name, values) in zip(axes, entries.items(), strict=False):
+    for ax, (name, values) in zip(shown, entries.items(), strict=False):
         ax.plot(np.arange(len(values)), values, linewidth=1)
         for end in ends:
             ax.axvline(end, color="0.6", linewidth=0.8, linestyle=":")
         ax.set_ylabel(name)
         _finish(ax, legend=False)
-    axes[len(entries) - 1].set_xlabel("step")
-    return axes
+    shown[len(entries) - 1].set_xlabel("step")
+    return shown
 
 
 def _named(curves: Any) -> Iterator[tuple[str | None, np.ndarray]]:

@@ -11,6 +11,7 @@ Conventions
 from __future__ import annotations
 
 import os
+import subprocess
 from base64 import b64encode
 from functools import cached_property
 from pathlib import Path
@@ -22,12 +23,12 @@ import torch
 
 from bridges.libraries import require
 from envkit.data.files import telling, whole_file
-from envkit.errors import ArgumentError
+from envkit.errors import ArgumentError, WriteError
 
 __all__ = ["Video", "VideoFolder", "as_video_path"]
 
 
-_WRITERS = {"gif": ("imageio",), "mp4": ("imageio", "imageio_ffmpeg")}
+_WRITERS = {"gif": ("imageio",), "mp4": ("imageio_ffmpeg",)}
 _SHOWN = {
     "gif": '<img src="data:image/gif;base64,{data}" alt="{label}">',
     "mp4": '<video src="data:video/mp4;base64,{data}" title="{label}" controls autoplay loop muted></video>',
@@ -184,21 +185,37 @@ def _require_pace(fps: float) -> float:
 def _encoded(frames: torch.Tensor, format: str, fps: float) -> bytes:
     """Give the bytes of a file."""
     _require_writers(format)
-    writer: Any = require("imageio.v3")
     pictures = frames.permute(0, 2, 3, 1).cpu().numpy()
     if format == "gif":
+        writer: Any = require("imageio.v3")
         hundredths = max(2, round(100 / fps))  # browsers slow down what is faster
         return writer.imwrite(
             "<bytes>", pictures, extension=".gif", duration=10 * hundredths, loop=0
         )
+    return _as_mp4(pictures, fps)
+
+
+def _as_mp4(pictures: np.ndarray, fps: float) -> bytes:
+    """Encode by H.264, which halves the resolution of colours, so both sides get even.
+
+    ffmpeg is run from here, not by imageio, which forks this process and leaves a pipe open.
+    """
     height, width = pictures.shape[1:3]
-    even = (
-        (0, 0),
-        (0, height % 2),
-        (0, width % 2),
-        (0, 0),
-    )  # H.264 halves the resolution of colours
+    even = ((0, 0), (0, height % 2), (0, width % 2), (0, 0))
+    padded = np.pad(pictures, even, mode="edge")
+    size = f"{padded.shape[2]}x{padded.shape[1]}"
+    ffmpeg = require("imageio_ffmpeg").get_ffmpeg_exe()
+    taken = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(fps), "-i", "-"]
+    made = ["-an", "-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", "20"]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "video.mp4"
-        writer.imwrite(path, np.pad(pictures, even, mode="edge"), fps=fps, macro_block_size=2)
+        done = subprocess.run(
+            [ffmpeg, "-loglevel", "error", *taken, *made, str(path)],
+            input=np.ascontiguousarray(padded).data,
+            capture_output=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            told = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
+            raise WriteError(f"ffmpeg could not write {len(pictures)} frames of {size}: {told[-1]}")
         return path.read_bytes()
