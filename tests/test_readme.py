@@ -28,6 +28,7 @@ GUIDES = [
         "worlds.md",
     )
 ]
+LONG = ("interop.md", "worlds.md")  # load the library of every world, compile, train
 ON_RAY = ROOT / "docs" / "distributed.md"
 CONTINUES = "<!-- after the first example -->\n"
 
@@ -68,7 +69,12 @@ def test_a_block_of_the_readme_runs_as_printed(heading):
 
 
 @pytest.mark.parametrize(
-    ("guide", "heading"), [(guide, heading) for guide in GUIDES for heading in blocks(guide)]
+    ("guide", "heading"),
+    [
+        pytest.param(guide, heading, marks=pytest.mark.slow if guide.name in LONG else ())
+        for guide in GUIDES
+        for heading in blocks(guide)
+    ],
 )
 def test_a_block_of_a_guide_runs_as_printed(guide, heading):
     execute(blocks(guide)[heading])
