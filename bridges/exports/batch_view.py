@@ -17,19 +17,18 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 
 from bridges.exports.spaces import asked_space, shown_space
 from envkit import rules
-from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths, nest
+from envkit.data.paths import Key, Path, as_key, leaf_paths, nest
+from envkit.env.as_gym import as_tensor, shown_and_infos
 from envkit.env.base import EnvBase
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
     InputError,
-    MissingKeyError,
     NotResetError,
 )
 from envkit.specs import Composite, NonTensor, TensorSpec
@@ -73,7 +72,9 @@ class BatchView:
         (self._action,) = env.action_keys
         (self._reward,) = env.reward_keys
         self._action_spec = env.full_action_spec[self._action]
-        self._shown, self._infos = _split(env, [as_path(key) for key in info_keys])
+        hidden = {path for path in leaf_paths(env.full_state_spec) if path[0] == "state"}
+        paths = [path for path in leaf_paths(env.full_observation_spec) if path not in hidden]
+        self._shown, self._infos = shown_and_infos(paths, info_keys)
         specs = Composite(
             {as_key(path): env.single_full_observation_spec[as_key(path)] for path in self._shown}
         )
@@ -128,7 +129,7 @@ class BatchView:
     def _acted(self, action: Any) -> TensorDictBase:
         root = self.root
         spec = self._action_spec
-        value = action if isinstance(action, torch.Tensor) else _tensor_of(action)
+        value = as_tensor(action, self._action, spec)
         if value.shape == spec.shape:
             return root.set(self._action, value.to(spec.device, spec.dtype))
         expected = self.action_space.shape
@@ -174,16 +175,6 @@ class BatchView:
         return value.numpy(force=True) if self.to_numpy else value
 
 
-def _tensor_of(action: Any) -> torch.Tensor:
-    try:
-        return torch.as_tensor(np.asarray(action))
-    except TypeError as error:
-        raise ArgumentTypeError(
-            f"the actions are {action!r}, of type {type(action).__name__}, but must be an array of numbers, one "
-            "row for each env."
-        ) from error
-
-
 def _require_rows(env: EnvBase, whose: str) -> None:
     if not isinstance(env, EnvBase):
         raise ArgumentTypeError(
@@ -212,20 +203,6 @@ def _require_rows(env: EnvBase, whose: str) -> None:
             f"{whose} reads the done flags of the root, but this {type(env).__name__} has them in "
             f"{[as_key(level) for level in env.done_levels]} only."
         )
-
-
-def _split(env: EnvBase, moved: list[Path]) -> tuple[list[Path], list[Path]]:
-    """Divide the observation entries into what is shown and what is an info; the node "state" is neither."""
-    hidden = {path for path in leaf_paths(env.full_state_spec) if path[0] == "state"}
-    paths = [path for path in leaf_paths(env.full_observation_spec) if path not in hidden]
-    for path in moved:
-        if not any(known[: len(path)] == path for known in paths):
-            raise MissingKeyError(
-                f"info_keys names {as_key(path)!r}, but the observations of the env are "
-                f"{[as_key(known) for known in paths]}. Name one of them, or a node above."
-            )
-    infos = [path for path in paths if any(path[: len(above)] == above for above in moved)]
-    return sorted(set(paths) - set(infos)), sorted(infos)
 
 
 def _require_arrays(specs: Composite, whose: str) -> None:

@@ -12,7 +12,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from envkit.specs import Composite, TensorSpec
 
-__all__ = ["GymView"]
+__all__ = ["GymView", "as_tensor", "shown_and_infos"]
 
 
 class GymView:
@@ -46,16 +46,7 @@ class GymView:
         self.env = env
         self.to_numpy = to_numpy
         self._root: TensorDictBase | None = None
-        moved = [as_path(key) for key in _listed(info_keys)]
-        paths = leaf_paths(env.full_observation_spec)
-        for path in moved:
-            if not any(_is_below(known, path) for known in paths):
-                raise MissingKeyError(
-                    f"info_keys names {as_key(path)!r}, but the observations of the env are "
-                    f"{[as_key(known) for known in paths]}. Name one of them, or a node above."
-                )
-        self._infos = sorted(p for p in paths if any(_is_below(p, above) for above in moved))
-        self._shown = sorted(set(paths) - set(self._infos))
+        self._shown, self._infos = shown_and_infos(leaf_paths(env.full_observation_spec), info_keys)
 
     @property
     def observation_spec(self) -> Composite:
@@ -114,8 +105,7 @@ class GymView:
     def _act(self, root: TensorDictBase, action: Any) -> None:
         for key in self.env.action_keys:
             spec, value = self.env.full_action_spec[key], self._picked(action, key)
-            if not isinstance(value, torch.Tensor):
-                value = _as_tensor(value, key, spec)
+            value = as_tensor(value, key, spec)
             fits = value.shape == spec.shape
             root.set(key, value.to(spec.device, spec.dtype) if fits else spec.encode(value))
 
@@ -175,6 +165,47 @@ class GymView:
         return value.detach().cpu().numpy()
 
 
+def shown_and_infos(
+    paths: Collection[Path], info_keys: Iterable[Key] | str | None
+) -> tuple[list[Path], list[Path]]:
+    """Divide observation entries into those that are shown and those that are infos, both sorted.
+
+    Args:
+        paths: the entries.
+        info_keys: see `GymView`.
+
+    Raises:
+        ArgumentTypeError: ``info_keys`` are no keys.
+        MissingKeyError: there is no observation of that name.
+    """
+    moved = [as_path(key) for key in _listed(info_keys)]
+    for path in moved:
+        if not any(_is_below(known, path) for known in paths):
+            raise MissingKeyError(
+                f"info_keys names {as_key(path)!r}, but the observations of the env are "
+                f"{[as_key(known) for known in paths]}. Name one of them, or a node above."
+            )
+    infos = sorted(path for path in paths if any(_is_below(path, above) for above in moved))
+    return sorted(set(paths) - set(infos)), infos
+
+
+def as_tensor(value: Any, key: Key, spec: TensorSpec) -> torch.Tensor:
+    """Give an action of numbers, an array or a tensor as a tensor.
+
+    Raises:
+        ArgumentTypeError: it is none of these.
+    """
+    if isinstance(value, torch.Tensor):
+        return value
+    try:
+        return torch.as_tensor(np.asarray(value))
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"{key!r} is {value!r}, of type {type(value).__name__}, but its spec is {spec}. Pass "
+            "numbers, an array or a tensor."
+        ) from error
+
+
 def _listed(keys: Iterable[Key] | str | None) -> list[Key]:
     if keys is None:
         return []
@@ -186,16 +217,6 @@ def _listed(keys: Iterable[Key] | str | None) -> list[Key]:
             'the observations that are infos: info_keys=["step_count"].'
         )
     return list(keys)
-
-
-def _as_tensor(value: Any, key: Key, spec: TensorSpec) -> torch.Tensor:
-    try:
-        return torch.as_tensor(np.asarray(value))
-    except TypeError as error:
-        raise ArgumentTypeError(
-            f"{key!r} is {value!r}, of type {type(value).__name__}, but its spec is {spec}. Pass "
-            "numbers, an array or a tensor."
-        ) from error
 
 
 def _is_below(path: Path, above: Path) -> bool:

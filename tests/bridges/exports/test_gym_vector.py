@@ -297,7 +297,7 @@ def test_what_a_view_gave_stays_as_it_is(opened):
         (lambda: to_gym_vector(SerialEnv(2, Count), info_keys=["count"]), ArgumentError, "no observation"),
         (lambda: ours("next_step").step(np.zeros(3, int)), NotResetError, "Call reset"),
         (lambda: begun().step(np.zeros(2, int)), InputError, r"shape \(2,\).*\(3,\)"),
-        (lambda: begun().step(object()), ArgumentTypeError, "array of numbers"),
+        (lambda: begun().step(object()), ArgumentTypeError, "Pass numbers, an array or a tensor"),
         (lambda: begun().reset(seed=[1, 2, 3]), ArgumentTypeError, "one int"),
         (lambda: begun().reset(options={"low": 1}), ArgumentError, "'low'"),
         (lambda: begun().reset(options={"reset_mask": np.zeros(3, bool)}), ArgumentError, "0 rows"),
