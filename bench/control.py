@@ -16,8 +16,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from bench.harness import LoopsTogether, compare
-from envkit import DMControlEnv, EnvBase, ParallelEnv, SerialEnv
+from bench.harness import LoopsTogether, compare, rolled_out, stepped
+from envkit import DMControlEnv, ParallelEnv, SerialEnv
 
 DOMAIN, TASK, ROWS, PROCESSES = "cartpole", "swingup", 8, 2
 
@@ -44,31 +44,6 @@ def bare_loop(count: int, steps: int) -> Callable[[], None]:
                     step = env.reset()
                 for name, value in step.observation.items():
                     seen[name][row] = value
-
-    return run
-
-
-def rolled_out(env: EnvBase, steps: int) -> Callable[[], None]:
-    """Roll out with random actions and resets inside, each time from where the last one stopped."""
-    state = {"td": env.reset()}
-
-    def run() -> None:
-        td = state["td"]
-        data = env.rollout(steps, auto_reset=False, tensordict=td, break_when_any_done=False)
-        state["td"] = env.step_mdp(data[..., -1])
-
-    return run
-
-
-def stepped(env: EnvBase, steps: int) -> Callable[[], None]:
-    """Call `step_and_maybe_reset` in a loop."""
-    state = {"td": env.reset()}
-
-    def run() -> None:
-        td = state["td"]
-        for _ in range(steps):
-            _, td = env.step_and_maybe_reset(env.rand_action(td))
-        state["td"] = td
 
     return run
 

@@ -21,8 +21,17 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-__all__ = ["LoopsTogether", "Measured", "compare", "machine", "record"]
+__all__ = [
+    "LoopsTogether",
+    "Measured",
+    "compare",
+    "machine",
+    "record",
+    "rolled_out",
+    "stepped",
+]
 
 RESULTS = Path(__file__).parent / "results"
 _LIBRARIES = ("envkit", "jax", "torch", "tensordict", "brax", "gymnasium", "mujoco", "torchrl")
@@ -133,6 +142,31 @@ def _serve(end, make: Callable[[], Callable[[], object]]) -> None:
     while end.recv():
         run()
         end.send(None)
+
+
+def rolled_out(env: Any, steps: int) -> Callable[[], None]:
+    """Roll out with random actions and resets inside, each time from where the last one stopped."""
+    state = {"td": env.reset()}
+
+    def run() -> None:
+        td = state["td"]
+        data = env.rollout(steps, auto_reset=False, tensordict=td, break_when_any_done=False)
+        state["td"] = env.step_mdp(data[..., -1])
+
+    return run
+
+
+def stepped(env: Any, steps: int) -> Callable[[], None]:
+    """Call `step_and_maybe_reset` with random actions, each time from where the last one stopped."""
+    state = {"td": env.reset()}
+
+    def run() -> None:
+        td = state["td"]
+        for _ in range(steps):
+            _, td = env.step_and_maybe_reset(env.rand_action(td))
+        state["td"] = td
+
+    return run
 
 
 def record(title: str, result: dict) -> None:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from bench.control import in_workers, one_env
-from bench.harness import LoopsTogether, compare
+from bench.harness import LoopsTogether, compare, rolled_out, stepped
 
 GAMES, PISTONS = 8, 20
 
@@ -48,9 +48,9 @@ def games(quick: bool) -> None:
             {
                 reference: loops,
                 "bare loop, one process": bare_games(GAMES, steps),
-                "envkit ParallelEnv, rollout": _rollout(parallel, steps),
-                "envkit ParallelEnv, step by step": _steps(parallel, steps),
-                "envkit SerialEnv, rollout": _rollout(serial, steps),
+                "envkit ParallelEnv, rollout": rolled_out(parallel, steps),
+                "envkit ParallelEnv, step by step": stepped(parallel, steps),
+                "envkit SerialEnv, rollout": rolled_out(serial, steps),
             },
             steps=GAMES * steps,
             reference=reference,
@@ -86,30 +86,6 @@ def bare_games(count: int, steps: int) -> Callable[[], None]:
 def _put(rows: np.ndarray, observations: dict[str, np.ndarray]) -> None:
     for row, observation in zip(rows, observations.values(), strict=True):
         row[...] = observation
-
-
-def _rollout(env, steps: int) -> Callable[[], None]:
-    """Roll out with resets inside, each time from where the last one stopped."""
-    state = {"td": env.reset()}
-
-    def run() -> None:
-        td = state["td"]
-        data = env.rollout(steps, auto_reset=False, tensordict=td, break_when_any_done=False)
-        state["td"] = env.step_mdp(data[..., -1])
-
-    return run
-
-
-def _steps(env, steps: int) -> Callable[[], object]:
-    state = {"td": env.reset()}
-
-    def run() -> None:
-        td = state["td"]
-        for _ in range(steps):
-            _, td = env.step_and_maybe_reset(env.rand_action(td))
-        state["td"] = td
-
-    return run
 
 
 # ----------------------------------------------------------------------------- gymnax and Jumanji
