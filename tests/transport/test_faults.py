@@ -354,7 +354,9 @@ def test_opening_and_closing_twenty_times_leaks_nothing(holdings, method):
         pool.close()
         del arrays
 
-    assert holdings() == before
+    files, children, shared = holdings()
+    assert files <= before[0] and shared == before[2]
+    assert set(children) <= set(before[1])  # of other tests some may have ended meanwhile
 
 
 @pytest.fixture

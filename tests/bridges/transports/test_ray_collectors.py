@@ -86,7 +86,10 @@ def test_new_weights_act_in_the_next_batch(built, sync):
     first = [collector.next() for _ in range(2)]
     policy.say(1.0)
     collector.update_policy_weights_()
-    later = [collector.next() for _ in range(4)]
+    in_flight = (
+        1 if sync else 12
+    )  # of an actor that is slow to start, others may have made many meanwhile
+    later = [collector.next() for _ in range(in_flight + 1)]
 
     assert isinstance(collector, MultiSyncDataCollector if sync else MultiaSyncDataCollector)
     assert not any(td["action"].any() for td in first)
