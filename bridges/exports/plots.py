@@ -71,7 +71,7 @@ def plot_returns(*curves: Curves, ax: Axes | None = None) -> Axes:
 def plot_rollout(
     td: TensorDictBase, row: int = 0, *, axes: Sequence[Axes] | None = None
 ) -> np.ndarray:
-    """Plot what one row did: the reward, then the actions, observations and all else that has few numbers a step.
+    """Plot what one row did: the reward, then the actions, and all else that changes and has few numbers a step.
 
     Dotted lines stand where an episode ends.
 
@@ -153,7 +153,7 @@ def _row_of(td: TensorDictBase, row: int) -> Any:
 
 
 def _plotted(run: TensorDictBase) -> Iterator[tuple[str, np.ndarray]]:
-    """Give the entries with few numbers a step: rewards, then those of the root."""
+    """Give the entries with few numbers a step: rewards, actions, then what changes of the rest of the root."""
     following = run.get("next", None)
     for path, value in [] if following is None else leaves(following):
         if path[-1] == "reward":
@@ -162,7 +162,8 @@ def _plotted(run: TensorDictBase) -> Iterator[tuple[str, np.ndarray]]:
         hidden = any(part in _HIDDEN or part.startswith("_") for part in as_path(path))
         if isinstance(value, torch.Tensor) and not hidden and path[-1] != "reward":
             numbers = _numbers(value)
-            if 0 < numbers.shape[1] <= _WIDEST:
+            changes = len(numbers) == 1 or path[-1] == "action" or (numbers != numbers[:1]).any()
+            if 0 < numbers.shape[1] <= _WIDEST and changes:
                 yield ".".join(path), numbers
 
 

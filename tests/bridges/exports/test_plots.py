@@ -80,6 +80,18 @@ def test_one_row_is_plotted_entry_by_entry_with_the_ends_of_episodes():
     assert list(named.values())[-1].get_xlabel() == "step"
 
 
+def test_what_never_changes_is_left_out_but_for_rewards_and_actions():
+    steps = torch.arange(3.0)
+    still = torch.ones(3, 1)
+    data = TensorDict(
+        {"action": still, "gravity": still, "x": steps, "next": {"reward": still}}, [3]
+    )
+
+    found = plot_rollout(data, axes=axes(3))
+
+    assert [ax.get_ylabel() for ax in found] == ["reward", "action", "x"]
+
+
 @pytest.mark.parametrize(
     ("curves", "told"),
     [((), "no curves"), (([],), "at least one episode"), ((torch.zeros(2, 2),), r"shape \(2, 2\)")],
