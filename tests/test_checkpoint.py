@@ -26,10 +26,9 @@ cartpole = partial(GymEnv, "CartPole-v1", max_episode_steps=9)
 @pytest.mark.parametrize(
     "kind",
     [
-        "serial",
         *(
             pytest.param(kind, marks=pytest.mark.slow)
-            for kind in ("parallel", "mixed", "fast", "inverted_pendulum")
+            for kind in ("serial", "parallel", "mixed", "fast", "inverted_pendulum")
         ),
     ],
 )

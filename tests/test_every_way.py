@@ -244,7 +244,11 @@ SLOW = {  # each sub-env compiles for itself
     for kind in ("jax nested", "brax")
     for way in WAYS
     if "SerialEnv" in way or "ParallelEnv" in way
-} | {("envpool", "in ParallelEnv")}  # starts a process
+} | {
+    ("envpool", "in ParallelEnv"),  # starts a process
+    ("jax", "in ParallelEnv"),
+    ("jax", "under transforms, in SerialEnv"),
+}
 
 # -------------------------------------------------------------------------------------------- tests
 

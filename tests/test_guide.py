@@ -16,10 +16,18 @@ from envkit import EnvBase
 
 GUIDE = (Path(__file__).parent.parent / "docs" / "custom_envs.md").read_text()
 CHAPTERS = {text.partition("\n")[0]: text for text in GUIDE.split("\n## ")[1:]}
+COMPILED = ("A stateless env, in JAX",)
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.DOTALL)
 
 
-@pytest.mark.parametrize("title", [title for title, text in CHAPTERS.items() if "```" in text])
+@pytest.mark.parametrize(
+    "title",
+    [
+        pytest.param(title, marks=pytest.mark.slow if title in COMPILED else ())
+        for title, text in CHAPTERS.items()
+        if "```" in text
+    ],
+)
 def test_a_chapter_runs_as_printed(title, capsys):
     torch.manual_seed(1)  # the guide shows what random actions led to
     names = {"__name__": "__main__"}  # so that functions travel to workers by value

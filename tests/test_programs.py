@@ -41,9 +41,8 @@ from tests.zoo.trail import CHOICES, TrailEnv, TrailGym
 LENGTH = 7  # of rollouts of compiled envs: another length is another program to compile
 
 
-kinds = [
-    pytest.param(kind, marks=pytest.mark.slow if kind.startswith("ray") else ()) for kind in KINDS
-]
+RARER = {"jax nested", *(kind for kind in KINDS if kind.startswith("ray"))}
+kinds = [pytest.param(kind, marks=pytest.mark.slow if kind in RARER else ()) for kind in KINDS]
 
 
 @pytest.fixture(scope="module", params=kinds)

@@ -570,7 +570,10 @@ def test_a_gymnasium_env_that_raises_in_a_step_is_named(opened):
         env.rollout(3)
 
 
-@pytest.mark.parametrize("hidden", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "hidden",
+    [pytest.param(True, marks=pytest.mark.slow), pytest.param(False, marks=pytest.mark.slow)],
+)
 def test_workers_hide_warnings_unless_told_otherwise(hidden):
     script = f"""
 import envkit

@@ -42,7 +42,10 @@ def _forget_what_was_compiled() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow if kind == "fused" else ()) for kind in KINDS],
+)
 def test_a_compiled_function_steps_an_env(kind):
     env = KINDS[kind]()
     force = torch.full((*env.batch_size, 1), 0.5)

@@ -120,6 +120,7 @@ def test_whole_runs_compile_where_jax_has_64_bits(x64, make):
         assert env.observation_spec["observation"].dtype == torch.float64
 
 
+@pytest.mark.slow
 def test_transforms_are_part_of_runs_where_jax_has_64_bits(x64):
     env = transformed(JaxEnv(Wide(), batch_size=[2], episode_length=3))
 

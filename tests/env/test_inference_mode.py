@@ -55,8 +55,14 @@ KINDS: dict[str, Callable[[], EnvBase]] = {
 }
 
 
-@pytest.mark.parametrize("built_inside", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+CELLS = [
+    pytest.param(kind, inside, marks=pytest.mark.slow if compiles and not inside else ())
+    for kind, compiles in ((kind, kind in ("jax", "fused")) for kind in KINDS)
+    for inside in (False, True)
+]
+
+
+@pytest.mark.parametrize(("kind", "built_inside"), CELLS)
 def test_an_env_works_outside_of_inference_mode_after_its_first_use_inside(kind, built_inside):
     env = None if built_inside else KINDS[kind]()
     with torch.inference_mode():

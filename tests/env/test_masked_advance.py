@@ -43,7 +43,10 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow if kind == "around jax" else ()) for kind in KINDS],
+)
 def test_one_call_does_what_two_do(kind, opened):
     one, two = (opened(KINDS[kind]()) for _ in range(2))
     draws = torch.Generator().manual_seed(1)

@@ -260,7 +260,11 @@ def without_reward(recorded):
     return replace(recorded, next=replace(recorded.next, reward=None))
 
 
-@pytest.mark.parametrize("env", [WALK, BatchedEnv(TimeLimit(Pendulum(), 3))], ids=["walk", "swing"])
+@pytest.mark.parametrize(
+    "env",
+    [WALK, pytest.param(BatchedEnv(TimeLimit(Pendulum(), 3)), marks=pytest.mark.slow)],
+    ids=["walk", "swing"],
+)
 def test_a_compiled_rollout_equals_the_python_loop(env):
     """States, observations, actions and flags in every bit; XLA may round a reward differently."""
     steps = 8
@@ -282,6 +286,7 @@ def test_a_compiled_rollout_equals_the_python_loop(env):
     assert same_bits(carry[1].observation, loop_carry[1].observation)
 
 
+@pytest.mark.slow
 def test_chunks_of_a_rollout_join_to_the_whole():
     whole_carry, whole = compiled(WALK, steps=12)(begin(WALK, 5), 0)
     chunk = compiled(WALK, steps=4)

@@ -71,7 +71,10 @@ def assert_alike(left, right):
     assert_close(left, shared, atol=1e-4)
 
 
-@pytest.mark.parametrize("stop", ["break_when_any_done", "break_when_all_done", None])
+@pytest.mark.parametrize(
+    "stop",
+    [pytest.param("break_when_any_done", marks=pytest.mark.slow), "break_when_all_done", None],
+)
 def test_a_compiled_rollout_leaves_the_statistics_of_the_stepwise_one(both, stop):
     rule = {"break_when_any_done": False} if stop is None else {stop: True}
     inside, outside = both

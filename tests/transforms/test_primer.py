@@ -229,6 +229,7 @@ def test_what_no_primer_declares_obeys_the_reset_of_its_group_and_without_one_it
         env.rollout(5, remembering(), **NONSTOP)
 
 
+@pytest.mark.slow
 def test_numbers_run_inside_programs_and_other_values_around_them():
     specs = {"mem": Unbounded((2,)), "flag": Categorical(2, dtype=torch.bool, shape=(1,))}
     fusing = TensorDictPrimer(specs, default_value={"mem": 0.5, "flag": True}, expand_specs=True)

@@ -31,9 +31,19 @@ COPIES = {
 }
 
 
+RARER = ("brax object", "fused")  # compile most
+
+
 @pytest.mark.parametrize(
     ("kind", "way"),
-    [("jax", "copied"), ("jax", "by value"), *((kind, "pickled") for kind in KINDS)],
+    [
+        ("jax", "copied"),
+        ("jax", "by value"),
+        *(
+            pytest.param(kind, "pickled", marks=pytest.mark.slow if kind in RARER else ())
+            for kind in KINDS
+        ),
+    ],
 )
 def test_a_copy_goes_on_as_the_original_would(kind, way):
     env = KINDS[kind]()

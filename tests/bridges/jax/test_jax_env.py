@@ -131,7 +131,11 @@ def test_all_steps_of_a_rollout_from_python_are_one_program(wrap):
 
 @pytest.mark.rounding
 @pytest.mark.parametrize(
-    "transform", [Compose, lambda: Compose(StepCounter(), VecNorm(in_keys=["place"]))]
+    "transform",
+    [
+        pytest.param(Compose, marks=pytest.mark.slow),
+        lambda: Compose(StepCounter(), VecNorm(in_keys=["place"])),
+    ],
 )
 def test_episodes_begin_alike_in_the_program_that_steps_and_in_the_one_that_resets(transform):
     def make():
@@ -496,7 +500,17 @@ def test_the_layouts_compute_the_same(walker, nested_walker):
         assert torch.equal(leaf.to(views[key].dtype), views[key]), key
 
 
-@pytest.mark.parametrize("way", ["step", "masked", "skipped", "advance", "reset", "unroll"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "step",
+        "masked",
+        "skipped",
+        "advance",
+        "reset",
+        pytest.param("unroll", marks=pytest.mark.slow),
+    ],
+)
 def test_each_layout_accepts_the_others_state(walker, nested_walker, way):
     mask = torch.tensor([True, False, True, False])
 

@@ -53,6 +53,7 @@ def env():
     return sleds(action_repeat=2, episode_length=3)
 
 
+@pytest.mark.slow
 def test_rows_of_a_run_keep_a_model_for_an_episode_and_draw_another_with_the_next(env):
     env.set_seed(1)
 

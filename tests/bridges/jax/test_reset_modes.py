@@ -62,7 +62,10 @@ def test_brax_takes_these_keywords_and_refuses_other_modes():
         BraxEnv("fast", reset_mode="stale", **options)
 
 
-@pytest.mark.parametrize(("frequency", "clears"), [(False, 0), (3, 3), (5, 2), (100, 0)])
+@pytest.mark.parametrize(
+    ("frequency", "clears"),
+    [pytest.param(False, 0, marks=pytest.mark.slow), (3, 3), (5, 2), (100, 0)],
+)
 def test_caches_are_cleared_as_often_as_asked(monkeypatch, frequency, clears):
     cleared = []
     monkeypatch.setattr(jax, "clear_caches", lambda: cleared.append(None))

@@ -204,6 +204,7 @@ def test_programs_are_left_uncompiled_where_asked_for(snake):
     assert plain.jit and plain.rand_step(plain.reset()).batch_size == (ROWS,)
 
 
+@pytest.mark.slow
 def test_states_and_observations_of_jumanji_are_read_by_name(snake):
     snake.set_seed(0)
     td = snake.reset()

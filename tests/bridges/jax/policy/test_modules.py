@@ -96,7 +96,14 @@ class Covariance(nn.Module):
         return loc, factor if self.kind == "scale_tril" else factor @ factor.mT
 
 
-@pytest.mark.parametrize("kind", ["scale_tril", "covariance_matrix", "precision_matrix"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "scale_tril",
+        pytest.param("covariance_matrix", marks=pytest.mark.slow),
+        pytest.param("precision_matrix", marks=pytest.mark.slow),
+    ],
+)
 def test_a_multivariate_normal_draws_with_its_covariance(crowd, kind):
     normal = torch.distributions.MultivariateNormal
 
@@ -214,6 +221,7 @@ def test_e_greedy_that_has_annealed_compiles_nothing_and_is_greedy(choosers):
     assert policy.translations == 1
 
 
+@pytest.mark.slow
 def test_e_greedy_explores_a_box_evenly(crowd):
     towards = TensorDictModule(Calls(lambda x: 0 * x), in_keys=["place"], out_keys=["action"])
     spec = Bounded(torch.tensor([-1.0, 0.5]), torch.tensor([1.0, 0.75]))
@@ -226,6 +234,7 @@ def test_e_greedy_explores_a_box_evenly(crowd):
     assert (share.var(0) - 1 / 12).abs().max() < 0.01
 
 
+@pytest.mark.slow
 def test_additive_noise_is_gaussian_and_kept_within_the_spec(crowd):
     torch.manual_seed(0)
     loc = TensorDictModule(nn.Linear(2, 2), in_keys=["place"], out_keys=["loc"])
@@ -251,7 +260,7 @@ def test_additive_noise_is_gaussian_and_kept_within_the_spec(crowd):
 # ----------------------------------------------------------------------------------------- recurrence
 
 
-@pytest.mark.parametrize("kind", ["gru", "lstm"])
+@pytest.mark.parametrize("kind", [pytest.param("gru", marks=pytest.mark.slow), "lstm"])
 def test_a_recurrent_module_gives_what_it_gives_step_by_step(walker, kind):
     torch.manual_seed(0)
     states = ["h"] if kind == "gru" else ["h", "c"]

@@ -80,7 +80,7 @@ def assert_agree(networks, inputs):
 GROUPS = [list(NETWORKS)[start : start + 4] for start in range(0, len(NETWORKS), 4)]
 
 
-SLOWER = {"gru", "gru cell", "masked attention"}  # recurrent ones and attention take long to export
+SLOWER = {"gru", "gru cell", "masked attention", "bilinear", "reductions"}  # take long to export
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_deterministic_policy_does_what_its_module_does(walker, steered):
 
 
 @pytest.mark.rounding
-@pytest.mark.parametrize("chunk", [64, 2])
+@pytest.mark.parametrize("chunk", [pytest.param(64, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("rule", ["any", "all"])
 def test_a_run_that_stops_early_is_the_stepwise_one(walker, drawn, monkeypatch, rule, chunk):
     monkeypatch.setattr(unrolling, "_CHUNK", chunk)
@@ -548,6 +548,7 @@ def test_a_recurrent_policy_forgets_where_an_episode_ends(walker):
     assert (compiled["hidden"][begun] == 0).all() and (compiled["hidden"][~begun] != 0).any()
 
 
+@pytest.mark.slow
 @pytest.mark.rounding
 def test_what_a_policy_remembers_may_come_in_the_data(walker):
     env = TransformedEnv(walker, InitTracker())
@@ -580,7 +581,9 @@ def assert_alike(unrolled, stepped):
     assert_close(unrolled, shared.detach(), atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("out_key", [("next", "memory"), "memory"])
+@pytest.mark.parametrize(
+    "out_key", [("next", "memory"), pytest.param("memory", marks=pytest.mark.slow)]
+)
 def test_what_a_policy_remembers_begins_with_what_its_primer_says(walker, out_key):
     env, module = primed(walker, 0.25), counting(out_key)
     td = seeded(env, 1).reset()
@@ -602,6 +605,7 @@ def test_what_a_policy_remembers_begins_with_what_its_primer_says(walker, out_ke
     assert_alike(data, stepped)
 
 
+@pytest.mark.slow
 def test_what_a_policy_remembers_is_zero_in_a_new_episode_if_nobody_says_otherwise(walker):
     module = counting()
     td = seeded(walker, 1).reset().set("memory", torch.full((4, 2), 0.5))
