@@ -7,15 +7,18 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 from tensordict import TensorDictBase
 
 from envkit.data.paths import Path
-from envkit.env.policy import ActsOnRows, CallOnLeaves, Policy, RowsPolicy
+from envkit.env.on_leaves import ActsOnLeaves, LeavesPolicy
+from envkit.env.policy import ActsOnRows, Policy, RowsPolicy
 
 __all__ = ["Seconds", "timed"]
 
@@ -35,7 +38,7 @@ class Seconds(dict[str, float]):
 
 def timed(act: Policy, seconds: Seconds) -> Policy:
     """Give a policy that does what ``act`` does, in every way it can, and counts how long it takes."""
-    if isinstance(act, CallOnLeaves):
+    if isinstance(act, ActsOnLeaves):
         return _TimedOnLeaves(act, seconds)
     return _TimedOnRows(act, seconds) if isinstance(act, ActsOnRows) else _Timed(act, seconds)
 
@@ -51,16 +54,22 @@ class _Timed:
         return acted
 
 
-class _TimedOnLeaves(CallOnLeaves):
-    def __init__(self, act: CallOnLeaves, seconds: Seconds):
-        super().__init__(self._timed, act.in_keys, act.write)
-        self._act, self._seconds = act.function, seconds
+class _TimedOnLeaves(_Timed):
+    _act: ActsOnLeaves  # type: ignore[assignment]
 
-    def _timed(self, *leaves: Any) -> Any:
-        began = perf_counter()
-        acted = self._act(*leaves)
-        self._seconds.acted(began)
-        return acted
+    def on_leaves(self, root: TensorDictBase) -> LeavesPolicy | None:
+        found = self._act.on_leaves(root)
+        if found is None:
+            return None
+        act, seconds = found.act, self._seconds
+
+        def timed_act(given: Sequence[torch.Tensor]) -> Mapping[Path, Any]:
+            began = perf_counter()
+            written = act(given)
+            seconds.acted(began)
+            return written
+
+        return replace(found, act=timed_act)
 
 
 class _TimedOnRows(_Timed):

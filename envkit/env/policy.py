@@ -14,20 +14,19 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType as ExplorationType
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from tensordict.nn import set_interaction_type as set_exploration_type
 from tensordict.nn.probabilistic import interaction_type as exploration_type
 from torch import nn
 
 from envkit.data.paths import Key, Path, as_path
+from envkit.env.on_leaves import ActionWriter, CallModule, CallOnLeaves
 from envkit.env.stepping import Stepping
 from envkit.errors import PolicyError, RolloutError
-from envkit.specs import TensorSpec
 
 __all__ = [
     "ActsOnRows",
     "BindsToEnv",
-    "CallOnLeaves",
     "ExplorationType",
     "Policy",
     "PolicyLike",
@@ -112,11 +111,13 @@ def as_policy(env: Stepping, policy: PolicyLike, *, trust: bool = False) -> Poli
             f"policy must be callable, got {type(policy).__name__}. "
             "Pass a module, a function, or None for random actions."
         )
+    if type(policy) is TensorDictModule:
+        return CallModule(policy, _CallOnRoot(policy))
     if trust or takes_tensordict(policy):
         return _CallOnRoot(policy)
     inputs = observation_inputs(env)
     _require_room(policy, inputs)
-    return CallOnLeaves(policy, inputs, _ActionWriter(env))
+    return CallOnLeaves(policy, inputs, ActionWriter(env))
 
 
 def replay(env: Stepping, actions: Iterable[Any]) -> Policy:
@@ -127,7 +128,7 @@ def replay(env: Stepping, actions: Iterable[Any]) -> Policy:
         actions: one item for each step: what a plain callable would return, or a TensorDict of actions.
     """
     upcoming = iter(actions)
-    write = _ActionWriter(env)
+    write = ActionWriter(env)
 
     def act(tensordict: TensorDictBase) -> TensorDictBase:
         action = next(upcoming, None)
@@ -189,87 +190,6 @@ class _CallOnRoot:
                 "must return the TensorDict with the action in it, or a new one."
             )
         return tensordict.update(acted)
-
-
-class CallOnLeaves:
-    """Call a plain function on observation leaves and write what it returns as the action.
-
-    Args:
-        function: what the user passed.
-        in_keys: entries it is called with.
-        write: puts what it returns into the TensorDict.
-    """
-
-    def __init__(self, function: Callable[..., Any], in_keys: list[Key], write: _ActionWriter):
-        self.function = function
-        self.in_keys = in_keys
-        self.write = write
-
-    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        return self.write(tensordict, self.function(*(tensordict.get(key) for key in self.in_keys)))
-
-    def actions(self, leaves: Iterable[torch.Tensor], batch: torch.Size) -> dict[Key, Any]:
-        """Call the function on the leaves of `in_keys`, and give the actions by key."""
-        return self.write.named(self.function(*leaves), batch)
-
-
-class _ActionWriter:
-    """Write what a user gives as the action, or as a tuple of actions, into a TensorDict.
-
-    How many elements an action has is looked at in the first call only.
-    """
-
-    def __init__(self, env: Stepping):
-        self.actions: dict[Key, TensorSpec] = {
-            key: env.full_action_spec[key] for key in env.action_keys
-        }
-        self.batch_dims = env.batch_dims
-        self._was_called = False
-
-    def __call__(self, tensordict: TensorDictBase, actions: Any) -> TensorDictBase:
-        for key, action in self.named(actions, tensordict.batch_size).items():
-            tensordict.set(key, action)
-        return tensordict
-
-    def named(self, actions: Any, batch: torch.Size) -> dict[Key, Any]:
-        """Give what a user gave as one action or as a tuple, by key."""
-        if not isinstance(actions, tuple):
-            actions = (actions,)
-        if len(actions) != len(self.actions):
-            raise PolicyError(
-                f"the policy returned {len(actions)} values, but the env has the action keys "
-                f"{list(self.actions)}. Return one tensor for each of them."
-            )
-        found = {}
-        for key, action in zip(self.actions, actions, strict=True):
-            if not isinstance(action, torch.Tensor) and self.actions[key].dtype is not None:
-                action = self._as_tensor(action, key)
-            if not self._was_called:
-                self._check_size(action, key, batch)
-            found[key] = action
-        self._was_called = True
-        return found
-
-    def _as_tensor(self, action: Any, key: Key) -> Any:
-        """Take numbers and arrays for tensors."""
-        try:
-            return torch.as_tensor(action)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise PolicyError(
-                f"the policy returned {action!r}, of type {type(action).__name__}, as {key!r}, but "
-                f"the env takes {self.actions[key]}. Return a tensor."
-            ) from error
-
-    def _check_size(self, action: Any, key: Key, batch: torch.Size) -> None:
-        spec = self.actions[key]
-        if spec.dtype is None or -1 in spec.shape:
-            return
-        shape = torch.Size((*batch, *spec.shape[self.batch_dims :]))
-        if action.numel() != shape.numel():
-            raise PolicyError(
-                f"the policy returned a tensor of shape {tuple(action.shape)} as {key!r}, but the "
-                f"env takes {tuple(shape)}: {spec}. Return one value for each element."
-            )
 
 
 def observation_inputs(env: Stepping) -> list[Key]:

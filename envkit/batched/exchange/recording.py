@@ -3,7 +3,7 @@
 The sub-envs write the roots and outcomes of up to `BufferExchange.num_slots` steps side by side;
 what they wrote is copied out once for all of them. No TensorDict is built for a step but the one
 the policy sees, and none of what the policy sees is ever overwritten. One that acts on rows sees no
-TensorDict, but the rows themselves, and keeps none of them; a plain function sees copies of the leaves.
+TensorDict, but the rows themselves, and keeps none of them; one that acts on leaves sees copies of those it reads.
 
 Conventions
     window  steps that lie in the slots at the same time.
@@ -14,7 +14,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,10 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.batched.exchange.rows import BufferExchange
-from envkit.data.paths import Path, as_key, as_path, tensordict_of
+from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.data.transition import leaves
-from envkit.env.policy import ActsOnRows, CallOnLeaves, Policy, RowsPolicy
+from envkit.env.on_leaves import ActsOnLeaves, LeavesPolicy
+from envkit.env.policy import ActsOnRows, Policy, RowsPolicy
 from envkit.errors import RolloutError
 
 __all__ = ["record_plain", "record_random", "record_rollout"]
@@ -96,7 +97,7 @@ def record_plain(
 ) -> TensorDict | None:
     """Do what `record_rollout` does, where the policy needs no TensorDict: none is made for a step.
 
-    Such is one that acts on rows, and a plain function of leaves.
+    Such is one that acts on rows, or on leaves, as a plain function and a plain TensorDictModule do.
 
     Returns:
         None, with nothing done, where the policy must see TensorDicts, reads what only they hold, or
@@ -107,8 +108,8 @@ def record_plain(
     if not is_plain or action_paths != exchange.inputs[0].keys():
         return None
     actor: _OnRows | _OnLeaves | None = None
-    if isinstance(act, CallOnLeaves):
-        actor = _OnLeaves.fitting(act, exchange, device)
+    if isinstance(act, ActsOnLeaves):
+        actor = _OnLeaves.fitting(act.on_leaves(root), exchange, {*others}, device)
     elif isinstance(act, ActsOnRows):
         actor = _OnRows.fitting(act.on_rows(root), exchange, steps)
     if actor is None:
@@ -170,9 +171,8 @@ class _OnRows:
             and torch.from_numpy(np.empty(0, writes[path][1])).dtype == rows.dtype
             for path, rows in inputs.items()
         ]
-        asks = any(path[0] == "next" or path[-1] in (rules.STEP, rules.RESET) for path in writes)
         fits = roots >= set(policy.reads) and roots.isdisjoint(writes) and all(is_action)
-        return cls(policy, exchange, steps) if fits and not asks else None
+        return cls(policy, exchange, steps) if fits and not _asks(writes) else None
 
     def act(self, step: int, slot: int) -> None:
         """Act on the root of a slot."""
@@ -201,44 +201,63 @@ def _copied(rows: torch.Tensor, device: Any) -> torch.Tensor:
 
 
 class _OnLeaves:
-    """A plain function of leaves, which may keep what it is given."""
+    """A policy that is called with tensors, which it may keep."""
 
-    def __init__(self, act: CallOnLeaves, exchange: BufferExchange, device: Any):
-        self._act, self._batch, self._device = act, exchange.batch_size, device
-        self._reads = [as_path(key) for key in act.in_keys]
+    def __init__(self, policy: LeavesPolicy, exchange: BufferExchange, device: Any):
+        self._act, self._reads, self._device = policy.act, policy.reads, device
         self._exchange = exchange
-        self._seen: dict[Path, list[torch.Tensor]] = {path: [] for path in self._reads}
+        self._seen: dict[Path, list[torch.Tensor]] = {path: [] for path in policy.reads}
         self._given: dict[Path, list[torch.Tensor]] = {}
+        self._count = 0
 
     @classmethod
-    def fitting(cls, act: CallOnLeaves, exchange: BufferExchange, device: Any) -> _OnLeaves | None:
-        """Make one, unless it reads more than lies in rows."""
-        fits = exchange.roots[0].keys() >= {as_path(key) for key in act.in_keys}
-        return cls(act, exchange, device) if fits else None
+    def fitting(
+        cls, policy: LeavesPolicy | None, exchange: BufferExchange, others: set[Path], device: Any
+    ) -> _OnLeaves | None:
+        """Make one, unless it reads more than lies in rows, or writes no action, or more than may stand beside rows."""
+        if policy is None:
+            return None
+        roots, writes = exchange.roots[0].keys(), policy.writes
+        fits = roots >= set(policy.reads) and exchange.inputs[0].keys() <= set(writes)
+        apart = not any(_overlap(path, known) for path in writes for known in roots)
+        nested = any(path != known and _overlap(path, known) for path in writes for known in others)
+        return (
+            cls(policy, exchange, device)
+            if fits and apart and not nested and not _asks(writes)
+            else None
+        )
 
     def act(self, step: int, slot: int) -> None:
         """Act on a copy of the root of a slot."""
         rows = self._exchange.roots[slot]
-        given = {path: _copied(rows[path], self._device) for path in self._reads}
-        actions = {
-            as_path(key): value
-            if self._device is None or value.device == self._device
-            else value.to(self._device)
-            for key, value in self._act.actions(given.values(), self._batch).items()
-        }
-        for path, value in given.items():
+        given = [_copied(rows[path], self._device) for path in self._reads]
+        written = self._act(given)
+        if self._device is not None:
+            written = {path: value.to(self._device) for path, value in written.items()}
+        for path, value in zip(self._reads, given, strict=True):
             self._seen[path].append(value)
-        for path, value in actions.items():
+        for path, value in written.items():
             self._given.setdefault(path, []).append(value)
-        self._exchange.fill_actions(actions)
+        self._count += 1
+        self._exchange.fill_actions(written)
 
     def take(self, start: int, count: int) -> None:
         """Nothing: what was seen and given is kept as it is."""
 
     def written(self) -> dict[Path, torch.Tensor]:
-        """Give what was seen, maybe changed in place, and all actions, time in front."""
+        """Give what was seen, maybe changed in place, and all that was written, time in front."""
         seen = {path: torch.stack(values).detach() for path, values in self._seen.items()}
-        return seen | {path: torch.stack(values) for path, values in self._given.items()}
+        return seen | _stacked(self._given, self._count)
+
+
+def _asks(writes: Iterable[Path]) -> bool:
+    """Say whether a policy writes what is obeyed step by step only."""
+    return any(path[0] == "next" or path[-1] in (rules.STEP, rules.RESET) for path in writes)
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    """Say whether two entries are the same, or one stands below the other."""
+    return all(a == b for a, b in zip(one, other, strict=False))
 
 
 def record_random(

@@ -128,11 +128,10 @@ class BufferExchange:
             else:
                 _fill(rows, value, path)
 
-    def fill_actions(self, actions: Mapping[Path, torch.Tensor | np.ndarray]) -> None:
-        """Do what `fill` does, with actions by path, which are all that the sub-envs take as input."""
-        slot = int(self._slot[0])
-        for path, value in actions.items():
-            self._actions.write(path, value, self.inputs[slot][path])
+    def fill_actions(self, written: Mapping[Path, torch.Tensor | np.ndarray]) -> None:
+        """Do what `fill` does, from entries by path, where actions are all that the sub-envs take as input."""
+        for path, rows in self.inputs[int(self._slot[0])].items():
+            self._actions.write(path, written.get(path), rows)
 
     def check_actions(self, rows: Mapping[Path, np.ndarray]) -> None:
         """Check actions that were written into the rows of a slot; see `fill`."""

@@ -1,0 +1,254 @@
+"""Policies that are called with tensors: plain functions, and plain TensorDictModules without their TensorDict.
+
+A call of a `TensorDictModule` costs more than a small network: its dispatch, a look-up of pandas for each
+output, contexts. One that does nothing but read entries, call the module inside and write what that gives is
+read, called and written here. Anything else that it could do (see `_is_plain`) is left to itself.
+`tests/env/test_on_leaves.py` compares both.
+
+Conventions
+    leaves  tensors by position, as `LeavesPolicy.reads` names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule, skip_existing
+from torch import Tensor
+from torch.nn.modules import module as torch_modules
+
+from envkit.data.paths import Key, Path, as_path
+from envkit.data.transition import leaves
+from envkit.env.stepping import Stepping
+from envkit.errors import PolicyError
+from envkit.specs import TensorSpec
+
+__all__ = ["ActionWriter", "ActsOnLeaves", "CallModule", "CallOnLeaves", "LeavesPolicy"]
+
+
+@dataclass(frozen=True)
+class LeavesPolicy:
+    """Acts on tensors for one run, with no TensorDict made for a step.
+
+    Attributes:
+        reads: entries of a root that it is called with.
+        writes: entries that it gives; where it gives a tree as one of them, the node.
+        act: gives the entries, from the tensors in the order of `reads`.
+    """
+
+    reads: tuple[Path, ...]
+    writes: tuple[Path, ...]
+    act: Callable[[Sequence[Tensor]], Mapping[Path, Any]]
+
+
+@runtime_checkable
+class ActsOnLeaves(Protocol):
+    """A policy that may act on tensors: what `as_policy` gives for some."""
+
+    def on_leaves(self, root: TensorDictBase) -> LeavesPolicy | None:
+        """Give what acts on tensors of roots like ``root``, and does what it would do on TensorDicts.
+
+        None where it must see TensorDicts. Ask anew for each run: hooks are looked for now only.
+        """
+        ...
+
+
+class CallOnLeaves:
+    """Call a plain function on observation leaves and write what it returns as the action.
+
+    Args:
+        function: what the user passed.
+        in_keys: entries it is called with.
+        write: puts what it returns into the TensorDict.
+    """
+
+    def __init__(self, function: Callable[..., Any], in_keys: list[Key], write: ActionWriter):
+        self._function, self._in_keys, self._write = function, in_keys, write
+
+    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return self._write(
+            tensordict, self._function(*(tensordict.get(key) for key in self._in_keys))
+        )
+
+    def on_leaves(self, root: TensorDictBase) -> LeavesPolicy:
+        """See `ActsOnLeaves`."""
+        function, named, batch = self._function, self._write.named, root.batch_size
+        paths = {key: as_path(key) for key in self._write.actions}
+
+        def act(given: Sequence[Tensor]) -> dict[Path, Any]:
+            return {paths[key]: value for key, value in named(function(*given), batch).items()}
+
+        return LeavesPolicy(tuple(map(as_path, self._in_keys)), tuple(paths.values()), act)
+
+
+class ActionWriter:
+    """Write what a user gives as the action, or as a tuple of actions, into a TensorDict.
+
+    How many elements an action has is looked at in the first call only.
+    """
+
+    def __init__(self, env: Stepping):
+        self.actions: dict[Key, TensorSpec] = {
+            key: env.full_action_spec[key] for key in env.action_keys
+        }
+        self.batch_dims = env.batch_dims
+        self._was_called = False
+
+    def __call__(self, tensordict: TensorDictBase, actions: Any) -> TensorDictBase:
+        for key, action in self.named(actions, tensordict.batch_size).items():
+            tensordict.set(key, action)
+        return tensordict
+
+    def named(self, actions: Any, batch: torch.Size) -> dict[Key, Any]:
+        """Give what a user gave as one action or as a tuple, by key."""
+        if not isinstance(actions, tuple):
+            actions = (actions,)
+        if len(actions) != len(self.actions):
+            raise PolicyError(
+                f"the policy returned {len(actions)} values, but the env has the action keys "
+                f"{list(self.actions)}. Return one tensor for each of them."
+            )
+        found = {}
+        for key, action in zip(self.actions, actions, strict=True):
+            if not isinstance(action, torch.Tensor) and self.actions[key].dtype is not None:
+                action = self._as_tensor(action, key)
+            if not self._was_called:
+                self._check_size(action, key, batch)
+            found[key] = action
+        self._was_called = True
+        return found
+
+    def _as_tensor(self, action: Any, key: Key) -> Any:
+        """Take numbers and arrays for tensors."""
+        try:
+            return torch.as_tensor(action)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise PolicyError(
+                f"the policy returned {action!r}, of type {type(action).__name__}, as {key!r}, but "
+                f"the env takes {self.actions[key]}. Return a tensor."
+            ) from error
+
+    def _check_size(self, action: Any, key: Key, batch: torch.Size) -> None:
+        spec = self.actions[key]
+        if spec.dtype is None or -1 in spec.shape:
+            return
+        shape = torch.Size((*batch, *spec.shape[self.batch_dims :]))
+        if action.numel() != shape.numel():
+            raise PolicyError(
+                f"the policy returned a tensor of shape {tuple(action.shape)} as {key!r}, but the "
+                f"env takes {tuple(shape)}: {spec}. Return one value for each element."
+            )
+
+
+# ------------------------------------------------------------------------------- TensorDictModules
+
+
+class CallModule:
+    """Call a `TensorDictModule` as it is, or, where that is the same, the module inside it.
+
+    Args:
+        module: what the user passed, of that class and no subclass.
+        otherwise: calls it as it is.
+    """
+
+    def __init__(
+        self, module: TensorDictModule, otherwise: Callable[[TensorDictBase], TensorDictBase]
+    ):
+        self._module, self._otherwise = module, otherwise
+
+    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        module = self._module
+        if type(tensordict) is not TensorDict or not _is_plain(module):
+            return self._otherwise(tensordict)
+        given = [tensordict.get(key, None) for key in module.in_keys]
+        if not all(type(leaf) is Tensor for leaf in given):
+            return self._otherwise(tensordict)
+        out = module.module(*given)
+        found = _tensors(out, len(module.out_keys))
+        if found is None:
+            return _given_out(module, out)(tensordict)
+        for key, value in zip(module.out_keys, found, strict=True):
+            if key != "_":
+                tensordict.set(key, value)
+        return tensordict
+
+    def on_leaves(self, root: TensorDictBase) -> LeavesPolicy | None:
+        """See `ActsOnLeaves`."""
+        module, batch, device = self._module, root.batch_size, root.device
+        if not _is_plain(module):
+            return None
+        paths = [as_path(key) for key in module.out_keys]
+        dims = len(batch)
+
+        def act(given: Sequence[Tensor]) -> dict[Path, Any]:
+            out = module.module(*given)
+            found = _tensors(out, len(paths))
+            if found is not None and all(value.shape[:dims] == batch for value in found):
+                return {
+                    path: value
+                    for path, value in zip(paths, found, strict=True)
+                    if path != _DROPPED
+                }
+            td = TensorDict({}, batch_size=batch, device=device)
+            return dict(leaves(_given_out(module, out)(td)))
+
+        reads = tuple(map(as_path, module.in_keys))
+        return LeavesPolicy(reads, tuple(path for path in paths if path != _DROPPED), act)
+
+
+_DROPPED = ("_",)
+"""The entry that a `TensorDictModule` does not write."""
+
+_GLOBAL_HOOKS = (
+    torch_modules._global_forward_hooks,
+    torch_modules._global_forward_pre_hooks,
+    torch_modules._global_backward_hooks,
+    torch_modules._global_backward_pre_hooks,
+)
+
+
+def _is_plain(module: TensorDictModule) -> bool:
+    """Say whether calling a module only reads entries, calls the module inside and writes what that gives.
+
+    Not so with hooks (``select_out_keys`` is one), keywords, another method than the call, strictness,
+    outputs in a new TensorDict, a ``forward`` of its own, ``module.compile()``, or where entries that are
+    there already are not computed.
+    """
+    own: Mapping[str, Any] = vars(module)
+    return not (
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or any(_GLOBAL_HOOKS)
+        or own["_kwargs"] is not None
+        or own["method"] is not None
+        or own["method_kwargs"]
+        or own["_get_kwargs"]
+        or own["strict"]
+        or own["inplace"] is not True
+        or not own.keys().isdisjoint(_REPLACEABLE)
+        or own.get("_compiled_call_impl") is not None
+        or skip_existing()
+    )
+
+
+_REPLACEABLE = frozenset(("forward", "_call_module", "_call_impl", "_write_to_tensordict"))
+"""Methods that a user may have replaced on one module."""
+
+
+def _tensors(out: Any, count: int) -> tuple[Tensor, ...] | None:
+    """Give what a module returned as ``count`` tensors; None if it is anything else."""
+    found = out if type(out) is tuple else (out,)
+    if len(found) == count and all(type(value) is Tensor for value in found):
+        return found
+    return None
+
+
+def _given_out(module: TensorDictModule, out: Any) -> TensorDictModule:
+    """Give a module that writes what another was found to return: trees, arrays, too many, ..."""
+    return TensorDictModule(lambda *_: out, in_keys=module.in_keys, out_keys=module.out_keys)
