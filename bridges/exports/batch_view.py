@@ -8,7 +8,10 @@ Conventions
     rows    the only batch axis of the env, of length ``num_envs``.
     shown   observation entries that are neither infos nor, below "state", the state of a stateless env: one entry stands for itself, several are a
             nested dict with sorted keys.
-    values  NumPy arrays that share memory with the step's own data, or with ``to_numpy=False`` its tensors.
+    moment  what a reset or a step gave, read by key. Where the env has its data in memory anyway it is read there, and
+            gone at the next call.
+    values  NumPy arrays, or tensors with ``to_numpy=False``: copies, so that neither whoever changes them nor the
+            next step changes the other.
 """
 
 from __future__ import annotations
@@ -17,14 +20,16 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
 from bridges.exports.spaces import asked_space, shown_space
 from envkit import rules
-from envkit.data.paths import Key, Path, as_key, leaf_paths, nest
+from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths, nest
 from envkit.env.as_gym import as_tensor, shown_and_infos
 from envkit.env.base import EnvBase
+from envkit.env.in_place import InPlace, Moment
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -84,34 +89,41 @@ class BatchView:
             specs if self._only is None else specs[self._only], spaces
         )
         self.action_space = asked_space(env.single_full_action_spec[self._action], spaces)
+        self._action_path = as_path(self._action)
+        self._has_begun = False
         self._root: TensorDictBase | None = None
+        self._in_place: InPlace | None = None
 
     # ------------------------------------------------------------------------------------- calls
 
-    def reset(self, mask: torch.Tensor | None = None) -> TensorDictBase:
+    def reset(self, mask: np.ndarray | None = None) -> Moment:
         """Begin episodes, in the rows of ``mask`` or in all of them, and give the root."""
         if mask is None:
             self._root = self.env.reset()
         else:
-            self._root = self.env.reset(self.root.set(rules.RESET, mask.unsqueeze(-1)))
+            chosen = self._on_device(mask).unsqueeze(-1)
+            self._root = self.env.reset(self.root.set(rules.RESET, chosen))
+        self._has_begun, self._in_place = True, self.env._in_place()
         return self._root
 
-    def step(self, action: Any) -> TensorDictBase:
+    def step(self, action: Any) -> Moment:
         """Advance all rows; gives what follows, and resets nothing."""
-        data = self.env.step(self._acted(action))
+        data = self.env.step(self.root.set(self._action, self._acted(action)))
         self._root = self.env.step_mdp(data)
         return data.get("next")
 
-    def advance(
-        self, action: Any, mask: torch.Tensor | None = None
-    ) -> tuple[TensorDictBase, TensorDictBase]:
+    def advance(self, action: Any, mask: np.ndarray | None = None) -> tuple[Moment, Moment]:
         """Advance the rows of ``mask``, or all, and reset those that end; gives what follows and the new root.
 
-        The others keep what they show, with reward 0 and no flag set.
+        The others keep what they show, with reward 0 and no flag set; their actions are ignored.
         """
-        root = self._acted(action)
+        if self._in_place is not None and self._in_place.is_current():
+            moments = self._in_place.advance({self._action_path: self._acted(action)}, mask)
+            self._root = None
+            return moments
+        root = self.root.set(self._action, self._acted(action))
         if mask is not None:
-            root.set(rules.STEP, mask)
+            root.set(rules.STEP, self._on_device(mask))
         data, self._root = self.env.step_and_maybe_reset(root)
         return data.get("next"), self._root
 
@@ -122,23 +134,40 @@ class BatchView:
         Raises:
             NotResetError: (a RuntimeError) nothing was reset yet.
         """
+        self._require_begun()
         if self._root is None:
-            raise NotResetError("the env was stepped before its first reset. Call reset() first.")
+            assert self._in_place is not None
+            self._root = self._in_place.root()
         return self._root
 
-    def _acted(self, action: Any) -> TensorDictBase:
-        root = self.root
+    def _require_begun(self) -> None:
+        if not self._has_begun:
+            raise NotResetError("the env was stepped before its first reset. Call reset() first.")
+
+    def _on_device(self, mask: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(mask).to(self.env.device)
+
+    def _acted(self, action: Any) -> torch.Tensor:
+        """Give actions as the spec spells them; numbers that are none of them are refused there or by the env."""
+        self._require_begun()
         spec = self._action_spec
         value = as_tensor(action, self._action, spec)
         if value.shape == spec.shape:
-            return root.set(self._action, value.to(spec.device, spec.dtype))
+            is_whole = not (value.is_floating_point() or value.is_complex())
+            if is_whole and spec.dtype is not None and spec.dtype.is_floating_point:
+                value = value.to(spec.dtype)
+            return value if value.device == spec.device else value.to(spec.device)
         expected = self.action_space.shape
         if value.shape != (self.num_envs, *expected):
             raise InputError(
                 f"the actions have shape {tuple(value.shape)}, but {self.num_envs} rows of "
                 f"{self.action_space} have {(self.num_envs, *expected)}. Pass one action for each row."
             )
-        return root.set(self._action, spec.encode(value))
+        if value.is_floating_point() or value.is_complex():
+            raise InputError(
+                f"the actions have dtype {value.dtype}, but are options of {self.action_space}. Pass integers."
+            )
+        return spec.encode(value)
 
     @property
     def render_mode(self) -> str | None:
@@ -148,31 +177,49 @@ class BatchView:
 
     # ------------------------------------------------------------------------------------- values
 
-    def observations(self, td: TensorDictBase) -> Any:
-        """Give what is shown of the rows of ``td``."""
+    def observations(self, at: Moment) -> Any:
+        """Give what is shown of the rows at a moment."""
         if self._only is not None:
-            return self._value(td.get(self._only))
-        return nest({path: self._value(td.get(as_key(path))) for path in self._shown})
+            return self._value(at.get(self._only))
+        return nest({path: self._value(at.get(as_key(path))) for path in self._shown})
 
-    def infos(self, td: TensorDictBase) -> dict[Path, Any]:
+    def infos(self, at: Moment) -> dict[Path, Any]:
         """Give the entries that are infos, by path."""
-        return {path: self._value(td.get(as_key(path))) for path in self._infos}
+        return {path: self._value(at.get(as_key(path))) for path in self._infos}
 
-    def rewards(self, td: TensorDictBase) -> Any:
+    def rewards(self, at: Moment) -> Any:
         """Give the rewards, shape ``(num_envs,)``."""
-        return self._value(td.get(self._reward).squeeze(-1))
+        return self._value(at.get(self._reward)).squeeze(-1)
 
-    def flags(self, td: TensorDictBase) -> tuple[Any, Any]:
+    def flags(self, at: Moment) -> tuple[Any, Any]:
         """Give ``terminated`` and ``truncated``, bool ``(num_envs,)``; what is done and neither is terminated."""
-        truncated = td.get("truncated", None)
-        terminated = td.get("terminated", None)
-        done = td.get("done")
-        truncated = torch.zeros_like(done) if truncated is None else truncated
-        terminated = done & ~truncated if terminated is None else terminated
-        return self._value(terminated.squeeze(-1)), self._value(truncated.squeeze(-1))
+        truncated = at.get("truncated")
+        terminated = at.get("terminated")
+        if truncated is None:
+            truncated = self._value(at.get("done")) & False
+        else:
+            truncated = self._value(truncated)
+        if terminated is None:
+            terminated = self._value(at.get("done")) & ~truncated
+        else:
+            terminated = self._value(terminated)
+        return terminated.squeeze(-1), truncated.squeeze(-1)
 
-    def _value(self, value: torch.Tensor) -> Any:
-        return value.numpy(force=True) if self.to_numpy else value
+    def ended(self, at: Moment) -> np.ndarray:
+        """Give the rows whose episode has ended, as an array."""
+        return _array(at.get("done")).squeeze(-1)
+
+    def _value(self, value: Any) -> Any:
+        if self.to_numpy:
+            return _array(value)
+        return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value.clone()
+
+
+def _array(value: Any) -> np.ndarray:
+    """Copy a tensor or an array."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return np.array(value.numpy(force=True))
 
 
 def _require_rows(env: EnvBase, whose: str) -> None:

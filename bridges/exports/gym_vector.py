@@ -18,12 +18,12 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from tensordict import TensorDictBase
 
 from bridges.exports.batch_view import BatchView
 from envkit.data.arguments import as_bool
 from envkit.data.paths import Key, Path
 from envkit.env.base import EnvBase
+from envkit.env.in_place import Moment
 from envkit.errors import ArgumentError, ArgumentTypeError, DoneError
 
 __all__ = ["GymVectorView", "to_gym_vector"]
@@ -93,7 +93,8 @@ class GymVectorView(VectorEnv):
         self.single_action_space = view.action_space
         self.observation_space = batch_space(view.observation_space, view.num_envs)
         self.action_space = batch_space(view.action_space, view.num_envs)
-        self._ended = torch.zeros(view.num_envs, dtype=torch.bool, device=view.env.device)
+        self._ended = np.zeros(view.num_envs, bool)
+        self._all = np.ones(view.num_envs, bool)
         self._step = {
             AutoresetMode.NEXT_STEP: self._step_then_reset_later,
             AutoresetMode.SAME_STEP: self._step_and_reset,
@@ -111,7 +112,8 @@ class GymVectorView(VectorEnv):
 
         Raises:
             ArgumentTypeError: (a TypeError) ``seed`` is a list: rows are seeded together.
-            ArgumentError: (a ValueError) another option, or a mask of another form or of no row.
+            ArgumentError: (a ValueError) another option, a mask of another form or of no row, or a seed beside a
+                mask that leaves rows out.
         """
         mask = self._reset_mask(options)
         if seed is not None:
@@ -119,14 +121,18 @@ class GymVectorView(VectorEnv):
                 raise ArgumentTypeError(
                     f"seed is {seed!r}, but the rows of an env are seeded together. Pass one int."
                 )
+            if mask is not None and not mask.all():
+                raise ArgumentError(
+                    f"seed is {seed} and reset_mask leaves rows {np.flatnonzero(~mask).tolist()} in their episodes, "
+                    "but the rows of an env are seeded together. Reset all of them, or leave the seed out."
+                )
             self.view.env.set_seed(seed)
         root = self.view.reset(mask)
-        ended = self._flags(root)
-        self._ended = ended
-        shown = np.ones(self.num_envs, bool) if mask is None else mask.numpy(force=True)
+        self._ended = self.view.ended(root)
+        shown = self._all if mask is None else mask
         return self.view.observations(root), _told(self.view.infos(root), shown)
 
-    def _reset_mask(self, options: Mapping[str, Any] | None) -> torch.Tensor | None:
+    def _reset_mask(self, options: Mapping[str, Any] | None) -> np.ndarray | None:
         given = dict(options or {})
         mask = given.pop("reset_mask", None)
         if given:
@@ -135,10 +141,10 @@ class GymVectorView(VectorEnv):
             )
         if mask is None:
             return None
-        mask = torch.as_tensor(mask, device=self.view.env.device)
-        if mask.dtype != torch.bool or mask.shape != (self.num_envs,) or not bool(mask.any()):
+        mask = mask.numpy(force=True) if isinstance(mask, torch.Tensor) else np.array(mask)
+        if mask.dtype != bool or mask.shape != (self.num_envs,) or not mask.any():
             raise ArgumentError(
-                f"reset_mask is {mask.dtype} of shape {tuple(mask.shape)} and chooses {int(mask.sum())} rows, but "
+                f"reset_mask is {mask.dtype} of shape {mask.shape} and chooses {np.count_nonzero(mask)} rows, but "
                 f"must be bool of shape {(self.num_envs,)} and choose one row or more."
             )
         return mask
@@ -155,55 +161,51 @@ class GymVectorView(VectorEnv):
 
     def _step_then_reset_later(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
         """Skip rows that ended in the step before: they show the episode that has begun since."""
-        following, _ = self.view.advance(actions, ~self._ended if bool(self._ended.any()) else None)
-        self._ended = self._flags(following)
+        following, _ = self.view.advance(actions, ~self._ended if self._ended.any() else None)
+        self._ended = self.view.ended(following)
         return self._result(following, following, {})
 
     def _step_and_reset(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
         following, root = self.view.advance(actions)
-        ended = self._flags(following)
-        return self._result(following, root, self._last_moments(following, ended))
+        return self._result(following, root, self._last_moments(following))
 
     def _step_alone(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
-        if bool(self._ended.any()):
+        if self._ended.any():
             raise DoneError(
-                f"rows {self._ended.nonzero().flatten().tolist()} have ended and were not reset. Call "
+                f"rows {np.flatnonzero(self._ended).tolist()} have ended and were not reset. Call "
                 'reset(options={"reset_mask": terminated | truncated}) first, or take another autoreset.'
             )
         following = self.view.step(actions)
-        self._ended = self._flags(following)
+        self._ended = self.view.ended(following)
         return self._result(following, following, {})
 
-    @staticmethod
-    def _flags(td: TensorDictBase) -> torch.Tensor:
-        return td.get("done").squeeze(-1)
-
     def _result(
-        self, following: TensorDictBase, shown: TensorDictBase, final: Infos
+        self, following: Moment, shown: Moment, final: Infos
     ) -> tuple[Any, Any, Any, Any, Infos]:
         view = self.view
         rewards = view.rewards(following)
         if view.to_numpy:
             rewards = rewards.astype(np.float64)
-        infos = {**_told(view.infos(shown), np.ones(self.num_envs, bool)), **final}
+        infos = {**_told(view.infos(shown), self._all), **final}
         return view.observations(shown), rewards, *view.flags(following), infos
 
-    def _last_moments(self, following: TensorDictBase, ended: torch.Tensor) -> Infos:
+    def _last_moments(self, following: Moment) -> Infos:
         """Tell what rows that have ended showed last."""
-        if not bool(ended.any()):
+        ended = self.view.ended(following)
+        if not ended.any():
             return {}
-        mask, observations = ended.numpy(force=True), self.view.observations(following)
+        observations = self.view.observations(following)
         if self.view.to_numpy:
             last = np.full(self.num_envs, None, dtype=object)
-            for row in np.flatnonzero(mask):
+            for row in np.flatnonzero(ended).tolist():
                 last[row] = _row(observations, row)
             observations = last
-        final = _told(self.view.infos(following), mask)
+        final = _told(self.view.infos(following), ended)
         return {
             "final_obs": observations,
-            "_final_obs": mask,
+            "_final_obs": ended,
             "final_info": final,
-            "_final_info": mask,
+            "_final_info": ended.copy(),
         }
 
     def render(self) -> Any:
@@ -227,7 +229,7 @@ def _told(values: Mapping[Path, Any], mask: np.ndarray) -> Infos:
     for path, value in values.items():
         node = told
         for name in path[:-1]:
-            node[f"_{name}"] = mask
+            node[f"_{name}"] = mask.copy()
             node = node.setdefault(name, {})
-        node[path[-1]], node[f"_{path[-1]}"] = value, mask
+        node[path[-1]], node[f"_{path[-1]}"] = value, mask.copy()
     return told

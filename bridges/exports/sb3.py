@@ -77,15 +77,14 @@ class SB3View(VecEnv):
         view = self.view
         following, root = view.advance(self._actions)
         terminated, truncated = view.flags(following)
-        done = terminated | truncated
-        infos = self._infos_of(following)
-        if done.any():
-            last, begun = _flat(view.observations(following)), self._infos_of(root)
-            for row in np.flatnonzero(done):
-                infos[row]["terminal_observation"] = _row(last, row)
-                self.reset_infos[row] = begun[row]
+        done, infos = view.ended(following), self._infos_of(following)
         for info, cut in zip(infos, (truncated & ~terminated).tolist(), strict=True):
             info["TimeLimit.truncated"] = cut
+        if done.any():
+            last, begun = _flat(view.observations(following)), self._infos_of(root)
+            for row in np.flatnonzero(done).tolist():
+                infos[row]["terminal_observation"] = _row(last, row)
+                self.reset_infos[row] = begun[row]
         return (
             _flat(view.observations(root)),
             view.rewards(following).astype(np.float32),
@@ -95,6 +94,8 @@ class SB3View(VecEnv):
 
     def _infos_of(self, td: Any) -> list[dict[str, Any]]:
         entries = {".".join(path): value for path, value in self.view.infos(td).items()}
+        if not entries:
+            return [{} for _ in range(self.num_envs)]
         return [
             {name: value[row] for name, value in entries.items()} for row in range(self.num_envs)
         ]

@@ -51,7 +51,7 @@ class ActionRows:
         Raises:
             InputError, MissingKeyError: see `ActionInput.take`.
         """
-        if len(self._runs) == 1 and stepped is None and self._wrote(path, value, rows):
+        if len(self._runs) == 1 and self._wrote(path, value, rows):
             return
         if isinstance(value, np.ndarray):
             value = torch.from_numpy(value)

@@ -21,6 +21,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.batched.arguments import as_own_kwargs
 from envkit.batched.attributes import AttributeLookup
+from envkit.batched.exchange.in_place import RowsInPlace
 from envkit.batched.exchange.recording import record_plain, record_random, record_rollout
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
@@ -31,6 +32,7 @@ from envkit.data.paths import Path, as_key, as_path
 from envkit.data.resets import collect_reset_masks, done_outside, merge_reset
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
+from envkit.env.in_place import InPlace
 from envkit.env.input_checks import in_functorch, require_values
 from envkit.env.loops import nonstop
 from envkit.env.pending import Pending
@@ -203,6 +205,25 @@ class BatchedEnv(AttributeLookup, ResumablePool):
             return recorded
         done = [] if recorded is None else list(recorded.unbind(len(self.batch_size)))
         return [*done, *nonstop(self, acted, act, steps - len(done), acted=True)]
+
+    def _in_place(self) -> InPlace | None:
+        exchange = self._exchange
+        if type(exchange) is not BufferExchange or not exchange.has_begun:
+            return None
+        if self._share_individual_td or self._entries is not None or not self._steps_by_itself:
+            return None
+        if self._device is not None and self._device.type != "cpu":
+            return None
+        if {as_path(key) for key in self.action_keys} != exchange.inputs[0].keys():
+            return None
+        if not RowsInPlace.can_show(exchange):
+            return None
+        device = self._device
+        return RowsInPlace(
+            exchange,
+            lambda: self._exchange is exchange and self._device == device,
+            may_lose=self.on_worker_failure == "restart",
+        )
 
     # -------------------------------------------------------------------------- actions and layout
 

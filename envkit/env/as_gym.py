@@ -199,7 +199,7 @@ def as_tensor(value: Any, key: Key, spec: TensorSpec) -> torch.Tensor:
         return value
     try:
         return torch.as_tensor(np.asarray(value))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # no numbers, or rows of unlike lengths
         raise ArgumentTypeError(
             f"{key!r} is {value!r}, of type {type(value).__name__}, but its spec is {spec}. Pass "
             "numbers, an array or a tensor."

@@ -28,6 +28,7 @@ from envkit.data.paths import Path
 from envkit.data.resets import any_done, collect_reset_masks, forget, merge_reset, undeclared
 from envkit.data.results import EnvData
 from envkit.data.transition import carry
+from envkit.env.in_place import InPlace
 from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
 from envkit.env.pending import LocalStep, OverriddenStep, Pending
 from envkit.env.spec_names import SpecNames
@@ -145,6 +146,10 @@ class Stepping(SpecNames, ABC):
             What gives the transitions and the root that follows them.
         """
         raise NotImplementedError(f"{type(self).__name__} steps one by one.")
+
+    def _in_place(self) -> InPlace | None:
+        """Offer steps whose outcome is read where it was made; None: there are only TensorDicts."""
+        return None
 
     _unrecorded: tuple[str, ...] = ()
     """Nodes at root and next that a fragment leaves out unless it is told to record them."""

@@ -171,7 +171,7 @@ class BufferJobs(_Recovering, BufferExchange):
             self._begin_anew(row, kind)
         elif kind == "reset":
             self._recovery.unstarted.discard(row)
-        self._newest_is_next[row] = kind == "step"
+        self.newest_is_next[row] = kind == "step"
         self._has_roots[row] = True
         self.has_begun = bool(self._has_roots.all())
         root = None if kind == "step" else self._copied(self.roots[self.slot + 1], row)
@@ -191,7 +191,7 @@ class BufferJobs(_Recovering, BufferExchange):
             return None
         if kind == "reset":
             self._recovery.unstarted.difference_update(rows)
-        self._newest_is_next[rows] = kind == "step"
+        self.newest_is_next[rows] = kind == "step"
         self._has_roots[rows] = True
         self.has_begun = bool(self._has_roots.all())
         chosen, regions = torch.tensor(rows), (self.nexts[self.slot], self.roots[self.slot + 1])

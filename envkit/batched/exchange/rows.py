@@ -56,7 +56,8 @@ class BufferExchange:
     ``slot`` is the moment that the next step reads and writes, see `buffers`. Stepping one by one
     leaves it at 0; `recording` moves it. ``more_inputs`` are sent beside what the specs ask for.
     Actions are converted, or refused, here: the sub-envs trust their rows. ``has_begun`` says that
-    every row has been reset once.
+    every row has been reset once; ``newest_is_next`` says, for each, whether what is known now lies in `next`
+    rather than at the root.
 
     Args:
         metadata: of each row; they share one layout.
@@ -101,7 +102,7 @@ class BufferExchange:
             mask.fill_(True)
         self._masks_are_full = True
         self._states = tuple(model.paths("state"))
-        self._newest_is_next = np.zeros(num_rows, bool)
+        self.newest_is_next = np.zeros(num_rows, bool)
         self._has_roots = np.zeros(num_rows, bool)
         self.has_begun = False
         self.lost: set[int] = set()
@@ -128,10 +129,13 @@ class BufferExchange:
             else:
                 _fill(rows, value, path)
 
-    def fill_actions(self, written: Mapping[Path, torch.Tensor | np.ndarray]) -> None:
+    def fill_actions(
+        self, written: Mapping[Path, torch.Tensor | np.ndarray], mask: np.ndarray | None = None
+    ) -> None:
         """Do what `fill` does, from entries by path, where actions are all that the sub-envs take as input."""
+        stepped = None if mask is None else np.flatnonzero(mask).tolist()
         for path, rows in self.inputs[int(self._slot[0])].items():
-            self._actions.write(path, written.get(path), rows)
+            self._actions.write(path, written.get(path), rows, stepped)
 
     def check_actions(self, rows: Mapping[Path, np.ndarray]) -> None:
         """Check actions that were written into the rows of a slot; see `fill`."""
@@ -156,7 +160,7 @@ class BufferExchange:
         self._rounds += 1
         sent = Round(self._rounds, rows, root, advance)
         if self._recovery.unstarted:
-            chosen = range(len(self._newest_is_next)) if rows is None else rows
+            chosen = range(len(self.newest_is_next)) if rows is None else rows
             rows = self._recovery.ready(chosen, self._reset_rows)
         self._pool.send(ADVANCE if advance else STEP, rows)
         return sent
@@ -178,7 +182,7 @@ class BufferExchange:
         except WorkerError as error:
             self._recovery.repair(error)
         rows = slice(None) if sent.rows is None else sent.rows
-        self._newest_is_next[rows] = not sent.advance
+        self.newest_is_next[rows] = not sent.advance
         self.lost = self._tell_lost(sent) if self._recovery.lost else set()
 
     def _tell_lost(self, sent: Round) -> set[int]:
@@ -225,10 +229,10 @@ class BufferExchange:
             partial(self._reset_rows, kwargs=kwargs),
         )
         touched = slice(None) if rows is None else rows
-        self._newest_is_next[touched] = False
+        self.newest_is_next[touched] = False
         self._has_roots[touched] = True
         self.has_begun = True  # the first reset was one of all rows
-        return self._newest()
+        return self.newest()
 
     def _take_states(self, td: TensorDictBase) -> tuple[Path, ...]:
         """Write the states that ``td`` holds into the rows, and name them."""
@@ -260,12 +264,18 @@ class BufferExchange:
             self._pool.send(command, None if len(rows) == len(self._has_roots) else sorted(rows))
             self._pool.recv()
 
-    def _newest(self) -> TensorDict:
+    @property
+    def has_lost(self) -> bool:
+        """Whether rows were lost that nobody was told of, or that have not begun anew."""
+        return bool(self._recovery.unstarted)
+
+    def newest(self) -> TensorDict:
+        """Give what is known now of every row, as a root."""
         slot = self.slot
         root, made = self.roots[slot + 1], self.nexts[slot]
-        if not self._newest_is_next.any():
+        if not self.newest_is_next.any():
             return self._clone(root)
-        stale = torch.from_numpy(self._newest_is_next)
+        stale = torch.from_numpy(self.newest_is_next)
         return self._clone(
             {path: rules.choose(stale, made[path], kept) for path, kept in root.items()}
         )
@@ -299,7 +309,7 @@ class BufferExchange:
 
     def state(self) -> list[Any]:
         """Give the newest root of every row in plain form, None before its first reset."""
-        newest = self._newest()
+        newest = self.newest()
         return [plain(newest[row]) if had else None for row, had in enumerate(self._has_roots)]
 
     def take(self, state: Sequence[Any]) -> None:
@@ -309,7 +319,7 @@ class BufferExchange:
             ResumeError: it has other entries.
         """
         for row, known in enumerate(state):
-            self._has_roots[row] = self._newest_is_next[row] = known is not None
+            self._has_roots[row] = self.newest_is_next[row] = known is not None
             if known is None:
                 continue
             found: TensorDictBase = from_plain(known)

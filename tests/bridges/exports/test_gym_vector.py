@@ -1,6 +1,7 @@
 """Vector envs of Gymnasium: ours step by step beside the library's own, in every autoreset mode."""
 
 import copy
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -15,9 +16,11 @@ from bridges.jax.env import JaxEnv
 from envkit import (
     GymWrapper,
     ParallelEnv,
+    PendulumEnv,
     SerialEnv,
     StepCounter,
     TransformedEnv,
+    evaluate,
     make,
     to_gym_vector,
 )
@@ -63,12 +66,16 @@ class Walk(gymnasium.Env):
 LENGTHS = (2, 5, 7)
 
 
-def ours(mode, **options):
+def walks(**options):
     def wrapped(length):
         return GymWrapper(Walk(length)).set_info_dict_reader()
 
-    env = SerialEnv(len(LENGTHS), [lambda length=length: wrapped(length) for length in LENGTHS])
-    return to_gym_vector(env, mode, info_keys=["place"], **options)
+    makers = [partial(wrapped, length) for length in LENGTHS]
+    return SerialEnv(len(LENGTHS), makers, **options)
+
+
+def ours(mode, use_buffers=None, **options):
+    return to_gym_vector(walks(use_buffers=use_buffers), mode, info_keys=["place"], **options)
 
 
 def theirs(mode):
@@ -102,12 +109,13 @@ def played(env, program):
     return told
 
 
+@pytest.mark.parametrize("use_buffers", [None, False], ids=["in place", "TensorDicts"])
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=12, deadline=None)
 @given(st.lists(st.tuples(*[st.integers(0, 2)] * len(LENGTHS)), max_size=20))
-def test_every_mode_gives_what_gymnasiums_own_vector_env_gives(mode, program):
+def test_every_mode_gives_what_gymnasiums_own_vector_env_gives(mode, use_buffers, program):
     for got, expected in zip(
-        played(ours(mode), program), played(theirs(mode), program), strict=True
+        played(ours(mode, use_buffers), program), played(theirs(mode), program), strict=True
     ):
         assert len(got) == len(expected)
         *values, infos = expected
@@ -282,6 +290,47 @@ def test_what_a_view_gave_stays_as_it_is(opened):
         assert np.array_equal(one, as_it_was)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_whoever_changes_what_a_view_gave_changes_nothing_else(mode):
+    """The state of this env lies among its observations, and is read by its next step."""
+    twins = [to_gym_vector(PendulumEnv(batch_size=[2]), mode, info_keys=["params"]) for _ in "ab"]
+    shown = [twin.reset(seed=0) for twin in twins]
+    action = np.ones((2, 1), np.float32)
+
+    for _ in range(3):
+        observations, infos = shown[0][0], shown[0][-1]["params"]
+        for name in ("th", "thdot"):
+            observations[name][:] = 0.5
+        infos["g"][:] = 0.0
+        shown = [twin.step(action) for twin in twins]
+
+        assert_equal(shown[0][0], shown[1][0])
+
+
+def test_integers_are_numbers_where_the_action_space_holds_floats():
+    view = to_gym_vector(PendulumEnv(batch_size=[2]), info_keys=["params"])
+    view.reset(seed=0)
+    by_float = view.step(np.ones((2, 1), np.float32))[1]
+    view.reset(seed=0)
+
+    assert np.array_equal(view.step(np.ones((2, 1), int))[1], by_float)
+
+
+def test_the_env_may_be_used_in_other_ways_between_the_steps_of_a_view():
+    view, twin = ours("next_step"), theirs("next_step")
+    env, actions = view.envkit_env.record_for_resume(), np.ones(3, int)
+    view.reset(seed=0)
+    twin.reset()
+    for _ in range(2):
+        view.step(actions)
+        twin.step(actions)
+
+    evaluate(env, lambda td: env.rand_action(td), 3)  # which puts it back
+
+    for _ in range(6):  # row 0 had ended before
+        assert_equal(view.step(actions)[0], twin.step(actions)[0])
+
+
 @pytest.mark.parametrize(
     ("make_view", "error", "told"),
     [
@@ -299,6 +348,13 @@ def test_what_a_view_gave_stays_as_it_is(opened):
         (lambda: begun().step(np.zeros(2, int)), InputError, r"shape \(2,\).*\(3,\)"),
         (lambda: begun().step(object()), ArgumentTypeError, "Pass numbers, an array or a tensor"),
         (lambda: begun().reset(seed=[1, 2, 3]), ArgumentTypeError, "one int"),
+        (lambda: begun().step(np.array([0.6, 1.0, 1.2])), InputError, "dtype torch.float64.*Pass integers"),
+        (lambda: begun().step([[0], [1, 1], [1]]), ArgumentTypeError, "Pass numbers, an array or a tensor"),
+        (
+            lambda: begun().reset(seed=1, options={"reset_mask": np.array([True, False, True])}),
+            ArgumentError,
+            r"leaves rows \[1\]",
+        ),
         (lambda: begun().reset(options={"low": 1}), ArgumentError, "'low'"),
         (lambda: begun().reset(options={"reset_mask": np.zeros(3, bool)}), ArgumentError, "0 rows"),
         (lambda: begun().reset(options={"reset_mask": np.zeros(2, bool)}), ArgumentError, "shape"),
