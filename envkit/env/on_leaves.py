@@ -219,7 +219,7 @@ def _is_plain(module: TensorDictModule) -> bool:
     there already are not computed.
     """
     own: Mapping[str, Any] = vars(module)
-    return not (
+    return own.keys() >= _READ_HERE and not (
         own["_forward_hooks"]
         or own["_forward_pre_hooks"]
         or own["_backward_hooks"]
@@ -236,6 +236,9 @@ def _is_plain(module: TensorDictModule) -> bool:
         or skip_existing()
     )
 
+
+_READ_HERE = frozenset(("_kwargs", "method", "method_kwargs", "_get_kwargs", "strict", "inplace"))
+"""What tensordict keeps of how a module was made; a release that keeps something else is left to itself."""
 
 _REPLACEABLE = frozenset(("forward", "_call_module", "_call_impl", "_write_to_tensordict"))
 """Methods that a user may have replaced on one module."""

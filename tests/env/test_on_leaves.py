@@ -217,3 +217,17 @@ def test_an_entry_that_lacks_the_rows_is_refused_as_the_module_itself_refuses_it
         told.append(str(info.value))
 
     assert told[0] == told[1]
+
+
+def test_a_release_of_tensordict_that_keeps_something_else_is_left_to_itself(monkeypatch):
+    policy = module(TensorDictModule)
+    env = GymEnv("Pendulum-v1")
+    vars(policy)["_arguments"] = vars(policy).pop("_kwargs")
+    called = []
+    monkeypatch.setattr(
+        TensorDictModule, "__call__", lambda self, td: called.append(td) or td.set("action", [0.0])
+    )
+
+    as_policy(env, policy)(env.reset())
+
+    assert len(called) == 1
