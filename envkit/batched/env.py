@@ -210,6 +210,8 @@ class BatchedEnv(AttributeLookup, ResumablePool):
         exchange = self._exchange
         if type(exchange) is not BufferExchange or not exchange.has_begun:
             return None
+        if len(self._batch_size) > 1:
+            return None  # parts of a row may be masked
         if self._share_individual_td or self._entries is not None or not self._steps_by_itself:
             return None
         if self._device is not None and self._device.type != "cpu":

@@ -4,7 +4,8 @@ An env whose data lies in memory anyway may offer them beside `step_and_maybe_re
 offers them stands with the env; this module says what is promised.
 
 Conventions
-    moment  entries of the root or of `next` by key: tensors or arrays, batch axes in front. They hold until the
+    rows    the only batch axis of the env.
+    moment  entries of the root or of `next` by key: tensors or arrays, shape ``(rows, *leaf)``. They hold until the
             next call of the env.
 """
 
@@ -37,14 +38,14 @@ class InPlace(Protocol):
     def advance(
         self, actions: Mapping[Path, Any], mask: np.ndarray | None
     ) -> tuple[Moment, Moment]:
-        """Step the parts of the batch that a mask selects, None all of them, and reset those that end.
+        """Step the rows that a mask selects, None all of them, and reset those that end.
 
         Args:
-            actions: by path, of the batch size of the env; elsewhere they may hold anything.
-            mask: bool, of that batch size.
+            actions: by path, of the batch size of the env; in rows that are not stepped they may hold anything.
+            mask: bool, shape ``(rows,)``.
 
         Returns:
-            What the step gave, and the root that follows it. Parts that are not stepped show in the former what
-            their root holds, with reward 0.
+            What the step gave, and the root that follows it. Rows that are not stepped show in the former what their
+            root holds, with reward 0.
         """
         ...

@@ -63,19 +63,18 @@ class RowsInPlace:
         exchange = self._exchange
         if mask is not None and mask.all():
             mask = None
+        rows = None if mask is None else np.flatnonzero(mask).tolist()
         root = self.root() if self._may_lose or exchange.has_lost else None
-        exchange.fill_actions(actions, mask)
-        stepped = None if mask is None else torch.from_numpy(mask)
-        exchange.wait(exchange.wake(root, stepped, advance=True))
+        exchange.fill_actions(actions, rows)
+        exchange.wait(exchange.wake_rows(root, rows, advance=True))
         following, fresh = self._at(exchange.slot)
         if mask is not None:
-            self._keep_idle(following, fresh, ~mask)
+            self._keep_idle(following, fresh, np.flatnonzero(~mask))
         return following, fresh
 
     def _keep_idle(self, following: Moment, root: Moment, idle: np.ndarray) -> None:
-        at_root = (
-            idle & ~self._exchange.newest_is_next
-        )  # elsewhere `next` holds what the root would
+        # Where `next` is newest already, it holds what the root would.
+        at_root = idle[~self._exchange.newest_is_next[idle]]
         for key, made in following.items():
             if key in root:
                 made[at_root] = root[key][at_root]

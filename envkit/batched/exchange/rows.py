@@ -130,10 +130,11 @@ class BufferExchange:
                 _fill(rows, value, path)
 
     def fill_actions(
-        self, written: Mapping[Path, torch.Tensor | np.ndarray], mask: np.ndarray | None = None
+        self,
+        written: Mapping[Path, torch.Tensor | np.ndarray],
+        stepped: Sequence[int] | None = None,
     ) -> None:
         """Do what `fill` does, from entries by path, where actions are all that the sub-envs take as input."""
-        stepped = None if mask is None else np.flatnonzero(mask).tolist()
         for path, rows in self.inputs[int(self._slot[0])].items():
             self._actions.write(path, written.get(path), rows, stepped)
 
@@ -154,9 +155,20 @@ class BufferExchange:
 
         ``root`` is what is known before; None where it lies in the rows too.
         """
-        rows = None
-        if mask is not None or not self._masks_are_full:
-            rows = self._select({(rules.STEP,): mask} if mask is not None else {})
+        if mask is not None and mask.ndim > 1:
+            return self._begin(root, self._select({(rules.STEP,): mask}), advance)
+        rows = None if mask is None else mask.nonzero().squeeze(-1).tolist()
+        return self.wake_rows(root, rows, advance=advance)
+
+    def wake_rows(
+        self, root: TensorDictBase | None, rows: list[int] | None, *, advance: bool
+    ) -> Round:
+        """Have some rows stepped with all their parts, None for all; see `wake`."""
+        if not self._masks_are_full:
+            self._select({})
+        return self._begin(root, rows, advance)
+
+    def _begin(self, root: TensorDictBase | None, rows: list[int] | None, advance: bool) -> Round:
         self._rounds += 1
         sent = Round(self._rounds, rows, root, advance)
         if self._recovery.unstarted:
