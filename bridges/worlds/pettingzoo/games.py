@@ -108,22 +108,42 @@ class Game(ABC):
             raise NotResetError(
                 f"{self} was not reset since it was made or copied. Call reset() first."
             )
+        before = set(self.env.agents)
         with self._calling():
             observations, rewards, terminated, truncated, infos = self._advance(action)
-        for name in self.names:
-            if name in terminated:
-                self.ends[name] = bool(terminated[name]), bool(truncated[name])
-            elif name in self.played and not any(self.ends[name]):
-                self.ends[name] = True, False  # gone without a word
+        self._require_all(before, observations, rewards, terminated, truncated)
+        self._end(observations, terminated, truncated)
         self.played.update(observations)
-        for name in self.env.agents:
-            if name not in observations and not any(self.ends[name]):
-                raise OutputShapeError(
-                    f"{name!r} is among the agents of {self}, but its step gave no observation of it. Correct "
-                    "the env: agents that are dead leave env.agents."
-                )
+        paid = {name: rewards[name] for name in rewards if name in before or name in observations}
         ended = {name: end[0] for name, end in self.ends.items()}
-        return observations, rewards, ended, {n: end[1] for n, end in self.ends.items()}, infos
+        return observations, paid, ended, {n: end[1] for n, end in self.ends.items()}, infos
+
+    def _require_all(self, before: set[str], observations: ByAgent, *others: ByAgent) -> None:
+        """Check that a step tells all of the agents that were alive ``before`` and are now, and knows no others."""
+        living = set(self.env.agents)
+        if unknown := {*observations, *living}.difference(self.names):
+            raise OutputShapeError(
+                f"{self} has the agents {sorted(unknown)}, which are none of its possible_agents {self.names}. "
+                "Correct the env: they name all that may ever appear."
+            )
+        named = ("rewards", "terminations", "truncations")
+        for what, told in (("observations", observations), *zip(named, others, strict=True)):
+            due = living if told is observations else living & before
+            if missing := due.difference(told):
+                raise OutputShapeError(
+                    f"{sorted(missing)} are among the agents of {self}, but the {what} of its step hold only "
+                    f"{sorted(told)}. Correct the env: agents that are dead leave env.agents, others are told of."
+                )
+
+    def _end(self, observations: ByAgent, terminated: ByAgent, truncated: ByAgent) -> None:
+        """Take the flags of a step: those of an agent that is gone stay as they were when it went."""
+        living = self.env.agents
+        for name in self.names:
+            told = bool(terminated.get(name, False)), bool(truncated.get(name, False))
+            if name in living:
+                self.ends[name] = told
+            elif not any(self.ends[name]) and (name in self.played or name in observations):
+                self.ends[name] = told if any(told) else (True, False)  # gone without a word
 
     def _over(self) -> NotResetError:
         return NotResetError(f"the game of {self} is over: nobody can act. Reset it first.")
@@ -175,7 +195,13 @@ class ParallelGame(Game):
         return list(self.env.agents)
 
     def _begin(self, seed: int | None, options: dict[str, Any] | None) -> Any:
-        observations, infos = self.env.reset(seed=seed, options=options)
+        result = self.env.reset(seed=seed, options=options)
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise OutputShapeError(
+                f"reset of {self} gave a {type(result).__name__}, but must give (observations, infos), two dicts "
+                "by agent. Correct the env."
+            )
+        observations, infos = result
         return observations, infos, {}
 
     def _advance(self, action: ByAgent) -> Any:

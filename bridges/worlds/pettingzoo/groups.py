@@ -6,7 +6,8 @@ its own. Which agents are in which group is decided in `wrapper`.
 Conventions
     rows     arrays of one agent by path below the group, as ("observation",); all leaves have fixed shapes.
     options  what an agent may choose among, in the order of its action mask.
-    dead     agents of which a moment holds no observation: theirs, rewards and infos are zero.
+    dead     agents of which a moment holds no observation: theirs and infos are zero, and the reward after the
+             step in which they died.
 """
 
 from __future__ import annotations
@@ -126,7 +127,17 @@ class Seat:
         ):
             rows[(flag,)][0] = value
         if (reward := rows.get(("reward",))) is not None:
-            reward[0] = moment.rewards.get(name, 0) if is_alive else 0
+            _pay(reward, moment.rewards.get(name, 0), name)
+
+
+def _pay(row: np.ndarray, reward: Any, name: str) -> None:
+    try:
+        row[0] = reward
+    except (TypeError, ValueError) as error:
+        raise EncodingError(
+            f"the reward of {name!r} is {reward!r}, but must be a number. Correct the env, or add up its parts with "
+            "a wrapper of PettingZoo."
+        ) from error
 
 
 _FLAG_PATHS = tuple((flag,) for flag in FLAGS)

@@ -43,7 +43,7 @@ class ModelBasedEnvBase(EnvBase):
 
     Raises:
         ArgumentTypeError: (a TypeError) ``world_model`` is no module on TensorDicts.
-        ArgumentError: (a ValueError) there are more or fewer parameters than the model has.
+        ArgumentError: (a ValueError) there are more or fewer parameters than the model has, or under other names.
     """
 
     _batch_locked = False
@@ -109,8 +109,14 @@ def _by_name(
     if given is None:
         return {}
     if isinstance(given, TensorDictBase):
-        flat = TensorDict(given.to_dict(), given.batch_size).flatten_keys(".").items()
-        return {name: value for name, value in flat if name in own}
+        flat = TensorDict(given.to_dict(), given.batch_size).flatten_keys(".")
+        missing = sorted(set(own).difference(map(str, flat.keys())))
+        if missing:
+            raise ArgumentError(
+                f"{what} hold {sorted(map(str, flat.keys()))}, but the world model also has {missing}. Pass what "
+                "TensorDict.from_module(world_model) gives, with other numbers in it."
+            )
+        return {name: flat[name] for name in own}
     if len(given) != len(own):
         raise ArgumentError(
             f"{what} are {len(given)} tensors, but the world model has {len(own)}: {', '.join(own) or 'none'}. Pass one "

@@ -9,6 +9,7 @@ import sys
 from functools import partial
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from pettingzoo import ParallelEnv as TheirParallelEnv
@@ -34,11 +35,13 @@ from envkit.errors import (
     ArgumentTypeError,
     BatchSizeError,
     BrokenLibraryError,
+    EncodingError,
     InputError,
     MissingKeyError,
     MissingLibraryError,
     NotResetError,
     OptionError,
+    OutputShapeError,
     SpecError,
     UnknownEnvError,
     UnsupportedError,
@@ -693,6 +696,71 @@ def test_games_that_have_no_data_form_say_so():
         PettingZooWrapper(Nobody())
     with pytest.raises(SpecError, match="agent 'agent_0' holds values without an array form"):
         PettingZooWrapper(Talking())
+
+
+class Careless(Fading):
+    """`Fading`, whose step can be told to be careless with what it says of its agents."""
+
+    def __init__(self, change, lives=(2, 9)):
+        super().__init__(lives)
+        self.change = change
+
+    def step(self, actions):
+        told = list(super().step(actions))
+        self.change(self, *told)
+        return tuple(told)
+
+
+def careless(change, **kwargs):
+    return PettingZooWrapper(
+        Careless(change), use_mask=True, done_on_any=False, seed=0, **kwargs
+    ).rollout(4, break_when_any_done=False)["next", "agent"]
+
+
+def test_an_agent_that_dies_unobserved_is_paid_for_its_last_step():
+    def unobserved(env, observations, rewards, *_):
+        for name in set(observations).difference(env.agents):
+            del observations[name]
+
+    data = careless(unobserved)
+
+    assert (data["reward"][:2, 0] > 0).all() and (data["reward"][2:, 0] == 0).all()
+    assert (data["observation"][1:, 0] == 0).all() and data["done"][1:, 0].all()
+
+
+def test_a_dead_agent_stays_dead_whatever_the_library_says_of_it_later():
+    def denied(env, observations, rewards, terminated, truncated, infos):
+        for told in (terminated, truncated):
+            told.update({name: False for name in env.possible_agents if name not in told})
+
+    data = careless(denied)
+
+    assert data["truncated"][:, 0].squeeze(-1).tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda env, *_: env.agents.append("stranger"), r"'stranger'.*none of its possible_agents"),
+        (lambda env, seen, paid, *_: paid.pop("agent_1"), r"'agent_1'.*rewards of its step hold"),
+        (lambda env, seen, paid, ended, cut, _: cut.clear(), "truncations of its step hold only"),
+        (lambda env, seen, *_: seen.pop("agent_1"), "observations of its step hold only"),
+    ],
+)
+def test_a_step_that_does_not_tell_all_of_the_living_is_refused(change, message):
+    with pytest.raises(OutputShapeError, match=message):
+        careless(change)
+
+
+def test_a_reward_that_is_no_number_and_a_reset_of_old_are_refused():
+    class Old(Fading):
+        def reset(self, seed=None, options=None):
+            return super().reset(seed, options)[0]
+
+    with pytest.raises(EncodingError, match=r"reward of 'agent_0'.*must be a number"):
+        careless(lambda env, seen, paid, *_: paid.update(agent_0=np.ones(2)))
+    with pytest.raises(OutputShapeError, match=r"must give \(observations, infos\)"):
+        PettingZooWrapper(Old())
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):

@@ -95,6 +95,13 @@ def test_given_parameters_stand_for_those_of_the_model():
     assert all(map(torch.equal, model.parameters(), before))
 
 
+def test_parameters_of_another_model_are_refused():
+    another = TensorDict.from_module(nn.Linear(2, 2))
+
+    with pytest.raises(ArgumentError, match=r"world model also has \['module"):
+        Hidden(linear(), params=another)
+
+
 def test_given_buffers_stand_for_those_of_the_model():
     class Shift(nn.Module):
         def __init__(self):
