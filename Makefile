@@ -5,7 +5,8 @@
 # make check  formatting, lint, types, layers
 # make demo-matrix  the demo's training over 4 seeds and 3 instruction sets
 # make mutate  how many one-line changes of the core the tests notice (takes half an hour)
-# make bench  install peers into a venv of their own and measure
+# make docs   build the site into .cache/docs, offline, warnings are errors
+# make bench  install peers into a venv of their own, measure, and renew what shows it (make report: only the latter)
 PYTHON ?= python3
 VENV := .venv
 BENCH_VENV := .venv-bench
@@ -16,7 +17,7 @@ BENCH_STAMP := $(BENCH_VENV)/.installed
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.1
 
-.PHONY: demo demo-matrix test isa slow check mutate bench format clean
+.PHONY: demo demo-matrix test isa slow check mutate docs bench report format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -65,10 +66,19 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -q -W --keep-going docs .cache/docs
+
+# Every module of bench/ that measures speeds here; warm_step compares two checkouts, cold compiles anew.
+WORKS := gym_pool gym_transforms policy_rows async_pool multithreaded collect ray_round brax_step brax_scan \
+	gradient transforms scaling worlds views calls gpu
+
 bench: $(BENCH_STAMP)
-	for work in gym_pool gym_transforms async_pool brax_step brax_scan gradient transforms scaling gpu; do \
-		$(BENCH_VENV)/bin/python -m bench.$$work || exit 1; \
-	done
+	for work in $(WORKS); do $(BENCH_VENV)/bin/python -m bench.$$work || exit 1; done
+	$(BENCH_VENV)/bin/python -m bench.report
+
+report: $(STAMP)
+	$(BIN)/python -m bench.report
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) .cache .pytest_cache .ruff_cache demo_out

@@ -1,13 +1,15 @@
 """What the README and the guides print runs as printed.
 
-Every python block stands alone, but for those marked as going on from the first example.
+Every python block stands alone.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 import re
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -22,34 +24,31 @@ GUIDES = [
         "batched_envs.md",
         "collectors.md",
         "datasets.md",
+        "getting_started.md",
         "interop.md",
         "resume.md",
         "transforms.md",
         "worlds.md",
     )
 ]
+COMING_FROM = sorted((ROOT / "docs").glob("from_*.md"))  # their code and ours
 LONG = ("interop.md", "worlds.md")  # load the library of every world, compile, train
 ON_RAY = ROOT / "docs" / "distributed.md"
-CONTINUES = "<!-- after the first example -->\n"
+FIRST_STEPS = ROOT / "docs" / "getting_started.md"
 
 
 def blocks(document: Path) -> dict[str, str]:
     """Python blocks by the heading they stand under."""
     found: dict[str, str] = {}
     text = document.read_text()
-    for match in re.finditer(rf"({re.escape(CONTINUES)})?```python\n(.*?)```", text, re.DOTALL):
+    for match in re.finditer(r"```python\n(.*?)```", text, re.DOTALL):
         heading = re.findall(r"^#+ (.*)$", text[: match.start()], re.MULTILINE)[-1]
-        continues, code = match.groups()
-        if continues:
-            found["envkit"] += code
-        else:
-            assert heading not in found, f"two blocks under {heading!r}"
-            found[heading] = code
+        assert heading not in found, f"two blocks under {heading!r}"
+        found[heading] = match[1]
     return found
 
 
-BLOCKS = blocks(README)
-FIRST = BLOCKS.pop("envkit")
+FIRST = blocks(README)["envkit"]
 
 
 def execute(code: str) -> dict:
@@ -63,11 +62,6 @@ def execute(code: str) -> dict:
     return names
 
 
-@pytest.mark.parametrize("heading", BLOCKS)
-def test_a_block_of_the_readme_runs_as_printed(heading):
-    execute(BLOCKS[heading])
-
-
 @pytest.mark.parametrize(
     ("guide", "heading"),
     [
@@ -78,6 +72,15 @@ def test_a_block_of_the_readme_runs_as_printed(heading):
 )
 def test_a_block_of_a_guide_runs_as_printed(guide, heading):
     execute(blocks(guide)[heading])
+
+
+@pytest.mark.slow  # loads the other libraries, compiles
+@pytest.mark.filterwarnings("ignore:.*precision lowered:UserWarning")  # of EnvPool's bounds
+@pytest.mark.parametrize("which", ["Before", "After"])
+@pytest.mark.parametrize("page", COMING_FROM, ids=lambda page: page.stem)
+def test_a_program_of_another_library_and_ours_run_as_printed(page, which):
+    with patch.dict(os.environ):  # EnvPool, imported bare, would leave later tests without pictures
+        execute(blocks(page)[which])
 
 
 @pytest.mark.slow  # starts Ray
@@ -105,6 +108,13 @@ def test_the_first_example_gives_one_layout_for_both_worlds():
     assert names["td"]["state", "member0", "state"].keys() == names["jax_td"]["state"].keys()
 
 
+def test_the_readme_is_two_screens_and_one_block():
+    text = README.read_text()
+
+    assert len(text.splitlines()) <= 120
+    assert list(blocks(README)) == ["envkit"]
+
+
 def test_the_first_screen_is_the_two_commands_and_ten_lines():
     before, example = README.read_text().split("```python\n")[:2]
     example = example.partition("```")[0]
@@ -117,7 +127,7 @@ def test_the_first_screen_is_the_two_commands_and_ten_lines():
 
 
 def test_writing_a_stateless_env_takes_at_most_15_lines():
-    code = BLOCKS["Write your own stateless env"]
+    code = blocks(FIRST_STEPS)["Write your own stateless env"]
     (env,) = [node for node in ast.parse(code).body if isinstance(node, ast.ClassDef)]
     source = ast.get_source_segment(code, env)
 

@@ -155,7 +155,8 @@ class PlaygroundEnv(PlaygroundWrapper):
         config_overrides: values in that config, by dotted names, e.g. ``{"sim_dt": 0.005}``.
         impl: what computes the physics: "jax" (MJX), or "warp", the library's default, which builds kernels
             for a while and wants a GPU. It wins over that of ``config``.
-        device, **options: of `PlaygroundWrapper`.
+        device: of `PlaygroundWrapper`.
+        **options: of `PlaygroundWrapper`.
 
     Raises:
         UnknownEnvError: (a ValueError) Playground has no env of that name.

@@ -273,9 +273,9 @@ class EnvBase(Stepping, metaclass=EnvMeta):
             info_keys: observation entries that go to the infos; a node takes along what is below.
             backend: "gymnasium", "gym" or a module like them; None takes the current one.
             to_numpy: give arrays instead of tensors, and Python numbers as rewards and end flags.
-            reward_threshold, nondeterministic, max_episode_steps, order_enforce, autoreset,
-                disable_env_checker, apply_api_compatibility: of the library's ``register``. Its
-                checker, which looks at arrays, is left out unless ``to_numpy`` is set.
+            reward_threshold, nondeterministic, max_episode_steps, order_enforce: of the library's ``register``.
+            autoreset, disable_env_checker, apply_api_compatibility: of ``register`` too. Its checker,
+                which looks at arrays, is left out unless ``to_numpy`` is set.
             **kwargs: of the class; these, ``transform``, ``info_keys`` and ``to_numpy`` may also be
                 given, or given anew, in ``make``.
 

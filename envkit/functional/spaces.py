@@ -67,7 +67,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Discrete:
-    """The integers ``0 .. n - 1``, int32, shape ()."""
+    """The integers from 0 to ``n - 1``, int32, shape ()."""
 
     n: int
 
@@ -90,7 +90,7 @@ class Discrete:
 
 @dataclass(frozen=True)
 class MultiDiscrete:
-    """Vectors of integers, entry ``i`` in ``0 .. nvec[i] - 1``: int32, shape ``(len(nvec),)``."""
+    """Vectors of integers, entry ``i`` from 0 to ``nvec[i] - 1``: int32, shape ``(len(nvec),)``."""
 
     nvec: tuple[int, ...]
 

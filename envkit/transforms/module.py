@@ -42,10 +42,11 @@ class ModuleTransform(Transform):
         no_grad: run it without gradients.
         inverse: run it on the input of each step; what it writes is what the base env reads.
         device: move the module there. Data is brought to the module's device and back.
-        observation_spec_transform, reward_spec_transform, done_spec_transform, state_spec_transform,
-            action_spec_transform: the spec as it is after the transform, or a function that makes it
-            from the one before. Without any, entries the module writes are declared from a trial on
-            zeros: in place where they are known, else as observations.
+        observation_spec_transform: the spec as it is after the transform, or a function that makes it
+            from the one before. Without any of the five, entries the module writes are declared from a
+            trial on zeros: in place where they are known, else as observations.
+        reward_spec_transform, done_spec_transform: the same for these specs.
+        state_spec_transform, action_spec_transform: the same for these specs.
 
     Raises:
         ArgumentError: not exactly one of ``module`` and ``module_factory``; a module on tensors

@@ -1,0 +1,315 @@
+"""Hold what the benches recorded against its targets: on the terminal, as a page, README's table and pictures.
+
+Of each comparison on each machine the last recorded line counts, work by work: a short run that left out a peer
+does not hide what was measured of it before. Nothing is measured here.
+
+Run: ``python -m bench.report`` (``make bench`` does at its end); writes docs/benchmarks.md, the table of README.md
+between its markers, and docs/figures/scaling.png and costs.png.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from bench.targets import TARGETS, Target
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- speeds, by python -m bench.report -->", "<!-- end of speeds -->"
+_NO_SPEEDS = {"demo", "mutate"}  # what these record is no speed
+_STEPS = re.compile(r", [\d,]+ steps (a round|a batch|in one program)")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One work of one comparison on one machine, or one number that a line records beside others."""
+
+    bench: str
+    title: str
+    machine: str
+    date: str
+    work: str
+    speed: float | None  # steps per second; None where the value is no ratio of speeds
+    value: float  # the ratio to the reference, or the number
+    low: float
+    high: float
+    reference: str | None
+
+
+def read(folder: Path = RESULTS) -> list[Figure]:
+    """Read the last figure of each work from all recorded lines, in the order of first appearance."""
+    last: dict[tuple[str, ...], Figure] = {}
+    for file in sorted(folder.glob("*.jsonl")):
+        if file.stem not in _NO_SPEEDS:
+            for line in file.read_text().splitlines():
+                for figure in _figures(file.stem, json.loads(line)):
+                    key = (figure.bench, figure.title, figure.machine, figure.work)
+                    last[key] = figure
+    newest = {(f.bench, f.title, f.machine): f for f in last.values()}
+    for figure in last.values():
+        key = (figure.bench, figure.title, figure.machine)
+        newest[key] = max(newest[key], figure, key=lambda f: f.date)
+    return [  # a ratio to what is the reference no longer says nothing beside the others
+        figure
+        for figure in last.values()
+        if figure.reference == newest[figure.bench, figure.title, figure.machine].reference
+    ]
+
+
+def _figures(bench: str, line: dict[str, Any]) -> Iterator[Figure]:
+    machine = line["accelerator"] or f"{line['cores']} cores"
+    where = (bench, _STEPS.sub("", line["title"]), machine, line["date"][:10])
+    for row in line.get("works", line.get("rows", [])):
+        if "ratio" in row:
+            name = row.get("work") or row["env"]
+            spread = row["ratio_low"], row["ratio_high"]
+            reference = line.get("reference", "")
+            yield Figure(*where, name, row["steps_per_s"], row["ratio"], *spread, reference)
+        else:
+            yield Figure(*where, row["env"], None, row["calls"], row["calls"], row["calls"], None)
+    for name, number in line.items():
+        if isinstance(number, int | float) and name not in ("rounds", "cores", "updates"):
+            yield Figure(*where, name, None, number, number, number, None)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A target and what was measured of it on one machine."""
+
+    target: Target
+    title: str
+    machine: str
+    value: float
+    low: float
+    high: float
+
+    @property
+    def met(self) -> bool:
+        """Say whether the value reaches the target."""
+        value, least = self.value, self.target.bound == "least"
+        return value >= self.target.value if least else value <= self.target.value
+
+
+def judge(figures: list[Figure]) -> list[Judged]:
+    """Hold figures against the targets; a target that nobody measured gives none."""
+    return [
+        Judged(target, figure.title, figure.machine, *_measured(target, figure, figures))
+        for target in TARGETS
+        for figure in figures
+        if (figure.bench, figure.work) == (target.bench, target.work)
+        and fnmatchcase(figure.title, target.title)
+        and (not target.over or _rivals(target, figure, figures))
+    ]
+
+
+def _measured(target: Target, figure: Figure, figures: list[Figure]) -> tuple[float, float, float]:
+    if target.over:
+        rival = max(_rivals(target, figure, figures), key=lambda other: other.value)
+        return figure.value / rival.value, figure.low / rival.high, figure.high / rival.low
+    if target.rows:
+        step_us = target.rows / figure.speed * 1e6  # the reference takes ratio times as long
+        value, high, low = (step_us * (1 - r) for r in (figure.value, figure.low, figure.high))
+        return value, low, high
+    return figure.value, figure.low, figure.high
+
+
+def _rivals(target: Target, figure: Figure, figures: list[Figure]) -> list[Figure]:
+    same = (figure.bench, figure.title, figure.machine)
+    return [f for f in figures if (f.bench, f.title, f.machine) == same and f.work in target.over]
+
+
+def number(value: float) -> str:
+    """Write a number in two decimals, or what there is of it."""
+    return (
+        f"{value:.0f}"
+        if abs(value) >= 100
+        else f"{value:.2f}"
+        if abs(value) >= 0.01
+        else f"{value:.2g}"
+    )
+
+
+def speed(value: float) -> str:
+    """Write steps per second in thousands or millions."""
+    if value >= 1e6:
+        return f"{value / 1e6:.1f} M"
+    return f"{value / 1e3:.1f} k" if value < 2e4 else f"{value / 1e3:.0f} k"
+
+
+def _wanted(target: Target) -> str:
+    unit = " µs a step more" if target.rows else " x" if target.over else ""
+    return f"{'≥' if target.bound == 'least' else '≤'} {target.value:g}{unit}"
+
+
+def _against(target: Target) -> str:
+    return f" against {' or '.join(target.over)}" if target.over else ""
+
+
+def page(figures: list[Figure]) -> str:
+    """Write docs/benchmarks.md."""
+    judged = judge(figures)
+    missed = sum(not one.met for one in judged)
+    parts = [
+        "# Benchmarks\n",
+        "<!-- Written by `python -m bench.report` from bench/results: do not edit. -->\n",
+        "Ratios are speeds over that of the reference, measured in turns in the same run: trust them, not the seconds. "
+        "The value is the median over rounds, the spread its lowest and highest round. `make bench` measures anew, in a "
+        "virtual environment of its own, adds lines to `bench/results/` and renews this page; versions and all older lines are there.\n",
+        "![Steps per second against batch size](figures/scaling.png)\n",
+        "![What a step costs: simulator, hand-off, Python](figures/costs.png)\n",
+        "The simulator's part is `lax.scan` with the policy in it; hand-off is what a bare loop takes more that calls the jitted step and "
+        "a torch policy and hands arrays over by DLPack; Python is what envkit's step takes more than that, checks and resets included.\n",
+        "## Targets\n",
+        f"{len(judged) - missed} of {len(judged)} are met. A work that was measured on several machines has a line for each.\n",
+        "| work | machine | target | measured | spread | |\n| --- | --- | --- | --- | --- | --- |",
+        *(
+            f"| {one.title}: {one.target.work}{_against(one.target)} | {one.machine} | {_wanted(one.target)} | {number(one.value)} | "
+            f"{_spread(one.low, one.high)} | {'met' if one.met else '**missed**'} |"
+            for one in judged
+        ),
+    ]
+    for bench in dict.fromkeys(figure.bench for figure in figures):
+        parts += ["", f"## bench.{bench}\n", _purpose(bench) + "\n", *_tables(bench, figures)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _spread(low: float, high: float) -> str:
+    return "" if low == high else f"{number(low)} to {number(high)}"
+
+
+def _purpose(bench: str) -> str:
+    source = (ROOT / "bench" / f"{bench}.py").read_text()
+    return ast.get_docstring(ast.parse(source)).partition("\n\n")[0].replace("\n", " ")
+
+
+def _tables(bench: str, figures: list[Figure]) -> Iterator[str]:
+    of_bench = [figure for figure in figures if figure.bench == bench]
+    speeds = [figure for figure in of_bench if figure.speed is not None]
+    others = [figure for figure in of_bench if figure.speed is None]
+    if speeds:
+        yield "| comparison | work | steps/s | ratio | spread | machine | date |\n| --- | --- | --- | --- | --- | --- | --- |"
+        yield from _rows(speeds)
+    if speeds and others:
+        yield ""
+    if others:
+        yield "| what | | value | machine | date |\n| --- | --- | --- | --- | --- |"
+        yield from _rows(others)
+
+
+def _rows(figures: list[Figure]) -> Iterator[str]:
+    seen = None
+    groups = list(dict.fromkeys((f.title, f.machine) for f in figures))
+    for f in sorted(figures, key=lambda f: groups.index((f.title, f.machine))):
+        title = "" if (f.title, f.machine) == seen else f.title
+        seen = (f.title, f.machine)
+        if f.speed is None:
+            yield f"| {title} | {f.work} | {number(f.value)} | {f.machine} | {f.date} |"
+        else:
+            ratio = "reference" if f.work == f.reference else number(f.value)
+            spread = _spread(f.low, f.high)
+            yield f"| {title} | {f.work} | {speed(f.speed)} | {ratio} | {spread} | {f.machine} | {f.date} |"
+
+
+# Rows of README's table: label, bench, title; then works of the simulator alone, envkit, gymnasium, TorchRL.
+_README_ROWS = (
+    ("CartPole × 32 in worker processes, a policy acts", "gym_pool", "CartPole-v1 x 32",
+     "bare loop, one process", "envkit ParallelEnv", "gymnasium AsyncVectorEnv", "TorchRL ParallelEnv"),
+    ("the same, random actions", "gym_pool", "CartPole-v1 x 32",
+     "", "envkit ParallelEnv, random actions", "", ""),
+    ("CartPole × 32 in this process", "gym_pool", "CartPole-v1 x 32",
+     "bare loop, one process", "envkit SerialEnv", "gymnasium SyncVectorEnv", "TorchRL SerialEnv"),
+    ("CartPole, one env", "gym_pool", "one CartPole-v1, a policy acts",
+     "bare loop", "envkit GymEnv", "", "TorchRL GymEnv"),
+    ("HalfCheetah × 8, 2 worker processes", "gym_pool", "HalfCheetah-v5 x 8",
+     "2 bare loops at the same time", "envkit ParallelEnv", "gymnasium AsyncVectorEnv", "TorchRL ParallelEnv"),
+    ("2 collectors × 16 CartPole, policy in the workers", "collect", "2 workers x 16 CartPole-v1, policy in the workers",
+     "bare loops", "MultiSyncDataCollector", "", "TorchRL's MultiSyncCollector"),
+    ("8 CartPoles, asynchronous, in processes", "async_pool", "8 CartPoles, min_get=8, multiprocessing",
+     "", "envkit", "", "TorchRL, dense"),
+    ("Brax inverted_pendulum × 64, step by step", "brax_step", "inverted_pendulum spring x 64 on cpu, torch policy",
+     "bare jit + dlpack loop", "envkit stepwise", "", "TorchRL, cache kept"),
+    ("Brax inverted_pendulum × 4096, step by step", "brax_step", "inverted_pendulum spring x 4096 on cpu, torch policy",
+     "bare jit + dlpack loop", "envkit stepwise", "", ""),
+    ("Brax ant × 64, step by step", "brax_step", "ant spring x 64 on cpu, torch policy",
+     "bare jit + dlpack loop", "envkit stepwise", "", "TorchRL, cache kept"),
+    ("ant × 64 as one program, `compile_policy`", "brax_scan", "ant spring x 64 on cpu, a small network acts",
+     "bare lax.scan", "envkit unroll, compile_policy", "", ""),
+    ("inverted_pendulum × 4096 as one program", "brax_scan", "inverted_pendulum spring x 4096 on cpu, a small network acts",
+     "bare lax.scan", "envkit unroll, compile_policy", "", ""),
+    ("gymnax CartPole × 4096 as one program", "worlds", "gymnax CartPole x4096, random actions",
+     "bare lax.scan", "envkit unroll", "", ""),
+    ("gradient of 10 steps of ant × 64", "gradient", "gradient of 10 steps, ant spring x 64 on cpu",
+     "fused JAX value_and_grad", "envkit stepwise", "", "TorchRL, cache kept"),
+)  # fmt: skip
+
+
+def table(figures: list[Figure]) -> str:
+    """Write the table of README.md: of the machine without a card that measured most."""
+    cores = [f.machine for f in figures if f.machine.endswith(" cores")]
+    machine = max(dict.fromkeys(cores), key=cores.count)
+    found = {(f.bench, f.title, f.work): f for f in figures if f.machine == machine}
+    rows = [
+        "| steps per second | bare simulator | envkit | gymnasium | TorchRL |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for label, bench, title, *works in _README_ROWS:
+        cells = [_cell(found, bench, title, work) for work in works]
+        rows.append(" | ".join([f"| {label}", *cells]) + " |")
+    return "\n".join(rows)
+
+
+def _cell(found: dict[tuple[str, str, str], Figure], bench: str, title: str, work: str) -> str:
+    if not work:
+        return ""
+    if (bench, title, work) not in found:
+        raise SystemExit(
+            f"README's table wants {work!r} of {title!r}: run python -m bench.{bench}, or change _README_ROWS."
+        )
+    figure = found[bench, title, work]
+    ours = figure.reference is None or figure.reference.startswith("envkit")
+    shows_ratio = figure.work != figure.reference and not ours
+    return speed(figure.speed) + (f" ({number(figure.value)})" if shows_ratio else "")
+
+
+def with_table(readme: str, figures: list[Figure]) -> str:
+    """Put the table between the markers of a README."""
+    before, marker, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (marker and end):
+        raise SystemExit(f"README.md wants the markers {BEGIN} and {END}.")
+    return f"{before}{BEGIN}\n{table(figures)}\n{END}{after}"
+
+
+def tell(judged: Iterable[Judged]) -> None:
+    """Print each target with its ratio and spread, and mark what misses."""
+    for one in judged:
+        mark = "      " if one.met else "MISSED"
+        print(f"{mark} {number(one.value):>7s} {_wanted(one.target):24s} {_spread(one.low, one.high):16s} "
+              f"{one.title}: {one.target.work}{_against(one.target)} [{one.machine}]")  # fmt: skip
+    for target in TARGETS:
+        if not any(one.target == target for one in judged):
+            print(f"not measured     {_wanted(target):24s} {'':16s} {target.title}: {target.work}")
+
+
+def main() -> None:
+    """Renew all that is made of recorded lines, and print how targets stand."""
+    from bench import figures
+
+    found = read()
+    tell(judge(found))
+    PAGE.write_text(page(found))
+    README.write_text(with_table(README.read_text(), found))
+    figures.draw(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""The site: every public name has a page, quoted errors exist, figures are those that were recorded, and it builds."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import envkit
+from bench import report
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+
+
+def names_on(page: Path) -> list[str]:
+    """List the names that a page of the reference has pages made of."""
+    listed = re.findall(r":toctree: generated\n\n((?:   \w+\n)+)", page.read_text())
+    return [name for block in listed for name in block.split()]
+
+
+def test_every_public_name_is_in_the_reference_once():
+    listed = [name for page in (DOCS / "reference").glob("*.md") for name in names_on(page)]
+
+    assert sorted(listed) == sorted(envkit._HOME_OF)
+
+
+def test_every_page_is_in_the_contents():
+    contents = (DOCS / "index.md").read_text().split()
+
+    missing = {page.stem for page in DOCS.glob("*.md")} - {"index", *contents}
+
+    assert not missing
+
+
+def messages() -> list[str]:
+    """List all texts of the source, with a mark where an f-string puts something in."""
+    found = []
+    for package in ("envkit", "bridges"):
+        for file in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+                texts = [part.value if isinstance(part, ast.Constant) else "\0" for part in parts]
+                if any(isinstance(text, str) and text != "\0" for text in texts):
+                    found.append("".join(map(str, texts)))
+    return found
+
+
+def test_quoted_messages_are_raised_somewhere():
+    page = (DOCS / "troubleshooting.md").read_text()
+    quoted = re.findall(r"^### `(.+)`$", page, re.MULTILINE)
+    known = messages()
+
+    unknown = []
+    for message in quoted:
+        pattern = re.compile(
+            ".*\0.*".join(re.escape(part.strip()) for part in message.split("..."))
+        )
+        if not any(pattern.search(text) for text in known):
+            unknown.append(message)
+
+    assert len(quoted) == page.count("\n### ") >= 20
+    assert not unknown
+
+
+def test_the_benchmarks_are_those_that_were_recorded_last():
+    figures = report.read()
+
+    renew = "python -m bench.report"
+    assert report.PAGE.read_text() == report.page(figures), renew
+    assert report.README.read_text() == report.with_table(report.README.read_text(), figures), renew
+
+
+def test_a_figure_of_a_short_run_does_not_hide_what_it_left_out(tmp_path):
+    line = '{{"title": "work, {steps} steps a round", "date": "2026-01-0{day}", "accelerator": null, "cores": 2, "reference": "bare", "works": [{works}]}}\n'
+    work = (
+        '{{"work": "{0}", "steps_per_s": {1}, "ratio": {2}, "ratio_low": 0.1, "ratio_high": 2.0}}'
+    )
+    long = ", ".join(
+        work.format(*row) for row in (("bare", 10, 1.0), ("ours", 8, 0.8), ("peer", 1, 0.1))
+    )
+    short = ", ".join(work.format(*row) for row in (("bare", 12, 1.0), ("ours", 11, 0.9)))
+    (tmp_path / "gym_pool.jsonl").write_text(
+        line.format(steps=100, day=1, works=long) + line.format(steps=20, day=2, works=short)
+    )
+
+    found = {figure.work: (figure.value, figure.date) for figure in report.read(tmp_path)}
+
+    assert found == {
+        "bare": (1.0, "2026-01-02"),
+        "ours": (0.9, "2026-01-02"),
+        "peer": (0.1, "2026-01-01"),
+    }
+
+
+def test_a_target_that_is_missed_is_said_to_be():
+    figures = [
+        report.Figure(
+            "gym_pool",
+            "CartPole-v1 x 32",
+            machine,
+            "",
+            "envkit ParallelEnv",
+            1e5,
+            ratio,
+            0.5,
+            1.0,
+            "bare",
+        )
+        for machine, ratio in (("2 cores", 0.79), ("64 cores", 0.81))
+    ]
+
+    assert [one.met for one in report.judge(figures)] == [False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "docs", str(tmp_path)]
+
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=880,
+    )
+
+    assert done.returncode == 0, done.stderr
+    pages = {page.stem for page in (tmp_path / "reference" / "generated").glob("*.html")}
+    assert {f"envkit.{name}" for name in envkit._HOME_OF} <= pages
+    assert (tmp_path / "tutorials" / "01_first_rollouts.html").exists()
