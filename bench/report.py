@@ -170,10 +170,10 @@ def page(figures: list[Figure]) -> str:
         "a torch policy and hands arrays over by DLPack; Python is what envkit's step takes more than that, checks and resets included.\n",
         "## Targets\n",
         f"{len(judged) - missed} of {len(judged)} are met. A work that was measured on several machines has a line for each.\n",
-        "| work | machine | target | measured | spread | |\n| --- | --- | --- | --- | --- | --- |",
+        "| | work | machine | target | measured | spread |\n| --- | --- | --- | --- | --- | --- |",
         *(
-            f"| {one.title}: {one.target.work}{_against(one.target)} | {one.machine} | {_wanted(one.target)} | {number(one.value)} | "
-            f"{_spread(one.low, one.high)} | {'met' if one.met else '**missed**'} |"
+            f"| {'met' if one.met else '**missed**'} | {one.title}: {one.target.work}{_against(one.target)} | {one.machine} | "
+            f"{_wanted(one.target)} | {number(one.value)} | {_spread(one.low, one.high)} |"
             for one in judged
         ),
     ]

@@ -4,8 +4,10 @@ Nothing is fetched and no notebook is run (tests/test_notebooks.py runs them). `
 """
 
 import logging
+import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -29,7 +31,7 @@ html_copy_source = False
 myst_heading_anchors = 4
 nb_execution_mode = "off"
 
-default_role = "literal"  # docstrings put code into single backquotes as often as into double ones
+default_role = "py:obj"  # code in single backquotes leads to what bears that name, if anything does
 add_module_names = False
 python_maximum_signature_line_length = 88
 napoleon_use_ivar = True
@@ -63,16 +65,25 @@ def setup(app):
 
 
 def _read(app, docname, source):
-    """Begin the home page with the README; lead links out of ``docs`` to where the site has it."""
+    """Put the README on the home page and options into the list of commands; lead links to where the site has it."""
     text = source[0]
     if docname == "index":
         text = (
             README.read_text().replace("](docs/", "](").replace("](notebooks/", "](tutorials/")
             + text
         )
+    elif docname == "command_line":
+        text += _options_of_commands()
     elif docname.startswith("tutorials/"):
         text = text.replace("](../docs/", "](../")
     source[0] = text.replace("](../notebooks/", "](tutorials/")
+
+
+def _options_of_commands():
+    ask = [sys.executable, "-m", "typer", "envkit.cli.app", "utils", "docs", "--name", "envkit"]
+    where = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    told = subprocess.run(ask, env=where, capture_output=True, text=True, check=True).stdout
+    return "\n## Options\n" + told.partition("\n")[2].replace("\n## ", "\n### ")
 
 
 def _mark_shapes(app, what, name, obj, options, lines):
