@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from bridges.gym.backend import gym_backend, set_gym_backend
+from bridges.gym.in_workers import MaybeInWorkers
 from bridges.gym.vector import frame_skipping
 from bridges.gym.wrapper import GymWrapper
 from bridges.libraries import EnvNames
-from envkit.batched.parallel import ParallelEnv
 from envkit.data.arguments import as_bool, as_int
 from envkit.errors import ArgumentTypeError
 from envkit.specs.annotations import BatchSize, Device
@@ -22,7 +21,7 @@ from envkit.specs.annotations import BatchSize, Device
 __all__ = ["GymEnv"]
 
 
-class GymEnv(GymWrapper):
+class GymEnv(MaybeInWorkers, GymWrapper):
     """A gymnasium env by name; see `GymWrapper`.
 
     Args:
@@ -46,15 +45,6 @@ class GymEnv(GymWrapper):
     """
 
     available_envs: ClassVar[Sequence[str]] = EnvNames(lambda: sorted(gym_backend("registry")))  # type: ignore[assignment]
-
-    if not TYPE_CHECKING:  # which would look for the keywords here
-
-        def __new__(cls, *args: Any, num_workers: int = 1, **kwargs: Any) -> Any:
-            meaning = "the number of processes, or 1 to have the env in this one"
-            num_workers = as_int("num_workers", num_workers, least=1, meaning=meaning)
-            if num_workers > 1:
-                return ParallelEnv(num_workers, partial(cls, *args, **kwargs))
-            return super().__new__(cls)
 
     def __init__(
         self,

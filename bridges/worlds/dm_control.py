@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 
 from bridges import offscreen
+from bridges.gym.in_workers import MaybeInWorkers
 from bridges.gym.wrapper import GymWrapper
 from bridges.libraries import EnvNames, quietly, require, require_name
 from envkit.data.keywords import known_to, refuse_unknown
@@ -349,7 +350,7 @@ class DMControlWrapper(GymWrapper):
         return "dm_control"
 
 
-class DMControlEnv(DMControlWrapper):
+class DMControlEnv(MaybeInWorkers, DMControlWrapper):
     """A task of DeepMind Control's suite by domain and name; see `DMControlWrapper`.
 
     Args:
@@ -359,6 +360,7 @@ class DMControlEnv(DMControlWrapper):
             `DMControlWrapper`.
         task_kwargs, environment_kwargs, visualize_reward: of ``dm_control.suite.load``:
             ``task_kwargs=dict(time_limit=5)`` say.
+        num_workers: above 1, the result is a `ParallelEnv` of so many such envs.
         **options: of every env, see `EnvOptions`.
 
     Raises:
@@ -382,6 +384,7 @@ class DMControlEnv(DMControlWrapper):
         task_kwargs: Mapping[str, Any] | None = None,
         environment_kwargs: Mapping[str, Any] | None = None,
         visualize_reward: bool = False,
+        num_workers: int = 1,
         device: Device | None = "cpu",
         **options: Unpack[EnvOptions],
     ):

@@ -547,6 +547,15 @@ def test_a_mistake_is_named_with_its_cure(call, error, told):
         call()
 
 
+def test_several_are_made_as_a_parallel_env(opened):
+    env = opened(short(num_workers=2))
+
+    assert isinstance(env, ParallelEnv) and env.num_workers == 2
+    assert env.is_closed  # nothing was started
+    with pytest.raises(ValueError, match="num_workers is 0"):
+        short(num_workers=0)
+
+
 def test_an_action_of_another_shape_is_refused(opened):
     env = opened(short())
     td = env.reset().set("action", torch.zeros(2, dtype=torch.float64))
