@@ -143,8 +143,9 @@ class ProgramEnv(RowEnv):
         Not with preset outcomes, or with rows that are done and not stepped, which a reset of its own begins anew;
         nor with a graph, so that one backward program serves every kind of step.
         """
-        is_free = td.get("next", None) is None and not done_outside(mask, td, self.done_keys)
-        return is_free and not (self.requires_grad and is_wanted(inputs))
+        if td.get("next", None) is not None or (self.requires_grad and is_wanted(inputs)):
+            return False
+        return mask is None or not done_outside(mask, td, self.done_keys)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         mask = td.get(STEP, None)

@@ -33,6 +33,7 @@ class ActionRows:
 
     def __init__(self, metadata: Sequence[EnvMetaData]):
         self._runs = [(inputs_by_path(found), rows) for found, rows in _runs(metadata)]
+        self._of_all = self._runs[0][0] if len(self._runs) == 1 else {}
 
     @property
     def paths(self) -> set[Path]:
@@ -51,7 +52,7 @@ class ActionRows:
         Raises:
             InputError, MissingKeyError: see `ActionInput.take`.
         """
-        if len(self._runs) == 1 and self._wrote(path, value, rows):
+        if path in self._of_all and self._wrote(path, value, rows):
             return
         if isinstance(value, np.ndarray):
             value = torch.from_numpy(value)
@@ -73,18 +74,19 @@ class ActionRows:
 
     def _wrote(self, path: Path, value: Any, rows: torch.Tensor) -> bool:
         """Write what has the form of the spec already, and say whether it has; see `write` for all else."""
-        rule = self._runs[0][0][path]
+        rule = self._of_all[path]
         if not rule.is_in_numpy:
             return False
         if type(value) is torch.Tensor:
-            if value.device.type != "cpu" or value.dtype != rows.dtype or value.is_neg():
+            if value.dtype is not rule.dtype or not value.is_cpu or value.is_neg():
                 return False
             value = (value.detach() if value.requires_grad else value).numpy()
-        if not isinstance(value, np.ndarray) or value.shape != rows.shape:
+        if not isinstance(value, np.ndarray):
             return False
-        if not rule.accepts(value):
+        own = rows.numpy()
+        if value.shape != own.shape or not rule.accepts(value):
             return False
-        np.copyto(rows.numpy(), value)
+        np.copyto(own, value)
         return True
 
     def write_one(

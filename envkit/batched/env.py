@@ -155,7 +155,9 @@ class BatchedEnv(AttributeLookup, ResumablePool):
             self._entries.complete(td)
         # Entries the caller put under `next` may change what is done, and the workers
         # cannot know: then the reset waits for the outcome.
-        is_free = td.get("next", None) is None and not done_outside(mask, td, self.done_keys)
+        is_free = td.get("next", None) is None and (
+            mask is None or not done_outside(mask, td, self.done_keys)
+        )
         resets_too = advance and is_free
         inputs = exchange.fill(td, mask)
         return _PoolStep(self, td, advance, exchange, mask, inputs, resets_too, given is not None)

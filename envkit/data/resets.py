@@ -199,16 +199,14 @@ def any_done(td: TensorDictBase, done_levels: Mapping[Path, list[str]]) -> bool:
     return True
 
 
-def done_outside(mask: torch.Tensor | None, td: TensorDictBase, done_keys: Iterable[Key]) -> bool:
+def done_outside(mask: torch.Tensor, td: TensorDictBase, done_keys: Iterable[Key]) -> bool:
     """Say whether parts of the batch that are not stepped are done, which only a reset of their own begins anew.
 
     Args:
-        mask: what is stepped, of the batch size of ``td``; None: all.
+        mask: what is stepped, of the batch size of ``td``.
         td: root of the step.
         done_keys: done leaves.
     """
-    if mask is None:
-        return False
     flags = (td.get(key, None) for key in done_keys)
     return any(flag is not None and bool(flag[~mask].any()) for flag in flags)
 
