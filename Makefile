@@ -70,7 +70,7 @@ docs: $(STAMP)
 	$(BIN)/python -m sphinx -q -W --keep-going docs .cache/docs
 
 # Every module of bench/ that measures speeds here; warm_step compares two checkouts, cold compiles anew.
-WORKS := gym_pool gym_transforms policy_rows async_pool multithreaded collect ray_round brax_step brax_scan \
+WORKS := gym_pool pool_policy gym_transforms policy_rows async_pool multithreaded collect ray_round brax_step brax_scan \
 	gradient transforms scaling worlds views calls gpu
 
 bench: $(BENCH_STAMP)
