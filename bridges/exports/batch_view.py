@@ -27,7 +27,7 @@ from tensordict import TensorDictBase
 from bridges.exports.spaces import asked_space, shown_space
 from envkit import rules
 from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths, nest
-from envkit.env.as_gym import as_tensor, shown_and_infos
+from envkit.env.as_gym import as_tensor, shown_and_infos, spelled
 from envkit.env.base import EnvBase
 from envkit.env.in_place import InPlace, Moment
 from envkit.errors import (
@@ -39,6 +39,8 @@ from envkit.errors import (
 from envkit.specs import Composite, NonTensor, TensorSpec
 
 __all__ = ["BatchView"]
+
+_NO_SPACE = (torch.bfloat16, torch.complex32, torch.complex64, torch.complex128)
 
 
 class BatchView:
@@ -150,29 +152,21 @@ class BatchView:
     def _acted(self, action: Any) -> torch.Tensor:
         """Give actions as the spec spells them; numbers that are none of them are refused there or by the env."""
         self._require_begun()
-        spec = self._action_spec
+        spec, expected = self._action_spec, self.action_space.shape
         value = as_tensor(action, self._action, spec)
-        if value.shape == spec.shape:
-            is_whole = not (value.is_floating_point() or value.is_complex())
-            if is_whole and spec.dtype is not None and spec.dtype.is_floating_point:
-                value = value.to(spec.dtype)
-            return value if value.device == spec.device else value.to(spec.device)
-        expected = self.action_space.shape
-        if value.shape != (self.num_envs, *expected):
+        if value.shape not in (spec.shape, (self.num_envs, *expected)):
             raise InputError(
                 f"the actions have shape {tuple(value.shape)}, but {self.num_envs} rows of "
                 f"{self.action_space} have {(self.num_envs, *expected)}. Pass one action for each row."
             )
-        if value.is_floating_point() or value.is_complex():
-            raise InputError(
-                f"the actions have dtype {value.dtype}, but are options of {self.action_space}. Pass integers."
-            )
-        return spec.encode(value)
+        return spelled(value, self._action, spec)
 
     @property
     def render_mode(self) -> str | None:
-        """How the env renders, if it is one simulator that says so."""
+        """How the env renders, if it says so, or all envs of a pool say the same."""
         mode = getattr(self.env, "render_mode", None)
+        if isinstance(mode, list | tuple) and all(one == mode[0] for one in mode):
+            mode = mode[0]  # of each env in a pool
         return mode if isinstance(mode, str) else None
 
     # ------------------------------------------------------------------------------------- values
@@ -258,6 +252,11 @@ def _require_arrays(specs: Composite, whose: str) -> None:
             raise ArgumentError(
                 f"{whose} shows arrays, but {key!r} is {leaf}. Leave it out: info_keys does not help, "
                 "ExcludeTransform does."
+            )
+        if leaf.dtype in _NO_SPACE:
+            raise ArgumentError(
+                f"{whose} shows {key!r}, whose dtype is {leaf.dtype}, and no space has that. Convert it with a "
+                "transform, or leave it out with ExcludeTransform."
             )
     if not list(specs.keys(True, True)):
         raise ArgumentError(f"{whose} has no observation to show: all entries are state or infos.")

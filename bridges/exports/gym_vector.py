@@ -209,8 +209,9 @@ class GymVectorView(VectorEnv):
         }
 
     def render(self) -> Any:
-        """Render the env, if it can be rendered."""
-        return self.envkit_env.render()  # type: ignore[operator]
+        """Render the env, if it can be rendered; a pool gives a tuple of the pictures of its envs."""
+        shown = self.envkit_env.render()  # type: ignore[operator]
+        return tuple(shown) if isinstance(shown, list) else shown
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the env."""

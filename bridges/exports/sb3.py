@@ -138,8 +138,9 @@ class SB3View(VecEnv):
         return [False] * len(self._rows(indices))
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """Give one picture, of the env or for each row."""
-        return self._by_row(self.envkit_env.render(), None)  # type: ignore[operator]
+        """Give a picture for each env of a pool, or the one that an env of many rows gives."""
+        shown = self.envkit_env.render()  # type: ignore[operator]
+        return shown if isinstance(shown, list) else [shown]
 
     def _rows(self, indices: Any) -> list[int]:
         return list(self._get_indices(indices))

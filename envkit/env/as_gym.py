@@ -6,7 +6,8 @@ puts it behind an env class of the one that is asked for.
 
 Conventions
     shown   observation entries that are not moved to the info dictionary.
-    tree    nested dict with sorted keys; leaves are tensors, or arrays with ``to_numpy``.
+    tree    nested dict with sorted keys; leaves are tensors, or arrays with ``to_numpy``: copies, so that whoever
+            changes them does not change what the env reads at its next step.
     flags   those of the root where it has some, else those that all levels agree on.
 """
 
@@ -21,10 +22,17 @@ from tensordict import TensorDictBase, is_non_tensor
 
 from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths
 from envkit.env.base import EnvBase
-from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError
-from envkit.specs import Composite, TensorSpec
+from envkit.errors import ArgumentError, ArgumentTypeError, InputError, MissingKeyError
+from envkit.specs import (
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+)
 
-__all__ = ["GymView", "as_tensor", "shown_and_infos"]
+__all__ = ["GymView", "as_tensor", "shown_and_infos", "spelled"]
 
 
 class GymView:
@@ -105,9 +113,7 @@ class GymView:
     def _act(self, root: TensorDictBase, action: Any) -> None:
         for key in self.env.action_keys:
             spec, value = self.env.full_action_spec[key], self._picked(action, key)
-            value = as_tensor(value, key, spec)
-            fits = value.shape == spec.shape
-            root.set(key, value.to(spec.device, spec.dtype) if fits else spec.encode(value))
+            root.set(key, spelled(as_tensor(value, key, spec), key, spec))
 
     def _picked(self, action: Any, key: Key) -> Any:
         """Take the value of one action out of what the user gave."""
@@ -159,10 +165,10 @@ class GymView:
         if is_non_tensor(value):
             return value.tolist() if value.batch_size else value.data
         if not self.to_numpy:
-            return value
+            return value.clone()
         if value.ndim == 0 and not value.is_floating_point():
             return value.item()  # one of several: gym libraries want an int
-        return value.detach().cpu().numpy()
+        return np.array(value.numpy(force=True))
 
 
 def shown_and_infos(
@@ -204,6 +210,27 @@ def as_tensor(value: Any, key: Key, spec: TensorSpec) -> torch.Tensor:
             f"{key!r} is {value!r}, of type {type(value).__name__}, but its spec is {spec}. Pass "
             "numbers, an array or a tensor."
         ) from error
+
+
+def spelled(value: torch.Tensor, key: Key, spec: TensorSpec) -> torch.Tensor:
+    """Give an action as its spec spells it; of what has its shape, the env decides whether it is one.
+
+    Args:
+        value: of the shape of the spec, or what it encodes: an index for a one-hot action, say.
+        key, spec: of the action.
+
+    Raises:
+        InputError: numbers of options are no integers.
+    """
+    is_whole = not (value.is_floating_point() or value.is_complex())
+    if value.shape == spec.shape:
+        takes_floats = spec.dtype is not None and spec.dtype.is_floating_point
+        return value.to(spec.device, spec.dtype if is_whole and takes_floats else value.dtype)
+    if not is_whole and isinstance(spec, Categorical | OneHot | MultiOneHot | MultiCategorical):
+        raise InputError(
+            f"{key!r} has dtype {value.dtype}, but numbers options of {spec}. Pass integers."
+        )
+    return spec.encode(value)
 
 
 def _listed(keys: Iterable[Key] | str | None) -> list[Key]:

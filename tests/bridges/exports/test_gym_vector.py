@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 
 from bridges.jax.env import JaxEnv
 from envkit import (
+    Composite,
     GymWrapper,
     ParallelEnv,
     PendulumEnv,
     SerialEnv,
     StepCounter,
     TransformedEnv,
+    Unbounded,
     evaluate,
     make,
     to_gym_vector,
@@ -336,6 +338,7 @@ def test_the_env_may_be_used_in_other_ways_between_the_steps_of_a_view():
     [
         (lambda: to_gym_vector(gymnasium.make("CartPole-v1")), ArgumentTypeError, "shows an env of envkit"),
         (lambda: to_gym_vector(Count()), ArgumentError, r"batch size of this Count is \(\).*num_envs"),
+        (lambda: to_gym_vector(SerialEnv(2, Halves)), ArgumentError, "'count', whose dtype is torch.bfloat16"),
         (lambda: ours("never"), ArgumentError, "'disabled', 'next_step', 'same_step'"),
         (lambda: ours("next_step", to_numpy=1), ArgumentTypeError, "to_numpy"),
         (
@@ -363,6 +366,28 @@ def test_the_env_may_be_used_in_other_ways_between_the_steps_of_a_view():
 def test_a_mistake_is_told_with_its_cure(make_view, error, told):
     with pytest.raises(error, match=told):
         make_view()
+
+
+class Halves(Count):
+    def __init__(self):
+        super().__init__()
+        self.observation_spec = Composite(count=Unbounded((1,), dtype=torch.bfloat16))
+
+
+def test_a_pool_renders_as_its_envs_do():
+    view = to_gym_vector(SerialEnv(2, lambda: GymWrapper(Drawn(3), from_pixels=False)))
+    view.reset()
+
+    assert view.render_mode == "rgb_array"
+    pictures = view.render()
+    assert isinstance(pictures, tuple) and [picture.shape for picture in pictures] == [(2, 2, 3)] * 2
+
+
+class Drawn(Walk):
+    render_mode = "rgb_array"
+
+    def render(self):
+        return np.zeros((2, 2, 3), np.uint8)
 
 
 def begun():

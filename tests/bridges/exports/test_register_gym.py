@@ -19,11 +19,12 @@ from envkit import (
     Compose,
     EnvBase,
     GymEnv,
+    PendulumEnv,
     RemoveEmptySpecs,
     RewardSum,
     StepCounter,
 )
-from envkit.errors import ArgumentError, EncodingError, MissingKeyError, OptionError
+from envkit.errors import ArgumentError, EncodingError, InputError, MissingKeyError, OptionError
 from envkit.specs import Categorical, Composite, MultiOneHot, OneHot, Unbounded
 from tests.zoo.envs import Count, StatelessCount
 from tests.zoo.shaped_envs import Groups, Quiet, Several, Wordy
@@ -382,6 +383,28 @@ def test_an_action_that_does_not_fit_is_refused(id):
 
     with pytest.raises(EncodingError, match=r"\(3,\)"):
         env.step([0.0, 0.0, 0.0])
+
+
+def test_numbers_of_options_are_integers(id):
+    env = made(GymEnv, id, env_name="CartPole-v1")
+    env.reset()
+
+    with pytest.raises(InputError, match=r"dtype torch\.float64.*Pass integers"):
+        env.step(0.6)
+
+
+@pytest.mark.parametrize("to_numpy", [True, False])
+def test_whoever_changes_an_observation_does_not_change_the_env(id, to_numpy):
+    """The state of this env lies among its observations, and is read by its next step."""
+    env = made(PendulumEnv, id, to_numpy=to_numpy, info_keys=["params"])
+    shown = []
+    for changed in (True, False):
+        observation, _ = env.reset(seed=0)
+        if changed:
+            observation["th"][...] = 0.5
+        shown.append(float(env.step(np.ones(1, np.float32))[0]["th"]))
+
+    assert shown[0] == shown[1]
 
 
 # ------------------------------------------------------------------------------------------ options

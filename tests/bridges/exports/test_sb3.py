@@ -18,7 +18,7 @@ from envkit import (
     to_sb3,
 )
 from envkit.errors import ArgumentError, ArgumentTypeError, InputError, UnsupportedError
-from tests.bridges.exports.test_gym_vector import LENGTHS, Walk
+from tests.bridges.exports.test_gym_vector import LENGTHS, Drawn, Walk
 from tests.zoo.envs import Count
 
 sb3 = pytest.importorskip("stable_baselines3")
@@ -150,6 +150,13 @@ def test_nested_entries_have_dotted_names():
     view = to_sb3(SerialEnv(2, Nested))
 
     assert set(view.reset()) == {"a.b", "count"}
+
+
+def test_pictures_of_a_pool_are_tiled():
+    view = to_sb3(SerialEnv(2, lambda: GymWrapper(Drawn(3), from_pixels=False)))
+    view.reset()
+
+    assert view.render().shape == (4, 2, 3)
 
 
 def test_attributes_and_methods_are_those_of_each_row():
