@@ -380,7 +380,9 @@ def test_a_pool_renders_as_its_envs_do():
 
     assert view.render_mode == "rgb_array"
     pictures = view.render()
-    assert isinstance(pictures, tuple) and [picture.shape for picture in pictures] == [(2, 2, 3)] * 2
+    assert (
+        isinstance(pictures, tuple) and [picture.shape for picture in pictures] == [(2, 2, 3)] * 2
+    )
 
 
 class Drawn(Walk):
