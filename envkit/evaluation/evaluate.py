@@ -211,10 +211,15 @@ def _only_reward(env: EnvBase) -> Key:
     sizes = {key: env.full_reward_spec[key].shape[env.batch_dims :].numel() for key in keys}
     if list(sizes.values()) == [1]:
         return keys[0]
+    if len(keys) > 1:
+        cure = f"that leaves one, as ExcludeTransform(*{keys[1:]}) does; or one of your own that adds them up."
+    elif env.full_reward_spec[keys[0]].shape[-1] > 1:
+        cure = f"that weighs them: LineariseRewards([{keys[0]!r}])."
+    else:
+        cure = "of your own that adds up those of the agents, as docs/interop.md shows."
     raise ArgumentError(
         f"{type(env).__name__} gives the rewards {sizes} (entries, and how many numbers each for a row), but "
-        "a return is the sum of one number a step. Append a transform that leaves one: LineariseRewards makes "
-        "it of several under one name."
+        f"a return is the sum of one number a step. Append a transform {cure}"
     )
 
 

@@ -11,11 +11,14 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
 from envkit import (
+    ExcludeTransform,
     ExplorationType,
     GymEnv,
+    LineariseRewards,
     MixedEnv,
     ParallelEnv,
     SerialEnv,
+    Transform,
     TransformedEnv,
     VecNorm,
     compile_policy,
@@ -334,6 +337,17 @@ def test_policies_are_compared_on_the_same_seeds():
 # -------------------------------------------------------------------------------------------- errors
 
 
+class Rewarded(Count):
+    """Pays several numbers a step: for objectives, or for agents."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.reward_spec = Unbounded(shape)
+
+    def _step(self, td):
+        return super()._step(td).set("reward", self.reward_spec.one())
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -341,12 +355,50 @@ def test_policies_are_compared_on_the_same_seeds():
         ({"max_steps": 0}, r"max_steps is 0"),
         ({"policy": {}}, r"policy is an empty dict"),
         ({"seed": -1}, r"-1"),
-        ({"env": Several()}, r"Several gives the rewards .*'gain': 1.*Append a transform"),
+        ({"env": Several()}, r"Several gives the rewards .*'gain': 1.*ExcludeTransform"),
+        ({"env": Rewarded((3,))}, r"'reward': 3.*LineariseRewards\(\['reward'\]\)"),
+        ({"env": Rewarded((3, 1))}, r"'reward': 3.*adds up those of the agents"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(arguments, told):
     with pytest.raises(ArgumentError, match=told):
         evaluate(**{"env": Count(), "policy": None, **arguments})
+
+
+class TeamReward(Transform):
+    """One reward for all agents: the sum of theirs."""
+
+    def __init__(self):
+        super().__init__(in_keys=["reward"], out_keys=["reward"])
+
+    def _apply_transform(self, reward):
+        return reward.sum(-2)
+
+    def transform_reward_spec(self, spec):
+        spec["reward"] = Unbounded((*spec.shape, 1))
+        return spec
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot put .* back where it is")
+@pytest.mark.parametrize(
+    ("shape", "cure", "paid"),
+    [((3,), lambda: LineariseRewards(["reward"]), 3), ((3, 1), TeamReward, 3)],
+    ids=["objectives", "agents"],
+)
+def test_what_the_error_advises_makes_one_reward(shape, cure, paid):
+    found = evaluate(TransformedEnv(Rewarded(shape), cure()), None, 2)
+
+    assert torch.equal(found.returns, paid * found.lengths)
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot put .* back where it is")
+def test_one_of_several_rewards_counts_where_the_others_are_left_out():
+    env = Several()
+    first, *others = env.reward_keys
+
+    found = evaluate(TransformedEnv(env, ExcludeTransform(*others)), None, 2)
+
+    assert len(found) == 2 and first in found.last.keys(True, True)
 
 
 def test_what_is_no_env_is_refused():
