@@ -66,19 +66,28 @@ def read(folder: Path = RESULTS) -> list[Figure]:
 
 
 def _figures(bench: str, line: dict[str, Any]) -> Iterator[Figure]:
-    machine = line["accelerator"] or f"{line['cores']} cores"
+    if "title" not in line:
+        return
+    machine = line.get("accelerator") or f"{line.get('cores')} cores"
     where = (bench, _STEPS.sub("", line["title"]), machine, line["date"][:10])
     for row in line.get("works", line.get("rows", [])):
+        name = row.get("work") or row["env"]
         if "ratio" in row:
-            name = row.get("work") or row["env"]
-            spread = row["ratio_low"], row["ratio_high"]
+            spread = row.get("ratio_low", row["ratio"]), row.get("ratio_high", row["ratio"])
             reference = line.get("reference", "")
-            yield Figure(*where, name, row["steps_per_s"], row["ratio"], *spread, reference)
+            yield Figure(*where, name, row.get("steps_per_s"), row["ratio"], *spread, reference)
         else:
-            yield Figure(*where, row["env"], None, row["calls"], row["calls"], row["calls"], None)
-    for name, number in line.items():
-        if isinstance(number, int | float) and name not in ("rounds", "cores", "updates"):
-            yield Figure(*where, name, None, number, number, number, None)
+            yield from _numbers(where, row, f"{name}: ")
+    yield from _numbers(where, line, "")
+
+
+def _numbers(
+    where: tuple[str, str, str, str], row: dict[str, Any], prefix: str
+) -> Iterator[Figure]:
+    for name, number in row.items():
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if is_number and name not in ("rounds", "cores", "updates"):
+            yield Figure(*where, prefix + name, None, number, number, number, None)
 
 
 @dataclass(frozen=True)

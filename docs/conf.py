@@ -27,6 +27,8 @@ templates_path = ["_templates"]
 html_theme = "furo"
 html_title = "envkit"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 
 myst_heading_anchors = 4
 nb_execution_mode = "off"
@@ -52,7 +54,12 @@ autodoc_default_options = {
     "show-inheritance": True,
     "inherited-members": ",".join(_ELSEWHERE),
 }
-autosummary_context = {"bases": list(_PARTS), "general": ", ".join(_GENERAL)}
+autosummary_context = {
+    "skipped": {
+        base: ", ".join(name for name in _ELSEWHERE if name not in (base, *parts))
+        for base, parts in _PARTS.items()
+    }
+}
 
 for name in ("absl", "jax"):  # what they log while they are imported is no news of the build
     logging.getLogger(name).setLevel(logging.WARNING)
@@ -62,6 +69,7 @@ def setup(app):
     """Say what is changed between the files as they are kept and what Sphinx reads."""
     app.connect("source-read", _read)
     app.connect("autodoc-process-docstring", _mark_shapes)
+    app.connect("missing-reference", _to_keywords)
 
 
 def _read(app, docname, source):
@@ -83,9 +91,22 @@ def _options_of_commands():
     ask = [sys.executable, "-m", "typer", "envkit.cli.app", "utils", "docs", "--name", "envkit"]
     where = {**os.environ, "PYTHONPATH": str(HERE.parent)}
     told = subprocess.run(ask, env=where, capture_output=True, text=True, check=True).stdout
+    told = re.sub(
+        r"\*\*Commands\*\*:.*?(?=\n## )", "", told, count=1, flags=re.DOTALL
+    )  # cut short there
     return "\n## Options\n" + told.partition("\n")[2].replace("\n## ", "\n### ")
 
 
 def _mark_shapes(app, what, name, obj, options, lines):
     """Show ``(*batch, 1)`` as code where a docstring has it bare: stars would begin an emphasis."""
     lines[:] = [re.sub(r"(?<![`\w])(\(\*[^()`]*\))(?!`)", r"``\1``", line) for line in lines]
+
+
+def _to_keywords(app, env, node, contnode):
+    """Lead ``JaxOptions`` and its like, which are no public names, to the page that has them."""
+    target = node.get("reftarget", "")
+    if node.get("refdomain") != "py" or not target.endswith(("Options", "Metadata")):
+        return None
+    node["refspecific"] = True
+    python, kind = env.domains["py"], node["reftype"]
+    return python.resolve_xref(env, node["refdoc"], app.builder, kind, target, node, contnode)

@@ -35,7 +35,7 @@ def test_every_page_is_in_the_contents():
 
     missing = {page.stem for page in DOCS.glob("*.md")} - {"index", *contents}
 
-    assert not missing
+    assert not missing, "name them in docs/index.md"
 
 
 def messages() -> list[str]:
@@ -96,6 +96,18 @@ def test_a_figure_of_a_short_run_does_not_hide_what_it_left_out(tmp_path):
         "ours": (0.9, "2026-01-02"),
         "peer": (0.1, "2026-01-01"),
     }
+
+
+def test_lines_that_compare_nothing_give_their_numbers(tmp_path):
+    (tmp_path / "new.jsonl").write_text(
+        '{"title": "start", "date": "2026-01-01", "accelerator": "H100", "rounds": 5, "first_s": 2.5, "all": [1], "ok": true}\n'
+        '{"title": "calls", "date": "2026-01-01", "cores": 2, "rows": [{"env": "GymEnv", "calls": 38}]}\n'
+        '{"seed": 3}\n'
+    )
+
+    found = [(one.machine, one.title, one.work, one.value) for one in report.read(tmp_path)]
+
+    assert found == [("H100", "start", "first_s", 2.5), ("2 cores", "calls", "GymEnv: calls", 38)]
 
 
 def test_a_target_that_is_missed_is_said_to_be():

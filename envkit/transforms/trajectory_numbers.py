@@ -22,7 +22,7 @@ __all__ = ["TrajCounter"]
 
 
 class TrajCounter(EpisodeTransform):
-    """Number the trajectories: 0, 1, 2, ... in the order in which they begin.
+    """Number the trajectories from 0 on, in the order in which they begin.
 
     Adds an int64 entry in the shape of ``done`` beside each governing ``done``, constant within a
     trajectory. Clones, and copies made by one `EnvCreator`, draw from the same numbers.
