@@ -118,6 +118,7 @@ _HOMES = {
     "envkit.transforms.actions": ("ActionDiscretizer", "ActionMask", "DiscreteActionProjection"),
     "envkit.data.trajectories": ("split_trajectories",),
     "envkit.transforms.autoreset": ("AutoResetEnv", "AutoResetTransform", "VecGymEnvTransform"),
+    "envkit.transforms.averages": ("VecNormV2",),
     "envkit.transforms.batch": ("BatchSizeTransform",),
     "envkit.transforms.core.base": ("Transform",),
     "envkit.transforms.core.compose": ("Compose",),

@@ -139,6 +139,7 @@ from envkit.transforms.actions import DiscreteActionProjection as DiscreteAction
 from envkit.transforms.autoreset import AutoResetEnv as AutoResetEnv
 from envkit.transforms.autoreset import AutoResetTransform as AutoResetTransform
 from envkit.transforms.autoreset import VecGymEnvTransform as VecGymEnvTransform
+from envkit.transforms.averages import VecNormV2 as VecNormV2
 from envkit.transforms.batch import BatchSizeTransform as BatchSizeTransform
 from envkit.transforms.core.base import Transform as Transform
 from envkit.transforms.core.compose import Compose as Compose

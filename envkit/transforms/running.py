@@ -24,42 +24,38 @@ from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.inference import lasting
 from envkit.data.paths import Key, Path, as_path
 from envkit.errors import ArgumentError, StatisticsError
-from envkit.specs import Composite, TensorSpec, Unbounded
+from envkit.specs import Composite, TensorSpec
+from envkit.transforms.averages import VecNormV2
 from envkit.transforms.core.base import Keys, Transform
 from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.coupled import CoupledTransform, by_rows
 from envkit.transforms.core.fusable import MomentTransform
-from envkit.transforms.core.leafwise import ArrayTransform, require_regular
+from envkit.transforms.core.late_buffers import LateBuffers, module_name
+from envkit.transforms.core.leafwise import ArrayTransform, as_float, float_leaf, require_regular
 from envkit.transforms.normalise import ObservationNorm
 
 __all__ = ["VecNorm"]
 
-_MOMENTS = ("weight", "mean", "squares")
 
+class _Moments(LateBuffers):
+    """Moments of one entry."""
 
-class _Moments(nn.Module):
-    """Moments of one entry; buffers that exist once its shape is known."""
-
+    names = ("weight", "mean", "squares")
     weight: torch.Tensor
     mean: torch.Tensor
     squares: torch.Tensor
 
     @property
-    def exist(self) -> bool:
-        return "mean" in self._buffers
-
-    @property
     def now(self) -> moments.Moments:
         return self.weight, self.mean, self.squares
 
-    @lasting()
-    def begin(self, shape: Sequence[int], dtype: torch.dtype, device: Any) -> None:
+    def begin_like(self, shape: Sequence[int], dtype: torch.dtype, device: Any) -> None:
         """Make moments of nothing, unless there are some."""
-        if self.exist:
-            return
-        self.register_buffer("weight", torch.zeros((), dtype=torch.float64, device=device))
-        self.register_buffer("mean", torch.zeros(tuple(shape), dtype=dtype, device=device))
-        self.register_buffer("squares", torch.zeros(tuple(shape), dtype=dtype, device=device))
+        if not self.exist:
+            with lasting():
+                empty = torch.zeros(tuple(shape), dtype=dtype, device=device)
+                weight = torch.zeros((), dtype=torch.float64, device=device)
+            self.begin({"weight": weight, "mean": empty, "squares": empty.clone()})
 
     @torch.no_grad()
     def add(self, rows: torch.Tensor, decay: float) -> None:
@@ -71,12 +67,6 @@ class _Moments(nn.Module):
     def loc_and_scale(self, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Give mean and standard deviation; 0 and 1 before anything was seen."""
         return moments.loc_and_scale(self.now, eps)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        mean = state_dict.get(prefix + "mean")
-        if mean is not None:
-            self.begin(mean.shape, mean.dtype, mean.device)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class VecNorm(CoupledTransform, ArrayTransform):
@@ -96,6 +86,7 @@ class VecNorm(CoupledTransform, ArrayTransform):
         decay: weight of what was seen before, at each update.
         eps: least variance.
         shapes: event of each entry, its last axes; by default all axes after the batch.
+        new_api: give a `VecNormV2` of the other arguments instead.
 
     Integers are cast to the default float dtype.
 
@@ -110,6 +101,9 @@ class VecNorm(CoupledTransform, ArrayTransform):
         ("_standardised", "moment_leaves"),
     )
 
+    def __new__(cls, *args: Any, new_api: bool = False, **kwargs: Any) -> Any:
+        return VecNormV2(*args, **kwargs) if new_api else super().__new__(cls)
+
     def __init__(
         self,
         in_keys: Keys = None,
@@ -119,6 +113,8 @@ class VecNorm(CoupledTransform, ArrayTransform):
         decay: float = 0.9999,
         eps: float = 1e-4,
         shapes: Sequence[Sequence[int]] | None = None,
+        *,
+        new_api: bool = False,
     ):
         super().__init__(["observation", "reward"] if in_keys is None else in_keys, out_keys)
         if not 0 < decay <= 1:
@@ -132,27 +128,27 @@ class VecNorm(CoupledTransform, ArrayTransform):
         self.shapes = None if shapes is None else [tuple(shape) for shape in shapes]
         self.frozen = False
         self.shared_lock: AbstractContextManager = nullcontext() if lock is None else lock
-        self.moments = nn.ModuleDict({_name(key): _Moments() for key in self.in_keys})
+        self.moments = nn.ModuleDict({module_name(key): _Moments() for key in self.in_keys})
         if shared_td is not None:
             self._share(shared_td)
 
     def _share(self, statistics: TensorDictBase) -> None:
         for key in self.in_keys:
-            for name in _MOMENTS:
+            for name in _Moments.names:
                 tensor = statistics.get((*as_path(key), name))
                 self._moments_of(key).register_buffer(name, tensor)
 
     def _moments_of(self, key: Key) -> _Moments:
-        return self.moments[_name(key)]  # type: ignore[return-value]
+        return self.moments[module_name(key)]  # type: ignore[return-value]
 
     # ------------------------------------------------------------------------ what couples the rows
 
     def _observe_rows(self, key: Key, rows: torch.Tensor) -> None:
         if self.frozen:
             return
-        rows, own = _as_float(rows), self._moments_of(key)
+        rows, own = as_float(rows), self._moments_of(key)
         with self.shared_lock:
-            own.begin(rows.shape[1:], rows.dtype, rows.device)
+            own.begin_like(rows.shape[1:], rows.dtype, rows.device)
             own.add(rows, self.decay)
 
     def _event_of(self, key: Key, shape: Sequence[int]) -> tuple[int, ...]:
@@ -176,7 +172,7 @@ class VecNorm(CoupledTransform, ArrayTransform):
         )
 
     def _standardised(self, value: torch.Tensor, key: Key) -> torch.Tensor:
-        own, value = self._moments_of(key), _as_float(value)
+        own, value = self._moments_of(key), as_float(value)
         if not own.exist:
             return value
         return elementwise.standardised(value, *own.loc_and_scale(self.eps))
@@ -257,12 +253,11 @@ class VecNorm(CoupledTransform, ArrayTransform):
                 require_regular(self, key, leaf)
                 event = self._event_of(key, leaf.shape[spec.ndim :])
                 dtype = self._leaf_after(leaf).dtype
-                self._moments_of(key).begin(event, dtype, leaf.device)  # type: ignore[arg-type]
+                self._moments_of(key).begin_like(event, dtype, leaf.device)  # type: ignore[arg-type]
         return super()._written(spec)
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
-        dtype = _as_float(leaf.zero()).dtype
-        return Unbounded(leaf.shape, leaf.device, dtype)
+        return float_leaf(leaf)
 
     # ---------------------------------------------------------------------------- the statistics
 
@@ -337,19 +332,11 @@ class VecNorm(CoupledTransform, ArrayTransform):
         return f"decay={self.decay}, eps={self.eps}, {super().extra_repr()}"
 
 
-def _name(key: Key) -> str:
-    return "/".join(as_path(key))
-
-
 def _names(key: Key) -> list[str]:
     """Name the moments of an entry as state of a program."""
-    return [f"{_name(key)}/{name}" for name in _MOMENTS]
+    return [f"{module_name(key)}/{name}" for name in _Moments.names]
 
 
 def _of_state(key: Key, state: Mapping[str, Any]) -> moments.Moments:
     weight, mean, squares = (state[name] for name in _names(key))
     return weight, mean, squares
-
-
-def _as_float(value: torch.Tensor) -> torch.Tensor:
-    return value if value.is_floating_point() else value.to(torch.get_default_dtype())

@@ -59,6 +59,7 @@ from envkit import (
     UnaryTransform,
     Unbounded,
     VecGymEnvTransform,
+    VecNormV2,
     VideoRecorder,
     check_env_specs,
     gSDENoise,
@@ -144,6 +145,11 @@ CASES = {  # the env, and the transform
     ),
     "ActionChunkTransform": (pendulum, partial(ActionChunkTransform, 2)),
     "gSDENoise": (count, partial(gSDENoise, 2, 3)),
+    "VecNormV2": (count, partial(VecNormV2, ["count", "reward"], ["c", "r"], decay=0.9)),
+    "VecNormV2 in the data": (
+        count,
+        partial(VecNormV2, ["count", "reward"], ["c", "reward"], decay=0.9, stateful=False),
+    ),
     "drawn primer": (
         count,
         lambda: TensorDictPrimer(mem=Unbounded((2,)), random=True, expand_specs=True),
@@ -258,6 +264,9 @@ AT_EACH_LEVEL = {
 AT_ANY_LEVEL = {
     **{name: make for name, (make, _) in AT_EACH_LEVEL.items()},
     "TrajCounter": TrajCounter,
+    "VecNormV2": lambda: VecNormV2(
+        [("a", "count"), ("b", "count")], [("a", "c"), ("b", "c")], stateful=False
+    ),
     "TargetReturn": lambda: TargetReturn(
         4.0, in_keys=[("a", "reward")], out_keys=["left"], reset_key=("a", "_reset")
     ),

@@ -37,7 +37,9 @@ __all__ = [
     "ArrayTransform",
     "LeafTransform",
     "ObservationTransform",
+    "as_float",
     "box_between",
+    "float_leaf",
     "image_of",
     "require_known",
     "require_negative",
@@ -257,3 +259,13 @@ def require_negative(name: str, dim: int, *, allow_positive: bool = False) -> in
             "that is an argument."
         )
     return dim
+
+
+def as_float(value: torch.Tensor) -> torch.Tensor:
+    """Cast integers to the default float dtype."""
+    return value if value.is_floating_point() else value.to(torch.get_default_dtype())
+
+
+def float_leaf(leaf: TensorSpec) -> TensorSpec:
+    """Declare any floats in the shape of a leaf, of the dtype that `as_float` gives its values."""
+    return Unbounded(leaf.shape, leaf.device, as_float(leaf.zero()).dtype)

@@ -160,9 +160,9 @@ def test_turns_of_dead_agents_are_no_steps_here():
 def test_infos_have_dtypes_of_their_own():
     env = wrapping(lambda: Fading((3, 3), ("age",)))
 
-    differs("agents-infos", lambda library: env(library).reset())
+    differs("agents-data", lambda library: env(library).reset())
     differs(
-        "agents-infos", lambda library: wrapping(lambda: Fading((3, 3), ("said",)))(library).reset()
+        "agents-data", lambda library: wrapping(lambda: Fading((3, 3), ("said",)))(library).reset()
     )
 
 
@@ -176,4 +176,4 @@ def test_a_game_that_is_over_forbids_nothing():
             td = env.step_mdp(env.step(td))
         return [td[player, "action_mask"] for player in ("player_1", "player_2")]
 
-    differs("agents-masks", draw)
+    differs("agents-data", draw)
