@@ -6,6 +6,7 @@ data is sent back. It may also be set by hand: an int for one row, or one for ea
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, cast
@@ -32,7 +33,14 @@ def env_indices(
 
 @lru_cache(maxsize=4096)
 def _entry(env: int, sub_batch: torch.Size, device: torch.device | None) -> NonTensorData:
-    return NonTensorData(env, batch_size=sub_batch, device=device).lock_()
+    made = NonTensorData(env, batch_size=sub_batch, device=device).lock_()
+    _ENVS[id(made)] = env
+    weakref.finalize(made, _ENVS.pop, id(made)).atexit = False
+    return made
+
+
+_ENVS: dict[int, int] = {}
+"""The env of each entry made here that lives, by its identity: reading one from tensordict takes 15 us."""
 
 
 def envs_of(
@@ -45,7 +53,7 @@ def envs_of(
         ArgumentError: (a ValueError) they are not ints of different envs.
     """
     if env_index is None and td is not None and ENV_INDEX in td.keys():
-        env_index = cast(Any, td[ENV_INDEX])
+        env_index = _known_envs(td.get(ENV_INDEX)) or cast(Any, td[ENV_INDEX])
     if env_index is None:
         raise MissingKeyError(
             "nothing says which envs are meant: the TensorDict has no entry 'env_index'. Pass what this "
@@ -59,6 +67,14 @@ def envs_of(
             "each by an int."
         )
     return envs
+
+
+def _known_envs(entry: Any) -> list[int] | None:
+    """Read an entry all of whose parts `env_indices` has made; None where it is any other."""
+    if type(entry) is not NonTensorStack or entry.stack_dim != 0:
+        return None
+    envs = [_ENVS.get(id(part)) for part in entry.tensordicts]
+    return None if None in envs else cast(list[int], envs)
 
 
 def _flat(env_index: Any) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import pickle
 import threading
 import time
 from functools import partial
@@ -21,6 +23,8 @@ from envkit import (
     TransformedEnv,
     check_env_specs,
 )
+from envkit.batched import env_index
+from envkit.batched.env_index import ENV_INDEX, env_indices, envs_of
 from envkit.batched.queues import JobQueues
 from envkit.errors import (
     ArgumentCountError,
@@ -648,3 +652,38 @@ def test_actions_drawn_together_are_those_drawn_one_by_one(opened, monkeypatch):
 
     assert all(map(torch.equal, runs[0], runs[1]))
     assert all(map(torch.equal, runs[2], runs[3]))
+
+
+# --------------------------------------------------------------------------------- which rows are whose
+
+
+@pytest.mark.parametrize(
+    ("travel", "envs"),
+    [
+        (lambda td: td, [2, 0, 1]),
+        (lambda td: td.clone(), [2, 0, 1]),
+        (lambda td: td[[1, 0]], [0, 2]),
+        (lambda td: pickle.loads(pickle.dumps(td)), [2, 0, 1]),
+        (lambda td: torch.cat([td[2:], td[:1].clone()]), [1, 2]),
+    ],
+)
+@pytest.mark.parametrize("size", [(), (2,)])
+def test_rows_name_their_envs_wherever_they_have_been(travel, envs, size):
+    td = TensorDict({"x": torch.zeros(3, *size)}, [3, *size])
+    td.set(ENV_INDEX, env_indices([2, 0, 1], torch.Size(size)))
+
+    assert envs_of(travel(td), None, 3) == envs
+
+
+def test_an_entry_that_is_gone_names_no_env():
+    held = env_indices([7], torch.Size([50])).tensordicts[0]
+    known = id(held) in env_index._ENVS
+
+    for size in range(1, 40):
+        env_indices(range(200), torch.Size([size]))  # more than are remembered
+    number = id(held)
+    del held
+    gc.collect()
+
+    assert known
+    assert number not in env_index._ENVS
