@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -85,6 +85,8 @@ def _numbers(
     where: tuple[str, str, str, str], row: dict[str, Any], prefix: str
 ) -> Iterator[Figure]:
     for name, number in row.items():
+        if isinstance(number, dict) and name != "versions":
+            yield from _numbers(where, number, f"{prefix}{name}: ")
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
         if is_number and name not in ("rounds", "cores", "updates"):
             yield Figure(*where, prefix + name, None, number, number, number, None)
@@ -185,10 +187,18 @@ def page(figures: list[Figure]) -> str:
             f"{_wanted(one.target)} | {number(one.value)} | {_spread(one.low, one.high)} |"
             for one in judged
         ),
+        *(
+            f"| not measured | {target.title}: {target.work}{_against(target)} | | {_wanted(target)} | | |"
+            for target in _unmeasured(judged)
+        ),
     ]
     for bench in dict.fromkeys(figure.bench for figure in figures):
         parts += ["", f"## bench.{bench}\n", _purpose(bench) + "\n", *_tables(bench, figures)]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _unmeasured(judged: list[Judged]) -> list[Target]:
+    return [target for target in TARGETS if not any(one.target == target for one in judged)]
 
 
 def _spread(low: float, high: float) -> str:
@@ -298,15 +308,14 @@ def with_table(readme: str, figures: list[Figure]) -> str:
     return f"{before}{BEGIN}\n{table(figures)}\n{END}{after}"
 
 
-def tell(judged: Iterable[Judged]) -> None:
+def tell(judged: list[Judged]) -> None:
     """Print each target with its ratio and spread, and mark what misses."""
     for one in judged:
         mark = "      " if one.met else "MISSED"
         print(f"{mark} {number(one.value):>7s} {_wanted(one.target):24s} {_spread(one.low, one.high):16s} "
               f"{one.title}: {one.target.work}{_against(one.target)} [{one.machine}]")  # fmt: skip
-    for target in TARGETS:
-        if not any(one.target == target for one in judged):
-            print(f"not measured     {_wanted(target):24s} {'':16s} {target.title}: {target.work}")
+    for target in _unmeasured(judged):
+        print(f"not measured     {_wanted(target):24s} {'':16s} {target.title}: {target.work}")
 
 
 def main() -> None:

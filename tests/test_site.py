@@ -101,13 +101,17 @@ def test_a_figure_of_a_short_run_does_not_hide_what_it_left_out(tmp_path):
 def test_lines_that_compare_nothing_give_their_numbers(tmp_path):
     (tmp_path / "new.jsonl").write_text(
         '{"title": "start", "date": "2026-01-01", "accelerator": "H100", "rounds": 5, "first_s": 2.5, "all": [1], "ok": true}\n'
-        '{"title": "calls", "date": "2026-01-01", "cores": 2, "rows": [{"env": "GymEnv", "calls": 38}]}\n'
+        '{"title": "calls", "date": "2026-01-01", "cores": 2, "rows": [{"env": "GymEnv", "calls": 38}], "us": {"ours": 4}}\n'
         '{"seed": 3}\n'
     )
 
     found = [(one.machine, one.title, one.work, one.value) for one in report.read(tmp_path)]
 
-    assert found == [("H100", "start", "first_s", 2.5), ("2 cores", "calls", "GymEnv: calls", 38)]
+    assert found == [
+        ("H100", "start", "first_s", 2.5),
+        ("2 cores", "calls", "GymEnv: calls", 38),
+        ("2 cores", "calls", "us: ours", 4),
+    ]
 
 
 def test_a_target_that_is_missed_is_said_to_be():

@@ -43,7 +43,14 @@ class Timestep:
     """What an environment shows after a reset or a step.
 
     An env may leave out what it does not have and may write Python numbers; `normalize` turns them
-    into arrays of the dtypes above. After a reset, ``Timestep(observation)`` is enough.
+    into arrays of these dtypes. After a reset, ``Timestep(observation)`` is enough.
+
+    Attributes:
+        observation: array, or dict (any pytree) of arrays.
+        reward: float32, shape (), or (k,) where the env declares k components.
+        terminated: bool, shape (): the task itself ended the episode.
+        truncated: bool, shape (): something outside the task, such as a time limit, cut it short.
+        info: what the simulator reports beside; shown with ``metrics=True``.
     """
 
     observation: Any
