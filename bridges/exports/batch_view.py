@@ -29,6 +29,7 @@ from envkit import rules
 from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths, nest
 from envkit.env.as_gym import as_tensor, shown_and_infos, spelled
 from envkit.env.base import EnvBase
+from envkit.env.exclusive import InUse
 from envkit.env.in_place import InPlace, Moment
 from envkit.errors import (
     ArgumentError,
@@ -128,6 +129,11 @@ class BatchView:
             root.set(rules.STEP, self._on_device(mask))
         data, self._root = self.env.step_and_maybe_reset(root)
         return data.get("next"), self._root
+
+    @property
+    def held(self) -> InUse:
+        """Keeps other threads from the env while a step is made and what it gave is read."""
+        return self.env._in_use
 
     @property
     def root(self) -> TensorDictBase:

@@ -156,8 +156,10 @@ class GymVectorView(VectorEnv):
             NotResetError: (a RuntimeError) before the first reset.
             InputError: (a ValueError) actions of another shape.
             DoneError: (a RuntimeError) with "disabled", rows have ended that were not reset.
+            BusyError: (a RuntimeError) another thread uses the env.
         """
-        return self._step(actions)
+        with self.view.held:
+            return self._step(actions)
 
     def _step_then_reset_later(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
         """Skip rows that ended in the step before: they show the episode that has begun since."""

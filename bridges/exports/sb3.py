@@ -74,6 +74,10 @@ class SB3View(VecEnv):
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """Advance every row, and reset those that end."""
+        with self.view.held:
+            return self._step()
+
+    def _step(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         view = self.view
         following, root = view.advance(self._actions)
         terminated, truncated = view.flags(following)

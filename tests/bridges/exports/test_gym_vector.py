@@ -1,6 +1,7 @@
 """Vector envs of Gymnasium: ours step by step beside the library's own, in every autoreset mode."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import gymnasium
@@ -29,6 +30,7 @@ from envkit import (
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
+    BusyError,
     DoneError,
     InputError,
     MissingKeyError,
@@ -366,6 +368,17 @@ def test_the_env_may_be_used_in_other_ways_between_the_steps_of_a_view():
 def test_a_mistake_is_told_with_its_cure(make_view, error, told):
     with pytest.raises(error, match=told):
         make_view()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_step_while_another_thread_uses_the_env_is_refused(mode):
+    view = ours(mode)
+    view.reset()
+    with ThreadPoolExecutor(1) as other, view.envkit_env._in_use:
+        stepped = other.submit(view.step, np.ones(3, int))
+
+        with pytest.raises(BusyError, match="in use by thread"):
+            stepped.result()
 
 
 class Halves(Count):
