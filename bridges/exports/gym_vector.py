@@ -112,10 +112,12 @@ class GymVectorView(VectorEnv):
 
         Raises:
             ArgumentTypeError: (a TypeError) ``seed`` is a list: rows are seeded together.
-            ArgumentError: (a ValueError) another option, a mask of another form or of no row, or a seed beside a
-                mask that leaves rows out.
+            ArgumentError: (a ValueError) another option, a mask of another form or of no row, a seed beside a mask that
+                leaves rows out, or with "next_step" a mask that leaves out rows which ended in the step before.
         """
         mask = self._reset_mask(options)
+        if mask is not None and self.autoreset_mode == AutoresetMode.NEXT_STEP:
+            self._require_none_waits(mask)
         if seed is not None:
             if isinstance(seed, list | tuple):
                 raise ArgumentTypeError(
@@ -148,6 +150,15 @@ class GymVectorView(VectorEnv):
                 f"must be bool of shape {(self.num_envs,)} and choose one row or more."
             )
         return mask
+
+    def _require_none_waits(self, mask: np.ndarray) -> None:
+        """Check that no row which is left out has ended: it has begun anew already, and would be shown too early."""
+        waiting = np.flatnonzero(self._ended & ~mask).tolist()
+        if waiting:
+            raise ArgumentError(
+                f"reset_mask leaves out rows {waiting}, which have ended and begin anew in the next step. Choose them "
+                "too, or step first."
+            )
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
         """Advance every row: observations, rewards, terminations, truncations, infos.

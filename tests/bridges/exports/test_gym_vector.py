@@ -423,6 +423,35 @@ def test_a_row_that_has_ended_is_not_stepped_where_nobody_resets_it():
     assert view.step(np.ones(3, int))[0].shape == (3, 2)
 
 
+def test_rows_are_reset_by_hand_as_in_the_library_in_every_mode():
+    mask, actions = np.array([True, False, True]), np.ones(3, int)
+    for mode in MODES:
+        envs = ours(mode), theirs(mode)
+        told = []
+        for env in envs:
+            env.reset()
+            env.step(actions)
+            reset, _ = env.reset(options={"reset_mask": mask.copy()})
+            told.append([reset.copy(), *(copy.deepcopy(env.step(actions)[:4]) for _ in range(2))])
+
+        assert np.array_equal(told[0][0], told[1][0])
+        for got, expected in zip(told[0][1:], told[1][1:], strict=True):
+            assert all(np.array_equal(*pair) for pair in zip(got, expected, strict=True))
+
+
+def test_a_row_that_waits_for_its_reset_is_not_left_out_of_one_by_hand():
+    view = ours("next_step")
+    view.reset()
+    for _ in range(2):
+        view.step(np.ones(3, int))
+
+    with pytest.raises(ArgumentError, match=r"leaves out rows \[0\].*Choose them too"):
+        view.reset(options={"reset_mask": np.array([False, True, False])})
+
+    observations, _ = view.reset(options={"reset_mask": np.array([True, True, False])})
+    assert observations[:, 1].tolist() == [0, 0, 2]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
 def test_an_algorithm_in_one_file_learns_in_both_modes(mode, opened):
