@@ -27,6 +27,7 @@ GUIDES = [
         "getting_started.md",
         "interop.md",
         "resume.md",
+        "states_and_seeds.md",
         "transforms.md",
         "worlds.md",
     )
