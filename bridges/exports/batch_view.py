@@ -16,7 +16,8 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -93,7 +94,7 @@ class BatchView:
         )
         self.action_space = asked_space(env.single_full_action_spec[self._action], spaces)
         self._action_path = as_path(self._action)
-        self._has_begun = False
+        self._missing: str | None = "the env was stepped before its first reset"
         self._root: TensorDictBase | None = None
         self._in_place: InPlace | None = None
 
@@ -105,14 +106,16 @@ class BatchView:
             self._root = self.env.reset()
         else:
             chosen = self._on_device(mask).unsqueeze(-1)
-            self._root = self.env.reset(self.root.set(rules.RESET, chosen))
-        self._has_begun, self._in_place = True, self.env._in_place()
+            self._root = self.env.reset(self.root.copy().set(rules.RESET, chosen))
+        self._missing, self._in_place = None, self.env._in_place()
         return self._root
 
     def step(self, action: Any) -> Moment:
         """Advance all rows; gives what follows, and resets nothing."""
-        data = self.env.step(self.root.set(self._action, self._acted(action)))
-        self._root = self.env.step_mdp(data)
+        root = self.root.set(self._action, self._acted(action))
+        with self._whole():
+            data = self.env.step(root)
+            self._root = self.env.step_mdp(data)
         return data.get("next")
 
     def advance(self, action: Any, mask: np.ndarray | None = None) -> tuple[Moment, Moment]:
@@ -120,15 +123,29 @@ class BatchView:
 
         The others keep what they show, with reward 0 and no flag set; their actions are ignored.
         """
+        acted = self._acted(action)
         if self._in_place is not None and self._in_place.is_current():
-            moments = self._in_place.advance({self._action_path: self._acted(action)}, mask)
+            with self._whole():
+                moments = self._in_place.advance({self._action_path: acted}, mask)
             self._root = None
             return moments
-        root = self.root.set(self._action, self._acted(action))
+        root = self.root.set(self._action, acted)
         if mask is not None:
-            root.set(rules.STEP, self._on_device(mask))
-        data, self._root = self.env.step_and_maybe_reset(root)
+            root = root.copy().set(rules.STEP, self._on_device(mask))
+        with self._whole():
+            data, self._root = self.env.step_and_maybe_reset(root)
         return data.get("next"), self._root
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Ask for a reset after a step that failed: some rows have moved, and nobody was shown where to."""
+        try:
+            yield
+        except InputError:  # it was refused before anything moved
+            raise
+        except BaseException:
+            self._missing = "the step before failed, and what some rows made of it is lost"
+            raise
 
     @property
     def held(self) -> InUse:
@@ -140,7 +157,7 @@ class BatchView:
         """What the last call has left the env with.
 
         Raises:
-            NotResetError: (a RuntimeError) nothing was reset yet.
+            NotResetError: (a RuntimeError) nothing was reset yet, or the last step failed.
         """
         self._require_begun()
         if self._root is None:
@@ -149,8 +166,8 @@ class BatchView:
         return self._root
 
     def _require_begun(self) -> None:
-        if not self._has_begun:
-            raise NotResetError("the env was stepped before its first reset. Call reset() first.")
+        if self._missing is not None:
+            raise NotResetError(f"{self._missing}. Call reset() first.")
 
     def _on_device(self, mask: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(mask).to(self.env.device)

@@ -164,7 +164,7 @@ class GymVectorView(VectorEnv):
         """Advance every row: observations, rewards, terminations, truncations, infos.
 
         Raises:
-            NotResetError: (a RuntimeError) before the first reset.
+            NotResetError: (a RuntimeError) before the first reset, and after a step that failed.
             InputError: (a ValueError) actions of another shape.
             DoneError: (a RuntimeError) with "disabled", rows have ended that were not reset.
             BusyError: (a RuntimeError) another thread uses the env.

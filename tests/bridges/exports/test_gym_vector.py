@@ -35,6 +35,7 @@ from envkit.errors import (
     InputError,
     MissingKeyError,
     NotResetError,
+    WorkerError,
 )
 from tests.zoo.cleanrl_ppo import train
 from tests.zoo.envs import Count
@@ -379,6 +380,47 @@ def test_a_step_while_another_thread_uses_the_env_is_refused(mode):
 
         with pytest.raises(BusyError, match="in use by thread"):
             stepped.result()
+
+
+class Fragile(Walk):
+    """Breaks at a step to the left."""
+
+    def step(self, action):
+        if action == 0:
+            raise RuntimeError("broken")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("use_buffers", [None, False], ids=["in place", "TensorDicts"])
+@pytest.mark.parametrize("mode", MODES)
+def test_after_a_step_that_failed_only_a_reset_goes_on(mode, use_buffers):
+    env = SerialEnv(2, lambda: GymWrapper(Fragile(3)), use_buffers=use_buffers)
+    view = to_gym_vector(env, mode)
+    view.reset()
+    with pytest.raises(InputError):
+        view.step(np.zeros((2, 3), int))  # codes that are not one-hot
+    view.step(np.array([1, 1]))  # nothing had moved
+    with pytest.raises(WorkerError, match="broken"):
+        view.step(np.array([1, 0]))
+
+    with pytest.raises(NotResetError, match=r"the step before failed.*Call reset\(\) first"):
+        view.step(np.array([1, 1]))
+
+    view.reset()
+    assert view.step(np.array([1, 1]))[0].tolist() == [[0, 1], [0, 1]]
+
+
+def test_a_refused_action_leaves_no_mask_behind():
+    view = ours("next_step", use_buffers=False)
+    view.reset()
+    for _ in range(2):
+        view.step(np.ones(3, int))  # row 0 ends
+    with pytest.raises(InputError):
+        view.step(np.zeros((3, 3), int))  # codes that are not one-hot
+
+    view.reset(options={"reset_mask": np.array([True, False, False])})
+
+    assert view.step(np.ones(3, int))[0][:, 1].tolist() == [1, 3, 3]
 
 
 class Halves(Count):
