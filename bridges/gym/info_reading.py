@@ -64,12 +64,12 @@ class InfoReading(EnvBase):
     # ----------------------------------------------------------------------------------------- readers
 
     def set_info_dict_reader(
-        self, reader: Reader | None = None, ignore_private: bool = True
+        self, info_dict_reader: Reader | None = None, ignore_private: bool = True
     ) -> Self:
-        """Add a reader of info dictionaries, called as ``reader(info, td)``; returns self.
+        """Add a reader of info dictionaries, called as ``info_dict_reader(info, td)``; returns self.
 
         Args:
-            reader: writes into ``td`` after each reset and step; its ``info_spec``, if it has one,
+            info_dict_reader: writes into ``td`` after each reset and step; its ``info_spec``, if it has one,
                 is added to the observation spec. None makes a `default_info_dict_reader`.
             ignore_private: for the default reader, leave out names that begin with an underscore.
 
@@ -77,21 +77,21 @@ class InfoReading(EnvBase):
         reset and stepped.
 
         Raises:
-            ArgumentTypeError: ``reader`` cannot be called.
+            ArgumentTypeError: ``info_dict_reader`` cannot be called.
             KeyCollisionError: an entry of that name exists already.
         """
-        if reader is None:
-            reader = default_info_dict_reader(ignore_private=ignore_private)
-        if not callable(reader):
+        if info_dict_reader is None:
+            info_dict_reader = default_info_dict_reader(ignore_private=ignore_private)
+        if not callable(info_dict_reader):
             raise ArgumentTypeError(
-                f"the info reader is {reader!r}, of type {type(reader).__name__}, which cannot be "
-                "called. Pass a function reader(info, td), default_info_dict_reader(keys), or nothing."
+                f"the info reader is {info_dict_reader!r}, of type {type(info_dict_reader).__name__}, which "
+                "cannot be called. Pass a function reader(info, td), default_info_dict_reader(keys), or nothing."
             )
-        if isinstance(reader, default_info_dict_reader):
-            info = {} if reader.is_complete else self._info_of_one_step()
-            reader.complete(info, self.batch_size)
-        self._declare_infos(getattr(reader, "info_spec", None))
-        self.info_dict_reader.append(reader)
+        if isinstance(info_dict_reader, default_info_dict_reader):
+            info = {} if info_dict_reader.is_complete else self._info_of_one_step()
+            info_dict_reader.complete(info, self.batch_size)
+        self._declare_infos(getattr(info_dict_reader, "info_spec", None))
+        self.info_dict_reader.append(info_dict_reader)
         return self
 
     def _declare_infos(self, spec: Composite | Mapping[str, Any] | None) -> None:

@@ -120,19 +120,27 @@ class EnvCreator:
 
 
 def get_env_metadata(
-    env_or_creator: EnvBase | Callable[..., EnvBase], kwargs: Mapping[str, Any] | None = None
+    env_or_creator: EnvBase | Callable[..., EnvBase],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    env_validator: Callable[[EnvBase], object] | None = None,
 ) -> EnvMetaData:
     """Read the metadata of an env, or of one that is built for that and closed.
 
     Args:
         env_or_creator: an `EnvCreator` has read it before, where no ``kwargs`` are given.
         kwargs: of what builds it.
+        env_validator: called on the env before; what it raises is raised here.
     """
     if isinstance(env_or_creator, EnvBase):
+        if env_validator is not None:
+            env_validator(env_or_creator)
         return EnvMetaData.metadata_from_env(env_or_creator)
-    if isinstance(env_or_creator, EnvCreator) and not kwargs:
+    if isinstance(env_or_creator, EnvCreator) and not kwargs and env_validator is None:
         return env_or_creator.meta_data.clone()
     with env_or_creator(**(kwargs or {})) as env:
+        if env_validator is not None:
+            env_validator(env)
         return EnvMetaData.metadata_from_env(env)
 
 

@@ -221,7 +221,7 @@ def _ended(td: TensorDictBase, level: Path, names: Iterable[str]) -> torch.Tenso
 
 
 def terminated_or_truncated(
-    tensordict: TensorDictBase,
+    data: TensorDictBase,
     full_done_spec: Composite | None = None,
     key: str | None = "_reset",
     write_full_false: bool = False,
@@ -229,7 +229,7 @@ def terminated_or_truncated(
     """OR the end flags of each level and write the result under ``key`` beside them.
 
     Args:
-        tensordict: data with done leaves, any batch size; written to.
+        data: data with done leaves, any batch size; written to.
         full_done_spec: says which leaves count; None takes all called done, terminated, truncated.
         key: name of the written masks, which have the shape of the flags; None writes none.
         write_full_false: write the masks even when all of them are False. Otherwise masks that are there are
@@ -241,16 +241,16 @@ def terminated_or_truncated(
     if full_done_spec is not None:
         paths = [as_path(leaf) for leaf in full_done_spec.keys(True, True)]
     else:
-        paths = [path for path, _ in leaves(tensordict) if path[-1] in rules.DONE_LEAVES]
+        paths = [path for path, _ in leaves(data) if path[-1] in rules.DONE_LEAVES]
     levels: dict[Path, list[str]] = {}
     for path in paths:
         levels.setdefault(path[:-1], []).append(path[-1])
-    masks = {level: _ended(tensordict, level, names) for level, names in levels.items()}
+    masks = {level: _ended(data, level, names) for level, names in levels.items()}
     found = any(bool(mask.any()) for mask in masks.values() if mask is not None)
     for level, mask in masks.items() if key is not None else ():
         place = as_key((*level, key))
         if mask is not None and (found or write_full_false):
-            tensordict.set(place, mask)
-        elif not found and tensordict.get(place, None) is not None:
-            tensordict.pop(place)  # it is of another moment
+            data.set(place, mask)
+        elif not found and data.get(place, None) is not None:
+            data.pop(place)  # it is of another moment
     return found

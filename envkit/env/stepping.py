@@ -325,11 +325,11 @@ class Stepping(SpecNames, ABC):
 
     # ---------------------------------------------------------------------------- the next input
 
-    def step_mdp(self, tensordict: TensorDictBase) -> EnvData:
+    def step_mdp(self, next_tensordict: TensorDictBase) -> EnvData:
         """Give the root of the next step: ``next`` over root, rewards and actions dropped."""
         table = self._table
         return carry(
-            tensordict,
+            next_tensordict,
             reward_keys=table.rewards,
             action_keys=table.actions,
             state_keys=table.states,

@@ -147,7 +147,7 @@ class MultiAction(SteppingTransform):
 
     def _repeated(self, leaf: TensorSpec, batch_dims: int) -> TensorSpec:
         axis = batch_dims + self.dim - 1
-        return leaf.unsqueeze(axis).expand(*leaf.shape[:axis], -1, *leaf.shape[axis:])
+        return leaf.unsqueeze(axis).make_neg_dim(axis)
 
     def transform_action_spec(self, action_spec: Composite) -> Composite:
         for action, chunk in self._pairs():

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 
+from envkit import rules
 from envkit.arrays import episode_counters
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.paths import Key, Path, as_key, as_path
@@ -91,9 +93,13 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
         fresh = super()._reset(td, td_reset)
         for number, (_, target) in enumerate(self._pairs()):
-            level = self._level_of(target, self.reset_keys and self.reset_keys[number])
+            level = self._level_of(target, self._reset_key_of(number))
             fresh.set(target, self._kept_elsewhere(td, level, target, fresh.get(target)))
         return fresh
+
+    def _reset_key_of(self, number: int) -> Key | None:
+        """Give the `_reset` entry that a value obeys; None finds it by place."""
+        return None if self.reset_keys is None else self.reset_keys[number]
 
     def _add_to(self, spec: Composite) -> Composite:
         rewards = self._env().full_reward_spec
@@ -184,29 +190,62 @@ class TargetReturn(_RewardTransform):
     Args:
         target_return: what an episode shall return in total.
         mode: "reduce" takes each reward from the target; "constant" leaves it.
-        in_keys: rewards; the default is ``"reward"``.
-        out_keys: the targets; the default puts ``target_return`` (``target_return_<name>`` for a
-            reward of another name) beside each reward.
+        in_keys: rewards; None takes all of the env.
+        out_keys: the targets; None puts ``target_return`` beside each reward.
         reset_key: the `_reset` entry the targets obey; None finds it by place.
+
+    Without an env it works where ``in_keys`` and ``reset_key`` are given: `_reset` begins targets of shape
+    ``(*batch, 1)`` for the batch of its arguments.
+
+    Raises:
+        ArgumentError: (a ValueError) ``mode`` is another, or rewards that stand side by side have no ``out_keys``.
     """
 
     def __init__(
         self,
         target_return: float,
         mode: str = "reduce",
-        in_keys: Keys = "reward",
+        in_keys: Keys = None,
         out_keys: Keys = None,
         reset_key: Key | None = None,
     ):
         if mode not in ("reduce", "constant"):
             raise ArgumentError(f"mode is {mode!r}, but must be 'reduce' or 'constant'.")
-        keys = as_keys(in_keys)
-        super().__init__(keys, out_keys, None if reset_key is None else [reset_key] * len(keys))
+        super().__init__(in_keys, out_keys, None)
+        self.reset_key = reset_key
         self.target_return = target_return
         self.mode = mode
 
     def _out_name(self, name: str) -> str:
-        return "target_return" if name == "reward" else f"target_return_{name}"
+        return "target_return"
+
+    def _found_pairs(self) -> list[tuple[Path, Path]]:
+        pairs = super()._found_pairs()
+        if len({target for _, target in pairs}) < len(pairs):
+            raise ArgumentError(
+                f"the rewards {[as_key(source) for source, _ in pairs]} would share a target. Name one for each "
+                "with out_keys=."
+            )
+        return pairs
+
+    def _reset_key_of(self, number: int) -> Key | None:
+        return self.reset_key
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        if self.container is not None or self._takes_all or self.reset_key is None:
+            return super()._reset(td, td_reset)
+        mask = td.get(self.reset_key, None)
+        for _, target in self._pairs():
+            fresh = torch.full(
+                (*td_reset.batch_size, 1), self.target_return, device=td_reset.device
+            )
+            kept = td.get(target, None)
+            if mask is not None and kept is not None:
+                fresh = rules.choose(
+                    rules.reduce_mask(mask, fresh.shape, td.batch_dims), fresh, kept
+                )
+            td_reset.set(target, fresh)
+        return td_reset
 
     def constants(self) -> dict[str, Any]:
         return {"target_return": self.target_return}

@@ -53,34 +53,34 @@ def draws_in_order(spec: TensorSpec) -> bool:
 
 
 def make_composite_from_td(
-    td: TensorDictBase, *, unsqueeze_null_shapes: bool = True, dynamic_shape: bool = False
+    data: TensorDictBase, *, unsqueeze_null_shapes: bool = True, dynamic_shape: bool = False
 ) -> Composite:
     """Describe a TensorDict by its shapes, dtypes and devices, without bounds.
 
     Args:
-        td: a TensorDict or tensorclass; a lazy stack gives a stack of specs.
+        data: a TensorDict or tensorclass; a lazy stack gives a stack of specs.
         unsqueeze_null_shapes: give tensors of shape ``()`` specs of shape ``(1,)``.
         dynamic_shape: mark the first axis after the batch axes as of unknown size (-1).
 
     Returns:
-        A `Composite` of the batch size and device of ``td``; it makes data of a tensorclass again.
+        A `Composite` of the batch size and device of ``data``; it makes data of a tensorclass again.
 
     Raises:
-        SpecTypeError: ``td`` is no TensorDict.
+        SpecTypeError: ``data`` is no TensorDict.
     """
-    if not is_tensor_collection(td):
+    if not is_tensor_collection(data):
         raise SpecTypeError(
-            f"got {td!r} of type {type(td).__name__}, which is no TensorDict. Pass one: "
-            "TensorDict(data, batch_size=[...])."
+            f"got {data!r} of type {type(data).__name__}, which is no TensorDict. Pass one: "
+            "TensorDict(entries, batch_size=[...])."
         )
     options = {"unsqueeze_null_shapes": unsqueeze_null_shapes, "dynamic_shape": dynamic_shape}
-    if isinstance(td, LazyStackedTensorDict):
-        members = [make_composite_from_td(part, **options) for part in td.unbind(td.stack_dim)]
-        return stack(members, td.stack_dim)
-    specs = Composite(shape=td.batch_size, device=td.device)
-    specs.data_cls = type(td) if is_tensorclass(td) else None
-    for name in td.keys():
-        specs.set(name, _describe(td, td.get(name), options))
+    if isinstance(data, LazyStackedTensorDict):
+        members = [make_composite_from_td(part, **options) for part in data.unbind(data.stack_dim)]
+        return stack(members, data.stack_dim)
+    specs = Composite(shape=data.batch_size, device=data.device)
+    specs.data_cls = type(data) if is_tensorclass(data) else None
+    for name in data.keys():
+        specs.set(name, _describe(data, data.get(name), options))
     return specs
 
 

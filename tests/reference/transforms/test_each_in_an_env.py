@@ -110,6 +110,11 @@ CASES = {  # the env, and what stands around it
     "gSDENoise": (count, lambda lib: lib.gSDENoise(shape=(2,))),
     "MultiAction": (count, lambda lib: lib.MultiAction()),
     "MultiAction, last reward": (count, lambda lib: lib.MultiAction(stack_rewards=False)),
+    "TargetReturn of all rewards": (teams, lambda lib: lib.TargetReturn(9.0, reset_key="_reset")),
+    "TargetReturn of another name": (
+        count,
+        lambda lib: lib.Compose(lib.RenameTransform(["reward"], ["prize"]), lib.TargetReturn(9.0)),
+    ),
     "MultiAction, renamed": (count, lambda lib: lib.MultiAction(chunk_key=("vla", "chunk"))),
 }
 LAYOUTS = {

@@ -127,3 +127,41 @@ def test_what_needs_an_env_says_so(name):
 
     with pytest.raises(RuntimeError, match="env"):
         USED_BY_HAND[name](OURS)._reset(data, data.clone())
+
+
+def test_a_target_by_hand_takes_batch_and_mask_from_its_arguments():
+    flags = torch.tensor([[True], [False], [True], [False]])
+
+    def call(lib):
+        target = lib.TargetReturn(
+            9.0, in_keys=["reward"], out_keys=["target_return"], reset_key="_reset"
+        )
+        reward = TensorDict({"reward": torch.ones(4, 1)}, [4])
+        everywhere = TensorDict({"_reset": torch.ones_like(flags)}, [4])
+        shown = [target._reset(everywhere, TensorDict({}, [4]))]
+        shown.append(target._step(shown[0], reward.clone()))
+        again = shown[1].exclude("reward")
+        shown.append(target._reset(again.clone().set("_reset", flags), again.clone()))
+        return shown
+
+    check_works_alike(call)
+    assert OURS.TargetReturn(1.0, reset_key="_reset").reset_key == "_reset"
+
+
+def chunks(lib, sizes):
+    left = iter(sizes)
+    return lambda td: td.set("action", torch.zeros(*td.shape, next(left), 1, dtype=torch.int64))
+
+
+def test_chunks_have_any_length():
+    def single(lib):
+        env = lib.TransformedEnv(count(lib, 50), lib.MultiAction())
+        steps = env.rollout(3, chunks(lib, [2, 3, 1])).unbind(0)
+        return [env.action_spec.shape, *(step["next", "reward"] for step in steps)]
+
+    def inside(lib):
+        env = lib.SerialEnv(2, lambda: lib.TransformedEnv(count(lib, 50), lib.MultiAction()))
+        return env.step(chunks(lib, [3])(env.reset()))
+
+    check_works_alike(single)
+    check_works_alike(inside)

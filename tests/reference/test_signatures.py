@@ -1,0 +1,140 @@
+"""Parameters of public classes, their methods and functions: each of TorchRL's is there, or out for a reason."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+import warnings
+from collections.abc import Iterator
+from fnmatch import fnmatchcase as fnmatch
+from typing import Any
+
+import envkit
+from tests.reference.compare import torchrl
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torchrl.data.utils
+    import torchrl.envs.batched_envs
+    import torchrl.envs.utils
+
+MODULES = (
+    torchrl.envs,
+    torchrl.envs.utils,
+    torchrl.envs.batched_envs,
+    torchrl.collectors,
+    torchrl.data.utils,
+)
+PARAMETERS_OUT = {  # patterns of class(), class.method or function, and parameter
+    "chosen by the library: how data travels, which processors workers run on, how they end": {
+        "*AsyncEnvPool().envs_per_worker",
+        "*AsyncEnvPool().exchange",
+        "*AsyncEnvPool().worker_affinity",
+        *(
+            f"{name}().{parameter}"
+            for name in ("SerialEnv", "ParallelEnv")
+            for parameter in ("consolidate", "daemon", "pin_memory", "shutdown_timeout")
+        ),
+        "*Collector.shutdown.*",
+        "*Collector().no_cuda_sync",
+        "*Collector().return_same_td",
+        "*Collector().weight_*",
+        "*Collector().worker_idx",
+        "*Collector().interruptor",
+    },
+    "steps of finished sub-envs are refused": {"*Env().allow_step_when_done"},
+    "metadata is read here or in a worker, whichever is cheaper": {
+        "*Env().metadata_from_workers",
+        "EnvMetaData().supports_set_state",
+    },
+    "workers all collect alike, and take one policy": {
+        "Multi*Collector().collector_class",
+        "Multi*Collector().init_fn",
+        "Multi*Collector.stats.workers",
+        "*Collector.update_policy_weights_.*",
+    },
+    "parts of TorchRL's buffers and policies": {
+        "*Collector().auto_register_policy_transforms",
+        "*Collector().compact_obs",
+        "*Collector().extend_buffer",
+        "*Collector().trajs_per_write",
+    },
+    "trajectories are always numbered": {"Collector().track_traj_ids"},
+    "called by position, by containers: the names of arguments are ours": {
+        "*.forward.next_tensordict",
+        "*.transform_*_spec.*",
+        "env_creator.fun",
+        "JumanjiWrapper.read_*.*",
+    },
+    "of torch.nn.Module, whose `to` and `compile` take what torch's take": {
+        "*.to.device",
+        "EnvBase.compile.warmup",
+    },
+    "drawing is the library's own, and gives arrays": {"JumanjiWrapper.render.*"},
+    "agents of Playground are one": {"MujocoPlaygroundWrapper().agent_mapping"},
+    "has no effect there": {"TrajCounter().repeats"},
+    "loses the last observation, which is shown here": {"VecGymEnvTransform().native_autoreset"},
+}
+
+
+def keywords_of(function: Any, annotation: Any) -> set[str]:
+    """Names in the table that ``**kwargs: Unpack[Table]`` is annotated with."""
+    if "Unpack[" not in str(annotation):
+        return set()
+    told = eval(annotation, inspect.unwrap(function).__globals__)
+    (table,) = typing.get_args(told)
+    return set(typing.get_type_hints(table))
+
+
+def parameters(function: Any) -> set[str]:
+    """Names of parameters, those of a table of keywords too."""
+    found, given = set(), inspect.signature(function).parameters
+    for name, parameter in given.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            found |= keywords_of(function, parameter.annotation)
+        elif parameter.kind is not inspect.Parameter.VAR_POSITIONAL and name[0] != "_":
+            found.add(name)
+    return found - {"self"}
+
+
+def forwards(function: Any) -> bool:
+    """Say whether a function hands on whatever it is given."""
+    given = [str(parameter) for parameter in inspect.signature(function).parameters.values()]
+    return {"*args: Any", "**kwargs: Any"} <= {text.replace("'", "") for text in given}
+
+
+def functions_of(name: str, value: Any, own: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Constructor and public methods that a class of theirs writes, or a function, beside ours."""
+    if inspect.isfunction(value):
+        yield name, value, own
+    elif inspect.isclass(value):
+        yield f"{name}()", value.__init__, own.__init__
+        for member, function in vars(value).items():
+            mine = inspect.getattr_static(own, member, None)
+            if inspect.isfunction(function) and inspect.isfunction(mine) and member[0] != "_":
+                yield f"{name}.{member}", function, mine
+
+
+def missing() -> set[str]:
+    lacking = set()
+    for module in MODULES:
+        for name, value in vars(module).items():
+            if (
+                name[0] == "_"
+                or not hasattr(envkit, name)
+                or "spec" in getattr(value, "__module__", "")
+            ):
+                continue
+            for where, theirs, ours in functions_of(name, value, getattr(envkit, name)):
+                if forwards(ours):
+                    continue
+                lacking |= {f"{where}.{p}" for p in parameters(theirs) - parameters(ours)}
+    return lacking
+
+
+def test_every_parameter_is_there_or_out():
+    patterns = [pattern for group in PARAMETERS_OUT.values() for pattern in group]
+    found = missing()
+
+    assert [name for name in found if not any(fnmatch(name, p) for p in patterns)] == []
+    assert [p for p in patterns if not any(fnmatch(name, p) for name in found)] == []
