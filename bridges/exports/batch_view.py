@@ -123,7 +123,7 @@ class BatchView:
 
         The others keep what they show, with reward 0 and no flag set; their actions are ignored.
         """
-        acted = self._acted(action)
+        acted = self._acted(action, mask)
         if self._in_place is not None and self._in_place.is_current():
             with self._whole():
                 moments = self._in_place.advance({self._action_path: acted}, mask)
@@ -172,7 +172,7 @@ class BatchView:
     def _on_device(self, mask: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(mask).to(self.env.device)
 
-    def _acted(self, action: Any) -> torch.Tensor:
+    def _acted(self, action: Any, mask: np.ndarray | None = None) -> torch.Tensor:
         """Give actions as the spec spells them; numbers that are none of them are refused there or by the env."""
         self._require_begun()
         spec, expected = self._action_spec, self.action_space.shape
@@ -182,6 +182,9 @@ class BatchView:
                 f"the actions have shape {tuple(value.shape)}, but {self.num_envs} rows of "
                 f"{self.action_space} have {(self.num_envs, *expected)}. Pass one action for each row."
             )
+        if mask is not None and value.shape != spec.shape:  # it is encoded, whatever it is
+            value = value.clone()
+            value[torch.from_numpy(~mask)] = 0
         return spelled(value, self._action, spec)
 
     @property

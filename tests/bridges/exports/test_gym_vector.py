@@ -32,6 +32,7 @@ from envkit.errors import (
     ArgumentTypeError,
     BusyError,
     DoneError,
+    EncodingError,
     InputError,
     MissingKeyError,
     NotResetError,
@@ -408,6 +409,18 @@ def test_after_a_step_that_failed_only_a_reset_goes_on(mode, use_buffers):
 
     view.reset()
     assert view.step(np.array([1, 1]))[0].tolist() == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize("use_buffers", [None, False], ids=["in place", "TensorDicts"])
+def test_the_action_of_a_row_that_begins_anew_may_be_anything(use_buffers):
+    view = ours("next_step", use_buffers)
+    view.reset()
+    for _ in range(2):
+        view.step(np.ones(3, int))  # row 0 ends
+
+    assert view.step(np.array([9, 1, 1]))[0][:, 1].tolist() == [0, 3, 3]
+    with pytest.raises(EncodingError):
+        view.step(np.array([9, 1, 1]))
 
 
 def test_a_refused_action_leaves_no_mask_behind():
