@@ -180,7 +180,8 @@ def page(figures: list[Figure]) -> str:
         "The simulator's part is `lax.scan` with the policy in it; hand-off is what a bare loop takes more that calls the jitted step and "
         "a torch policy and hands arrays over by DLPack; Python is what envkit's step takes more than that, checks and resets included.\n",
         "## Targets\n",
-        f"{len(judged) - missed} of {len(judged)} are met. A work that was measured on several machines has a line for each.\n",
+        f"{len(judged) - missed} of {len(judged)} are met. A work that was measured on several machines has a line for each. "
+        "What holds those that miss, and what was tried: [performance](performance.md).\n",
         "| | work | machine | target | measured | spread |\n| --- | --- | --- | --- | --- | --- |",
         *(
             f"| {'met' if one.met else '**missed**'} | {one.title}: {one.target.work}{_against(one.target)} | {one.machine} | "
