@@ -1,0 +1,129 @@
+"""A table of a rollout for notebooks: how its episodes went, and what entries it has.
+
+A rollout is a plain TensorDict, whose own way to show itself is left as it is; `show_rollout` wraps it to be looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit.data.arguments import require_tensordict
+from envkit.data.transition import leaves
+from envkit.evaluation.stats import EpisodeStats, episode_stats
+
+__all__ = ["ShownRollout", "show_rollout"]
+
+_LEFT = "style='text-align: left'"
+_WIDTH, _HEIGHT = 240, 40
+_POINTS = 240
+"""The most returns that are plotted, evenly chosen; more would be no points to tell apart."""
+
+
+class ShownRollout:
+    """A rollout to be looked at; see `show_rollout`.
+
+    Attributes:
+        data: the rollout itself.
+        episodes: its episodes, None where the data does not tell them.
+    """
+
+    def __init__(self, data: TensorDictBase):
+        require_tensordict("td", data, "what rollout gave")
+        self.data = data
+        self.episodes: EpisodeStats | None = episode_stats(data) if _tells_episodes(data) else None
+
+    def __repr__(self) -> str:
+        return f"Rollout({', '.join(f'{name}={fact}' for name, fact in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        facts = "".join(
+            f"<tr><th {_LEFT}>{escape(name)}</th><td {_LEFT}>{escape(fact)}</td></tr>"
+            for name, fact in self._facts().items()
+        )
+        entries = "".join(
+            f"<tr>{''.join(f'<td {_LEFT}>{escape(cell)}</td>' for cell in row)}</tr>"
+            for row in self._entries()
+        )
+        head = "".join(f"<th {_LEFT}>{name}</th>" for name in ("entry", "shape", "dtype", "device"))
+        return (
+            f"<div><b>Rollout</b><table>{facts}</table>{self._plot()}"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{entries}</tbody></table></div>"
+        )
+
+    def _facts(self) -> dict[str, str]:
+        data, episodes = self.data, self.episodes
+        facts = {"batch size": str(tuple(data.batch_size)), "device": str(data.device)}
+        if any(name is not None for name in data.names):
+            facts["names"] = ", ".join(str(name) for name in data.names)
+        if episodes is None:
+            return facts
+        ended = episodes.ended
+        facts["episodes"] = f"{int(ended.sum())} ended, {int((~ended).sum())} cut by the end"
+        if bool(ended.any()):
+            facts["mean return"] = f"{float(episodes.returns[ended].mean()):.4g}"
+            facts["mean length"] = f"{float(episodes.lengths[ended].double().mean()):.4g}"
+        return facts
+
+    def _entries(self) -> list[tuple[str, str, str, str]]:
+        found: list[tuple[str, str, str, str]] = []
+        for path, value in leaves(self.data):
+            name = ".".join(path)
+            if isinstance(value, torch.Tensor):
+                dtype = str(value.dtype).removeprefix("torch.")
+                found.append((name, str(tuple(value.shape)), dtype, str(value.device)))
+            else:
+                found.append((name, "", type(value).__name__, ""))
+        return found
+
+    def _plot(self) -> str:
+        """Draw the returns of the episodes that ended, in order; nothing where they are fewer than two."""
+        if self.episodes is None:
+            return ""
+        returns = self.episodes.returns[self.episodes.ended]
+        chosen = returns[:: max(1, -(-len(returns) // _POINTS))].tolist()
+        return _line(chosen) if len(chosen) > 1 else ""
+
+
+def show_rollout(td: TensorDictBase) -> ShownRollout:
+    """Show a rollout as a table: its episodes, then each entry with shape, dtype and device.
+
+    Episodes are counted as by `episode_stats`, and told where the data has one reward a step, done flags, and an axis of
+    time or trajectory ids. Means are of episodes that ended. The data is not copied.
+
+    Args:
+        td: what `rollout` gave, or a batch of a collector; any TensorDict is shown with its entries.
+
+    Returns:
+        An object that shows itself in Jupyter, its returns as a small plot, and prints as one line.
+
+    Raises:
+        DataTypeError: (a TypeError) ``td`` is no TensorDict.
+    """
+    return ShownRollout(td)
+
+
+def _tells_episodes(data: Any) -> bool:
+    reward, done = data.get(("next", "reward"), None), data.get(("next", "done"), None)
+    if reward is None or done is None or not data.ndim:
+        return False
+    ids = data.get(("collector", "traj_ids"), None)
+    return (data.names[-1] == "time" or ids is not None) and reward.numel() == data.numel()
+
+
+def _line(values: Sequence[float]) -> str:
+    """Draw numbers from left to right as a line of SVG."""
+    low, high = min(values), max(values)
+    across, scale = _WIDTH / (len(values) - 1), (_HEIGHT - 4) / ((high - low) or 1.0)
+    points = " ".join(
+        f"{number * across:.1f},{_HEIGHT - 2 - (value - low) * scale:.1f}"
+        for number, value in enumerate(values)
+    )
+    return (
+        f"<svg width='{_WIDTH}' height='{_HEIGHT}'><title>returns, {low:.4g} to {high:.4g}</title>"
+        f"<polyline points='{points}' fill='none' stroke='#1f4e8c'></polyline></svg>"
+    )

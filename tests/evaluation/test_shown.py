@@ -1,0 +1,58 @@
+"""A rollout shows its episodes and entries in a notebook, and TensorDict's own repr stays as it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from envkit import episode_stats, show_rollout
+from envkit.errors import DataTypeError
+from tests.env.test_html import Page
+from tests.zoo.envs import StatelessCount
+
+
+def texts(shown) -> list[str]:
+    return Page(shown._repr_html_()).texts
+
+
+def test_a_rollout_shows_its_episodes_and_every_entry():
+    data = StatelessCount(5, batch_size=[3]).rollout(12, break_when_any_done=False)
+
+    shown = show_rollout(data)
+
+    found, written = episode_stats(data), texts(shown)
+    assert shown.data is data
+    for name, fact in {
+        "batch size": "(3, 12)",
+        "episodes": "6 ended, 3 cut by the end",
+        "mean return": f"{found.returns[found.ended].mean():.4g}",
+        "mean length": "5",
+        "next.reward": "(3, 12, 1)",
+        "next.done": "(3, 12, 1)",
+    }.items():
+        assert written[written.index(name) + 1] == fact
+    assert written[written.index("next.done") + 2] == "bool"
+    assert any(text.startswith("returns, ") for text in written)
+    assert "\n" not in repr(shown) and "6 ended" in repr(shown)
+
+
+def test_data_without_rewards_shows_its_entries_and_no_episodes():
+    data = TensorDict({"<b>": torch.zeros(4, 2, dtype=torch.int32), "text": "hello"}, [4])
+
+    written = texts(show_rollout(data))
+
+    assert written[written.index("<b>") :][:4] == ["<b>", "(4, 2)", "int32", "cpu"]
+    assert "text" in written and "episodes" not in written
+
+
+def test_rewards_of_several_numbers_tell_no_return():
+    following = {"reward": torch.zeros(2, 3, 2), "done": torch.zeros(2, 3, 1, dtype=torch.bool)}
+    data = TensorDict({"next": TensorDict(following, [2, 3])}, [2, 3], names=[None, "time"])
+
+    assert show_rollout(data).episodes is None
+
+
+def test_what_is_no_tensordict_is_refused():
+    with pytest.raises(DataTypeError, match="td is a list, but must be a TensorDict"):
+        show_rollout([1, 2])
