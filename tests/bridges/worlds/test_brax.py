@@ -345,13 +345,17 @@ def jittered(key, sys):
 @pytest.mark.slow
 @pytest.mark.rounding
 @pytest.mark.timeout(900)
-def test_every_row_steps_as_bare_brax_with_its_own_system():
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("inverted_pendulum", "spring"), ("inverted_pendulum", "generalized"), ("ant", "spring")],
+)
+def test_every_row_steps_as_bare_brax_with_its_own_system(name, backend):
     how = {"randomize": jittered, "metrics": True}
-    env = BraxEnv("inverted_pendulum", backend="spring", batch_size=[4], device="cpu", **how)
+    env = BraxEnv(name, backend=backend, batch_size=[4], device="cpu", **how)
     env.set_seed(0)
-    td = env.reset().set("action", torch.full((4, env.action_size), 0.3))
+    td = env.reset()
     named = env.unpack(td["state"])
-    bare = import_brax().get_environment("inverted_pendulum", backend="spring")
+    bare = import_brax().get_environment(name, backend=backend)
     system = bare.sys
 
     def step(state, action, mass, friction):
@@ -359,16 +363,20 @@ def test_every_row_steps_as_bare_brax_with_its_own_system():
         return bare.step(state, action)
 
     drawn = named["model", "link", "inertia", "mass"], named["model", "geom_friction"]
-    state = filled(bare_reset(env._env, 4), named)
-    after = jax.jit(jax.vmap(step))(state, td["action"].numpy(), *(leaf.numpy() for leaf in drawn))
-    following = env.step(td)["next"]
+    system_of_rows = [leaf.numpy().copy() for leaf in drawn]
+    state, step_rows = filled(bare_reset(env._env, 4), named), jax.jit(jax.vmap(step))
+    for _ in range(5):
+        td = env.rand_action(td)
+        state = step_rows(state, td["action"].numpy(), *system_of_rows)
+        following = env.step(td)["next"]
+        assert np.array_equal(following["observation"], state.obs)
+        assert np.array_equal(following["reward"][:, 0], state.reward)
+        for metric, value in state.metrics.items():
+            assert np.array_equal(following["metrics", metric], value)
+        td = env.step_mdp(td)
 
     assert len(drawn[0][:, -1].unique()) == 4
     assert set(env.drawn_bytes) == {"link.inertia.mass", "geom_friction"}
-    assert np.array_equal(following["observation"], after.obs)
-    assert np.array_equal(following["reward"][:, 0], after.reward)
-    for metric, value in after.metrics.items():
-        assert np.array_equal(following["metrics", metric], value)
 
 
 @pytest.mark.slow

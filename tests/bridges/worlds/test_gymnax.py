@@ -73,7 +73,7 @@ def test_every_env_equals_gymnax_stepped_by_hand_and_does_what_its_specs_say(nam
         pytest.skip("its pictures are fetched from the network")
     env = GymnaxEnv(name, batch_size=[ROWS], categorical_action_encoding=True)
 
-    assert_equals_gymnax(env, steps=30)
+    assert_equals_gymnax(env, steps=100)
 
     check_env_specs(env, seed=0)
 

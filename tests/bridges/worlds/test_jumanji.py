@@ -74,7 +74,7 @@ def test_every_env_equals_jumanji_stepped_by_hand_and_does_what_its_specs_say(na
         pytest.skip(FAILS[name])
     env = JumanjiEnv(name, batch_size=[2 if name in HEAVY else ROWS])
 
-    assert_equals_jumanji(env, steps=10 if name in HEAVY else 30)
+    assert_equals_jumanji(env, steps=20 if name in HEAVY else 100)
 
     check_env_specs(env, seed=0)
 
