@@ -158,7 +158,8 @@ class BatchedEnv(AttributeLookup, ResumablePool):
         is_free = td.get("next", None) is None and (
             mask is None or not done_outside(mask, td, self.done_keys)
         )
-        resets_too = advance and is_free
+        # A sub-env that resets by itself writes its root too, mostly a copy of `next`.
+        resets_too = advance and is_free and not exchange.has_large_rows
         inputs = exchange.fill(td, mask)
         return _PoolStep(self, td, advance, exchange, mask, inputs, resets_too, given is not None)
 

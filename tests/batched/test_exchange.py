@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
+from functools import partial
 
 import pytest
 import torch
+from tensordict.nn import TensorDictModule
 
+from bridges.gym.env import GymEnv
+from envkit.batched.exchange import buffers
 from envkit.batched.exchange.buffers import BufferPlan
 from envkit.batched.exchange.delivery import can_wait
 from envkit.batched.serial import SerialEnv
 from envkit.specs import Categorical, Composite, Unbounded
+from tests.bridges.compare import assert_same
 from tests.zoo.envs import Count
 
 
@@ -37,7 +42,7 @@ def moment_bytes(size: int, rows: int) -> int:
     return rows * (4 + (4 * size + 1) + (4 * size + 1 + 4))  # in, root, next
 
 
-@pytest.mark.parametrize(("size", "rows"), [(10_000, 3), (100_000, 2), (300_000, 1)])
+@pytest.mark.parametrize(("size", "rows"), [(10_000, 3), (100_000, 2), (200_000, 1)])
 def test_as_many_moments_lie_side_by_side_as_fit_four_mebibytes(size, rows):
     plan = BufferPlan.of(Leaves(size), rows)
 
@@ -46,8 +51,8 @@ def test_as_many_moments_lie_side_by_side_as_fit_four_mebibytes(size, rows):
     assert (plan.num_slots + 1) * moment_bytes(size, rows) > room
 
 
-@pytest.mark.parametrize(("size", "rows", "slots"), [(1, 1, 64), (0, 1, 64), (500_000, 8, 1)])
-def test_there_are_64_moments_at_most_and_one_at_least(size, rows, slots):
+@pytest.mark.parametrize(("size", "rows", "slots"), [(1, 1, 64), (0, 1, 64), (500_000, 8, 2)])
+def test_there_are_64_moments_at_most_and_two_at_least(size, rows, slots):
     assert BufferPlan.of(Leaves(size), rows).num_slots == slots
 
 
@@ -110,3 +115,66 @@ def test_actions_of_a_dtype_that_numpy_lacks_reach_the_sub_envs(policy):
     assert data["next", "last"].dtype == torch.bfloat16
     assert data["next", "last"][0, :, 0].tolist() == [0.5, 1.0, 1.5]
     env.close()
+
+
+class Ahead(torch.nn.Module):
+    """A policy that needs no TensorDict: rollouts with it are recorded in another way than random ones."""
+
+    def forward(self, observation):
+        return (observation[..., 2] > 0).long()
+
+
+AHEAD = TensorDictModule(Ahead(), in_keys=["observation"], out_keys=["action"])
+POLICIES = {
+    "random": None,
+    "on leaves": AHEAD,
+    "on tensordicts": lambda td: AHEAD(td).set("mine", td["observation"] * 2),
+}
+
+
+@pytest.mark.parametrize("steps", [1, 4, 23])
+@pytest.mark.parametrize("slots", [2, 3, 5])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_a_rollout_leaves_in_slots_is_copied_before_they_are_written_again(
+    policy, slots, steps, monkeypatch
+):
+    make = partial(GymEnv, "CartPole-v1", max_episode_steps=6, categorical_action_encoding=True)
+    act = POLICIES[policy]
+    monkeypatch.setattr(buffers, "_MOST_SLOTS", slots)
+    few = SerialEnv(2, make)
+    few.set_seed(0)
+    data = few.rollout(steps, act, break_when_any_done=False)
+    monkeypatch.undo()
+
+    many = SerialEnv(2, make)
+    many.set_seed(0)
+    td, stepped = many.reset(), []
+    for action in data["action"].unbind(1):
+        one, td = many.step_and_maybe_reset(td.set("action", action.clone()))
+        stepped.append(one)
+
+    assert few._exchange.num_slots == slots
+    assert_same(data.exclude("mine"), torch.stack(stepped, 1))
+    assert steps < 23 or data["next", "done"].any()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_steps_of_large_rows_reset_what_is_done_as_those_of_small_ones(masked, monkeypatch):
+    make = partial(GymEnv, "CartPole-v1", max_episode_steps=6)
+    runs = []
+    for slots in (64, 2):
+        monkeypatch.setattr(buffers, "_MOST_SLOTS", slots)
+        env = SerialEnv(2, make)
+        env.set_seed(0)
+        td, seen = env.reset(), []
+        for step in range(16):
+            td = env.rand_action(td)
+            if masked:
+                td["_step"] = torch.tensor([True, step % 3 > 0])
+            data, td = env.step_and_maybe_reset(td)
+            seen += [data.clone(), td.clone()]
+        runs.append(seen)
+
+    assert any(data["next", "done"].any() for data in runs[0][::2])
+    for small, large in zip(*runs, strict=True):
+        assert_same(small, large)

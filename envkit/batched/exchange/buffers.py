@@ -8,7 +8,7 @@ Conventions
             made), "mask" (which parts to step or reset, for sub-envs with a batch of their own).
     slot    moment in time. The step of slot t reads ``in[t]`` and writes ``next[t]``; the root that
             follows it, or that a reset makes, is ``root[t + 1]``. So a whole run of steps can lie
-            side by side. Stepping one by one stays at slot 0.
+            side by side, two at least. Stepping one by one stays at one slot.
     field   region and path joined by "/", array of shape (slots, rows, *leaf); masks and the
             current slot, which is the same in all rows, have no slots.
 """
@@ -33,6 +33,7 @@ __all__ = ["SLOT", "BufferPlan"]
 
 SLOT = Field("slot", (), "int64")
 _MOST_SLOTS, _RING_BYTES = 64, 4 * 2**20  # what stays in a processor's cache
+_LEAST_SLOTS = 2  # what lies in one is copied while another is written
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class BufferPlan:
             for region in leaves.values()
             for leaf in region.values()
         )
-        slots = max(1, min(_MOST_SLOTS, _RING_BYTES // max(moment_bytes, 1)))
+        slots = max(_LEAST_SLOTS, min(_MOST_SLOTS, _RING_BYTES // max(moment_bytes, 1)))
         regions = {
             region: {
                 path: _field(region, path, leaf, slots + (region == "root"))
@@ -79,6 +80,11 @@ class BufferPlan:
             mask = (*path[:-1], RESET)
             masks.setdefault(mask, Field("/".join(("mask", *mask)), tuple(leaf.shape), "bool"))
         return cls({**regions, "mask": masks}, slots)
+
+    @property
+    def has_large_rows(self) -> bool:
+        """Whether a moment takes so much memory that copying it takes longer than asking for another command."""
+        return self.num_slots == _LEAST_SLOTS
 
     def names(self, *regions: str) -> tuple[str, ...]:
         """Give the names of the fields of some regions."""

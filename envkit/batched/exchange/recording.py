@@ -1,12 +1,12 @@
 """A whole non-stop rollout over shared rows, each step in a slot of its own.
 
-The sub-envs write the roots and outcomes of up to `BufferExchange.num_slots` steps side by side;
-what they wrote is copied out once for all of them. No TensorDict is built for a step but the one
+The sub-envs write the roots and outcomes of steps side by side, in two halves of the slots that the exchange has: what
+they wrote into one is copied out at once, while they write into the other. No TensorDict is built for a step but the one
 the policy sees, and none of what the policy sees is ever overwritten. One that acts on rows sees no
 TensorDict, but the rows themselves, and keeps none of them; one that acts on leaves sees copies of those it reads.
 
 Conventions
-    window  steps that lie in the slots at the same time.
+    window  steps that lie side by side in one half of the slots; ``slots`` says where.
     time    leading axis in memory; the result shows it last.
     others  root entries that neither env nor action keys account for: what the policy writes beside
             its action, or what the caller put there. They are carried as `step_mdp` would.
@@ -61,8 +61,8 @@ def record_rollout(
     record = _Record(exchange, root, steps, device)
     written: dict[Path, list[torch.Tensor]] = {}
     others = {path: value for path, value in leaves(root) if path not in record.roots}
-    for start, count in record.windows():
-        for slot in range(count):
+    for start, slots in record.windows():
+        for step, slot in enumerate(slots, start):
             seen = record.take_root(slot)
             td = act(tensordict_of({**seen, **others}, exchange.batch_size, device))
             others = {}
@@ -70,9 +70,9 @@ def record_rollout(
                 known = seen.get(path)
                 if known is None:
                     if path[0] == "next" or path[-1] == rules.STEP:
-                        record.keep_seen(start, slot + 1)
-                        record.take_nexts(start, slot)
-                        return record.first(start + slot, written), td
+                        record.keep_seen(start, step + 1 - start)
+                        record.take_nexts(start, range(slots.start, slot))
+                        return record.first(step, written), td
                     written.setdefault(path, []).append(value)
                     if path not in action_paths and path[-1] != rules.RESET:
                         others[path] = value
@@ -80,9 +80,9 @@ def record_rollout(
                     known.copy_(value)  # the policy has put another value in its place
             exchange.slot = slot
             exchange.fill(td, None)
-            exchange.wait(exchange.wake(td, advance=start + slot < steps - 1))
-        record.keep_seen(start, count)
-        record.take_nexts(start, count)
+            exchange.wait(exchange.wake(td, advance=step < steps - 1))
+        record.keep_seen(start, len(slots))
+        record.take_nexts(start, slots)
     return record.result(_stacked(written, steps)), None
 
 
@@ -115,14 +115,16 @@ def record_plain(
     if actor is None:
         return None
     record = _Record(exchange, root, steps, device)
-    for start, count in record.windows():
-        for slot in range(count):
+    for start, slots in record.windows():
+        for step, slot in enumerate(slots, start):
             exchange.slot = slot
-            actor.act(start + slot, slot)
-            exchange.wait(exchange.wake(advance=start + slot < steps - 1))
-        record.take_roots(start, count)
-        record.take_nexts(start, count)
-        actor.take(start, count)
+            actor.act(step, slot)
+            sent = exchange.wake(advance=step < steps - 1)
+            record.catch_up()
+            exchange.wait(sent)
+        record.put_off(start, slots)
+        actor.take(start, slots)
+    record.catch_up()
     written = actor.written()
     kept = {
         path: value.expand(steps, *value.shape).clone()
@@ -183,10 +185,11 @@ class _OnRows:
         self._policy(self._roots[slot], out)
         self._exchange.check_actions(inputs)
 
-    def take(self, start: int, count: int) -> None:
+    def take(self, start: int, slots: range) -> None:
         """Copy the actions of a window."""
         for path, actions in self._actions.items():
-            actions[start : start + count] = self._exchange.input_ring[path][:count]
+            ring = self._exchange.input_ring[path]
+            actions[start : start + len(slots)] = ring[slots.start : slots.stop]
 
     def written(self) -> dict[Path, torch.Tensor]:
         """Give all that was written, time in front."""
@@ -241,7 +244,7 @@ class _OnLeaves:
         self._count += 1
         self._exchange.fill_actions(written)
 
-    def take(self, start: int, count: int) -> None:
+    def take(self, start: int, slots: range) -> None:
         """Nothing: what was seen and given is kept as it is."""
 
     def written(self) -> dict[Path, torch.Tensor]:
@@ -271,14 +274,16 @@ def record_random(
     steps = len(actions)
     record = _Record(exchange, root, steps, device)
     drawn = dict(leaves(actions))
-    for start, count in record.windows():
+    for start, slots in record.windows():
         for path, ring in exchange.input_ring.items():
-            ring[:count].copy_(drawn[path][start : start + count])
-        for slot in range(count):
+            ring[slots.start : slots.stop].copy_(drawn[path][start : start + len(slots)])
+        for step, slot in enumerate(slots, start):
             exchange.slot = slot
-            exchange.wait(exchange.wake(advance=start + slot < steps - 1))
-        record.take_roots(start, count)
-        record.take_nexts(start, count)
+            sent = exchange.wake(advance=step < steps - 1)
+            record.catch_up()
+            exchange.wait(sent)
+        record.put_off(start, slots)
+    record.catch_up()
     others = {
         path: value.expand(steps, *value.shape).clone()
         for path, value in leaves(root)
@@ -312,17 +317,22 @@ class _Record:
         self._exchange = exchange
         self._device = device
         self._seen: dict[Path, list[torch.Tensor]] = {path: [] for path in self.roots}
+        self._left: tuple[int, range] | None = (
+            None  # a window whose outcomes are still in the slots
+        )
         for path, rows in exchange.roots[0].items():
             rows.copy_(root.get(as_key(path)))
+            self.roots[path][0].copy_(rows)
 
-    def windows(self) -> Iterator[tuple[int, int]]:
-        """Give first step and length of each window; the roots of its slot 0 are in place."""
-        exchange, size = self._exchange, self._exchange.num_slots
-        for start in range(0, self._steps, size):
-            if start:
+    def windows(self) -> Iterator[tuple[int, range]]:
+        """Give first step and slots of each window, one half of all slots after the other; the first root is in place."""
+        exchange, half = self._exchange, self._exchange.num_slots // 2
+        for start in range(0, self._steps, half):
+            first = start % (2 * half)
+            if start and not first:
                 for path, rows in exchange.roots[0].items():
-                    rows.copy_(exchange.roots[size][path])
-            yield start, min(size, self._steps - start)
+                    rows.copy_(exchange.roots[2 * half][path])
+            yield start, range(first, first + min(half, self._steps - start))
 
     def take_root(self, slot: int) -> dict[Path, torch.Tensor]:
         """Copy the root of a step out of its slot, so that whoever sees it may keep it."""
@@ -340,15 +350,27 @@ class _Record:
             torch.stack(values, out=self.roots[path][start : start + count])
             values.clear()
 
-    def take_roots(self, start: int, count: int) -> None:
-        """Copy the roots of a window that nobody has seen."""
-        for path, stack in self.roots.items():
-            stack[start : start + count].copy_(self._exchange.root_ring[path][:count])
+    def put_off(self, start: int, slots: range) -> None:
+        """Leave what came out of a window that nobody has seen to `catch_up`, before the window after the next."""
+        self._left = start, slots
 
-    def take_nexts(self, start: int, count: int) -> None:
+    def catch_up(self) -> None:
+        """Copy what was put off: outcomes, and the roots that followed. A step of the next window may be under way."""
+        if self._left is None:
+            return
+        (start, slots), self._left = self._left, None
+        self.take_nexts(start, slots)
+        following = slice(start + 1, start + 1 + len(slots))
+        for path, stack in self.roots.items():
+            kept = stack[following]  # one less at the end: nothing follows the last step
+            ring = self._exchange.root_ring[path]
+            kept.copy_(ring[slots.start + 1 : slots.start + 1 + len(kept)])
+
+    def take_nexts(self, start: int, slots: range) -> None:
         """Copy the outcomes of a window."""
         for path, stack in self._nexts.items():
-            stack[start : start + count].copy_(self._exchange.next_ring[path][:count])
+            ring = self._exchange.next_ring[path]
+            stack[start : start + len(slots)].copy_(ring[slots.start : slots.stop])
 
     def first(self, count: int, written: Mapping[Path, list[torch.Tensor]]) -> TensorDict | None:
         """Show the first ``count`` steps, None if that is 0, with what was written in them."""

@@ -85,6 +85,7 @@ class BufferExchange:
         self._slot = arrays[SLOT.name]
         self.batch_size = torch.Size((num_rows, *model.batch_size))
         self.num_slots = plan.num_slots
+        self.has_large_rows = plan.has_large_rows
         self.input_ring, self.root_ring, self.next_ring = (
             plan.tensors(arrays, region) for region in ("in", "root", "next")
         )

@@ -55,6 +55,7 @@ class TensorDictExchange:
     comes out is a lazy stack, one TensorDict per row.
     """
 
+    has_large_rows = False
     keeps_unstepped = True
 
     def __init__(
