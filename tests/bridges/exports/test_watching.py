@@ -121,6 +121,33 @@ def test_the_pace_is_that_of_the_env(env, pace, tmp_path):
     assert record(env(), None, tmp_path / "lamp.gif", steps=1).fps == pytest.approx(pace)
 
 
+def recorded_by_its_own_renderer(env, tmp_path, steps) -> torch.Tensor:
+    """Give the frames of some steps, the last of which is what the env draws of itself."""
+    env.set_seed(0)
+    frames = record(env, None, tmp_path / "real.gif", steps=steps).frames
+    assert torch.equal(frames[-1].movedim(0, -1), torch.tensor(env.render().copy()))
+    return frames
+
+
+def test_classic_control_is_recorded_as_pygame_draws_it(tmp_path, opened):
+    pytest.importorskip("pygame", reason="classic control needs pygame: gymnasium[classic-control]")
+    env = opened(GymEnv("CartPole-v1", render_mode="rgb_array"))
+
+    frames = recorded_by_its_own_renderer(env, tmp_path, steps=8)
+
+    assert frames.shape == (9, 3, 400, 600) and (frames[0] != frames[-1]).any()
+
+
+@pytest.mark.usefixtures("rendering")
+def test_mujoco_is_recorded_as_opengl_draws_it(tmp_path, opened):
+    size = {"width": 64, "height": 48}
+    env = opened(GymEnv("InvertedPendulum-v5", render_mode="rgb_array", **size))
+
+    frames = recorded_by_its_own_renderer(env, tmp_path, steps=3)
+
+    assert frames.shape == (4, 3, 48, 64) and (frames[0] != frames[-1]).any()
+
+
 def test_a_video_shows_itself_inline(tmp_path):
     seen = Video(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), fps=5)
     unsaved = seen._repr_html_()
