@@ -79,7 +79,7 @@ def run_child(seed: int, caps: str) -> None:
         cache_dir(Path(os.environ.get("ENVKIT_DEMO_CACHE", folder)) / caps)
         brax, gym = make_envs("cpu", seed)
         with closing(brax), closing(gym):
-            curve = train(brax, gym).curve
+            curve = train(brax, gym, seed).curve
     result = {
         "reached": curve.is_reached,
         "steps": curve.steps[-1],

@@ -1,10 +1,10 @@
 """The main job: simulate on Brax, train with torch, check in Gymnasium, mix both.
 
 Read it as the example it is: training takes batches from a collector, whose compiled policy makes each of them one
-program; evaluation calls `rollout`, which is the same for every env.
+program; evaluation calls `evaluate`, which is the same for every env.
 
 Conventions
-    length  steps until an episode ends; both tasks give reward 1 a step, so it is the return too.
+    length  steps until an episode ends. Each has a reward of 1, so it is the return too; MuJoCo gives none for the fall.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tensordict import TensorDictBase
 from envkit import (
     BraxEnv,
     EnvBase,
+    Evaluation,
     GymWrapper,
     JaxEnv,
     MixedEnv,
@@ -34,6 +35,7 @@ from envkit import (
     SyncDataCollector,
     cache_dir,
     compile_policy,
+    evaluate,
 )
 from envkit.demo.display import TrainingBar, announcements_said, say
 from envkit.demo.picture import draw_curves
@@ -117,8 +119,8 @@ def run(
             say(f"compiled programs are kept in {cache_dir(cache)}")
         brax, gym = make_envs(device, seed)
         with closing(MixedEnv([brax, gym])) as mixed:  # closes its members too
-            trained = train(brax, gym)
-            compare(trained.actor, {"Gymnasium": gym, "MixedEnv": mixed})
+            trained = train(brax, gym, seed)
+            compare(trained.actor, {"Gymnasium": gym, "MixedEnv": mixed}, seed)
             compare_speed(brax, trained)
         measure_ant(device)
     curve, picture = trained.curve, out / "learning_curve.png"
@@ -136,7 +138,7 @@ def run(
 
 
 def make_envs(device: str, seed: int) -> tuple[BraxEnv, ParallelEnv]:
-    """Build both simulators, and seed them and torch."""
+    """Build both simulators, and seed torch and what trains; evaluations have seeds of their own."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # the networks are small, and the cores are for the simulators
     say(f"building {ROWS} Brax envs and 8 MuJoCo envs ...")
@@ -149,12 +151,16 @@ def make_envs(device: str, seed: int) -> tuple[BraxEnv, ParallelEnv]:
     )
     gym = ParallelEnv(8, make_gym, device=device)
     brax.set_seed(seed)
-    gym.set_seed(seed)
     return brax, gym
 
 
-def train(brax: JaxEnv, gym: EnvBase) -> Trained:
-    """Train on Brax until the pole stays up in both simulators, looking at them as we go."""
+def train(brax: JaxEnv, gym: EnvBase, seed: int) -> Trained:
+    """Train on Brax until the pole stays up in both simulators, looking at them as we go.
+
+    Args:
+        brax, gym: the simulators, as `make_envs` gives them.
+        seed: of the evaluations, which all begin with the same episodes.
+    """
     size = brax.observation_spec["observation"].shape[-1]
     actor = Actor(size, brax.action_spec.shape[-1]).to(brax.device)
     ppo, curve = PPO(actor, size), Curve()
@@ -170,8 +176,8 @@ def train(brax: JaxEnv, gym: EnvBase) -> Trained:
         if iteration % EVALUATE_EVERY and iteration != MAX_ITERATIONS:
             continue
         curve.steps.append(iteration * data.numel())
-        curve.brax.append(episode_length(brax, actor, policy))
-        curve.gym.append(episode_length(gym, actor))
+        curve.brax.append(mean_length(balanced(brax, actor, seed, policy)))
+        curve.gym.append(mean_length(balanced(gym, actor, seed)))
         bar.evaluated(curve.steps[-1], {"Brax": curve.brax[-1], "MuJoCo": curve.gym[-1]})
         if curve.is_reached:
             break
@@ -181,30 +187,37 @@ def train(brax: JaxEnv, gym: EnvBase) -> Trained:
     return Trained(actor, policy, curve, data)
 
 
-@torch.no_grad()
-def episode_length(env: EnvBase, actor: Actor, policy: Any = None) -> float:
-    """Mean length of one episode of every row, with the policy's mean action.
+def balanced(env: EnvBase, actor: Actor, seed: int, policy: Any = None) -> Evaluation:
+    """Play one episode of every row, with the policy's mean action.
 
     Args:
-        env: any env.
+        env: any env; it goes on afterwards where it was.
         actor: the policy.
-        policy: what runs it in ``env``, the compiled one say; the actor itself by default.
+        seed: of the episodes.
+        policy: what runs the actor in ``env``, the compiled one say; the actor itself by default.
     """
     actor.eval()
-    data = env.rollout(EPISODE_LENGTH, policy or actor, break_when_all_done=True)
+    found = evaluate(env, policy or actor, env.numel(), seed=seed)
     actor.train()
-    ended: torch.Tensor = data.get(("next", "done")).squeeze(-1)
-    first = torch.where(ended.any(-1), ended.int().argmax(-1) + 1, ended.shape[-1])
-    return first.float().mean().item()
+    return found
 
 
-def compare(actor: Actor, envs: dict[str, EnvBase]) -> None:
+def mean_length(found: Evaluation) -> float:
+    """Mean number of steps of the episodes."""
+    return float(found.lengths.double().mean())
+
+
+def compare(actor: Actor, envs: dict[str, EnvBase], seed: int) -> None:
     """Evaluate one policy in several envs, through the same code."""
     for name, env in envs.items():
         start = time.perf_counter()
-        length = episode_length(env, actor)
+        found = balanced(env, actor, seed)
         seconds = time.perf_counter() - start
-        say(f"{name:>10}: {env.numel():4d} rows, mean episode {length:6.1f} ({seconds:.1f} s)")
+        lower, upper = found.ci95
+        say(
+            f"{name:>10}: {env.numel():4d} rows, mean episode {mean_length(found):6.1f}, "
+            f"mean return {found.mean:6.1f} (95 % interval {lower:.1f} to {upper:.1f}; {seconds:.1f} s)"
+        )
 
 
 @torch.no_grad()
