@@ -91,11 +91,17 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
         return changes
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        if self.container is None:
+            return self._reset_by_hand(td, td_reset)
         fresh = super()._reset(td, td_reset)
         for number, (_, target) in enumerate(self._pairs()):
             level = self._level_of(target, self._reset_key_of(number))
             fresh.set(target, self._kept_elsewhere(td, level, target, fresh.get(target)))
         return fresh
+
+    def _reset_by_hand(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        """Begin the values without an env."""
+        raise self._missing_env()
 
     def _reset_key_of(self, number: int) -> Key | None:
         """Give the `_reset` entry that a value obeys; None finds it by place."""
@@ -231,9 +237,9 @@ class TargetReturn(_RewardTransform):
     def _reset_key_of(self, number: int) -> Key | None:
         return self.reset_key
 
-    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        if self.container is not None or self._takes_all or self.reset_key is None:
-            return super()._reset(td, td_reset)
+    def _reset_by_hand(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        if self._takes_all or self.reset_key is None:
+            raise self._missing_env()
         mask = td.get(self.reset_key, None)
         for _, target in self._pairs():
             fresh = torch.full(
