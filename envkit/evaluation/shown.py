@@ -59,7 +59,7 @@ class ShownRollout:
         data, episodes = self.data, self.episodes
         facts = {"batch size": str(tuple(data.batch_size)), "device": str(data.device)}
         if any(name is not None for name in data.names):
-            facts["names"] = ", ".join(str(name) for name in data.names)
+            facts["names"] = str(data.names)
         if episodes is None:
             return facts
         ended = episodes.ended
