@@ -2,8 +2,7 @@
 
 `VecNormV2` decides where averages are kept, and which rows are new; the arithmetic stands in `arrays.averages`.
 
-Conventions
-    averages  see the module of that name. They have the shape of the entry, or of one row where rows are averaged.
+Averages have the shape of the entry, or of one row of it where rows are averaged.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ class VecNormV2(EpisodeTransform):
 
     @property
     def lock(self) -> AbstractContextManager:
-        """What is held while averages are read and written."""
+        """Held while averages are used."""
         return self.shared_lock
 
     # ----------------------------------------------------------------------------- in an env, on data
@@ -338,10 +337,7 @@ class VecNormV2(EpisodeTransform):
         container = None if self.reduce_batch_dims else self.container
         return TensorDict(found, () if container is None else container.batch_size).clone()
 
-    @property
-    def standard_normal(self) -> bool:
-        """True: values become ``(value - loc) / scale``, as in `ObservationNorm` of that name."""
-        return True
+    standard_normal = True  # as ObservationNorm calls the form that it computes
 
     def denorm(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the values before, from the out_keys of data, in a shallow copy of it."""
@@ -355,7 +351,7 @@ class VecNormV2(EpisodeTransform):
         return data
 
     def freeze(self) -> VecNormV2:
-        """Update nothing from now on; returns self."""
+        """Update nothing any more; returns self."""
         self.frozen = True
         return self
 

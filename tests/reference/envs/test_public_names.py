@@ -114,13 +114,8 @@ def test_calls_take_the_arguments_of_the_reference(name):
 
     named = [key for key, found in expected.items() if found.kind is not found.VAR_KEYWORD]
     positional = [key for key in named if expected[key].kind is not inspect.Parameter.KEYWORD_ONLY]
-    assert set(named) - OTHER_NAMES <= own.keys()
-    assert [key for key in list(own)[: len(positional)] if key in positional] == [
-        key for key in positional if key not in OTHER_NAMES
-    ]
-
-
-OTHER_NAMES = {"next_tensordict"}  # of `step_mdp`, which is given by position
+    assert set(named) <= own.keys()
+    assert list(own)[: len(positional)] == positional
 
 
 FUNCTIONS = [

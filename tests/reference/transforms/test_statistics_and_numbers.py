@@ -6,8 +6,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.reference.compare import OURS, check_same, check_works_alike
-from tests.reference.transforms.worlds import count, leaf_specs, played, rows, teams
+from tests.reference.compare import OURS, check_same, check_works_alike, differs
+from tests.reference.transforms.worlds import count, leaf_specs, ones, played, rows, teams
 
 
 def normalised(lib, shape, change=lambda norm: norm, updates=4):
@@ -165,3 +165,13 @@ def test_chunks_have_any_length():
 
     check_works_alike(single)
     check_works_alike(inside)
+
+
+def test_steps_of_rows_that_a_mask_leaves_out_are_not_counted():
+    def counted(lib):
+        env = lib.TransformedEnv(rows(lib), lib.StepCounter())
+        td = ones(env, env.reset()).set("_step", torch.tensor([True, False]))
+        return env.step(td)["next", "step_count"]
+
+    differs("skipped-rows", counted)
+    assert counted(OURS).flatten().tolist() == [1, 0]

@@ -146,13 +146,13 @@ def test_an_agent_that_dies_without_a_mask_is_refused():
 def test_flags_of_dead_agents_stay_as_they_were():
     env = wrapping(lambda: Fading((1, 4), NUMBERLESS), use_mask=True, done_on_any=False)
 
-    differs("agents-ends", lambda library: played(env(library), 3)[-1])
+    differs("agents", lambda library: played(env(library), 3)[-1])
 
 
 def test_turns_of_dead_agents_are_no_steps_here():
     env = wrapping(lambda: fading_in_turns((1, 4), NUMBERLESS), use_mask=True, done_on_any=False)
 
-    found = differs("agents-ends", lambda library: played(env(library), 4))
+    found = differs("agents", lambda library: played(env(library), 4))
 
     assert "torchrl" in found
 
@@ -160,10 +160,8 @@ def test_turns_of_dead_agents_are_no_steps_here():
 def test_infos_have_dtypes_of_their_own():
     env = wrapping(lambda: Fading((3, 3), ("age",)))
 
-    differs("agents-data", lambda library: env(library).reset())
-    differs(
-        "agents-data", lambda library: wrapping(lambda: Fading((3, 3), ("said",)))(library).reset()
-    )
+    differs("agents", lambda library: env(library).reset())
+    differs("agents", lambda library: wrapping(lambda: Fading((3, 3), ("said",)))(library).reset())
 
 
 def test_a_game_that_is_over_forbids_nothing():
@@ -176,4 +174,4 @@ def test_a_game_that_is_over_forbids_nothing():
             td = env.step_mdp(env.step(td))
         return [td[player, "action_mask"] for player in ("player_1", "player_2")]
 
-    differs("agents-data", draw)
+    differs("agents", draw)
