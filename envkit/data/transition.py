@@ -13,7 +13,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from envkit.data.results import EnvData
 from envkit.errors import MissingKeyError
 
 __all__ = [
+    "Carrying",
     "OutputLeaf",
     "carry",
     "choose_leaf",
@@ -80,17 +81,44 @@ def empty_like(td: TensorDictBase, source: dict[str, Any] | None = None) -> Tens
 # ------------------------------------------------------------------------------------ next -> root
 
 
+@dataclass(frozen=True)
+class Carrying:
+    """Say by path which entries of a transition stand at the next root, see `rules.is_carried`: each is asked once."""
+
+    reward_keys: Collection[Path] = ()
+    done_keys: Collection[Path] = ()
+    action_keys: Collection[Path] = ()
+    state_keys: Collection[Path] = ()
+    kept_keys: Collection[Path] = ()
+    keep_other: bool = True
+    _known: dict[tuple[Path, bool], bool] = field(default_factory=dict, init=False, compare=False)
+
+    def __call__(self, path: Path, *, from_next: bool) -> bool:
+        """Say whether the entry at ``path`` is carried; see `rules.is_carried`."""
+        known = self._known.get((path, from_next))
+        if known is None:
+            known = self._known[path, from_next] = rules.is_carried(
+                path,
+                from_next=from_next,
+                reward_keys=self.reward_keys,
+                done_keys=self.done_keys,
+                action_keys=self.action_keys,
+                state_keys=self.state_keys,
+                kept_keys=self.kept_keys,
+                keep_other=self.keep_other,
+            )
+        return known
+
+
 def carry(
-    td: TensorDictBase,
-    *,
-    reward_keys: Collection[Path] = (),
-    done_keys: Collection[Path] = (),
-    action_keys: Collection[Path] = (),
-    state_keys: Collection[Path] = (),
-    kept_keys: Collection[Path] = (),
-    keep_other: bool = True,
+    td: TensorDictBase, is_carried: Carrying, fresh: TensorDictBase | None = None
 ) -> TensorDictBase:
-    """Build the root of the next transition from a finished one; see `rules.is_carried`.
+    """Build the root of the next transition from a finished one.
+
+    Args:
+        td: the transition.
+        is_carried: which of its entries.
+        fresh: entries that win over those, all of them tensors; no lazy stack.
 
     Returns:
         A new TensorDict that shares the carried tensors with ``td``.
@@ -98,22 +126,10 @@ def carry(
     Raises:
         MissingKeyError: (a KeyError) ``td`` has no ``next``.
     """
-    is_carried = partial(
-        rules.is_carried,
-        reward_keys=reward_keys,
-        done_keys=done_keys,
-        action_keys=action_keys,
-        state_keys=state_keys,
-        kept_keys=kept_keys,
-        keep_other=keep_other,
-    )
-    return _carried(td, is_carried)
-
-
-def _carried(td: TensorDictBase, is_carried: Callable[..., bool]) -> TensorDictBase:
     if isinstance(td, LazyStackedTensorDict):
-        parts = [_carried(part, is_carried) for part in td.tensordicts]
-        return LazyStackedTensorDict(*parts, stack_dim=td.stack_dim)
+        parts = [carry(part, is_carried) for part in td.tensordicts]
+        root = LazyStackedTensorDict(*parts, stack_dim=td.stack_dim)
+        return root if fresh is None else root.update(fresh)
     following = td.get("next", None)
     if following is None:
         raise MissingKeyError(
@@ -124,7 +140,10 @@ def _carried(td: TensorDictBase, is_carried: Callable[..., bool]) -> TensorDictB
     root = (entry for entry in td.items() if entry[0] != "next")
     _collect(root, (), partial(is_carried, from_next=False), source)
     _collect(following.items(), (), partial(is_carried, from_next=True), source)
-    return _rebuild(source, td, following)
+    if fresh is None:
+        return _rebuild(source, td, following)
+    _collect(fresh.items(), (), lambda path: True, source)
+    return _rebuild(source, td, fresh, following)
 
 
 def _collect(
@@ -136,7 +155,7 @@ def _collect(
     """Put those entries of the node at ``path`` that are carried into nested dicts, and take out the others."""
     for name, value in entries:
         here = (*path, name)
-        if isinstance(value, TensorDictBase) and not is_non_tensor(value):
+        if not _is_leaf(value):
             below = into.get(name)
             if isinstance(value, LazyStackedTensorDict) and _is_uneven(value):
                 into[name] = _Parts.of(value, below)
@@ -150,6 +169,12 @@ def _collect(
             into[name] = value
         else:
             into.pop(name, None)
+
+
+def _is_leaf(value: Any) -> bool:
+    if type(value) is torch.Tensor:  # most are, and the question below is slow
+        return True
+    return not isinstance(value, TensorDictBase) or is_non_tensor(value)
 
 
 @dataclass(frozen=True)
@@ -181,10 +206,13 @@ class _Parts:
         return LazyStackedTensorDict(*rebuilt, stack_dim=self.model.stack_dim)
 
 
-def _rebuild(source: dict[str, Any], like: TensorDictBase, following: TensorDictBase) -> TensorDict:
+def _rebuild(
+    source: dict[str, Any], like: TensorDictBase, *following: TensorDictBase
+) -> TensorDict:
+    """Build nodes of nested dicts, each as the first node of that path among ``following`` and ``like``."""
 
     def node(values: dict[str, Any], path: Path) -> TensorDict:
-        model = like if not path else _node_at(following, like, path)
+        model = like if not path else _node_at(path, *following, like)
         built = {}
         for name, value in values.items():
             if isinstance(value, dict):
@@ -195,9 +223,9 @@ def _rebuild(source: dict[str, Any], like: TensorDictBase, following: TensorDict
     return node(source, ())
 
 
-def _node_at(first: TensorDictBase, second: TensorDictBase, path: Path) -> TensorDictBase:
-    found = first.get(path, None)
-    return found if isinstance(found, TensorDictBase) else second.get(path)
+def _node_at(path: Path, *models: TensorDictBase) -> TensorDictBase:
+    found = (model.get(path, None) for model in models)
+    return next(node for node in found if isinstance(node, TensorDictBase))
 
 
 def step_mdp(
@@ -232,14 +260,14 @@ def step_mdp(
         for keys in (reward_keys, done_keys, action_keys)
     )
     dones |= {(*path[:-1], name) for path in dones for name in rules.DONE_LEAVES}
-    following = carry(
-        tensordict,
+    is_carried = Carrying(
         reward_keys=rewards if exclude_reward else (),
         done_keys=dones if exclude_done else (),
         action_keys=actions if exclude_action else (),
         kept_keys=actions,
         keep_other=keep_other,
     )
+    following = carry(tensordict, is_carried)
     return following if next_tensordict is None else next_tensordict.update(following)
 
 

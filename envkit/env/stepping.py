@@ -327,13 +327,7 @@ class Stepping(SpecNames, ABC):
 
     def step_mdp(self, next_tensordict: TensorDictBase) -> EnvData:
         """Give the root of the next step: ``next`` over root, rewards and actions dropped."""
-        table = self._table
-        return carry(
-            next_tensordict,
-            reward_keys=table.rewards,
-            action_keys=table.actions,
-            state_keys=table.states,
-        )
+        return carry(next_tensordict, self._table.carrying)
 
     def any_done(self, tensordict: TensorDictBase) -> bool:
         """Say whether anything is done, and if so write the `_reset` masks into ``tensordict``.

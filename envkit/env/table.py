@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths
-from envkit.data.transition import OutputLeaf
+from envkit.data.transition import Carrying, OutputLeaf
 from envkit.specs import Composite
 
 __all__ = ["Scalar", "SpecTable", "levels_of"]
@@ -47,6 +47,7 @@ class SpecTable:
         levels: names of the done leaves of each level, by depth.
         rewards, actions, states: paths of these kinds; actions, too, what a step records of them.
         known: paths of all kinds.
+        carrying: which entries of a step stand at the next root.
     """
 
     batch_size: torch.Size
@@ -61,6 +62,7 @@ class SpecTable:
     actions: frozenset[Path]
     states: frozenset[Path]
     known: frozenset[Path]
+    carrying: Carrying
 
     @classmethod
     def of(cls, env: Any) -> SpecTable:
@@ -72,6 +74,8 @@ class SpecTable:
         }
         paths = {kind: leaf_paths(spec) for kind, spec in specs.items()}
         recorded = frozenset(map(as_path, env._recorded_inputs))
+        rewards, states = frozenset(paths["reward"]), frozenset(paths["state"])
+        actions = frozenset(paths["action"]) | recorded
         outputs = tuple(
             (path, kind, specs[kind][as_key(path)])
             for kind in ("observation", "reward", "done")
@@ -96,10 +100,11 @@ class SpecTable:
             shown=tuple(as_key(path) for path, kind, _ in outputs if kind != "reward"),
             scalars=tuple(scalars),
             levels=levels_of(paths["done"]),
-            rewards=frozenset(paths["reward"]),
-            actions=frozenset(paths["action"]) | recorded,
-            states=frozenset(paths["state"]),
+            rewards=rewards,
+            actions=actions,
+            states=states,
             known=frozenset(path for found in paths.values() for path in found),
+            carrying=Carrying(reward_keys=rewards, action_keys=actions, state_keys=states),
         )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
 
-from envkit.data.transition import choose_leaf, stepped_rows
+from envkit.data.transition import Carrying, carry, choose_leaf, stepped_rows
 from envkit.errors import StepMaskError
 
 T, F = True, False
@@ -50,3 +50,22 @@ def test_text_is_merged_row_by_row_like_numbers():
     merged = choose_leaf(mask, fresh, kept)
 
     assert merged.tolist() == [["a", "v", "w"], ["x", "e", "f"]]
+
+
+@pytest.mark.parametrize("lazy", [F, T], ids=["plain", "lazy stack"])
+def test_fresh_entries_win_over_carried_ones_at_any_depth(lazy):
+    def made(value, names):
+        return {name: torch.full((2, 1), value) for name in names}
+
+    root = {**made(0.0, ["own", "action", "seen"]), "state": made(0.0, ["a"])}
+    following = {**made(1.0, ["seen", "reward", "shown"]), "state": made(1.0, ["a", "b"])}
+    data = TensorDict({**root, "next": TensorDict(following, [2])}, [2])
+    fresh = TensorDict({**made(2.0, ["seen", "new"]), "state": made(2.0, ["a"])}, [2])
+    rule = Carrying(reward_keys={("reward",)}, action_keys={("action",)})
+    given = lazy_stack(list(data.unbind(0)), 0) if lazy else data
+
+    found = carry(given, rule, fresh)
+
+    expected = carry(data, rule).update(fresh)
+    assert set(found.keys(True)) == set(expected.keys(True))
+    assert all(bool((found[key] == expected[key]).all()) for key in expected.keys(True, True))
