@@ -3,12 +3,16 @@
 This module alone decides these. It knows arrays and trees of them; it does not know environments.
 
 Ownership
-    JAX -> torch  zero-copy, same pointer. The value is complete before torch sees it. The tensor may
-                  be written in place only if nobody reads the JAX array again: drop the array, or
+    JAX -> torch  zero-copy, same pointer. The value is complete before torch reads it: on CPU the host
+                  waits, on a card torch's stream. The tensor may be written in place only if nobody reads the JAX array again: drop the array, or
                   hand over the outputs of a jitted call and keep none of them.
     torch -> JAX  ``copy=True`` (any buffer the caller may refill): the result shares no memory.
                   ``copy=False``: the memory is lent. Nobody may write to it until every computation
-                  that reads the result has finished, and the result must not outlive that.
+                  that reads the result has finished, and the result must not outlive that. Who lends
+                  keeps what `to_jit` gave until the results are handed to torch: on a card, dropped memory is
+                  torch's again at once, while the program may still read it.
+    order         on a card, a program runs after what torch has begun only if it takes a tensor. One that
+                  takes none may write where a dropped tensor lay, and waits: `wait_for_torch`.
 
 Conventions
     dtypes  cross as they are, 64-bit ones apart: without x64 they become 32 bits, checked.
@@ -34,7 +38,15 @@ from torch.utils.dlpack import from_dlpack as _from_capsule
 
 from envkit.errors import HandoffError
 
-__all__ = ["jax_device_of", "to_jax", "to_jit", "to_torch", "torch_device_of", "torch_dtype_of"]
+__all__ = [
+    "jax_device_of",
+    "to_jax",
+    "to_jit",
+    "to_torch",
+    "torch_device_of",
+    "torch_dtype_of",
+    "wait_for_torch",
+]
 
 PyTree = Any
 JaxDevice = Any  # jax.Device, which is a variable to type checkers
@@ -46,6 +58,7 @@ _NARROW = {
     torch.uint64: torch.uint32,
 }
 _REFUSALS = (BufferError, TypeError, ValueError, RuntimeError)  # what DLPack raises, by library
+_ALIGNMENT = 16  # bytes; on CUDA, XLA refuses memory that begins elsewhere
 _BITS = {1: torch.uint8, 2: torch.int16}  # dtypes NumPy lacks cross it as these, bit by bit
 
 
@@ -106,11 +119,13 @@ def _tensor_of(array: Any) -> torch.Tensor:
             f"a JAX array of dtype {array.dtype} and shape {array.shape} has been deleted, or donated to "
             "a jitted call. Hand it over before that, or hand over what the call returned."
         )
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if not isinstance(array.dtype, np.dtype):  # a typed PRNG key
         array = jax.random.key_data(array)
-    array.block_until_ready()  # what the program that computes it raises is not about the handoff
+    on_cpu = array.platform() == "cpu"
+    if on_cpu:
+        array.block_until_ready()  # what the program raises is not about the handoff
     try:
-        if array.platform() == "cpu":
+        if on_cpu:
             return _from_capsule(array.__dlpack__())
         return torch.from_dlpack(array)  # gives JAX torch's stream, which then waits for the value
     except _REFUSALS as error:
@@ -187,6 +202,15 @@ def jax_device_of(device: torch.device | str) -> JaxDevice:
         f"JAX sees no device for torch's {str(device)!r}; it sees {jax.devices()}. "
         "Install JAX for that device (jax[cuda13]), or use device='cpu'."
     )
+
+
+def wait_for_torch(device: torch.device | None) -> None:
+    """Wait until torch has done what it was given to do on a device; on CPU it always has.
+
+    To be called before a program that takes no tensor: it may use memory that a kernel of torch still reads.
+    """
+    if device is not None and device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _map_tree(handoff: Any, tree: PyTree) -> PyTree:
@@ -282,9 +306,11 @@ def _array_of(tensor: torch.Tensor, copy: bool) -> jax.Array:
         if jax.default_backend() == "cpu":
             return jnp.array(owned)  # the one call that copies at once
         return jax.device_put(np.array(owned), jax_device_of(tensor.device))
-    tensor = tensor.clone() if copy else tensor
+    if copy or tensor.data_ptr() % _ALIGNMENT:
+        tensor = tensor.clone()
     try:
-        return jnp.from_dlpack(tensor)
+        with torch.cuda.device_of(tensor):  # torch lends nothing that is on another card
+            return jnp.from_dlpack(tensor)
     except _REFUSALS as error:
         raise HandoffError(
             f"a tensor of {tensor.dtype} and shape {tuple(tensor.shape)} on {tensor.device} cannot "

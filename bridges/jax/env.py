@@ -25,7 +25,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_device_of, torch_dtype_of
 from bridges.jax.draws import unkeyed_draws
-from bridges.jax.fusing import Fusion, arguments_of, plan_fusion, wide_integers
+from bridges.jax.fusing import Fusion, arguments_of, plan_fusion, share, wide_integers
 from bridges.jax.memory import warn_if_full
 from bridges.jax.options import JaxOptions, of_every_env
 from bridges.jax.programs import Constants, Programs, simulator_name
@@ -34,6 +34,7 @@ from bridges.jax.sharding import AXIS, Shards
 from bridges.jax.specs import action_composite, array_leaf, done_composite
 from bridges.jax.stepping import ProgramEnv
 from bridges.jax.transformed_rows import observation_leaves
+from bridges.jax.unchanged import Unchanged
 from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.keywords import completed
 from envkit.data.paths import Key, Path, as_key, leaf_paths, tensordict_of
@@ -54,6 +55,7 @@ from envkit.functional import (
 )
 from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Destination, Device
+from envkit.specs.base import as_device, destination
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.wrapper import Wrapper
 
@@ -101,7 +103,7 @@ class JaxEnv(ProgramEnv):
         shards = None if given.devices is None else Shards(given.devices)
         if device is None:
             device = "cpu" if shards is None else torch_device_of(shards.devices[0])
-        device = torch.device(device)
+        device = as_device(device)
         super().__init__(device=device, **of_every_env(options))
         if shards is not None:
             shards.check(self.numel(), device, requires_grad=given.requires_grad)
@@ -111,6 +113,7 @@ class JaxEnv(ProgramEnv):
         self.categorical_action_encoding = given.categorical_action_encoding
         self.cache_clear_frequency = _clearing(given.cache_clear_frequency)
         rows = _rows_of(env, given, axis=None if shards is None else AXIS)
+        self._unchanged = Unchanged()
         self._programs = Programs(rows, packed=given.state_layout == "packed", shards=shards)
         jax_device_of(device)  # or say now that JAX does not see it
         warn_if_full(device)
@@ -119,7 +122,7 @@ class JaxEnv(ProgramEnv):
 
     def to(self, *args: Destination, **kwargs: Destination) -> Self:
         """Move specs and future computation to a device that JAX sees too; returns self."""
-        device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
+        device = destination(*args, **kwargs)
         if device is not None and device != self.device and self._programs.shards is not None:
             raise ArgumentError(
                 f"this env is spread over several devices and cannot move to {device}. Build another one, "
@@ -301,6 +304,7 @@ class FusedEnv(Wrapper, JaxEnv):
         self._declared.added_flags = env._declared.added_flags
         self._transforms = transforms
         self._own_books = fusion.books
+        self._unchanged = Unchanged()
         self._programs = Programs(
             env._programs.env,
             self._transforms,
@@ -330,7 +334,7 @@ class FusedEnv(Wrapper, JaxEnv):
         self.base_env._set_seed(seed)
 
     def _constants(self, shape: torch.Size, mask: torch.Tensor | None = None) -> Constants:
-        each = arguments_of(self._transforms)
+        each = arguments_of(self._transforms, self._unchanged)
         if not any(transform.state() for transform in self._transforms):
             return each, None, self._model_given()
         if mask is None:
@@ -342,7 +346,7 @@ class FusedEnv(Wrapper, JaxEnv):
         for transform, after in zip(self._transforms, shared, strict=bool(shared)):
             before = transform.state()
             for name, value in after.items():
-                before[name].copy_(value)
+                share(before[name], value, self._unchanged)
         return outputs
 
     def _model_given(self) -> Any:

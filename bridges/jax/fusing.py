@@ -14,13 +14,14 @@ import torch
 
 from bridges.dlpack import to_jit
 from bridges.jax.handoff import RowEnv
+from bridges.jax.unchanged import Unchanged, reading_waits
 from envkit.data.paths import Path, as_path
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Composite
 from envkit.transforms.core.base import Transform, books_of
 from envkit.transforms.core.fusable import FusableTransform
 
-__all__ = ["Fusion", "arguments_of", "plan_fusion", "wide_integers"]
+__all__ = ["Fusion", "arguments_of", "plan_fusion", "share", "wide_integers"]
 
 _WIDE_FLOATS = (torch.float64, torch.complex128)
 _WIDE_INTEGERS = (torch.int64, torch.uint64)
@@ -118,22 +119,43 @@ def wide_integers(outputs: Composite) -> dict[Path, torch.dtype]:
     }
 
 
-def arguments_of(transforms: Sequence[FusableTransform]) -> list[dict[str, Any]]:
-    """Give what each transform computes with, constants and state, as arguments of a program."""
+def arguments_of(transforms: Sequence[FusableTransform], kept: Unchanged) -> list[dict[str, Any]]:
+    """Give what each transform computes with, constants and state, as arguments of a program.
+
+    Args:
+        transforms: those that are computed in programs.
+        kept: single numbers for which the host would have to wait, and what `share` has put there.
+    """
     return [
-        {name: _argument(value) for name, value in transform.constants().items()}
-        | {name: _shared_argument(value) for name, value in transform.state().items()}
+        {name: _argument(value, kept) for name, value in transform.constants().items()}
+        | {name: _shared_argument(value, kept) for name, value in transform.state().items()}
         for transform in transforms
     ]
 
 
-def _shared_argument(value: torch.Tensor) -> Any:
+def share(before: torch.Tensor, after: torch.Tensor, kept: Unchanged) -> None:
+    """Write what a program made of a tensor that all rows share into it."""
+    before.copy_(after)
+    if before.dtype != after.dtype and reading_waits(before):
+        kept.keep(before, after)
+
+
+def _shared_argument(value: torch.Tensor, kept: Unchanged) -> Any:
     """Give a tensor that a program changes as an argument, in the dtype it has there."""
-    return to_jit(value.detach(), copy=True)
+    after = kept.find(value) if reading_waits(value) else None
+    return to_jit(value.detach() if after is None else after, copy=True)
 
 
-def _argument(value: Any) -> Any:
+def _argument(value: Any, kept: Unchanged) -> Any:
     """Give a constant as an argument of a program; single numbers do not decide about dtypes."""
     if not isinstance(value, torch.Tensor):
         return value
-    return to_jit(value.detach(), copy=True) if value.ndim else value.item()
+    if value.ndim:
+        return to_jit(value.detach(), copy=True)
+    if not reading_waits(value):
+        return value.item()
+    number = kept.find(value)
+    if number is None:
+        number = value.item()
+        kept.keep(value, number)
+    return number

@@ -103,9 +103,13 @@ def _rows_with_any(cotangents: list[jax.Array]) -> jax.Array:
 
 @dataclass(frozen=True)
 class Running:
-    """A program that was called, and whose results torch has not seen yet."""
+    """A program that was called, and whose results torch has not seen yet.
+
+    ``lent`` is what it was given, kept as long as it may be read.
+    """
 
     outputs: PyTree
+    lent: PyTree
     sources: tuple[torch.Tensor, ...] = ()
     pull: Pull | None = None
 
@@ -138,16 +142,17 @@ def start(
         requires_grad: let gradients flow into ``inputs``, if any of them asks for one. Otherwise their
             values alone are used.
     """
-    outputs = program.run(*to_jit(inputs, copy=False, detach=True), *rest)
+    lent = to_jit(inputs, copy=False, detach=True)
+    outputs = program.run(*lent, *rest)
     if not (requires_grad and is_wanted(inputs)):
-        return Running(outputs)
+        return Running(outputs, (lent, rest))
     sources, treedef = jax.tree.flatten(inputs)
 
     def pull(saved: tuple[torch.Tensor, ...], cotangents: list[torch.Tensor]) -> list[torch.Tensor]:
         given = jax.tree.unflatten(treedef, [to_jit(t, copy=False, detach=True) for t in saved])
         return to_torch(program.vjp(given, rest, to_jit(cotangents, copy=False, detach=True)))
 
-    return Running(outputs, tuple(sources), pull)
+    return Running(outputs, (lent, rest), tuple(sources), pull)
 
 
 class _Border(torch.autograd.Function):

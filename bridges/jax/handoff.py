@@ -26,6 +26,7 @@ from bridges.jax.choices import integers_of, is_choice
 from bridges.jax.gradients import Differentiable, Running, start
 from bridges.jax.programs import PACKED, Constants, Programs, padded_size
 from bridges.jax.specs import action_composite
+from bridges.jax.unchanged import Unchanged, reading_waits
 from envkit.data.paths import Key, Path, as_key, tensordict_of
 from envkit.data.transition import leaves, stepped_rows
 from envkit.env.base import EnvBase
@@ -54,6 +55,7 @@ class RowEnv(EnvBase):
     _root_paths: tuple[Path, ...]  # what a root shows besides the state and done flags
     _memory_paths: tuple[Path, ...] = ()  # what fused transforms read of it
     _wide: Mapping[Path, torch.dtype] = MappingProxyType({})  # declared in dtypes JAX lacks
+    _unchanged: Unchanged
 
     def _start(
         self, program: Differentiable, inputs: tuple[Any, ...], rest: tuple[Any, ...] = ()
@@ -213,8 +215,21 @@ class RowEnv(EnvBase):
         for path in paths:
             value = td.get(as_key(path), None)
             if value is not None:
+                if path in self._wide:
+                    value = self._narrow(value)
                 found[path] = self._rows_in(td, value, copy)
         return found
+
+    def _narrow(self, wide: torch.Tensor) -> torch.Tensor:
+        """Give the values that ``wide`` was made of, in a dtype JAX has, where looking at them would wait."""
+        narrow = self._unchanged.find(wide) if reading_waits(wide) else None
+        return wide if narrow is None else narrow
+
+    def _widened(self, narrow: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        wide = narrow.to(dtype)
+        if reading_waits(wide):
+            self._unchanged.keep(wide, narrow)
+        return wide
 
     # ------------------------------------------------------------------------------ JAX -> torch
 
@@ -227,7 +242,7 @@ class RowEnv(EnvBase):
         named: Rows = dict(outputs["leaves"])
         for path, dtype in self._wide.items():
             if path in named:
-                named[path] = named[path].to(dtype)
+                named[path] = self._widened(named[path], dtype)
         for path, leaf in outputs["state"].items():
             named["state", *path] = leaf
         named.update(zip(_FLAGS, outputs["flags"].unbind(0), strict=True))

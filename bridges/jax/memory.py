@@ -40,7 +40,8 @@ def configure_gpu(fraction: float = 0.5, *, preallocate: bool = False) -> None:
             "JAX has opened its devices already and no longer reads this. Call configure_gpu() before the "
             "first env is made and before any other use of JAX."
         )
-    os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = str(fraction)
+    os.environ.pop("XLA_PYTHON_CLIENT_MEM_FRACTION", None)  # its old name; JAX refuses both
+    os.environ["XLA_CLIENT_MEM_FRACTION"] = str(fraction)
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "true" if preallocate else "false"
 
 

@@ -224,11 +224,13 @@ class Programs:
         ``follows`` is `RESTART`. The same program is good for a step that nothing follows (`NOTHING`),
         and for a new episode in every row without a step before (`BEGIN`): then `next` means nothing.
         """
-        rows = self._rows(constants)
-        before = rows.begin(self.read_state(state), memory)
-        origins = before.inner.origin
-        rows_here = before.inner.key.shape[0]
+        rows, inner = self._rows(constants), self.read_state(state)
+        rows_here = inner.key.shape[0]
         self.advancing.add(rows_here * self._devices)
+
+        def before() -> RowState:
+            # Read within the branch: what is read outside of it is laid out as arrays of its own.
+            return rows.begin(self.read_state(state), memory)
 
         def written(moment: tuple[RowState, Timestep]) -> tuple[RowState, Timestep]:
             after, timestep = moment
@@ -236,12 +238,12 @@ class Programs:
 
         following, timestep = jax.lax.cond(
             follows != BEGIN,
-            lambda: written(rows.step(before, action)),
-            lambda: written(rows.unstepped(before, rows_here)),
+            lambda: written(rows.step(before(), action)),
+            lambda: written(rows.unstepped(before(), rows_here)),
         )
         ended = (done_of(timestep) & (follows == RESTART)) | (follows == BEGIN)
         restarted, root = rows.restart_written(
-            ended, origins, following, timestep, self._write_state
+            ended, inner.origin, following, timestep, self._write_state
         )
         moment = {"state": following.inner, **self._shown(timestep)}
         return moment, self._fresh(restarted, root)

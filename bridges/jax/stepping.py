@@ -17,7 +17,7 @@ import jax
 import torch
 from tensordict import TensorDictBase
 
-from bridges.dlpack import jax_device_of, to_jit, to_torch
+from bridges.dlpack import jax_device_of, to_jit, to_torch, wait_for_torch
 from bridges.jax.gradients import is_wanted
 from bridges.jax.handoff import RowEnv
 from bridges.jax.policy.inputs import is_compilable
@@ -67,6 +67,7 @@ class ProgramEnv(RowEnv):
     def _next_key(self) -> jax.Array:
         if self._key is None:
             self._set_seed(drawn_seed())
+        wait_for_torch(self.device)
         self._key, now = jax.random.split(self._key)
         return now
 
@@ -75,6 +76,7 @@ class ProgramEnv(RowEnv):
             raise ArgumentError(
                 "a stateless env needs a seed: set_seed(0), say. None makes no key."
             )
+        wait_for_torch(self.device)
         device = jax_device_of(self.device or "cpu")
         self._key = jax.device_put(_key_of(checked_seed(seed)), device)
 
@@ -86,7 +88,7 @@ class ProgramEnv(RowEnv):
             )
         shape = self.batch_size if td is None else td.batch_size
         if td is None or td.get("state", None) is None:
-            return self._out(shape, to_torch(self._kept(self._begun(shape))))
+            return self._out(shape, self._begun(shape))
         masks = collect_reset_masks(td, self.done_levels, self.full_done_spec)
         mask = masks.get((), torch.ones(shape, dtype=torch.bool, device=self.device))
         given = to_jit((self._state_in(td), self._mask_in(mask)), copy=False, detach=True)
@@ -95,7 +97,7 @@ class ProgramEnv(RowEnv):
         return self._out(shape, to_torch(self._kept(outputs)))
 
     def _begun(self, shape: torch.Size) -> dict[str, Any]:
-        """Begin an episode in every row.
+        """Begin an episode in every row; gives the tensors of its root.
 
         A program that resets takes long to compile. So `advance` does it where that is compiled, or is about to
         be, and else `restart`: both reset in the same loop, bit for bit.
@@ -104,9 +106,11 @@ class ProgramEnv(RowEnv):
         inputs = to_torch(self._programs.unstarted(size, self._next_key(), constants))
         state, action, memory = to_jit(inputs, copy=False)
         if size in self._programs.advancing:
-            return self._programs.advance(state, action, memory, constants, BEGIN)[1]
-        every = to_jit(torch.ones(size, dtype=torch.bool, device=self.device), copy=False)
-        return self._programs.restart(state, every, constants)
+            outputs = self._programs.advance(state, action, memory, constants, BEGIN)[1]
+        else:
+            every = to_jit(torch.ones(size, dtype=torch.bool, device=self.device), copy=False)
+            outputs = self._programs.restart(state, every, constants)
+        return to_torch(self._kept(outputs))
 
     # --------------------------------------------------------------------------------------- steps
 

@@ -15,6 +15,7 @@ from tensordict import TensorDictBase
 from bridges.dlpack import to_jit, to_torch
 from bridges.jax.gradients import Running
 from bridges.jax.programs import RESTART
+from envkit.data.transition import carry
 from envkit.env.pending import Pending
 from envkit.rules import STEP
 
@@ -60,12 +61,14 @@ class ProgramAdvance(Pending):
         inputs: what the program is given.
         mask: parts of the batch that are stepped; None: all. The others are not done.
         follows: what follows the step, see `Programs.advance`; after `NOTHING` the root is of no use.
+        lent: what it was given, kept until torch has what it gives.
         outputs: what it gives.
     """
 
     inputs: tuple[Any, ...]
     mask: torch.Tensor | None = None
     follows: int = RESTART
+    lent: Any = field(init=False, repr=False)
     outputs: Any = field(init=False)
 
     def begin(self) -> Self:
@@ -73,6 +76,7 @@ class ProgramAdvance(Pending):
         env._count_steps(1)
         given = to_jit(self.inputs, copy=False, detach=True)
         constants = env._constants(self.td.batch_size, self.mask)
+        self.lent = given, constants
         following, fresh = env._programs.advance(*given, constants, self.follows)
         self.outputs = following, env._kept(fresh)
         return self
@@ -86,7 +90,7 @@ class ProgramAdvance(Pending):
         following, fresh = env._out(shape, outcome), env._out(shape, begun)
         if self.mask is None:
             data = env._attach_next(self.td, following)
-            return data, env.step_mdp(data).update(fresh)
+            return data, carry(data, env._table.carrying, fresh)
         following = env._kept_where_skipped(self.td, self.mask, following)
         data = env._attach_next(self.td.exclude(STEP, inplace=True), following)
         root = env.step_mdp(data)

@@ -42,19 +42,15 @@ def begin_unroll(
     """Begin what `JaxEnv.unroll` documents: the program runs when this returns, and what it gives waits for it."""
     actor = actor_for(env, policy, td)
     _refuse_leaks(actor)
-    run, last = env._programs.unroll(
-        steps,
-        actor.function,
-        record_state,
-        _begin(env, td, actor),
-        actor.params,
-        env._next_key(),
-        env._constants(td.batch_size),
-    )
+    lent: Any = _begin(env, td, actor), actor.params, env._next_key(), env._constants(td.batch_size)
+    run, last = env._programs.unroll(steps, actor.function, record_state, *lent)
 
     def finish() -> tuple[TensorDict, TensorDict]:
+        nonlocal lent
         reached = env._kept(last)
-        return _recorded(env, td, steps, run, actor), _following(env, td, reached, actor, run)
+        data = _recorded(env, td, steps, run, actor)
+        lent = None  # until torch has what was made of it
+        return data, _following(env, td, reached, actor, run)
 
     return finish
 
@@ -90,11 +86,12 @@ def unroll_until(
     pieces: list[TensorDict] = []
     made = 0
     while True:
+        lent = _begin(env, td, actor)  # kept until the host has read how many steps were made
         run, last, stopped = env._programs.until(
             capacity,
             actor.function,
             rule,
-            _begin(env, td, actor),
+            lent,
             actor.params,
             key,
             made,

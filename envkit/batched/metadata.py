@@ -21,6 +21,7 @@ from envkit.env.base import EnvBase
 from envkit.errors import EmptySpecError
 from envkit.specs import Composite, TensorSpec
 from envkit.specs.annotations import AxisIndex, Device
+from envkit.specs.base import as_device
 
 __all__ = ["EnvLeaves", "EnvMetaData", "HasLeaves"]
 
@@ -158,7 +159,7 @@ class EnvMetaData:
 
     def to(self, device: Device | None) -> EnvMetaData:
         """Move the fake step and the specs to a device."""
-        device = torch.device(device)
+        device = as_device(device)
         return replace(
             self,
             tensordict=self.tensordict.to(device),

@@ -44,6 +44,7 @@ from envkit.env.html import Told
 from envkit.errors import ClosedEnvError, ReadOnlyError, StartedError
 from envkit.specs import Composite
 from envkit.specs.annotations import Destination
+from envkit.specs.base import destination
 from envkit.transport import Pool
 
 __all__ = ["PoolOwner"]
@@ -330,7 +331,7 @@ class PoolOwner(EnvBase):
 
         Takes what ``torch.nn.Module.to`` takes; a dtype has no effect.
         """
-        device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
+        device = destination(*args, **kwargs)
         if device is None:
             return self
         self._given_device = self._device = device

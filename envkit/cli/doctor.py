@@ -169,7 +169,7 @@ def _devices() -> Iterator[Finding]:
         yield Finding("JAX", "broken", "sees no card, but torch does", cure)
         return
     yield Finding("JAX", "ok", f"computes on {of_jax}")
-    if of_jax != "CPU" and not os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION"):
+    if of_jax != "CPU" and not os.environ.get("XLA_CLIENT_MEM_FRACTION"):
         told = "JAX takes three quarters of a card when it opens it, and torch has the rest"
         cure = "call envkit.configure_gpu(fraction=0.5) before the first env is made"
         yield Finding("memory of the card", "note", told, cure)

@@ -18,6 +18,7 @@ from envkit.data.keywords import Default
 from envkit.env.policy import BindsToEnv, ExplorationType
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError, PolicyError
 from envkit.specs.annotations import Device
+from envkit.specs.base import as_device
 
 __all__ = ["CollectorOptions", "WorkerOptions", "checked", "checked_workers", "runner_options"]
 
@@ -340,7 +341,7 @@ def _as_device(name: str, given: Any) -> torch.device | None:
     if given is None:
         return None
     try:
-        device = torch.device(given)
+        device = as_device(given)
         torch.empty(0, device=device)
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
         raise ArgumentError(

@@ -43,6 +43,7 @@ from envkit.env.stepping import Stepping
 from envkit.errors import ClosedEnvError
 from envkit.late import late
 from envkit.specs.annotations import Destination, Device
+from envkit.specs.base import as_device, destination
 
 __all__ = ["EnvBase", "OutputLeaf"]
 
@@ -82,7 +83,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
             known = known_to(type(self)) or ["device", *TAKEN_HERE]
             refuse_unknown(type(self).__name__, unknown, [n for n in known if n not in unknown])
         given = completed(EnvOptions, options)
-        self._device = None if device is None else torch.device(device)
+        self._device = None if device is None else as_device(device)
         self._batch_size = as_batch_size(given.batch_size)
         self.run_type_checks = given.run_type_checks
         self.allow_done_after_reset = given.allow_done_after_reset
@@ -366,7 +367,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
 
     def to(self, *args: Destination, **kwargs: Destination) -> Self:
         """Move specs, parameters and future outputs to a device; returns self."""
-        device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
+        device = destination(*args, **kwargs)
         if device is not None:
             moved = self.input_spec.to(device), self.output_spec.to(device)
             self._device = device

@@ -27,7 +27,14 @@ from envkit.specs import display
 from envkit.specs.annotations import Device, Key, Place, Shape, Value
 from envkit.specs.reshapable import Reshapable
 
-__all__ = ["TensorSpec", "as_device", "checks_values", "on_torch_function", "require_dtype"]
+__all__ = [
+    "TensorSpec",
+    "as_device",
+    "checks_values",
+    "destination",
+    "on_torch_function",
+    "require_dtype",
+]
 
 _TORCH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
 
@@ -43,11 +50,21 @@ def checks_values() -> bool:
 
 
 def as_device(device: Device | None) -> torch.device:
-    """Name one device exactly; ``None`` means ``cpu`` and ``"cuda"`` the current CUDA device."""
+    """Name one device exactly; ``None`` means ``cpu`` and ``"cuda"`` the current CUDA device.
+
+    So "cuda" and "cuda:0" are equal wherever devices are compared. Where there is no card, "cuda" is the first.
+    """
     device = torch.device("cpu" if device is None else device)
     if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
+        index = torch.cuda.current_device() if torch.cuda.is_available() else 0
+        return torch.device("cuda", index)
     return device
+
+
+def destination(*args: Any, **kwargs: Any) -> torch.device | None:
+    """Read the device from what ``torch.nn.Module.to`` takes, named exactly; None where it says none."""
+    device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
+    return None if device is None else as_device(device)
 
 
 def require_dtype(dtype: object) -> torch.dtype:

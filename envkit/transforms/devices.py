@@ -9,6 +9,7 @@ from tensordict import TensorDictBase
 
 from envkit.specs import Composite, TensorSpec
 from envkit.specs.annotations import Place
+from envkit.specs.base import as_device
 from envkit.transforms.core.base import Keys, Transform
 from envkit.transforms.core.leafwise import LeafTransform
 
@@ -41,8 +42,8 @@ class DeviceCastTransform(LeafTransform):
         out_keys_inv: Keys = None,
     ):
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
-        self.device = torch.device(device)
-        self._origin = None if orig_device is None else torch.device(orig_device)
+        self.device = as_device(device)
+        self._origin = None if orig_device is None else as_device(orig_device)
         self._moves_all = in_keys is None and in_keys_inv is None
 
     @property

@@ -40,9 +40,9 @@ def test_jax_is_told_how_much_it_may_take():
         import os
         from envkit import configure_gpu
         configure_gpu(0.3)
-        print(os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"], os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"])
+        print(os.environ["XLA_CLIENT_MEM_FRACTION"], os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"])
         configure_gpu(fraction=0.6, preallocate=True)
-        print(os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"], os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"])
+        print(os.environ["XLA_CLIENT_MEM_FRACTION"], os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"])
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True

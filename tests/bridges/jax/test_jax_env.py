@@ -1075,7 +1075,7 @@ def test_reset_keywords_are_refused_with_advice(walker):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_an_env_on_cuda_without_cuda_says_so():
-    with pytest.raises(HandoffError, match=r"torch sees no 'cuda'.*device='cpu'"):
+    with pytest.raises(HandoffError, match=r"torch sees no 'cuda:0'.*device='cpu'"):
         JaxEnv(Pendulum(), device="cuda")
 
 

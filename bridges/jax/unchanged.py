@@ -1,0 +1,51 @@
+"""What was made of a tensor, kept while the tensor lives and torch has not written to it.
+
+On a card, asking a tensor for a number lets the host wait for all that was begun. So what a step needs of one that
+no step changes is asked once. This module knows tensors; it does not know what is kept of them.
+
+Conventions
+    unchanged  the same tensor with the same ``_version``, which every write through torch counts, those to its
+               views too; not those through ``.data``. Inference tensors count none, and nothing is kept of them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+__all__ = ["Unchanged", "reading_waits"]
+
+
+def reading_waits(tensor: torch.Tensor) -> bool:
+    """Say whether the host waits for a device where it reads a tensor's values."""
+    return tensor.device.type != "cpu"
+
+
+class Unchanged:
+    """Values by the tensor that they were made of; a copy of this is empty."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[weakref.ref[torch.Tensor], int, Any]] = {}
+
+    def keep(self, tensor: torch.Tensor, value: Any) -> None:
+        """Keep what was made of a tensor, which ``value`` must not hold."""
+        if tensor.is_inference():
+            return
+        key, kept = id(tensor), self._kept
+        reference = weakref.ref(tensor, lambda _: kept.pop(key, None))
+        kept[key] = reference, tensor._version, value
+
+    def find(self, tensor: torch.Tensor) -> Any:
+        """Give what is kept of a tensor; None if there is nothing, or the tensor was written to."""
+        reference, version, value = self._kept.get(id(tensor), (None, 0, None))
+        if reference is None or reference() is not tensor or version != tensor._version:
+            return None
+        return value
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Unchanged, ()

@@ -1,0 +1,208 @@
+"""When the host waits for a device, and who keeps memory that JAX and torch both use.
+
+What holds on a card is shown there by the tests marked ``gpu``; their twins show the mechanism on the CPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import jax
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bridges.dlpack import to_jax, wait_for_torch
+from bridges.jax import fusing, handoff, stepping
+from bridges.jax.env import JaxEnv
+from envkit import Compose, RewardScaling, RewardSum, StepCounter, TransformedEnv, VecNorm
+from envkit.specs.base import as_device
+from tests.zoo.walkers import Walker
+
+ROWS = 4
+
+
+def sees_cuda() -> bool:
+    return torch.cuda.is_available() and jax.default_backend() in ("gpu", "cuda")
+
+
+def on_gpu(value):
+    skip = pytest.mark.skipif(not sees_cuda(), reason="needs a CUDA device seen by torch and JAX")
+    return pytest.param(value, marks=[pytest.mark.gpu, skip])
+
+
+both_devices = pytest.mark.parametrize("device", ["cpu", on_gpu("cuda")], scope="module")
+
+
+@pytest.fixture(scope="module")
+def walker(device):
+    env = JaxEnv(Walker(), batch_size=[ROWS], device=device, episode_length=3)
+    env.set_seed(0)
+    return env
+
+
+@pytest.fixture(scope="module")
+def watched(walker):
+    """The env behind transforms that are computed in its programs."""
+    chain = Compose(StepCounter(), RewardSum(), RewardScaling(0.0, 2.0), VecNorm(in_keys=["place"]))
+    return TransformedEnv(walker, chain)
+
+
+class HostReads(TorchDispatchMode):
+    """Lists operators that give a number to the host, or whose shape depends on numbers."""
+
+    names = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "item", "masked_select")
+
+    def __init__(self):
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.__name__.partition(".")[0]
+        moves = name == "_to_copy" and "device" in (kwargs or {})
+        if name in self.names or moves:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def pushed(env, device):
+    action = torch.full((ROWS, 2), 0.05, device=device)
+    return lambda td: td.set("action", action)
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """Let reading on the CPU count as waiting, as it does on a card."""
+    for module in (fusing, handoff):
+        monkeypatch.setattr(module, "reading_waits", lambda tensor: True)
+
+
+@both_devices
+@pytest.mark.usefixtures("waiting")
+@pytest.mark.parametrize("kind", ["walker", "watched"])
+@pytest.mark.parametrize("call", ["step", "step_and_maybe_reset"])
+def test_the_host_reads_nothing_in_a_step(call, kind, device, request):
+    env = request.getfixturevalue(kind)
+    act = pushed(env, device)
+    _, td = env.step_and_maybe_reset(act(env.reset()))  # compiled, specs read
+
+    with HostReads() as reads:
+        getattr(env, call)(act(td))
+
+    assert reads.found == []
+
+
+@both_devices
+@pytest.mark.usefixtures("waiting")
+@pytest.mark.parametrize("kind", ["walker", "watched"])
+def test_the_host_reads_once_at_the_start_of_a_rollout_and_never_while_it_steps(
+    kind, device, request
+):
+    env = request.getfixturevalue(kind)
+    act = pushed(env, device)
+    _, td = env.step_and_maybe_reset(act(env.reset()))
+
+    with HostReads() as reads:
+        env.rollout(7, act, auto_reset=False, tensordict=td, break_when_any_done=False)
+
+    assert reads.found == ["is_nonzero"] or reads.found == ["_local_scalar_dense"]
+
+
+@pytest.mark.usefixtures("waiting")
+@pytest.mark.parametrize("device", ["cpu"], scope="module")
+def test_numbers_kept_for_a_card_are_those_of_the_tensors_as_they_are_now(watched):
+    act = pushed(watched, "cpu")
+    _, td = watched.step_and_maybe_reset(act(watched.reset()))
+    scaling = watched.transform[2]
+
+    before = watched.step(act(td.copy()))["next", "reward"]
+    td["step_count"].add_(5)
+    scaling.scale.mul_(2)
+    after = watched.step(act(td.copy()))["next"]
+    scaling.scale.div_(2)
+
+    assert torch.equal(after["reward"], 2 * before)
+    assert after["step_count"].flatten().tolist() == [7] * ROWS
+
+
+@both_devices
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["as it is", "converted"])
+def test_what_a_program_reads_is_kept_until_torch_has_its_results(
+    walker, device, dtype, monkeypatch
+):
+    lent = []
+
+    def watched(tree, **how):
+        given = to_jit(tree, **how)
+        lent.extend(weakref.ref(leaf) for leaf in jax.tree.leaves(given))
+        return given
+
+    to_jit = stepping.to_jit
+    monkeypatch.setattr("bridges.jax.steps.to_jit", watched)
+    td = pushed(walker, device)(walker.reset())
+    td["action"] = td["action"].to(dtype)
+
+    step = walker._send(td, advance=True)
+    gc.collect()
+
+    assert lent and all(reference() is not None for reference in lent)
+    step.recv()
+    del step
+    gc.collect()
+    assert all(reference() is None for reference in lent)
+
+
+@both_devices
+def test_programs_that_take_no_tensor_wait_for_torch(walker, device, monkeypatch):
+    waited = []
+    monkeypatch.setattr(stepping, "wait_for_torch", waited.append)
+
+    td = walker.reset()
+    walker.set_seed(0)
+    walker.unroll(td, 7)
+
+    assert waited == [as_device(device)] * 3
+
+
+def test_on_a_card_waiting_is_for_the_stream_of_that_card(monkeypatch):
+    class Stream:
+        def __init__(self, device):
+            self.device = device
+
+        def synchronize(self):
+            waited.append(self.device)
+
+    waited = []
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+
+    for device in (None, torch.device("cpu"), torch.device("cuda:1")):
+        wait_for_torch(device)
+
+    assert waited == [torch.device("cuda:1")]
+
+
+@both_devices
+@pytest.mark.parametrize("first", range(6))
+def test_memory_that_begins_between_two_multiples_of_16_bytes_is_copied(first, device):
+    tensor = torch.arange(64, dtype=torch.float32, device=device)[first:]
+
+    array = to_jax(tensor, copy=False)
+
+    assert array.unsafe_buffer_pointer() % 16 == 0
+    assert jax.jit(lambda x: x * 2)(array).tolist() == (tensor * 2).tolist()
+
+
+def test_a_device_without_a_number_is_the_current_one():
+    assert as_device("cuda") == as_device("cuda:0")
+    assert as_device(None) == as_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not sees_cuda(), reason="needs a CUDA device seen by torch and JAX")
+def test_env_data_and_specs_name_the_same_card():
+    env = JaxEnv(Walker(), batch_size=[ROWS], device="cuda")
+
+    td = env.reset()
+
+    assert env.device == td.device == env.action_spec.device == td["place"].device
