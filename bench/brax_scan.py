@@ -5,8 +5,7 @@ and done at the root and after the step, and with "state recorded" the whole sta
 nothing; envkit resets what is done. Policies are the same small network, in JAX and in torch.
 
 Resets: episodes of 50 steps that end one after the other, 2 % of the rows at every step, against
-episodes that do not end. Cold start: the first step of ant in a new process, without and with the
-persistent compilation cache.
+episodes that do not end. First calls stand in `bench.cold`.
 
 Run: ``python -m bench.brax_scan [--quick] [--device cuda]``
 """
@@ -15,11 +14,6 @@ from __future__ import annotations
 
 import argparse
 import resource
-import statistics
-import subprocess
-import sys
-import tempfile
-import textwrap
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,12 +30,22 @@ from bridges.worlds.brax import import_brax
 from envkit import BraxEnv, JaxPolicy, compile_policy
 
 WORKS = (
+    ("fast", 64, 2000),
+    ("fast", 1024, 1000),
+    ("fast", 4096, 500),
     ("inverted_pendulum", 64, 500),
+    ("inverted_pendulum", 1024, 200),
     ("inverted_pendulum", 4096, 100),
     ("ant", 64, 100),
     ("ant", 1024, 10),
+    ("ant", 4096, 5),
 )
 EPISODE = 50
+
+
+def backend_of(name: str) -> dict[str, str]:
+    """Name the physics of an env; "fast" has none."""
+    return {} if name == "fast" else {"backend": "spring"}
 
 
 def acting_like(policy: torch.nn.Module) -> tuple[Callable[..., Any], list[Any]]:
@@ -62,7 +66,7 @@ def bare_scan(
     name: str, rows: int, steps: int, act: Any, params: Any, *, state: bool = False
 ) -> Callable:
     """lax.scan over vmap(step); ``act`` None draws actions."""
-    env = import_brax().get_environment(name, backend="spring")
+    env = import_brax().get_environment(name, **backend_of(name))
     first = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.PRNGKey(0), rows))
 
     @jax.jit
@@ -95,13 +99,14 @@ def envkit_rollout(env: BraxEnv, first: TensorDict, steps: int, policy: Any) -> 
 
 def measure(name: str, rows: int, steps: int, *, device: str, rounds: int) -> None:
     """Compare whole rollouts at one batch size: random actions, policies, state recorded."""
-    env = BraxEnv(name, backend="spring", batch_size=[rows], device=device)
+    env = BraxEnv(name, **backend_of(name), batch_size=[rows], device=device)
     env.set_seed(0)
     first = env.reset()
     size = env.observation_spec["observation"].shape[-1]
     policy = policy_for(size, env.action_spec.shape[-1], device)
     act, params = acting_like(policy)
-    title = f"{name} spring x {rows} on {device}, {steps} steps in one program"
+    physics = " ".join((name, *backend_of(name).values()))
+    title = f"{physics} x {rows} on {device}, {steps} steps in one program"
     numbers: Any = {"steps": steps * rows, "rounds": rounds}
     compare(
         f"{title}, random actions",
@@ -157,45 +162,6 @@ def measure_resets(name: str, rows: int, steps: int, *, device: str, rounds: int
     )
 
 
-_FIRST_STEP = """
-    import sys, time
-    import envkit
-    if sys.argv[1:]:
-        envkit.cache_dir(sys.argv[1])
-    env = envkit.BraxEnv("ant", backend="spring", batch_size=[64], device="cpu")
-    begin = time.perf_counter()
-    env.rand_step(env.reset())
-    print(time.perf_counter() - begin)
-"""
-
-
-def measure_cold_start(rounds: int = 5) -> None:
-    """Time reset and first step of ant in new processes."""
-
-    def seconds(*arguments: str) -> float:
-        command = [sys.executable, "-c", textwrap.dedent(_FIRST_STEP), *arguments]
-        return float(
-            subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
-        )
-
-    with tempfile.TemporaryDirectory() as folder:
-        seconds(folder)
-        pairs = [(seconds(), seconds(folder)) for _ in range(rounds)]
-    ratios = [warm / cold for cold, warm in pairs]
-    result = {
-        "cold_s": statistics.median(cold for cold, _ in pairs),
-        "cached_s": statistics.median(warm for _, warm in pairs),
-        "ratio": statistics.median(ratios),
-        "ratio_low": min(ratios),
-        "ratio_high": max(ratios),
-    }
-    print("\nfirst reset and step of ant in a new process:", end=" ")
-    print(
-        f"{result['cold_s']:.1f} s, with the cache {result['cached_s']:.1f} s ({result['ratio']:.2f})"
-    )
-    record("first reset and step of ant in a new process", {"rounds": rounds, **result})
-
-
 def measure_growth(device: str, steps: int = 10_000) -> None:
     """Watch memory and live arrays while a policy steps an env."""
     env = BraxEnv("inverted_pendulum", backend="spring", batch_size=[64], device=device)
@@ -229,7 +195,6 @@ def main() -> None:
     measure_resets("inverted_pendulum", 1024, 100, **given)
     if not options.quick:
         measure_resets("ant", 1024, 10, **given)
-        measure_cold_start()
     measure_growth(options.device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     record("memory of the whole run", {"peak_rss_mib": round(peak)})

@@ -2,7 +2,8 @@
 
 Stepwise: a small torch policy acts on every observation. The bare loop is one jitted
 ``vmap(step)`` with its state left in JAX, observation, reward and done handed to torch and
-the action back by DLPack, nothing reset. Whole rollouts as one program stand in `bench.brax_scan`.
+the action back by DLPack, nothing reset. So "nothing reset" is the same work through envkit; the other ways
+also begin anew what has ended. Whole rollouts as one program stand in `bench.brax_scan`.
 
 Run: ``python -m bench.brax_step [--quick] [--device cuda]``
 """
@@ -24,7 +25,9 @@ from bench.harness import compare, record
 from bridges.worlds.brax import import_brax
 from envkit import BraxEnv
 
+# Env, rows (None: one env without a batch) and steps of a round.
 WORKS = (
+    ("inverted_pendulum", None, 300),
     ("inverted_pendulum", 64, 200),
     ("inverted_pendulum", 4096, 50),
     ("ant", 64, 50),
@@ -43,11 +46,16 @@ def policy_for(observation_size: int, action_size: int, device: str) -> torch.nn
     ).to(device)
 
 
-def bare_loop(name: str, rows: int, steps: int, policy: torch.nn.Module) -> Callable[[], None]:
-    """jit(vmap(step)) and DLPack, by hand."""
+def bare_loop(
+    name: str, rows: int | None, steps: int, policy: torch.nn.Module
+) -> Callable[[], None]:
+    """jit(vmap(step)) and DLPack, by hand; without ``rows``, jit(step) of one env."""
     env = import_brax().get_environment(name, backend="spring")
-    first = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.PRNGKey(0), rows))
-    step = jax.jit(jax.vmap(env.step))
+    if rows is None:
+        first, step = jax.jit(env.reset)(jax.random.PRNGKey(0)), jax.jit(env.step)
+    else:
+        first = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.PRNGKey(0), rows))
+        step = jax.jit(jax.vmap(env.step))
 
     @torch.no_grad()
     def run() -> None:
@@ -72,6 +80,20 @@ def envkit_loop(env: BraxEnv, steps: int, policy: torch.nn.Module) -> Callable[[
         for _ in range(steps):
             td["action"] = policy(td["observation"])
             _, td = env.step_and_maybe_reset(td)
+
+    return run
+
+
+def envkit_steps(env: BraxEnv, steps: int, policy: torch.nn.Module) -> Callable[[], None]:
+    """The same without resets, as the bare loop."""
+    first = env.reset()
+
+    @torch.no_grad()
+    def run() -> None:
+        td = first.copy()
+        for _ in range(steps):
+            td["action"] = policy(td["observation"])
+            td = env.step_mdp(env.step(td))
 
     return run
 
@@ -109,23 +131,25 @@ def torchrl_loop(env: Any, steps: int, policy: torch.nn.Module) -> Callable[[], 
     return run
 
 
-def measure(name: str, rows: int, steps: int, *, device: str, quick: bool) -> None:
+def measure(name: str, rows: int | None, steps: int, *, device: str, quick: bool) -> None:
     """Compare all ways to step one env at one batch size."""
-    env = BraxEnv(name, backend="spring", batch_size=[rows], device=device)
+    batch = [] if rows is None else [rows]
+    env = BraxEnv(name, backend="spring", batch_size=batch, device=device)
     env.set_seed(0)
     size = env.observation_spec["observation"].shape[-1]
     policy = policy_for(size, env.action_spec.shape[-1], device)
     works = {
         "bare jit + dlpack loop": bare_loop(name, rows, steps, policy),
         "envkit stepwise": envkit_loop(env, steps, policy),
+        "envkit stepwise, nothing reset": envkit_steps(env, steps, policy),
         "envkit rollout, state recorded": envkit_rollout(env, steps, policy),
     }
-    if importlib.util.find_spec("torchrl") and not quick and rows <= 1024:
+    if importlib.util.find_spec("torchrl") and not quick and rows in (64, 1024):
         works["TorchRL, cache kept"] = torchrl_loop(torchrl_env(name, rows), steps, policy)
     compare(
-        f"{name} spring x {rows} on {device}, torch policy",
+        f"{name} spring x {rows or 1} on {device}, torch policy",
         works,
-        steps=steps * rows,
+        steps=steps * (rows or 1),
         reference="bare jit + dlpack loop",
         rounds=5 if quick else 7,
     )

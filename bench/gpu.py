@@ -1,4 +1,4 @@
-"""Brax on a graphics card: stepwise and whole rollouts of ant against a bare scan, and what a handoff costs.
+"""Brax on a graphics card: stepwise and whole rollouts of ant against a bare scan, and what the hand-off of a step costs.
 
 Nothing is measured without a card. The stepwise loop hands observation, reward and done to torch and the
 action back at each step; the bare scan is one program with the same network in it.
@@ -22,6 +22,7 @@ from bench.brax_scan import acting_like, bare_scan, envkit_unroll
 from bench.brax_step import envkit_loop, policy_for
 from bench.harness import compare, record
 from bridges.dlpack import to_jit, to_torch
+from bridges.jax.programs import RESTART
 from envkit import BraxEnv, JaxPolicy, compile_policy, configure_gpu
 
 WORKS = (("ant", 4096, 50), ("ant", 16384, 25))
@@ -60,18 +61,22 @@ def measure(name: str, rows: int, steps: int, rounds: int) -> None:
         reference="bare lax.scan",
         rounds=rounds,
     )
+    measure_handoff(env, rows)
 
 
-def measure_handoff(rounds: int = 200) -> None:
-    """Time one array from JAX to torch and back, synchronised and not."""
-    array, tensor = jnp.zeros((4096, 64)), torch.zeros(4096, 64, device="cuda")
-    jax.block_until_ready(array)
+def measure_handoff(env: BraxEnv, rows: int, rounds: int = 200) -> None:
+    """Time what a step costs besides its program, on the host: all that goes in, all that comes out."""
+    td = env.rand_action(env.reset())
+    env.step_and_maybe_reset(td.copy())
+    inputs, constants = env._inputs(td), env._constants(td.batch_size)
+    lent = to_jit(inputs, copy=False, detach=True)
+    results = jax.block_until_ready(env._programs.advance(*lent, constants, RESTART))
     works = {
-        "jax_to_torch_us": lambda: to_torch(array + 0),
-        "torch_to_jax_us": lambda: to_jit(tensor, copy=False),
-        "torch_to_jax_copied_us": lambda: to_jit(tensor, copy=True),
+        "read_inputs_us": lambda: env._inputs(td),
+        "torch_to_jax_us": lambda: to_jit(inputs, copy=False, detach=True),
+        "jax_to_torch_us": lambda: to_torch(results),
     }
-    medians = {}
+    medians: dict[str, float] = {}
     for name, work in works.items():
         seconds = []
         for _ in range(rounds):
@@ -79,8 +84,11 @@ def measure_handoff(rounds: int = 200) -> None:
             work()
             seconds.append(time.perf_counter() - begin)
         medians[name] = round(statistics.median(seconds) * 1e6, 1)
-    print("\nhandoff of [4096, 64] float32:", medians)
-    record(f"handoff on {torch.cuda.get_device_name()}", {"rounds": rounds, **medians})
+    total = round(sum(medians.values()), 1)
+    leaves = {"leaves_in": len(jax.tree.leaves(lent)), "leaves_out": len(jax.tree.leaves(results))}
+    title = f"hand-off of a step, {rows} rows on {torch.cuda.get_device_name()}"
+    print(f"\n{title}: {total} us {medians} {leaves}")
+    record(title, {"rounds": rounds, "total_us": total, **medians, **leaves})
 
 
 def main() -> None:
@@ -94,7 +102,6 @@ def main() -> None:
     configure_gpu(0.6)
     for name, rows, steps in WORKS[:1] if options.quick else WORKS:
         measure(name, rows, steps, rounds=5 if options.quick else 7)
-    measure_handoff()
 
 
 if __name__ == "__main__":

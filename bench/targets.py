@@ -33,13 +33,9 @@ class Target:
 def _unrolls() -> list[Target]:
     acting = ("envkit unroll, JaxPolicy", "envkit unroll, compile_policy")
     return [
-        Target("brax_scan", f"{env} spring x {rows} on cpu, {how}", work, 0.95)
-        for env, rows in (
-            ("inverted_pendulum", 64),
-            ("inverted_pendulum", 4096),
-            ("ant", 64),
-            ("ant", 1024),
-        )
+        Target("brax_scan", f"{env} x {rows} on cpu, {how}", work, 0.95)
+        for env in ("fast", "inverted_pendulum spring", "ant spring")
+        for rows in (64, 1024, 4096)
         for how, work in (
             ("random actions", "envkit unroll"),
             *(("a small network acts", work) for work in acting),
@@ -57,6 +53,9 @@ _CART_POLES, _PENDULUMS = _VIEWS + "CartPole-v1 x 32", _VIEWS + "Brax inverted_p
 TARGETS = [
     # Small batches, one program, first calls
     Target(
+        "brax_step", "inverted_pendulum spring x 1 on cpu, torch policy", "envkit stepwise", 0.7
+    ),
+    Target(
         "brax_step", "inverted_pendulum spring x 64 on cpu, torch policy", "envkit stepwise", 0.85
     ),
     Target(
@@ -64,7 +63,9 @@ TARGETS = [
     ),
     Target("brax_step", "ant spring x 64 on cpu, torch policy", "envkit stepwise", 0.95),
     *_unrolls(),
-    Target("brax_scan", "first reset and step of ant in a new process", "cached_s", 2.0, "most"),
+    Target("cold", "first rollout of inverted_pendulum * without the cache", "call_s", 12, "most"),
+    Target("cold", "first rollout of ant * without the cache", "call_s", 20, "most"),
+    Target("cold", "first step of ant * with the cache", "call_s", 2.0, "most"),
     # Pools
     Target("gym_pool", "CartPole-v1 x 32", "envkit ParallelEnv", 0.8),
     Target("gym_pool", "HalfCheetah-v5 x 8", "envkit ParallelEnv", 0.8),
@@ -126,6 +127,5 @@ TARGETS = [
             ("envkit unroll, compile_policy", 0.95),
         )
     ),
-    Target("gpu", "handoff on *", "jax_to_torch_us", 100, "most"),
-    Target("gpu", "handoff on *", "torch_to_jax_us", 100, "most"),
+    Target("gpu", "hand-off of a step, * rows on *", "total_us", 100, "most"),
 ]
