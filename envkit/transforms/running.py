@@ -53,9 +53,9 @@ class _Moments(LateBuffers):
         """Make moments of nothing, unless there are some."""
         if not self.exist:
             with lasting():
-                empty = torch.zeros(tuple(shape), dtype=dtype, device=device)
+                mean = torch.zeros(tuple(shape), dtype=dtype, device=device)
                 weight = torch.zeros((), dtype=torch.float64, device=device)
-            self.begin({"weight": weight, "mean": empty, "squares": empty.clone()})
+                self.begin({"weight": weight, "mean": mean, "squares": mean.clone()})
 
     @torch.no_grad()
     def add(self, rows: torch.Tensor, decay: float) -> None:

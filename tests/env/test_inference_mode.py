@@ -21,6 +21,7 @@ from envkit import (
     TrajCounter,
     TransformedEnv,
     VecNorm,
+    VecNormV2,
 )
 from envkit.env.base import EnvBase
 from tests.zoo.envs import Count
@@ -51,6 +52,7 @@ KINDS: dict[str, Callable[[], EnvBase]] = {
     "parallel": partial(ParallelEnv, 2, pendulum, num_processes=1),
     "mixed": lambda: MixedEnv([SerialEnv(1, pendulum), SerialEnv(1, pendulum)]),
     "transformed": lambda: transformed(SerialEnv(2, pendulum)),
+    "averaged": lambda: TransformedEnv(SerialEnv(2, pendulum), VecNormV2(in_keys=["observation"])),
     "fused": lambda: transformed(JaxEnv(Pendulum(), batch_size=[2])),
 }
 

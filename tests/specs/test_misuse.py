@@ -87,7 +87,7 @@ MISUSES = {
     "a dict to be described": (
         lambda: make_composite_from_td({"a": 1}),
         TypeError,
-        r"\{'a': 1\} of type dict.*TensorDict\(data",
+        r"\{'a': 1\} of type dict.*TensorDict\(entries",
     ),
     "an example for a device": (
         lambda: NonTensor((2,), "red"),

@@ -26,14 +26,14 @@ class LateBuffers(nn.Module):
     def exist(self) -> bool:
         return self.names[0] in self._buffers
 
-    @lasting()
-    def begin(self, zeros: Mapping[str, torch.Tensor]) -> None:
-        """Register a buffer of each name, unless there are some."""
+    def begin(self, made: Mapping[str, torch.Tensor]) -> None:
+        """Register a buffer of each name, unless there are some. What is given was made in `lasting`."""
         if self.exist:
             return
         for name in self.names:
-            self.register_buffer(name, zeros[name])
+            self.register_buffer(name, made[name])
 
+    @lasting()
     def copied(self) -> Self:
         """Give statistics of their own that begin where these are."""
         twin = type(self)()
@@ -45,7 +45,8 @@ class LateBuffers(nn.Module):
         given = {name: state_dict.get(prefix + name) for name in self.names}
         known = {name: value for name, value in given.items() if value is not None}
         if len(known) == len(self.names):
-            self.begin({name: torch.zeros_like(value) for name, value in known.items()})
+            with lasting():
+                self.begin({name: torch.zeros_like(value) for name, value in known.items()})
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
