@@ -92,6 +92,7 @@ def test_an_unknown_name_is_an_attribute_error():
         envkit.unheard_of  # noqa: B018
 
 
+@pytest.mark.slow
 def test_a_star_import_brings_all_names_and_leaves_the_process_as_it_is():  # B10
     done = run("""
         import multiprocessing, sys
@@ -135,7 +136,7 @@ def test_a_private_name_is_not_looked_up_in_other_modules():
             "brax", ["envkit.BraxEnv('fast', device='cpu')"], "brax", marks=pytest.mark.slow
         ),
         ("jax", ["envkit.BraxEnv", "envkit.Box"], "jax"),
-        ("gymnasium", ["envkit.GymEnv('CartPole-v1')"], "gym"),
+        pytest.param("gymnasium", ["envkit.GymEnv('CartPole-v1')"], "gym", marks=pytest.mark.slow),
     ],
 )
 def test_a_missing_library_is_an_import_error_that_names_the_extra(library, uses, extra):

@@ -92,6 +92,7 @@ def test_a_block_about_ray_runs_as_printed(heading):
     execute(blocks(ON_RAY)[heading])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # compiles inverted_pendulum unless the compile cache has it
 def test_the_first_example_gives_one_layout_for_both_worlds():
     code = FIRST.replace("td   = gym", "jax_td, td = td, gym", 1)

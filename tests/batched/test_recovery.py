@@ -169,7 +169,9 @@ def test_a_lost_row_is_truncated_and_no_other_row_notices(three, batched, plan, 
     assert not any(key in data.keys(True) for key in ("_reset", "_step"))
 
 
-@pytest.mark.parametrize("fault", ["raise", "misfit", "exit", "kill", "hang"])
+@pytest.mark.parametrize(
+    "fault", ["raise", "misfit", "exit", "kill", pytest.param("hang", marks=pytest.mark.slow)]
+)
 def test_however_a_row_is_lost_the_data_is_the_same(three, fault):
     reference = run(three(SerialEnv), planned(6, s2r1="raise"))
     env = three(each_its_own)

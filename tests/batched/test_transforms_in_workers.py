@@ -51,9 +51,9 @@ CHAINS = {
     ],
     "none": list,
 }
-both = pytest.mark.parametrize(
-    "batched", [SerialEnv, partial(ParallelEnv, num_processes=2)], ids=["serial", "parallel"]
-)
+RARER = ("episodes", "values", "none")
+WAYS = [SerialEnv, partial(ParallelEnv, num_processes=2)]
+both = pytest.mark.parametrize("batched", WAYS, ids=["serial", "parallel"])
 
 
 class Walk(gymnasium.Env):
@@ -145,8 +145,16 @@ def assert_told_the_same(left: list[TensorDictBase], right: list[TensorDictBase]
         assert_same(one, other)
 
 
-@both
-@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+@pytest.mark.parametrize(
+    ("batched", "chain"),
+    [
+        pytest.param(
+            way, chain, marks=pytest.mark.slow if way is not SerialEnv and name in RARER else ()
+        )
+        for way in WAYS
+        for name, chain in CHAINS.items()
+    ],
+)
 def test_stacked_rows_show_what_each_env_shows_by_itself(opened, batched, chain):
     stacked = opened(batched(ROWS, partial(walk, chain)))
     apart = opened(SerialEnv(ROWS, partial(one_by_one, chain), use_buffers=False))

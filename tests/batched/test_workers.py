@@ -218,6 +218,7 @@ def tidy_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "LAZY_LEGACY_OP"}
 
 
+@pytest.mark.slow
 def test_a_script_without_main_guard_may_end_without_close(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)

@@ -354,6 +354,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_while_torch_waits_raises_its_own_error():
     # in a process of its own, since JAX reports the failure again when the process ends
     done = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True)

@@ -87,6 +87,7 @@ def test_rows_and_whole_rollouts_draw_the_same(rendering, opened):
     assert whole["next", "pixels"].equal(expected)
 
 
+@pytest.mark.slow
 def test_an_env_that_is_forgotten_does_not_spoil_the_pictures_of_others(rendering, opened):
     (expected,) = drawn_by_turns(["one of dm_control"])
     env, forgotten = opened(DRAWING["one of dm_control"]()), DRAWING["another"]()
@@ -101,6 +102,7 @@ def test_an_env_that_is_forgotten_does_not_spoil_the_pictures_of_others(renderin
     assert env.rollout(3)["next", "pixels"].equal(expected)
 
 
+@pytest.mark.slow
 def test_what_draws_with_mujoco_by_itself_does_not_spoil_them_either(rendering, opened):
     (expected,) = drawn_by_turns(["one of dm_control"])
     env = opened(DRAWING["one of dm_control"]())

@@ -347,6 +347,7 @@ def test_ctrl_c_at_any_moment_loses_no_frame_and_repeats_none(built, cls, option
     assert_gapless(batches)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_in_this_process_repeats_no_frame():
     collector = SyncDataCollector(partial(Count, 9), still, frames_per_batch=8)

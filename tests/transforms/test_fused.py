@@ -111,7 +111,10 @@ def advanced(env: TransformedEnv, batch=(ROWS,)) -> TensorDictBase:
 # ------------------------------------------------------------------------------------- the same data
 
 
-@pytest.mark.parametrize("stop", ["break_when_any_done", "break_when_all_done", None])
+@pytest.mark.parametrize(
+    "stop",
+    ["break_when_any_done", pytest.param("break_when_all_done", marks=pytest.mark.slow), None],
+)
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_rollout_inside_is_as_outside(name, stop):
     runs = []
@@ -155,7 +158,7 @@ def test_the_nested_layout_obeys_both_masks(step, reset):
     assert_same(*outcomes)
 
 
-@pytest.mark.parametrize("batch", [(), (2, 3), (0,)])
+@pytest.mark.parametrize("batch", [pytest.param((), marks=pytest.mark.slow), (2, 3), (0,)])
 def test_data_of_another_batch_size_is_treated_alike(batch):
     outcomes = []
     for env in pair("entries"):

@@ -464,6 +464,7 @@ def step_thrice(pool):
         pool.recv()
 
 
+@pytest.mark.slow
 def test_the_death_of_the_fork_server_is_survived(new_pool):
     pool, _ = new_pool()
     pids = pool.pids

@@ -93,6 +93,7 @@ def test_what_a_worker_has_started_ends_with_close(bred, method):
     assert all_ended(pids)
 
 
+@pytest.mark.slow
 def test_a_process_that_python_would_join_ends_with_close(bred):
     pool, pids = bred()
     pids += pool.call("child_to_be_joined")
@@ -166,7 +167,14 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_what_workers_have_started_ends_with_the_group_of_the_parent(tmp_path, number):
     with start_script(tmp_path, SCRIPT, start_new_session=True) as script:
         assert script.stdout is not None

@@ -86,8 +86,8 @@ def test_a_script_without_main_guard_runs_once_and_may_end_without_close(tmp_pat
 
 
 def is_quick(busy: str, method: str) -> bool:
-    """Whether a case runs by default: every kind of work with the fork server."""
-    return method == "forkserver"
+    """Whether a case runs by default: the hardest kind of work with the fork server."""
+    return method == "forkserver" and busy == "in native code"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tests.zoo.shaped_envs import Groups, Growing, Several, Wordy
 IN_PROCESSES = ("ray", "ray stateless", "parallel stateless")  # as "parallel", and dear to start
 CHEAP = [name for name in KINDS if not {"jax", "JAX", "JaxEnv", "parallel"} & {*name.split()}]
 TRIED = [
-    name if name in (*CHEAP, "transformed jax") else pytest.param(name, marks=pytest.mark.slow)
+    name if name in CHEAP else pytest.param(name, marks=pytest.mark.slow)
     for name, kind in KINDS.items()
     if name not in IN_PROCESSES
     and not kind.around.banked  # which begin with a reward of the player's

@@ -35,6 +35,7 @@ def on_gpu(test):
 # ------------------------------------------------------------------------------------ settings
 
 
+@pytest.mark.slow
 def test_jax_is_told_how_much_it_may_take():
     script = """
         import os

@@ -416,6 +416,7 @@ def test_an_action_that_the_env_does_not_take_is_refused_with_its_row():
         ran(compile_policy(module), 3)
 
 
+@pytest.mark.slow
 def test_a_policy_that_travelled_acts_in_a_process_that_never_loads_jax():
     script = f"""
         import sys

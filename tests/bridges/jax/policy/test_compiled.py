@@ -157,7 +157,13 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+RARER = ("a tensor that is no buffer", "an object's attribute", "an array, in place")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [pytest.param(name, marks=pytest.mark.slow if name in RARER else ()) for name in CHANGES],
+)
 def test_an_attribute_that_changes_makes_a_new_translation(change):
     policy = compile_policy(Scaled())
     before = run(policy, plain((2,)), torch.ones(3, 2))["action",]
