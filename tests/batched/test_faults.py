@@ -512,6 +512,9 @@ print("workers", *env.worker_pids, flush=True)
 {ending}
 """
 
+ENDED_BY_CTRL_C = (-signal.SIGINT, 1)
+"""Exit statuses; 1 where tabulate is installed: torch then evaluates code at exit, and CPython forgets the interrupt."""
+
 HANG = "print('ready', flush=True)\nenv.step(act(td, 'hang'))\n"
 
 
@@ -566,7 +569,7 @@ def test_ctrl_c_ends_a_script_without_close_and_its_stuck_workers(tmp_path):
         os.killpg(script.pid, signal.SIGINT)
         errors = script.communicate(timeout=PATIENCE_S)[1]
 
-        assert script.returncode == -signal.SIGINT
+        assert script.returncode in ENDED_BY_CTRL_C
         assert errors.rstrip().endswith("KeyboardInterrupt")
         assert gone(workers)
 

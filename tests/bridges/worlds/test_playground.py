@@ -40,10 +40,11 @@ BUILDING = (
 )
 
 MODELS = (
-    *("AcrobotSwingupSparse", "BallInCup", "CartpoleSwingup", "CheetahRun", "FingerSpin"),
-    *("FishSwim", "HopperStand", "PendulumSwingup", "PointMass", "SwimmerSwimmer6", "WalkerRun"),
+    *("AcrobotSwingupSparse", "BallInCup", "CartpoleSwingup", "HopperStand", "PendulumSwingup"),
+    *("PointMass", "WalkerRun"),
 )
-"""One env of each model, but of the humanoid, which compiles for minutes: other tasks reward the same physics otherwise."""
+"""One env of each model that compiles in half a minute. Compared once by hand instead, equal bit for bit over 100 steps:
+CheetahRun, FingerSpin, FishSwim, SwimmerSwimmer6; never: the humanoid's. Other tasks reward the same physics otherwise."""
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +112,7 @@ def test_cartpole_equals_the_bare_library_for_a_hundred_steps(cartpole):
 @pytest.mark.rounding
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", MODELS)
-def test_an_env_of_each_model_equals_the_bare_library_for_twenty_steps_with_resets(name):
+def test_an_env_of_most_models_equals_the_bare_library_for_twenty_steps_with_resets(name):
     env = PlaygroundEnv(name, batch_size=[2], device="cpu", episode_length=8)
 
     ended = assert_equals_bare(env, steps=20)
