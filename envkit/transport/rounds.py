@@ -44,7 +44,7 @@ class Rounds:
         self._requests = 0  # so far
         self._round = Request("", 0, "timeout", math.inf)
         self._inbox = bytearray(1)  # the last reply: what is in memory survives Ctrl-C
-        self._unsettled: WorkerHandle | None = None  # it announced a message
+        self._unsettled: WorkerHandle | None = None  # it announced a message, and is pending
         self._posting = False  # whether messages of this round may have to be pushed
 
     def _request(self, name: str, limit: Limit = "timeout") -> Request:
@@ -138,6 +138,7 @@ class Rounds:
         request.settle(
             handle.index, *read_answer(message, worker=handle.index, rows=rows, command=name)
         )
+        self._unsettled = None  # first: the next request of this worker has announced nothing yet
         del resources.pending[handle.reply]
         handle.channel.forget()
 

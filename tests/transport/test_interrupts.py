@@ -105,6 +105,17 @@ def test_large_messages_that_are_interrupted_are_not_lost(new_pool):
     assert pool.pids == pids
 
 
+def test_interrupts_one_after_the_other_take_no_answer_twice(new_pool):
+    pool, _ = new_pool()
+    pids = pool.pids
+
+    for _ in lines_of(lambda: pool.call("add", 1)):
+        pass  # nothing finishes what is half done but the next call, which is interrupted too
+
+    assert pool.call("add", 5) == [5, 7]
+    assert pool.pids == pids
+
+
 def test_an_interrupt_while_a_replaced_worker_starts_is_told_until_it_is_replaced_again(new_pool):
     pool, _ = new_pool()
 
