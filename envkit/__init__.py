@@ -86,7 +86,12 @@ _HOMES = {
         "TimeLimit",
         "Timestep",
     ),
-    "envkit.env.policy": ("ExplorationType", "exploration_type", "set_exploration_type"),
+    "envkit.env.policy": (
+        "ExplorationType",
+        "RandomPolicy",
+        "exploration_type",
+        "set_exploration_type",
+    ),
     "envkit.specs": (
         "Binary",
         "BinaryBox",

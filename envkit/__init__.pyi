@@ -81,6 +81,7 @@ from envkit.env.drawing import make_tensordict as make_tensordict
 from envkit.env.groups import MarlGroupMapType as MarlGroupMapType
 from envkit.env.groups import check_marl_grouping as check_marl_grouping
 from envkit.env.policy import ExplorationType as ExplorationType
+from envkit.env.policy import RandomPolicy as RandomPolicy
 from envkit.env.policy import exploration_type as exploration_type
 from envkit.env.policy import set_exploration_type as set_exploration_type
 from envkit.envs.llm_hashing import LLMHashingEnv as LLMHashingEnv

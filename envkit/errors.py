@@ -252,7 +252,7 @@ class TransformOwnerError(EnvkitError, AttributeError):
 
 
 class NoParentError(EnvkitError, RuntimeError):
-    """A transform that needs an environment is in none."""
+    """A transform or policy that needs an environment is in none."""
 
 
 class PlacementError(ArgumentError, RuntimeError):

@@ -11,7 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,8 @@ class default_info_dict_reader:
     Args:
         keys: names to copy; None takes all that the info of a first step holds.
         spec: what describes them: a Composite, a dict, or one spec for each of ``keys``. Given keys
-            without one are described by ``Unbounded(())``, found ones by what was found.
+            without one are described by ``Unbounded(())``, or by what an env shows in a first step where
+            that is no single number; found ones by what was found.
         ignore_private: leave out names that begin with an underscore, given ones included.
 
     Entries that an info lacks, most often that of a reset, are written as zeros. Of the infos that
@@ -48,7 +49,14 @@ class default_info_dict_reader:
     ):
         self.ignore_private = ignore_private
         names = None if keys is None else [keys] if isinstance(keys, str) else list(keys)
-        self._spec = _as_composite(names, spec, self._is_public)
+        known = _given_specs(names, spec)
+        public = [name for name in names or () if self._is_public(name)]
+        self._assumed = {name for name in public if name not in known.keys()}
+        self._spec: Composite | None = known if spec is not None else None
+        if names is not None:
+            number = Unbounded(tuple(known.shape))
+            found = {name: number if name in self._assumed else known[name] for name in public}
+            self._spec = Composite(found, shape=known.shape)
 
     def _is_public(self, name: str) -> bool:
         return not (self.ignore_private and name.startswith("_"))
@@ -61,7 +69,7 @@ class default_info_dict_reader:
     @property
     def is_complete(self) -> bool:
         """Whether it is known what will be copied."""
-        return self._spec is not None
+        return self._spec is not None and not self._assumed
 
     def complete(self, info: Mapping[str, Any], batch_size: Sequence[int] = ()) -> None:
         """Find out from the info of one step, if need be, what to copy.
@@ -71,10 +79,16 @@ class default_info_dict_reader:
             batch_size: of that env; specs that were given for one env are expanded to it.
         """
         batch = torch.Size(batch_size)
+        found = self._described(info, batch)
         if self._spec is None:
-            self._spec = self._described(info, batch)
-        elif self._spec.shape != batch:
+            self._spec = found
+            return
+        if self._spec.shape != batch:
             self._spec = self._spec.expand(batch)
+        for name in self._assumed & set(found.keys()):
+            if found[name].shape != batch:
+                self._spec[name] = found[name]
+        self._assumed = set()
 
     def _described(self, info: Mapping[str, Any], batch: torch.Size) -> Composite:
         found = Composite(shape=batch)
@@ -138,10 +152,12 @@ def _as_array(value: Any) -> np.ndarray | None:
     return None
 
 
-def _as_composite(
-    names: list[str] | None, spec: Any, is_public: Callable[[str], bool]
-) -> Composite | None:
-    """Describe the public ones of ``names``; None when neither names nor specs were given."""
+def _given_specs(names: list[str] | None, spec: Any) -> Composite:
+    """Give the specs that were passed, by name.
+
+    Raises:
+        ArgumentError: they do not belong to the names.
+    """
     if spec is None:
         known = Composite()
     elif isinstance(spec, Composite):
@@ -156,16 +172,9 @@ def _as_composite(
                 "or a dict of specs by key."
             )
         known = Composite(dict(zip(names, specs, strict=True)))
-    if names is None:
-        return None if spec is None else known
-    if len(known) and not set(names) & set(known.keys()):
+    if names is not None and len(known) and not set(names) & set(known.keys()):
         raise ArgumentError(
             f"the info specs are for {sorted(known.keys())}, but the keys are {names}. Give specs of these "
             "keys, or leave them out."
         )
-    found = {
-        name: known[name] if name in known.keys() else Unbounded(tuple(known.shape))
-        for name in names
-        if is_public(name)
-    }
-    return Composite(found, shape=known.shape)
+    return known

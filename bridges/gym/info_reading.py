@@ -73,8 +73,8 @@ class InfoReading(EnvBase):
                 is added to the observation spec. None makes a `default_info_dict_reader`.
             ignore_private: for the default reader, leave out names that begin with an underscore.
 
-        A default reader without keys looks at one step to see what there is: the simulator is
-        reset and stepped.
+        A default reader without keys, or with keys that have no spec, looks at one step to see what there
+        is: the simulator is reset and stepped.
 
         Raises:
             ArgumentTypeError: ``info_dict_reader`` cannot be called.

@@ -101,6 +101,7 @@ class GymWrapper(GymLikeEnv):
         self.libname = self.get_library_name(env)
         self.categorical_action_encoding = categorical_action_encoding
         self.from_pixels = from_pixels
+        self.pixels_only = pixels_only
         if from_pixels:
             require_frames(env)
         encoding = categorical_action_encoding

@@ -22,7 +22,8 @@ from torch import nn
 from envkit.data.paths import Key, Path, as_path
 from envkit.env.on_leaves import ActionWriter, CallModule, CallOnLeaves
 from envkit.env.stepping import Stepping
-from envkit.errors import PolicyError, RolloutError
+from envkit.errors import NoParentError, PolicyError, RolloutError
+from envkit.specs import TensorSpec
 
 __all__ = [
     "ActsOnRows",
@@ -30,6 +31,7 @@ __all__ = [
     "ExplorationType",
     "Policy",
     "PolicyLike",
+    "RandomPolicy",
     "RowsPolicy",
     "as_policy",
     "exploration_type",
@@ -118,6 +120,45 @@ def as_policy(env: Stepping, policy: PolicyLike, *, trust: bool = False) -> Poli
     inputs = observation_inputs(env)
     _require_room(policy, inputs)
     return CallOnLeaves(policy, inputs, ActionWriter(env))
+
+
+class RandomPolicy:
+    """Write random actions, for who needs a policy as an object; None does the same in a rollout.
+
+    Args:
+        action_spec: what actions are drawn from: a Composite of entries, or the spec of one. It says the shape,
+            batch axes included. None draws for the env in which the policy is run.
+        action_key: where an action is written that is no entry of a Composite.
+    """
+
+    def __init__(self, action_spec: TensorSpec | None = None, action_key: Key = "action"):
+        self.action_spec = None if action_spec is None else action_spec.clone()
+        self.action_key = action_key
+
+    def bound_to(self, env: Stepping) -> Policy:
+        """Give what acts in ``env``: this object, or where it has no spec, random actions of that env."""
+        return env.rand_action if self.action_spec is None else self
+
+    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write an action into ``tensordict``, which is returned.
+
+        Raises:
+            NoParentError: (a RuntimeError) there is no spec to draw from.
+        """
+        if self.action_spec is None:
+            raise NoParentError(
+                "RandomPolicy was called by hand and has no action_spec to draw from. Pass one: "
+                "RandomPolicy(env.full_action_spec)."
+            )
+        drawn = self.action_spec.rand()
+        if isinstance(drawn, TensorDictBase):
+            return tensordict.update(drawn)
+        return tensordict.set(self.action_key, drawn)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(action_spec={self.action_spec}, action_key={self.action_key!r})"
+        )
 
 
 def replay(env: Stepping, actions: Iterable[Any]) -> Policy:

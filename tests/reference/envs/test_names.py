@@ -131,6 +131,11 @@ def test_a_done_flag_that_is_declared_alone_is_read_back_as_it_was():
     assert zoo.unbatched_class(OURS)().done_spec.shape == (2, 1)
 
 
+def test_one_done_flag_is_named_beside_its_twin():
+    differs("only-leaf", lambda lib: zoo.counter(lib).done_key)
+    assert zoo.counter(OURS).done_key == "done"
+
+
 def test_specs_of_one_element_can_be_assigned_as_composites_too():
     def keys(lib):
         env = zoo.unbatched_class(lib)()
@@ -171,3 +176,43 @@ def test_end_flags_are_put_together_and_stale_masks_removed(flags, write_full_fa
         return bool(lib.terminated_or_truncated(td, **options)), td
 
     check_works_alike(put_together)
+
+
+def test_whether_an_end_was_found_is_a_plain_bool():
+    def found(lib):
+        return lib.terminated_or_truncated(TensorDict({"done": torch.ones(1, dtype=torch.bool)}))
+
+    differs("plain-bools", found)
+    assert found(OURS) is True
+
+
+SPECS = {
+    "one leaf": lambda env: {"action_spec": env.action_spec},
+    "one leaf of another name": lambda env: {"action_spec": env.action_spec, "action_key": "turn"},
+    "all entries": lambda env: {"action_spec": env.full_action_spec},
+}
+
+
+@pytest.mark.parametrize("case", SPECS)
+@pytest.mark.parametrize("make", [zoo.counter, zoo.batched])
+def test_a_random_policy_draws_what_its_spec_says(make, case):
+    def drawn(lib):
+        policy = lib.RandomPolicy(**SPECS[case](make(lib)))
+        return policy(make(lib).reset())
+
+    check_works_alike(drawn)
+
+
+def test_a_random_policy_acts_in_rollouts():
+    check_works_alike(
+        lambda lib: zoo.several(lib).rollout(3, lib.RandomPolicy(zoo.several(lib).full_action_spec))
+    )
+
+
+def test_a_random_policy_without_a_spec_draws_for_the_env_it_runs_in():
+    data = zoo.groups(OURS).rollout(3, OURS.RandomPolicy())
+
+    assert data["sheep", "action"].sum(-1).eq(1).all()
+    check_same(lambda lib: lib.RandomPolicy()(TensorDict()))
+    with pytest.raises(RuntimeError, match=r"RandomPolicy\(env.full_action_spec\)"):
+        OURS.RandomPolicy()(TensorDict())

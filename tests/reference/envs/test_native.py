@@ -145,11 +145,15 @@ def test_what_chess_refuses_is_refused_alike():
 
 
 def test_legal_moves_are_counted_and_hashes_are_numbers_here():
-    differs("chess", lambda lib: _first(lib).cardinality())
+    differs("native-envs", lambda lib: _first(lib).cardinality())
     differs(
-        "chess", lambda lib: _first(lib, include_fen=True, include_hash=True).reset()["fen_hash"]
+        "native-envs",
+        lambda lib: _first(lib, include_fen=True, include_hash=True).reset()["fen_hash"],
     )
-    differs("chess", lambda lib: _first(lib, include_legal_moves=True).reset()["legal_moves"].shape)
+    differs(
+        "native-envs",
+        lambda lib: _first(lib, include_legal_moves=True).reset()["legal_moves"].shape,
+    )
     assert _first(OURS).cardinality() == 20
 
 

@@ -40,7 +40,7 @@ def test_an_env_of_which_one_part_is_done_counts_as_done():
     def steps(lib):
         return zoo.nested(lib).rollout(9, break_when_all_done=True).shape
 
-    differs("rollout-all-done", steps)
+    differs("rollout-ends", steps)
     assert steps(OURS) == (2,)
 
 
@@ -216,5 +216,5 @@ def test_whatever_flag_ends_an_episode_the_next_one_begins():
     def call(lib):
         return cut_short(lib).rollout(5, break_when_any_done=False)["step_count"]
 
-    differs("any-flag-ends", call)
+    differs("rollout-ends", call)
     assert call(OURS).flatten().tolist() == [0, 1, 0, 1, 0]

@@ -7,7 +7,8 @@ import torch
 from tensordict import TensorDict
 
 from tests.reference.compare import OURS, check_same, check_works_alike, differs
-from tests.reference.transforms.worlds import arm, count, leaf_specs, played, rows
+from tests.reference.envs.zoo import nested, several
+from tests.reference.transforms.worlds import arm, count, leaf_specs, played, rows, teams
 
 
 def around(make_env, make):
@@ -165,9 +166,37 @@ def test_whole_numbers_that_are_cast_or_recorded_are_added_up():
 
 
 def test_recorded_frames_have_a_maximum():
-    differs("recorded-maxima", lambda lib: lib.TimeMaxPool(["x"], T=2)(recorded()))
+    differs("all-transforms-answer", lambda lib: lib.TimeMaxPool(["x"], T=2)(recorded()))
 
     assert OURS.TimeMaxPool(["x"], T=2)(recorded())["x"].flatten().tolist() == [0, 1, 2]
+
+
+SEVERAL_RESETS = {
+    "teams of their own": (teams, {}),
+    "flags of the root and below": (several, {"in_keys": ["reward"], "out_keys": ["left"]}),
+    "flags below": (nested, {"in_keys": [("data", "pay")], "out_keys": [("data", "left")]}),
+}
+
+
+@pytest.mark.parametrize("case", SEVERAL_RESETS)
+def test_targets_are_reset_by_the_flags_beside_them(case):
+    make, keys = SEVERAL_RESETS[case]
+
+    def left(lib):
+        env = lib.TransformedEnv(make(lib), lib.TargetReturn(10.0, **keys))
+        return played(env, 2)
+
+    differs("all-transforms-answer", left)
+    left(OURS)
+
+
+def test_what_is_no_double_stays_as_it_is():
+    def dtypes(lib):
+        env = lib.TransformedEnv(count(lib), lib.DoubleToFloat(["success"], in_keys_inv=[]))
+        return leaf_specs(env)
+
+    differs("all-transforms-answer", dtypes)
+    assert dtypes(OURS) == leaf_specs(count(OURS))
 
 
 def test_the_continuous_action_is_recorded_beside_its_bin():

@@ -1,0 +1,77 @@
+"""What `GymWrapper` reads from a simulator, beside the reference library."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from tests.reference.compare import OURS, check_works_alike, differs
+
+
+class Informed(gymnasium.Env):
+    """Counts, and tells in its infos what it counted."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def _shown(self):
+        place = np.full(2, self.time, np.float32)
+        return place / 10, {"left": np.array([3 - self.time]), "place": place}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self._shown()
+
+    def step(self, action):
+        self.time += 1
+        seen, info = self._shown()
+        return seen, 1.0, self.time > 2, False, info
+
+
+KEYS = {"one": ["place"], "two": ["left", "place"], "one that is missing": ["place", "nowhere"]}
+
+
+@pytest.mark.parametrize("case", KEYS)
+def test_infos_are_read_by_name_whatever_their_shape(case):
+    def rolled(lib):
+        env = lib.GymWrapper(Informed())
+        reader = lib.default_info_dict_reader(KEYS[case])
+        return env.set_info_dict_reader(reader).rollout(5)["next"].exclude("nowhere")
+
+    check_works_alike(rolled)
+
+
+def test_specs_of_named_infos_fit_what_is_read():
+    env = OURS.GymWrapper(Informed())
+
+    env.set_info_dict_reader(OURS.default_info_dict_reader(["left", "place"]))
+
+    assert env.observation_spec["left"].dtype == torch.int64
+    assert env.observation_spec["place"].shape == (2,)
+    OURS.check_env_specs(env)
+
+
+def test_infos_are_registered_at_once():
+    def registered(lib):
+        env = lib.GymWrapper(Informed()).auto_register_info_dict()
+        data = env.rollout(5).exclude("action")
+        return env.observation_spec, data
+
+    check_works_alike(registered)
+
+
+def test_the_device_of_a_simulator_is_the_cpu():
+    differs("gym-on-cpu", lambda lib: lib.GymWrapper(Informed()).device)
+    check_works_alike(lambda lib: str(lib.GymWrapper(Informed()).action_spec.device))
+    assert str(OURS.GymWrapper(Informed()).rollout(2).device) == "cpu"
+
+
+def test_what_was_asked_for_is_kept():
+    def read(lib):
+        env = lib.GymWrapper(Informed(), pixels_only=False)
+        return env.pixels_only, env.from_pixels, env.frame_skip
+
+    check_works_alike(read)
