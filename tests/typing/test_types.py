@@ -52,7 +52,10 @@ def pyright() -> Errors:
     }
 
 
-CHECKERS = pytest.mark.parametrize("checker", [mypy, pyright], ids=["mypy", "pyright"])
+CHECKERS = pytest.mark.parametrize(
+    "checker",
+    [pytest.param(mypy, id="mypy", marks=pytest.mark.slow), pytest.param(pyright, id="pyright")],
+)
 
 
 @CHECKERS
