@@ -147,46 +147,57 @@ def clock_entries(env: Any) -> list[tuple[str, str]]:
 
 
 class Generator:
-    """The random numbers of an env, whichever of NumPy's kinds its generator is."""
+    """The random numbers of an env, whichever of NumPy's kinds its generators are.
 
-    def __init__(self, numbers: np.random.Generator | np.random.RandomState):
+    Args:
+        numbers: the generators, nearly always one.
+    """
+
+    def __init__(self, *numbers: np.random.Generator | np.random.RandomState):
         self._numbers = numbers
 
     @property
     def state(self) -> Any:
-        """Where it is; assignable."""
-        if isinstance(self._numbers, np.random.RandomState):
-            return self._numbers.get_state(
-                legacy=False
-            )  # with the normal number it keeps for later
-        return self._numbers.bit_generator.state
+        """Where it is, of several a list; assignable."""
+        states = [_state_of(numbers) for numbers in self._numbers]
+        return states[0] if len(states) == 1 else states
 
     @state.setter
     def state(self, state: Any) -> None:
+        states = [state] if len(self._numbers) == 1 else state
         try:
-            if isinstance(self._numbers, np.random.RandomState):
-                self._numbers.set_state(state)
-            else:
-                self._numbers.bit_generator.state = state
+            for numbers, own in zip(self._numbers, states, strict=True):
+                if isinstance(numbers, np.random.RandomState):
+                    numbers.set_state(own)
+                else:
+                    numbers.bit_generator.state = own
         except (TypeError, ValueError, KeyError) as error:
+            kinds = ", ".join(type(numbers).__name__ for numbers in self._numbers)
             raise ResumeError(
-                f"the generator of this env, a {type(self._numbers).__name__}, cannot go on from what is loaded "
-                f"({error}). Build the same env as the one that was saved."
+                f"the generator of this env ({kinds}) cannot go on from what is loaded ({error}). "
+                "Build the same env as the one that was saved."
             ) from error
 
 
+def _state_of(numbers: np.random.Generator | np.random.RandomState) -> Any:
+    if isinstance(numbers, np.random.RandomState):
+        return numbers.get_state(legacy=False)  # with the normal number it keeps for later
+    return numbers.bit_generator.state
+
+
 def generator_in(env: Any) -> Generator:
-    """Give the generator of an env.
+    """Give the random numbers of an env: its ``np_random``, a generator of NumPy's or a tuple of some.
 
     Raises:
         ResumeError: it has none that is known.
     """
     bare = getattr(env, "unwrapped", env)
     found = getattr(bare, "np_random", None)
-    if not isinstance(found, np.random.Generator | np.random.RandomState):
+    several = found if isinstance(found, tuple) and found else (found,)
+    if not all(isinstance(one, np.random.Generator | np.random.RandomState) for one in several):
         raise ResumeError(
             f"{bare} has no np_random (it is {found!r}), so where its random numbers come from is not known, and "
             "its episodes cannot be played again. Draw from self.np_random of gymnasium.Env, or give the env "
             "get_state() and set_state(state)."
         )
-    return Generator(found)
+    return Generator(*several)

@@ -117,7 +117,7 @@ class PendulumEnv(SeededEnv):
         push = 3.0 / (params["m"] * params["l"] ** 2) * u
         thdot = (thdot + (gravity + push) * params["dt"]).clamp(-speed, speed)
         th = _normalised(th + thdot * params["dt"])
-        out: dict[str, Any] = {"th": th, "thdot": thdot, "params": params}
+        out: dict[str, Any] = {"th": th, "thdot": thdot, "params": params.clone()}
         return TensorDict({**out, "reward": -cost.unsqueeze(-1)}, td.batch_size, device=td.device)
 
 

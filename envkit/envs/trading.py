@@ -154,7 +154,7 @@ class FinancialRegimeEnv(SeededEnv):
             "current_holdings": holds,
             "entry_price": price.where(buys, entry).where(holds, 0.0),
             "step_count": count,
-            "params": params,
+            "params": params.clone(),
             "reward": reward,
             "done": over,
             "truncated": over.clone(),

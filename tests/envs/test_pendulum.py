@@ -66,6 +66,15 @@ def test_the_constructors_parameters_are_those_of_rows_that_bring_none():
     assert env.action_spec.space.high.item() == 0.5
 
 
+def test_parameters_after_a_step_are_apart_from_those_before():
+    env = PendulumEnv(seed=0)
+    td = env.step(env.rand_action(env.reset()))
+
+    td["next", "params", "g"].fill_(3.0)
+
+    assert td["params", "g"] == 10 and env.step_mdp(td)["params", "g"] == 3
+
+
 def test_parameters_that_are_no_defaults_are_refused():
     with pytest.raises(BatchSizeError, match=r"reset\(env\.gen_params\(batch_size="):
         PendulumEnv(PendulumEnv.gen_params(batch_size=[2]))

@@ -35,6 +35,15 @@ def test_a_market_does_what_its_specs_say(options):
     check_env_specs(FinancialRegimeEnv(**options), seed=0)
 
 
+def test_parameters_after_a_step_are_apart_from_those_before():
+    env, root = market()
+    td = env.step(root.set("action", torch.tensor([HOLD])))
+
+    td["next", "params", "max_steps"].fill_(3)
+
+    assert td["params", "max_steps"] == 252
+
+
 def test_a_trade_earns_the_gain_and_pays_for_both_orders():
     env, root = market()
 

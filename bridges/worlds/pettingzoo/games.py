@@ -166,11 +166,13 @@ class Game(ABC):
 
     @property
     def np_random(self) -> Any:
-        """The generator of the env, where it has exactly one; None where that is not known."""
+        """The generator of the env, a tuple where it has several; None where none is known."""
         found = _generators_in(self.env.unwrapped)
         if not found and type(self.env.unwrapped).__module__.startswith(_WITHOUT_CHANCE):
             return np.random.default_rng(0)
-        return found[0] if len(found) == 1 else None
+        if len(found) > 1:
+            return tuple(found)
+        return found[0] if found else None
 
     def __getstate__(self) -> dict[str, Any]:
         """Add where the generators are: the library rebuilds most envs that are copied."""

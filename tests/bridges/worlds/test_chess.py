@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import chess
 import pytest
@@ -245,6 +246,19 @@ def test_moves_that_are_not_legal_are_refused():
         env.step(root.clone().set("action", of("e5")))
     with pytest.raises(InputError, match="'action' is 29274, but"):
         env.step(root.clone().set("action", torch.tensor(29274)))
+
+
+@pytest.mark.parametrize("other_name", ["e4#", "e4+", "Ngf3"])
+def test_a_legal_move_by_another_name_is_refused_and_nothing_is_played(other_name):
+    env = ChessEnv()
+    root = env.reset()
+    action = of(other_name)
+    assert not root["action_mask"][action]
+
+    with pytest.raises(InputError, match=f"is '{re.escape(other_name)}', but legal in"):
+        env.step(root.set("action", action))
+
+    assert env.cardinality() == 20 and env.get_legal_moves()[0] == "Nh3"
 
 
 # -- where a game begins ---------------------------------------------------------------

@@ -24,7 +24,6 @@ SEEDED = ("classic/hanabi_v5",)
 NOT_SAVED = {
     "classic/hanabi_v5": "each reset makes a generator anew",
     "classic/texas_holdem_no_limit_v6": "comes out otherwise when it is played again",
-    "mpe/collect_treasure_v1": "there are two generators",
     "sisl/multiwalker_v9": "comes out otherwise when it is played again",
 }
 

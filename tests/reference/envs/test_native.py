@@ -144,6 +144,14 @@ def test_what_chess_refuses_is_refused_alike():
     check_same(lambda lib: chess(lib).rollout(1, actions=[torch.tensor(0)]))
 
 
+def test_a_legal_move_by_another_name_is_refused_here():
+    mate = torch.tensor(san_moves().index("e4#"))
+
+    differs("native-envs", lambda lib: chess(lib).rollout(1, actions=[mate]))
+    with pytest.raises(InputError, match="is 'e4#'"):
+        chess(OURS).rollout(1, actions=[mate])
+
+
 def test_legal_moves_are_counted_and_hashes_are_numbers_here():
     differs("native-envs", lambda lib: _first(lib).cardinality())
     differs(

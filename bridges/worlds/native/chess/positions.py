@@ -100,19 +100,21 @@ def played(board: Any, action: int) -> str:
     """Make a move on a board, and name it.
 
     Raises:
-        InputError: it is not legal there.
+        InputError: it is not legal there by exactly this name: python-chess would also read one that says check, mate
+            or an origin which are not so, or need not be told.
     """
     named = san_moves()[action]
     try:
         move = board.parse_san(named)
-    except ValueError as error:
+    except ValueError:
+        move = None
+    if move is None or board.san(move) != named:
         legal = (
             ", ".join(board.san(move) for move in board.legal_moves) or "nothing, the game is over"
         )
         raise InputError(
             f"action {action} is {named!r}, but legal in {board.fen()!r} is "
             f"{legal}. Choose among env.all_actions(td), as env.rand_action(td) does."
-        ) from error
-    name = board.san(move)
+        )
     board.push(move)
-    return name
+    return named
