@@ -156,7 +156,7 @@ class GymWrapper(GymLikeEnv):
 
     @property
     def _simulator(self) -> Any:
-        return super()._simulator if self._vector is None else self._vector
+        return self.core.env if self._vector is None else self._vector
 
     def read_action(self, action: Value) -> Any:
         """Turn an action into a value of the gymnasium action space, by its codec."""

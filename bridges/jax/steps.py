@@ -44,7 +44,7 @@ class ProgramStep(Pending):
         env._kept(self.running.outputs)
         return self
 
-    def _stepped(self) -> TensorDictBase:
+    def stepped(self) -> TensorDictBase:
         env, td = self.env, self.td
         following = env._accepted(env._out(td.batch_size, self.running.result()), td)
         if self.mask is not None:
@@ -81,10 +81,10 @@ class ProgramAdvance(Pending):
         self.outputs = following, env._kept(fresh)
         return self
 
-    def _stepped(self) -> TensorDictBase:
-        return self._with_root()[0]
+    def stepped(self) -> TensorDictBase:
+        return self.with_root()[0]
 
-    def _with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
+    def with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
         env, shape = self.env, self.td.batch_size
         outcome, begun = to_torch(self.outputs)
         following, fresh = env._out(shape, outcome), env._out(shape, begun)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,12 +32,16 @@ class ActionRows:
 
     def __init__(self, metadata: Sequence[EnvMetaData]):
         self._runs = [(inputs_by_path(found), rows) for found, rows in _runs(metadata)]
-        self._of_all = self._runs[0][0] if len(self._runs) == 1 else {}
 
     @property
     def paths(self) -> set[Path]:
         """The actions that have a rule."""
         return set(self._runs[0][0])
+
+    def rule_of_all(self, path: Path) -> ActionInput | None:
+        """Give the rule of an action, if it is the same in all rows and takes what fits as it is."""
+        rule = self._runs[0][0].get(path) if self.are_alike else None
+        return rule if rule is not None and rule.takes_as_is else None
 
     def write(
         self,
@@ -47,13 +50,11 @@ class ActionRows:
         rows: torch.Tensor,
         stepped: Sequence[int] | None = None,
     ) -> None:
-        """Write one action of all rows; those that are not ``stepped`` (None steps all) hold anything.
+        """Convert one action of all rows and write it; those that are not ``stepped`` (None steps all) hold anything.
 
         Raises:
             InputError, MissingKeyError: see `ActionInput.take`.
         """
-        if path in self._of_all and self._wrote(path, value, rows):
-            return
         if isinstance(value, np.ndarray):
             value = torch.from_numpy(value)
         for inputs, run in self._runs:
@@ -66,28 +67,12 @@ class ActionRows:
             rows[run.start : run.stop].copy_(taken)
 
     def check(self, path: Path, rows: np.ndarray) -> None:
-        """Check rows that hold an action of all sub-envs already; see `write`."""
+        """Check, and convert, rows that hold an action of all sub-envs already; see `write`."""
         for inputs, run in self._runs:
             own = rows[run.start : run.stop] if len(self._runs) > 1 else rows
-            if not inputs[path].accepts(own):
-                inputs[path].take(torch.from_numpy(own), (len(run),), first=run.start)
-
-    def _wrote(self, path: Path, value: Any, rows: torch.Tensor) -> bool:
-        """Write what has the form of the spec already, and say whether it has; see `write` for all else."""
-        rule = self._of_all[path]
-        if not rule.is_in_numpy:
-            return False
-        if type(value) is torch.Tensor:
-            if value.dtype is not rule.dtype or not value.is_cpu or value.is_neg():
-                return False
-            value = (value.detach() if value.requires_grad else value).numpy()
-        if not isinstance(value, np.ndarray):
-            return False
-        own = rows.numpy()
-        if value.shape != own.shape or not rule.accepts(value):
-            return False
-        np.copyto(own, value)
-        return True
+            if inputs[path].values_of(own, own.shape) is None:
+                taken = inputs[path].take(torch.from_numpy(own), (len(run),), first=run.start)
+                own[...] = taken.numpy()
 
     def write_one(
         self, path: Path, value: torch.Tensor | None, rows: torch.Tensor, row: int

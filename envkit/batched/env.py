@@ -129,13 +129,14 @@ class BatchedEnv(AttributeLookup, ResumablePool):
     # ---------------------------------------------------------------------------------------- step
 
     def _check_batch(self, td: TensorDictBase) -> None:
-        if td.batch_size != self._table.batch_size:
+        table = self._declared.table or self._table
+        if td.batch_size != table.batch_size:
             raise BatchSizeError(
                 f"the TensorDict has batch size {tuple(td.batch_size)}, but {type(self).__name__} "
                 f"has {self.num_workers} sub-envs: pass batch size {tuple(self.batch_size)}."
             )
         if in_functorch() and self.leaves_torch:
-            require_values(td, self._table.inputs, type(self).__name__)
+            require_values(td, table.inputs, type(self).__name__)
 
     def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
         exchange = self._exchange or self._the_exchange
@@ -339,7 +340,7 @@ class _PoolStep(Pending):
     Attributes:
         exchange: how data gets there, as it was when the step was made.
         mask: rows that are stepped; None: all.
-        inputs: what the exchange made of ``td``.
+        inputs: what the exchange's ``fill`` gave.
         resets_too: the workers also reset what is done.
         has_mask: ``td`` holds one, which no outcome shows.
         round: what the exchange gave when it was begun.
@@ -356,12 +357,13 @@ class _PoolStep(Pending):
     def begin(self) -> Self:
         if self.has_mask:
             self.td = self.td.exclude(rules.STEP, inplace=True)
-        self.round = self.exchange.wake(self.td, self.mask, self.inputs, advance=self.resets_too)
+        self.round = self.exchange.wake(self.td, self.inputs, advance=self.resets_too)
         return self
 
-    def _stepped(self) -> TensorDictBase:
+    def stepped(self) -> TensorDictBase:
         env, exchange, td, mask = self.env, self.exchange, self.td, self.mask
-        following = exchange.recv(self.round)
+        made: Any = exchange.wait(self.round)
+        following = exchange.deliver(made)
         if mask is not None and not exchange.keeps_unstepped:
             if exchange.lost:
                 mask = mask.clone()
@@ -373,9 +375,9 @@ class _PoolStep(Pending):
             env._entries.after_step(td, following)
         return env._attach_next(td, following)
 
-    def _with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
+    def with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
         if not self.resets_too:
-            return Pending._with_root(self)
-        env, data = self.env, self._stepped()
+            return Pending.with_root(self)
+        env, data = self.env, self.stepped()
         root = env.step_mdp(data)
         return data, env._take_fresh(root) if env.any_done(root) else root

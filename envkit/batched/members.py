@@ -61,7 +61,7 @@ class Member:
             value = td.get(self.state_key(path), None)
             if value is not None:
                 own.set(as_key(path), value[self.rows])
-        return delivered(own, self.env._table.device)
+        return delivered(own, (self.env._declared.table or self.env._table).device)
 
     def part_to_reset(self, td: TensorDictBase, hidden: Sequence[Key] = ()) -> TensorDictBase:
         """The same for a partial reset, with what the member told in place of what ``td`` made of it.
@@ -74,7 +74,8 @@ class Member:
 
     def keep(self, told: TensorDictBase, rows: torch.Tensor | None = None) -> None:
         """Remember what the member told; of some rows, given as a mask of them, or of all."""
-        newest = told.select(*self.env._table.shown, strict=False)
+        table = self.env._declared.table or self.env._table
+        newest = told.select(*table.shown, strict=False)
         if rows is not None and self.newest is not None:
             for path, value in leaves(newest):
                 before = self.newest.get(as_key(path), None)

@@ -47,15 +47,15 @@ class MixedStep(Pending):
             raise
         return self
 
-    def _stepped(self) -> TensorDictBase:
+    def stepped(self) -> TensorDictBase:
         env, (nexts, _) = self.env, self._received()
         following = env._joined(nexts)
         env._moments.tell(following, self.td, self.mask)
         return env._attach_next(self.td.exclude(rules.STEP, inplace=True), following)
 
-    def _with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
+    def with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
         if not self.resets_too:
-            return Pending._with_root(self)
+            return Pending.with_root(self)
         env, (nexts, roots) = self.env, self._received()
         following = env._joined(nexts)
         env._moments.tell(following)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
-from tensordict import TensorDictBase
 
 from envkit.batched.attributes import WorkerAttribute
 from envkit.batched.env import BatchedEnv
@@ -22,7 +21,6 @@ from envkit.batched.settings import Backend, PoolOptions
 from envkit.batched.threads import ThreadLimit
 from envkit.batched.workers import ray_workers, usable_options, worker_processes
 from envkit.data.keywords import completed
-from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, CopyError, OptionError
 from envkit.specs.annotations import Destination
@@ -116,22 +114,9 @@ class ParallelEnv(BatchedEnv):
     def _limit_threads(self) -> ThreadLimit | None:
         return None if self.num_threads is None else ThreadLimit(self.num_threads)
 
-    @torch.no_grad()
-    def reset(
-        self,
-        tensordict: TensorDictBase | None = None,
-        list_of_kwargs: Sequence[dict[str, Any]] | None = None,
-        **kwargs: Any,
-    ) -> EnvData:
-        return super().reset(tensordict, list_of_kwargs, **kwargs)
-
-    @torch.no_grad()
-    def step(self, tensordict: TensorDictBase) -> EnvData:
-        return super().step(tensordict)
-
-    @torch.no_grad()
-    def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[EnvData, EnvData]:
-        return super().step_and_maybe_reset(tensordict)
+    reset = torch.no_grad()(BatchedEnv.reset)
+    step = torch.no_grad()(BatchedEnv.step)
+    step_and_maybe_reset = torch.no_grad()(BatchedEnv.step_and_maybe_reset)
 
     def to(self, *args: Destination, **kwargs: Destination) -> Self:
         """Deliver data to another device from now on; returns self.

@@ -17,7 +17,17 @@ from envkit.specs import Composite
 from envkit.specs.annotations import Key, Path
 from envkit.specs.trees.walk import as_path
 
-__all__ = ["Key", "Path", "as_key", "as_path", "leaf_paths", "nest", "nodes", "tensordict_of"]
+__all__ = [
+    "Key",
+    "Path",
+    "as_key",
+    "as_path",
+    "leaf_paths",
+    "nest",
+    "node_of",
+    "nodes",
+    "tensordict_of",
+]
 
 
 def as_key(path: Iterable[str]) -> Key:
@@ -42,13 +52,15 @@ def nest(entries: Mapping[Path, Any]) -> dict[str, Any]:
     """Build nested dicts from entries by path."""
     tree: dict[str, Any] = {}
     for path, value in entries.items():
-        if len(path) == 1:
-            tree[path[0]] = value
-            continue
-        node = tree
-        for name in path[:-1]:
-            node = node.setdefault(name, {})
+        node = tree if len(path) == 1 else node_of(tree, path)
         node[path[-1]] = value
+    return tree
+
+
+def node_of(tree: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Give the node of nested dicts in which the entry at ``path`` stands, made where it is not there."""
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
     return tree
 
 

@@ -89,13 +89,15 @@ def _alone(method: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             use.lock.release()
 
+    held.__dict__["holds_env"] = True  # and so does what wraps it
     return held
 
 
 def hold_calls(cls: type) -> None:
     """Have the calls that a class defines hold the env while they run."""
     for name in CALLS & vars(cls).keys():
-        if inspect.isfunction(method := vars(cls)[name]):
+        method = vars(cls)[name]
+        if inspect.isfunction(method) and not hasattr(method, "holds_env"):
             setattr(cls, name, _alone(method))
 
 

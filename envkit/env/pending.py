@@ -64,15 +64,15 @@ class Pending(ABC):
                 "in the data that recv() gave; begin another one."
             )
         self._is_received = True
-        return self._with_root() if self.advance else self._stepped()
+        return self.with_root() if self.advance else self.stepped()
 
     @abstractmethod
-    def _stepped(self) -> TensorDictBase:
+    def stepped(self) -> TensorDictBase:
         """Wait, and give the data with the outcome of the step under ``next``."""
 
-    def _with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
+    def with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
         """Give the same and the root that follows, in which what was done is reset."""
-        data = self._stepped()
+        data = self.stepped()
         return data, self.env.maybe_reset(self.env.step_mdp(data))
 
 
@@ -85,7 +85,7 @@ class LocalStep(Pending):
         self.env._check_inputs(self.td)
         return self
 
-    def _stepped(self) -> TensorDictBase:
+    def stepped(self) -> TensorDictBase:
         return self.env._stepped(self.td)
 
 
@@ -93,8 +93,8 @@ class LocalStep(Pending):
 class OverriddenStep(Pending):
     """A step that a subclass makes in its own way: nobody but it can check or begin any of it."""
 
-    def _stepped(self) -> TensorDictBase:
+    def stepped(self) -> TensorDictBase:
         return self.env.step(self.td)
 
-    def _with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
+    def with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
         return self.env.step_and_maybe_reset(self.td)

@@ -252,7 +252,7 @@ class Stepping(SpecNames, ABC):
         if self._acts_at_once:
             self._check_batch(tensordict)
             return self._stepped(tensordict)
-        return self._make_step(tensordict, advance=False).begin().recv()
+        return self._make_step(tensordict, advance=False).begin().stepped()
 
     def _stepped(self, td: TensorDictBase) -> TensorDictBase:
         """Make a step whose data fits: honour the mask, call `_step`, complete what it gave."""
@@ -283,7 +283,7 @@ class Stepping(SpecNames, ABC):
 
     def _accepted(self, out: Any, td: TensorDictBase) -> TensorDictBase:
         """Check what a step of ``td`` gave, and complete it."""
-        checks = self._checks
+        checks = self._declared.checks or self._checks
         following = checks.delivered(out, td, "_step")
         checks.complete(following, rewards=True)
         if self.run_type_checks:
@@ -316,7 +316,7 @@ class Stepping(SpecNames, ABC):
             raise ClosedEnvError(f"{self} is closed. Build a new one.")
         if in_functorch() and self.leaves_torch:
             require_values(td, self._table.inputs, type(self).__name__)
-        table = self._table
+        table = self._declared.table or self._table
         if table.batch_locked and td.batch_size != table.batch_size:
             raise BatchSizeError(
                 f"the TensorDict has batch size {tuple(td.batch_size)}, but {type(self).__name__} "
@@ -360,7 +360,7 @@ class Stepping(SpecNames, ABC):
         if not self._steps_by_itself:
             data = self.step(tensordict)
             return data, self._root_after(data, remembered)
-        data, root = self._make_step(tensordict, advance=True).begin().recv()
+        data, root = self._make_step(tensordict, advance=True).begin().with_root()
         if remembered:
             forget(root, remembered, data.get("next"), self.done_levels)
         return data, root

@@ -47,6 +47,7 @@ class SpecTable:
         levels: names of the done leaves of each level, by depth.
         rewards, actions, states: paths of these kinds; actions, too, what a step records of them.
         known: paths of all kinds.
+        recorded: inputs that a step writes itself, into the root.
         carrying: which entries of a step stand at the next root.
     """
 
@@ -62,6 +63,7 @@ class SpecTable:
     actions: frozenset[Path]
     states: frozenset[Path]
     known: frozenset[Path]
+    recorded: tuple[Key, ...]
     carrying: Carrying
 
     @classmethod
@@ -104,6 +106,7 @@ class SpecTable:
             actions=actions,
             states=states,
             known=frozenset(path for found in paths.values() for path in found),
+            recorded=tuple(env._recorded_inputs),
             carrying=Carrying(reward_keys=rewards, action_keys=actions, state_keys=states),
         )
 

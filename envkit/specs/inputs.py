@@ -40,7 +40,7 @@ from envkit.specs.trees.composite import Composite
 __all__ = ["ActionInput", "action_inputs", "counted_from", "require_input"]
 
 
-_NOT_IN_NUMPY = (torch.bfloat16, torch.complex32)
+_NOT_IN_NUMPY = (torch.bfloat16, torch.complex32, torch.complex64, torch.complex128)
 
 
 def action_inputs(actions: Composite) -> dict[Any, ActionInput]:
@@ -58,6 +58,9 @@ class ActionInput:
     Args:
         spec: a leaf with a dtype and a fixed shape.
         key: name of the action, for messages.
+
+    Attributes:
+        takes_as_is: a value of the spec in its dtype stays as it is, and NumPy tells whether it is one.
     """
 
     def __init__(self, spec: TensorSpec, key: Any):
@@ -65,10 +68,11 @@ class ActionInput:
         self.key = key
         self.shape, self.dtype = spec.shape, spec.dtype
         self._spec = _without_mask(spec).to("cpu")
-        self.is_in_numpy = spec.dtype not in _NOT_IN_NUMPY
         self._own = array_of(torch.empty(0, dtype=spec.dtype)).dtype
         self._sizes = sizes_of(self._spec)
         self._holds = test_of(self._spec)
+        spells_in_floats = bool(self._sizes) and spec.dtype.is_floating_point
+        self.takes_as_is = not (spells_in_floats or spec.dtype in _NOT_IN_NUMPY)
 
     def take(
         self,
@@ -92,13 +96,29 @@ class ActionInput:
             MissingKeyError: it is None.
             InputError: it has another form that cannot be converted, or is no value of the spec.
         """
+        if type(value) is Tensor and self.values_of(value, (*lead, *self.shape)) is not None:
+            return value
         self.require_form(value, lead)
         assert value is not None
         return self.converted(value, lead, rows=rows, first=first)
 
-    def accepts(self, rows: np.ndarray) -> bool:
-        """Say whether an array of the shape of the spec, rows in front, holds values of it in its dtype."""
-        return rows.dtype == self._own and self._holds(rows)
+    def values_of(self, value: Any, shape: Sequence[int]) -> np.ndarray | None:
+        """Show a tensor or an array of a shape that holds values of the spec, in its dtype, as rows in the same memory.
+
+        None: it is something else, or lies where looking at it costs much. `take` says which, and what becomes of it.
+        """
+        if not self.takes_as_is or value is None:
+            return None
+        if type(value) is Tensor:
+            if value.dtype is not self.dtype or not value.is_cpu or value.is_neg():
+                return None
+            value = (value.detach() if value.requires_grad else value).numpy()
+        elif not isinstance(value, np.ndarray) or value.dtype != self._own:
+            return None
+        if value.shape != shape:
+            return None
+        rows = value if len(shape) == len(self.shape) + 1 else value.reshape(-1, *self.shape)
+        return rows if self._holds(rows) else None
 
     def converted(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 from envkit.errors import WorkerError
 from envkit.transport import by_value
 from envkit.transport.failure import Failure, failure_of, failures_of
-from envkit.transport.host import Host, RowCursor, RowsFailedError, run_rows
+from envkit.transport.host import Host, RowCursor, RowsFailedError, run_rest
 
 __all__ = ["Answers", "build_host", "call_host", "read_answer"]
 
@@ -46,15 +46,12 @@ class Answers:
 
     def of_rest(self, host: Host, command: int, rows: RowCursor, error: BaseException) -> bytes:
         """Go on with a command behind the row that raised, and give the message that tells all that did."""
-        failures: list[Failure] = []
-
-        def failed(blamed: tuple[int, ...], error: BaseException) -> None:
-            failures.extend(self._failures(error, command, blamed))
-
-        blamed, rest = rows.split()
-        failed(tuple(blamed), error)
-        run_rows(host, command, rest, catch=BaseException, failed=failed)
-        return _dumps((None, [failure.packed() for failure in failures]))
+        packed = [
+            failure.packed()
+            for blamed, raised in run_rest(host, command, rows, error, catch=BaseException)
+            for failure in self._failures(raised, command, blamed)
+        ]
+        return _dumps((None, packed))
 
     def _failures(
         self, error: BaseException, request: int | str, rows: tuple[int, ...]

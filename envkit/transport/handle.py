@@ -49,12 +49,19 @@ class Request:
 
     __slots__ = ("answers", "deadline", "failures", "limit", "limit_s", "name", "number")
 
-    def __init__(self, name: str, number: int, limit: Limit, limit_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        limit: Limit,
+        limit_s: float,
+        failures: dict[tuple[int, int], list[Failure]] | None = None,
+    ) -> None:
         self.name, self.number = name, number
         self.limit, self.limit_s = limit, limit_s
         self.deadline = time.monotonic() + limit_s
         self.answers: dict[int, Any] = {}
-        self.failures: dict[tuple[int, int], list[Failure]] = {}
+        self.failures = {} if failures is None else failures
 
     def settle(self, worker: int, result: Any, failures: list[Failure]) -> None:
         """Note what a worker has returned, and what failed instead or beside."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Host", "MakeHost", "RowCursor", "RowsFailedError", "run_rows"]
+__all__ = ["Host", "MakeHost", "RowCursor", "RowsFailedError", "run_rest"]
 
 
 class Host(Protocol):
@@ -76,19 +76,27 @@ class RowCursor(list[int]):
         return RowCursor(self[taken - 1 : taken]), RowCursor(self[taken:])
 
 
-def run_rows(
+def run_rest(
     host: Host,
     command: int,
     rows: RowCursor,
+    error: BaseException,
     *,
     catch: type[BaseException],
-    failed: Callable[[tuple[int, ...], BaseException], None],
-) -> None:
-    """Run all ``rows``: report each row that raises ``catch`` to ``failed`` and go on behind it."""
-    while rows:
+) -> list[tuple[tuple[int, ...], BaseException]]:
+    """Go on with a command behind the row that raised ``error``, and behind each that raises ``catch``.
+
+    Returns:
+        The rows to blame, with what they raised, in order.
+    """
+    raised = []
+    while True:
+        blamed, rows = rows.split()
+        raised.append((tuple(blamed), error))
+        if not rows:
+            return raised
         try:
             host.run(command, rows)
-            return
-        except catch as error:
-            blamed, rows = rows.split()
-            failed(tuple(blamed), error)
+            return raised
+        except catch as another:
+            error = another

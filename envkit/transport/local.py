@@ -12,7 +12,7 @@ import numpy as np
 
 from envkit.errors import ClosedEnvError
 from envkit.transport.failure import Failure, failure_of, failures_of, worker_error
-from envkit.transport.host import Host, MakeHost, RowCursor, RowsFailedError, run_rows
+from envkit.transport.host import Host, MakeHost, RowCursor, RowsFailedError, run_rest
 from envkit.transport.layout import Layout
 from envkit.transport.pool import Selection, mask_of
 
@@ -87,12 +87,16 @@ class LocalPool:
         if rows is not None:
             chosen = RowCursor(np.flatnonzero(mask_of(rows, len(self._rows))).tolist())
         self._failures = []
-
-        def failed(blamed: tuple[int, ...], error: BaseException) -> None:
+        if not chosen:
+            return
+        try:
+            host.run(command, chosen)
+        except Exception as error:
             name = self._commands.get(command, str(command))
-            self._failures.append(failure_of(error, worker=0, rows=blamed, command=name))
-
-        run_rows(host, command, chosen, catch=Exception, failed=failed)
+            self._failures = [
+                failure_of(raised, worker=0, rows=blamed, command=name)
+                for blamed, raised in run_rest(host, command, chosen, error, catch=Exception)
+            ]
 
     def recv(self) -> None:
         """Raise what the last `send` met."""

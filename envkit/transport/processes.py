@@ -158,7 +158,8 @@ class ProcessPool(Rounds):
             handles, code = resources.handles, TO_ALL[command]
         else:
             handles, code = self._select(resources, rows), _TO_CHOSEN[command]
-        begun = self._begin(self._commands.get(command) or str(command))
+        name = self._commands.get(command) or str(command)
+        begun = self._round = self._request(name, failures=self._round.failures)
         pending, write = resources.pending, wake.write
         for handle in handles:
             if handle.lost is not None:
@@ -311,7 +312,7 @@ class ProcessPool(Rounds):
         resources = self._require_open()
         if resources.pending:
             self._finish_abandoned(resources)
-        begun = self._begin(name, limit)
+        begun = self._round = self._request(name, limit, self._round.failures)
         self._posting = True
         pending, write = resources.pending, wake.write
         for handle in handles:

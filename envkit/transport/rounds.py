@@ -47,17 +47,17 @@ class Rounds:
         self._unsettled: WorkerHandle | None = None  # it announced a message, and is pending
         self._posting = False  # whether messages of this round may have to be pushed
 
-    def _request(self, name: str, limit: Limit = "timeout") -> Request:
+    def _request(
+        self,
+        name: str,
+        limit: Limit = "timeout",
+        failures: dict[tuple[int, int], list[Failure]] | None = None,
+    ) -> Request:
+        """Ask for something from now on; ``failures`` of an abandoned round are told with its own."""
         self._requests += 1
         limit_s = self.timeout_s if limit == "timeout" else self.start_timeout_s
-        return Request(name, self._requests, limit, math.inf if limit_s is None else limit_s)
-
-    def _begin(self, name: str, limit: Limit = "timeout") -> Request:
-        """Begin a round, which tells what failed in an abandoned one as well."""
-        begun = self._request(name, limit)
-        begun.failures = self._round.failures
-        self._round = begun
-        return begun
+        limit_s = math.inf if limit_s is None else limit_s
+        return Request(name, self._requests, limit, limit_s, failures)
 
     def _finish_abandoned(self, resources: Resources) -> None:
         """Finish a round whose deadline may have passed while nobody waited for it."""

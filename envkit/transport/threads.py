@@ -25,7 +25,7 @@ import numpy as np
 
 from envkit.errors import ClosedEnvError
 from envkit.transport.failure import Failure, failure_of, failures_of, worker_error
-from envkit.transport.host import Host, MakeHost, RowCursor, RowsFailedError, run_rows
+from envkit.transport.host import Host, MakeHost, RowCursor, RowsFailedError, run_rest
 from envkit.transport.job_rounds import Arrivals, JobRounds
 from envkit.transport.jobs import Job
 from envkit.transport.layout import Layout
@@ -122,15 +122,17 @@ class ThreadPool(JobRounds["_Worker"]):
         chosen = RowCursor(self.rows_of[worker.index] if rows is None else rows)
 
         def run() -> tuple[None, list[Failure]]:
-            failures: list[Failure] = []
-            assert worker.host is not None
-
-            def failed(blamed: tuple[int, ...], error: BaseException) -> None:
-                name = job.request.name
-                failures.append(failure_of(error, worker=worker.index, rows=blamed, command=name))
-
-            run_rows(worker.host, command, chosen, catch=Exception, failed=failed)
-            return None, failures
+            host = worker.host
+            assert host is not None
+            try:
+                host.run(command, chosen)
+            except Exception as error:
+                index, name = worker.index, job.request.name
+                return None, [
+                    failure_of(raised, worker=index, rows=blamed, command=name)
+                    for blamed, raised in run_rest(host, command, chosen, error, catch=Exception)
+                ]
+            return None, []
 
         return worker.begin(job, run)
 

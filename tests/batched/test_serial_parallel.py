@@ -12,7 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDict
 from envkit import GymEnv, ParallelEnv, SerialEnv, check_env_specs
 from envkit.env.base import EnvBase
 from envkit.errors import BatchSizeError, SpecError
-from envkit.specs import Composite, Unbounded
+from envkit.specs import Composite, OneHot, Unbounded
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Count, StatelessCount
 from tests.zoo.policies import Replay
@@ -481,6 +481,34 @@ def test_parallel_env_gives_no_gradients(opened, make, options):  # V34
 
     for td in (stepped["next"], data["next"], following):
         assert not any(leaf.requires_grad for leaf in td.values(True, True))
+
+
+class Chooser(EnvBase):
+    """Shows which of three options was chosen, spelled one-hot in floats."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.action_spec = OneHot(3, dtype=torch.float32)
+        self.observation_spec = Composite(chosen=Unbounded((3,)))
+
+    def _reset(self, td, **kwargs):
+        return TensorDict({"chosen": torch.zeros(3)})
+
+    def _step(self, td):
+        return TensorDict({"chosen": td["action"].clone()})
+
+    def _set_seed(self, seed):
+        pass
+
+
+@pytest.mark.parametrize("use_buffers", [T, F], ids=["rows", "tensordicts"])
+def test_choices_spelled_in_floats_reach_sub_envs_as_ones_and_zeros(opened, use_buffers):
+    env = opened(SerialEnv(2, Chooser, use_buffers=use_buffers))
+    action = torch.tensor([[0.2, 0.7, 0.1], [0.0, 0.4, 0.6]])
+
+    stepped = env.step(env.reset().set("action", action))
+
+    assert stepped["next", "chosen"].tolist() == [[0, 1, 0], [0, 0, 1]]
 
 
 def test_rows_in_this_process_carry_no_gradients(opened):

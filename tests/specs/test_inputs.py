@@ -204,6 +204,14 @@ def test_floats_without_one_largest_entry_choose_nothing(row):
         ActionInput(SPECS["one-hot"], "action").take(torch.tensor(row))
 
 
+def test_what_is_spelled_in_floats_chooses_its_largest_entry_too():
+    rows = torch.tensor([[0.2, 0.7, 0.1], [0.0, 0.0, 1.0]])
+
+    found = taken(OneHot(3, dtype=torch.float32), rows, (2,))
+
+    assert found is not None and found.tolist() == [[0, 1, 0], [0, 0, 1]]
+
+
 def test_which_options_a_mask_allows_is_left_to_the_env():
     spec = Categorical(3, shape=(), mask=torch.tensor([True, False, True]))
 

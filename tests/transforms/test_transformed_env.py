@@ -639,9 +639,9 @@ def test_the_base_env_is_set_going_before_anybody_waits():
             notes.append("send")
             return super().begin()
 
-        def recv(self):
+        def stepped(self):
             notes.append("receive")
-            return super().recv()
+            return super().stepped()
 
     env = TransformedEnv(Noting(9), Recorder("t", notes))
     td = env.rand_action(env.reset())

@@ -74,16 +74,16 @@ class _RowStep(Pending):
         self.sent = self.env._rows.send(self.actions, _numbers(self.mask))
         return self
 
-    def _stepped(self) -> TensorDictBase:
+    def stepped(self) -> TensorDictBase:
         env, td = self.env, self.td
         following = env._accepted(env._received(td, self.mask, self.sent), td)
         if td.get(rules.STEP, None) is not None:
             td = td.exclude(rules.STEP, inplace=True)
         return env._attach_next(td, following)
 
-    def _with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
+    def with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
         is_preset = self.td.get("next", None) is not None  # and may change what is done
-        data = self._stepped()
+        data = self.stepped()
         root = self.env.step_mdp(data)
         if is_preset or not self.env._is_plain:
             return data, self.env.maybe_reset(root)

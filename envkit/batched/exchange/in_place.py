@@ -63,10 +63,9 @@ class RowsInPlace:
         exchange = self._exchange
         if mask is not None and mask.all():
             mask = None
-        rows = None if mask is None else np.flatnonzero(mask).tolist()
         root = self.root() if self._may_lose or exchange.has_lost else None
-        exchange.fill_actions(actions, rows)
-        exchange.wait(exchange.wake_rows(root, rows, advance=True))
+        rows = exchange.fill(actions, None if mask is None else torch.from_numpy(mask))
+        exchange.wait(exchange.wake(root, rows, advance=True))
         following, fresh = self._at(exchange.slot)
         if mask is not None:
             self._keep_idle(following, fresh, np.flatnonzero(~mask))

@@ -88,12 +88,12 @@ class BufferJobs(_Recovering, BufferExchange):
         if kind == "reset":
             self._write_states(row, td)
             return
-        for key, path, rows, is_action in self._filled[self.slot]:
-            value = td.get(key, None)
+        for path, rows, _, is_action, _ in self._filled[self.slot]:
+            value = td.get(path, None)
             if is_action:
                 self._actions.write_one(path, value, rows, row)
             else:
-                require_input(key, value, rows.shape[1:], rows.dtype)
+                require_input(as_key(path), value, rows.shape[1:], rows.dtype)
                 rows[row].copy_(cast(torch.Tensor, value).detach())
 
     def fill_together(self, rows: Sequence[int], kind: JobKind, given: Leaves) -> bool:
@@ -104,7 +104,7 @@ class BufferJobs(_Recovering, BufferExchange):
         if kind == "reset":
             return False
         chosen = torch.tensor(rows)
-        for _, path, memory, is_action in self._filled[self.slot]:
+        for path, memory, _, is_action, _ in self._filled[self.slot]:
             value = given.get(path)
             if not is_action or value is None or not self._actions.are_alike:
                 return False

@@ -79,8 +79,7 @@ def record_rollout(
                 elif value is not known:
                     known.copy_(value)  # the policy has put another value in its place
             exchange.slot = slot
-            exchange.fill(td, None)
-            exchange.wait(exchange.wake(td, advance=step < steps - 1))
+            exchange.wait(exchange.wake(td, exchange.fill(td, None), advance=step < steps - 1))
         record.keep_seen(start, len(slots))
         record.take_nexts(start, slots)
     return record.result(_stacked(written, steps)), None
@@ -119,7 +118,7 @@ def record_plain(
         for step, slot in enumerate(slots, start):
             exchange.slot = slot
             actor.act(step, slot)
-            sent = exchange.wake(advance=step < steps - 1)
+            sent = exchange.wake(None, None, advance=step < steps - 1)
             record.catch_up()
             exchange.wait(sent)
         record.put_off(start, slots)
@@ -242,7 +241,7 @@ class _OnLeaves:
         for path, value in written.items():
             self._given.setdefault(path, []).append(value)
         self._count += 1
-        self._exchange.fill_actions(written)
+        self._exchange.fill(written, None)
 
     def take(self, start: int, slots: range) -> None:
         """Nothing: what was seen and given is kept as it is."""
@@ -279,7 +278,7 @@ def record_random(
             ring[slots.start : slots.stop].copy_(drawn[path][start : start + len(slots)])
         for step, slot in enumerate(slots, start):
             exchange.slot = slot
-            sent = exchange.wake(advance=step < steps - 1)
+            sent = exchange.wake(None, None, advance=step < steps - 1)
             record.catch_up()
             exchange.wait(sent)
         record.put_off(start, slots)
@@ -320,6 +319,7 @@ class _Record:
         self._left: tuple[int, range] | None = (
             None  # a window whose outcomes are still in the slots
         )
+        exchange.select_all()
         for path, rows in exchange.roots[0].items():
             rows.copy_(root.get(as_key(path)))
             self.roots[path][0].copy_(rows)

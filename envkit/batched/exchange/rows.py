@@ -28,11 +28,11 @@ from envkit.batched.exchange.selection import refuse_early_part, rows_of
 from envkit.batched.host import ADVANCE, RESET, RESTART, STEP
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
-from envkit.data.paths import Path, as_key, tensordict_of
+from envkit.data.paths import Path, as_key, node_of, tensordict_of
 from envkit.data.plain import from_plain, plain
 from envkit.errors import StaleDataError, WorkerError
 from envkit.specs import TensorSpec
-from envkit.specs.inputs import require_input
+from envkit.specs.inputs import ActionInput, require_input
 from envkit.transport import Layout, Pool, Traffic
 from envkit.transport.pool import call_by_row
 
@@ -46,6 +46,22 @@ class Round(NamedTuple):
     rows: list[int] | None
     root: TensorDictBase | None
     advance: bool
+
+
+class Input(NamedTuple):
+    """Where an input of a step lies.
+
+    Attributes:
+        rows, memory: its rows, as a tensor and, if it has a rule, as an array.
+        is_action: it is converted to what its spec says; all else must be that.
+        rule: of an action, see `ActionRows.rule_of_all`.
+    """
+
+    path: Path
+    rows: torch.Tensor
+    memory: Any
+    is_action: bool
+    rule: ActionInput | None
 
 
 class BufferExchange:
@@ -91,10 +107,8 @@ class BufferExchange:
         )
         self.inputs = _by_slot(self.input_ring, plan.num_slots)
         self._actions = ActionRows(metadata)
-        actions = self._actions.paths
         self._filled = [
-            [(as_key(path), path, rows, path in actions) for path, rows in inputs.items()]
-            for inputs in self.inputs
+            [self._input(path, rows) for path, rows in inputs.items()] for inputs in self.inputs
         ]
         self.roots = _by_slot(self.root_ring, plan.num_slots + 1)
         self.nexts = _by_slot(self.next_ring, plan.num_slots)
@@ -109,6 +123,11 @@ class BufferExchange:
         self.lost: set[int] = set()
         self._rounds = 0  # steps and resets so far
 
+    def _input(self, path: Path, rows: torch.Tensor) -> Input:
+        rule = self._actions.rule_of_all(path)
+        memory = None if rule is None else rows.numpy()
+        return Input(path, rows, memory, path in self._actions.paths, rule)
+
     @property
     def slot(self) -> int:
         """The moment that the next step reads and writes."""
@@ -120,56 +139,44 @@ class BufferExchange:
 
     # --------------------------------------------------------------------------------------- step
 
-    def fill(self, td: TensorDictBase, mask: torch.Tensor | None) -> None:
-        """Check the inputs of a step and write them into the rows, where nobody looks before `wake`."""
-        stepped = None if mask is None else rows_of(mask, len(mask))
-        for key, path, rows, is_action in self._filled[int(self._slot[0])]:
-            value = td.get(key, None)
-            if is_action:
-                self._actions.write(path, value, rows, stepped)
-            else:
-                _fill(rows, value, path)
+    def fill(
+        self, given: TensorDictBase | Mapping[Path, Any], mask: torch.Tensor | None
+    ) -> list[int] | None:
+        """Check the inputs of a step and write them into the rows, where nobody looks before `wake`.
 
-    def fill_actions(
-        self,
-        written: Mapping[Path, torch.Tensor | np.ndarray],
-        stepped: Sequence[int] | None = None,
-    ) -> None:
-        """Do what `fill` does, from entries by path, where actions are all that the sub-envs take as input."""
-        for path, rows in self.inputs[int(self._slot[0])].items():
-            self._actions.write(path, written.get(path), rows, stepped)
+        Args:
+            given: tensors or arrays by path, of all rows; those of rows that are not stepped may hold anything.
+            mask: which parts are stepped, shape (rows,) or (rows, *sub_batch); None: all.
+
+        Returns:
+            The rows that are stepped, for `wake`; None: all.
+        """
+        rows = None if mask is None else rows_of(mask, len(mask))
+        if mask is not None and mask.ndim > 1:
+            self._select({(rules.STEP,): mask})
+        elif not self._masks_are_full:
+            self._select({})
+        for path, own, memory, is_action, rule in self._filled[int(self._slot[0])]:
+            value = given.get(path, None)
+            found = None if rule is None else rule.values_of(value, own.shape)
+            if found is not None:
+                np.copyto(memory, found)
+            elif is_action:
+                self._actions.write(path, value, own, rows)
+            else:
+                _fill(own, value, path)
+        return rows
 
     def check_actions(self, rows: Mapping[Path, np.ndarray]) -> None:
         """Check actions that were written into the rows of a slot; see `fill`."""
         for path, value in rows.items():
             self._actions.check(path, value)
 
-    def wake(
-        self,
-        root: TensorDictBase | None = None,
-        mask: torch.Tensor | None = None,
-        inputs: None = None,
-        *,
-        advance: bool,
-    ) -> Round:
-        """Have the rows that a mask selects stepped with the inputs as they lie there.
+    def wake(self, root: TensorDictBase | None, rows: list[int] | None, *, advance: bool) -> Round:
+        """Have some rows stepped with the inputs as they lie there; None: all.
 
         ``root`` is what is known before; None where it lies in the rows too.
         """
-        if mask is not None and mask.ndim > 1:
-            return self._begin(root, self._select({(rules.STEP,): mask}), advance)
-        rows = None if mask is None else mask.nonzero().squeeze(-1).tolist()
-        return self.wake_rows(root, rows, advance=advance)
-
-    def wake_rows(
-        self, root: TensorDictBase | None, rows: list[int] | None, *, advance: bool
-    ) -> Round:
-        """Have some rows stepped with all their parts, None for all; see `wake`."""
-        if not self._masks_are_full:
-            self._select({})
-        return self._begin(root, rows, advance)
-
-    def _begin(self, root: TensorDictBase | None, rows: list[int] | None, advance: bool) -> Round:
         self._rounds += 1
         sent = Round(self._rounds, rows, root, advance)
         if self._recovery.unstarted:
@@ -178,8 +185,8 @@ class BufferExchange:
         self._pool.send(ADVANCE if advance else STEP, rows)
         return sent
 
-    def wait(self, sent: Round) -> None:
-        """Wait for the step; rows that were not stepped hold anything.
+    def wait(self, sent: Round) -> dict[Path, torch.Tensor]:
+        """Wait for the step, and give the rows of its `next`; those that were not stepped hold anything.
 
         Raises:
             StaleDataError: something else was begun meanwhile, and has the rows.
@@ -197,6 +204,7 @@ class BufferExchange:
         rows = slice(None) if sent.rows is None else sent.rows
         self.newest_is_next[rows] = not sent.advance
         self.lost = self._tell_lost(sent) if self._recovery.lost else set()
+        return self.nexts[int(self._slot[0])]
 
     def _tell_lost(self, sent: Round) -> set[int]:
         """Write `next` of the rows that were lost, and their root where the others have one."""
@@ -212,14 +220,9 @@ class BufferExchange:
             self._recovery.begin(lost, self._reset_rows)
         return lost
 
-    def recv(self, sent: Round) -> TensorDict:
-        """Wait for the step and give `next`; rows that were not stepped hold anything."""
-        self.wait(sent)
-        return self._clone(self.nexts[int(self._slot[0])])
-
     def fresh_rows(self) -> TensorDict:
         """Give the root rows as the last reset or advance left them."""
-        return self._clone(self.roots[self.slot + 1])
+        return self.deliver(self.roots[self.slot + 1])
 
     # -------------------------------------------------------------------------------------- reset
 
@@ -287,11 +290,16 @@ class BufferExchange:
         slot = self.slot
         root, made = self.roots[slot + 1], self.nexts[slot]
         if not self.newest_is_next.any():
-            return self._clone(root)
+            return self.deliver(root)
         stale = torch.from_numpy(self.newest_is_next)
-        return self._clone(
+        return self.deliver(
             {path: rules.choose(stale, made[path], kept) for path, kept in root.items()}
         )
+
+    def select_all(self) -> None:
+        """Have steps that nothing is filled for move every part of every row."""
+        if not self._masks_are_full:
+            self._select({})
 
     def _select(self, masks: dict[Path, torch.Tensor]) -> list[int] | None:
         """Write masks into the rows and say which rows are touched; None means all."""
@@ -311,12 +319,14 @@ class BufferExchange:
         assert touched is not None
         return touched.nonzero().squeeze(-1).tolist()
 
-    def _clone(self, region: dict[Path, torch.Tensor]) -> TensorDict:
+    def deliver(self, region: Mapping[Path, torch.Tensor]) -> TensorDict:
+        """Copy rows of memory into a TensorDict of its own, where data is delivered."""
         device, later = self._device, self._non_blocking
-        owned = {}
+        owned: dict[str, Any] = {}
         for path, tensor in region.items():
-            owned[path] = tensor.to(device, copy=True, non_blocking=later)
-        return tensordict_of(owned, self.batch_size, device)
+            node = owned if len(path) == 1 else node_of(owned, path)
+            node[path[-1]] = tensor.to(device, copy=True, non_blocking=later)
+        return TensorDict._new_unsafe(owned, batch_size=self.batch_size, device=device)
 
     # ----------------------------------------------------------------------------------- resuming
 

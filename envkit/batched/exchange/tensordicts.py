@@ -39,12 +39,18 @@ __all__ = ["TensorDictExchange"]
 Parts = dict[int, TensorDictBase]
 
 
+class Inputs(NamedTuple):
+    """What a step is given: the parts of the rows that move, and the mask that says so (None: all of all)."""
+
+    parts: Parts
+    mask: torch.Tensor | None
+
+
 class Round(NamedTuple):
-    """A step that is to be made: its root, the rows that move (None for all), their parts, how it ends."""
+    """A step that is to be made: its root, what it is given, how it ends."""
 
     root: TensorDictBase
-    mask: torch.Tensor | None
-    parts: Parts
+    inputs: Inputs
     advance: bool
 
 
@@ -116,24 +122,21 @@ class TensorDictExchange:
         device = self._input_devices[row] or torch.device("cpu")
         return part if part.device in (None, device) else part.to(device)
 
-    def fill(self, td: TensorDictBase, mask: torch.Tensor | None) -> Parts:
-        """Check the inputs of a step and give them by row."""
+    def fill(self, td: TensorDictBase, mask: torch.Tensor | None) -> Inputs:
+        """Check the inputs of a step and give them by row, for `wake`."""
         if not self._individual:  # one layout for all rows; told as the caller sees it
             lead = (self._num_rows,)
             for key, leaf in self._states[0].items():
                 require_input(key, td.get(key, None), (*lead, *leaf.shape), leaf.dtype)
             for path, rule in self._actions[0].items():
                 rule.require_form(td.get(as_key(path), None), lead)
-        return {
-            row: self._checked(row, cast(TensorDictBase, td[row]))
-            for row in rows_of(mask, self._num_rows)
-        }
+        rows = rows_of(mask, self._num_rows)
+        parts = {row: self._checked(row, cast(TensorDictBase, td[row])) for row in rows}
+        return Inputs(parts, mask)
 
-    def wake(
-        self, td: TensorDictBase, mask: torch.Tensor | None, inputs: Parts, *, advance: bool
-    ) -> Round:
-        """Give the step; all of it happens in `recv`."""
-        return Round(td, mask, inputs, advance)
+    def wake(self, td: TensorDictBase, inputs: Inputs, *, advance: bool) -> Round:
+        """Give the step; all of it happens in `wait`."""
+        return Round(td, inputs, advance)
 
     def _checked(self, row: int, part: TensorDictBase) -> TensorDictBase:
         """Give a row's part, its actions as the spec of its env says."""
@@ -148,9 +151,9 @@ class TensorDictExchange:
                 converted[as_key(path)] = taken
         return part.copy().update(converted) if converted else part  # the caller's stays as it is
 
-    def recv(self, sent: Round) -> TensorDictBase:
-        """Step the selected sub-envs and give their stacked `next`."""
-        td, mask, parts, advance = sent
+    def wait(self, sent: Round) -> list[TensorDictBase]:
+        """Step the selected sub-envs and give the `next` of all rows."""
+        td, (parts, mask), advance = sent
         chosen = rows = list(parts)
         if self._recovery.unstarted:
             rows = self._recovery.ready(chosen, self._reset_wholly)
@@ -174,7 +177,7 @@ class TensorDictExchange:
         self.lost = self._tell_lost(td, chosen, nexts, advance) if self._recovery.lost else set()
         if mask is not None:
             nexts = self._keep_unstepped(td, mask, nexts)
-        return self._stack([nexts[row] for row in range(self._num_rows)])
+        return [nexts[row] for row in range(self._num_rows)]
 
     def _tell_lost(
         self,
@@ -209,7 +212,7 @@ class TensorDictExchange:
 
     def fresh_rows(self) -> TensorDictBase:
         """Give the newest root of every sub-env."""
-        return self._stack([self._apart(part) for part in self._last if part is not None])
+        return self.deliver([self._apart(part) for part in self._last if part is not None])
 
     def reset(
         self,
@@ -267,7 +270,8 @@ class TensorDictExchange:
         if failed is not None:
             raise failed
 
-    def _stack(self, parts: list[TensorDictBase]) -> TensorDictBase:
+    def deliver(self, parts: list[TensorDictBase]) -> TensorDictBase:
+        """Stack the parts of all rows, where data is delivered."""
         stacked = stack_rows(parts, individual=self._individual)
         if self._device is None:
             return stacked

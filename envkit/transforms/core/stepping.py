@@ -90,7 +90,7 @@ class TransformStepping(TransformHolder):
         base: Any = self._modules["base_env"]  # as an attribute it would be looked for long
         if base.is_closed:
             base._check_batch(td)  # an env that starts at its first use starts here
-        table = self._table
+        table = self._declared.table or self._table
         if table.batch_locked and td.batch_size != table.batch_size:
             super()._check_batch(td)
 
@@ -366,8 +366,8 @@ class _TransformedStep(Pending):
             self.inner.begin()
         return self
 
-    def _stepped(self) -> TensorDictBase:
-        done = None if self.inner is None else self.inner.recv()
+    def stepped(self) -> TensorDictBase:
+        done = None if self.inner is None else self.inner.stepped()
         if self.mask is not None:
             return self.attached(self._masked_next(self.mask, done), done)
         assert done is not None
@@ -378,7 +378,7 @@ class _TransformedStep(Pending):
         env, td = self.env, self.td
         if td.get(rules.STEP, None) is not None:
             td = td.exclude(rules.STEP, inplace=True)
-        for key in env._recorded_inputs:
+        for key in (env._declared.table or env._table).recorded:
             value = None if done is None else done.get(key, None)
             value = self.given.get(key, None) if value is None else value
             if value is not None:  # reshaped behind transforms of batch size
@@ -399,5 +399,5 @@ class _TransformedStep(Pending):
         stepped = route.shown_next(given.set(rules.STEP, mask), done)
         return kept_where_skipped(shown, stepped, skipped)
 
-    def _with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
-        return self.env._both_shown(self) if self.resets_too else Pending._with_root(self)
+    def with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
+        return self.env._both_shown(self) if self.resets_too else Pending.with_root(self)
