@@ -291,7 +291,18 @@ def skipped_next(
     """
     following = empty_like(td)
     rewards = {path for path, kind, _ in outputs if kind == "reward"}
+    uneven = _uneven_nodes(td, {path[0] for path, _, _ in outputs if len(path) > 1})
+    for place, node in uneven.items():
+        below = [(path[1:], kind, spec) for path, kind, spec in outputs if path[0] == place]
+        states = [path[1:] for path in state_keys if path[0] == place]
+        parts = (
+            skipped_next(part, _of_part(below, node, i), batch_dims=batch_dims, state_keys=states)
+            for i, part in enumerate(node.tensordicts)
+        )
+        following.set(place, LazyStackedTensorDict(*parts, stack_dim=node.stack_dim))
     for path, _, spec in outputs:
+        if path[0] in uneven:
+            continue
         shape = (*td.batch_size, *spec.shape[batch_dims:])
         known = rules.is_at_root(path, reward_keys=rewards, state_keys=state_keys)
         previous = td.get(as_key(path), None) if known else None
@@ -299,6 +310,23 @@ def skipped_next(
             previous = spec[(0,) * batch_dims].zero(td.batch_size)
         following.set(as_key(path), previous)
     return following
+
+
+def _uneven_nodes(td: TensorDictBase, names: Iterable[str]) -> dict[str, LazyStackedTensorDict]:
+    nodes = {name: td.get(name, None) for name in names}
+    return {
+        name: node
+        for name, node in nodes.items()
+        if isinstance(node, LazyStackedTensorDict) and _is_uneven(node)
+    }
+
+
+def _of_part(
+    outputs: Sequence[OutputLeaf], stack: LazyStackedTensorDict, part: int
+) -> list[OutputLeaf]:
+    """Describe the outputs of one part of a stack."""
+    place = (*(slice(None),) * stack.stack_dim, part)
+    return [(path, kind, spec[place]) for path, kind, spec in outputs]
 
 
 def choose_leaf(mask: torch.Tensor, fresh: Any, kept: Any) -> Any:

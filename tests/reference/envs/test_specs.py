@@ -52,7 +52,7 @@ def test_stacked_specs_lose_their_batch_too():
         env = lib.SerialEnv(2, lambda: zoo.uneven(lib))
         return env.full_observation_spec_unbatched["agents"].shape
 
-    differs("unbatched-stacks", unbatched)
+    differs("unlike-agents", unbatched)
     assert unbatched(OURS) == (2,)
 
 

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, tensorclass
 
 from envkit.errors import ResetOutputError
-from tests.reference.compare import OURS, check_same, check_works_alike
+from tests.reference.compare import OURS, check_same, check_works_alike, differs
 from tests.reference.envs import zoo
 
 STOPS = [{}, {"break_when_any_done": False}, {"break_when_all_done": True}]
@@ -55,6 +55,36 @@ def test_unlike_agents_begin_anew_where_a_mask_says_so():
     check_works_alike(lambda lib: reset(lib, False)["done"])
     kept = reset(OURS, False)["agents"]
     assert [part["seen"].tolist() for part in kept.unbind(0)] == [[1, 1], [1, 1, 1]]
+
+
+def after_a_masked_step(lib, stepped):
+    env = lib.SerialEnv(2, lambda: zoo.uneven(lib))
+    td = env.step_mdp(env.step(env.rand_action(env.reset())))
+    return env.step(env.rand_action(td).set("_step", torch.tensor(stepped)))["next"].unbind(0)
+
+
+@pytest.mark.parametrize("stepped", [[True, False], [False, True], [False, False]])
+def test_a_mask_leaves_out_rows_of_unlike_agents(stepped):
+    if any(stepped):
+        differs("unlike-agents", lambda lib: after_a_masked_step(lib, stepped))
+    rows = after_a_masked_step(OURS, stepped)
+
+    for row, moved in zip(rows, stepped, strict=True):
+        assert [part["seen"].tolist() for part in row["agents"].unbind(0)] == [
+            [1.0 + moved] * size for size in (2, 3)
+        ]
+        assert moved or row["reward"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize("stepped", [True, False])
+def test_one_env_of_unlike_agents_is_stepped_or_left_alone(stepped):
+    def seen(lib):
+        env = zoo.uneven(lib)
+        td = env.step_mdp(env.step(env.rand_action(env.reset())))
+        td = env.step(env.rand_action(td).set("_step", torch.tensor(stepped)))
+        return td["next"].exclude("terminated", "reward")
+
+    check_works_alike(seen)
 
 
 def test_what_unlike_agents_see_is_compared_with_their_specs():
