@@ -10,6 +10,8 @@ Conventions
              state on the CPU is shared; what lives on another device begins as a copy.
     lock     a module with an attribute ``shared_lock`` gets one lock for all copies; it holds that
              where it reads a buffer and writes it back.
+    clones   a module with an attribute ``shared_by_clones`` (see `TrajCounter`) has one state with all its clones,
+             whichever creators build the envs they are in.
 """
 
 from __future__ import annotations
@@ -59,7 +61,10 @@ class EnvCreator:
             self._meta_data = EnvMetaData.metadata_from_env(env)
             # The step has made what is made at the first use; it counts for no statistic.
             state = {**_state_of(env), **before}
-            self._state = SharedState(state) if share_memory else OwnState(state)
+            self._of_clones = _states_of_clones(env, state) if share_memory else {}
+            taken = set(_by_name(self._of_clones))
+            own = {name: tensor for name, tensor in state.items() if name not in taken}
+            self._state = SharedState(own) if share_memory else OwnState(own)
         finally:
             env.close(raise_if_closed=False)
 
@@ -72,13 +77,13 @@ class EnvCreator:
         """Build an env with ``kwargs`` and the stored keywords, which win, and give it the state."""
         env = self.create_env_fn(**{**kwargs, **self.create_env_kwargs})
         own = _state_of(env)
-        for name, tensor in self._state.tensors.items():
+        for name, tensor in self._tensors().items():
             device = own[name].device if name in own else tensor.device
             _give(env, name, tensor.to(device, copy=not self.share_memory))
         if isinstance(self._state, SharedState):
-            for module in env.modules():
+            for place, module in env.named_modules():
                 if "shared_lock" in vars(module):
-                    module.shared_lock = self._state.lock
+                    module.shared_lock = self._of_clones.get(place, self._state).lock
         return env
 
     def make_variant(self, **kwargs: Any) -> EnvCreator:
@@ -90,7 +95,7 @@ class EnvCreator:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Give a copy of the state."""
-        return {name: tensor.clone() for name, tensor in self._state.tensors.items()}
+        return {name: tensor.clone() for name, tensor in self._tensors().items()}
 
     def load_state_dict(self, state_dict: dict[str, Tensor]) -> None:
         """Overwrite the state in place, also that of envs which share it.
@@ -98,7 +103,7 @@ class EnvCreator:
         Raises:
             MissingKeyError: an entry is missing, or is not one of the state.
         """
-        tensors = self._state.tensors
+        tensors = self._tensors()
         if tensors.keys() != state_dict.keys():
             raise MissingKeyError(
                 f"the state dict has entries {sorted(state_dict)}, but the state has "
@@ -107,6 +112,9 @@ class EnvCreator:
         with torch.no_grad():
             for name, tensor in tensors.items():
                 tensor.copy_(state_dict[name])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**self._state.tensors, **_by_name(self._of_clones)}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "create_env_fn": by_value.dumps(self.create_env_fn)}
@@ -171,6 +179,27 @@ def with_kwargs(makers: Sequence[Any], kwargs: Sequence[dict[str, Any]]) -> list
 
 def _state_of(env: EnvBase) -> dict[str, Tensor]:
     return {**dict(env.named_parameters()), **dict(env.named_buffers())}
+
+
+def _states_of_clones(env: nn.Module, state: Mapping[str, Tensor]) -> dict[str, SharedState]:
+    """Give the states that modules of an env share with their clones, by module; ``state`` is where one begins."""
+    found = {}
+    for place, module in env.named_modules():
+        if "shared_by_clones" in vars(module):
+            shared = vars(module)["shared_by_clones"]
+            if shared.state is None:
+                begins = {name: state[f"{place}.{name}"] for name, _ in module.named_buffers()}
+                shared.state = SharedState(begins)
+            found[place] = shared.state
+    return found
+
+
+def _by_name(states: Mapping[str, SharedState]) -> dict[str, Tensor]:
+    return {
+        f"{place}.{name}": tensor
+        for place, state in states.items()
+        for name, tensor in state.tensors.items()
+    }
 
 
 def _give(env: nn.Module, name: str, tensor: Tensor) -> None:

@@ -7,6 +7,7 @@ are. Only the counter is kept by the transform.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -18,14 +19,30 @@ from envkit.errors import MissingKeyError
 from envkit.specs import Composite
 from envkit.transforms.episodes import EpisodeTransform, GoverningLevel, counter_like
 
-__all__ = ["TrajCounter"]
+__all__ = ["SharedByClones", "TrajCounter"]
+
+
+class SharedByClones:
+    """The memory that an `EnvCreator` gave the clones of a module: another creator gives later clones the same.
+
+    Clones hold one such object; copies and pickles begin with an empty one.
+
+    Attributes:
+        state: what holds the memory; None before the first creator.
+    """
+
+    def __init__(self) -> None:
+        self.state: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
 
 
 class TrajCounter(EpisodeTransform):
     """Number the trajectories from 0 on, in the order in which they begin.
 
     Adds an int64 entry in the shape of ``done`` beside each governing ``done``, constant within a
-    trajectory. Clones, and copies made by one `EnvCreator`, draw from the same numbers.
+    trajectory. Clones, also those in several `EnvCreator`, and copies made by one, draw from the same numbers.
 
     Args:
         out_key: name of the entry; a nested key stands beside the ``done`` of its place alone.
@@ -44,6 +61,7 @@ class TrajCounter(EpisodeTransform):
         with lasting():
             self.register_buffer("next_number", torch.zeros((), dtype=torch.int64))
         self.shared_lock: AbstractContextManager = nullcontext()  # see envkit.batched.creator
+        self.shared_by_clones = SharedByClones()
 
     def _found_levels(self) -> dict[Path, GoverningLevel]:
         levels = super()._found_levels()

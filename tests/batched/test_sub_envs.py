@@ -135,6 +135,22 @@ def test_trajectories_of_all_workers_are_numbered_without_gaps(make):  # V40
     assert (numbers.bincount() == 3).all()
 
 
+@pytest.mark.parametrize("make", ON_BOTH.values(), ids=ON_BOTH)
+def test_clones_of_a_counter_in_two_creators_draw_from_one_count(make):
+    counter = TrajCounter()
+
+    def counted(steps):
+        return TransformedEnv(Count(steps), counter.clone())
+
+    env = make(2, [EnvCreator(counted, steps=3), EnvCreator(counted, steps=2)])
+
+    data = env.rollout(6, break_when_any_done=False)
+    env.close()
+
+    assert sorted(data["traj_count"].unique().tolist()) == list(range(5))
+    assert [len(row.unique()) for row in data["traj_count"]] == [2, 3]
+
+
 # ------------------------------------------------------------------- batches and levels of their own
 
 

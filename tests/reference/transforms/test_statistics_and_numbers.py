@@ -80,6 +80,29 @@ def test_a_counter_names_the_flags_of_all_levels(make, name):
     check_works_alike(call)
 
 
+def numbers_of_two_creators(lib):
+    counter = lib.TrajCounter()
+
+    def counted(end):
+        return lib.TransformedEnv(count(lib, end), counter.clone())
+
+    env = lib.SerialEnv(2, [lib.EnvCreator(counted, {"end": end}) for end in (2, 3)])
+    return played(env, 8, break_when_any_done=False)["traj_count"]
+
+
+def test_clones_in_two_creators_give_no_number_twice():
+    def from_zero(lib):
+        numbers = numbers_of_two_creators(lib)
+        return numbers - numbers.min()
+
+    check_works_alike(from_zero)
+
+
+def test_what_a_creator_tries_out_takes_no_number():
+    differs("creators-count-nothing", numbers_of_two_creators)
+    assert numbers_of_two_creators(OURS).min() == 0
+
+
 PRIMERS = {
     "a dict": lambda lib: lib.TensorDictPrimer({"h": lib.Unbounded((3,))}),
     "a Composite": lambda lib: lib.TensorDictPrimer(lib.Composite(h=lib.Unbounded((2, 3)))),
