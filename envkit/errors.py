@@ -19,6 +19,7 @@ __all__ = [
     "AxisNameError",
     "BatchSizeError",
     "BrokenLibraryError",
+    "BusyEnvError",
     "BusyError",
     "ClosedEnvError",
     "CopyError",

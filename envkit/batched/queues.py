@@ -25,7 +25,14 @@ from envkit.batched.stacking import stack_rows
 from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.paths import as_key, tensordict_of
 from envkit.data.transition import leaves
-from envkit.errors import ArgumentError, BatchSizeError, BusyEnvError, NotResetError, WorkerError
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BatchSizeError,
+    BusyEnvError,
+    NotResetError,
+    WorkerError,
+)
 from envkit.transport.jobs import Job, JobPool
 
 __all__ = ["JobQueues"]
@@ -157,6 +164,7 @@ class JobQueues:
         timeout: float | None,
     ) -> Made:
         """Wait for jobs of a kind and give what they have made; see `AsyncEnvPool.async_step_recv`."""
+        _require_wait(timeout)
         if env_index is not None:
             return self._recv_slot(kind, env_index, timeout)
         least = as_int("min_get", min_get, least=1, meaning="the results to wait for")
@@ -179,6 +187,11 @@ class JobQueues:
         return data, self._joined(envs, [cast(TensorDictBase, made[env][1]) for env in envs])
 
     def _recv_slot(self, kind: JobKind, env: int, timeout: float | None) -> Made:
+        if type(env) is not int:
+            raise ArgumentTypeError(
+                f"env_index is {env!r}, but must be the int of one env, to which something was sent with that "
+                "env_index=. Leave it out to receive what is ready."
+            )
         sent = self._sent.get(env)
         if sent is None or sent.kind != kind or not sent.is_slot:
             raise BusyEnvError(
@@ -315,6 +328,15 @@ def _form(source: _Rows) -> Any:
     entries = cast(Leaves, source.leaves).items()
     forms = {path: (value.shape[1:], value.dtype) for path, value in entries}
     return source.device, forms
+
+
+def _require_wait(timeout: Any) -> None:
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and timeout >= 0):
+        error = ArgumentError if is_number else ArgumentTypeError
+        raise error(
+            f"timeout is {timeout!r}, but must be a number of seconds, 0 or more, or None for no limit."
+        )
 
 
 def _require_begun(envs: list[int]) -> None:

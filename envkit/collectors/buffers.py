@@ -6,13 +6,14 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tensordict import TensorDictBase
 
 from envkit.collectors.runner import OWN_STEP_COUNT
 from envkit.data.paths import Key, Path, as_key
+from envkit.data.plain import from_plain, plain
 from envkit.errors import MissingKeyError
 
 __all__ = ["BufferFilling"]
@@ -31,8 +32,9 @@ class BufferFilling:
     def __init__(self, buffer: Any, *, whole: bool, begins_randomly: bool):
         self._buffer, self._whole, self._begins_randomly = buffer, whole, begins_randomly
         self.keys: list[Key] = []
-        """What is put in, where the first batches had random actions; part of a collector's state."""
+        """What is put in, where the first batches had random actions."""
         self._fits = False
+        self._steps_in = 0  # of the batch that is put in step by step
 
     def require_room(self, paths: Iterable[Path]) -> None:
         """Check that a buffer which holds data has the entries that the env will give.
@@ -50,7 +52,7 @@ class BufferFilling:
             )
 
     def add(self, batch: TensorDictBase) -> None:
-        """Put a batch in.
+        """Put a batch in; after an error or Ctrl-C, what is left of it.
 
         Raises:
             MissingKeyError: (a KeyError) the buffer holds other entries.
@@ -64,8 +66,18 @@ class BufferFilling:
         if self._whole:
             self._buffer.extend(batch)
             return
-        for step in batch.unbind(batch.batch_dims - 1):
+        for step in batch.unbind(batch.batch_dims - 1)[self._steps_in :]:
             self._buffer.add(step)
+            self._steps_in += 1
+        self._steps_in = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what the next batches depend on, in plain form; what the buffer holds is the buffer's."""
+        return {"keys": plain(self.keys), "steps_in": self._steps_in}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as whoever gave ``state`` would have."""
+        self.keys, self._steps_in = from_plain(state["keys"]), state["steps_in"]
 
 
 def _require_same_keys(buffer: Any, batch: TensorDictBase) -> None:

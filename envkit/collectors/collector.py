@@ -12,25 +12,24 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from tensordict import TensorDictBase
 
 from envkit.batched.settings import RayOptions
-from envkit.collectors.buffers import BufferFilling
+from envkit.collectors.delivery import Delivery
 from envkit.collectors.metering import ProgressBar
 from envkit.collectors.runner import COLLECTOR, Batch
 from envkit.collectors.settings import WorkerOptions, checked
+from envkit.collectors.turns import asked_for, in_turn, require_open
 from envkit.collectors.whole_episodes import EpisodeStore
 from envkit.data.keywords import ShownKeywords, completed, known_to, refuse_unknown
-from envkit.data.paths import Path
 from envkit.data.plain import from_plain, plain
 from envkit.data.results import EnvData
-from envkit.data.trajectories import split_trajectories
 from envkit.env.base import EnvBase
 from envkit.env.policy import PolicyLike
-from envkit.errors import ArgumentError, ArgumentTypeError, ClosedEnvError, MissingKeyError
+from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from envkit.late import late
 
 __all__ = ["Collector", "MakeEnv"]
@@ -110,17 +109,11 @@ class Collector:
         self._begun_frames = 0
         self._pending: Callable[[], Batch] | None = None
         self._received: list[Batch] = []
-        self._undelivered: TensorDictBase | None = None
-        self._buffer = None
-        if given.replay_buffer is not None:
-            self._buffer = BufferFilling(
-                given.replay_buffer,
-                whole=given.replay_buffer_chunk,
-                begins_randomly=bool(given.init_random_frames),
-            )
+        self._delivery = Delivery(given)
         self._episodes: EpisodeStore | None = None
         self._bar: ProgressBar | None = None
         self._is_shut_down = False
+        self._user: int | None = None
         return given
 
     def _prepare(self, workers: int = 1) -> None:
@@ -181,25 +174,35 @@ class Collector:
         """Give the next batch; None at the end, and where batches go into a replay buffer.
 
         What a hook, ``postproc`` or the buffer raises loses nothing: the next call delivers the same batch.
+
+        Raises:
+            BusyError: another thread uses this collector.
+            ClosedEnvError: it was shut down.
         """
-        if self._is_shut_down:
-            raise ClosedEnvError(f"this {type(self).__name__} was shut down. Build a new one.")
-        if self.is_finished:
-            return None
-        options = self._options
-        if options.pre_collect_hook is not None:
-            options.pre_collect_hook()
-        if self._undelivered is None:
-            self._undelivered = self._gathered()
-        batch: Any = self._formed(self._undelivered.copy())
-        if options.post_collect_hook is not None:
-            options.post_collect_hook(batch)
-        frames = self.frames + _valid_frames(self._undelivered)
-        if self._buffer is not None:
-            self._buffer.add(batch)
-            batch = None
-        self.frames, self.iter, self._undelivered = frames, self.iter + 1, None
-        return batch  # with no call since it is counted: Ctrl-C cannot come in between
+        me = asked_for(self)
+        before, self._user = self._user, me
+        try:
+            if self.is_finished:
+                return None
+            if self._options.pre_collect_hook is not None:
+                self._options.pre_collect_hook()
+            delivery = self._delivery
+            if delivery.raw is None:
+                delivery.raw = self._gathered()
+            frames = self.frames + _valid_frames(delivery.raw)
+            batch: Any = delivery.deliver()
+            self.frames, self.iter, delivery.raw, delivery.formed = (
+                frames,
+                self.iter + 1,
+                None,
+                None,
+            )
+            return batch  # with no call since it is counted: Ctrl-C cannot come in between
+        except Exception as error:
+            require_open(self, error)
+            raise
+        finally:
+            self._user = before
 
     def _gathered(self) -> TensorDictBase:
         """Give a raw batch, or whole episodes."""
@@ -218,7 +221,7 @@ class Collector:
         """Give a raw batch, which who asks takes out of ``_received`` when it is kept: Ctrl-C may come at any moment."""
         if not self._received:
             if self._pending is None:
-                self._pending = self._begin_next()
+                self._begin_next()
             self._receive_pending()
         raw = self._received[0]
         self._go_on()
@@ -233,13 +236,13 @@ class Collector:
     def _go_on(self) -> None:
         """Begin what is made while the caller has a batch."""
         if self._options.prefetch and self._wants_more and self._pending is None:
-            self._pending = self._begin_next()
+            self._begin_next()
 
-    def _begin_next(self) -> Callable[[], Batch]:
+    def _begin_next(self) -> None:
         random = self._begun_frames < (self._options.init_random_frames or 0)
-        begun = self._begin_batch(random=random)
-        self._begun_frames += self._frames_each
-        return begun
+        frames = self._begun_frames + self._frames_each
+        pending = self._begin_batch(random=random)
+        self._pending, self._begun_frames = pending, frames  # together, or Ctrl-C counts it twice
 
     def _settle(self) -> None:
         """Receive the batch under way, so that it is delivered before whatever is changed now."""
@@ -255,6 +258,7 @@ class Collector:
 
     # ---------------------------------------------------------------------------------------- resume
 
+    @in_turn
     def state_dict(self) -> dict[str, Any]:
         """Give all that the batches to come depend on, as tensors, numbers, strings, lists and dicts.
 
@@ -265,7 +269,6 @@ class Collector:
             ResumeError: an env cannot say where it is; those on simulators can with ``record_for_resume=True``.
         """
         self._settle()
-        postproc = getattr(self._options.postproc, "state_dict", None)
         return {
             **self._runner_states(),
             "frames": self.frames,
@@ -276,12 +279,11 @@ class Collector:
                 {"data": plain(raw.data), "following": raw.following.clone()}
                 for raw in self._received
             ],
-            "undelivered": plain(self._undelivered),
-            "stored_keys": [] if self._buffer is None else plain(self._buffer.keys),
+            "delivery": self._delivery.state_dict(),
             "episodes": None if self._episodes is None else self._episodes.state_dict(),
-            "postproc_state_dict": None if postproc is None else plain(dict(postproc())),
         }
 
+    @in_turn
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on as the collector that gave ``state_dict`` would have, to the bit.
 
@@ -322,14 +324,9 @@ class Collector:
             Batch(from_plain(raw["data"]), raw["following"].clone())
             for raw in state_dict["received"]
         ]
-        self._undelivered = from_plain(state_dict["undelivered"])
-        if self._buffer is not None:
-            self._buffer.keys = from_plain(state_dict["stored_keys"])
+        self._delivery.load_state_dict(state_dict["delivery"])
         if self._episodes is not None:
             self._episodes.load_state_dict(state_dict["episodes"])
-        postproc: Any = self._options.postproc
-        if state_dict["postproc_state_dict"] is not None:
-            postproc.load_state_dict(from_plain(state_dict["postproc_state_dict"]))
 
     _runner_names: Sequence[str]
     """Names of entries that `_runner_states` gives."""
@@ -342,20 +339,7 @@ class Collector:
         """Take over what `_runner_states` gave."""
         raise NotImplementedError
 
-    # -------------------------------------------------------------------------------- what is delivered
-
-    def _require_room(self, paths: Iterable[Path]) -> None:
-        """Check that the replay buffer, if it holds data, holds what a batch will have."""
-        if self._buffer is not None and self._options.postproc is None:
-            self._buffer.require_room(paths)
-
-    def _formed(self, batch: TensorDictBase) -> TensorDictBase:
-        options = self._options
-        if options.split_trajs:
-            batch = split_trajectories(batch)
-        if options.postproc is not None:
-            batch = options.postproc(batch)
-        return batch
+    # ------------------------------------------------------------------------------------- amounts
 
     def _steps_each(self, rows: int, workers: int = 1, *, stacklevel: int) -> int:
         """Give how many steps each of the rows of a worker makes in a batch, with a warning where that is more frames."""

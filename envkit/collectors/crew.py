@@ -29,6 +29,7 @@ from envkit.collectors.packing import Packing
 from envkit.collectors.runner import Order
 from envkit.collectors.weights import Weights, require_same_architecture
 from envkit.data.paths import Path, tensordict_of
+from envkit.data.plain import from_plain, plain
 from envkit.data.transition import leaves
 from envkit.errors import BusyEnvError, SpecError, WorkerError
 from envkit.transport import Field, Layout, Traffic
@@ -54,6 +55,17 @@ class Part:
     following: torch.Tensor
 
 
+@dataclass(frozen=True)
+class _Newest:
+    """The newest weights, packed, and their version; one object, so that nobody reads half an update.
+
+    ``packed`` is None where the policy has none.
+    """
+
+    version: int
+    packed: np.ndarray | None
+
+
 class Crew:
     """The workers in a pool, one in each row.
 
@@ -65,7 +77,6 @@ class Crew:
 
     Attributes:
         steps: that a batch has.
-        version: of the newest weights.
         jobs: orders that were placed, by worker.
         unsure: workers that may have an order, see above.
         packing: how batches lie in shared memory; None before that is known.
@@ -77,7 +88,8 @@ class Crew:
             "Build a new collector. With on_worker_failure='restart' such a worker is replaced."
         )
         self.recovery = Recovery(pool, restarts or 0, advice=advice)
-        self.count, self.steps, self.version = count, 0, 0
+        self.count, self.steps = count, 0
+        self._newest = _Newest(0, None)
         self.jobs: dict[int, Job] = {}
         self.unsure: set[int] = set()
         self.packing: Packing[Path] | None = None
@@ -107,9 +119,8 @@ class Crew:
             _require_alike(first, one, worker)
         self.batch_size = first.batch_size
         self._weights = first.weights
-        self._newest: np.ndarray | None = None
         if first.weights is not None:
-            self._newest = np.zeros(first.weights.size_bytes, np.uint8)
+            self._newest = _Newest(0, np.zeros(first.weights.size_bytes, np.uint8))
         self._knows_weights = False  # before an update, only the workers know them
         return first
 
@@ -149,15 +160,16 @@ class Crew:
         if worker in self._replaced:
             self._introduce(worker)
         steps = self.steps - (worker in self._lost)
-        order = Order(steps, random, self.version)
-        method = "load_and_collect" if self.lay_weights(worker) else "collect"
+        newest = self._newest  # once: another thread may update them
+        order = Order(steps, random, newest.version)
+        method = "load_and_collect" if self._lay_weights(worker, newest) else "collect"
         self._memory[STOP][worker] = 0
         received = self._received_from[worker]
         wanted = WorkerOrder(received, order, stops=self._stops, with_root=self._restarts)
         self._ordered[worker] = order
         self.unsure.add(worker)
         self.jobs[worker] = self._pool.begin_call(worker, method, wanted)
-        self._loaded[worker] = self.version
+        self._loaded[worker] = newest.version
         self.unsure.discard(worker)
 
     def order_again(self) -> None:
@@ -165,11 +177,11 @@ class Crew:
         for worker in self.unsure - self.jobs.keys():
             self.order(worker, random=self._ordered[worker].random)
 
-    def lay_weights(self, worker: int) -> bool:
+    def _lay_weights(self, worker: int, newest: _Newest) -> bool:
         """Put the newest weights where a worker that is free finds them, unless it has them."""
-        if self._newest is None or self._loaded[worker] == self.version:
+        if newest.packed is None or self._loaded[worker] == newest.version:
             return False
-        self._memory[WEIGHTS][worker] = self._newest
+        self._memory[WEIGHTS][worker] = newest.packed
         return True
 
     def wait(self, count: int) -> list[int]:
@@ -226,8 +238,15 @@ class Crew:
         self.call("number_from", self._next_numbers[worker], workers=[worker])
         if self.packing is not None:
             self.call("plan", self.packing, workers=[worker])
-        self._loaded[worker] = -1 if self._knows_weights else self.version
+        self._loaded[worker] = -1 if self._knows_weights else self._newest.version
         self._replaced.discard(worker)
+
+    def _introduce_all(self) -> bool:
+        """Introduce all workers that were built anew; tell whether there were any."""
+        fresh = sorted(self._replaced)
+        for worker in fresh:
+            self._introduce(worker)
+        return bool(fresh)
 
     def _persistently(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call something of workers, and again when what has failed is built anew, or who was at work is done."""
@@ -290,47 +309,65 @@ class Crew:
         Raises:
             ArgumentError: (a ValueError) they are of another architecture.
         """
-        assert self._weights is not None and self._newest is not None
-        fresh = np.empty_like(self._newest)  # Ctrl-C may come in between
+        assert self._weights is not None and self._newest.packed is not None
+        fresh = np.empty_like(
+            self._newest.packed
+        )  # Ctrl-C may come in between, or an order of another thread
         views = self._weights.views(fresh)
         require_same_architecture(views, weights)
         with torch.no_grad():
             for name, place in views.items():
                 place.copy_(weights[name])
-        self._newest, self._knows_weights, self.version = fresh, True, self.version + 1
+        self._knows_weights, self._newest = True, _Newest(self._newest.version + 1, fresh)
 
     # -------------------------------------------------------------------------------------- resume
 
     def state_dict(self) -> dict[str, Any]:
         """Give what the next batches depend on, in plain form; all workers are free."""
         states = self.call("state", workers=range(self.count))
-        newest = None if self._newest is None else torch.from_numpy(self._newest).clone()
+        while self._introduce_all():  # whom that has found dead
+            states = self.call("state", workers=range(self.count))
+        packed = self._newest.packed
+        newest = None if packed is None else torch.from_numpy(packed).clone()
         return {
             **{f"worker{row}": state for row, state in enumerate(states)},
             "next_numbers": list(self._next_numbers),
             "newest_weights": newest,
             "loaded_versions": list(self._loaded),
+            "roots": _plain_by_worker(self._roots),
+            "lost": _plain_by_worker(self._lost),
         }
 
     def load_state_dict(self, state: dict[str, Any], *, version: int, strict: bool) -> None:
         """Go on as the crew that gave ``state`` would have."""
+        self._introduce_all()
         for row in range(self.count):
             self.call("load_state", state[f"worker{row}"], strict, workers=[row])
         self._next_numbers = list(state["next_numbers"])
-        self._roots, self._lost, self.version = {}, {}, version
+        self._roots, self._lost = _by_worker(state["roots"]), _by_worker(state["lost"])
+        packed = self._newest.packed
+        self._newest = _Newest(version, packed)
         self._loaded = list(state["loaded_versions"])
-        if self._weights is None or self._newest is None:
+        if self._weights is None or packed is None:
             return
-        self._newest[:] = state["newest_weights"].numpy()
+        packed[:] = state["newest_weights"].numpy()
         if (
             not version
         ):  # no update was made: what acts is all there is, if it is the same everywhere
             acting = [state[f"worker{row}"]["policy_state_dict"] for row in range(self.count)]
-            for name, place in self._weights.views(self._newest).items():
+            for name, place in self._weights.views(packed).items():
                 place.copy_(acting[0][name])
                 if not all(torch.equal(other[name], acting[0][name]) for other in acting):
                     return
         self._knows_weights = True
+
+
+def _plain_by_worker(tds: dict[int, TensorDictBase]) -> dict[str, Any]:
+    return {str(worker): plain(td) for worker, td in tds.items()}
+
+
+def _by_worker(state: dict[str, Any]) -> dict[int, TensorDictBase]:
+    return {int(worker): from_plain(td) for worker, td in state.items()}
 
 
 def _require_alike(first: Description, other: Description, worker: int) -> None:

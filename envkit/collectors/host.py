@@ -185,12 +185,14 @@ class RunnerHost:
             order = replace(order, interrupted=self._is_stopped)
         batch = runner.begin(order)()
         steps = batch.data.batch_size[-1]
-        data = batch.data if steps == order.steps else _lengthened(batch.data, order.steps)
+        with runner.seconds.transferring():
+            data = batch.data if steps == order.steps else _lengthened(batch.data, order.steps)
+            is_in_memory = self._laid_down(data)
         return Reply(
             batch.following,
             runner.numbers.following,
             steps,
-            None if self._laid_down(data) else data,
+            None if is_in_memory else data,
             runner.shown_root() if wanted.with_root else None,
             runner.counted(),
         )
@@ -198,7 +200,8 @@ class RunnerHost:
     def call_load_and_collect(self, wanted: WorkerOrder) -> Reply:
         """Take new weights, then make a batch."""
         assert self._weights is not None
-        load_weights(self._runner.policy, self._weights)
+        with self._runner.seconds.transferring():
+            load_weights(self._runner.policy, self._weights)
         return self.call_collect(wanted)
 
     def _is_stopped(self) -> bool:

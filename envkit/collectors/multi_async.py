@@ -99,7 +99,8 @@ class MultiaSyncDataCollector(WorkerCollector):
         while not self._ready:
             self._receive_some()
         part = self._ready[0]
-        batch = Batch(part.data.clone(), part.following)
+        with self._seconds.transferring():
+            batch = Batch(part.data.clone(), part.following)
         self._taken += 1
         del self._ready[0]
         return batch

@@ -90,7 +90,9 @@ class MultiSyncDataCollector(WorkerCollector):
                 if (part := self._crew.receive(worker)) is not None:
                     self._parts_made[worker] = part
         parts = [self._parts_made[worker] for worker in range(self.num_workers)]
-        batch = Batch(self._joined(parts), torch.cat([part.following for part in parts]))
+        with self._seconds.transferring():
+            joined = self._joined(parts)
+        batch = Batch(joined, torch.cat([part.following for part in parts]))
         if self._options.use_buffers is not False:
             self._crew.learn_form(parts)
         self._parts_made = {}

@@ -242,7 +242,7 @@ class EnvRunner:
         set_generators(state["generators"])
 
     def counted(self) -> dict[str, Any]:
-        """Tell frames and episodes collected, and seconds spent in "envs" and in the "policy"."""
+        """Tell frames and episodes collected, and seconds spent in "envs", "policy" and "transfer"."""
         return {"frames": self.frames, "episodes": self.episodes, "seconds": dict(self.seconds)}
 
     # ------------------------------------------------------------------------- what is added to them
@@ -266,9 +266,10 @@ class EnvRunner:
         if options.track_policy_version:
             version = torch.full(batch, order.version, dtype=torch.int64, device=device)
             data.set((COLLECTOR, "policy_version"), version)
-        if options.storing_device is not None:
+        if options.storing_device is None:
+            return data.clear_device_()
+        with self.seconds.transferring():
             return data.to(options.storing_device)
-        return data.clear_device_()
 
 
 def _private(data: TensorDictBase) -> list[Key]:

@@ -11,6 +11,7 @@ from envkit.collectors.acting import Parts, build_runner, recorded_leaves
 from envkit.collectors.collector import Collector, MakeEnv
 from envkit.collectors.runner import Batch, Order
 from envkit.collectors.settings import CollectorOptions, runner_options
+from envkit.collectors.turns import in_turn
 from envkit.collectors.weights import as_weights, load_weights
 from envkit.data.arguments import as_bool
 from envkit.env.base import EnvBase
@@ -77,7 +78,7 @@ class SyncDataCollector(Collector):
     def _fit(self, given: Any) -> None:
         """Settle how batches are made, now that there is an env."""
         self._steps = self._steps_each(self.env.batch_size.numel(), stacklevel=4)
-        self._require_room(recorded_leaves(self.env, self._runner.options))
+        self._delivery.require_room(recorded_leaves(self.env, self._runner.options))
         if given.prefetch and not self.env._runs_at_once(self._runner.policy):
             raise OptionError(
                 f"prefetch={given.prefetch} needs steps that are one program, but {type(self.env).__name__} with this "
@@ -105,6 +106,7 @@ class SyncDataCollector(Collector):
 
         return finish
 
+    @in_turn
     def update_policy_weights_(self, policy_weights: Any = None) -> None:
         acting = self._runner.policy
         if policy_weights is not None:
@@ -113,9 +115,11 @@ class SyncDataCollector(Collector):
             load_weights(acting, as_weights(self._trained))
         self.policy_version += 1
 
+    @in_turn
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
         return self._runner.seed(seed, static=static_seed)
 
+    @in_turn
     def reset(self, index: torch.Tensor | None = None) -> None:
         """Reset the env, or the rows that a bool mask names; the next batch begins new trajectories there."""
         self._settle()
@@ -135,8 +139,8 @@ class SyncDataCollector(Collector):
         """Tell what was collected and where time went.
 
         Returns:
-            ``frames``, ``batches``, ``episodes``, and ``seconds`` spent in "envs" and in the "policy"; a program
-            that makes a whole batch counts as "envs".
+            ``frames``, ``batches``, ``episodes``, and ``seconds`` spent in "envs", in the "policy", and in
+            "transfer" to ``storing_device``; a program that makes a whole batch counts as "envs".
         """
         runner = self._runner
         return {

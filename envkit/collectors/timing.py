@@ -1,13 +1,14 @@
-"""How long a policy acts, of the time in which a batch is made.
+"""How long a policy acts, of the time in which a batch is made, and how long batches and weights travel.
 
 Conventions
-    seconds  spent in "envs" and in the "policy"; what a policy takes is counted away from the envs, whose time is
-             that of the whole batch.
+    seconds  spent in "envs", in the "policy", and in "transfer"; what a policy takes is counted away from the envs,
+             whose time is that of the whole batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -27,7 +28,16 @@ class Seconds(dict[str, float]):
     """Seconds by what they were spent in."""
 
     def __init__(self) -> None:
-        super().__init__(envs=0.0, policy=0.0)
+        super().__init__(envs=0.0, policy=0.0, transfer=0.0)
+
+    @contextmanager
+    def transferring(self) -> Iterator[None]:
+        """Count what is done within as "transfer"."""
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self["transfer"] += perf_counter() - began
 
     def acted(self, began: float) -> None:
         """Count what a policy took from a moment of ``perf_counter`` until now."""

@@ -27,6 +27,8 @@ from envkit.collectors.host import (
     RunnerFactory,
 )
 from envkit.collectors.settings import WorkerOptions, checked_workers, runner_options
+from envkit.collectors.timing import Seconds
+from envkit.collectors.turns import in_turn, require_open
 from envkit.collectors.weights import as_weights, tensors_of
 from envkit.data.arguments import as_int
 from envkit.env.base import EnvBase
@@ -36,6 +38,7 @@ from envkit.errors import (
     ArgumentCountError,
     ArgumentError,
     ArgumentTypeError,
+    CopyError,
     DoneError,
     OptionError,
 )
@@ -69,6 +72,7 @@ class WorkerCollector(Collector):
         self.num_workers = len(makers)
         self._trained = policy
         self._steps = 0
+        self._seconds = Seconds()  # spent here
         parts = self._parts(makers, policy, given)
         restarts = allowed_restarts(given.on_worker_failure, given.max_restarts)
         self._crew = Crew(
@@ -85,7 +89,7 @@ class WorkerCollector(Collector):
             described = self._crew.start()
             self._adopt(described)
             self._fit(given)
-            self._require_room(described.leaves)
+            self._delivery.require_room(described.leaves)
             self._crew.bind()
             self._prepare(self.num_workers)
         except BaseException:
@@ -178,6 +182,9 @@ class WorkerCollector(Collector):
     # ------------------------------------------------------------------------------------- weights
 
     def update_policy_weights_(self, policy_weights: Any = None) -> None:
+        require_open(
+            self
+        )  # and no turn: a trainer may update while another thread waits for a batch
         if not self._crew.has_weights:
             raise ArgumentTypeError(
                 "the policy of the workers is no torch.nn.Module, so it has no weights to update."
@@ -194,6 +201,7 @@ class WorkerCollector(Collector):
 
     # ------------------------------------------------------------------------------ seeds and resets
 
+    @in_turn
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
         self._settle()
         self._require_idle()
@@ -205,6 +213,7 @@ class WorkerCollector(Collector):
         self._begin_anew(range(self.num_workers))
         return following
 
+    @in_turn
     def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
         """Reset the envs of all workers, or of those named; their next batches begin new trajectories.
 
@@ -254,14 +263,12 @@ class WorkerCollector(Collector):
         """Tell what was collected and where time went.
 
         Returns:
-            ``frames``, ``batches``, ``episodes``, ``seconds`` ("envs", "policy", summed over the workers), and
-            ``workers``: the same of each, in a list.
+            ``frames``, ``batches``, ``episodes``, ``seconds`` spent in "envs", in the "policy" and in "transfer" of batches
+            and weights, summed over the workers, joining of batches here included, and ``workers``: the same of each, in
+            a list. Workers have made more frames than were delivered where batches wait.
         """
-        total: dict[str, Any] = {
-            "frames": 0,
-            "episodes": 0,
-            "seconds": {"envs": 0.0, "policy": 0.0},
-        }
+        seconds = dict(self._seconds)
+        total: dict[str, Any] = {"frames": 0, "episodes": 0, "seconds": seconds}
         for one in self._crew.counted:
             for name in ("frames", "episodes"):
                 total[name] += one.get(name, 0)
@@ -273,6 +280,12 @@ class WorkerCollector(Collector):
     def worker_pids(self) -> list[int]:
         """Process ids of the workers."""
         return self._crew.pids
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise CopyError(
+            f"a {type(self).__name__} cannot be copied or pickled: its workers belong to it alone. Build another one, "
+            "and have it go on from state_dict()."
+        )
 
     def _end(self) -> None:
         self._crew.end()

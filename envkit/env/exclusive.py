@@ -64,8 +64,8 @@ class InUse:
         holder = names.get(self.holder, "another")
         raise BusyError(
             f"this {self.name} is in use by thread {holder!r}, and thread "
-            f"{threading.current_thread().name!r} wants to use it at the same time. Give each thread an "
-            "env of its own, or let one wait until the other is done: a threading.Lock around the calls."
+            f"{threading.current_thread().name!r} wants to use it at the same time. Give each thread one "
+            "of its own, or let one wait until the other is done: a threading.Lock around the calls."
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torchrl.data import LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer
 
 from envkit import Collector, MultiStep, RewardSum, SerialEnv, SyncDataCollector
+from tests.collectors.test_resume import Saved
 from tests.collectors.test_workers import still
 from tests.zoo.envs import Count
 
@@ -144,3 +147,39 @@ def test_a_transform_can_be_a_last_step():
     batch = collector.next()
 
     assert batch["next", "episode_reward"].squeeze(-1)[0].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_a_step_that_a_buffer_refuses_has_no_other_put_in_twice():
+    class Full(list):
+        refusals = 1
+
+        def add(self, step):
+            if len(self) == 2 and self.refusals:
+                self.refusals -= 1
+                raise MemoryError("full")
+            self.append(step["count"].item())
+
+    buffer = Full()
+    collector = SyncDataCollector(
+        partial(Saved, 9),
+        still,
+        frames_per_batch=3,
+        replay_buffer=buffer,
+        replay_buffer_chunk=False,
+    )
+    with pytest.raises(MemoryError, match="full"):
+        collector.next()
+    state = collector.state_dict()
+    resumed = SyncDataCollector(
+        partial(Saved, 9),
+        still,
+        frames_per_batch=3,
+        replay_buffer=buffer,
+        replay_buffer_chunk=False,
+    )
+    resumed.load_state_dict(state)
+
+    resumed.next()
+    resumed.next()
+
+    assert buffer == [0, 1, 2, 3, 4, 5]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -215,6 +216,49 @@ def test_workers_go_on_where_they_were():
         assert_same(second.next(), wanted)
     assert wanted["collector", "policy_version"].unique().tolist() == [2]
     first.shutdown(), second.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_killed_before", [True, False])
+def test_what_a_lost_worker_leaves_is_the_same_after_a_resume(is_killed_before):
+    def build():
+        return MultiSyncDataCollector(
+            Truncates, still, num_workers=2, frames_per_batch=8, on_worker_failure="restart"
+        )
+
+    first, second = build(), build()
+    started = first.next()
+    if is_killed_before:
+        kill(first, 1)
+    state = through_a_file(first.state_dict())
+    second.load_state_dict(state)
+    if not is_killed_before:
+        kill(first, 1), kill(second, 1)
+
+    wanted = first.next()
+    found = second.next()
+
+    assert_same(found, wanted)
+    assert wanted["next", "truncated"].squeeze(-1)[:, 0].tolist() == [False, True]
+    before, after = (batch["collector", "traj_ids"] for batch in (started, wanted))
+    assert after[1, 0] == before[1, -1] and after[1, 1] > before.max()
+    first.shutdown(), second.shutdown()
+
+
+def still(td):
+    return td.set("action", torch.zeros((*td.batch_size, 1), dtype=torch.int64))
+
+
+class Truncates(Saved):
+    def __init__(self):
+        super().__init__()
+        self.add_truncated_keys()
+
+
+def kill(collector, worker: int) -> None:
+    process = psutil.Process(collector.worker_pids[worker])
+    process.kill()
+    process.wait(30)
 
 
 @pytest.mark.slow

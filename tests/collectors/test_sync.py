@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,7 +27,7 @@ from envkit import (
     exploration_type,
     split_trajectories,
 )
-from envkit.errors import ClosedEnvError, DoneError, OptionError
+from envkit.errors import ArgumentTypeError, BusyError, ClosedEnvError, DoneError, OptionError
 from tests.collectors.slow_model import assert_same, collected
 from tests.zoo.envs import Chaos, Count, StatelessCount
 from tests.zoo.jax_drift import jax_rows
@@ -257,6 +259,31 @@ def test_batches_are_split_then_post_processed_then_shown_to_a_hook():
     assert batch["collector", "mask"].tolist() == [[True] * 5, [True] * 2 + [False] * 3]
 
 
+def test_what_a_hook_raises_has_a_batch_post_processed_once():
+    answers = iter([ZeroDivisionError()])
+
+    def hook(batch):
+        if (error := next(answers, None)) is not None:
+            raise error
+
+    def doubled(batch):
+        batch["next", "reward"].mul_(2)
+        return batch
+
+    collector = SyncDataCollector(two, frames_per_batch=4, postproc=doubled, post_collect_hook=hook)
+    with pytest.raises(ZeroDivisionError):
+        collector.next()
+
+    assert (collector.next()["next", "reward"] == 2).all()
+
+
+def test_a_postproc_that_returns_nothing_is_told():
+    collector = SyncDataCollector(two, frames_per_batch=4, postproc=lambda batch: None)
+
+    with pytest.raises(ArgumentTypeError, match=r"postproc returned None.* must return the batch"):
+        collector.next()
+
+
 def test_what_postproc_raises_loses_no_batch():
     answers = iter([ZeroDivisionError("first"), None])
 
@@ -455,13 +482,13 @@ def test_frames_are_counted_to_their_end_and_then_there_is_no_more():
 
 
 def test_statistics_say_what_was_collected_and_where_time_went():
-    collector = SyncDataCollector(two, frames_per_batch=20)
+    collector = SyncDataCollector(two, frames_per_batch=20, storing_device="cpu")
     collector.next()
 
     found = collector.stats()
 
     assert (found["frames"], found["batches"], found["episodes"]) == (20, 1, 4)
-    assert set(found["seconds"]) == {"envs", "policy"}
+    assert set(found["seconds"]) == {"envs", "policy", "transfer"}
     assert min(found["seconds"].values()) > 0
 
 
@@ -484,6 +511,57 @@ def test_after_shutdown_there_is_nothing_and_twice_is_once():
     assert env.is_closed
     with pytest.raises(ClosedEnvError, match="shut down"):
         collector.next()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda collector: collector.next(),
+        lambda collector: list(collector),
+        lambda collector: collector.reset(),
+        lambda collector: collector.set_seed(0),
+        lambda collector: collector.state_dict(),
+        lambda collector: collector.load_state_dict({}),
+        lambda collector: collector.update_policy_weights_(),
+    ],
+    ids=["next", "iter", "reset", "set_seed", "state_dict", "load_state_dict", "weights"],
+)
+def test_a_collector_that_was_shut_down_says_so(call):
+    env = two()  # which a reset would start again
+    collector = SyncDataCollector(env, frames_per_batch=4)
+    collector.next()
+    collector.shutdown()
+
+    with pytest.raises(ClosedEnvError, match=r"this SyncDataCollector was shut down. Build a new"):
+        call(collector)
+
+    assert env.is_closed
+
+
+def test_a_collector_is_used_by_one_thread_at_a_time():
+    acting, asked = threading.Event(), threading.Event()
+
+    def waits(td):
+        acting.set()
+        assert asked.wait(30)
+        return still(td)
+
+    collector = SyncDataCollector(lambda: Count(9), waits, frames_per_batch=3)
+    batches: list = []
+    thread = threading.Thread(target=lambda: batches.append(collector.next()), name="first")
+    thread.start()
+    assert acting.wait(30)
+    try:
+        for call in (collector.next, collector.state_dict, collector.reset):
+            with pytest.raises(BusyError, match="SyncDataCollector is in use by thread 'first'"):
+                call()
+    finally:
+        asked.set()
+        thread.join()
+
+    batches.append(collector.next())
+
+    assert torch.cat(batches)["count"].flatten().tolist() == list(range(6))
 
 
 def test_the_front_door_gives_the_class_that_fits():

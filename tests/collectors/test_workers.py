@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import threading
+
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
@@ -17,7 +21,7 @@ from envkit import (
     SyncDataCollector,
     TransformedEnv,
 )
-from envkit.errors import ArgumentTypeError
+from envkit.errors import ArgumentTypeError, BusyError, ClosedEnvError, CopyError
 from tests.collectors.slow_model import assert_same, collected
 from tests.zoo.envs import Chaos, Count, Slow
 
@@ -415,3 +419,70 @@ def test_no_worker_ever_acts_with_half_an_update(built):
             seen.add(int(version[0]))
 
     assert len(seen) > 2000
+
+
+def test_a_collector_with_workers_is_not_copied(built):
+    collector = built(MultiSyncDataCollector, [one], still, frames_per_batch=4)
+
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(CopyError, match=r"its workers belong to it alone. Build another one"):
+            copied(collector)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", [MultiSyncDataCollector, MultiaSyncDataCollector])
+def test_threads_get_no_batch_in_part_and_none_twice(built, cls):
+    collector = built(cls, [one] * 2, still, frames_per_batch=8)
+    batches: list = []
+    refused = []
+
+    def collect():
+        for _ in range(30):
+            try:
+                batches.append(collector.next())
+            except BusyError as error:
+                refused.append(str(error))
+
+    threads = [threading.Thread(target=collect) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(batches) + len(refused) == 60 and collector.iter == len(batches)
+    rows = torch.cat([batch.reshape(-1) for batch in batches])
+    pairs = list(zip(rows[IDS].tolist(), rows["count"].flatten().tolist(), strict=True))
+    assert len(set(pairs)) == len(pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", [MultiSyncDataCollector, MultiaSyncDataCollector])
+def test_another_thread_may_update_weights_or_shut_down_while_a_batch_is_waited_for(built, cls):
+    policy = Says()
+    collector = built(
+        cls, [lambda: Slow(0.01)] * 2, policy, frames_per_batch=4, track_policy_version=True
+    )
+    began, ended, batches = threading.Event(), [], []
+
+    def collect():
+        try:
+            while True:
+                batches.append(collector.next())
+                began.set()
+        except ClosedEnvError as error:
+            ended.append(str(error))
+
+    thread = threading.Thread(target=collect)
+    thread.start()
+    assert began.wait(60)
+    for version in range(1, 21):
+        policy.say(version)
+        collector.update_policy_weights_()
+    collector.shutdown()
+    thread.join()
+
+    assert ended == [f"this {cls.__name__} was shut down. Build a new one."]
+    for batch in batches:
+        assert torch.equal(
+            batch["action"].flatten(), batch["collector", "policy_version"].flatten()
+        )

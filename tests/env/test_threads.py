@@ -98,7 +98,7 @@ def test_a_second_thread_is_refused_at_once_and_both_are_named(env):  # B11
         assert isinstance(found, BusyError)
         assert "'owner'" in str(found)
         assert "'intruder'" in str(found)
-        assert "an env of its own" in str(found)
+        assert "one of its own" in str(found)
 
 
 def test_an_env_may_go_from_thread_to_thread(env):  # B11
