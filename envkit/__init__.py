@@ -19,7 +19,7 @@ _HOMES = {
         "PlaygroundEnv",
         "PlaygroundWrapper",
     ),
-    "bridges.worlds.dm_control": ("DMControlEnv", "DMControlWrapper"),
+    "bridges.worlds.dm_control.env": ("DMControlEnv", "DMControlWrapper"),
     "bridges.worlds.native.pendulum": ("PendulumJaxEnv",),
     "bridges.worlds.envpool.env": ("MultiThreadedEnv", "MultiThreadedEnvWrapper"),
     "bridges.worlds.pettingzoo.env": ("PettingZooEnv",),

@@ -37,8 +37,8 @@ from bridges.libraries import get_available_libraries as get_available_libraries
 from bridges.policy.compiled import compile_policy as compile_policy
 from bridges.worlds.brax import BraxEnv as BraxEnv
 from bridges.worlds.brax import BraxWrapper as BraxWrapper
-from bridges.worlds.dm_control import DMControlEnv as DMControlEnv
-from bridges.worlds.dm_control import DMControlWrapper as DMControlWrapper
+from bridges.worlds.dm_control.env import DMControlEnv as DMControlEnv
+from bridges.worlds.dm_control.env import DMControlWrapper as DMControlWrapper
 from bridges.worlds.envpool.env import MultiThreadedEnv as MultiThreadedEnv
 from bridges.worlds.envpool.env import MultiThreadedEnvWrapper as MultiThreadedEnvWrapper
 from bridges.worlds.gymnax import GymnaxEnv as GymnaxEnv

@@ -51,14 +51,7 @@ def check_env_specs(
             the env was refused for, and every entry that was written to after it had been returned.
             Of an env whose data is right: what it does wrong, see `conduct`.
     """
-    if not isinstance(env, EnvBase):
-        is_class = isinstance(env, type)
-        given = f"the class {env.__name__}" if is_class else f"a {type(env).__name__}"
-        fix = f"{env.__name__}(...)" if is_class else "env"
-        raise ArgumentTypeError(
-            f"check_env_specs was given {given}, but runs an env. Pass an instance: "
-            f"check_env_specs({fix})."
-        )
+    _require_env(env)
     if seed is not None:
         env.set_seed(seed)
     run = partial(
@@ -92,6 +85,18 @@ def check_env_specs(
             + "\n".join(f"  - {problem}" for problem in distinct(problems))
             + "\nCorrect the specs, or what _reset and _step return."
         )
+
+
+def _require_env(env: object) -> None:
+    if isinstance(env, EnvBase):
+        return
+    is_class = isinstance(env, type)
+    given = f"the class {env.__name__}" if is_class else f"a {type(env).__name__}"
+    fix = f"{env.__name__}(...)" if is_class else "env"
+    raise ArgumentTypeError(
+        f"check_env_specs was given {given}, but runs an env. Pass an instance: "
+        f"check_env_specs({fix})."
+    )
 
 
 def _by_hand(env: EnvBase, tensordict: TensorDictBase | None, find: partial) -> list[str]:

@@ -34,4 +34,4 @@ def shown(cls: type, names: Iterable[str]) -> list[str]:
     """
     users = (kind for kind in cls.__mro__ if kind.__module__.partition(".")[0] not in _OURS)
     own = {name for kind in users if kind is not object for name in vars(kind)}
-    return [name for name in names if name not in _HIDDEN or name in own]
+    return sorted(name for name in {*names} if name not in _HIDDEN or name in own)

@@ -19,14 +19,7 @@ import torch
 from envkit import rules
 from envkit.data.arguments import as_bool
 from envkit.data.paths import Key, as_key, as_path, leaf_paths
-from envkit.env.declared import (
-    INPUTS,
-    OUTPUTS,
-    Declared,
-    as_declared,
-    require_names,
-    require_nodes,
-)
+from envkit.env.declared import INPUTS, OUTPUTS, Declared, as_declared, require_names, require_nodes
 from envkit.env.done_specs import complete_done_spec, with_truncated
 from envkit.env.module import EnvModule
 from envkit.env.outputs import OutputChecks

@@ -8,9 +8,8 @@ Conventions
     td      TensorDict whose root is what was known before the action; ``td["next"]`` is what the
             step produced.
     masks   `_step` and `_reset`, see `rules`. They never survive in an output.
-    step    a value, see `pending`: the env holds nothing of a step between its begin and its end.
-            `_make_step` gives it, `_honoured_step` gives envs around this one what honours an
-            overridden `step`.
+    step    a value, see `pending`: the env holds nothing of a step between its begin and its end. `_make_step` gives
+            it, `_honoured_step` gives envs around this one what honours an overridden `step`.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ from envkit.env.input_checks import in_functorch, require_actions, require_value
 from envkit.env.pending import LocalStep, OverriddenStep, Pending
 from envkit.env.spec_names import SpecNames
 from envkit.env.starts import start_keywords
-from envkit.errors import (
-    BatchSizeError,
-    ClosedEnvError,
-)
+from envkit.errors import BatchSizeError, ClosedEnvError
 
 __all__ = ["Stepping"]
 

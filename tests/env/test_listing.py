@@ -67,6 +67,10 @@ def test_dir_lists_all_that_the_docs_name_of_an_env(env):
     assert sorted(known - set(dir(env))) == []
 
 
+def test_dir_lists_each_name_once(env):
+    assert dir(env) == sorted({*dir(env)})
+
+
 def test_dir_lists_what_writers_of_an_env_write(env):
     assert {"_reset", "_step", "_set_seed", "observation_spec", "reward_spec"} <= set(dir(env))
 

@@ -18,16 +18,22 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from bridges.gym.like import GymLikeEnv
-from bridges.gym.spaces import Codec, codec_at
+from bridges.gym.spaces import codec_at
 from bridges.libraries import require
 from bridges.worlds.pettingzoo.games import Game, game_of
 from bridges.worlds.pettingzoo.groups import FLAGS, Agent, Group, Moment, flag_spec
+from bridges.worlds.pettingzoo.layout import (
+    GroupMap,
+    complete_group_map,
+    numbers_in,
+    state_codec,
+    state_spec,
+)
 from bridges.worlds.pettingzoo.rows import GameCore
 from envkit import rules
 from envkit.data.arguments import as_batch_size, as_bool
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.env.base import EnvBase
-from envkit.env.groups import MarlGroupMapType, check_marl_grouping
 from envkit.env.options import EnvOptions
 from envkit.errors import (
     ArgumentError,
@@ -36,13 +42,11 @@ from envkit.errors import (
     ResetMaskError,
     UnsupportedError,
 )
-from envkit.specs import Composite, TensorSpec, Unbounded
+from envkit.specs import Composite, TensorSpec
 from envkit.specs.annotations import Device
 from envkit.specs.inputs import ActionInput
 
 __all__ = ["GroupMap", "PettingZooWrapper"]
-
-GroupMap = MarlGroupMapType | Mapping[str, Sequence[str]]
 
 
 class PettingZooWrapper(GymLikeEnv):
@@ -113,7 +117,7 @@ class PettingZooWrapper(GymLikeEnv):
                 f"the agents of {game} take turns, and nothing in the data would tell whose turn it is. Pass "
                 "use_mask=True."
             )
-        self.group_map = _group_map(game, group_map)
+        self.group_map = complete_group_map(game, group_map)
         _, infos = game.reset(seed=seed)
         self._groups = [self._group(name, agents, infos) for name, agents in self.group_map.items()]
         self._group_of = {
@@ -125,7 +129,7 @@ class PettingZooWrapper(GymLikeEnv):
             for name, has_options in self.has_action_mask.items()
             if has_options
         )
-        self._state_codec = _state_codec(game) if return_state else None
+        self._state_codec = state_codec(game) if return_state else None
         self._declare()
         game._has_reset = False  # what was reset was looked at alone
         self.seed = seed
@@ -135,7 +139,7 @@ class PettingZooWrapper(GymLikeEnv):
     def _group(
         self, name: str, agents: Sequence[str], infos: Mapping[str, Mapping[str, Any]]
     ) -> Group:
-        found = _numbers_in([infos.get(agent, {}) for agent in agents])
+        found = numbers_in([infos.get(agent, {}) for agent in agents])
         return Group(name, [self._agent(agent, infos, found) for agent in agents], self.use_mask)
 
     def _agent(
@@ -164,7 +168,7 @@ class PettingZooWrapper(GymLikeEnv):
         device, groups = self.device, self._groups
         observed = Composite({group.name: group.observation_spec for group in groups})
         if self.return_state:
-            observed["state"] = _state_spec(self._env, self._state_codec)
+            observed["state"] = state_spec(self._env, self._state_codec)
         done = Composite({flag: flag_spec(1) for flag in FLAGS})
         for group in groups:
             done[group.name] = group.done_spec()
@@ -371,77 +375,3 @@ def _missing(path: Path, td: TensorDictBase) -> MissingKeyError:
         f"the TensorDict has no {as_key(path)!r}; it has {sorted(map(str, td.keys(True)))}. Write the action "
         "first, e.g. with env.rand_action(td)."
     )
-
-
-def _group_map(game: Game, given: GroupMap | None) -> dict[str, list[str]]:
-    """Complete and check a group map."""
-    if given is None:
-        each_alone = MarlGroupMapType.ONE_GROUP_PER_AGENT
-        found = _by_name(game.names) if game.parallel else each_alone.get_group_map(game.names)
-    elif isinstance(given, MarlGroupMapType):
-        found = given.get_group_map(game.names)
-    else:
-        found = {group: list(agents) for group, agents in given.items()}
-    check_marl_grouping(found, game.names)
-    return found
-
-
-def _by_name(names: Sequence[str]) -> dict[str, list[str]]:
-    """Put agents called ``name_<int>`` into the group ``name``, others into groups of their own."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        stem, _, number = name.rpartition("_")
-        groups.setdefault(stem if stem and _is_int(number) else name, []).append(name)
-    return groups
-
-
-def _is_int(text: str) -> bool:
-    try:
-        int(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _numbers_in(infos: Sequence[Mapping[str, Any]]) -> dict[str, TensorSpec]:
-    """Describe the infos of some agents that are numbers, of one form in all that have them."""
-    forms: dict[str, set[tuple[Any, ...]]] = {}
-    for info in infos:
-        for key, value in info.items():
-            if key != "action_mask":
-                forms.setdefault(key, set()).add(_form(value))
-    return {
-        key: Unbounded(shape, dtype=dtype)
-        for key, found in forms.items()
-        if len(found) == 1
-        for shape, dtype in found
-        if dtype is not None
-    }
-
-
-def _form(value: Any) -> tuple[Any, Any]:
-    """Give shape and dtype that a number or an array has as a tensor; no dtype where it has none."""
-    try:
-        tensor = torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError):
-        return (), None
-    return tuple(tensor.shape), tensor.dtype
-
-
-def _state_codec(game: Game) -> Codec | None:
-    space = getattr(game, "state_space", None)
-    return None if space is None else codec_at(space, ("state",), categorical=False)
-
-
-def _state_spec(game: Game, codec: Codec | None) -> TensorSpec:
-    """Describe the state of the whole game, by its space or by what it is now."""
-    if codec is not None:
-        return codec.spec()["state"]
-    try:
-        state = np.asarray(game.state())
-    except (NotImplementedError, TypeError, AttributeError) as error:
-        raise UnsupportedError(
-            f"return_state is True, but {game} has no state of the whole game ({type(error).__name__}: {error}). "
-            "Leave it out."
-        ) from error
-    return Unbounded(state.shape, dtype=torch.from_numpy(state.copy()).dtype)

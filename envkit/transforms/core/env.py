@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from envkit.data.paths import Key, Path, as_path
+from envkit.data.paths import Key, Path
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS, require_names
 from envkit.env.drawing import fake_step
 from envkit.env.html import Told
 from envkit.env.own_state import OWN
-from envkit.errors import ArgumentTypeError, MissingKeyError, ResumeError, SpecError
+from envkit.errors import ArgumentTypeError, ResumeError, SpecError
 from envkit.specs import Composite, StackedComposite
 from envkit.specs.annotations import Destination
 from envkit.transforms.core.base import Transform, TransformLike, books_of
 from envkit.transforms.core.compose import Compose, as_transform
 from envkit.transforms.core.rows import TransformedCore, transformed_core
+from envkit.transforms.core.spec_hooks import require_declared
 from envkit.transforms.core.stepping import TransformStepping
 from envkit.transforms.core.wrapper import TransformHolder
 
@@ -210,7 +211,7 @@ class TransformedEnv(TransformStepping):
             self._stages.append((inputs.clone(), outputs.clone()))
             inputs = transform.transform_input_spec(inputs)
             outputs = transform.transform_output_spec(outputs)
-            _require_declared(transform, inputs, outputs)
+            require_declared(transform, inputs, outputs)
         self._hold_specs(inputs, outputs)
         require_names(self._declared.full())
 
@@ -387,19 +388,3 @@ class TransformedEnv(TransformStepping):
 
 def _holds_anything(state: Any) -> bool:
     return any(_holds_anything(v) if isinstance(v, dict) else True for v in state.values())
-
-
-def _require_declared(transform: Transform, *specs: Composite) -> None:
-    if transform.missing_tolerance:
-        return
-    declared = {
-        as_path(key)[1:] for spec in specs for key in spec.keys(True) if len(as_path(key)) > 1
-    }
-    for key in transform._declared_keys:
-        if as_path(key) not in declared:
-            raise MissingKeyError(
-                f"{type(transform).__name__} writes {key!r}, but no spec declares it. Add it in "
-                "transform_observation_spec (or the hook for rewards, done flags, states or "
-                "actions); if it is misspelt, the entries known there are "
-                f"{sorted('.'.join(path) for path in declared)}."
-            )

@@ -1,4 +1,4 @@
-"""Spec hooks written for one leaf, turned into hooks for the Composite that an env declares.
+"""Spec hooks written for one leaf, as hooks for the Composite that an env declares; and what all hooks must declare.
 
 A hook such as `Transform.transform_observation_spec` takes and gives a Composite. Where every entry
 is changed alike it is easier to write for a leaf. These decorators decide which leaves that is: those the
@@ -15,9 +15,11 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from envkit.data.paths import as_path
+from envkit.errors import MissingKeyError
 from envkit.specs import Composite, TensorSpec
 
-__all__ = ["apply_to_composite", "apply_to_composite_inv"]
+__all__ = ["apply_to_composite", "apply_to_composite_inv", "require_declared"]
 
 _INPUTS = ("full_action_spec", "full_state_spec")
 
@@ -71,3 +73,28 @@ def apply_to_composite_inv(hook: Callable[[Any, Any], TensorSpec]) -> Callable[[
         return spec
 
     return for_all
+
+
+def require_declared(transform: Any, *specs: Composite) -> None:
+    """Check that a transform has declared what it writes.
+
+    Args:
+        transform: one of an env.
+        specs: input and output spec of the env, behind it.
+
+    Raises:
+        MissingKeyError: (a KeyError) no spec has an entry that it writes.
+    """
+    if transform.missing_tolerance:
+        return
+    declared = {
+        as_path(key)[1:] for spec in specs for key in spec.keys(True) if len(as_path(key)) > 1
+    }
+    for key in transform._declared_keys:
+        if as_path(key) not in declared:
+            raise MissingKeyError(
+                f"{type(transform).__name__} writes {key!r}, but no spec declares it. Add it in "
+                "transform_observation_spec (or the hook for rewards, done flags, states or "
+                "actions); if it is misspelt, the entries known there are "
+                f"{sorted('.'.join(path) for path in declared)}."
+            )

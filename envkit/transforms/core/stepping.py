@@ -35,8 +35,6 @@ from envkit.transforms.core.wrapper import TransformHolder
 
 __all__ = ["TransformStepping"]
 
-_OUTPUTS = ("observation", "reward", "done")
-
 
 class TransformStepping(TransformHolder):
     """The part of a `TransformedEnv` that resets and steps."""
@@ -102,14 +100,14 @@ class TransformStepping(TransformHolder):
         else:
             root = self._reset_through(route, td, **kwargs)
         if td is not None:
-            self._settle(td, root)
+            self._update_unreset_rows(td, root)
         return root
 
-    def _settle(self, td: TensorDictBase, root: TensorDictBase) -> None:
+    def _update_unreset_rows(self, td: TensorDictBase, root: TensorDictBase) -> None:
         """Write to ``td`` what a reset changes in rows that were not reset, as far as this env shows it."""
         settled = td.empty()
         if isinstance(self.base_env, TransformStepping):
-            self.base_env._settle(settled, root)
+            self.base_env._update_unreset_rows(settled, root)
         for transform in self._transform.flat():
             transform._update_unreset_rows(settled, root)
         shown = {as_path(key) for key in self.observation_keys}
@@ -224,7 +222,8 @@ class TransformStepping(TransformHolder):
             return [self._table.outputs] * rows
 
         def build() -> Sequence[Sequence[OutputLeaf]]:
-            specs = {kind: getattr(self, f"full_{kind}_spec") for kind in _OUTPUTS}
+            kinds = ("observation", "reward", "done")
+            specs = {kind: getattr(self, f"full_{kind}_spec") for kind in kinds}
             return [
                 [
                     (path, kind, spec[row][as_key(path)])
@@ -257,9 +256,8 @@ class TransformStepping(TransformHolder):
     def _both_shown(self, step: _TransformedStep) -> tuple[TensorDictBase, TensorDictBase]:
         """Receive a step whose stepper has reset what is done, and show both; reset the rest."""
         assert step.inner is not None
-        stepper = self._route.stepper
         done, root = step.inner.recv()
-        ended = done.get("next").select(*stepper.done_keys)
+        ended = done.get("next").select(*self._route.stepper.done_keys)
         data = step.attached(step.route.shown_next(step.given, done), done)
         following = self.step_mdp(data)
         if not self.any_done(following):
@@ -391,8 +389,7 @@ class _TransformedStep(Pending):
         skipped = env._skipped_next(self.td)
         if done is None:
             return skipped
-        # behind transforms of batch size or device:
-        shown = mask.reshape(self.td.batch_size).to(skipped.device)
+        shown = mask.reshape(self.td.batch_size).to(skipped.device)  # which transforms may change
         if not env.batch_locked and given.batch_size == self.td.batch_size:
             stepped = route.shown_next(given[mask], done[mask])  # type: ignore[arg-type]
             return env._checks.scatter(shown, stepped, skipped)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from bridges.worlds.dm_control import DMControlEnv, DMControlWrapper, build, env_names
+from bridges.worlds.dm_control.env import DMControlEnv, DMControlWrapper, build, env_names
 from envkit import (
     AsyncEnvPool,
     Compose,
