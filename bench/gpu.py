@@ -21,7 +21,7 @@ import torch
 from bench.brax_scan import acting_like, bare_scan, envkit_unroll
 from bench.brax_step import envkit_loop, policy_for
 from bench.harness import compare, record
-from bridges.dlpack import to_jit, to_torch
+from bridges.dlpack import number_to_jit, to_jit, to_torch
 from bridges.jax.programs import RESTART
 from envkit import BraxEnv, JaxPolicy, compile_policy, configure_gpu
 
@@ -70,7 +70,8 @@ def measure_handoff(env: BraxEnv, rows: int, rounds: int = 200) -> None:
     env.step_and_maybe_reset(td.copy())
     inputs, constants = env._inputs(td), env._constants(td.batch_size)
     lent = to_jit(inputs, copy=False, detach=True)
-    results = jax.block_until_ready(env._programs.advance(*lent, constants, RESTART))
+    follows = number_to_jit(RESTART, env.device)
+    results = jax.block_until_ready(env._programs.advance(*lent, constants, follows))
     works = {
         "read_inputs_us": lambda: env._inputs(td),
         "torch_to_jax_us": lambda: to_jit(inputs, copy=False, detach=True),

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from bench.harness import record
-from bridges.dlpack import to_jax, to_jit, to_torch, wait_for_torch
+from bridges.dlpack import to_jax, to_jit, to_torch
 from bridges.jax.env import JaxEnv
 from envkit import configure_gpu
 from tests.zoo.walkers import Walker
@@ -47,7 +47,8 @@ class Place:
 
     def wait(self) -> None:
         """Wait for all of torch's work."""
-        wait_for_torch(self.device)
+        if self.is_card:
+            torch.cuda.current_stream(self.device).synchronize()
 
     def reading_slowly(self) -> Callable[[jax.Array], jax.Array]:
         """Give a program that goes on reading its argument for long."""

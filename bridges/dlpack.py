@@ -11,8 +11,9 @@ Ownership
                   that reads the result has finished, and the result must not outlive that. Who lends
                   keeps what `to_jit` gave until the results are handed to torch: on a card, dropped memory is
                   torch's again at once, while the program may still read it.
-    order         on a card, a program runs after what torch has begun only if it takes a tensor. One that
-                  takes none may write where a dropped tensor lay, and waits: `wait_for_torch`.
+    order         on a card, a program runs after what torch has begun only if it takes a tensor. What the host
+                  brings there waits for nothing, and may be written where a dropped tensor lay: so
+                  every program takes a tensor, and numbers lie there before, see `number_to_jit`.
 
 Conventions
     dtypes  cross as they are, 64-bit ones apart: without x64 they become 32 bits, checked.
@@ -27,6 +28,7 @@ runs, so only a copy nobody else holds is safe: that is `to_jit`.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -40,12 +42,12 @@ from envkit.errors import HandoffError
 
 __all__ = [
     "jax_device_of",
+    "number_to_jit",
     "to_jax",
     "to_jit",
     "to_torch",
     "torch_device_of",
     "torch_dtype_of",
-    "wait_for_torch",
 ]
 
 PyTree = Any
@@ -204,13 +206,26 @@ def jax_device_of(device: torch.device | str) -> JaxDevice:
     )
 
 
-def wait_for_torch(device: torch.device | None) -> None:
-    """Wait until torch has done what it was given to do on a device; on CPU it always has.
+def number_to_jit(number: complex, device: torch.device | None) -> Any:
+    """Give a Python number as an argument of programs on a device; it decides about no dtype there.
 
-    To be called before a program that takes no tensor: it may use memory that a kernel of torch still reads.
+    It is brought to a card once, after torch has done what it was given to do there.
     """
-    if device is not None and device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
+    if device is None or device.type == "cpu":
+        return number
+    wide = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    return _number_on(device, type(number), repr(number), wide)
+
+
+@functools.lru_cache(256)
+def _number_on(device: torch.device, kind: type, written: str, wide: bool) -> jax.Array:
+    _wait_for_torch(device)
+    with jax.default_device(jax_device_of(device)):
+        return jnp.asarray(kind(written) if kind is not bool else written == "True")
+
+
+def _wait_for_torch(device: torch.device) -> None:
+    torch.cuda.current_stream(device).synchronize()
 
 
 def _map_tree(handoff: Any, tree: PyTree) -> PyTree:

@@ -16,8 +16,8 @@ from envkit.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["cache_dir"]
 
-# A program that compiles faster than this is not worth a file, s.
-_WORTH_S = 0.5
+# All programs are worth a file: reading one takes some ms, and of small ones there are few. s.
+_WORTH_S = 0.0
 
 
 def cache_dir(path: str | os.PathLike[str] | None = None) -> Path:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 import jax
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
@@ -128,8 +129,8 @@ class JaxEnv(ProgramEnv):
                 f"this env is spread over several devices and cannot move to {device}. Build another one, "
                 "with the devices it shall have."
             )
-        if device is not None and self._key is not None:
-            self._key = jax.device_put(self._key, jax_device_of(device))
+        if device is not None:
+            jax_device_of(device)  # or say now that JAX does not see it
         return super().to(*args, **kwargs)  # type: ignore[return-value]
 
     def _faults(self) -> Iterable[str]:
@@ -179,18 +180,17 @@ class JaxEnv(ProgramEnv):
 
     def _own_state(self) -> dict[str, Any]:
         """Add the key that new rows are drawn from. The states of rows are in the data."""
-        key = None if self._key is None else to_torch(self._key).clone()
+        key = None if self._key is None else torch.tensor(self._key, device=self.device)
         return {**super()._own_state(), "key": key}
 
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
         super()._take_own_state(state, strict=strict)
-        self._key, key = None, state["key"]
-        if key is not None:
-            self._key = jax.device_put(to_jit(key, copy=True), jax_device_of(self.device or "cpu"))
+        key = state["key"]
+        self._key = None if key is None else key.cpu().numpy().copy()
 
     def reseed(self, td: TensorDictBase) -> EnvData:
         """Give the rows of ``td`` new keys, so that copies of one state part ways; returns ``td``."""
-        reseed = self._start(self._programs.reseed, (self._state_in(td),), (self._next_key(),))
+        reseed = self._start(self._programs.reseed, (self._state_in(td),), (self._next_key_in(),))
         named = {("state", *path): leaf for path, leaf in reseed.result().items()}
         return td.update(self._named(td.batch_size, named))
 
@@ -327,14 +327,14 @@ class FusedEnv(Wrapper, JaxEnv):
     def _books(self) -> frozenset[Path]:
         return self._own_books
 
-    def _next_key(self) -> jax.Array:
+    def _next_key(self) -> np.ndarray:
         return self.base_env._next_key()
 
     def _set_seed(self, seed: int | None) -> None:
         self.base_env._set_seed(seed)
 
     def _constants(self, shape: torch.Size, mask: torch.Tensor | None = None) -> Constants:
-        each = arguments_of(self._transforms, self._unchanged)
+        each = arguments_of(self._transforms, self._unchanged, self.device)
         if not any(transform.state() for transform in self._transforms):
             return each, None, self._model_given()
         if mask is None:

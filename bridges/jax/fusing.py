@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import torch
 
-from bridges.dlpack import to_jit
+from bridges.dlpack import number_to_jit, to_jit
 from bridges.jax.handoff import RowEnv
 from bridges.jax.unchanged import Unchanged, reading_waits
 from envkit.data.paths import Path, as_path
@@ -119,15 +119,18 @@ def wide_integers(outputs: Composite) -> dict[Path, torch.dtype]:
     }
 
 
-def arguments_of(transforms: Sequence[FusableTransform], kept: Unchanged) -> list[dict[str, Any]]:
+def arguments_of(
+    transforms: Sequence[FusableTransform], kept: Unchanged, device: torch.device | None
+) -> list[dict[str, Any]]:
     """Give what each transform computes with, constants and state, as arguments of a program.
 
     Args:
         transforms: those that are computed in programs.
         kept: single numbers for which the host would have to wait, and what `share` has put there.
+        device: where the programs run.
     """
     return [
-        {name: _argument(value, kept) for name, value in transform.constants().items()}
+        {name: _argument(value, kept, device) for name, value in transform.constants().items()}
         | {name: _shared_argument(value, kept) for name, value in transform.state().items()}
         for transform in transforms
     ]
@@ -146,16 +149,16 @@ def _shared_argument(value: torch.Tensor, kept: Unchanged) -> Any:
     return to_jit(value.detach() if after is None else after, copy=True)
 
 
-def _argument(value: Any, kept: Unchanged) -> Any:
+def _argument(value: Any, kept: Unchanged, device: torch.device | None) -> Any:
     """Give a constant as an argument of a program; single numbers do not decide about dtypes."""
     if not isinstance(value, torch.Tensor):
-        return value
+        return number_to_jit(value, device) if isinstance(value, bool | int | float) else value
     if value.ndim:
         return to_jit(value.detach(), copy=True)
     if not reading_waits(value):
-        return value.item()
+        return number_to_jit(value.item(), device)
     number = kept.find(value)
     if number is None:
         number = value.item()
         kept.keep(value, number)
-    return number
+    return number_to_jit(number, device)

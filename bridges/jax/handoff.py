@@ -19,12 +19,14 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from bridges.dlpack import to_jit, torch_dtype_of
 from bridges.jax.choices import integers_of, is_choice
 from bridges.jax.gradients import Differentiable, Running, start
-from bridges.jax.programs import PACKED, Constants, Programs, padded_size
+from bridges.jax.programs import KEY, PACKED, Constants, Programs, padded_size
 from bridges.jax.specs import action_composite
 from bridges.jax.unchanged import Unchanged, reading_waits
 from envkit.data.paths import Key, Path, as_key, tensordict_of
@@ -65,8 +67,12 @@ class RowEnv(EnvBase):
     # ----------------------------------------------------------------- what programs take beside rows
 
     @abstractmethod
-    def _next_key(self) -> jax.Array:
+    def _next_key(self) -> np.ndarray:
         """Give a key that no program was given before."""
+
+    def _next_key_in(self) -> Any:
+        """Give the same as an argument of programs."""
+        return to_jit(torch.from_numpy(self._next_key()).to(self.device), copy=False)
 
     def _constants(self, shape: torch.Size, mask: torch.Tensor | None = None) -> Constants:
         """Give what fused transforms compute with, as arguments of a program.
@@ -86,6 +92,25 @@ class RowEnv(EnvBase):
         return outputs
 
     # ------------------------------------------------------------------------------ torch -> JAX
+
+    def _first_in(self, rows: int, constants: Constants) -> tuple[Rows, Any, Rows]:
+        """Give state, action and memory where no episode has begun: all that is in them is the next key, in every row."""
+
+        def inputs() -> tuple[Rows, Any, Rows]:
+            return self._programs.inputs_like(constants)
+
+        def blank(like: Any) -> torch.Tensor:
+            shape = (rows, *like.shape[1:])
+            return torch.zeros(shape, dtype=torch_dtype_of(like.dtype), device=self.device)
+
+        state, *others = jax.tree.map(blank, self._declared.cached("inputs_like", inputs))
+        words = torch.from_numpy(self._next_key().view(np.int32))
+        if self.state_layout == "nested":
+            state[KEY][:] = words
+        else:
+            field = next(f for f in self._programs.env.packing.fields if f.name == KEY)
+            state["words",][:, field.offset : field.offset + field.size] = words
+        return state, *others
 
     def _rows_in(self, td: TensorDictBase, value: torch.Tensor, copy: bool) -> torch.Tensor:
         """Flatten the batch and pad it to a compiled size; ``copy`` to share no memory with ``value``."""

@@ -60,6 +60,7 @@ Begin = tuple[ByPath, ByPath, jax.Array, ByPath]  # state, root, flags and what 
 _SIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
 
 PACKED: tuple[Path, Path] = (("floats",), ("words",))
+KEY: Path = ("key",)  # of the state leaf by leaf: what the next episode of a row is drawn from
 
 
 def padded_size(rows: int, own: int, multiple: int) -> int:
@@ -80,9 +81,8 @@ _MOMENTS = {name: after_time(spec) for name, spec in _OUTPUTS.items()}
 _RUN = {"root": _MOMENTS, "next": _MOMENTS, "action": after_time(ROWS), "written": after_time(ROWS)}
 # What each program takes and gives, apart from static arguments, where rows are spread over devices.
 _SPREAD: dict[str, tuple[tuple[Any, ...], Any]] = {
-    "unstarted": ((EVERYWHERE, EVERYWHERE), (ROWS, ROWS, ROWS)),
     "step": ((ROWS, ROWS, ROWS, EVERYWHERE), _OUTPUTS),
-    "restart": ((ROWS, ROWS, EVERYWHERE), _OUTPUTS),
+    "restart": ((ROWS, ROWS, EVERYWHERE, EVERYWHERE), _OUTPUTS),
     "advance": ((ROWS, ROWS, ROWS, EVERYWHERE, EVERYWHERE), (_OUTPUTS, _OUTPUTS)),
     "reseed": ((ROWS, EVERYWHERE), ROWS),
     "relayout": ((ROWS,), ROWS),
@@ -91,7 +91,7 @@ _SPREAD: dict[str, tuple[tuple[Any, ...], Any]] = {
 
 
 class Programs:
-    """Jitted unstarted, step, restart, advance, unroll, until, reseed and relayout over rows.
+    """Jitted step, restart, advance, unroll, until, reseed and relayout over rows.
 
     `step`, `reseed` and `relayout` are `Differentiable`.
 
@@ -124,7 +124,6 @@ class Programs:
         self._devices = 1 if shards is None else len(shards.devices)
         self.traces: dict[str, int] = {}
         self._functions: dict[str, tuple[Callable[..., Any], int]] = {}
-        self.unstarted = self._program("unstarted", self._unstarted, static=1)
         self.step = self._differentiable("step", self._step)
         self.restart = self._program("restart", self._restart)
         self.advance = self._program("advance", self._advance)
@@ -189,14 +188,14 @@ class Programs:
 
     # ----------------------------------------------------------------------------------- programs
 
-    def _unstarted(
-        self, rows: int, key: jax.Array, constants: Constants
-    ) -> tuple[ByPath, Any, ByPath]:
-        """Give what `restart` and `advance` take to begin an episode in every row, all derived from one key."""
-        seen = rows // self._devices
-        rows_seen = self._rows(constants)
-        state = self._write_state(rows_seen.env.unstarted(key, seen))
-        return state, *rows_seen.blank_inputs(seen)
+    def inputs_like(self, constants: Constants) -> tuple[ByPath, Any, ByPath]:
+        """Give state, action and memory that `advance` takes, in form: shapes and dtypes of one row."""
+
+        def inputs() -> tuple[ByPath, Any, ByPath]:
+            state = self._write_state(self.env.packing.blank(1))
+            return state, *self._rows(constants).blank_inputs(1)
+
+        return jax.eval_shape(inputs)
 
     def _step(
         self, state: ByPath, action: Any, memory: ByPath, constants: Constants
@@ -205,11 +204,18 @@ class Programs:
         before = rows.begin(self.read_state(state), memory)
         return self._outputs(*rows.step(before, action))
 
-    def _restart(self, state: ByPath, mask: jax.Array, constants: Constants) -> dict[str, Any]:
-        """Begin new episodes where ``mask`` is set; other rows keep their state and show anything."""
-        rows = self._rows(constants)
-        restarted, root = rows.restart(mask, self.read_state(state), self._write_state)
-        return self._fresh(restarted, root)
+    def _restart(
+        self, state: ByPath, mask: jax.Array, constants: Constants, follows: int | jax.Array
+    ) -> dict[str, Any]:
+        """Begin new episodes where ``mask`` is set; other rows keep their state and show anything.
+
+        ``follows`` is `RESTART`, or `BEGIN` where rows have no episode yet, see `advance`.
+        """
+        rows, inner = self._rows(constants), self.read_state(state)
+        origins = jax.lax.cond(
+            follows == BEGIN, lambda: rows.env.first_origins(inner.key), lambda: inner.origin
+        )
+        return self._fresh(*rows.restart(mask, origins, inner, self._write_state))
 
     def _advance(
         self,
@@ -222,10 +228,11 @@ class Programs:
         """Step, then begin new episodes where one has ended; gives `next` and the root after it.
 
         ``follows`` is `RESTART`. The same program is good for a step that nothing follows (`NOTHING`),
-        and for a new episode in every row without a step before (`BEGIN`): then `next` means nothing.
+        and for a first episode in every row without a step before (`BEGIN`): then `next` means nothing, and of the
+        state only its key is read, the same in every row.
         """
         rows, inner = self._rows(constants), self.read_state(state)
-        rows_here = inner.key.shape[0]
+        rows_here, first = inner.key.shape[0], rows.env.first_origins
         self.advancing.add(rows_here * self._devices)
 
         def before() -> RowState:
@@ -236,14 +243,14 @@ class Programs:
             after, timestep = moment
             return RowState(self._write_state(after.inner), {}, after.shared), timestep
 
-        following, timestep = jax.lax.cond(
-            follows != BEGIN,
-            lambda: written(rows.step(before(), action)),
-            lambda: written(rows.unstepped(before(), rows_here)),
+        (following, timestep), origins = jax.lax.cond(
+            follows == BEGIN,
+            lambda: (written(rows.unstepped(before(), rows_here)), first(inner.key)),
+            lambda: (written(rows.step(before(), action)), inner.origin),
         )
         ended = (done_of(timestep) & (follows == RESTART)) | (follows == BEGIN)
         restarted, root = rows.restart_written(
-            ended, inner.origin, following, timestep, self._write_state
+            ended, origins, following, timestep, self._write_state
         )
         moment = {"state": following.inner, **self._shown(timestep)}
         return moment, self._fresh(restarted, root)

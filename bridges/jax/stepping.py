@@ -14,14 +14,16 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from bridges.dlpack import jax_device_of, to_jit, to_torch, wait_for_torch
+from bridges.dlpack import number_to_jit, to_jit, to_torch
 from bridges.jax.gradients import is_wanted
 from bridges.jax.handoff import RowEnv
+from bridges.jax.keys import key_of, split
 from bridges.jax.policy.inputs import is_compilable
-from bridges.jax.programs import BEGIN, NOTHING
+from bridges.jax.programs import BEGIN, NOTHING, RESTART
 from bridges.jax.steps import ProgramAdvance, ProgramStep
 from bridges.jax.unrolling import begin_unroll, unroll_until
 from envkit import rules
@@ -55,7 +57,7 @@ class ProgramEnv(RowEnv):
     leaves_torch = True
     _passes_by = EnvBase._passes_by | {"_step", "_reset"}
     _steps_since_clear = 0
-    _key: jax.Array | None = None  # where keys for new rows come from; None is not seeded yet
+    _key: np.ndarray | None = None  # where keys for new rows come from; None is not seeded yet
 
     @property
     def traces(self) -> dict[str, int]:
@@ -64,11 +66,10 @@ class ProgramEnv(RowEnv):
 
     # -------------------------------------------------------------------------------------- resets
 
-    def _next_key(self) -> jax.Array:
+    def _next_key(self) -> np.ndarray:
         if self._key is None:
             self._set_seed(drawn_seed())
-        wait_for_torch(self.device)
-        self._key, now = jax.random.split(self._key)
+        self._key, now = split(self._key)
         return now
 
     def _set_seed(self, seed: int | None) -> None:
@@ -76,9 +77,7 @@ class ProgramEnv(RowEnv):
             raise ArgumentError(
                 "a stateless env needs a seed: set_seed(0), say. None makes no key."
             )
-        wait_for_torch(self.device)
-        device = jax_device_of(self.device or "cpu")
-        self._key = jax.device_put(_key_of(checked_seed(seed)), device)
+        self._key = key_of(checked_seed(seed))
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         if kwargs:
@@ -93,7 +92,8 @@ class ProgramEnv(RowEnv):
         mask = masks.get((), torch.ones(shape, dtype=torch.bool, device=self.device))
         given = to_jit((self._state_in(td), self._mask_in(mask)), copy=False, detach=True)
         # No gradient is lost: rows that are not selected keep what ``td`` holds, graph included.
-        outputs = self._programs.restart(*given, self._constants(shape, mask))
+        follows = number_to_jit(RESTART, self.device)
+        outputs = self._programs.restart(*given, self._constants(shape, mask), follows)
         return self._out(shape, to_torch(self._kept(outputs)))
 
     def _begun(self, shape: torch.Size) -> dict[str, Any]:
@@ -103,13 +103,13 @@ class ProgramEnv(RowEnv):
         be, and else `restart`: both reset in the same loop, bit for bit.
         """
         size, constants = self._size(shape.numel()), self._constants(shape)
-        inputs = to_torch(self._programs.unstarted(size, self._next_key(), constants))
-        state, action, memory = to_jit(inputs, copy=False)
+        state, action, memory = to_jit(self._first_in(size, constants), copy=False)
+        follows = number_to_jit(BEGIN, self.device)
         if size in self._programs.advancing:
-            outputs = self._programs.advance(state, action, memory, constants, BEGIN)[1]
+            outputs = self._programs.advance(state, action, memory, constants, follows)[1]
         else:
             every = to_jit(torch.ones(size, dtype=torch.bool, device=self.device), copy=False)
-            outputs = self._programs.restart(state, every, constants)
+            outputs = self._programs.restart(state, every, constants, follows)
         return to_torch(self._kept(outputs))
 
     # --------------------------------------------------------------------------------------- steps
@@ -265,13 +265,6 @@ class ProgramEnv(RowEnv):
             return None
         self._count_steps(steps)
         return unroll_until(self, root, steps, policy, stop)
-
-
-def _key_of(seed: int) -> jax.Array:
-    """Make a key of a seed: other seeds, other keys. JAX alone would drop the upper 32 bits."""
-    upper, lower = divmod(seed, 2**32)
-    key = jax.random.PRNGKey(lower)
-    return jax.random.fold_in(key, upper) if upper else key
 
 
 _PROGRAM = frozenset(("_step",))

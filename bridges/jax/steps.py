@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from tensordict import TensorDictBase
 
-from bridges.dlpack import to_jit, to_torch
+from bridges.dlpack import number_to_jit, to_jit, to_torch
 from bridges.jax.gradients import Running
 from bridges.jax.programs import RESTART
 from envkit.data.transition import carry
@@ -77,7 +77,8 @@ class ProgramAdvance(Pending):
         given = to_jit(self.inputs, copy=False, detach=True)
         constants = env._constants(self.td.batch_size, self.mask)
         self.lent = given, constants
-        following, fresh = env._programs.advance(*given, constants, self.follows)
+        follows = number_to_jit(self.follows, env.device)
+        following, fresh = env._programs.advance(*given, constants, follows)
         self.outputs = following, env._kept(fresh)
         return self
 

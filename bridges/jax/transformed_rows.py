@@ -171,11 +171,11 @@ class NamedRows:
         return self._moment(inner, {path: kept[path] for path in self._carried} | root, shared)
 
     def restart(
-        self, mask: jax.Array, inner: Any, write: Callable[[Any], Any]
+        self, mask: jax.Array, origins: Origin, inner: Any, write: Callable[[Any], Any]
     ) -> tuple[RowState, Timestep]:
         """Start new episodes in the rows of ``mask``; what the others show means nothing."""
         state = self.begin(write(inner), {})
-        return self._moment(*self._restarted(mask, inner.origin, state, write))
+        return self._moment(*self._restarted(mask, origins, state, write))
 
     def resume(self, inner: Any, given: ByPath, flags: jax.Array) -> tuple[RowState, Timestep]:
         """Go on from a root of which some leaves are given; the others begin as after a reset.

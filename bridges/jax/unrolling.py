@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.dlpack import to_jit, to_torch
+from bridges.dlpack import number_to_jit, to_jit, to_torch
 from bridges.jax.choices import encoded
 from bridges.jax.handoff import RowEnv
 from bridges.jax.policy.inputs import Actor, actor_for, free_entries
@@ -42,7 +42,8 @@ def begin_unroll(
     """Begin what `JaxEnv.unroll` documents: the program runs when this returns, and what it gives waits for it."""
     actor = actor_for(env, policy, td)
     _refuse_leaks(actor)
-    lent: Any = _begin(env, td, actor), actor.params, env._next_key(), env._constants(td.batch_size)
+    begin, key = _begin(env, td, actor), env._next_key_in()
+    lent: Any = begin, actor.params, key, env._constants(td.batch_size)
     run, last = env._programs.unroll(steps, actor.function, record_state, *lent)
 
     def finish() -> tuple[TensorDict, TensorDict]:
@@ -81,7 +82,7 @@ def unroll_until(
         The steps that were taken, with ``state``.
     """
     actor = actor_for(env, policy, td)
-    key, capacity = env._next_key(), min(_CHUNK, 1 << (steps - 1).bit_length())
+    key, capacity = env._next_key_in(), min(_CHUNK, 1 << (steps - 1).bit_length())
     counted = torch.arange(env._size(td.numel())) < td.numel()
     pieces: list[TensorDict] = []
     made = 0
@@ -94,10 +95,10 @@ def unroll_until(
             lent,
             actor.params,
             key,
-            made,
+            number_to_jit(made, td.device),
             env._constants(td.batch_size),
             to_jit(counted.to(td.device)),
-            min(capacity, steps - made),
+            number_to_jit(min(capacity, steps - made), td.device),
         )
         last, count = env._kept(last), int(stopped.made)
         piece = _recorded(env, td, capacity, run, actor)[..., :count]

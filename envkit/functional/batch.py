@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -116,17 +115,25 @@ class BatchedEnv:
         """Start ``num_rows`` episodes, all derived from one key (see `row_keys`)."""
         return self.reset(self.row_keys(key, num_rows))
 
-    def unstarted(self, key: jax.Array, num_rows: int) -> EpisodeState:
-        """Give states that hold nothing but their origins: restarting them all does what `init` does."""
-        one = jax.eval_shape(self.packing.pack, self.template[0])
-        blank = {name: jnp.zeros((num_rows, *like.shape), like.dtype) for name, like in one.items()}
-        keys, models = jax.vmap(self.env.origin)(self.row_keys(key, num_rows))
-        return replace(self.packing.unpack(blank), key=keys, model=models)
+    def first_origins(self, keys: jax.Array) -> Origin:
+        """Give what first episodes are made of where every row still carries the one key that `init` is given.
+
+        ``again`` of them is what `init` gives.
+
+        Args:
+            keys: the key of all rows that are seen here, repeated, shape (rows, 2).
+        """
+        num_rows = keys.shape[0]
+        numbers = jnp.uint32(self._first(num_rows)) + jnp.arange(num_rows, dtype=jnp.uint32)
+        return jax.vmap(self.env.origin)(jax.vmap(jax.random.fold_in)(keys, numbers))
 
     def row_keys(self, key: jax.Array, num_rows: int) -> jax.Array:
         """Derive the keys of the rows that are seen here, see the function of that name."""
-        first = 0 if self.axis is None else jax.lax.axis_index(self.axis) * num_rows
-        return row_keys(key, num_rows, first)
+        return row_keys(key, num_rows, self._first(num_rows))
+
+    def _first(self, num_rows: int) -> int | jax.Array:
+        """Give the number of the first row that is seen here."""
+        return 0 if self.axis is None else jax.lax.axis_index(self.axis) * num_rows
 
     def reset(self, keys: jax.Array) -> tuple[EpisodeState, Timestep]:
         """Start the first episode of as many rows as there are ``keys``, shape ``(batch, 2)``."""

@@ -127,6 +127,16 @@ class StatePacking:
         ]
         return jax.tree.unflatten(self._treedef, leaves)
 
+    def blank(self, num_rows: int) -> PyTree:
+        """Give states of nothing but zeros, leaves ``(num_rows, *event)``."""
+        widths = {"floats": self.float_width, "words": self.word_width}
+        return self.unpack(
+            {
+                name: jnp.zeros((num_rows, width), self._dtype_of(name))
+                for name, width in widths.items()
+            }
+        )
+
     def leaves(self, tree: PyTree) -> dict[tuple[str, ...], jax.Array]:
         """Give the leaves of a state by name; typed keys as their uint32 words."""
         found, _ = self._checked_leaves(tree)

@@ -100,14 +100,14 @@ def test_what_was_set_in_a_stored_state_outlives_restarts_where_a_model_is_drawn
 
 
 @pytest.mark.parametrize("at", ["episode", "construction"])
-def test_states_that_hold_only_their_origin_begin_as_init_does(at):
+def test_rows_that_hold_only_the_key_of_their_env_begin_as_init_does(at):
     env = sleds(at=at)
     wanted = env.init(KEY, ROWS)
 
-    blank = env.unstarted(KEY, ROWS)
-    began, _ = env.restart_where(jnp.ones(ROWS, bool), blank, wanted[1])
+    origins = env.first_origins(jnp.tile(KEY, (ROWS, 1)))
+    began = env.again(origins)
 
-    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, began, wanted[0])))
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, began, wanted)))
 
 
 def test_a_function_that_changes_nothing_changes_no_bit_and_adds_nothing_to_the_state():

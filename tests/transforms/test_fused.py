@@ -230,7 +230,7 @@ def test_a_random_rollout_is_one_program():
 
     data = env.rollout(10, break_when_any_done=False)
 
-    assert env.traces == {"unstarted": 1, "restart": 1, "unroll": 1}
+    assert env.traces == {"restart": 1, "unroll": 1}
     assert env.base_env.traces == {}
     assert data["step_count"][..., 0].tolist() == [[0, 1, 2, 3] * 2 + [0, 1]] * 3
     assert data["next", "truncated"].dtype == torch.bool

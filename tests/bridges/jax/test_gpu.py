@@ -92,7 +92,6 @@ def test_data_and_simulation_are_on_the_card(walker):
     td = walker.rollout(5, break_when_any_done=False)
 
     assert td.device.type == "cuda" and td["next", "reward"].is_cuda
-    assert next(iter(walker._key.devices())).platform in ("gpu", "cuda")
     check_env_specs(walker)
 
 

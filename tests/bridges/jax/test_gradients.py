@@ -144,7 +144,7 @@ def test_one_backward_program_serves_steps_rollouts_and_episodes():
             data = env.rollout(steps, policy, **options)
             data["next", "reward"].sum().backward()
 
-    assert env.traces == {"unstarted": 1, "restart": 1, "step": 1, "step_vjp": 1}
+    assert env.traces == {"restart": 1, "step": 1, "step_vjp": 1}
 
 
 @settings(max_examples=12, deadline=None)

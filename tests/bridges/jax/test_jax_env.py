@@ -83,7 +83,7 @@ def test_masks_never_make_a_new_program():
         env.reset(root.copy().set("_reset", mask))
 
     env.step(act(root.copy(), NEAR))
-    assert env.traces == {"unstarted": 1, "restart": 1, "step": 1}
+    assert env.traces == {"restart": 1, "step": 1}
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,38 @@ def test_sizes_one_to_nine_take_one_program_for_each_power_of_two():
     assert env.traces["step"] == 6  # 1, 2, 4, 8, 16, and 6 itself, which is not padded
 
 
+@pytest.mark.parametrize(
+    ("call", "programs"),
+    [
+        (lambda env: env.reset(), {"restart"}),
+        (lambda env: env.rand_step(env.reset()), {"restart", "step"}),
+        (lambda env: env.rollout(3, break_when_any_done=False), {"restart", "unroll"}),
+        (lambda env: env.rollout(3), {"restart", "until"}),
+        (
+            lambda env: env.rollout(3, lambda place, *rest: place, break_when_any_done=False),
+            {"advance"},
+        ),
+        (lambda env: env.rollout(3, lambda place, *rest: place), {"restart", "step"}),
+    ],
+    ids=["reset", "step", "random", "random until", "policy", "policy until"],
+)
+def test_at_most_two_programs_compile_before_a_first_call_returns(call, programs):
+    env = JaxEnv(unlike_any(Walker), batch_size=[4], device="cpu")
+    found = []
+
+    def heard(event, duration, **about):
+        found.append(event.endswith("backend_compile_duration"))
+
+    jax.monitoring.register_event_duration_secs_listener(heard)
+    try:
+        call(seeded(env))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(heard)
+
+    assert env.traces == dict.fromkeys(programs, 1)
+    assert sum(found) == len(programs) <= 2
+
+
 def test_a_second_rollout_compiles_nothing(walker):
     seeded(walker).rollout(3)
     before = walker.traces
@@ -122,7 +154,7 @@ def test_all_steps_of_a_rollout_from_python_are_one_program(wrap):
 
     data = env.rollout(6, lambda place, *rest: place / 9, break_when_any_done=False)
 
-    assert env.traces == {"unstarted": 1, "advance": 1}
+    assert env.traces == {"advance": 1}
     env.set_seed(0)
     looped, _ = replay(env, env.reset(), data["action"])
     assert data["next", "done"][:, -1].all()
@@ -146,8 +178,8 @@ def test_episodes_begin_alike_in_the_program_that_steps_and_in_the_one_that_rese
     root = resetting.reset()
     data = stepping.rollout(2, lambda place, *rest: place / 9, break_when_any_done=False)
 
-    assert resetting.traces == {"unstarted": 1, "restart": 1}
-    assert stepping.traces == {"unstarted": 1, "advance": 1}
+    assert resetting.traces == {"restart": 1}
+    assert stepping.traces == {"advance": 1}
     assert_same(data[:, 0].select(*root.keys()), root)
 
 
@@ -170,7 +202,7 @@ def test_no_step_is_made_of_a_state_that_no_episode_has_begun():
 
     data = env.rollout(2, lambda speed: speed.unsqueeze(-1), break_when_any_done=False)
 
-    assert env.traces == {"unstarted": 1, "advance": 1}
+    assert env.traces == {"advance": 1}
     assert (data["observation"] >= 0.5).all() and (data["next", "reward"] >= 1).all()
 
 
@@ -379,7 +411,7 @@ def test_a_mask_that_selects_nothing_runs_no_program():
 
     out = env.step(root.set("_step", torch.zeros(4, 1, dtype=torch.bool)))
 
-    assert env.traces == {"unstarted": 1, "restart": 1}
+    assert env.traces == {"restart": 1}
     assert_same(out["next"].exclude("reward"), before.exclude("action"))
     assert (out["next", "reward"] == 0).all()
     assert not shared_memory(out)

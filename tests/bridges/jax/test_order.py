@@ -9,13 +9,17 @@ import gc
 import weakref
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bridges.dlpack import to_jax, wait_for_torch
-from bridges.jax import fusing, handoff, stepping
+from bridges import dlpack
+from bridges.dlpack import number_to_jit, to_jax, torch_device_of
+from bridges.jax import fusing, handoff, stepping, steps, unrolling
 from bridges.jax.env import JaxEnv
+from bridges.jax.shared_programs import Program
 from envkit import Compose, RewardScaling, RewardSum, StepCounter, TransformedEnv, VecNorm
 from envkit.specs.base import as_device
 from tests.zoo.walkers import Walker
@@ -153,33 +157,67 @@ def test_what_a_program_reads_is_kept_until_torch_has_its_results(
     assert all(reference() is None for reference in lent)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not sees_cuda(), reason="needs a CUDA device seen by torch and JAX")
+def test_a_number_is_brought_to_a_card_once():
+    device = as_device("cuda")
+
+    first, again = (number_to_jit(3, device) for _ in range(2))
+
+    assert first is again and torch_device_of(first) == device
+
+
+@pytest.mark.parametrize("number", [True, 3, -0.0, 0.0, 1e-7, float("inf"), float("nan")])
+def test_a_number_on_a_card_is_the_one_on_the_host_and_decides_about_no_dtype(number, monkeypatch):
+    """A CPU plays the card, and counts how often torch is waited for."""
+    waited = []
+    monkeypatch.setattr(dlpack, "_wait_for_torch", waited.append)
+    monkeypatch.setattr(dlpack, "jax_device_of", lambda device: jax.devices("cpu")[0])
+    dlpack._number_on.cache_clear()
+
+    placed = [number_to_jit(number, torch.device("cuda:1")) for _ in range(2)]
+    dlpack._number_on.cache_clear()
+
+    assert placed[0] is placed[1] and waited == [torch.device("cuda:1")]
+    assert placed[0].weak_type or isinstance(number, bool)
+    assert str(placed[0].item()) == str(np.float32(number).item()) or placed[0].item() == number
+    assert number_to_jit(number, torch.device("cpu")) is number
+
+
 @both_devices
-def test_programs_that_take_no_tensor_wait_for_torch(walker, device, monkeypatch):
-    waited = []
-    monkeypatch.setattr(stepping, "wait_for_torch", waited.append)
+def test_every_program_takes_a_tensor_and_nothing_that_the_host_brings_to_a_card(
+    walker, watched, device, monkeypatch
+):
+    """What the host brings waits for nothing, and may be written where a dropped tensor is still read."""
+    given = []
 
-    td = walker.reset()
-    walker.set_seed(0)
-    walker.unroll(td, 7)
+    def call(program, *args):
+        static = program._owner._functions[program._name][1]
+        given.append(args[static:])
+        return called(program, *args)
 
-    assert waited == [as_device(device)] * 3
+    called = Program.__call__
+    monkeypatch.setattr(Program, "__call__", call)
+    monkeypatch.setattr(
+        jax, "default_backend", lambda: "cuda"
+    )  # arguments are arrays, as on a card
+    if device == "cpu":
+        for module in (fusing, steps, stepping, unrolling):
+            monkeypatch.setattr(module, "number_to_jit", lambda number, _: jnp.asarray(number))
+    act = pushed(walker, device)
 
+    for env in (walker, watched):
+        env.step(act(env.step_and_maybe_reset(act(env.reset()))[1]))
+        env.reset(env.reset().set("_reset", torch.arange(ROWS, device=device) > 1))
+        env.rollout(3, break_when_any_done=False)
+        env.rollout(3)
+        env.rollout(3, act, break_when_any_done=False)
+    walker.reseed(walker.reset())
 
-def test_on_a_card_waiting_is_for_the_stream_of_that_card(monkeypatch):
-    class Stream:
-        def __init__(self, device):
-            self.device = device
-
-        def synchronize(self):
-            waited.append(self.device)
-
-    waited = []
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-
-    for device in (None, torch.device("cpu"), torch.device("cuda:1")):
-        wait_for_torch(device)
-
-    assert waited == [torch.device("cuda:1")]
+    assert len(given) > 12
+    for args in given:
+        leaves = jax.tree.leaves(args)
+        assert leaves and all(isinstance(leaf, jax.Array) for leaf in leaves)
 
 
 @both_devices

@@ -178,7 +178,7 @@ def test_programs_communicate_nothing(pair, name):
     arguments = {
         "step": (*given, constants),
         "advance": (*given, constants, True),
-        "restart": (given[0], np.ones(8, bool), constants),
+        "restart": (given[0], np.ones(8, bool), constants, 1),
         "unroll": (
             3,
             None,

@@ -63,7 +63,7 @@ def fallen(env):
     return float(env.rand_step(env.reset())["next", "observation"].flatten()[0])
 
 
-TRACED = {"unstarted": 1, "restart": 1, "step": 1}
+TRACED = {"restart": 1, "step": 1}
 
 
 def test_an_env_that_equals_another_traces_nothing(mark):

@@ -108,7 +108,7 @@ def test_params_are_assigned_without_compiling_anew(cartpole, default_params):
     cartpole.set_seed(0)
     cartpole.rollout(9, break_when_any_done=False)
 
-    known = {"restart", "advance", "unstarted", "step"}
+    known = {"restart", "advance", "step"}
     assert {k: v for k, v in cartpole.traces.items() if k not in known} == {
         k: v for k, v in traces.items() if k not in known
     }

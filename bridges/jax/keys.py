@@ -1,0 +1,59 @@
+"""PRNG keys of JAX made on the host: that of a seed, and the next of a sequence.
+
+The same bits as ``jax.random`` gives, without a program that would have to be compiled first. That holds for JAX's own
+settings of its generator; where others are set, ``jax.random`` is asked.
+
+Conventions
+    key  raw PRNG key on the host, uint32, shape (2,): two words of 32 bits.
+
+Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011), Threefry-2x32 with 20 rounds; how JAX
+counts with it: https://docs.jax.dev/en/latest/jep/263-prng.html.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+__all__ = ["key_of", "split"]
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+_WORD = 0xFFFFFFFF
+
+
+def key_of(seed: int) -> np.ndarray:
+    """Make a key of a seed: other seeds, other keys. JAX alone would drop the upper 32 bits."""
+    upper, lower = divmod(seed, 2**32)
+    if not _is_default():
+        key = jax.random.PRNGKey(lower)
+        return np.asarray(jax.random.fold_in(key, upper) if upper else key)
+    key = np.array([0, lower], np.uint32)
+    return _hashed(key, upper) if upper else key
+
+
+def split(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Give two keys for one, as `jax.random.split` does."""
+    if not _is_default():
+        first, second = np.asarray(jax.random.split(jax.numpy.asarray(key)))
+        return first, second
+    return _hashed(key, 0), _hashed(key, 1)
+
+
+def _is_default() -> bool:
+    config = jax.config
+    return config.jax_default_prng_impl == "threefry2x32" and config.jax_threefry_partitionable  # type: ignore[attr-defined]
+
+
+def _hashed(key: np.ndarray, count: int) -> np.ndarray:
+    """Give the block of a counter below 2**32 under a key."""
+    first, second = (int(word) for word in key)
+    schedule = (first, second, first ^ second ^ _PARITY)
+    left, right = first, (count + second) & _WORD
+    for group in range(5):
+        for rotation in _ROTATIONS[group % 2]:
+            left = (left + right) & _WORD
+            right = ((right << rotation | right >> (32 - rotation)) & _WORD) ^ left
+        left = (left + schedule[(group + 1) % 3]) & _WORD
+        right = (right + schedule[(group + 2) % 3] + group + 1) & _WORD
+    return np.array([left, right], np.uint32)
