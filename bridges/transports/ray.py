@@ -180,7 +180,7 @@ class RayPool(JobRounds["_Worker"]):
         if worker.lost is not None:
             return job
         try:
-            worker.reply, worker.job = method.remote(*arguments), job
+            worker.reply, worker.job, worker.latest = method.remote(*arguments), job, job
         except ray.exceptions.RayError as error:
             self._lose(worker, job, error)
         except BaseException:  # Ctrl-C: it may have been sent, and nobody would take the reply
@@ -249,6 +249,7 @@ class _Worker:
         self.index, self.rows, self.actor = index, rows, actor
         self.pid = 0
         self.job: Job | None = None
+        self.latest: Job | None = None
         self.lost: Failure | None = None
         self.reply: Any = None
         self.moving: MovingRows | None = None

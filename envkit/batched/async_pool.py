@@ -318,11 +318,18 @@ class AsyncEnvPool(BatchedEnv):
         timeout: float | None = None,
     ) -> tuple[EnvData, EnvData]:
         """Give the steps that are done, and the roots that follow them; see `async_step_recv`."""
-        data, root = self._recv("step_and_maybe_reset", min_get, env_index, max_get, timeout)
-        return data, cast(TensorDictBase, root)
+        return self._recv("step_and_maybe_reset", min_get, env_index, max_get, timeout)
 
-    def _recv(self, kind: JobKind, min_get: int | None, *how: Any) -> Any:
-        return self._queues.recv(kind, self.min_get if min_get is None else min_get, *how)
+    def _recv(
+        self,
+        kind: JobKind,
+        min_get: int | None,
+        env_index: int | None,
+        max_get: int | None,
+        timeout: float | None,
+    ) -> Any:
+        least = self.min_get if min_get is None else min_get
+        return self._queues.recv(kind, least, env_index, max_get, timeout)
 
     # --------------------------------------------------------------------------------------- close
 

@@ -109,7 +109,7 @@ class JobQueues:
         self, kind: JobKind, td: TensorDictBase | None, env_index: int | Sequence[int] | None
     ) -> None:
         """Check what is sent to some envs, and begin their jobs; see `AsyncEnvPool.async_step_send`."""
-        self._owner._started()
+        pool = cast(JobPool, self._owner._started())
         exchange, rows = self._exchange, self.rows(td, env_index)
         if busy := sorted(self._sent.keys() & set(rows.envs)):
             raise BusyEnvError(
@@ -123,12 +123,20 @@ class JobQueues:
             for index, env in enumerate(rows.envs):
                 exchange.fill_one(env, kind, rows.part(index))
         is_whole = together and not rows.is_masked
-        for index, env in enumerate(rows.envs):
-            if is_whole:
-                job = cast(BufferJobs, exchange).begin_whole(env, kind)
-            else:
-                job = exchange.begin_one(env, kind, rows.part(index))
-            self._sent[env] = _Sent(env, kind, rows, index, job, isinstance(env_index, int))
+        is_slot, requests = isinstance(env_index, int), pool.requests
+        try:
+            for index, env in enumerate(rows.envs):
+                if is_whole:
+                    job = cast(BufferJobs, exchange).begin_whole(env, kind)
+                else:
+                    job = exchange.begin_one(env, kind, rows.part(index))
+                self._sent[env] = _Sent(env, kind, rows, index, job, is_slot)
+        except BaseException:  # Ctrl-C: what a worker was given must be received
+            for index, env in enumerate(rows.envs):
+                begun = None if env in self._sent else pool.begun_since(env, requests)
+                if begun is not None:
+                    self._sent[env] = _Sent(env, kind, rows, index, begun, is_slot)
+            raise
 
     def rows(self, td: TensorDictBase | None, env_index: int | Sequence[int] | None) -> _Rows:
         """Give the row of each env that data holds, copied: who sent it may write into it again.
@@ -163,7 +171,10 @@ class JobQueues:
         max_get: int | None,
         timeout: float | None,
     ) -> Made:
-        """Wait for jobs of a kind and give what they have made; see `AsyncEnvPool.async_step_recv`."""
+        """Wait for jobs of a kind and give what they have made; see `AsyncEnvPool.async_step_recv`.
+
+        They are forgotten in the end, with no call after that: Ctrl-C loses nothing.
+        """
         _require_wait(timeout)
         if env_index is not None:
             return self._recv_slot(kind, env_index, timeout)
@@ -177,14 +188,24 @@ class JobQueues:
                 f"Send more, or pass min_get={max(len(queue), 1)}."
             )
         ready = sorted(self._ready(queue, least, timeout)[:max_get], key=lambda sent: sent.env)
-        if (together := self._made_together(kind, ready)) is not None:
-            return together
+        given = self._made_together(kind, ready)
+        if given is None:
+            given = self._made_one_by_one(kind, ready)
+        left = self._without(ready)
+        self._sent = left
+        return given
+
+    def _made_one_by_one(self, kind: JobKind, ready: list[_Sent]) -> Made:
         made = self._take(ready)
         envs = sorted(made)
         data = self._joined(envs, [made[env][0] for env in envs])
         if kind != "step_and_maybe_reset":
             return data, None
         return data, self._joined(envs, [cast(TensorDictBase, made[env][1]) for env in envs])
+
+    def _without(self, ready: list[_Sent]) -> dict[int, _Sent]:
+        taken = {sent.env for sent in ready}
+        return {env: sent for env, sent in self._sent.items() if env not in taken}
 
     def _recv_slot(self, kind: JobKind, env: int, timeout: float | None) -> Made:
         if type(env) is not int:
@@ -202,6 +223,8 @@ class JobQueues:
             if part is not None:
                 index = NonTensorData(env, batch_size=part.batch_size, device=part.device)
                 part.set(ENV_INDEX, index)
+        left = self._without([sent])
+        self._sent = left
         return made
 
     def _ready(self, queue: list[_Sent], least: int, timeout: float | None) -> list[_Sent]:
@@ -226,7 +249,7 @@ class JobQueues:
                 del self._sent[sent.env]
                 raise
             sent.made = self._made(sent, *outcome)
-        return {sent.env: cast(Made, self._sent.pop(sent.env).made) for sent in ready}
+        return {sent.env: cast(Made, sent.made) for sent in ready}
 
     def _made(
         self, sent: _Sent, following: TensorDictBase | None, root: TensorDictBase | None
@@ -258,8 +281,6 @@ class JobQueues:
         envs = [sent.env for sent in ready]
         if (taken := exchange.take_together(envs, kind)) is None:
             return None
-        for env in envs:
-            del self._sent[env]
         device = sources[0].device if owner.device is None else owner.device
         if owner.device is not None:
             given = {path: value.to(device) for path, value in given.items()}

@@ -25,10 +25,11 @@ __all__ = ["Arrivals", "JobRounds", "JobWorker"]
 
 
 class JobWorker(Protocol):
-    """A worker, as its pool sees it: what it does now, and why it can no longer be used."""
+    """A worker, as its pool sees it: what it does now, what it was given last, and why it can no longer be used."""
 
     index: int
     job: Job | None
+    latest: Job | None
     lost: Failure | None
 
 
@@ -185,6 +186,17 @@ class JobRounds(Generic[W]):
         """Have a worker that is free carry out a command on all its rows."""
         self._require_open()
         return self._begin_command(self._workers[worker], command, None)
+
+    @property
+    def requests(self) -> int:
+        """How many requests there were so far."""
+        return self._requests
+
+    def begun_since(self, worker: int, requests: int) -> Job | None:
+        """Give the job that a worker was given since there were so many requests; see `JobPool.begun_since`."""
+        latest = self._workers[worker].latest
+        is_new = latest is not None and latest.request.number > requests
+        return latest if is_new and latest not in self._round else None
 
     def _new_job(self, worker: W, request: int | str, *, is_start: bool = False) -> Job:
         """Make a job for a worker that is free, which has failed already if that is lost.

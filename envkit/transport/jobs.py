@@ -46,6 +46,18 @@ class JobPool(Pool, Protocol):
         """Call a method of the host of a worker that is free."""
         ...
 
+    @property
+    def requests(self) -> int:
+        """How many requests there were so far."""
+        ...
+
+    def begun_since(self, worker: int, requests: int) -> Job | None:
+        """Give the job that a worker was given since there were so many requests; None where there is none.
+
+        After Ctrl-C in `begin` nobody else knows of it.
+        """
+        ...
+
     def wait(self, jobs: Sequence[Job], count: int, timeout_s: float | None) -> list[Job]:
         """Wait until ``count`` of some jobs are done, and give all that are.
 
@@ -117,6 +129,15 @@ class ProcessJobPool(ProcessPool):
             self._push(resources, handle)
         return job
 
+    @property
+    def requests(self) -> int:
+        return self._requests
+
+    def begun_since(self, worker: int, requests: int) -> Job | None:
+        request = self._require_open().handles[worker].request
+        is_new = request.number > requests and request is not self._round
+        return Job(worker, request) if is_new else None
+
     def _job(self, worker: int, name: str) -> tuple[Resources, WorkerHandle, Job]:
         """Make a job, which has failed already if its worker is lost."""
         resources = self._require_open()
@@ -162,6 +183,5 @@ class ProcessJobPool(ProcessPool):
     def outcome(self, job: Job) -> Any:
         request = job.request
         if request.failures:
-            failures, request.failures = request.failures, {}
-            raise self._error(failures, request.answers)
+            raise self._error(request.failures, request.answers)
         return request.answers.get(job.worker)

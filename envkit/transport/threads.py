@@ -189,6 +189,7 @@ class _Worker:
         self.index = index
         self.host: Host | None = None
         self.job: Job | None = None
+        self.latest: Job | None = None
         self.lost: Failure | None = None
         self.is_busy = False  # also with a job that was given up
         self._answers = answers
@@ -199,7 +200,7 @@ class _Worker:
     def begin(self, job: Job, work: Work) -> Job:
         """Have the thread work, unless it is lost; `job` is None again when it has."""
         if self.lost is None:
-            self.job, self.is_busy = job, True
+            self.job, self.latest, self.is_busy = job, job, True
             self._tasks.put((job, work))
         return job
 

@@ -39,6 +39,7 @@ from envkit.errors import (
     WorkerError,
     WorkerTimeoutError,
 )
+from tests.batched.test_faults import interrupt_at_random
 from tests.zoo.envs import Chaos, Count
 
 PATIENCE_S, SOON_S = 30.0, 0.2
@@ -577,6 +578,55 @@ def test_what_was_taken_before_an_error_is_given_next(new_pool):
 
     assert data["next", "truncated"].flatten().tolist() == [True, False]
     assert data["env_index"][1] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("stack", ["dense", "lazy"])
+def test_ctrl_c_at_any_moment_drops_no_step_and_makes_none_twice(opened, stack):
+    pool = opened(AsyncEnvPool([lambda: Count(10**6)] * 3, backend="process", stack=stack))
+    seen = [(None, pool.reset())]
+
+    def newest(env):
+        rows = ((root, i) for _, root in reversed(seen) for i in range(len(root)))
+        return next(root[i] for root, i in rows if root[i]["env_index"] == env)
+
+    def once():
+        if idle := [env for env in range(3) if env not in pool._queues.busy]:
+            roots = torch.stack([newest(env).exclude("env_index") for env in idle])
+            roots["action"] = torch.zeros(len(idle), 1, dtype=torch.int64)
+            pool.async_step_and_maybe_reset_send(roots, env_index=idle)
+        seen.append(pool.async_step_and_maybe_reset_recv())
+
+    interrupted = interrupt_at_random(once, 200)
+
+    once()
+    assert interrupted > 160
+    counts: dict[int, list] = {env: [] for env in range(3)}
+    for data, _ in seen[1:]:
+        for row in data.unbind(0):
+            counts[row["env_index"]].append((row["count"].item(), row["next", "count"].item()))
+    for found in counts.values():
+        assert found == [(count, count + 1) for count in range(len(found))]
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"timeout": -1}, "timeout is -1, but must be a number of seconds, 0 or more"),
+        ({"timeout": float("nan")}, "timeout is nan"),
+        ({"timeout": "soon"}, "timeout is 'soon'"),
+        ({"env_index": [0]}, r"env_index is \[0\], but must be the int of one env"),
+    ],
+)
+def test_a_receive_that_cannot_be_is_refused(opened, how, told):
+    pool = opened(AsyncEnvPool([Count] * 2, backend="thread"))
+    pool.async_reset_send(env_index=[0, 1])
+
+    with pytest.raises(ArgumentError, match=told):
+        pool.async_reset_recv(**how)
+
+    assert len(pool.async_reset_recv(min_get=2)) == 2
 
 
 def test_closing_drops_what_is_under_way_and_leaves_nothing(holdings, tmp_path):
