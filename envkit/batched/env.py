@@ -200,7 +200,7 @@ class BatchedEnv(AttributeLookup, ResumablePool):
         random = policy is None and not self._action_masks and draws_in_order(self.action_spec)
         if random and actions == exchange.inputs[0].keys():
             drawn = self.full_action_spec.rand((steps,), self._action_generator)
-            return record_random(exchange, root, drawn, device=self._device)
+            return record_random(exchange, root, drawn, ended=self._ended, device=self._device)
         run = {"action_paths": actions, "device": self._device}
         if (recorded := record_plain(exchange, root, act, steps, **run)) is not None:
             return recorded
@@ -209,6 +209,12 @@ class BatchedEnv(AttributeLookup, ResumablePool):
             return recorded
         done = [] if recorded is None else list(recorded.unbind(len(self.batch_size)))
         return [*done, *nonstop(self, acted, act, steps - len(done), acted=True)]
+
+    def _ended(self, following: TensorDictBase) -> dict[Path, torch.Tensor]:
+        """Give masks of what is to be reset, by level; none where nothing is done."""
+        if not self.any_done(following):
+            return {}
+        return collect_reset_masks(following, self.done_levels, self.full_done_spec)
 
     def _in_place(self) -> InPlace | None:
         exchange = self._exchange

@@ -14,7 +14,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -22,16 +22,14 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
+from envkit.batched.exchange.record import Record, copied, stacked
 from envkit.batched.exchange.rows import BufferExchange
-from envkit.data.paths import Path, as_key, tensordict_of
+from envkit.data.paths import Path, tensordict_of
 from envkit.data.transition import leaves
 from envkit.env.on_leaves import ActsOnLeaves, LeavesPolicy
 from envkit.env.policy import ActsOnRows, Policy, RowsPolicy
-from envkit.errors import RolloutError
 
 __all__ = ["record_plain", "record_random", "record_rollout"]
-
-Leaves = Mapping[Path, torch.Tensor]
 
 
 def record_rollout(
@@ -58,7 +56,7 @@ def record_rollout(
         or masks a step, which is obeyed step by step only, recording ends: the transitions before it
         (None if there are none), and the acted root that is to be stepped next.
     """
-    record = _Record(exchange, root, steps, device)
+    record = Record(exchange, root, steps, device)
     written: dict[Path, list[torch.Tensor]] = {}
     others = {path: value for path, value in leaves(root) if path not in record.roots}
     for start, slots in record.windows():
@@ -82,7 +80,7 @@ def record_rollout(
             exchange.wait(exchange.wake(td, exchange.fill(td, None), advance=step < steps - 1))
         record.keep_seen(start, len(slots))
         record.take_nexts(start, slots)
-    return record.result(_stacked(written, steps)), None
+    return record.result(stacked(written, steps)), None
 
 
 def record_plain(
@@ -113,7 +111,7 @@ def record_plain(
         actor = _OnRows.fitting(act.on_rows(root), exchange, steps)
     if actor is None:
         return None
-    record = _Record(exchange, root, steps, device)
+    record = Record(exchange, root, steps, device)
     for start, slots in record.windows():
         for step, slot in enumerate(slots, start):
             exchange.slot = slot
@@ -196,12 +194,6 @@ class _OnRows:
         return {path: torch.from_numpy(values) for path, values in entries.items()}
 
 
-def _copied(rows: torch.Tensor, device: Any) -> torch.Tensor:
-    """Copy rows to where data is delivered."""
-    is_here = device is None or device.type == "cpu"
-    return rows.clone() if is_here else rows.to(device, copy=True)
-
-
 class _OnLeaves:
     """A policy that is called with tensors, which it may keep."""
 
@@ -232,7 +224,7 @@ class _OnLeaves:
     def act(self, step: int, slot: int) -> None:
         """Act on a copy of the root of a slot."""
         rows = self._exchange.roots[slot]
-        given = [_copied(rows[path], self._device) for path in self._reads]
+        given = [copied(rows[path], self._device) for path in self._reads]
         written = self._act(given)
         if self._device is not None:
             written = {path: value.to(self._device) for path, value in written.items()}
@@ -249,7 +241,7 @@ class _OnLeaves:
     def written(self) -> dict[Path, torch.Tensor]:
         """Give what was seen, maybe changed in place, and all that was written, time in front."""
         seen = {path: torch.stack(values).detach() for path, values in self._seen.items()}
-        return seen | _stacked(self._given, self._count)
+        return seen | stacked(self._given, self._count)
 
 
 def _asks(writes: Iterable[Path]) -> bool:
@@ -263,24 +255,39 @@ def _overlap(one: Path, other: Path) -> bool:
 
 
 def record_random(
-    exchange: BufferExchange, root: TensorDictBase, actions: TensorDictBase, *, device: Any
+    exchange: BufferExchange,
+    root: TensorDictBase,
+    actions: TensorDictBase,
+    *,
+    ended: Callable[[TensorDictBase], dict[Path, torch.Tensor]],
+    device: Any,
 ) -> TensorDict:
     """Step with actions drawn beforehand; see `record_rollout`.
 
+    Nobody looks at a root, so large ones do not pass through the rows: those that only repeat what a step made are
+    copied out of its outcome.
+
     Args:
         actions: batch size (steps, *batch), all that the sub-envs take as input.
+        ended: gives, by level, what of an outcome is to begin anew; no masks if nothing is.
     """
-    steps = len(actions)
-    record = _Record(exchange, root, steps, device)
+    steps, apart = len(actions), exchange.has_large_rows
+    record = Record(exchange, root, steps, device, has_root_rows=not apart)
     drawn = dict(leaves(actions))
     for start, slots in record.windows():
         for path, ring in exchange.input_ring.items():
             ring[slots.start : slots.stop].copy_(drawn[path][start : start + len(slots)])
         for step, slot in enumerate(slots, start):
             exchange.slot = slot
-            sent = exchange.wake(None, None, advance=step < steps - 1)
+            known = record.root_at(step) if apart else None
+            sent = exchange.wake(known, None, advance=not apart and step < steps - 1)
             record.catch_up()
             exchange.wait(sent)
+            if apart and step < steps - 1:
+                made = tensordict_of(exchange.nexts[slot], exchange.batch_size, None)
+                if masks := ended(made):
+                    exchange.begin_episodes(None, masks)
+                    exchange.select_all()
         record.put_off(start, slots)
     record.catch_up()
     others = {
@@ -289,106 +296,3 @@ def record_random(
         if path not in record.roots
     }
     return record.result({**others, **drawn})
-
-
-def _stacked(written: Mapping[Path, list[torch.Tensor]], steps: int) -> dict[Path, torch.Tensor]:
-    for path, values in written.items():
-        if len(values) != steps:
-            raise RolloutError(
-                f"the policy wrote {as_key(path)!r} in {len(values)} of {steps} steps, so they "
-                "cannot be stacked. Write it in every step, or pass return_contiguous=False."
-            )
-    return {path: torch.stack(values) for path, values in written.items()}
-
-
-class _Record:
-    """The roots and outcomes of a rollout, time-major, filled window by window."""
-
-    def __init__(self, exchange: BufferExchange, root: TensorDictBase, steps: int, device: Any):
-        self.roots, self._nexts = (
-            {
-                path: torch.empty(steps, *rows.shape, dtype=rows.dtype, device=device)
-                for path, rows in region.items()
-            }
-            for region in (exchange.roots[0], exchange.nexts[0])
-        )
-        self._steps = steps
-        self._exchange = exchange
-        self._device = device
-        self._seen: dict[Path, list[torch.Tensor]] = {path: [] for path in self.roots}
-        self._left: tuple[int, range] | None = (
-            None  # a window whose outcomes are still in the slots
-        )
-        exchange.select_all()
-        for path, rows in exchange.roots[0].items():
-            rows.copy_(root.get(as_key(path)))
-            self.roots[path][0].copy_(rows)
-
-    def windows(self) -> Iterator[tuple[int, range]]:
-        """Give first step and slots of each window, one half of all slots after the other; the first root is in place."""
-        exchange, half = self._exchange, self._exchange.num_slots // 2
-        for start in range(0, self._steps, half):
-            first = start % (2 * half)
-            if start and not first:
-                for path, rows in exchange.roots[0].items():
-                    rows.copy_(exchange.roots[2 * half][path])
-            yield start, range(first, first + min(half, self._steps - start))
-
-    def take_root(self, slot: int) -> dict[Path, torch.Tensor]:
-        """Copy the root of a step out of its slot, so that whoever sees it may keep it."""
-        seen = {
-            path: _copied(row, self._device) for path, row in self._exchange.roots[slot].items()
-        }
-        for path, value in seen.items():
-            self._seen[path].append(value)
-        return seen
-
-    @torch.no_grad()
-    def keep_seen(self, start: int, count: int) -> None:
-        """Record the roots of a window as they were seen, and maybe changed in place."""
-        for path, values in self._seen.items():
-            torch.stack(values, out=self.roots[path][start : start + count])
-            values.clear()
-
-    def put_off(self, start: int, slots: range) -> None:
-        """Leave what came out of a window that nobody has seen to `catch_up`, before the window after the next."""
-        self._left = start, slots
-
-    def catch_up(self) -> None:
-        """Copy what was put off: outcomes, and the roots that followed. A step of the next window may be under way."""
-        if self._left is None:
-            return
-        (start, slots), self._left = self._left, None
-        self.take_nexts(start, slots)
-        following = slice(start + 1, start + 1 + len(slots))
-        for path, stack in self.roots.items():
-            kept = stack[following]  # one less at the end: nothing follows the last step
-            ring = self._exchange.root_ring[path]
-            kept.copy_(ring[slots.start + 1 : slots.start + 1 + len(kept)])
-
-    def take_nexts(self, start: int, slots: range) -> None:
-        """Copy the outcomes of a window."""
-        for path, stack in self._nexts.items():
-            ring = self._exchange.next_ring[path]
-            stack[start : start + len(slots)].copy_(ring[slots.start : slots.stop])
-
-    def first(self, count: int, written: Mapping[Path, list[torch.Tensor]]) -> TensorDict | None:
-        """Show the first ``count`` steps, None if that is 0, with what was written in them."""
-        if not count:
-            return None
-        kept = {path: values[:count] for path, values in written.items()}
-        others = _stacked({path: values for path, values in kept.items() if values}, count)
-        self.roots, self._nexts = (
-            {path: stack[:count] for path, stack in region.items()}
-            for region in (self.roots, self._nexts)
-        )
-        self._steps = count
-        return self.result(others)
-
-    def result(self, others: Leaves) -> TensorDict:
-        """Show everything with time as the last batch axis."""
-        batch = self._exchange.batch_size
-        following = {("next", *path): stack for path, stack in self._nexts.items()}
-        stacks = {**self.roots, **others, **following}
-        last = {path: stack.movedim(0, len(batch)) for path, stack in stacks.items()}
-        return tensordict_of(last, torch.Size((*batch, self._steps)), self._device)

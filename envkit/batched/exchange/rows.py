@@ -23,6 +23,7 @@ from envkit import rules
 from envkit.batched.action_checks import ActionRows
 from envkit.batched.exchange.buffers import SLOT, BufferPlan
 from envkit.batched.exchange.delivery import can_wait
+from envkit.batched.exchange.lent_memory import LentMemory
 from envkit.batched.exchange.saved import require_leaves
 from envkit.batched.exchange.selection import refuse_early_part, rows_of
 from envkit.batched.host import ADVANCE, RESET, RESTART, STEP
@@ -73,7 +74,7 @@ class BufferExchange:
     leaves it at 0; `recording` moves it. ``more_inputs`` are sent beside what the specs ask for.
     Actions are converted, or refused, here: the sub-envs trust their rows. ``has_begun`` says that
     every row has been reset once; ``newest_is_next`` says, for each, whether what is known now lies in `next`
-    rather than at the root.
+    rather than at the root. ``memory`` is where results of many steps are recorded.
 
     Args:
         metadata: of each row; they share one layout.
@@ -122,6 +123,7 @@ class BufferExchange:
         self.has_begun = False
         self.lost: set[int] = set()
         self._rounds = 0  # steps and resets so far
+        self.memory = LentMemory()
 
     def _input(self, path: Path, rows: torch.Tensor) -> Input:
         rule = self._actions.rule_of_all(path)
@@ -233,6 +235,16 @@ class BufferExchange:
         kwargs: list[dict[str, Any]] | None,
     ) -> TensorDict:
         """Reset what the masks select and give the newest known values of everything."""
+        self.begin_episodes(td, masks, kwargs)
+        return self.newest()
+
+    def begin_episodes(
+        self,
+        td: TensorDictBase | None,
+        masks: dict[Path, torch.Tensor],
+        kwargs: list[dict[str, Any]] | None = None,
+    ) -> None:
+        """Reset what the masks select, all where there are none, and leave the roots in the rows."""
         self._rounds += 1
         rows = self._select({(*level, rules.RESET): mask for level, mask in masks.items()})
         chosen = set(range(len(self._has_roots)) if rows is None else rows)
@@ -248,7 +260,6 @@ class BufferExchange:
         self.newest_is_next[touched] = False
         self._has_roots[touched] = True
         self.has_begun = True  # the first reset was one of all rows
-        return self.newest()
 
     def _take_states(self, td: TensorDictBase) -> tuple[Path, ...]:
         """Write the states that ``td`` holds into the rows, and name them."""
