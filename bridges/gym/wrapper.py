@@ -317,7 +317,7 @@ class GymWrapper(GymLikeEnv):
             self._vector.begin_logs()
 
     def _fast_rollout(
-        self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy
+        self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy, *_: Any
     ) -> TensorDictBase | list[TensorDictBase] | None:
         if self.row_core() is None or stop == "all" or self._gave_up:
             return None

@@ -255,16 +255,22 @@ class ProgramEnv(RowEnv):
         return begin_unroll(self, root, steps, policy, record_state=record_state)
 
     def _fast_rollout(
-        self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Any
+        self,
+        stop: rules.Stop,
+        root: TensorDictBase,
+        steps: int,
+        policy: Any,
+        act: Any,
+        record_state: bool,
     ) -> TensorDictBase | None:
         if not is_compilable(policy) or self._gives_gradients(root, policy):
             return None
         if stop == "never":
-            return self.unroll(root, steps, policy, record_state=True)[0]
+            return self.unroll(root, steps, policy, record_state=record_state)[0]
         if self._programs.shards is not None:
             return None
         self._count_steps(steps)
-        return unroll_until(self, root, steps, policy, stop)
+        return unroll_until(self, root, steps, policy, stop, record_state=record_state)
 
 
 _PROGRAM = frozenset(("_step",))

@@ -26,6 +26,7 @@ from bridges.jax.handoff import RowEnv
 from bridges.jax.policy.inputs import Actor, actor_for, free_entries
 from envkit.data.paths import Key, Path, as_key, as_path, tensordict_of
 from envkit.env.fragments import Begun
+from envkit.env.recorded import unrecorded
 from envkit.errors import PolicyError
 from envkit.functional import StopRule
 
@@ -67,7 +68,13 @@ def _refuse_leaks(actor: Actor) -> None:
 
 
 def unroll_until(
-    env: RowEnv, td: TensorDictBase, steps: int, policy: Any, rule: StopRule
+    env: RowEnv,
+    td: TensorDictBase,
+    steps: int,
+    policy: Any,
+    rule: StopRule,
+    *,
+    record_state: bool,
 ) -> TensorDict:
     """Take up to ``steps`` steps, until any row or all rows are done, as `rollout` does.
 
@@ -77,11 +84,12 @@ def unroll_until(
         steps: most steps.
         policy: what `JaxEnv.unroll` takes.
         rule: "any" stops at the first end, "all" freezes what is done and waits for the rest.
+        record_state: keep ``state`` of every step. The program records it in any case, some steps at a time.
 
     Returns:
-        The steps that were taken, with ``state``.
+        The steps that were taken.
     """
-    actor = actor_for(env, policy, td)
+    actor, hidden = actor_for(env, policy, td), unrecorded(env, record_state)
     key, capacity = env._next_key_in(), min(_CHUNK, 1 << (steps - 1).bit_length())
     counted = torch.arange(env._size(td.numel())) < td.numel()
     pieces: list[TensorDict] = []
@@ -101,7 +109,7 @@ def unroll_until(
             number_to_jit(min(capacity, steps - made), td.device),
         )
         last, count = env._kept(last), int(stopped.made)
-        piece = _recorded(env, td, capacity, run, actor)[..., :count]
+        piece = _recorded(env, td, capacity, run, actor).exclude(*hidden)[..., :count]
         if pieces:
             _repeat(td["done"].squeeze(-1), pieces[-1], piece, env.reward_keys)
         pieces.append(piece)

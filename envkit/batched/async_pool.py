@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 import torch
 from tensordict import TensorDictBase
 
-from envkit import rules
 from envkit.batched.attributes import WorkerAttribute
 from envkit.batched.creation_context import chosen
 from envkit.batched.env import BatchedEnv
@@ -33,7 +32,6 @@ from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.drawing import allow_options
 from envkit.env.pending import Pending
-from envkit.env.policy import Policy
 from envkit.errors import ArgumentError, BusyEnvError, UnsupportedError
 from envkit.late import late
 from envkit.specs import Composite, NonTensor, TensorSpec, draws_in_order
@@ -183,9 +181,7 @@ class AsyncEnvPool(BatchedEnv):
         self._require_idle()
         return super()._set_seeds(seed, static=static)
 
-    def _fast_rollout(
-        self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy
-    ) -> None:
+    def _fast_rollout(self, *_: Any) -> None:
         return None
 
     # ------------------------------------------------------------------------------- one by one

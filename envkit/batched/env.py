@@ -182,7 +182,7 @@ class BatchedEnv(AttributeLookup, ResumablePool):
         raise NotImplementedError("batched envs step through their workers.")
 
     def _fast_rollout(
-        self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy
+        self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy, *_: Any
     ) -> TensorDictBase | list[TensorDictBase] | None:
         exchange = self._exchange
         if stop != "never" or not isinstance(exchange, BufferExchange):

@@ -28,7 +28,7 @@ from envkit.env.policy import (
     set_exploration_type,
     takes_tensordict,
 )
-from envkit.env.recorded import require_truncated
+from envkit.env.recorded import require_truncated, unrecorded
 from envkit.errors import ArgumentTypeError, InputError, OptionError, PolicyError, UnsupportedError
 from envkit.transforms.core.env import TransformedEnv
 from envkit.transforms.episodes import StepCounter
@@ -189,8 +189,7 @@ def _try_out(env: EnvBase, policy: nn.Module, parts: Parts, runner: EnvRunner) -
 
 def recorded_leaves(env: EnvBase, options: RunnerOptions) -> dict[Path, torch.Tensor]:
     """Give an example of the entries of a step that the env and its collector record, by path."""
-    hidden = () if options.record_state else env._unrecorded
-    example = env.fake_tensordict().exclude(*hidden, *(("next", key) for key in hidden))
+    example = env.fake_tensordict().exclude(*unrecorded(env, options.record_state))
     return {
         path: value
         for path, value in leaves(example)

@@ -19,7 +19,7 @@ from tensordict import TensorDictBase
 
 from envkit.data.resets import undeclared
 from envkit.env.policy import Policy
-from envkit.env.recorded import stack_steps
+from envkit.env.recorded import stack_steps, unrecorded
 from envkit.env.stepping import Stepping
 
 __all__ = ["Begun", "Fragment", "begin_fragment"]
@@ -71,7 +71,7 @@ def _recorded(
     env, steps, act = wanted.env, wanted.steps, wanted.act
     if at_once and not env._has_varying_sizes:
         policy = act if wanted.policy is None and env._draws_its_own else wanted.policy
-        recorded = env._fast_rollout("never", root, steps, policy, act)
+        recorded = env._fast_rollout("never", root, steps, policy, act, wanted.record_state)
         if recorded is not None:
             if isinstance(recorded, list):
                 data = _stacked(wanted, recorded)
@@ -94,10 +94,8 @@ def _recorded(
 
 def _stacked(wanted: Fragment, made: list[TensorDictBase]) -> TensorDictBase:
     env = wanted.env
-    hidden = () if wanted.record_state else env._unrecorded
-    if hidden:
-        both = [*hidden, *(("next", key) for key in hidden)]
-        made = [step.exclude(*both) for step in made]
+    if hidden := unrecorded(env, wanted.record_state):
+        made = [step.exclude(*hidden) for step in made]
     dense = not env._has_varying_sizes
     data = stack_steps(env, made, contiguous=dense)
     if dense:

@@ -15,7 +15,13 @@ from envkit.data.paths import Key, as_key, as_path
 from envkit.env.stepping import Stepping
 from envkit.errors import DoneError, RolloutError
 
-__all__ = ["require_truncated", "stack_steps", "truncate_last"]
+__all__ = ["require_truncated", "stack_steps", "truncate_last", "unrecorded"]
+
+
+def unrecorded(env: Stepping, record_state: bool) -> list[Key]:
+    """List what is left out of the steps of an env, at root and next: its state, unless that is recorded."""
+    hidden = () if record_state else env._unrecorded
+    return [*hidden, *(("next", key) for key in hidden)]
 
 
 def stack_steps(env: Stepping, steps: list[TensorDictBase], *, contiguous: bool) -> TensorDictBase:

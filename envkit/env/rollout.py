@@ -24,7 +24,7 @@ from envkit.data.results import EnvData
 from envkit.data.transition import leaves
 from envkit.env.loops import LOOPS
 from envkit.env.policy import PolicyLike, as_policy, on_device, policy_device, replay
-from envkit.env.recorded import require_truncated, stack_steps, truncate_last
+from envkit.env.recorded import require_truncated, stack_steps, truncate_last, unrecorded
 from envkit.env.stepping import Stepping
 from envkit.errors import (
     ArgumentError,
@@ -59,6 +59,7 @@ def rollout(
     trust_policy: bool = False,
     storing_device: Device | None = None,
     set_state: bool | None = None,
+    record_state: bool = True,
 ) -> EnvData:
     """Run a policy for up to ``max_steps`` steps; a method of every env.
 
@@ -85,6 +86,8 @@ def rollout(
         trust_policy: call ``policy`` with the TensorDict whatever its signature.
         storing_device: where the transitions are kept; None leaves them where the env gives them.
         set_state: of the first `reset`, where ``auto_reset`` is set.
+        record_state: keep the ``state`` of a stateless env at root and next of every step. It is most of what
+            a simulator records, and on a card lies in JAX's share of it.
 
     Returns:
         Transitions, batch size ``(*batch, T)``; T is the number of steps really taken.
@@ -121,10 +124,11 @@ def rollout(
     root = _first_root(self, tensordict, auto_reset, set_state)
     steps = None
     if callback is None and return_contiguous and self._steps_by_itself:
-        steps = self._fast_rollout(stop, root, max_steps, policy, act)
+        steps = self._fast_rollout(stop, root, max_steps, policy, act, record_state)
     if steps is None:
+        hidden = unrecorded(self, record_state)
         steps = [
-            step if storing_device is None else step.to(storing_device)
+            _kept(step, hidden, storing_device)
             for step in LOOPS[stop](self, root, act, max_steps, callback)
         ]
     result = (
@@ -139,6 +143,12 @@ def rollout(
     if return_contiguous:
         result.refine_names(..., "time")
     return result
+
+
+def _kept(step: TensorDictBase, hidden: list[Key], device: Device | None) -> TensorDictBase:
+    """Give a step as it is recorded."""
+    step = step.exclude(*hidden) if hidden else step
+    return step if device is None else step.to(device)
 
 
 def _require_arguments(

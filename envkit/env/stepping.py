@@ -107,7 +107,13 @@ class Stepping(SpecNames, ABC):
         """Sample every action from its spec; see `EnvBase.rand_action`."""
 
     def _fast_rollout(
-        self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Callable
+        self,
+        stop: rules.Stop,
+        root: TensorDictBase,
+        steps: int,
+        policy: Any,
+        act: Any,
+        record_state: bool,
     ) -> TensorDictBase | list[TensorDictBase] | None:
         """Do a whole rollout at once, or None to leave it to the loop of steps.
 
@@ -117,6 +123,7 @@ class Stepping(SpecNames, ABC):
             steps: most steps.
             policy: what the user passed.
             act: the same as a callable from TensorDict to TensorDict.
+            record_state: keep what `_unrecorded` names.
 
         Returns:
             The transitions, stacked along a last axis of time or as a list; `rollout` does the rest.
@@ -132,14 +139,7 @@ class Stepping(SpecNames, ABC):
     ) -> Callable[[], tuple[TensorDictBase, TensorDictBase]]:
         """Begin many steps as one program, where `_runs_at_once` says so; see `fragments`.
 
-        Args:
-            root: where to start.
-            steps: how many.
-            policy: what the user passed.
-            record_state: keep the state of a stateless env at every step.
-
-        Returns:
-            What gives the transitions and the root that follows them.
+        It takes what `_fast_rollout` does; the result gives the transitions, and the root that follows them.
         """
         raise NotImplementedError(f"{type(self).__name__} steps one by one.")
 

@@ -233,7 +233,7 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
         return self._checks.scatter(mask, made[mask], self._skipped_next(td))
 
     def _fast_rollout(
-        self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy
+        self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy, *_: Any
     ) -> TensorDictBase | list[TensorDictBase] | None:
         if stop != "never" or not self._is_plain:
             return None

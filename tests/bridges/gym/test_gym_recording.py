@@ -194,8 +194,8 @@ def test_plain_policies_are_recorded_at_once(policy):
     env = GymEnv("CartPole-v1")
     act = policy or env.rand_action
 
-    whole = env._fast_rollout("never", env.reset(), 30, policy, act)
-    episode = env._fast_rollout("any", env.reset(), 300, policy, act)
+    whole = env._fast_rollout("never", env.reset(), 30, policy, act, True)
+    episode = env._fast_rollout("any", env.reset(), 300, policy, act, True)
 
     assert whole.batch_size == (30,)
     assert episode["next", "done"].flatten().tolist() == [False] * (len(episode) - 1) + [True]

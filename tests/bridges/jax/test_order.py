@@ -221,6 +221,27 @@ def test_every_program_takes_a_tensor_and_nothing_that_the_host_brings_to_a_card
 
 
 @both_devices
+@pytest.mark.parametrize("policy", ["random", "torch", "torch, watched"])
+@pytest.mark.parametrize("stop", ["never", "any", "all"])
+def test_a_rollout_that_records_no_state_is_the_same_without_it(walker, device, policy, stop):
+    rules = {"break_when_any_done": stop == "any", "break_when_all_done": stop == "all"}
+    call = {
+        "random": {},
+        "torch": {"policy": pushed(walker, device)},
+        "torch, watched": {"policy": pushed(walker, device), "callback": lambda env, td: None},
+    }[policy]
+    results = []
+    for record_state in (True, False):
+        walker.set_seed(0)
+        results.append(walker.rollout(5, **rules, **call, record_state=record_state))
+    full, without = results
+
+    wanted = full.exclude("state", ("next", "state"))
+    assert set(without.keys(True, True)) == set(wanted.keys(True, True))
+    assert "state" in full.keys() and (without == wanted).all()
+
+
+@both_devices
 @pytest.mark.parametrize("first", range(6))
 def test_memory_that_begins_between_two_multiples_of_16_bytes_is_copied(first, device):
     tensor = torch.arange(64, dtype=torch.float32, device=device)[first:]
