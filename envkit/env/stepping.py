@@ -29,6 +29,7 @@ from envkit.data.results import EnvData
 from envkit.data.transition import carry
 from envkit.env.in_place import InPlace
 from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
+from envkit.env.left_out import put_back
 from envkit.env.pending import LocalStep, OverriddenStep, Pending
 from envkit.env.spec_names import SpecNames
 from envkit.env.starts import start_keywords
@@ -150,6 +151,15 @@ class Stepping(SpecNames, ABC):
     _unrecorded: tuple[str, ...] = ()
     """Nodes at root and next that a fragment leaves out unless it is told to record them."""
 
+    _left_out: TensorDictBase | None = None
+    """What the last rollout did not show, for the call that goes on from it; see `envkit.env.left_out`."""
+
+    def _put_back(self, td: TensorDictBase) -> None:
+        """Give the next call after a rollout what that left out."""
+        held, self._left_out = self._left_out, None
+        if held is not None:
+            put_back(held, td)
+
     def _expect_run(self, stop: rules.Stop, policy: Any) -> None:
         """Learn of a rollout of several steps before it resets, so that both may share what they need.
 
@@ -245,6 +255,8 @@ class Stepping(SpecNames, ABC):
         """
         if not isinstance(tensordict, TensorDictBase):
             require_tensordict("what step() was given", tensordict)
+        if self._left_out is not None:
+            self._put_back(tensordict)
         if self._acts_at_once:
             self._check_batch(tensordict)
             return self._stepped(tensordict)
@@ -353,6 +365,8 @@ class Stepping(SpecNames, ABC):
         """
         require_tensordict("what step_and_maybe_reset() was given", tensordict)
         remembered = undeclared(tensordict.get("next", None), self._table.known)
+        if self._left_out is not None:
+            self._put_back(tensordict)
         if not self._steps_by_itself:
             data = self.step(tensordict)
             return data, self._root_after(data, remembered)

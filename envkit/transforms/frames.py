@@ -50,6 +50,7 @@ class _Windowed(FusableTransform, EpisodeTransform, LeafTransform):
 
     _memory_name: str
 
+    keeps_memory = True
     _changes_with_use = ("_own_windows",)
 
     def __init__(self, in_keys: Keys, out_keys: Keys, count: int, dim: int, reset_key: Key | None):

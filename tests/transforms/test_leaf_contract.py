@@ -101,7 +101,9 @@ STATES = {
     "VecNorm": {"weight", "mean", "squares"},
     "ObservationNorm": {"loc", "scale"},
     "RewardScaling": {"loc", "scale"},
-    "frames, normalised": {"loc", "scale"},
+    "frames, normalised": {"loc", "scale", "_state"},
+    "CatFrames": {"_state"},  # what the rollout has not shown
+    "TimeMaxPool": {"_state"},
 }
 
 

@@ -50,11 +50,15 @@ def as_keys(keys: Keys) -> list[Key]:
 
 
 def books_of(transform: Transform, before: Composite, after: Composite) -> set[Path]:
-    """List the observations that a transform adds for its bookkeeping, from output specs."""
-    if not transform.keeps_books:
+    """List the observations that a transform adds for its bookkeeping, from output specs.
+
+    These are all that it adds or its private memory, as it says.
+    """
+    if not (transform.keeps_books or transform.keeps_memory):
         return set()
     shown, known = (set(spec["full_observation_spec"].keys(True, True)) for spec in (after, before))
-    return {as_path(key) for key in shown - known}
+    added = (as_path(key) for key in shown - known)
+    return {path for path in added if transform.keeps_books or path[-1].startswith("_")}
 
 
 class Transform(OwnState):
@@ -84,6 +88,10 @@ class Transform(OwnState):
     keeps_books = False
     """The observations it adds tell of the run, not of the world (a count of steps, a sum of rewards): a
     policy that is a plain function is not given them."""
+
+    keeps_memory = False
+    """The observations it adds under names that begin with an underscore are its memory of the episode: neither a
+    policy that is a plain function nor a rollout is given them."""
 
     action_masks: tuple[tuple[Key, Key], ...] = ()
     """Actions, each with the entry that says which of its options random actions are drawn from."""

@@ -96,6 +96,12 @@ CASES = {  # the env, and what stands around it
         count,
         lambda lib: lib.ConditionalPolicySwitch(opponent, lambda td: td["count"].max() == 0),
     ),
+    "CatFrames": (endless, lambda lib: lib.CatFrames(3, -1, ["count"], ["last"])),
+    "CatFrames, in place": (
+        count,
+        lambda lib: lib.CatFrames(2, -1, ["count"], padding="constant", padding_value=-1),
+    ),
+    "TimeMaxPool": (count, lambda lib: lib.TimeMaxPool(["count"], ["most"], T=2)),
     "SuccessReward": (endless, lambda lib: lib.SuccessReward(scale=2.0)),
     "SuccessReward, renamed": (endless, lambda lib: lib.SuccessReward(reward_key="prize")),
     "ActionChunkTransform": (arm, lambda lib: lib.ActionChunkTransform(3)),
@@ -142,6 +148,7 @@ WHOLE = {  # the reference takes no masks here
     "ConditionalPolicySwitch",
     "ConditionalPolicySwitch after a reset",
 }
+FRAMES = {"CatFrames", "CatFrames, in place", "TimeMaxPool"}
 GROWN = {"MultiAction", "MultiAction, last reward", "MultiAction, renamed"}
 
 
@@ -159,7 +166,9 @@ def built(case, layout):
     return lambda lib: LAYOUTS[layout](lib, make, transform)
 
 
-@pytest.mark.parametrize(("case", "layout"), laid_out(case for case in CASES if case not in GROWN))
+@pytest.mark.parametrize(
+    ("case", "layout"), laid_out(case for case in CASES if case not in GROWN | FRAMES)
+)
 def test_a_transform_declares_what_the_reference_declares(case, layout):
     make = built(case, layout)
 
@@ -171,6 +180,16 @@ def test_a_rollout_shows_what_the_reference_shows(case, layout):
     make = built(case, layout)
 
     check_same(lambda lib: played(make(lib), 4))
+
+
+@pytest.mark.parametrize("case", sorted(FRAMES))
+def test_frames_that_are_remembered_are_declared(case):
+    make = built(case, "alone")
+
+    differs("frames-in-the-data", lambda lib: leaf_specs(make(lib)))
+    private = [key for key in make(OURS).observation_spec if key.startswith("_")]
+    assert len(private) == 1
+    assert private[0] not in make(OURS).rollout(2).keys()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -191,7 +210,7 @@ def test_masks_reach_rows_behind_a_transform_as_in_the_reference():
         return env.reset(root.set("_reset", torch.tensor([[True], [False]])))["count"]
 
     for name, (make, transform) in CASES.items():
-        if make is count and name not in {*BY_ITSELF, *WHOLE}:
+        if make is count and name not in {*BY_ITSELF, *WHOLE, *FRAMES}:
             for kind in ("step", "reset"):
                 check_same(lambda lib, kind=kind, t=transform: masked(lib, t, kind))
 

@@ -70,7 +70,7 @@ def test_an_end_of_time_that_the_library_does_not_count_as_an_end_is_truncation(
         following = env.step(td.set("action", torch.zeros(2, dtype=torch.int32)))["next"]
         return {name: following[name] for name in ("done", "terminated")}
 
-    differs("jumanji-truncates", ends)
+    differs("simulators-in-jax", ends)
     assert {name: bool(flag) for name, flag in ends(OURS).items()} == {
         "done": True,
         "terminated": False,

@@ -42,8 +42,8 @@ def test_what_is_unknown_is_refused_alike():
 
 
 def test_states_are_in_the_data_and_episodes_are_cut_at_their_length():
-    differs("playground-states", lambda library: sorted(cartpole(library).done_spec.keys()))
+    differs("simulators-in-jax", lambda library: sorted(cartpole(library).done_spec.keys()))
     differs(
-        "playground-states", lambda library: "state" in cartpole(library).observation_spec.keys()
+        "simulators-in-jax", lambda library: "state" in cartpole(library).observation_spec.keys()
     )
-    differs("playground-states", lambda library: cartpole(library).batch_locked)
+    differs("simulators-in-jax", lambda library: cartpole(library).batch_locked)
