@@ -5,7 +5,7 @@ Conventions
     spec    a `PartitionSpec`; ROWS and its fellows say which axis of an array the rows are.
 
 Decided here: programs run under `jax.shard_map`, so XLA cannot introduce communication that nobody
-asked for. Data enters and leaves on one device, as torch tensors do; a run as one program crosses once.
+asked for. Data enters and leaves on one device, as torch tensors do, part by part; a run as one program crosses once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -128,8 +129,10 @@ class Shards:
         def hand_out(args: tuple[Any, ...]) -> tuple[Any, ...]:
             return (*args[:static], *self._placed(args[static:], takes))
 
+        joined = jax.jit(lambda parts: jax.tree.map(_join, gives, *parts, is_leaf=_is_spec))
+
         def call(*args: Any) -> Any:
-            return jax.device_put(compiled(*hand_out(args)), self.devices[0])
+            return joined(self._parts_of(compiled(*hand_out(args))))
 
         call.lower = lambda *args: compiled.lower(*hand_out(args))  # type: ignore[attr-defined]
         return call
@@ -141,6 +144,25 @@ class Shards:
             return jax.device_put(tree, NamedSharding(self._mesh, spec))
 
         return jax.tree.map(place, takes, arguments, is_leaf=_is_spec)
+
+    def _parts_of(self, results: Any) -> list[Any]:
+        """Bring the part of each device to the first one, from card to card: a whole array would go through the host."""
+
+        def part(device: Any) -> Any:
+            return jax.tree.map(lambda leaf: _on(leaf, device), results)
+
+        return [jax.device_put(part(device), self.devices[0]) for device in self.devices]
+
+
+def _on(leaf: jax.Array, device: Any) -> jax.Array:
+    """Give what of an array lies on a device."""
+    return next(shard.data for shard in leaf.addressable_shards if shard.device == device)
+
+
+def _join(spec: PartitionSpec, *parts: Any) -> Any:
+    """Put the rows of all devices behind each other."""
+    axis = tuple(spec).index(AXIS)
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *parts)
 
 
 def _is_spec(tree: Any) -> bool:

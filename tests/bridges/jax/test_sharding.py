@@ -169,6 +169,23 @@ def test_a_dict_of_actions_is_spread():
 
 
 @on_four
+def test_results_come_to_the_first_device_part_by_part(pair, monkeypatch):
+    """A part of one device goes from card to card, an array of several would go through the host."""
+    env, moved, device_put = pair[1], [], jax.device_put
+
+    def put(tree, target=None, **how):
+        if target == jax.devices()[0]:
+            moved.extend(jax.tree.leaves(tree))
+        return device_put(tree, target, **how)
+
+    monkeypatch.setattr(jax, "device_put", put)
+    env.step_and_maybe_reset(env.rand_action(env.reset()))
+
+    assert {next(iter(leaf.devices())) for leaf in moved} == set(jax.devices()[:SHARDS])
+    assert all(len(leaf.devices()) == 1 for leaf in moved)
+
+
+@on_four
 @pytest.mark.parametrize("name", ["step", "advance", "restart", "unroll"])
 def test_programs_communicate_nothing(pair, name):
     env = pair[1]
