@@ -20,7 +20,7 @@ from envkit.batched.attributes import WorkerAttribute
 from envkit.batched.creation_context import chosen
 from envkit.batched.env import BatchedEnv
 from envkit.batched.env_index import ENV_INDEX, env_indices, envs_of
-from envkit.batched.exchange.one_by_one import BufferJobs, JobKind, TensorDictJobs
+from envkit.batched.exchange.one_by_one import BufferJobs, TensorDictJobs
 from envkit.batched.host import BUILDING, COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.queues import JobQueues
 from envkit.batched.settings import AsyncOptions, RayOptions
@@ -292,7 +292,7 @@ class AsyncEnvPool(BatchedEnv):
             WorkerError: (a RuntimeError) an env raised or was lost. It is free then, and results of others stay
                 ready.
         """
-        return self._recv("step", min_get, env_index, max_get, timeout)[0]
+        return self._queues.recv("step", min_get, env_index, max_get, timeout)[0]
 
     def async_reset_recv(
         self,
@@ -303,7 +303,7 @@ class AsyncEnvPool(BatchedEnv):
         timeout: float | None = None,
     ) -> EnvData:
         """Give the resets that are done: new roots; see `async_step_recv`."""
-        return self._recv("reset", min_get, env_index, max_get, timeout)[0]
+        return self._queues.recv("reset", min_get, env_index, max_get, timeout)[0]
 
     def async_step_and_maybe_reset_recv(
         self,
@@ -314,18 +314,7 @@ class AsyncEnvPool(BatchedEnv):
         timeout: float | None = None,
     ) -> tuple[EnvData, EnvData]:
         """Give the steps that are done, and the roots that follow them; see `async_step_recv`."""
-        return self._recv("step_and_maybe_reset", min_get, env_index, max_get, timeout)
-
-    def _recv(
-        self,
-        kind: JobKind,
-        min_get: int | None,
-        env_index: int | None,
-        max_get: int | None,
-        timeout: float | None,
-    ) -> Any:
-        least = self.min_get if min_get is None else min_get
-        return self._queues.recv(kind, least, env_index, max_get, timeout)
+        return self._queues.recv("step_and_maybe_reset", min_get, env_index, max_get, timeout)
 
     # --------------------------------------------------------------------------------------- close
 

@@ -166,7 +166,7 @@ class JobQueues:
     def recv(
         self,
         kind: JobKind,
-        min_get: int,
+        min_get: int | None,
         env_index: int | None,
         max_get: int | None,
         timeout: float | None,
@@ -178,6 +178,7 @@ class JobQueues:
         _require_wait(timeout)
         if env_index is not None:
             return self._recv_slot(kind, env_index, timeout)
+        min_get = cast(Any, self._owner).min_get if min_get is None else min_get
         least = as_int("min_get", min_get, least=1, meaning="the results to wait for")
         if max_get is not None and as_int("max_get", max_get, least=1, meaning="the most") < least:
             raise ArgumentError(f"max_get is {max_get}, but must be at least min_get, {least}.")

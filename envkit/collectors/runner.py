@@ -21,6 +21,7 @@ from tensordict import TensorDictBase
 from envkit.collectors.generators import generator_states, set_generators
 from envkit.collectors.numbering import TrajectoryNumbers
 from envkit.collectors.timing import Seconds, timed
+from envkit.collectors.weights import as_weights, require_same_architecture, tensors_of
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
@@ -230,9 +231,12 @@ class EnvRunner:
 
         Raises:
             ResumeError: the env cannot be brought there; with ``strict=False`` it begins new episodes.
+            ArgumentError: (a ValueError) its policy was of another architecture. Nothing was loaded.
         """
         if isinstance(self.policy, torch.nn.Module):
-            self.policy.load_state_dict(from_plain(state["policy_state_dict"]))
+            weights = from_plain(state["policy_state_dict"])
+            require_same_architecture(tensors_of(self.policy), as_weights(weights))
+            self.policy.load_state_dict(weights)
         self.env.load_state_dict(state["env_state_dict"], strict=strict)
         self.root = from_plain(state["root"])
         self.numbers.load_state_dict(state["numbers"])

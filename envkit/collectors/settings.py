@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, SupportsIndex, TypedDict
 
 import torch
 
@@ -231,10 +232,10 @@ def _check_amounts(given: Any) -> None:
         ("trajs_per_batch", "the episodes of a batch"),
     ):
         if getattr(given, name) is not None:
-            setattr(given, name, as_int(name, getattr(given, name), least=1, meaning=meaning))
+            setattr(given, name, _as_count(name, getattr(given, name), meaning))
     if given.total_frames is not None and given.total_frames != -1:
         meaning = "the frames after which it is at its end, or -1 for no end"
-        given.total_frames = as_int("total_frames", given.total_frames, least=1, meaning=meaning)
+        given.total_frames = _as_count("total_frames", given.total_frames, meaning)
     else:
         given.total_frames = None
     for name in ("init_random_frames", "max_frames_per_traj"):
@@ -244,9 +245,10 @@ def _check_amounts(given: Any) -> None:
         raise ArgumentError(f"prefetch is {given.prefetch}, but at most 1 batch is made ahead.")
     frames, total = given.frames_per_batch, given.total_frames
     if frames is not None and total is not None and total % frames:
+        below = total - total % frames
+        near = f"{below} or {below + frames}" if below else f"{frames}"
         raise ArgumentError(
-            f"total_frames is {total}, no multiple of frames_per_batch, {frames}. Pass {total - total % frames or frames} "
-            f"or {total - total % frames + frames}, say."
+            f"total_frames is {total}, no multiple of frames_per_batch, {frames}. Pass {near}, say."
         )
     if given.traj_format not in ("padded", "cat"):
         raise ArgumentError(f"traj_format is {given.traj_format!r}, but must be 'padded' or 'cat'.")
@@ -256,8 +258,17 @@ def _as_limit(name: str, value: Any) -> int | None:
     """Give a number of frames; None, 0 and less set no limit."""
     if value is None:
         return None
-    meaning = "a number of frames, or None for no limit"
-    return max(as_int(name, value, least=-(2**63), meaning=meaning), 0) or None
+    if not isinstance(value, SupportsIndex) or isinstance(value, bool):
+        raise ArgumentTypeError(
+            f"{name} is {value!r}, but must be an int: a number of frames, or None for no limit."
+        )
+    return max(operator.index(value), 0) or None
+
+
+def _as_count(name: str, value: Any, meaning: str) -> int:
+    if isinstance(value, bool):  # which stands for an int elsewhere in Python
+        raise ArgumentTypeError(f"{name} is {value}, but must be an int. Pass {meaning}.")
+    return as_int(name, value, least=1, meaning=meaning)
 
 
 def _check_exclusive(given: Any) -> None:

@@ -26,7 +26,13 @@ from envkit import (
     TransformedEnv,
     compile_policy,
 )
-from envkit.errors import ArgumentCountError, ArgumentTypeError, MissingKeyError, ResumeError
+from envkit.errors import (
+    ArgumentCountError,
+    ArgumentError,
+    ArgumentTypeError,
+    MissingKeyError,
+    ResumeError,
+)
 from tests.collectors.slow_model import assert_same
 from tests.zoo.envs import Count
 from tests.zoo.jax_drift import jax_rows
@@ -309,6 +315,21 @@ def test_an_env_that_does_not_say_what_it_keeps_is_told(make):
 
     with pytest.raises(ResumeError, match=r"Count is an env of your own.*get_extra_state"):
         collector.state_dict()
+
+
+def test_weights_of_another_architecture_are_refused_and_nothing_is_loaded():
+    first = SyncDataCollector(cartpole, Draws(), frames_per_batch=4, record_for_resume=True)
+    first.next()
+    state = first.state_dict()
+    policy = Draws()
+    policy.net = torch.nn.Linear(4, 2, bias=False)
+    before = policy.net.weight.detach().clone()
+    other = SyncDataCollector(cartpole, policy, frames_per_batch=4, record_for_resume=True)
+
+    with pytest.raises(ArgumentError, match=r"another architecture: \['net.bias'\] are not"):
+        other.load_state_dict(state)
+
+    assert torch.equal(policy.net.weight, before) and other.frames == 0
 
 
 def test_a_state_dict_of_something_else_is_refused():
