@@ -12,7 +12,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from envkit import EnvCreator, ParallelEnv, SerialEnv, check_env_specs
 from envkit.env.base import EnvBase
-from envkit.specs import Categorical, Composite, NonTensor, Unbounded
+from envkit.specs import Bounded, Categorical, Composite, NonTensor, Unbounded
 from envkit.transforms.core.env import TransformedEnv
 from envkit.transforms.episodes import StepCounter
 from envkit.transforms.flow import ConditionalSkip, RemoveEmptySpecs
@@ -216,6 +216,21 @@ def test_a_batch_of_its_own_gets_a_step_mask_in_its_shape(shape, wrapped):  # P0
     assert own.seen.tolist() == [T, F]
     assert mask.shape == shape
     assert "_step" not in out.keys()
+
+
+def test_a_rollout_moves_all_parts_whatever_the_step_before_it_left_out(opened):
+    class Driven(Pair):  # whose random actions are drawn for all steps at once
+        def __init__(self):
+            super().__init__(ends=(9, 9))
+            self.action_spec = Bounded(-1, 1, (2, 1))
+
+    env = opened(SerialEnv(2, Driven, use_buffers=True))
+    td = env.rand_action(env.reset())
+    root = env.step_mdp(env.step(td.set("_step", torch.tensor([[T, F], [F, F]]))))
+
+    data = env.rollout(2, auto_reset=False, tensordict=root, break_when_any_done=False)
+
+    assert data["next", "count"][..., -1, 0].tolist() == [[3, 2], [2, 2]]
 
 
 @in_all_ways

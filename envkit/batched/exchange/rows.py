@@ -154,10 +154,6 @@ class BufferExchange:
             The rows that are stepped, for `wake`; None: all.
         """
         rows = None if mask is None else rows_of(mask, len(mask))
-        if mask is not None and mask.ndim > 1:
-            self._select({(rules.STEP,): mask})
-        elif not self._masks_are_full:
-            self._select({})
         for path, own, memory, is_action, rule in self._filled[int(self._slot[0])]:
             value = given.get(path, None)
             found = None if rule is None else rule.values_of(value, own.shape)
@@ -167,6 +163,10 @@ class BufferExchange:
                 self._actions.write(path, value, own, rows)
             else:
                 _fill(own, value, path)
+        if mask is not None and mask.ndim > 1:
+            return self._select({(rules.STEP,): mask})
+        if not self._masks_are_full:
+            self._select({})
         return rows
 
     def check_actions(self, rows: Mapping[Path, np.ndarray]) -> None:
