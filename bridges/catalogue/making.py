@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -104,7 +104,11 @@ def made_by(env: EnvBase) -> dict[str, Any] | None:
 
 
 def _listed(transforms: Transform | Sequence[Transform] | None) -> list[Transform]:
-    given = [transforms] if isinstance(transforms, Transform) else list(transforms or ())
+    if transforms is None:
+        return []
+    given: list[Any] = [transforms]
+    if isinstance(transforms, Iterable) and not isinstance(transforms, Transform):
+        given = list(transforms)
     for one in given:
         if not isinstance(one, Transform):
             raise ArgumentTypeError(

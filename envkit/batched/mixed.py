@@ -61,6 +61,7 @@ class MixedEnv(EnvBase):
         device: where data is delivered; None takes the device that members name.
 
     Raises:
+        ArgumentTypeError: (a TypeError) a member is no env.
         ArgumentError: (a ValueError) there is no member, or members name several devices and
             ``device`` none.
         SpecError: the members differ; the message lists every difference. Or a state has an entry
@@ -70,18 +71,7 @@ class MixedEnv(EnvBase):
 
     def __init__(self, members: Sequence[EnvBase], *, device: Device | None = None):
         members = list(members)
-        if not members:
-            raise ArgumentError(
-                "MixedEnv got an empty list, but needs at least one env. "
-                "Pass envs with one batch axis each: MixedEnv([BraxEnv(...), ParallelEnv(...)])."
-            )
-        for number, env in enumerate(members):
-            if env.batch_dims != 1:
-                raise SpecError(
-                    f"member {number} has batch size {tuple(env.batch_size)}, but a mixed env "
-                    "needs exactly one batch axis. Build it with batch_size=[n], or put a single "
-                    "env in SerialEnv(1, ...)."
-                )
+        _require_members(members)
         placed = members_of(members)
         shared = shared_leaves(placed)
         super().__init__(
@@ -363,3 +353,24 @@ class MixedEnv(EnvBase):
         super().close(raise_if_closed=raise_if_closed)
         for member in self.members:
             member.env.close(raise_if_closed=False)
+
+
+def _require_members(members: list[EnvBase]) -> None:
+    """Check that there are members, and that each is an env with one batch axis."""
+    if not members:
+        raise ArgumentError(
+            "MixedEnv got an empty list, but needs at least one env. "
+            "Pass envs with one batch axis each: MixedEnv([BraxEnv(...), ParallelEnv(...)])."
+        )
+    for number, env in enumerate(members):
+        if not isinstance(env, EnvBase):
+            raise ArgumentTypeError(
+                f"member {number} is {env!r}, of type {type(env).__name__}, but must be an env. Build it first: "
+                "MixedEnv([make(), ...]) instead of MixedEnv([make, ...])."
+            )
+        if env.batch_dims != 1:
+            raise SpecError(
+                f"member {number} has batch size {tuple(env.batch_size)}, but a mixed env "
+                "needs exactly one batch axis. Build it with batch_size=[n], or put a single "
+                "env in SerialEnv(1, ...)."
+            )

@@ -22,7 +22,7 @@ from envkit.arrays import episode_counters
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.resets import collect_reset_masks
-from envkit.errors import ArgumentError, NoParentError, ResetMaskError
+from envkit.errors import ArgumentError, KeyCollisionError, NoParentError, ResetMaskError
 from envkit.specs import Bounded, Categorical, Composite, TensorSpec
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.fusable import FusableTransform
@@ -90,9 +90,17 @@ class EpisodeTransform(Transform):
         self, spec: Composite, name: str, make: Callable[[TensorSpec], TensorSpec]
     ) -> None:
         """Declare ``name`` at every governing level, like the done leaf there."""
-        env = self._env()
-        for path, level in self._levels().items():
-            spec[as_key((*path, name))] = make(env.full_done_spec[as_key(level.flag)])
+        for key, leaf in self._declared(name, make).items():
+            spec[key] = leaf
+
+    def _declared(
+        self, name: str, make: Callable[[TensorSpec], TensorSpec]
+    ) -> dict[Key, TensorSpec]:
+        flags = self._env().full_done_spec
+        return {
+            as_key((*path, name)): make(flags[as_key(level.flag)])
+            for path, level in self._levels().items()
+        }
 
     def _reset_mask(self, td: TensorDictBase, level: Path) -> torch.Tensor | None:
         """Give the mask that decides for ``level`` in a reset; None resets all of it."""
@@ -185,6 +193,7 @@ class StepCounter(FusableTransform, EpisodeTransform):
 
     Raises:
         ArgumentError: (a ValueError) ``max_steps`` is below 1, or a name is not a string.
+        KeyCollisionError: (a RuntimeError) at a look at the specs: the env has a state of that name in another form.
     """
 
     keeps_books = True
@@ -276,6 +285,14 @@ class StepCounter(FusableTransform, EpisodeTransform):
         return observation_spec
 
     def transform_state_spec(self, state_spec: Composite) -> Composite:
+        for key, leaf in self._declared(self.step_count_key, counter_like).items():
+            own = state_spec.get(key, None)
+            if own is not None and (own.shape, own.dtype) != (leaf.shape, leaf.dtype):
+                raise KeyCollisionError(
+                    f"StepCounter writes {key!r}, shape {tuple(leaf.shape)}, but the env keeps a state of that name "
+                    f"there, {own.dtype} of shape {tuple(own.shape)}. Choose another: "
+                    f"StepCounter(max_steps={self.max_steps}, step_count_key='elapsed')."
+                )
         self._declare(state_spec, self.step_count_key, counter_like)
         return state_spec
 

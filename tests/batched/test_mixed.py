@@ -30,6 +30,7 @@ from envkit import (
 from envkit.env.seeding import next_seed
 from envkit.errors import (
     ArgumentError,
+    ArgumentTypeError,
     InputError,
     KeyCollisionError,
     MissingKeyError,
@@ -379,6 +380,11 @@ def test_rollouts_through_transforms_go_on_from_the_newest_data(stop):
     data = env.rollout(7, **stop)
 
     assert (data["next", "count"] == data["next", "step_count"] * 2.0 + 3.0).all()
+
+
+def test_a_function_is_no_member():
+    with pytest.raises(ArgumentTypeError, match=r"member 0 is .*GymEnv.*Build it first"):
+        MixedEnv([partial(GymEnv, "CartPole-v1")])
 
 
 def test_members_must_leave_the_name_of_the_states_free():

@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 from envkit import (
     Compose,
+    FinancialRegimeEnv,
     GymEnv,
     InitTracker,
     RewardSum,
@@ -25,7 +26,7 @@ from envkit import (
     check_env_specs,
 )
 from envkit.arrays import episode_counters
-from envkit.errors import NoParentError, ResetMaskError
+from envkit.errors import KeyCollisionError, NoParentError, ResetMaskError
 from tests.zoo.envs import Count
 from tests.zoo.transform_envs import Team, TwoTeams
 
@@ -60,6 +61,23 @@ def test_a_step_counter_is_declared():
     assert env.state_spec["step_count"].shape == (1,)
     assert "truncated" not in env.done_keys
     assert "truncated" in TransformedEnv(Count(5), StepCounter(3)).done_keys
+
+
+def test_a_step_counter_does_not_overwrite_a_state_of_the_env():
+    def counted(**options):
+        return TransformedEnv(FinancialRegimeEnv(seed=0), StepCounter(3, **options))
+
+    with pytest.raises(
+        KeyCollisionError, match=r"'step_count', shape \(1,\).*step_count_key='elapsed'"
+    ):
+        counted().rollout(5)
+
+    data = counted(step_count_key="elapsed").rollout(5)
+    assert data["next", "elapsed"].shape == (3, 1) and data["next", "step_count"].tolist() == [
+        1,
+        2,
+        3,
+    ]
 
 
 def test_a_step_counter_keeps_what_the_env_says_of_the_end():

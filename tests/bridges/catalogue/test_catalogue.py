@@ -177,6 +177,7 @@ def test_a_world_that_is_not_installed_names_its_extra(monkeypatch):
         (("gym/CartPole-v1", 2), {"backend": "thread"}, ArgumentError, "'process', 'serial'"),
         (("gym/CartPole-v1",), {"backend": "serial"}, ArgumentError, "Pass num_envs"),
         (("gym/CartPole-v1",), {"transforms": [3]}, ArgumentTypeError, "transforms hold 3"),
+        (("gym/CartPole-v1",), {"transforms": StepCounter}, ArgumentTypeError, "hold <class .*StepCounter"),
         (("gym/CartPole-v1",), {"max_episode_steps": 0}, ArgumentError, "max_episode_steps is 0"),
         (("brax/fast",), {"max_episode_steps": 3, "episode_length": 3}, OptionError, "say the same"),
         (("brax/fast",), {"nonsense": 3}, OptionError, "nonsense"),
