@@ -41,11 +41,7 @@ from envkit.data.keywords import completed
 from envkit.data.paths import Key, Path, as_key, leaf_paths, tensordict_of
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
-from envkit.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    MissingKeyError,
-)
+from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from envkit.functional import (
     BatchedEnv,
     FrameSkip,
@@ -54,6 +50,7 @@ from envkit.functional import (
     StatelessEnv,
     TimeLimit,
 )
+from envkit.functional.autoreset import ON_CARD, ON_HOST, Chunks
 from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Destination, Device
 from envkit.specs.base import as_device, destination
@@ -113,7 +110,8 @@ class JaxEnv(ProgramEnv):
         self.episode_length = given.episode_length
         self.categorical_action_encoding = given.categorical_action_encoding
         self.cache_clear_frequency = _clearing(given.cache_clear_frequency)
-        rows = _rows_of(env, given, axis=None if shards is None else AXIS)
+        chunks = ON_HOST if device.type == "cpu" else ON_CARD
+        rows = _rows_of(env, given, chunks, axis=None if shards is None else AXIS)
         self._unchanged = Unchanged()
         self._programs = Programs(rows, packed=given.state_layout == "packed", shards=shards)
         jax_device_of(device)  # or say now that JAX does not see it
@@ -359,7 +357,7 @@ class FusedEnv(Wrapper, JaxEnv):
         return (FusedEnv(self.base_env, fusion), more) if fusion and more > 0 else (self, 0)
 
 
-def _rows_of(env: StatelessEnv, given: Any, *, axis: str | None) -> BatchedEnv:
+def _rows_of(env: StatelessEnv, given: Any, chunks: Chunks, *, axis: str | None) -> BatchedEnv:
     """Put what the keywords ask for around one env: metrics, then repeated actions, then the time limit."""
     drawn = None
     if given.randomize is not None:
@@ -374,6 +372,7 @@ def _rows_of(env: StatelessEnv, given: Any, *, axis: str | None) -> BatchedEnv:
         pool_size=given.pool_size,
         randomization=drawn,
         axis=axis,
+        chunks=chunks,
     )
 
 

@@ -150,7 +150,7 @@ class Programs:
         env = self.env.env
         if env.model_argument is not None:
             env = env.with_model(None)
-        return account_of((env, self.env.axis)), transforms, form
+        return account_of((env, self.env.axis, self.env.chunks)), transforms, form
 
     def _program(self, name: str, function: Callable[..., Any], static: int = 0) -> Program:
         self._functions[name] = function, static

@@ -34,11 +34,13 @@ from envkit.functional.core import EnvWrapper, Timestep, WrapperState
 from envkit.functional.randomization import Drawn, Randomization
 
 __all__ = [
+    "ON_CARD",
+    "ON_HOST",
+    "Chunks",
     "EpisodeState",
     "Episodic",
     "Origin",
     "ResetMode",
-    "chunk_size",
     "reset_rows",
     "restart_where",
 ]
@@ -134,13 +136,34 @@ class Episodic(EnvWrapper):
         return carried, episode
 
 
-def chunk_size(num_rows: int) -> int:
-    """Give the number of rows that are reset together: a 32nd of the batch, and at least 16."""
-    return min(num_rows, max(16, -(-num_rows // 32)))
+@dataclass(frozen=True)
+class Chunks:
+    """How many rows are reset together.
+
+    Attributes:
+        most: chunks there are at most: each is such a part of the batch.
+        least: rows of a chunk at least, where there are as many.
+    """
+
+    most: int = 32
+    least: int = 16
+
+    def size(self, num_rows: int) -> int:
+        """Give the number of rows that are reset together in a batch."""
+        return min(num_rows, max(self.least, -(-num_rows // self.most)))
+
+
+ON_HOST = Chunks()
+ON_CARD = Chunks(most=4, least=1024)
+"""After each chunk the host asks a card whether there are more, and so few rows take it as long as one."""
 
 
 def restart_where(
-    reset: BatchedReset, mask: jax.Array, state: EpisodeState, timestep: Timestep
+    reset: BatchedReset,
+    mask: jax.Array,
+    state: EpisodeState,
+    timestep: Timestep,
+    chunks: Chunks = ON_HOST,
 ) -> tuple[EpisodeState, Timestep]:
     """Start new episodes in the rows of ``mask`` and leave the others bit for bit.
 
@@ -152,16 +175,17 @@ def restart_where(
         mask: rows to restart, bool, shape ``(batch,)``.
         state: batched `EpisodeState`; leaves ``(batch, *event)``.
         timestep: what is shown of that state, leaves ``(batch, *event)``.
+        chunks: how many rows are reset together.
     """
     kept = (state, timestep)
     # The loop sees constants, so reverse-mode differentiation has nothing to do in it.
     values = jax.lax.stop_gradient(kept)
-    restarted = reset_rows(reset, mask, state.origin, values)
+    restarted = reset_rows(reset, mask, state.origin, values, chunks)
     return jax.tree.map(lambda fresh, old: rules.choose(mask, fresh, old), restarted, kept)
 
 
 def reset_rows(
-    reset: Callable[[Origin], Any], mask: jax.Array, origins: Origin, values: Any
+    reset: Callable[[Origin], Any], mask: jax.Array, origins: Origin, values: Any, chunks: Chunks
 ) -> Any:
     """Overwrite the rows of ``mask`` in ``values``, of any form, with what ``reset`` makes of their origins.
 
@@ -170,7 +194,7 @@ def reset_rows(
     num_rows = mask.shape[0]
     if num_rows == 0:
         return values
-    chunk = chunk_size(num_rows)
+    chunk = chunks.size(num_rows)
     # Masked rows first. The padding points past the end: read as the last row, written nowhere.
     padded = num_rows + chunk
     rows = jnp.nonzero(mask, size=padded, fill_value=num_rows)[0].astype(jnp.int32)

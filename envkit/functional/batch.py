@@ -21,6 +21,8 @@ import jax.numpy as jnp
 
 from envkit import rules
 from envkit.functional.autoreset import (
+    ON_HOST,
+    Chunks,
     EpisodeState,
     Episodic,
     Origin,
@@ -62,6 +64,7 @@ class BatchedEnv:
         reset_mode, pool_size, randomization: where episodes begin, and with which model, see `Episodic`.
         axis: name of the mesh axis over which rows are spread, where functions are called under
             ``shard_map``; None where they see all rows.
+        chunks: how many rows begin anew together.
     """
 
     def __init__(
@@ -72,13 +75,15 @@ class BatchedEnv:
         pool_size: int = 64,
         randomization: Randomization | None = None,
         axis: str | None = None,
+        chunks: Chunks = ON_HOST,
     ) -> None:
         self.env = Episodic(env, reset_mode, pool_size, randomization)
         self.axis = axis
+        self.chunks = chunks
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy finds out for itself what this one remembers of shapes."""
-        return {"env": self.env, "axis": self.axis}
+        return {"env": self.env, "axis": self.axis, "chunks": self.chunks}
 
     def with_model(self, model: Any) -> BatchedEnv:
         """Give the same rows stepped with another model of the same structure; see `ModelledEnv`."""
@@ -163,7 +168,7 @@ class BatchedEnv:
         self, mask: jax.Array, state: EpisodeState, timestep: Timestep
     ) -> tuple[EpisodeState, Timestep]:
         """Start new episodes in the rows of ``mask``; the others keep every bit."""
-        return restart_where(self.again, jnp.asarray(mask), state, timestep)
+        return restart_where(self.again, jnp.asarray(mask), state, timestep, self.chunks)
 
     def restart_written(
         self,
@@ -190,7 +195,7 @@ class BatchedEnv:
             fresh, shown = self.again(origins)
             return write(fresh), shown
 
-        return reset_rows(again, jnp.asarray(mask), origins, (written, timestep))
+        return reset_rows(again, jnp.asarray(mask), origins, (written, timestep), self.chunks)
 
     def pack(self, state: EpisodeState) -> dict[str, jax.Array]:
         """Lay the state of every row out in two buffers; see `packing`."""

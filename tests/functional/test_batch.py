@@ -23,7 +23,7 @@ from envkit.functional import (
     transition,
     unroll,
 )
-from envkit.functional.autoreset import Episodic, chunk_size
+from envkit.functional.autoreset import ON_CARD, ON_HOST, Episodic, reset_rows
 from tests.zoo.jax_envs import Countdown, NoisyWalk, Pendulum, Zoo
 
 pytestmark = pytest.mark.rounding
@@ -118,7 +118,7 @@ def test_restart_where_restarts_exactly_the_masked_rows(size, data):
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 999, 1000])
 def test_restart_where_handles_full_and_ragged_chunks(count):
     size = 1000
-    assert [chunk_size(rows) for rows in (3, 100, size)] == [3, 16, 32]
+    assert [ON_HOST.size(rows) for rows in (3, 100, size)] == [3, 16, 32]
     mask = np.random.default_rng(count).permutation(size) < count
     before = walked(size)
 
@@ -241,6 +241,27 @@ def test_a_pool_of_one_begins_everywhere_alike_and_the_usual_one_has_64():
 def test_an_unknown_reset_mode_is_refused():
     with pytest.raises(ArgumentError, match="fresh"):
         BatchedEnv(NoisyWalk(), reset_mode="stale")
+
+
+@pytest.mark.parametrize(
+    ("chunks", "ended", "rounds"),
+    [(ON_HOST, 4096, 32), (ON_CARD, 4096, 4), (ON_CARD, 1, 1), (ON_CARD, 0, 0)],
+)
+def test_a_card_is_asked_a_few_times_whether_more_rows_begin_anew(chunks, ended, rounds):
+    rows = 4096
+    made = []
+
+    def reset(keys):
+        jax.debug.callback(lambda: made.append(1))
+        return keys + 1
+
+    mask = jnp.arange(rows) < ended
+    reset_all = jax.jit(lambda mask, keys: reset_rows(reset, mask, keys, keys, chunks))
+    fresh = reset_all(mask, jnp.arange(rows))
+    jax.effects_barrier()
+
+    assert np.array_equal(fresh, np.arange(rows) + (np.arange(rows) < ended))
+    assert len(made) == rounds
 
 
 # ------------------------------------------------------------------------------------- rollouts

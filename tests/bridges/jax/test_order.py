@@ -6,6 +6,7 @@ What holds on a card is shown there by the tests marked ``gpu``; their twins sho
 from __future__ import annotations
 
 import gc
+import pickle
 import weakref
 
 import jax
@@ -21,6 +22,7 @@ from bridges.jax import fusing, handoff, stepping, steps, unrolling
 from bridges.jax.env import JaxEnv
 from bridges.jax.shared_programs import Program
 from envkit import Compose, RewardScaling, RewardSum, StepCounter, TransformedEnv, VecNorm
+from envkit.functional.autoreset import ON_CARD, ON_HOST
 from envkit.specs.base import as_device
 from tests.zoo.walkers import Walker
 
@@ -255,6 +257,14 @@ def test_memory_that_begins_between_two_multiples_of_16_bytes_is_copied(first, d
 def test_a_device_without_a_number_is_the_current_one():
     assert as_device("cuda") == as_device("cuda:0")
     assert as_device(None) == as_device("cpu") == torch.device("cpu")
+
+
+@both_devices
+def test_rows_of_an_env_on_a_card_begin_anew_in_large_chunks(walker, device):
+    chunks = walker._programs.env.chunks
+
+    assert chunks == (ON_HOST if device == "cpu" else ON_CARD)
+    assert pickle.loads(pickle.dumps(walker))._programs.env.chunks == chunks
 
 
 @pytest.mark.gpu
