@@ -54,7 +54,7 @@ def make(
         transforms: one, or several in their order, appended to the env.
         max_episode_steps: truncate episodes after so many steps, in place of the limit that an env has by itself
             where its world lets that be chosen. Where it does not, a `StepCounter` adds the limit, and its
-            entry ``step_count``.
+            entry ``step_count``, or ``elapsed`` where the env has a state of that name.
         seed: given to `set_seed`. None: each env draws one from torch's global generator.
         **kwargs: go to the class of the world.
 
@@ -71,12 +71,13 @@ def make(
     appended = _listed(transforms)
     found = find(id)
     told = {"id": id, **kwargs}
+    counted = None
     if max_episode_steps is not None:
         told["max_episode_steps"] = max_episode_steps
         meaning = "the steps after which an episode is truncated"
         limit = as_int("max_episode_steps", max_episode_steps, least=1, meaning=meaning)
         if found.limit is None:
-            appended = [StepCounter(max_steps=limit), *appended]
+            counted = limit
         elif found.limit in kwargs:
             raise OptionError(
                 f"max_episode_steps={limit} and {found.limit}={kwargs[found.limit]!r} say the same. Pass one of them."
@@ -84,6 +85,11 @@ def make(
         else:
             kwargs[found.limit] = limit
     env = _made(_Request(found, num_envs, backend, device, kwargs))
+    if counted is not None:
+        # a look at the keys of stateful envs would start their workers; those keep no state in the data
+        is_taken = found.kind == "stateless" and "step_count" in env.state_keys
+        name = "elapsed" if is_taken else "step_count"
+        appended = [StepCounter(max_steps=counted, step_count_key=name), *appended]
     if appended:
         env = TransformedEnv(env, Compose(*appended) if len(appended) > 1 else appended[0])
     if seed is not None:

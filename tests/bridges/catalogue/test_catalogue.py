@@ -168,6 +168,17 @@ def test_a_world_that_is_not_installed_names_its_extra(monkeypatch):
         make("brax/ant")
 
 
+def test_a_limit_does_not_overwrite_a_state_of_the_env(opened):
+    env = opened(make("envkit/FinancialRegime", 2, max_episode_steps=3, seed=0))
+
+    following = env.rollout(5)["next"]
+
+    assert (
+        following["step_count"].tolist() == following["elapsed"][..., 0].tolist() == [[1, 2, 3]] * 2
+    )
+    assert following["truncated"][:, -1].all()
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "told"),
     [
