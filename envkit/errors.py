@@ -21,6 +21,7 @@ __all__ = [
     "BrokenLibraryError",
     "BusyEnvError",
     "BusyError",
+    "BypassError",
     "ClosedEnvError",
     "CopyError",
     "DataTypeError",
@@ -246,6 +247,10 @@ class ReadOnlyError(EnvkitError, RuntimeError, AttributeError):
 
 class DoneError(EnvkitError, RuntimeError):
     """Done flags are contradictory, missing, or set right after a reset."""
+
+
+class BypassError(EnvkitError, AttributeError):
+    """Data of a call would pass by the transforms around the env that has it."""
 
 
 class TransformOwnerError(EnvkitError, AttributeError):

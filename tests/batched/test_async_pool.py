@@ -32,6 +32,7 @@ from envkit.errors import (
     ArgumentTypeError,
     BatchSizeError,
     BusyEnvError,
+    BypassError,
     InputError,
     MissingKeyError,
     NotResetError,
@@ -193,6 +194,18 @@ def test_a_transform_around_a_pool_sees_its_calls_for_all(new_pool):
     data = env.rollout(7, acting, break_when_any_done=False)
 
     assert data["step_count"][0].flatten().tolist() == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_rows_do_not_pass_by_a_transform_around_a_pool(new_pool):
+    pool = new_pool([Count, Count])
+    env = TransformedEnv(TransformedEnv(pool, StepCounter(3)), StepCounter(4, step_count_key="n"))
+    root = acting(env.reset())
+
+    assert not hasattr(env, "async_step_send") and hasattr(pool, "async_step_send")
+    with pytest.raises(
+        BypassError, match=r"'async_step_send'.*Put them inside the envs of the pool"
+    ):
+        env.async_step_send(root)
 
 
 def test_only_selected_envs_are_stepped(new_pool):

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from envkit.env.base import EnvBase
+from envkit.errors import BypassError
 
 __all__ = ["TransformHolder", "Wrapper"]
 
@@ -121,6 +122,12 @@ class Wrapper(EnvBase):
                     return object.__getattribute__(self, name)
                 if name.startswith("__") or "base_env" not in self.__dict__.get("_modules", {}):
                     raise
+            if name.startswith("async_") and hasattr(self.base_env, name):
+                raise BypassError(
+                    f"{type(self).__name__} has no {name!r}: the rows of a {type(self.base_env).__name__} would pass by the "
+                    "transforms. Put them inside the envs of the pool: "
+                    "AsyncEnvPool([lambda: TransformedEnv(make(), transform)])."
+                )
             return getattr(self.base_env, name)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
