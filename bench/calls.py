@@ -43,7 +43,7 @@ from envkit import (
 
 _ROOT = Path(__file__).parents[1]
 _OWN = tuple(f"{_ROOT / package}/" for package in ("envkit", "bridges"))
-_WARM_STEPS, _COUNTED_STEPS = 3, 5
+_WARM_STEPS, _COUNTED_STEPS = 3, 20
 
 
 @dataclass(frozen=True)

@@ -133,13 +133,9 @@ def rollout(
             _kept(step, hidden, storing_device)
             for step in LOOPS[stop](self, root, act, max_steps, callback)
         ]
-    result = (
-        stack_steps(self, steps, contiguous=return_contiguous) if isinstance(steps, list) else steps
-    )
-    if hidden := private(self._books):
-        last = cast(TensorDictBase, result[..., -1])
-        self._left_out = held_back(last.get("next"), hidden)
-        result = without(result, hidden)
+    if isinstance(steps, list):
+        steps = stack_steps(self, steps, contiguous=return_contiguous)
+    result = _shown(self, steps)
     if storing_device is not None:
         result = result.to(storing_device)
     if set_truncated:
@@ -149,6 +145,16 @@ def rollout(
     if return_contiguous:
         result.refine_names(..., "time")
     return result
+
+
+def _shown(env: Stepping, transitions: TensorDictBase) -> TensorDictBase:
+    """Leave out the private memory of transforms, which the env keeps for the call that goes on from here."""
+    hidden = private(env._books)
+    if not hidden:
+        return transitions
+    last = cast(TensorDictBase, transitions[..., -1])
+    env._left_out = held_back(last.get("next"), hidden)
+    return without(transitions, hidden)
 
 
 def _kept(step: TensorDictBase, hidden: list[Key], device: Device | None) -> TensorDictBase:

@@ -15,7 +15,7 @@ Conventions
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -27,10 +27,9 @@ from envkit.data.paths import Path
 from envkit.data.resets import any_done, collect_reset_masks, forget, merge_reset, undeclared
 from envkit.data.results import EnvData
 from envkit.data.transition import carry
-from envkit.env.in_place import InPlace
 from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
-from envkit.env.left_out import put_back
 from envkit.env.pending import LocalStep, OverriddenStep, Pending
+from envkit.env.runs import WholeRuns
 from envkit.env.spec_names import SpecNames
 from envkit.env.starts import start_keywords
 from envkit.errors import BatchSizeError, ClosedEnvError
@@ -38,7 +37,7 @@ from envkit.errors import BatchSizeError, ClosedEnvError
 __all__ = ["Stepping"]
 
 
-class Stepping(SpecNames, ABC):
+class Stepping(WholeRuns, SpecNames, ABC):
     """The part of an environment that resets and steps.
 
     Attributes:
@@ -106,67 +105,6 @@ class Stepping(SpecNames, ABC):
     @abstractmethod
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Sample every action from its spec; see `EnvBase.rand_action`."""
-
-    def _fast_rollout(
-        self,
-        stop: rules.Stop,
-        root: TensorDictBase,
-        steps: int,
-        policy: Any,
-        act: Any,
-        record_state: bool,
-    ) -> TensorDictBase | list[TensorDictBase] | None:
-        """Do a whole rollout at once, or None to leave it to the loop of steps.
-
-        Args:
-            stop: when it ends.
-            root: where to start, nothing in it done.
-            steps: most steps.
-            policy: what the user passed.
-            act: the same as a callable from TensorDict to TensorDict.
-            record_state: keep what `_unrecorded` names.
-
-        Returns:
-            The transitions, stacked along a last axis of time or as a list; `rollout` does the rest.
-        """
-        return None
-
-    def _runs_at_once(self, policy: Any) -> bool:
-        """Say whether many steps with this policy can be one program that runs by itself; see `_begin_run`."""
-        return False
-
-    def _begin_run(
-        self, root: TensorDictBase, steps: int, policy: Any, record_state: bool
-    ) -> Callable[[], tuple[TensorDictBase, TensorDictBase]]:
-        """Begin many steps as one program, where `_runs_at_once` says so; see `fragments`.
-
-        It takes what `_fast_rollout` does; the result gives the transitions, and the root that follows them.
-        """
-        raise NotImplementedError(f"{type(self).__name__} steps one by one.")
-
-    def _in_place(self) -> InPlace | None:
-        """Offer steps whose outcome is read where it was made; None: there are only TensorDicts."""
-        return None
-
-    _unrecorded: tuple[str, ...] = ()
-    """Nodes at root and next that a fragment leaves out unless it is told to record them."""
-
-    _left_out: TensorDictBase | None = None
-    """What the last rollout did not show, for the call that goes on from it; see `envkit.env.left_out`."""
-
-    def _put_back(self, td: TensorDictBase) -> None:
-        """Give the next call after a rollout what that left out."""
-        held, self._left_out = self._left_out, None
-        if held is not None:
-            put_back(held, td)
-
-    def _expect_run(self, stop: rules.Stop, policy: Any) -> None:
-        """Learn of a rollout of several steps before it resets, so that both may share what they need.
-
-        Args:
-            stop: when it will end.
-            policy: what the user passed.
-        """
 
     # ------------------------------------------------------------------------------------- reset
 
