@@ -322,12 +322,18 @@ class JobQueues:
         return joined.set(ENV_INDEX, index)
 
 
+_NOT_SENT = (ENV_INDEX, "next")
+"""Entries that no env takes: what says which env it is, and what came of the step before."""
+
+
 def _owned_leaves(td: TensorDictBase) -> Leaves | None:
     """Copy the tensors of a root by path; None where it holds something else."""
     if not isinstance(td, TensorDict):
         return None
     owned: Leaves = {}
-    for path, value in leaves(td.exclude(ENV_INDEX, "next")):
+    for path, value in leaves(td):
+        if path[0] in _NOT_SENT:
+            continue
         if type(value) is not torch.Tensor:
             return None
         owned[path] = value.clone()
@@ -342,6 +348,9 @@ def _stacked(sources: Sequence[_Rows], indices: Sequence[int]) -> Leaves | None:
         return None
     if len(kinds) == 1 and list(indices) == list(range(len(kinds[0].envs))):
         return given[0]
+    if len(sources) == 1:
+        (row,) = indices
+        return {path: value[row : row + 1].clone() for path, value in given[0].items()}
     chosen = [(cast(Leaves, s.leaves), i) for s, i in zip(sources, indices, strict=True)]
     return {path: torch.stack([known[path][i] for known, i in chosen]) for path in given[0]}
 

@@ -32,9 +32,14 @@ _MOST_SPELLINGS = 256  # of one one-hot row that are listed
 
 def array_of(value: Tensor) -> np.ndarray:
     """Show a tensor to NumPy; what it has no dtype for, as the float32 of the same value."""
-    if value.is_floating_point() and value.dtype not in _FLOATS:
+    if not has_array(value):
         value = value.float()
     return value.numpy(force=True)
+
+
+def has_array(value: Tensor) -> bool:
+    """Say whether NumPy has the dtype of a tensor."""
+    return not value.is_floating_point() or value.dtype in _FLOATS
 
 
 _FLOATS = (torch.float16, torch.float32, torch.float64)

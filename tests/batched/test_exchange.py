@@ -10,6 +10,7 @@ import torch
 from tensordict.nn import TensorDictModule
 
 from bridges.gym.env import GymEnv
+from envkit.batched.async_pool import AsyncEnvPool
 from envkit.batched.exchange import buffers
 from envkit.batched.exchange.buffers import BufferPlan
 from envkit.batched.exchange.delivery import can_wait
@@ -114,6 +115,19 @@ def test_actions_of_a_dtype_that_numpy_lacks_reach_the_sub_envs(policy):
 
     assert data["next", "last"].dtype == torch.bfloat16
     assert data["next", "last"][0, :, 0].tolist() == [0.5, 1.0, 1.5]
+    env.close()
+
+
+def test_an_asynchronous_pool_moves_rows_of_a_dtype_that_numpy_lacks():
+    env = AsyncEnvPool([Halving] * 3, backend="threading", use_buffers=True)
+    actions = torch.tensor([[0.5], [1.0], [1.5]], dtype=torch.bfloat16)
+    root = env.reset().set("action", actions)
+
+    env.async_step_send(root[[2, 0]])
+    stepped = env.async_step_recv(min_get=2)
+
+    assert list(stepped["env_index"]) == [0, 2]
+    assert torch.equal(stepped["next", "last"], actions[[0, 2]])
     env.close()
 
 
