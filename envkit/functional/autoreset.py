@@ -143,10 +143,12 @@ class Chunks:
     Attributes:
         most: chunks there are at most: each is such a part of the batch.
         least: rows of a chunk at least, where there are as many.
+        asks_first: rows are listed only if any are to be reset.
     """
 
     most: int = 32
     least: int = 16
+    asks_first: bool = True
 
     def size(self, num_rows: int) -> int:
         """Give the number of rows that are reset together in a batch."""
@@ -154,8 +156,10 @@ class Chunks:
 
 
 ON_HOST = Chunks()
-ON_CARD = Chunks(most=4, least=1024)
-"""After each chunk the host asks a card whether there are more, and so few rows take it as long as one."""
+ON_CARD = Chunks(most=4, least=1024, asks_first=False)
+"""After each chunk the host asks a card whether there are more, and so few rows take it as long as one.
+
+Whether there are any it would ask as well."""
 
 
 def restart_where(
@@ -195,10 +199,16 @@ def reset_rows(
     if num_rows == 0:
         return values
     chunk = chunks.size(num_rows)
-    # Masked rows first. The padding points past the end: read as the last row, written nowhere.
-    padded = num_rows + chunk
-    rows = jnp.nonzero(mask, size=padded, fill_value=num_rows)[0].astype(jnp.int32)
     count = mask.sum(dtype=jnp.int32)
+
+    def listed() -> jax.Array:
+        return _masked_first(mask, num_rows + chunk)
+
+    def none() -> jax.Array:
+        return jnp.full(num_rows + chunk, num_rows, jnp.int32)
+
+    # In most steps of most runs nothing is done, and listing the rows costs more than a small env's step.
+    rows = jax.lax.cond(count > 0, listed, none) if chunks.asks_first else listed()
 
     def body(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
         start, values = carry
@@ -208,3 +218,10 @@ def reset_rows(
         return start + chunk, written
 
     return jax.lax.while_loop(lambda carry: carry[0] < count, body, (jnp.int32(0), values))[1]
+
+
+def _masked_first(mask: jax.Array, size: int) -> jax.Array:
+    """List the rows of ``mask`` in order, int32 ``(size,)``, filled up with a row past the end: read as the last, written nowhere."""
+    numbers = jnp.arange(mask.shape[0], dtype=jnp.int32)
+    places = jnp.where(mask, jnp.cumsum(mask, dtype=jnp.int32) - 1, size)
+    return jnp.full(size, mask.shape[0], jnp.int32).at[places].set(numbers, mode="drop")

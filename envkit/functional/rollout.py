@@ -138,10 +138,11 @@ def unroll(
     Returns:
         The carry for the next call, and the time-major transitions.
     """
-    first = jnp.asarray(start, dtype=jnp.uint32)
+    numbers = jnp.asarray(start, dtype=jnp.uint32) + jnp.arange(steps, dtype=jnp.uint32)
+    # Hashed before the loop: one call there costs a CPU as much as a step of a small env.
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, numbers)
 
-    def body(carry: Carry, index: jax.Array) -> tuple[Carry, Transition]:
-        step_key = jax.random.fold_in(key, first + index)
+    def body(carry: Carry, step_key: jax.Array) -> tuple[Carry, Transition]:
         return transition(
             env,
             carry,
@@ -152,4 +153,4 @@ def unroll(
             record_state=record_state,
         )
 
-    return jax.lax.scan(body, carry, jnp.arange(steps, dtype=jnp.uint32))
+    return jax.lax.scan(body, carry, keys)
