@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.reference.compare import Library
 
-__all__ = ["LEAF_KINDS", "Recipe", "composites", "leaves", "shapes", "specs", "stacks"]
+__all__ = ["LEAF_KINDS", "Recipe", "choices", "composites", "leaves", "shapes", "specs", "stacks"]
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,17 @@ def stacks(draw: Any) -> Recipe:
         ),
     }[kind]
     return Recipe(f"torch.stack([{pair}], {dim})")
+
+
+@st.composite
+def choices(draw: Any) -> Recipe:
+    """Draw a choice between leaves of one kind."""
+    kind = draw(st.sampled_from(("bounded", "categorical", "unbounded", "bounded integers")))
+    shape = draw(shapes)
+    members = [
+        leaf(kind, shape, hi) for hi in draw(st.lists(st.integers(2, 4), min_size=1, max_size=3))
+    ]
+    return Recipe(f"n.Choice({members})")
 
 
 def specs() -> st.SearchStrategy[Recipe]:

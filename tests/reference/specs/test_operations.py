@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from tests.reference.compare import OURS, check_same, difference, differs
 from tests.reference.specs.operations import OF_ALL, OF_TREES
-from tests.reference.specs.recipes import LEAF_KINDS, composites, leaves, stacks
+from tests.reference.specs.recipes import LEAF_KINDS, choices, composites, leaves, stacks
 
 FAMILIES = {
     **{kind: leaves(kinds=[kind]) for kind in LEAF_KINDS},
     "composite": composites(),
     "stack": stacks(),
+    "choice": choices(),
 }
 OPERATIONS = dict.fromkeys(FAMILIES, OF_ALL) | {"composite": {**OF_ALL, **OF_TREES}}
 
@@ -73,12 +74,36 @@ SAME_FOR_STACKS = (  # theirs have few operations on stacks
     *("equals its pickle", "to another dtype", "to the CPU", "to nothing", "clear_device_", "repr"),
 )
 
+NOT_OF_CHOICES = (  # theirs have none of these, list members one by one, and forget a shape that is assigned
+    *(
+        "one",
+        "ones in front",
+        "project beyond",
+        "unbind",
+        "index",
+        "negative index",
+        "slice",
+        "new axis",
+    ),
+    *(
+        "index with a list",
+        "index with a tensor",
+        "index out of range",
+        "index_select",
+        "enumerate",
+    ),
+    *("cardinality", "to_one_hot", "to_one_hot_spec", "to_categorical", "to_categorical_spec"),
+    "shape assigned",
+)
+
 
 def agreeing(family: str) -> dict:
     """The operations that give the same for a family of specs."""
     kept = {op for table in KEPT.values() for op, families in table.items() if family in families}
     if family == "masked":
         kept |= set(MASKS_LOST)
+    if family == "choice":
+        kept |= set(NOT_OF_CHOICES)
     if family == "stack":
         kept |= set(OF_ALL) - set(SAME_FOR_STACKS)
     return {name: op for name, op in OPERATIONS[family].items() if name not in kept}

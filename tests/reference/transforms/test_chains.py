@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensordict import TensorDict
 
-from tests.reference.compare import check_same
+from tests.reference.compare import check_same, check_works_alike
 from tests.reference.transforms.worlds import count, leaf_specs, played
 
 LINKS = {
@@ -44,3 +45,78 @@ def test_a_chain_shows_what_the_chain_of_the_reference_shows(chain, stops):
         return [shapes_and_dtypes(env), played(env, 8, break_when_any_done=stops)]
 
     check_same(call)
+
+
+def camera(lib, shape, floats):
+    """Shows an image that changes with each step, height and width first."""
+    dtype = torch.float32 if floats else torch.uint8
+
+    class Camera(lib.EnvBase):
+        def __init__(self):
+            super().__init__()
+            self.observation_spec = lib.Composite(pixels=lib.Bounded(0, 255, shape, dtype=dtype))
+            self.action_spec = lib.Categorical(2, shape=(1,))
+            self.reward_spec = lib.Unbounded((1,))
+
+        def _shown(self):
+            numbers = torch.arange(torch.Size(shape).numel()).reshape(shape)
+            return {"pixels": ((numbers + 40 * self.time) % 256).to(dtype)}
+
+        def _reset(self, td, **kwargs):
+            self.time = 0
+            return TensorDict(self._shown())
+
+        def _step(self, td):
+            self.time += 1
+            done = torch.tensor([self.time > 2])
+            return TensorDict({**self._shown(), "reward": torch.ones(1), "done": done})
+
+        def _set_seed(self, seed):
+            pass
+
+    return Camera()
+
+
+TO_IMAGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "from_int": st.booleans(),
+        "unsqueeze": st.booleans(),
+        "dtype": st.sampled_from([torch.float32, torch.float64]),
+        "out_keys": st.just(["image"]),
+    },
+)
+AFTER_IMAGES = {  # what needs no torchvision there
+    "nothing": lambda lib, key: [],
+    "flat": lambda lib, key: [lib.FlattenObservation(-3, -1, in_keys=[key])],
+    "turned": lambda lib, key: [lib.PermuteTransform((-1, -3, -2), in_keys=[key])],
+    "joined": lambda lib, key: [lib.CatFrames(2, -3, in_keys=[key])],
+    "scaled": lambda lib, key: [lib.ObservationNorm(0.5, 2.0, in_keys=[key])],
+}
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 4), st.sampled_from([1, 3])),
+    floats=st.booleans(),
+    options=TO_IMAGES,
+    after=st.sampled_from(sorted(AFTER_IMAGES)),
+    serial=st.booleans(),
+)
+def test_images_become_what_they_become_in_the_reference(shape, floats, options, after, serial):
+    def call(lib):
+        def made():
+            first = lib.ToTensorImage(in_keys=["pixels"], **options)
+            key = options.get("out_keys", ["pixels"])[0]
+            chain = lib.Compose(first, *AFTER_IMAGES[after](lib, key))
+            return lib.TransformedEnv(camera(lib, shape, floats), chain)
+
+        env = lib.SerialEnv(2, made) if serial else made()
+        specs = shapes_and_dtypes(env)["observation"]
+        shown = {key: leaf for key, leaf in specs.items() if not key.startswith("_")}
+        return [
+            shown,
+            played(env, 5, break_when_any_done=False).exclude("terminated", ("next", "terminated")),
+        ]
+
+    check_works_alike(call)

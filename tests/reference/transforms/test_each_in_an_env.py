@@ -131,10 +131,14 @@ LAYOUTS = {
     "inside a SerialEnv": lambda lib, make, transform: lib.SerialEnv(
         2, lambda: lib.TransformedEnv(make(lib), transform(lib))
     ),
+    "cloned, inside a SerialEnv": lambda lib, make, transform: lib.SerialEnv(
+        2, lambda: lib.TransformedEnv(make(lib), transform(lib).clone())
+    ),
     "cloned": lambda lib, make, transform: lib.TransformedEnv(
         make(lib), lib.TransformedEnv(make(lib), transform(lib)).transform.clone()
     ),
 }
+RARER = {"cloned, inside a SerialEnv"}
 BY_ITSELF = {  # positive axes, reshaped batches, and objects for each row: not around a batch
     "FlattenAction, positive",
     "BatchSizeTransform",
@@ -154,7 +158,7 @@ GROWN = {"MultiAction", "MultiAction, last reward", "MultiAction, renamed"}
 
 def laid_out(cases):
     return [
-        (case, layout)
+        pytest.param(case, layout, marks=pytest.mark.slow if layout in RARER else ())
         for case in cases
         for layout in LAYOUTS
         if layout in ("alone", "cloned") or case not in BY_ITSELF
@@ -180,6 +184,26 @@ def test_a_rollout_shows_what_the_reference_shows(case, layout):
     make = built(case, layout)
 
     check_same(lambda lib: played(make(lib), 4))
+
+
+IN_WORKERS = sorted({*CASES} - BY_ITSELF)[::4]
+"""Each fourth. The reference's own workers take a minute for two rollouts; its rows show the same."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", IN_WORKERS)
+def test_workers_show_what_the_rows_of_the_reference_show(case):
+    make, transform = CASES[case]
+
+    def rolled(lib):
+        pool = lib.ParallelEnv if lib is OURS else lib.SerialEnv
+        env = pool(2, lambda: lib.TransformedEnv(make(lib), transform(lib)))
+        try:
+            return played(env, 4), played(env, 7, break_when_any_done=False)
+        finally:
+            env.close()
+
+    check_same(rolled)
 
 
 @pytest.mark.parametrize("case", sorted(FRAMES))
