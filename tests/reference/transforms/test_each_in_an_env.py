@@ -186,7 +186,11 @@ def test_a_rollout_shows_what_the_reference_shows(case, layout):
     check_same(lambda lib: played(make(lib), 4))
 
 
-IN_WORKERS = sorted({*CASES} - BY_ITSELF)[::4]
+IN_WORKERS = [
+    case
+    for case in sorted({*CASES} - BY_ITSELF)[::4]
+    if case != "RandomTruncationTransform"  # draws in its worker
+]
 """Each fourth. The reference's own workers take a minute for two rollouts; its rows show the same."""
 
 
