@@ -344,16 +344,13 @@ class EnvBase(Stepping, metaclass=EnvMeta):
 
     def _own_state(self) -> dict[str, Any]:
         """Give where the random actions of this env are, if it was seeded; classes add what else they hold."""
-        drawn = (self._action_seed, self._action_generator)
-        if drawn == (None, None) and self._left_out is None:
+        if self._action_seed is None and self._action_generator is None:
             return {}
-        held = {"seed": self._action_seed, "actions": plain(self._action_generator)}
-        return held if self._left_out is None else {**held, "left out": plain(self._left_out)}
+        return {"seed": self._action_seed, "actions": plain(self._action_generator)}
 
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
         self._action_seed = state.get("seed")
         self._action_generator = from_plain(state.get("actions"))
-        self._left_out = from_plain(state.get("left out"))
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Release the simulator.

@@ -19,7 +19,6 @@ from envkit.data.transition import empty_like
 from envkit.env.base import EnvBase
 from envkit.env.conduct import faults
 from envkit.env.deviations import changed_paths, deviations, distinct
-from envkit.env.left_out import private, without
 from envkit.errors import ArgumentTypeError, EnvkitError, OutOfSpecError, RolloutError
 
 __all__ = ["check_env_specs"]
@@ -70,10 +69,9 @@ def check_env_specs(
         accept_nan=env._gives_nan,
     )
     try:
-        fake = without(env.fake_tensordict(), private(env._books))
-        problems = find(fake, run(return_contiguous=return_contiguous))
+        problems = find(env.fake_tensordict(), run(return_contiguous=return_contiguous))
     except RolloutError:  # perhaps steps cannot be stacked because one of them is not as it says
-        problems = find(fake, run(return_contiguous=False))
+        problems = find(env.fake_tensordict(), run(return_contiguous=False))
         if not problems:
             raise
     except EnvkitError as error:

@@ -6,8 +6,7 @@ env that can do a whole run at once offers it through `_fast_rollout`.
 Conventions
     stop    "never": what is done is reset; "any": after the first step in which an env is done; "all":
             when all are; what is done before is frozen: it repeats its last transition with reward 0.
-    result  TensorDict of batch size (*batch, T); time is the last batch axis, named "time". Private memory of
-            transforms is not in it, see `left_out`.
+    result  TensorDict of batch size (*batch, T); time is the last batch axis, named "time".
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.paths import Key, as_key
 from envkit.data.results import EnvData
 from envkit.data.transition import leaves
-from envkit.env.left_out import held_back, private, without
 from envkit.env.loops import LOOPS
 from envkit.env.policy import PolicyLike, as_policy, on_device, policy_device, replay
 from envkit.env.recorded import require_truncated, stack_steps, truncate_last, unrecorded
@@ -135,7 +133,7 @@ def rollout(
         ]
     if isinstance(steps, list):
         steps = stack_steps(self, steps, contiguous=return_contiguous)
-    result = _shown(self, steps)
+    result = steps
     if storing_device is not None:
         result = result.to(storing_device)
     if set_truncated:
@@ -145,16 +143,6 @@ def rollout(
     if return_contiguous:
         result.refine_names(..., "time")
     return result
-
-
-def _shown(env: Stepping, transitions: TensorDictBase) -> TensorDictBase:
-    """Leave out the private memory of transforms, which the env keeps for the call that goes on from here."""
-    hidden = private(env._books)
-    if not hidden:
-        return transitions
-    last = cast(TensorDictBase, transitions[..., -1])
-    env._left_out = held_back(last.get("next"), hidden)
-    return without(transitions, hidden)
 
 
 def _kept(step: TensorDictBase, hidden: list[Key], device: Device | None) -> TensorDictBase:
@@ -215,7 +203,6 @@ def _first_root(
             "rollout(auto_reset=False) needs the data to start from. Pass tensordict=, e.g. "
             "env.step_mdp(last_rollout[..., -1]), or let auto_reset=True."
         )
-    env._put_back(td)
     return env.maybe_reset(td)
 
 

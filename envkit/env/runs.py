@@ -16,7 +16,6 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.env.in_place import InPlace
-from envkit.env.left_out import put_back
 
 __all__ = ["WholeRuns"]
 
@@ -67,15 +66,6 @@ class WholeRuns:
 
     _unrecorded: tuple[str, ...] = ()
     """Nodes at root and next that a fragment leaves out unless it is told to record them."""
-
-    _left_out: TensorDictBase | None = None
-    """What the last rollout did not show, for the call that goes on from it; see `envkit.env.left_out`."""
-
-    def _put_back(self, td: TensorDictBase) -> None:
-        """Give the next call after a rollout what that left out."""
-        held, self._left_out = self._left_out, None
-        if held is not None:
-            put_back(held, td)
 
     def _expect_run(self, stop: rules.Stop, policy: Any) -> None:
         """Learn of a rollout of several steps before it resets, so that both may share what they need.

@@ -193,8 +193,6 @@ class Stepping(WholeRuns, SpecNames, ABC):
         """
         if not isinstance(tensordict, TensorDictBase):
             require_tensordict("what step() was given", tensordict)
-        if self._left_out is not None:
-            self._put_back(tensordict)
         if self._acts_at_once:
             self._check_batch(tensordict)
             return self._stepped(tensordict)
@@ -303,8 +301,6 @@ class Stepping(WholeRuns, SpecNames, ABC):
         """
         require_tensordict("what step_and_maybe_reset() was given", tensordict)
         remembered = undeclared(tensordict.get("next", None), self._table.known)
-        if self._left_out is not None:
-            self._put_back(tensordict)
         if not self._steps_by_itself:
             data = self.step(tensordict)
             return data, self._root_after(data, remembered)

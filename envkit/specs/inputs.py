@@ -203,14 +203,10 @@ def require_input(key: Any, value: Any, shape: Sequence[int], dtype: torch.dtype
         InputError: it is no tensor, has another shape or dtype, or holds no data.
     """
     if value is None:
-        name = key if isinstance(key, str) else key[-1]
-        cure = (
-            "It is memory that rollouts do not show: go on from the last step of a rollout, or with data that "
-            "env.step gave."
-            if name.startswith("_")
-            else "Write it first, e.g. with env.rand_action(td)."
+        raise MissingKeyError(
+            f"the TensorDict has no {key!r}, which the env takes. "
+            "Write it first, e.g. with env.rand_action(td)."
         )
-        raise MissingKeyError(f"the TensorDict has no {key!r}, which the env takes. {cure}")
     if value.shape != shape:
         raise InputError(
             f"{key!r} has shape {tuple(value.shape)}, but the env takes {tuple(shape)}. "

@@ -101,9 +101,7 @@ STATES = {
     "VecNorm": {"weight", "mean", "squares"},
     "ObservationNorm": {"loc", "scale"},
     "RewardScaling": {"loc", "scale"},
-    "frames, normalised": {"loc", "scale", "_state"},
-    "CatFrames": {"_state"},  # what the rollout has not shown
-    "TimeMaxPool": {"_state"},
+    "frames, normalised": {"loc", "scale"},
 }
 
 

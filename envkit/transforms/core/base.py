@@ -90,8 +90,8 @@ class Transform(OwnState):
     policy that is a plain function is not given them."""
 
     keeps_memory = False
-    """The observations it adds under names that begin with an underscore are its memory of the episode: neither a
-    policy that is a plain function nor a rollout is given them."""
+    """The observations it adds under names that begin with an underscore are its memory of the episode: a policy
+    that is a plain function is not given them."""
 
     action_masks: tuple[tuple[Key, Key], ...] = ()
     """Actions, each with the entry that says which of its options random actions are drawn from."""

@@ -141,8 +141,11 @@ def ones(env: Any, td: TensorDictBase) -> TensorDictBase:
 
 
 def played(env: Any, steps: int, **keywords: Any) -> Any:
-    """Give a rollout of ones, and the leaves of the specs."""
-    return env.rollout(steps, partial(ones, env), **keywords)
+    """Give a rollout of ones, without the frames that ours remember in it (`frames-in-the-data`)."""
+    data = env.rollout(steps, partial(ones, env), **keywords)
+    names = {key: key[-1] if isinstance(key, tuple) else key for key in data.keys(True)}
+    memory = [key for key, name in names.items() if name.startswith(("_cat_frames_", "_time_max_"))]
+    return data.exclude(*memory) if memory else data
 
 
 def leaf_specs(env: Any) -> dict:
