@@ -279,7 +279,9 @@ def dataclasses_of(package):
         kinds += [
             value
             for value in vars(module).values()
-            if is_dataclass(value) and value.__module__ == module.__name__
+            if isinstance(value, type)
+            and is_dataclass(value)
+            and value.__module__ == module.__name__
         ]
     return kinds
 
