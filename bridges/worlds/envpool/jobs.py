@@ -46,6 +46,7 @@ class _Row:
 
     index: int
     job: Job | None = None
+    latest: Job | None = None
     lost: Any = None
     command: int = RESET
     slot: int = 0
@@ -126,6 +127,7 @@ class EnvPoolJobs(JobRounds[_Row]):
         job = self._new_job(worker, command)
         if job.request.failures:
             return job
+        worker.latest = job
         worker.command, worker.slot = command, int(self._slot[0])
         worker.resets = command in (RESET, RESTART)
         if not worker.resets and worker.ended:
