@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from bridges.exports.columns import TEXT, Column, Layout
 from bridges.exports.hdf5_file import quoted
@@ -103,7 +104,8 @@ def roles_of(layout: Layout, env: EnvBase | None) -> Roles:
 
     Raises:
         MissingKeyError: (a KeyError) the data lacks an observation, an action, a reward or a done flag.
-        ArgumentError: (a ValueError) there are several rewards, or entries without elements.
+        ArgumentError: (a ValueError) there are several rewards, entries without elements, or such as the env does
+            not give.
     """
     columns = {column.path: column for column in layout.columns}
     root = {path for path in columns if path[0] != "next"}
@@ -126,6 +128,9 @@ def roles_of(layout: Layout, env: EnvBase | None) -> Roles:
     _require("actions", actions, root)
     _require("reward", {reward}, following)
     _require("flags", {("done",)}, following)
+    if env is not None:
+        shown = {*observations, *(("next", *path) for path in observations)}
+        _require_of_env(env, [columns[path] for path in sorted({*shown, *actions})])
     left = {path for path in columns if path[0] == "state" or path[:2] == ("next", "state")}
     left |= {*_FLAGS, *(("next", *path) for path in {*_FLAGS, *carried, reward})}
     kept = {path: column for path, column in columns.items() if path not in left}
@@ -148,6 +153,25 @@ def _require(kind: str, wanted: set[Path], there: set[Path]) -> None:
             f"{kind} that Minari needs are not in the data: {sorted(map(str, map(as_key, missing))) or 'none is found'}. "
             f"There are {sorted(map(str, map(as_key, there)))}. Pass env=..., the one whose data this is, with its transforms."
         )
+
+
+def _require_of_env(env: EnvBase, found: Iterable[Column]) -> None:
+    """Check that observations and actions have the shapes and dtypes that the env declares."""
+    for column in found:
+        spec = _spec_of(env, column.path[column.path[0] == "next" :])
+        sizes = tuple(spec.shape)
+        is_alike = len(sizes) == len(column.shape) and all(
+            wanted in (-1, size) for wanted, size in zip(sizes, column.shape, strict=True)
+        )
+        if spec.dtype is not None and not (is_alike and column.dtype == _name(spec.dtype)):
+            raise ArgumentError(
+                f"the entry {as_key(column.path)!r} is {column.dtype} of shape {column.shape}, but env gives "
+                f"{_name(spec.dtype)} of shape {sizes}. Pass the env whose data this is, with its transforms."
+            )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _require_elements(column: Column) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from envkit.data.paths import Key, Path, as_key, as_path
+from envkit.data.paths import Axes, Key, Path, as_key, as_path, node_axes
 from envkit.data.transition import leaves, skipped_next
 from envkit.env.base import EnvBase
 from envkit.errors import EmptySpecError
@@ -179,6 +179,12 @@ class EnvMetaData:
         return self.has_varying_sizes or any(
             leaf.dtype is None for _, leaf in self.specs.items(True, True)
         )
+
+    def node_axes(self) -> dict[Path, Axes]:
+        """List the nested entries with batch axes of their own, of a step, of its root and of its `next` alone."""
+        found = node_axes(self.tensordict)
+        below = {path[1:]: more for path, more in found.items() if path[0] == "next"}
+        return {**below, **found}
 
     def full_spec(self, kind: str) -> Composite:
         """Give one of the five full specs."""

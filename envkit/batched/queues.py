@@ -11,7 +11,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -23,7 +23,7 @@ from envkit.batched.exchange.one_by_one import BufferJobs, JobKind, Leaves, Tens
 from envkit.batched.pool_owner import PoolOwner
 from envkit.batched.stacking import stack_rows
 from envkit.data.arguments import as_int, require_tensordict
-from envkit.data.paths import as_key, tensordict_of
+from envkit.data.paths import Axes, Path, as_key, node_axes, tensordict_of
 from envkit.data.transition import leaves
 from envkit.errors import (
     ArgumentError,
@@ -49,6 +49,7 @@ class _Rows:
         size, device: of a row.
         parts: the rows; empty where they are in ``leaves``.
         leaves: tensors by path, the rows in front, where data holds nothing else.
+        axes: of nested entries, see `node_axes`.
     """
 
     envs: list[int]
@@ -56,6 +57,7 @@ class _Rows:
     device: torch.device | None
     parts: list[TensorDictBase]
     leaves: Leaves | None = None
+    axes: dict[Path, Axes] = field(default_factory=dict)
 
     def part(self, index: int) -> TensorDictBase:
         """Give a row as a TensorDict."""
@@ -63,7 +65,7 @@ class _Rows:
             return self.parts[index]
         assert self.leaves is not None
         row = {path: value[index] for path, value in self.leaves.items()}
-        return tensordict_of(row, self.size, self.device)
+        return tensordict_of(row, self.size, self.device, self.axes)
 
     @property
     def is_masked(self) -> bool:
@@ -153,7 +155,8 @@ class JobQueues:
         if td is None:
             return _Rows(envs, size, None, [], {})
         if td.batch_size == (len(envs), *size) and (owned := _owned_leaves(td)) is not None:
-            return _Rows(envs, size, td.device, [], owned)
+            has_nodes = any(len(path) > 1 for path in owned)
+            return _Rows(envs, size, td.device, [], owned, node_axes(td) if has_nodes else {})
         td = td.exclude(ENV_INDEX).clone()
         rows = [td] if td.batch_size == size else list(td.unbind(0)) if td.batch_dims else []
         if len(rows) != len(envs) or any(row.batch_size != size for row in rows):
@@ -290,22 +293,24 @@ class JobQueues:
         following, roots = taken
         if kind == "reset":
             kept = {path: value for path, value in given.items() if path[-1] != rules.RESET}
-            return tensordict_of({**kept, **roots}, size, device).set(ENV_INDEX, index), None
+            data = tensordict_of({**kept, **roots}, size, device, exchange.node_axes)
+            return data.set(ENV_INDEX, index), None
         made = {("next", *path): value for path, value in following.items()}
-        data = tensordict_of({**given, **made}, size, device)
+        data = tensordict_of({**given, **made}, size, device, exchange.node_axes)
         root = None
         if kind == "step_and_maybe_reset":
-            root = self._following(data, given, roots).set(
-                ENV_INDEX, env_indices(envs, size[1:], device)
-            )
+            root = self._following(data, given, roots, exchange.node_axes)
+            root.set(ENV_INDEX, env_indices(envs, size[1:], device))
         return data.set(ENV_INDEX, index), root
 
-    def _following(self, data: TensorDictBase, given: Leaves, roots: Leaves) -> TensorDictBase:
+    def _following(
+        self, data: TensorDictBase, given: Leaves, roots: Leaves, axes: dict[Path, Axes]
+    ) -> TensorDictBase:
         """Give what `step_mdp` does of ``data``, with the roots that were made; rows in memory hold all but what was given."""
         owner = self._owner
         table = owner._table
         if not owner._steps_by_itself or not table.rewards.isdisjoint(table.states):
-            made = tensordict_of(roots, data.batch_size, data.device)
+            made = tensordict_of(roots, data.batch_size, data.device, axes)
             return owner.step_mdp(data).update(made)
         kept = {
             path: value
@@ -314,7 +319,7 @@ class JobQueues:
             and path not in table.rewards
             and path[-1] not in (rules.STEP, rules.RESET)
         }
-        return tensordict_of({**kept, **roots}, data.batch_size, data.device)
+        return tensordict_of({**kept, **roots}, data.batch_size, data.device, axes)
 
     def _joined(self, envs: Sequence[int], parts: Sequence[TensorDictBase]) -> TensorDictBase:
         joined = stack_rows(parts, individual=bool(self._owner.share_individual_td))

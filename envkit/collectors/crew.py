@@ -28,7 +28,7 @@ from envkit.collectors.losses import with_loss
 from envkit.collectors.packing import Packing
 from envkit.collectors.runner import Order
 from envkit.collectors.weights import Weights, require_same_architecture
-from envkit.data.paths import Path, tensordict_of
+from envkit.data.paths import Axes, Path, node_axes, tensordict_of
 from envkit.data.plain import from_plain, plain
 from envkit.data.transition import leaves
 from envkit.errors import BusyEnvError, SpecError, WorkerError
@@ -93,6 +93,7 @@ class Crew:
         self.jobs: dict[int, Job] = {}
         self.unsure: set[int] = set()
         self.packing: Packing[Path] | None = None
+        self._axes: dict[Path, Axes] = {}
         self.counted: list[dict[str, Any]] = [{} for _ in range(count)]
         self._pool, self._restarts, self._stops = pool, restarts is not None, stops
         self._ordered: dict[int, Order] = {}
@@ -264,7 +265,7 @@ class Crew:
         if reply.data is None:
             assert self.packing is not None
             views = self.packing.views(self._memory[BATCH][worker])
-            data = tensordict_of(views, batch, None)
+            data = tensordict_of(views, batch, None, self._axes)
             data.names = [*[None] * len(self.batch_size), "time"]
             return data
         return reply.data
@@ -276,7 +277,7 @@ class Crew:
         tensors = [dict(leaves(part.data)) for part in parts]
         if not all(isinstance(value, torch.Tensor) for value in tensors[0].values()):
             return
-        packing = Packing.of(tensors[0])
+        packing, self._axes = Packing.of(tensors[0]), node_axes(parts[0].data)
         if all(packing.fits(other) for other in tensors[1:]):
             self._persistently(self._bind, packing)
 

@@ -26,15 +26,22 @@ __all__ = ["telling", "whole_file", "whole_folder"]
 def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Open a file that gets its name when the block ends well; one of that name is replaced then.
 
+    What a symbolic link leads to is replaced, and not the link.
+
     Raises:
-        WriteError: (an OSError) the file cannot be opened, flushed or named. Nothing has changed then.
+        WriteError: (an OSError) the file cannot be opened, flushed or named, or what is there is no file: a folder,
+            a device or a pipe. Nothing has changed then.
     """
     path = Path(path)
+    with telling(path):
+        path = path.resolve() if path.is_symlink() else path
     temporary = _temporary(path)
     try:
         with telling(path):
             if path.is_dir():
                 raise IsADirectoryError("there is a folder of that name")
+            if path.exists() and not path.is_file():
+                raise FileExistsError("there is a device or a pipe of that name")
             file = open(temporary, "w+b")  # noqa: SIM115 (closed below, and a failure to is no news then)
         try:
             yield file

@@ -11,21 +11,26 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from envkit.specs import Composite
 from envkit.specs.annotations import Key, Path
 from envkit.specs.trees.walk import as_path
 
+Axes = tuple[int, ...]
+
 __all__ = [
+    "Axes",
     "Key",
     "Path",
     "as_key",
     "as_path",
     "leaf_paths",
     "nest",
+    "node_axes",
     "node_of",
     "nodes",
+    "shaped",
     "tensordict_of",
 ]
 
@@ -65,7 +70,37 @@ def node_of(tree: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def tensordict_of(
-    entries: Mapping[Path, Any], batch_size: torch.Size, device: torch.device | None
+    entries: Mapping[Path, Any],
+    batch_size: torch.Size,
+    device: torch.device | None,
+    axes: Mapping[Path, Axes] | None = None,
 ) -> TensorDict:
-    """Build a (possibly nested) TensorDict of tensors by path that are known to fit."""
-    return TensorDict._new_unsafe(nest(entries), batch_size=batch_size, device=device)
+    """Build a (possibly nested) TensorDict of tensors by path that are known to fit.
+
+    Args:
+        axes: see `shaped`.
+    """
+    made = TensorDict._new_unsafe(nest(entries), batch_size=batch_size, device=device)
+    return shaped(made, axes) if axes else made
+
+
+def node_axes(td: TensorDictBase) -> dict[Path, Axes]:
+    """List the nested TensorDicts that have batch axes of their own beyond those of ``td``, as groups of agents do."""
+    found: dict[Path, Axes] = {}
+    for key, node in td.items(True, False):
+        if isinstance(node, TensorDictBase) and len(node.batch_size) > td.batch_dims:
+            found[as_path(key)] = tuple(node.batch_size[td.batch_dims :])
+    return found
+
+
+def shaped(td: TensorDict, axes: Mapping[Path, Axes]) -> TensorDict:
+    """Give the nested TensorDicts of ``td`` batch axes of their own, in place.
+
+    Args:
+        axes: by path, what each has beyond the batch axes of ``td``; paths that are not in it are passed over.
+    """
+    for path, more in axes.items():
+        node = td.get(as_key(path), None)
+        if node is not None:
+            node.batch_size = torch.Size((*td.batch_size, *more))
+    return td

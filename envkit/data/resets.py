@@ -83,8 +83,19 @@ def merge_reset(
             value = _merged_parts(td, td.get(as_key(path), None), value, mask, keeps_last)
         elif level is not None:
             value = _selected(td.get(as_key(path), None), value, masks[level], td, keeps_last)
+        if len(path) > 1:
+            _make_nodes(td, fresh, path)
         td.set(as_key(path), value)
     return drop_private(td, rules.RESET)
+
+
+def _make_nodes(td: TensorDictBase, fresh: TensorDictBase, path: Path) -> None:
+    """Make the nodes above an entry that ``td`` lacks, with the batch axes that they have in ``fresh``."""
+    for name in path[:-1]:
+        fresh = fresh.get(name)
+        if td.get(name, None) is None:
+            td.set(name, fresh.empty())
+        td = td.get(name)
 
 
 def _merged_parts(

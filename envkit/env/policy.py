@@ -277,22 +277,22 @@ def takes_tensordict(policy: Any) -> bool:
     signature = _signature_of(policy)
     if signature is None:
         return False
-    parameters = signature.parameters.values()
-    required = [
+    positional = [
         parameter
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        for parameter in signature.parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
-    if len(required) != 1:
+    required = [one for one in positional if one.default is one.empty]
+    taken = required or positional[:1]  # as `EnvBase.rand_action` takes it
+    if len(taken) != 1:
         return False
-    if required[0].name in ("tensordict", "td"):
+    if taken[0].name in ("tensordict", "td"):
         return True
-    annotation = required[0].annotation
+    annotation = taken[0].annotation
     if isinstance(annotation, str):
         try:
             call = policy.forward if isinstance(policy, torch.nn.Module) else policy
-            annotation = get_type_hints(call).get(required[0].name)
+            annotation = get_type_hints(call).get(taken[0].name)
         except (NameError, TypeError):  # a name that only exists for type checkers
-            return "TensorDict" in str(required[0].annotation)
+            return "TensorDict" in str(taken[0].annotation)
     return isinstance(annotation, type) and issubclass(annotation, TensorDictBase)

@@ -41,6 +41,14 @@ class Arrivals(threading.Condition):
 
     _wanted = 0
 
+    def __exit__(self, *raised: Any) -> None:
+        """Let go of the lock, which a wait that Ctrl-C interrupted twice has not taken back."""
+        try:
+            super().__exit__(*raised)
+        except RuntimeError:
+            if raised[0] is None:
+                raise
+
     def came(self) -> None:
         """Count an answer, and wake who waits if it was the last one wanted."""
         self._wanted -= 1

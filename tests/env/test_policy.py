@@ -27,6 +27,7 @@ from envkit.errors import PolicyError
 from envkit.specs import Composite, Unbounded
 from tests.zoo.envs import Count
 from tests.zoo.jax_envs import Pendulum
+from tests.zoo.shaped_envs import Groups
 
 
 def books():
@@ -99,3 +100,12 @@ def test_a_function_that_takes_fewer_entries_is_told_which_there_are():  # B18
     with pytest.raises(PolicyError, match=r"<lambda>\(one\) does not take 2 arguments"):
         env.rollout(3, lambda one: one[..., :1])
     env.rollout(3, lambda one, two, three=0: one[..., :1])
+
+
+def test_random_actions_of_the_env_are_a_policy_like_any_other():
+    env = Groups()
+    torch.manual_seed(0)
+    drawn = env.rollout(3, env.rand_action)
+    torch.manual_seed(0)
+
+    assert (drawn == env.rollout(3)).all()

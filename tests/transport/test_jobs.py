@@ -195,3 +195,20 @@ def test_who_waits_for_two_answers_is_woken_by_the_second_alone():
         answers.came()
 
     assert (after_one, answers.woken) == (0, 1)
+
+
+def test_ctrl_c_before_the_lock_is_taken_back_is_told_as_such():
+    answers = Arrivals()
+
+    def interrupted():
+        with answers:
+            answers.release()  # as a wait does, whose end a second interrupt may cut
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    with pytest.raises(RuntimeError), answers:
+        answers.release()
+
+    with answers:
+        answers.came()

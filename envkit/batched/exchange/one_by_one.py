@@ -210,7 +210,7 @@ class BufferJobs(_Recovering, BufferExchange):
 
     def _copied(self, region: dict[Path, torch.Tensor], row: int) -> TensorDictBase:
         owned = {path: tensor[row].to(self._device, copy=True) for path, tensor in region.items()}
-        return tensordict_of(owned, self.batch_size[1:], self._device)
+        return tensordict_of(owned, self.batch_size[1:], self._device, self.node_axes)
 
 
 def _gather(memory: torch.Tensor, rows: np.ndarray) -> torch.Tensor:

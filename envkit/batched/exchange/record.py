@@ -114,7 +114,8 @@ class Record:
     def root_at(self, step: int) -> TensorDict:
         """Show the root of a step, which `catch_up` may have to write yet."""
         shown = {path: stack[step] for path, stack in self.roots.items()}
-        return tensordict_of(shown, self._exchange.batch_size, self._device)
+        exchange = self._exchange
+        return tensordict_of(shown, exchange.batch_size, self._device, exchange.node_axes)
 
     def put_off(self, start: int, slots: range) -> None:
         """Leave what came out of a window that nobody has seen to `catch_up`, before the window after the next."""
@@ -164,4 +165,5 @@ class Record:
         following = {("next", *path): stack for path, stack in self._nexts.items()}
         stacks = {**self.roots, **others, **following}
         last = {path: stack.movedim(0, len(batch)) for path, stack in stacks.items()}
-        return tensordict_of(last, torch.Size((*batch, self._steps)), self._device)
+        size = torch.Size((*batch, self._steps))
+        return tensordict_of(last, size, self._device, self._exchange.node_axes)

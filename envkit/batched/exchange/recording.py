@@ -57,12 +57,13 @@ def record_rollout(
         (None if there are none), and the acted root that is to be stepped next.
     """
     record = Record(exchange, root, steps, device)
+    size, axes = exchange.batch_size, exchange.node_axes
     written: dict[Path, list[torch.Tensor]] = {}
     others = {path: value for path, value in leaves(root) if path not in record.roots}
     for start, slots in record.windows():
         for step, slot in enumerate(slots, start):
             seen = record.take_root(slot)
-            td = act(tensordict_of({**seen, **others}, exchange.batch_size, device))
+            td = act(tensordict_of({**seen, **others}, size, device, axes))
             others = {}
             for path, value in leaves(td):
                 known = seen.get(path)
@@ -284,7 +285,8 @@ def record_random(
             record.catch_up()
             exchange.wait(sent)
             if apart and step < steps - 1:
-                made = tensordict_of(exchange.nexts[slot], exchange.batch_size, None)
+                size, axes = exchange.batch_size, exchange.node_axes
+                made = tensordict_of(exchange.nexts[slot], size, None, axes)
                 if masks := ended(made):
                     exchange.begin_episodes(None, masks)
                     exchange.select_all()

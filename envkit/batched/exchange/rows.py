@@ -29,7 +29,7 @@ from envkit.batched.exchange.selection import refuse_early_part, rows_of
 from envkit.batched.host import ADVANCE, RESET, RESTART, STEP
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
-from envkit.data.paths import Path, as_key, node_of, tensordict_of
+from envkit.data.paths import Path, as_key, node_of, shaped, tensordict_of
 from envkit.data.plain import from_plain, plain
 from envkit.errors import StaleDataError, WorkerError
 from envkit.specs import TensorSpec
@@ -73,7 +73,7 @@ class BufferExchange:
     ``slot`` is the moment that the next step reads and writes, see `buffers`. Stepping one by one
     leaves it at 0; `recording` moves it. ``more_inputs`` are sent beside what the specs ask for.
     Actions are converted, or refused, here: the sub-envs trust their rows. ``has_begun`` says that
-    every row has been reset once; ``newest_is_next`` says, for each, whether what is known now lies in `next`
+    every row has been reset once; ``node_axes`` are the batch axes of groups of agents; ``newest_is_next`` says, for each, whether what is known now lies in `next`
     rather than at the root. ``memory`` is where results of many steps are recorded.
 
     Args:
@@ -98,6 +98,7 @@ class BufferExchange:
         self._pool = pool
         self._recovery = recovery
         self._metadata = model
+        self.node_axes = model.node_axes()
         self._device, self._non_blocking = device, False
         self._slot = arrays[SLOT.name]
         self.batch_size = torch.Size((num_rows, *model.batch_size))
@@ -213,7 +214,7 @@ class BufferExchange:
         lost = self._recovery.tell(sent.rows)
         root = sent.root
         if root is None:
-            root = tensordict_of(self.roots[self.slot], self.batch_size, None)
+            root = tensordict_of(self.roots[self.slot], self.batch_size, None, self.node_axes)
         for row in lost:
             outcome = self._metadata.lost_next(cast(TensorDictBase, root[row]))
             for path, tensor in self.nexts[self.slot].items():
@@ -337,7 +338,8 @@ class BufferExchange:
         for path, tensor in region.items():
             node = owned if len(path) == 1 else node_of(owned, path)
             node[path[-1]] = tensor.to(device, copy=True, non_blocking=later)
-        return TensorDict._new_unsafe(owned, batch_size=self.batch_size, device=device)
+        td = TensorDict._new_unsafe(owned, batch_size=self.batch_size, device=device)
+        return shaped(td, self.node_axes) if self.node_axes else td
 
     # ----------------------------------------------------------------------------------- resuming
 

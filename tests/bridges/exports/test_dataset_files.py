@@ -314,6 +314,21 @@ def test_a_path_that_cannot_be_written_is_told_before_anything_is_collected(form
     assert not asked and not path.exists()
 
 
+def test_a_device_or_a_pipe_is_not_replaced_and_a_link_is_followed(form):
+    write, read, path = form
+    data, pipe, link = two_rows(3), path.with_name("pipe"), path.with_name("link")
+    os.mkfifo(pipe)
+    link.symlink_to(path)
+
+    with pytest.raises(WriteError, match="pipe cannot be written: there is a device or a pipe"):
+        write(data, pipe)
+    write(data, link)
+
+    assert pipe.is_fifo() and link.is_symlink() and path.is_file()
+    assert_equal(read(path), data)
+    assert {one.name for one in path.parent.iterdir()} == {pipe.name, link.name, path.name}
+
+
 def test_data_that_fails_on_its_way_is_told_as_it_is_and_leaves_nothing(form):
     write, _, path = form
 

@@ -356,6 +356,22 @@ def test_a_collector_that_fails_leaves_nothing(folder):
     assert os.listdir(folder) == []
 
 
+def test_data_of_another_env_is_refused(folder):
+    data = cartpole().rollout(3)
+    wide, double = data.clone(), data.clone()
+    for key in ("observation", ("next", "observation")):
+        wide[key] = torch.zeros(3, 5)
+        double[key] = data[key].double()
+
+    for wrong, told in ((wide, r"float32 of shape \(5,\)"), (double, r"float64 of shape \(4,\)")):
+        with pytest.raises(
+            ArgumentError, match=f"'observation'.* is {told}, but env gives float32"
+        ):
+            to_minari(wrong, "mine-v0", env=cartpole())
+
+    assert not folder.exists() or os.listdir(folder) == []
+
+
 def test_what_minari_cannot_hold_is_refused(folder):
     data = Count().rollout(3)
     skipped = data.clone()

@@ -49,7 +49,8 @@ def test_a_short_one_is_not(caplog):
 
 
 def test_nothing_is_announced_after_an_error(monkeypatch, caplog):
-    monkeypatch.setattr(compile_note, "NOTE_AFTER_S", 0.05)
+    jax.jit(slow_to_trace)(1.0)  # JAX has started
+    monkeypatch.setattr(compile_note, "NOTE_AFTER_S", 0.5)
 
     def fails(x):
         raise ValueError("no")
@@ -57,7 +58,7 @@ def test_nothing_is_announced_after_an_error(monkeypatch, caplog):
     run = compile_note.jit_with_note(fails, "it")
     with pytest.raises(ValueError, match="no"):
         run(1.0)
-    time.sleep(0.1)
+    time.sleep(0.6)
 
     assert not caplog.messages
 
