@@ -169,13 +169,18 @@ def to_jit(
 ) -> PyTree:
     """Hand tensors to the arguments of a jitted call: `to_jax`, three times as fast on CPU.
 
-    On CPU the leaves are NumPy arrays, which jit takes in place; elsewhere `jax.Array`. They are
-    arguments, not values to compute with. The rules of ownership are the same, so with
+    On CPU the leaves are NumPy arrays, which jit takes in place; elsewhere `jax.Array`. Beside a card the first
+    one of a CPU tree is a `jax.Array` too: jit runs where that lies, and takes NumPy arrays there. They are
+    arguments of one call, not values to compute with. The rules of ownership are the same, so with
     ``copy=False`` nobody may write to the tensors until the call's results are ready.
     """
-    if jax.default_backend() != "cpu":  # jit would carry NumPy arguments to that device
-        return to_jax(tree, copy=copy, dtype=dtype, detach=detach)
-    return _map_tree(lambda leaf: _argument_of(_plain(leaf, dtype, detach), copy), tree)
+    if jax.default_backend() == "cpu":
+        return _map_tree(lambda leaf: _argument_of(_plain(leaf, dtype, detach), copy), tree)
+    leaves, treedef = jax.tree.flatten(tree)
+    plain = [_plain(leaf, dtype, detach) for leaf in leaves]
+    handed = [_array_of(leaf, copy) for leaf in plain[:1]]
+    handed += [_argument_of(leaf, copy) for leaf in plain[1:]]
+    return jax.tree.unflatten(treedef, handed)
 
 
 def jax_device_of(device: torch.device | str) -> JaxDevice:
