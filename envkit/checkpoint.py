@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import pickle
 import random
 from collections import OrderedDict
 from typing import Any, NamedTuple, Protocol
@@ -21,7 +22,8 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase, is_tensorclass
 
-from envkit.data.files import telling, whole_file
+from envkit.data.arguments import as_file
+from envkit.data.files import file_to_read, require_place, telling, whole_file
 from envkit.data.plain import from_plain, plain
 from envkit.errors import ArgumentTypeError, MissingKeyError, ResumeError
 
@@ -46,10 +48,12 @@ def save(path: str | os.PathLike[str], /, **parts: Any) -> None:
             stand for their global ones, on all devices. Tensors, numbers, strings, and lists and dicts of them.
 
     Raises:
+        ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) ``path`` is no path.
         ResumeError: (a RuntimeError) a part cannot be saved so that it could be restored exactly. Nothing is
             written then.
         WriteError: (an OSError) the file cannot be written.
     """
+    require_place(as_file("path", path))
     held = {name: _read(name, part)._asdict() for name, part in parts.items()}
     with whole_file(path) as file, telling(path):
         torch.save({"envkit": _VERSION, "parts": held}, file)
@@ -71,6 +75,8 @@ def load(path: str | os.PathLike[str], /, *, strict: bool = True, **parts: Any) 
     Raises:
         MissingKeyError: (a KeyError) a part is not in the file, or one in the file was not asked for. Nothing
             has changed then.
+        MissingFileError: (a FileNotFoundError) there is no such file.
+        ArgumentError: (a ValueError) ``path`` is no path, or that of a folder.
         ResumeError: (a RuntimeError) the file is not one that `save` wrote, or a part does not get where it was.
         ArgumentTypeError: (a TypeError) a part is of another kind than the one that was saved.
     """
@@ -100,7 +106,14 @@ def load(path: str | os.PathLike[str], /, *, strict: bool = True, **parts: Any) 
 
 
 def _contents(path: str | os.PathLike[str]) -> dict[str, Any]:
-    found = torch.load(path, map_location="cpu", weights_only=True)
+    path = file_to_read(path)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except _UNREADABLE as error:
+        raise ResumeError(
+            f"{path} is no whole file of envkit.save: torch.load(path, weights_only=True) fails with "
+            f"{type(error).__name__}. Load it by what wrote it; if envkit did, it was damaged since: take another one."
+        ) from error
     if not isinstance(found, dict) or found.get("envkit") != _VERSION:
         told = found.get("envkit") if isinstance(found, dict) else None
         raise ResumeError(
@@ -108,6 +121,10 @@ def _contents(path: str | os.PathLike[str]) -> dict[str, Any]:
             "Load it by what wrote it."
         )
     return found["parts"]
+
+
+_UNREADABLE = (EOFError, LookupError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError)
+"""What torch.load raises of files that are no files of torch, or damaged."""
 
 
 # --------------------------------------------------------------------------------------- kinds of parts

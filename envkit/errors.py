@@ -37,6 +37,7 @@ __all__ = [
     "InputError",
     "KeyCollisionError",
     "MemoryKindError",
+    "MissingFileError",
     "MissingKeyError",
     "MissingLibraryError",
     "NoChoiceError",
@@ -307,6 +308,10 @@ class ResumeError(EnvkitError, NotImplementedError):
 
 class WriteError(EnvkitError, OSError):
     """A file or folder cannot be written, and is not there, or as it was before."""
+
+
+class MissingFileError(EnvkitError, FileNotFoundError):
+    """There is no file, or no dataset, of the name that was given."""
 
 
 class SetStateError(EnvkitError, NotImplementedError):

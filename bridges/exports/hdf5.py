@@ -22,7 +22,7 @@ from bridges.exports.columns import TEXT, Column, Layout, arrays_of, data_of, re
 from bridges.exports.hdf5_file import append, hdf5_file, quoted
 from bridges.libraries import require
 from envkit.data.episodes import EpisodeNumbers
-from envkit.data.files import whole_file
+from envkit.data.files import file_to_read, whole_file
 from envkit.data.results import EnvData
 from envkit.errors import ArgumentError
 
@@ -43,7 +43,8 @@ def to_hdf5(data: TensorDictBase | Iterable[TensorDictBase], path: str | os.Path
 
     Raises:
         WriteError: (an OSError) it cannot be written. What was there before is as it was.
-        ArgumentError: (a ValueError) the data has no steps, no time axis, or what a column cannot hold.
+        ArgumentTypeError: (a TypeError) ``path`` is no path, or ``data`` no data.
+        ArgumentError: (a ValueError) ``path`` is empty, the data has no steps, no time axis, or what a column cannot hold.
         BatchSizeError: (a RuntimeError) batches have unlike rows.
         MissingKeyError: (a KeyError) there is no ``("next", "done")``.
         MissingLibraryError: (an ImportError) h5py is not installed.
@@ -67,14 +68,13 @@ def from_hdf5(path: str | os.PathLike[str]) -> EnvData:
         names of axes; on the CPU.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ArgumentError: (a ValueError) `to_hdf5` did not write it.
+        MissingFileError: (a FileNotFoundError) there is no such file.
+        ArgumentTypeError: (a TypeError) ``path`` is no path.
+        ArgumentError: (a ValueError) there is a folder of that name, `to_hdf5` did not write it.
         MissingLibraryError: (an ImportError) h5py is not installed.
     """
     h5py = require("h5py")
-    path = File(path)
-    if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}.")
+    path = file_to_read(path)
     try:
         file = h5py.File(path, "r")
     except OSError as error:

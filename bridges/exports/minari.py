@@ -29,7 +29,7 @@ from envkit.data.keywords import refuse_unknown
 from envkit.data.paths import Path, as_key
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
-from envkit.errors import ArgumentError, ArgumentTypeError
+from envkit.errors import ArgumentError, ArgumentTypeError, MissingFileError
 
 __all__ = ["MinariMetadata", "from_minari", "to_minari"]
 
@@ -82,7 +82,8 @@ def to_minari(
     """
     minari = require("minari")
     require("h5py")
-    namespace, target = _place(dataset_id)
+    with telling(dataset_id):
+        namespace, target = _place(dataset_id)
     if target.exists():
         raise ArgumentError(
             f"there is a dataset {dataset_id!r} in {target.parent} already. Choose another name or version, or delete "
@@ -116,13 +117,19 @@ def from_minari(dataset_id: str) -> EnvData:
     Raises:
         ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) the id is malformed, or the dataset holds
             what no column can.
-        FileNotFoundError: there is no such dataset.
+        MissingFileError: (a FileNotFoundError) there is no such dataset.
         MissingLibraryError: (an ImportError) Minari is not installed.
     """
     minari = require("minari")
-    _, target = _place(dataset_id)
+    try:
+        _, target = _place(dataset_id)
+    except OSError as error:
+        raise MissingFileError(
+            f"there is no dataset {dataset_id!r}: Minari's folder of datasets is not there and cannot be made: "
+            f"{error}. Set MINARI_DATASETS_PATH to the folder that holds yours."
+        ) from error
     if not target.exists():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"there is no dataset {dataset_id!r} in {target.parent}. Fetch it: minari.download_dataset({dataset_id!r})."
         )
     return data_of_dataset(minari.load_dataset(dataset_id))
@@ -132,7 +139,12 @@ def from_minari(dataset_id: str) -> EnvData:
 
 
 def _place(dataset_id: str) -> tuple[str | None, File]:
-    """Give the namespace of an id, and the folder of its dataset."""
+    """Give the namespace of an id, and the folder of its dataset.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) the id is malformed.
+        OSError: Minari's folder of datasets is not there and cannot be made.
+    """
     pattern = require("minari.dataset.minari_dataset").DATASET_ID_RE
     if not isinstance(dataset_id, str):
         raise ArgumentTypeError(
@@ -145,8 +157,7 @@ def _place(dataset_id: str) -> tuple[str | None, File]:
             "'_' and '-', as 'ant/random-v0'."
         )
     root = require("minari.storage.datasets_root_dir")
-    with telling(dataset_id):
-        return match["namespace"], root.get_dataset_path(dataset_id)
+    return match["namespace"], root.get_dataset_path(dataset_id)
 
 
 def _name_namespace(namespace: str | None) -> None:

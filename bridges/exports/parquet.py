@@ -24,7 +24,7 @@ from tensordict import TensorDictBase
 from bridges.exports.columns import TEXT, Column, Layout, arrays_of, data_of, read_batches
 from bridges.libraries import require
 from envkit.data.episodes import EpisodeNumbers, EpisodeSteps
-from envkit.data.files import telling, whole_file
+from envkit.data.files import file_to_read, telling, whole_file
 from envkit.data.paths import Path
 from envkit.data.results import EnvData
 from envkit.errors import ArgumentError
@@ -52,7 +52,8 @@ def to_parquet(
 
     Raises:
         WriteError: (an OSError) it cannot be written. What was there before is as it was.
-        ArgumentError: (a ValueError) the data has no steps, no time axis, or what a column cannot hold.
+        ArgumentTypeError: (a TypeError) ``path`` is no path, or ``data`` no data.
+        ArgumentError: (a ValueError) ``path`` is empty, the data has no steps, no time axis, or what a column cannot hold.
         BatchSizeError: (a RuntimeError) batches have unlike rows.
         MissingKeyError: (a KeyError) there is no ``("next", "done")``.
         MissingLibraryError: (an ImportError) pyarrow is not installed.
@@ -80,11 +81,13 @@ def from_parquet(path: str | os.PathLike[str]) -> EnvData:
         names of axes; on the CPU.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ArgumentError: (a ValueError) `to_parquet` did not write it, or rows were taken out of it.
+        MissingFileError: (a FileNotFoundError) there is no such file.
+        ArgumentTypeError: (a TypeError) ``path`` is no path.
+        ArgumentError: (a ValueError) there is a folder of that name, `to_parquet` did not write it, or rows were taken out of it.
         MissingLibraryError: (an ImportError) pyarrow is not installed.
     """
     arrow, parquet = require("pyarrow"), require("pyarrow.parquet")
+    path = file_to_read(path)
     try:
         file = parquet.ParquetFile(path)
     except arrow.ArrowInvalid as error:

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 
 from bridges.libraries import require
-from envkit.data.files import telling, whole_file
+from envkit.data.arguments import as_file
+from envkit.data.files import require_place, telling, whole_file
 from envkit.errors import ArgumentError, WriteError
 
 __all__ = ["Video", "VideoFolder", "as_video_path"]
@@ -110,7 +111,8 @@ class VideoFolder:
         fps: frames per second of a video that does not say its own.
 
     Raises:
-        ArgumentError: (a ValueError) another format.
+        ArgumentTypeError: (a TypeError) ``folder`` is no path.
+        ArgumentError: (a ValueError) another format, or ``folder`` is empty.
         MissingLibraryError: a library that writes the format is not installed.
     """
 
@@ -118,7 +120,7 @@ class VideoFolder:
         if format not in _WRITERS:
             raise ArgumentError(f"format is {format!r}, but must be one of {sorted(_WRITERS)}.")
         _require_writers(format)
-        self.folder = Path(folder)
+        self.folder = as_file("folder", folder)
         self.format = format
         self.fps = fps
 
@@ -150,24 +152,19 @@ def as_video_path(path: str | os.PathLike[str]) -> Path:
     """Check, before anything is drawn, that a video can be written there.
 
     Raises:
-        ArgumentError: (a ValueError) the name ends in something else than ".gif" and ".mp4".
+        ArgumentTypeError: (a TypeError) it is no path.
+        ArgumentError: (a ValueError) the name is empty, or ends in something else than ".gif" and ".mp4".
         MissingLibraryError: a library that writes the format is not installed.
         WriteError: (an OSError) the folder is not there, or not to be written to.
     """
-    path = Path(path)
+    path = as_file("path", path)
     if path.suffix[1:].lower() not in _WRITERS:
         raise ArgumentError(
             f"{str(path)!r} ends in {path.suffix!r}, which no video is written as. Name it "
-            f"{path.with_suffix('.mp4').name!r} or {path.with_suffix('.gif').name!r}."
+            f"'{path.stem or 'video'}.mp4' or '{path.stem or 'video'}.gif'."
         )
     _require_writers(path.suffix[1:].lower())
-    with telling(path):
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"there is no folder {path.parent}")
-        if path.is_dir():
-            raise IsADirectoryError("there is a folder of that name")
-        if not os.access(path.parent, os.W_OK):
-            raise PermissionError(f"the folder {path.parent} is read-only")
+    require_place(path)
     return path
 
 

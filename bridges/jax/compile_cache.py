@@ -12,7 +12,8 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from envkit.errors import ArgumentError, ArgumentTypeError
+from envkit.data.arguments import as_file
+from envkit.errors import ArgumentError
 
 __all__ = ["cache_dir"]
 
@@ -34,17 +35,12 @@ def cache_dir(path: str | os.PathLike[str] | None = None) -> Path:
         The folder.
 
     Raises:
-        ArgumentError: the folder cannot be made or written.
+        ArgumentError: the folder cannot be made or written, or ``path`` is empty.
         ArgumentTypeError: ``path`` is no path.
     """
-    if not isinstance(path, str | os.PathLike | None):
-        raise ArgumentTypeError(
-            f"path is {path!r} of type {type(path).__name__}, but names a folder. Pass a string or a "
-            "Path, or nothing for the user's cache folder."
-        )
     if path is None:
         path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "envkit"
-    folder = Path(path).expanduser().absolute()
+    folder = as_file("path", path).expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".{os.getpid()}"

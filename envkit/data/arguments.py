@@ -1,4 +1,4 @@
-"""Whether an argument is of the kind that a call can use: an int, a bool, a batch size, a TensorDict.
+"""Whether an argument is of the kind that a call can use: an int, a bool, a batch size, a path, a TensorDict.
 
 Each function gives the argument back or says what it is, what was expected and what to pass. It knows
 no env: what a number means is told by who asks.
@@ -7,6 +7,8 @@ no env: what a number means is told by who asks.
 from __future__ import annotations
 
 import operator
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from tensordict import TensorDictBase
 
 from envkit.errors import ArgumentError, ArgumentTypeError, DataTypeError
 
-__all__ = ["as_batch_size", "as_bool", "as_int", "require_tensordict"]
+__all__ = ["as_batch_size", "as_bool", "as_file", "as_int", "require_tensordict"]
 
 
 def as_int(name: str, value: Any, *, least: int, meaning: str) -> int:
@@ -75,6 +77,26 @@ def as_batch_size(value: Any) -> torch.Size:
             "environments along each axis, or leave it out for one environment."
         )
     return size
+
+
+def as_file(name: str, value: Any) -> Path:
+    """Give an argument that names a file or a folder as a path; nothing is looked up.
+
+    Raises:
+        ArgumentTypeError: it is neither text nor an ``os.PathLike`` of text.
+        ArgumentError: it is empty, or holds a null character.
+    """
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        raise ArgumentTypeError(
+            f"{name} is {value!r}, of type {type(value).__name__}, but must be a path: text or a pathlib.Path. "
+            f"Pass {name}='runs/first', say."
+        )
+    if not text or "\0" in text:
+        raise ArgumentError(
+            f"{name} is {text!r}, but must name something: a path is not empty and holds no null character."
+        )
+    return Path(text)
 
 
 def require_tensordict(name: str, value: Any, fix: str = "") -> None:

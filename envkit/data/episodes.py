@@ -25,6 +25,8 @@ __all__ = ["EpisodeNumbers", "EpisodeSteps", "Piece"]
 
 _FLAGS = {"done", "terminated", "truncated", "reward"}
 
+_NO_FLAGS = "Pass steps as rollout and collectors give them, with their flags."
+
 
 class Piece(NamedTuple):
     """Consecutive steps of one row that belong to one episode.
@@ -88,7 +90,7 @@ class EpisodeNumbers:
             raise ArgumentError(
                 "the data has batch size (), but its last batch axis must be time. Pass a rollout."
             )
-        ended = ended_steps(batch).cpu()
+        ended = ended_steps(batch, fix=_NO_FLAGS).cpu()
         ids, is_whole = _ids(batch)
         outside = _outside(batch, ids)
         if ids is None:

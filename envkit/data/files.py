@@ -1,93 +1,148 @@
 """Files and folders that are complete or not there: written under another name, flushed, then renamed.
 
-This module knows no format. What fails while a file is written is told as one error that names the file.
-
-Conventions
-    temporary  name in the same folder that begins with "." and ends with ".partial".
+This module knows no format. What fails while a file is written is told as one error that names the file. Which paths
+are taken, and what is said of others, is one rule for all that writes or reads files: `whole_file`, `whole_folder`
+and `file_to_read` apply it.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from envkit.errors import WriteError
+from envkit.data.arguments import as_file
+from envkit.data.unfinished import claimed, remove_unfinished
+from envkit.errors import ArgumentError, MissingFileError, WriteError
 
-__all__ = ["telling", "whole_file", "whole_folder"]
+__all__ = ["file_to_read", "require_place", "telling", "whole_file", "whole_folder"]
 
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Open a file that gets its name when the block ends well; one of that name is replaced then.
 
-    What a symbolic link leads to is replaced, and not the link.
+    What a symbolic link leads to is replaced, and not the link. What a killed writer of that name has left in the
+    folder is removed.
 
     Raises:
+        ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) ``path`` is no path.
         WriteError: (an OSError) the file cannot be opened, flushed or named, or what is there is no file: a folder,
             a device or a pipe. Nothing has changed then.
     """
-    path = Path(path)
+    path = as_file("path", path)
     with telling(path):
         path = path.resolve() if path.is_symlink() else path
-    temporary = _temporary(path)
-    try:
+        require_place(path)
+    remove_unfinished(path)
+    with ExitStack() as stack:
         with telling(path):
-            if path.is_dir():
-                raise IsADirectoryError("there is a folder of that name")
-            if path.exists() and not path.is_file():
-                raise FileExistsError("there is a device or a pipe of that name")
-            file = open(temporary, "w+b")  # noqa: SIM115 (closed below, and a failure to is no news then)
+            temporary = stack.enter_context(claimed(path, lambda made: made.touch()))
         try:
-            yield file
             with telling(path):
-                file.flush()
-                os.fsync(file.fileno())
-        finally:
-            with suppress(OSError):
-                file.close()
-        with telling(path):
-            os.replace(temporary, path)
-            _flush_folder(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+                file = open(temporary, "w+b")  # noqa: SIM115 (closed below, and a failure to is no news then)
+            try:
+                yield file
+                with telling(path):
+                    file.flush()
+                    os.fsync(file.fileno())
+            finally:
+                with suppress(OSError):
+                    file.close()
+            with telling(path):
+                os.replace(temporary, path)
+                _flush_folder(path.parent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 @contextmanager
 def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Make a folder that gets its name when the block ends well, with the folders above it.
 
+    What a killed writer of that name has left beside it is removed.
+
     Raises:
+        ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) ``path`` is no path.
         WriteError: (an OSError) it cannot be made, flushed or named, or there is one of that name. Nothing has
             changed then.
     """
-    path = Path(path)
-    temporary = _temporary(path)
+    path = as_file("path", path)
+    with telling(path):
+        if path.exists():
+            raise FileExistsError("there is something of that name already")
+    remove_unfinished(path)
     above = [folder for folder in path.parents if not folder.exists()]
     try:
-        with telling(path):
-            if path.exists():
-                raise FileExistsError("there is something of that name already")
-            temporary.mkdir(parents=True)
-        yield temporary
-        with telling(path):
-            for file in temporary.rglob("*"):
-                _flush(file)
-            _flush_folder(temporary)
-            os.rename(temporary, path)
-            _flush_folder(path.parent)
+        with ExitStack() as stack:
+            with telling(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                temporary = stack.enter_context(claimed(path, Path.mkdir))
+            try:
+                yield temporary
+                with telling(path):
+                    for file in temporary.rglob("*"):
+                        _flush(file)
+                    _flush_folder(temporary)
+                    os.rename(temporary, path)
+                    _flush_folder(path.parent)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
         for folder in above:
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
         raise
+
+
+def require_place(path: Path) -> None:
+    """Check that a file of this name could be written, or replaced: before work is done whose result is to go there.
+
+    Raises:
+        WriteError: (an OSError) the folder is not there or not to be written to, or what is there is no file: a
+            folder, a device or a pipe.
+    """
+    with telling(path):
+        if path.is_dir():
+            raise IsADirectoryError("there is a folder of that name")
+        if path.exists() and not path.is_file():
+            raise FileExistsError("there is a device or a pipe of that name")
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {path.parent}")
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(f"the folder {path.parent} is read-only")
+
+
+def file_to_read(path: str | os.PathLike[str]) -> Path:
+    """Give the path of a file that is to be read.
+
+    Raises:
+        MissingFileError: (a FileNotFoundError) there is none of that name.
+        ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) ``path`` is no path, or what is there is no
+            file, or none that this user may read.
+    """
+    path = as_file("path", path)
+    try:
+        kind = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise MissingFileError(
+            f"there is no file {path} (the current folder is {Path.cwd()}). Pass the path of one."
+        ) from error
+    except OSError as error:
+        raise ArgumentError(f"{path} cannot be read: {error.strerror}. Pass a file.") from error
+    if not stat.S_ISREG(kind):
+        what = "a folder" if stat.S_ISDIR(kind) else "a device or a pipe"
+        raise ArgumentError(f"{path} is {what}, but must be a file. Pass the path of one.")
+    if not os.access(path, os.R_OK):
+        raise ArgumentError(f"{path} cannot be read: Permission denied. Pass a file you may read.")
+    return path
 
 
 @contextmanager
@@ -112,10 +167,6 @@ def telling(path: str | os.PathLike[str]) -> Iterator[None]:
             f"{os.fspath(path)} cannot be written: {reason}. Nothing is left of it, and what was there before is "
             "as it was. Free space, or choose a folder that exists and that you may write to."
         ) from error
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
 
 
 def _flush(path: Path) -> None:

@@ -67,7 +67,7 @@ def split_trajectories(
     ids_key = (*node, _IDS) if trajectory_key is None else as_path(trajectory_key)
     ids = data.get(as_key(ids_key), None)
     if trajectory_key is not None and ids is None:
-        raise _missing(data, as_key(ids_key), "trajectory_key")
+        raise _missing(data, as_key(ids_key), "Name an entry that is there: trajectory_key=...")
     known = ids is not None and (done_key is None or trajectory_key is not None)
     begins = _by_ids(data, ids) if known else _by_flags(data, done_key or ("next", "done"))
     rows, mask = _rows(begins)
@@ -87,10 +87,9 @@ def _node(data: TensorDictBase, prefix: Key | None) -> tuple[str, ...]:
     return ("collector",) if "collector" in data.keys() else ()
 
 
-def _missing(data: TensorDictBase, key: Key, argument: str) -> MissingKeyError:
+def _missing(data: TensorDictBase, key: Key, fix: str) -> MissingKeyError:
     return MissingKeyError(
-        f"the data has no {key!r}; it has {sorted(map(str, data.keys(True, True)))}. "
-        f"Name an entry that is there: {argument}=..."
+        f"the data has no {key!r}; it has {sorted(map(str, data.keys(True, True)))}. {fix}"
     )
 
 
@@ -102,8 +101,17 @@ def _by_ids(data: TensorDictBase, ids: torch.Tensor) -> torch.Tensor:
     return begins
 
 
-def ended_steps(data: TensorDictBase, done_key: Key = ("next", "done")) -> torch.Tensor:
+def ended_steps(
+    data: TensorDictBase,
+    done_key: Key = ("next", "done"),
+    fix: str = "Name an entry that is there: done_key=...",
+) -> torch.Tensor:
     """Mark the steps after which an episode has ended: a done flag is set, which includes truncation.
+
+    Args:
+        data: steps; time is the last batch axis.
+        done_key: of the flags.
+        fix: what to do where there are none, for messages.
 
     Returns:
         bool, shape ``(rows, T)``; the batch axes in front of time are flattened.
@@ -113,7 +121,7 @@ def ended_steps(data: TensorDictBase, done_key: Key = ("next", "done")) -> torch
     """
     flags: Any = data.get(done_key, None)
     if flags is None:
-        raise _missing(data, as_key(as_path(done_key)), "done_key")
+        raise _missing(data, as_key(as_path(done_key)), fix)
     steps = data.batch_size[-1]
     return flags.reshape(*data.batch_size, -1).any(-1).reshape(-1, steps)
 

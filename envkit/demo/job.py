@@ -37,6 +37,8 @@ from envkit import (
     compile_policy,
     evaluate,
 )
+from envkit.data.arguments import as_file
+from envkit.data.files import telling
 from envkit.demo.display import TrainingBar, announcements_said, say
 from envkit.demo.picture import draw_curves
 from envkit.demo.ppo import PPO, Actor
@@ -110,10 +112,13 @@ def run(
         keep_programs: False keeps none.
 
     Raises:
+        ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) ``out`` is no path.
+        WriteError: (an OSError) the folder cannot be made.
         GoalMissedError: (a RuntimeError) the policy did not balance within the budget.
     """
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = as_file("out", out)
+    with telling(out):
+        out.mkdir(parents=True, exist_ok=True)
     with announcements_said():
         if keep_programs:
             say(f"compiled programs are kept in {cache_dir(cache)}")

@@ -31,6 +31,7 @@ from envkit import (
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
+    MissingFileError,
     MissingKeyError,
     OptionError,
     WriteError,
@@ -343,6 +344,10 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_is_collected(tmp_p
 
     with pytest.raises(WriteError, match=r"mine-v0 cannot be written: Not a directory"):
         to_minari((pytest.fail("collected") for _ in range(1)), "mine-v0")
+    with pytest.raises(
+        MissingFileError, match=r"no dataset 'mine-v0': .* cannot be made: .*Set MINARI"
+    ):
+        from_minari("mine-v0")
 
 
 def test_a_collector_that_fails_leaves_nothing(folder):
