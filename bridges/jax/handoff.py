@@ -59,6 +59,24 @@ class RowEnv(EnvBase):
     _wide: Mapping[Path, torch.dtype] = MappingProxyType({})  # declared in dtypes JAX lacks
     _unchanged: Unchanged
 
+    def _lent(self, inputs: tuple[Rows, ...]) -> tuple[Any, ...]:
+        """Lend the inputs of a step, state first; where handing over takes long, what came from JAX goes back as it is."""
+        if not reading_waits(next(iter(inputs[0].values()))):
+            return to_jit(inputs, copy=False, detach=True)
+
+        def lent(tensor: torch.Tensor) -> Any:
+            array = self._unchanged.find(tensor)
+            is_kept = isinstance(array, jax.Array)
+            return array if is_kept else to_jit(tensor, copy=False, detach=True)
+
+        return jax.tree.map(lent, inputs)
+
+    def _keep_arrays(self, tensors: Rows, arrays: Mapping[Path, Any]) -> None:
+        """Keep the arrays that tensors of a state are views of, for `_lent`."""
+        for path, tensor in tensors.items():
+            if reading_waits(tensor):
+                self._unchanged.keep(tensor, arrays[path])
+
     def _start(
         self, program: Differentiable, inputs: tuple[Any, ...], rest: tuple[Any, ...] = ()
     ) -> Running:

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bridges import dlpack
-from bridges.dlpack import number_to_jit, to_jax, torch_device_of
+from bridges.dlpack import number_to_jit, to_jax, to_jit, torch_device_of
 from bridges.jax import fusing, handoff, stepping, steps, unrolling
 from bridges.jax.env import JaxEnv
 from bridges.jax.shared_programs import Program
@@ -115,6 +115,32 @@ def test_the_host_reads_once_at_the_start_of_a_rollout_and_never_while_it_steps(
     assert reads.found == ["is_nonzero"] or reads.found == ["_local_scalar_dense"]
 
 
+@both_devices
+@pytest.mark.usefixtures("waiting")
+def test_a_state_that_came_from_jax_goes_back_as_it_is_unless_it_was_written_to(
+    walker, device, monkeypatch
+):
+    act = pushed(walker, device)
+    walker.set_seed(0)
+    _, td = walker.step_and_maybe_reset(act(walker.reset()))
+    same, written = td.copy(), td.clone()
+    handed = []
+    monkeypatch.setattr(
+        handoff, "to_jit", lambda tree, **kwargs: handed.append(tree) or to_jit(tree, **kwargs)
+    )
+
+    expected, _ = walker.step_and_maybe_reset(act(written))
+    copied, handed[:] = len(handed), []
+    found, root = walker.step_and_maybe_reset(act(same))
+    kept, handed[:] = len(handed), []
+    for leaf in root["state"].values():
+        leaf.add_(0)
+    walker.step_and_maybe_reset(act(root))
+
+    assert kept < copied == len(handed)
+    assert (found == expected).all()
+
+
 @pytest.mark.usefixtures("waiting")
 @pytest.mark.parametrize("device", ["cpu"], scope="module")
 def test_numbers_kept_for_a_card_are_those_of_the_tensors_as_they_are_now(watched):
@@ -145,7 +171,7 @@ def test_what_a_program_reads_is_kept_until_torch_has_its_results(
         return given
 
     to_jit = stepping.to_jit
-    monkeypatch.setattr("bridges.jax.steps.to_jit", watched)
+    monkeypatch.setattr("bridges.jax.handoff.to_jit", watched)
     td = pushed(walker, device)(walker.reset())
     td["action"] = td["action"].to(dtype)
 
