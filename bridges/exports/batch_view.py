@@ -276,8 +276,8 @@ def _require_arrays(specs: Composite, whose: str) -> None:
     for key, leaf in specs.items(True, True):
         if isinstance(leaf, NonTensor) or -1 in leaf.shape or not isinstance(leaf, TensorSpec):
             raise ArgumentError(
-                f"{whose} shows arrays, but {key!r} is {leaf}. Leave it out: info_keys does not help, "
-                "ExcludeTransform does."
+                f"{whose} shows arrays of one shape, but {key!r} is {type(leaf).__name__} of shape {tuple(leaf.shape)}. "
+                "Leave it out with ExcludeTransform, or make it an array in the env."
             )
         if leaf.dtype in _NO_SPACE:
             raise ArgumentError(

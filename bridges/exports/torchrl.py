@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from bridges.libraries import require
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentTypeError
+from envkit.specs.stacks.ragged import refuse_ragged
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.compose import as_transform
 
@@ -32,6 +33,7 @@ def to_torchrl(env: EnvBase) -> TorchRLEnv:
 
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no env of envkit.
+        SpecStackError: (a RuntimeError) an entry stacks unlike shapes, as of a Tuple space: TorchRL stacks steps.
         MissingLibraryError: (an ImportError) TorchRL is not installed.
     """
     if not isinstance(env, EnvBase):
@@ -42,6 +44,8 @@ def to_torchrl(env: EnvBase) -> TorchRLEnv:
         raise ArgumentTypeError(
             f"to_torchrl was given {type(env).__name__} of {type(env).__module__}, but takes an env of envkit. {fix}"
         )
+    for kind in ("state", "action", "observation"):
+        refuse_ragged(getattr(env, f"full_{kind}_spec"), kind, "to_torchrl")
     require("torchrl.envs")
     from bridges.exports.torchrl_view import view_of
 

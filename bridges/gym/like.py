@@ -15,7 +15,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, Unpack
 
 import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor
@@ -35,7 +35,8 @@ from envkit.errors import (
     ResetMaskError,
     SpecError,
 )
-from envkit.specs.annotations import Device, Numbers, Value
+from envkit.specs.annotations import Destination, Device, Numbers, Value
+from envkit.specs.base import destination, require_memory
 from envkit.specs.inputs import ActionInput
 
 __all__ = ["GymLikeEnv", "Reader"]
@@ -93,6 +94,7 @@ class GymLikeEnv(ResumableEnv):
         **options: Unpack[EnvOptions],
     ):
         super().__init__(device=device, **options)
+        require_memory(self.device, type(self).__name__)
         if not isinstance(frame_skip, int) or isinstance(frame_skip, bool) or frame_skip < 1:
             raise ArgumentError(
                 f"frame_skip is {frame_skip!r}, but must be an int of at least 1: the number of "
@@ -103,6 +105,15 @@ class GymLikeEnv(ResumableEnv):
         self.convert_actions_to_numpy = convert_actions_to_numpy
         self.info_dict_reader = []
         self._make_specs(env)
+
+    def to(self, *args: Destination, **kwargs: Destination) -> Self:
+        """Deliver data to another device from now on; returns self.
+
+        Raises:
+            ArgumentError: (a ValueError) it is the meta device, which holds no data.
+        """
+        require_memory(destination(*args, **kwargs), type(self).__name__)
+        return super().to(*args, **kwargs)
 
     def _make_specs(self, env: Any) -> None:
         """Declare the specs of simulator ``env``, for a subclass to override; called last."""

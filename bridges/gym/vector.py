@@ -81,7 +81,8 @@ class VectorCore:
             if codec is not None and not codec.has_rows:
                 raise ArgumentError(
                     f"{codec.space} has no array form of fixed shape, which a vector env needs. "
-                    "Use SerialEnv(n, lambda: GymEnv(...)) instead of num_envs=n."
+                    "Use SerialEnv(n, lambda: GymEnv(...)) instead of num_envs=n; flatten a Tuple of unlike shapes "
+                    "first: GymWrapper(gymnasium.wrappers.FlattenObservation(env))."
                 )
         if self._keeps_first and self.pixels:
             raise ArgumentError(

@@ -56,11 +56,13 @@ def agreement_of(
 
     Raises:
         EmptySpecError: a node of a spec has no leaf.
+        SpecStackError: a leaf stacks unlike shapes within one sub-env.
         SpecError: done flags stand in different places, or batch sizes or devices differ.
         ArgumentError: dense results were asked for and the layouts differ.
     """
     for found in metadata:
         found.refuse_empty_nodes()
+        found.refuse_ragged_leaves()
     _require_common_level(metadata)
     masks = [pair for found in metadata for pair in found.action_masks]
     return Agreement(

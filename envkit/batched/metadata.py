@@ -22,6 +22,7 @@ from envkit.errors import EmptySpecError
 from envkit.specs import Composite, TensorSpec
 from envkit.specs.annotations import AxisIndex, Device
 from envkit.specs.base import as_device
+from envkit.specs.stacks.ragged import refuse_ragged
 
 __all__ = ["EnvLeaves", "EnvMetaData", "HasLeaves"]
 
@@ -219,6 +220,15 @@ class EnvMetaData:
                         "is no data to exchange with the sub-envs for it. Remove it from the "
                         "sub-env's specs, e.g. with the transform RemoveEmptySpecs()."
                     )
+
+    def refuse_ragged_leaves(self) -> None:
+        """Check that rows of every leaf can be laid together.
+
+        Raises:
+            SpecStackError: (a RuntimeError) one stacks unlike shapes.
+        """
+        for kind in _SIDES:
+            refuse_ragged(self.full_spec(kind), kind, "a batch of envs")
 
     def with_entries(self, entries: Mapping[Path, TensorSpec]) -> EnvMetaData:
         """Declare more entries, each as an observation and as an input of the env."""

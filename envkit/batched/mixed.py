@@ -45,6 +45,7 @@ from envkit.errors import (
 )
 from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Destination, Device
+from envkit.specs.base import destination, require_memory
 from envkit.specs.inputs import counted_from
 
 __all__ = ["MixedEnv"]
@@ -79,6 +80,7 @@ class MixedEnv(EnvBase):
             device=common_device(members) if device is None else device,
             allow_done_after_reset=any(env.allow_done_after_reset for env in members),
         )
+        require_memory(self._device, type(self).__name__)
         self.members = placed
         self._members_have_states = any(member.state for member in placed)
         self._in_use = InUse(type(self).__name__, [env._in_use for env in members])
@@ -236,6 +238,7 @@ class MixedEnv(EnvBase):
 
     def to(self, *args: Destination, **kwargs: Destination) -> Self:
         """Move the members, and deliver to that device from now on; returns self."""
+        require_memory(destination(*args, **kwargs), type(self).__name__)
         super().to(*args, **kwargs)
         for member in self.members:
             member.env.to(*args, **kwargs)

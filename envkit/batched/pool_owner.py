@@ -44,7 +44,7 @@ from envkit.env.html import Told
 from envkit.errors import ClosedEnvError, ReadOnlyError, StartedError
 from envkit.specs import Composite
 from envkit.specs.annotations import Destination
-from envkit.specs.base import destination
+from envkit.specs.base import destination, require_memory
 from envkit.transport import Pool
 
 __all__ = ["PoolOwner"]
@@ -90,6 +90,7 @@ class PoolOwner(EnvBase):
     ):
         given = completed(PoolOptions, options)
         super().__init__(device=given.device, allow_done_after_reset=given.allow_done_after_reset)
+        require_memory(self._device, type(self).__name__)
         self.num_workers = as_int(
             "num_workers", num_workers, least=1, meaning="the number of sub-envs"
         )
@@ -334,6 +335,7 @@ class PoolOwner(EnvBase):
         device = destination(*args, **kwargs)
         if device is None:
             return self
+        require_memory(device, type(self).__name__)
         self._given_device = self._device = device
         if self._has_specs:
             self._declared.hold(self.input_spec.to(device), self.output_spec.to(device))

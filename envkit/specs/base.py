@@ -18,6 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from envkit.errors import (
+    ArgumentError,
     NoChoiceError,
     NotEnumerableError,
     OutOfSpecError,
@@ -34,6 +35,7 @@ __all__ = [
     "destination",
     "on_torch_function",
     "require_dtype",
+    "require_memory",
 ]
 
 _TORCH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -65,6 +67,19 @@ def destination(*args: Any, **kwargs: Any) -> torch.device | None:
     """Read the device from what ``torch.nn.Module.to`` takes, named exactly; None where it says none."""
     device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
     return None if device is None else as_device(device)
+
+
+def require_memory(device: torch.device | None, owner: str) -> None:
+    """Check that what simulators give can be delivered to a device.
+
+    Raises:
+        ArgumentError: (a ValueError) it is the meta device, which holds no data.
+    """
+    if device is not None and device.type == "meta":
+        raise ArgumentError(
+            f"{owner} was given the meta device, which holds no data, so nothing that it gives could be read. Pass "
+            "'cpu' or an accelerator."
+        )
 
 
 def require_dtype(dtype: object) -> torch.dtype:
