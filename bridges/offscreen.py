@@ -23,7 +23,7 @@ import threading
 from bridges.libraries import require
 from envkit.errors import RenderingError
 
-__all__ = ["CURE", "is_chosen", "prepare"]
+__all__ = ["CURE", "failure_of", "is_chosen", "prepare"]
 
 CURE = (
     "Install Mesa's software renderer (Debian, Ubuntu: apt-get install libosmesa6), or a driver with EGL; "
@@ -79,7 +79,7 @@ def prepare() -> str:
 def _first_that_draws() -> str:
     failures = []
     for backend in _BACKENDS:
-        failure = _failure_of(backend)
+        failure = failure_of(backend)
         if failure is None:
             return backend
         failures.append(f"{backend}: {failure}")
@@ -89,7 +89,7 @@ def _first_that_draws() -> str:
     )
 
 
-def _failure_of(backend: str) -> str | None:
+def failure_of(backend: str) -> str | None:
     """Draw a picture in a process of its own; say why that failed, None where it did not."""
     variables = {**os.environ, "MUJOCO_GL": backend}
     try:

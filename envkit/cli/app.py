@@ -6,19 +6,19 @@ JAX. A mistake of the user's ends with one line and exit status 2; ``--traceback
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from envkit.errors import EnvkitError
+from envkit.errors import ArgumentError, EnvkitError
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="envkit",
     help="Thousands of environments behind one interface.",
-    no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -140,27 +140,56 @@ def demo(
             f"the demo needs {error.name!r}, which is not installed. "
             "Install it with: pip install 'envkit[demo]'"
         ) from error
+    _require_device(device)
     try:
         run(out=out, device=device, seed=seed, cache=cache, keep_programs=not no_cache)
     except GoalMissedError as error:
         raise SystemExit(f"the goal was not reached: {error}") from None
 
 
+def _require_device(name: str) -> None:
+    import torch
+
+    try:
+        is_known = torch.device(name).type in ("cpu", "cuda")
+    except RuntimeError:
+        is_known = False
+    if not is_known:
+        raise ArgumentError(
+            f"--device is {name!r}, but must be cpu or cuda, or one of several: cuda:1."
+        )
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; returns if it went well.
 
     Raises:
-        SystemExit: with status 2 and one line on standard error, a mistake of the user's; with status 1, what the
-            command itself says.
+        SystemExit: with status 2 and one line on standard error, a mistake of the user's; with the help and status 2,
+            no command at all; with status 1, what the command itself says; with 130, Ctrl-C.
     """
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        app(arguments, standalone_mode=True)
-    except SystemExit as end:
-        if end.code:
-            raise
+        status = app(given or ["--help"], prog_name="envkit", standalone_mode=False)
+    except typer.Abort:  # Ctrl-C, to older versions of typer
+        raise SystemExit(130) from None
     except (EnvkitError, OSError) as error:
         if _Shown.traceback:
             raise
-        told = str(error).splitlines() or [type(error).__name__]
-        typer.echo(f"envkit: {told[0]}", err=True)
-        raise SystemExit(2) from None
+        _tell((str(error).splitlines() or [type(error).__name__])[0])
+    except Exception as error:  # typer's own classes for mistakes move from version to version
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        of_command = getattr(error, "ctx", None)
+        name = "envkit" if of_command is None else of_command.command_path
+        told = " ".join(message().split()).rstrip(".")
+        _tell(f"{told}. See: {name} --help")
+    if not given:
+        raise SystemExit(2)
+    if isinstance(status, int) and status:
+        raise SystemExit(status)
+
+
+def _tell(mistake: str) -> NoReturn:
+    typer.echo(f"envkit: {mistake}", err=True)
+    raise SystemExit(2) from None

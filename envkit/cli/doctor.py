@@ -224,11 +224,30 @@ env.close()
 def _rendering() -> Iterator[Finding]:
     if _version_of("mujoco") is None:
         return
-    works, told = _tried("from bridges import offscreen; print(offscreen.prepare())")
+    works, told = _tried(_PICTURE)
+    chosen = os.environ.get("MUJOCO_GL")
     if works:
         yield Finding("rendering", "ok", f"MuJoCo draws by {told}")
+    elif chosen:
+        cure = "unset MUJOCO_GL, and what works here is found"
+        yield Finding("rendering", "broken", f"MUJOCO_GL={chosen}, but {told}", cure)
     else:
-        yield Finding("rendering", "note", told)
+        cure = "apt-get install libosmesa6 (Debian, Ubuntu), or a driver with EGL"
+        yield Finding("rendering", "note", told, cure)
+
+
+_PICTURE = """
+import sys
+from bridges import offscreen
+from envkit.errors import EnvkitError
+
+try:
+    backend = offscreen.prepare()
+except EnvkitError as error:
+    sys.exit(str(error).removesuffix(f" {offscreen.CURE}."))
+failure = offscreen.failure_of(backend)
+sys.exit(failure) if failure else print(backend)
+"""
 
 
 def _worlds() -> Iterator[Finding]:

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 import envkit
+from envkit.data.files import require_place
 from envkit.data.paths import Key
 from envkit.errors import ArgumentError
 
@@ -16,17 +17,28 @@ __all__ = ["roll_out"]
 
 _WRITERS = {".parquet": "to_parquet", ".h5": "to_hdf5", ".hdf5": "to_hdf5"}
 
+_DRAWN = (".mp4", ".gif")
+
 _FRAMES = 500  # of a video at most
 
 
 def roll_out(
     id: str, num_envs: int | None, steps: int, seed: int, *, video: Path | None, out: Path | None
 ) -> None:
-    """Step an env, print its speed and its returns, and write the data and a video if asked for."""
-    if out is not None and out.suffix not in _WRITERS:
-        raise ArgumentError(
-            f"--out is {str(out)!r}, but its ending must be one of {', '.join(_WRITERS)}."
-        )
+    """Step an env, print its speed and its returns, and write the data and a video if asked for.
+
+    Raises:
+        ArgumentError: (a ValueError) a file has another ending than what can be written; told before anything is made.
+        WriteError: (an OSError) one cannot be written where it is to go.
+    """
+    for option, path, endings in (("--out", out, _WRITERS), ("--video", video, _DRAWN)):
+        if path is None:
+            continue
+        if path.suffix.lower() not in endings:
+            raise ArgumentError(
+                f"{option} is {str(path)!r}, but its ending must be one of {', '.join(endings)}."
+            )
+        require_place(path)
     torch.manual_seed(seed)
     drawn = {"render_mode": "rgb_array"} if video is not None and id.startswith("gym/") else {}
     env = envkit.make(id, num_envs, seed=seed, **drawn)
@@ -38,7 +50,7 @@ def roll_out(
         print(f"{data.numel():,} steps in {seconds:.1f} s, compiling included")
         print(_returns(data, env.reward_keys[0]))
         if out is not None:
-            getattr(envkit, _WRITERS[out.suffix])(data, out)
+            getattr(envkit, _WRITERS[out.suffix.lower()])(data, out)
             print(f"wrote {out}")
         if video is not None:
             envkit.record(env, None, video, steps=min(steps, _FRAMES))

@@ -1,7 +1,9 @@
 """The command line: what each command prints, and what a mistake costs."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,17 +118,99 @@ def test_an_episode_that_does_not_end_is_told_as_reward_a_step(run):
         (("list", "--world", "bra"), "'brax'"),
         (("bench", "chess"), "cartpole, brax"),
         (("rollout", "gym/CartPole-v1", "--steps", "0"), "--steps"),
-        (("rollout", "gym/CartPole-v1", "--out", "/no/such/folder/x.parquet", "--steps", "3"), "/no/such/folder"),
+        (("rollout", "gym/CartPole-v1", "--video", "walk.avi"), ".mp4"),
+        (("rollout", "gym/CartPole-v1", "--num-envs", "2.5"), "--num-envs"),
+        (("rollout", "gym/CartPole-v1", "--stepps", "3"), "--steps"),
+        (("rollout",), "See: envkit rollout --help"),
+        (("list", "--world"), "--world"),
         (("nonsense",), "nonsense"),
+        (("--nonsense",), "--nonsense"),
+        (("demo", "--device", "gpu"), "cpu or cuda"),
     ],
 )  # fmt: skip
 def test_a_mistake_ends_with_status_2_and_no_traceback(run, arguments, told):
     status, _, errors = run(*arguments)
 
     assert status == 2
-    assert told in errors and "Traceback" not in errors
-    if errors.startswith("envkit:"):
-        assert errors.count("\n") == 1
+    assert told in errors
+    assert errors.startswith("envkit: ") and errors.count("\n") == 1 and "╭" not in errors
+
+
+@pytest.mark.parametrize("option", ["--out", "--video"])
+@pytest.mark.parametrize("place", ["nowhere/data", "."])
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_stepped(
+    run, option, place, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    ending = {"--out": ".parquet", "--video": ".gif"}[option]
+    (tmp_path / f"folder{ending}").mkdir()
+    path = f"folder{ending}" if place == "." else f"{place}{ending}"
+
+    status, printed, errors = run("rollout", "gym/no such env", option, path)
+
+    assert status == 2 and not printed
+    assert errors.startswith(f"envkit: {path} cannot be written: there is")
+
+
+def test_no_command_shows_the_help_and_is_a_mistake(run):
+    status, printed, errors = run()
+
+    assert status == 2 and not errors
+    assert "rollout" in printed and "doctor" in printed
+
+
+def called(*arguments: str, **variables: str) -> tuple[int, str, str]:
+    """Run the command as a shell does, by its name or by Python's ``-m``."""
+    done = subprocess.run(
+        [*arguments], capture_output=True, text=True, check=False, env={**os.environ, **variables}
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+COMMAND = (str(Path(sys.executable).with_name("envkit")),)
+MODULE = (sys.executable, "-m", "envkit")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments", [(), ("--version",), ("--help",), ("rollout", "-h"), ("rollout", "--steps", "0")]
+)
+def test_the_module_is_the_same_as_the_command(arguments):
+    assert called(*COMMAND, *arguments) == called(*MODULE, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("shell", "asked"),
+    [
+        ("bash", {"COMP_WORDS": "envkit roll", "COMP_CWORD": "1"}),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "envkit roll"}),
+        ("fish", {"_TYPER_COMPLETE_ARGS": "envkit roll", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}),
+    ],
+)  # fmt: skip
+def test_shells_complete_commands(shell, asked):
+    status, printed, errors = called(*COMMAND, _ENVKIT_COMPLETE=f"complete_{shell}", **asked)
+
+    assert (status, errors) == (0, "")
+    assert "rollout" in printed and "doctor" not in printed
+
+
+def test_options_are_completed():
+    _, printed, _ = called(
+        *COMMAND,
+        _ENVKIT_COMPLETE="complete_bash",
+        COMP_WORDS="envkit rollout --st",
+        COMP_CWORD="2",
+    )
+
+    assert printed.split() == ["--steps"]
+
+
+@pytest.mark.slow
+def test_the_script_that_teaches_a_shell_is_shown():
+    for command in (COMMAND, MODULE):
+        status, printed, _ = called(*command, "--show-completion", "bash")
+
+        assert status == 0 and "_ENVKIT_COMPLETE=complete_bash" in printed
 
 
 def test_where_a_mistake_was_found_is_shown_when_asked_for(run):
@@ -135,12 +219,36 @@ def test_where_a_mistake_was_found_is_shown_when_asked_for(run):
 
 
 @pytest.mark.slow
-def test_a_bench_prints_ratios_to_the_bare_simulator(run):
-    status, printed, _ = run("bench", "cartpole", "--seconds", "0.1")
+@pytest.mark.parametrize(
+    ("work", "names"),
+    [
+        ("cartpole", ["bare loop", "envkit ParallelEnv", "gymnasium AsyncVectorEnv"]),
+        ("brax", ["bare jitted steps", "envkit rollout"]),
+    ],
+)
+def test_a_bench_prints_ratios_to_the_bare_simulator(run, work, names):
+    status, printed, _ = run("bench", work, "--seconds", "0.1")
 
     assert status == 0
-    for name in ("bare loop", "envkit ParallelEnv", "gymnasium AsyncVectorEnv"):
-        assert name in printed
+    rows = [line.split() for line in printed.splitlines() if line.strip()]
+    assert rows[0][-3:] == ["steps/s", "ratio", "spread"]
+    assert all(any(name in line for line in printed.splitlines()) for name in names)
+    assert all(float(row[-2]) > 0 for row in rows[1:]) and rows[1][-2] == "1.00"
+
+
+@pytest.mark.slow
+def test_a_batch_of_a_stateless_env_is_described(run):
+    status, printed, _ = run("info", "brax/fast", "--num-envs", "3", "--seconds", "0.01")
+
+    assert status == 0
+    assert "BraxEnv('fast'" in printed and "batch_size=(3,)" in printed
+    assert "(3, 1)" in printed and "steps a second" in printed
+
+
+def test_speed_is_not_measured_for_no_seconds(run):
+    status, printed, _ = run("info", "gym/CartPole-v1", "--num-envs", "1", "--seconds", "0")
+
+    assert status == 0 and "steps a second" not in printed
 
 
 # ---------------------------------------------------------------------------------------- doctor
@@ -193,3 +301,33 @@ def test_little_shared_memory_is_broken_and_names_the_option_of_docker(monkeypat
     (finding,) = doctor._memory()
 
     assert finding.state == "broken" and "--shm-size" in finding.cure
+
+
+@pytest.fixture
+def no_opengl(tmp_path, monkeypatch):
+    """Have processes that are started find an OpenGL that fails to load."""
+    (tmp_path / "OpenGL").mkdir()
+    (tmp_path / "OpenGL" / "__init__.py").write_text("raise ImportError('no library libGL.so')")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", path)
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    return monkeypatch
+
+
+@pytest.mark.slow
+def test_without_opengl_the_doctor_names_the_package_that_brings_it(no_opengl):
+    (finding,) = doctor._rendering()
+
+    assert finding.state == "note" and "libosmesa6" in finding.cure
+    assert "neither with EGL nor with OSMesa (egl: ImportError: no library libGL.so" in finding.told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", ["osmesa", "nonsense"])
+def test_a_backend_that_was_chosen_and_does_not_draw_is_broken(no_opengl, chosen):
+    no_opengl.setenv("MUJOCO_GL", chosen)
+
+    (finding,) = doctor._rendering()
+
+    assert finding.state == "broken" and finding.told.startswith(f"MUJOCO_GL={chosen}, but ")
+    assert "unset MUJOCO_GL" in finding.cure

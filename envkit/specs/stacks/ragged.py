@@ -26,8 +26,9 @@ def refuse_ragged(specs: Composite, kind: str, holder: str) -> None:
         shapes = [tuple(member.shape) for member in spec.unbind(spec.stack_dim)]
         name = path[0] if len(path) == 1 else path
         raise SpecStackError(
-            f"{name!r} in the {kind} spec stacks the unlike shapes {shapes}, which {holder} cannot hold. Make it one "
-            "array: GymWrapper(gymnasium.wrappers.FlattenObservation(env)) does so for a Tuple space of Gymnasium."
+            f"{name!r} in the {kind} spec stacks the unlike shapes {shapes}, which {holder} cannot hold. Turn the "
+            "Tuple space that it comes from into a Dict, or one of observations into an array: "
+            "GymWrapper(gymnasium.wrappers.FlattenObservation(env))."
         )
 
 

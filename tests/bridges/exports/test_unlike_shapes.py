@@ -21,7 +21,7 @@ from tests.reference.envs.zoo import uneven
 
 TOLD = (
     r"^'observation' in the observation spec stacks the unlike shapes \[\(32,\), \(11,\), \(2,\)\], "
-    r"which .* cannot hold\. Make it one array: .*FlattenObservation"
+    r"which .* cannot hold\. Turn the Tuple .* into a Dict, .*FlattenObservation"
 )
 
 

@@ -16,7 +16,7 @@ from bridges.gym.env import GymEnv
 from bridges.gym.wrapper import GymWrapper
 from envkit import JaxEnv, ParallelEnv, SerialEnv, check_env_specs
 from envkit.env.seeding import next_seed, seed_chain
-from envkit.errors import ClosedEnvError, ResetMaskError, WorkerError
+from envkit.errors import ClosedEnvError, ResetMaskError, SpecStackError
 from envkit.specs import Bounded, Unbounded
 from tests.zoo.gym_envs import Sampler, same
 from tests.zoo.policies import Replay
@@ -387,7 +387,7 @@ def test_actions_of_every_kind_of_space_are_understood(kind, categorical, batche
 def test_tuples_of_unlike_shapes_cannot_be_batched():
     env = SerialEnv(2, lambda: GymWrapper(Sampler(action_space=EVERY_KIND[RAGGED])))
 
-    with pytest.raises(WorkerError, match="cannot be batched: turn the space into a Dict"):
+    with pytest.raises(SpecStackError, match=r"^'action' .* cannot hold\. Turn the Tuple .* Dict"):
         env.rollout(3, return_contiguous=False)
 
 
