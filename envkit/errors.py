@@ -25,6 +25,7 @@ __all__ = [
     "ClosedEnvError",
     "CopyError",
     "DataTypeError",
+    "DeviceNameError",
     "DoneError",
     "EmptySpecError",
     "EncodingError",
@@ -96,6 +97,10 @@ class ArgumentTypeError(ArgumentError, TypeError):
 
 class UnknownEnvError(ArgumentError, RuntimeError):
     """A library has no env of the name that was given, or none of the form asked for."""
+
+
+class DeviceNameError(ArgumentError, RuntimeError):
+    """A device is named that torch does not know."""
 
 
 class DataTypeError(ArgumentTypeError, AttributeError):

@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from bridges.exports.batch_view import BatchView
 from envkit.data.paths import Key
 from envkit.env.base import EnvBase
+from envkit.env.seeding import checked_seed
 from envkit.errors import ArgumentError, UnsupportedError
 
 __all__ = ["SB3View", "to_sb3"]
@@ -67,6 +68,14 @@ class SB3View(VecEnv):
         root = self.view.reset()
         self.reset_infos = self._infos_of(root)
         return _flat(self.view.observations(root))
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Have the next `reset` begin with a seed, drawn by NumPy without one; gives one number a row.
+
+        Raises:
+            ArgumentError: (a ValueError) it is no integer, negative, or too large.
+        """
+        return super().seed(None if seed is None else checked_seed(seed))
 
     def step_async(self, actions: np.ndarray) -> None:
         """Take the actions of the step that `step_wait` makes."""

@@ -17,6 +17,7 @@ from envkit.env.seeding import next_seed
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.specs import Composite
 from envkit.specs.annotations import Destination
+from envkit.specs.base import destination
 
 __all__ = ["TorchRLWrapper"]
 
@@ -115,7 +116,7 @@ class TorchRLWrapper(EnvBase):
 
     def to(self, *args: Destination, **kwargs: Destination) -> TorchRLWrapper:
         """Move the env, and with it specs and future data; returns self."""
-        device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
+        device = destination(*args, **kwargs)
         if device is not None:
             self.torchrl_env = self.torchrl_env.to(device)
         return super().to(*args, **kwargs)

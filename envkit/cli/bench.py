@@ -75,9 +75,10 @@ def _print(title: str, speeds: dict[str, list[float]]) -> None:
 
 
 def _cartpole(stack: ExitStack) -> tuple[str, Runs]:
+    rows, name = _ROWS["cartpole"], "CartPole-v1"
+    envkit.make(f"gym/{name}").close()  # says which extra brings what is missing
     import gymnasium
 
-    rows, name = _ROWS["cartpole"], "CartPole-v1"
     runs: Runs = {"bare loop, one process": _bare_loop(gymnasium, name)}
     for title, backend in (("envkit SerialEnv", "serial"), ("envkit ParallelEnv", "process")):
         env = envkit.make(f"gym/{name}", rows, backend=backend, seed=0)
@@ -124,10 +125,10 @@ def _stepped(envs: Any, steps: int) -> Callable[[], int]:
 
 
 def _brax(stack: ExitStack) -> tuple[str, Runs]:
+    rows, steps, name = _ROWS["brax"], 64, "inverted_pendulum"
+    env: Any = envkit.make(f"brax/{name}", rows, seed=0)  # says which extra brings what is missing
     import jax
 
-    rows, steps, name = _ROWS["brax"], 64, "inverted_pendulum"
-    env: Any = envkit.make(f"brax/{name}", rows, seed=0)
     stack.callback(env.close, raise_if_closed=False)
     simulator = env.unwrapped
     reset, step = jax.jit(jax.vmap(simulator.reset)), jax.jit(jax.vmap(simulator.step))

@@ -21,6 +21,7 @@ from importlib import metadata
 from typing import Literal
 
 from rich.console import Console
+from rich.markup import escape
 
 __all__ = ["Finding", "examine"]
 
@@ -53,9 +54,8 @@ def examine() -> int:
         for finding in check():
             is_broken |= finding.state == "broken"
             cure = f"\n         cure: {finding.cure}" if finding.cure else ""
-            console.print(
-                f"{marks[finding.state]} {finding.what}: {finding.told}{cure}", highlight=False
-            )
+            told = escape(f"{finding.what}: {finding.told}{cure}")  # extras stand in brackets
+            console.print(f"{marks[finding.state]} {told}", highlight=False)
     return int(is_broken)
 
 

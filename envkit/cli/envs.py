@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import envkit
@@ -31,7 +32,8 @@ def print_worlds() -> None:
         missing = f"pip install 'envkit[{world.extra}]'"
         version = world.version or missing
         envs = world.problem or ("" if world.num_envs is None else str(world.num_envs))
-        table.add_row(world.name, world.kind, world.library, version, envs)
+        told = (world.name, world.kind, world.library, version, envs)
+        table.add_row(*map(escape, told))  # extras stand in brackets
     Console().print(table)
 
 
@@ -40,10 +42,10 @@ def print_info(id: str, num_envs: int | None, seconds: float) -> None:
     env = envkit.make(id, num_envs, seed=0)
     try:
         console = Console()
-        console.print(f"{env!r}", highlight=False)
+        console.print(f"{env!r}", highlight=False, markup=False)
         table = Table("entry", "role", "shape", "dtype", "kind", box=None)
         for role, key, kind, shape, dtype in _entries(env):
-            table.add_row(key, role, shape, dtype, kind)
+            table.add_row(*map(escape, (key, role, shape, dtype, kind)))
         console.print(table)
         if seconds:
             speed = steps_per_second(env, seconds)

@@ -356,13 +356,13 @@ def _as_device(name: str, given: Any) -> torch.device | None:
         torch.empty(0, device=device)
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
         raise ArgumentError(
-            f"{name} is {given!r}, which is no device that torch has here ({_first_line(error)}). Pass 'cpu', or "
+            f"{name} is {given!r}, which is no device that torch has here ({_first_line(error.__cause__ or error)}). Pass 'cpu', or "
             "'cuda' where there is one."
         ) from error
     return device
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].rstrip(".")
 
 

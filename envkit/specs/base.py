@@ -19,6 +19,7 @@ from torch import Generator, Tensor
 
 from envkit.errors import (
     ArgumentError,
+    DeviceNameError,
     NoChoiceError,
     NotEnumerableError,
     OutOfSpecError,
@@ -55,8 +56,14 @@ def as_device(device: Device | None) -> torch.device:
     """Name one device exactly; ``None`` means ``cpu`` and ``"cuda"`` the current CUDA device.
 
     So "cuda" and "cuda:0" are equal wherever devices are compared. Where there is no card, "cuda" is the first.
+
+    Raises:
+        DeviceNameError: (a ValueError and a RuntimeError) torch knows no device of that name.
     """
-    device = torch.device("cpu" if device is None else device)
+    try:
+        device = torch.device("cpu" if device is None else device)
+    except RuntimeError as error:
+        raise _unknown(device) from error
     if device.type == "cuda" and device.index is None:
         index = torch.cuda.current_device() if torch.cuda.is_available() else 0
         return torch.device("cuda", index)
@@ -64,9 +71,22 @@ def as_device(device: Device | None) -> torch.device:
 
 
 def destination(*args: Any, **kwargs: Any) -> torch.device | None:
-    """Read the device from what ``torch.nn.Module.to`` takes, named exactly; None where it says none."""
-    device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
+    """Read the device from what ``torch.nn.Module.to`` takes, named exactly; None where it says none.
+
+    Raises:
+        DeviceNameError: (a ValueError and a RuntimeError) torch knows no device of that name.
+    """
+    try:
+        device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
+    except RuntimeError as error:
+        raise _unknown(kwargs.get("device", args[0] if args else None)) from error
     return None if device is None else as_device(device)
+
+
+def _unknown(device: object) -> DeviceNameError:
+    return DeviceNameError(
+        f"device is {device!r}, which torch knows no device by. Pass 'cpu', 'cuda', or one of several cards: 'cuda:1'."
+    )
 
 
 def require_memory(device: torch.device | None, owner: str) -> None:

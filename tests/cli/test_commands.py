@@ -331,3 +331,80 @@ def test_a_backend_that_was_chosen_and_does_not_draw_is_broken(no_opengl, chosen
 
     assert finding.state == "broken" and finding.told.startswith(f"MUJOCO_GL={chosen}, but ")
     assert "unset MUJOCO_GL" in finding.cure
+
+
+# -------------------------------------------------------------------------------- nothing but the core
+
+CORE_ONLY = """
+import importlib.machinery, importlib.metadata
+
+CORE = {"envkit", "array-api-compat", "cloudpickle", "numpy", "rich", "tensordict", "torch", "typer"}
+GONE = {
+    *("brax", "chess", "dm_control", "envpool", "gymnasium", "gymnax", "h5py", "imageio", "imageio_ffmpeg", "jax"),
+    *("jaxlib", "jumanji", "matplotlib", "minari", "mujoco", "mujoco_playground", "pettingzoo", "pyarrow", "ray"),
+    *("stable_baselines3", "torchrl", "tqdm"),
+}
+find, version = importlib.machinery.PathFinder.find_spec, importlib.metadata.version
+
+def find_core(name, path=None, target=None):
+    return None if name.partition(".")[0] in GONE else find(name, path, target)
+
+def version_of_core(name):
+    if name not in CORE:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return version(name)
+
+importlib.machinery.PathFinder.find_spec = find_core
+importlib.metadata.version = version_of_core
+"""
+
+
+@pytest.fixture
+def core_only(tmp_path):
+    """Call the command where nothing but envkit's core can be imported."""
+    (tmp_path / "sitecustomize.py").write_text(CORE_ONLY)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    return lambda *arguments: called(*MODULE, *arguments, PYTHONPATH=path)
+
+
+@pytest.mark.slow
+def test_the_doctor_works_with_nothing_but_the_core(core_only):
+    status, printed, errors = core_only("doctor")
+
+    assert (status, errors) == (0, "")
+    assert "ok     worker processes" in printed and "broken" not in printed
+    for extra in ("jax", "brax", "gym", "envpool"):
+        assert f"cure: pip install 'envkit[{extra}]'" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (("rollout", "gym/CartPole-v1"), "gym"),
+        (("info", "brax/ant"), "brax"),
+        (("bench", "cartpole"), "gym"),
+        (("bench", "brax"), "brax"),
+    ],
+)
+def test_a_library_that_is_missing_is_told_with_its_extra(core_only, arguments, extra):
+    status, _, errors = core_only(*arguments)
+
+    assert status == 2 and errors.count("\n") == 1
+    assert errors.endswith(f"pip install 'envkit[{extra}]'\n")
+
+
+@pytest.mark.slow
+def test_worlds_that_are_missing_are_listed_with_their_extras(core_only):
+    _, printed, _ = core_only("list", "--worlds")
+
+    assert all(f"'envkit[{name}]'" in printed for name in ("brax", "gym", "dm_control"))
+
+
+@pytest.mark.slow
+def test_only_what_can_be_made_is_listed(core_only):
+    _, printed, _ = core_only("list")
+
+    assert printed.split() == [
+        f"envkit/{name}" for name in ("FinancialRegime", "LLMHashing", "Pendulum", "TicTacToe")
+    ]

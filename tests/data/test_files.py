@@ -233,3 +233,66 @@ def test_a_damaged_save_is_told_by_name(held, tmp_path):
         envkit.errors.ResumeError, match=r"a\.pt is no whole file of envkit\.save: .*fails with"
     ):
         envkit.load(tmp_path / "a.pt", part=None)
+
+
+# ---------------------------------------------------------------------------------------- full disks
+
+FULL = """
+import os, sys
+import torch
+from tensordict import TensorDict
+import envkit
+from envkit.errors import WriteError
+
+def steps(count):
+    flag = torch.ones(count, 1, dtype=torch.bool)
+    seen = torch.rand(count, 500)
+    following = TensorDict({"observation": seen, "reward": flag * 1.0, "done": flag}, [count])
+    return TensorDict({"observation": seen, "action": seen[:, :1], "next": following}, [count], names=["time"])
+
+folder = sys.argv[1]
+os.environ["MINARI_DATASETS_PATH"] = folder
+small, large = steps(2), [steps(200) for _ in range(9)]
+place = os.path.join(folder, "a")
+writers = {
+    "to_parquet": lambda data: envkit.to_parquet(data, place),
+    "to_hdf5": lambda data: envkit.to_hdf5(data, place),
+    "save": lambda data: envkit.save(place, data=torch.zeros(1) if data is small else [one["observation"] for one in data]),
+    "to_minari": lambda data: envkit.to_minari(data, "a-v0"),
+}
+for name, write in writers.items():
+    if name != "to_minari":
+        write(small)
+        before = open(place, "rb").read()
+    try:
+        write(large)
+    except WriteError as error:
+        assert "cannot be written: No space left on device" in str(error), error
+    else:
+        raise AssertionError(name + " wrote more than there is room for")
+    if name == "to_minari":
+        assert os.listdir(folder) == ["a"], os.listdir(folder)
+        write(small)
+    else:
+        assert os.listdir(folder) == ["a"] and open(place, "rb").read() == before, name
+print("whole")
+"""
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_is_told_and_nothing_is_lost(tmp_path):
+    own = ["unshare", "--user", "--map-root-user", "--mount"]
+    mount = f'mount -t tmpfs -o size=1m tmpfs "{tmp_path}"'
+    if subprocess.run([*own, "sh", "-c", mount], check=False, capture_output=True).returncode:
+        pytest.skip(
+            "no file system may be mounted here; the limit on sizes of files is tried instead"
+        )
+
+    done = subprocess.run(
+        [*own, "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, "-c", FULL, tmp_path],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.stdout == "whole\n", done.stderr

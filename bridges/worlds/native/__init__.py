@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-from bridges.libraries import explained
+from bridges.libraries import explained, get_available_libraries
 from envkit.data.keywords import known_to, refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError
@@ -27,13 +27,17 @@ _HOMES = {
 }
 """Name to module and class."""
 
+_NEEDS = {"Chess": "chess", "PendulumJax": "jax"}
+"""Name to the library that the core does not bring."""
+
 _DEFAULTS = {"Chess": {"stateful": False, "include_fen": True}}
 """Keywords that make an env of this world stateless, as its others are."""
 
 
 def env_names() -> list[str]:
-    """List the names, sorted."""
-    return sorted(_HOMES)
+    """List the names of those whose libraries are installed, sorted."""
+    there = get_available_libraries()
+    return [name for name in sorted(_HOMES) if there.get(_NEEDS.get(name, ""), True)]
 
 
 def fetching_names() -> frozenset[str]:
