@@ -41,7 +41,13 @@ from tests.zoo.trail import CHOICES, TrailEnv, TrailGym
 LENGTH = 7  # of rollouts of compiled envs: another length is another program to compile
 
 
-RARER = {"jax nested", *(kind for kind in KINDS if kind.startswith("ray"))}
+RARER = {  # compile what "transformed jax" and "mixed with jax" compile too
+    "jax",
+    "jax nested",
+    "serial jax, rows",
+    "subclass of TransformedEnv over JAX",
+    *(kind for kind in KINDS if kind.startswith("ray")),
+}
 kinds = [pytest.param(kind, marks=pytest.mark.slow if kind in RARER else ()) for kind in KINDS]
 
 

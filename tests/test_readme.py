@@ -34,6 +34,12 @@ GUIDES = [
 ]
 COMING_FROM = sorted((ROOT / "docs").glob("from_*.md"))  # their code and ours
 LONG = ("interop.md", "worlds.md")  # load the library of every world, compile, train
+COMPILED = (
+    "Write your own stateless env",
+    "The whole rollout as one program",
+    "Inside the program",
+    "One that fuses",
+)
 ON_RAY = ROOT / "docs" / "distributed.md"
 FIRST_STEPS = ROOT / "docs" / "getting_started.md"
 
@@ -63,10 +69,14 @@ def execute(code: str) -> dict:
     return names
 
 
+def is_long(guide: Path, heading: str) -> bool:
+    return guide.name in LONG or heading in COMPILED
+
+
 @pytest.mark.parametrize(
     ("guide", "heading"),
     [
-        pytest.param(guide, heading, marks=pytest.mark.slow if guide.name in LONG else ())
+        pytest.param(guide, heading, marks=pytest.mark.slow if is_long(guide, heading) else ())
         for guide in GUIDES
         for heading in blocks(guide)
     ],

@@ -64,7 +64,10 @@ def dtypes_of(env: EnvBase) -> set[torch.dtype]:
     return {data[key].dtype for key in keys}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow if kind == "jax" else ()) for kind in KINDS],
+)
 def test_the_default_dtype_of_torch_changes_nothing_that_a_simulator_gives(float64, kind):
     env = KINDS[kind]()
 

@@ -37,7 +37,15 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=sorted(KINDS))
+COMPILED_TOO = {"jax"}  # what "fused" is around
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(kind, marks=pytest.mark.slow if kind in COMPILED_TOO else ())
+        for kind in sorted(KINDS)
+    ]
+)
 def env(request):
     env = KINDS[request.param]()
     yield env

@@ -134,6 +134,7 @@ def test_a_restart_of_no_rows_at_all_is_allowed():
     assert same_bits(WALK.restart_where(jnp.zeros(0, bool), *before), before)
 
 
+@pytest.mark.slow
 def test_restart_where_carries_every_kind_of_leaf():
     env = BatchedEnv(Zoo())
     before = begin(env, 20)
@@ -167,6 +168,7 @@ def test_no_restart_of_another_row_changes_the_next_episode_of_a_row():
     assert same_bits(rows_of(alone, [3]), rows_of(crowd, [3]))
 
 
+@pytest.mark.slow
 def test_gradients_pass_kept_rows_and_stop_at_restarted_ones():
     env = BatchedEnv(Pendulum())
     state, _ = begin(env, 40)

@@ -62,7 +62,8 @@ def bits_as(raw, dtype):
     return found
 
 
-@settings(max_examples=12, deadline=None)
+@pytest.mark.slow  # compiles each shape
+@settings(max_examples=25, deadline=None)
 @given(trees())
 def test_every_bit_survives_packing(drawn):
     batch, leaves = drawn

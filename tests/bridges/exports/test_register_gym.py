@@ -469,7 +469,7 @@ def test_the_state_of_a_stateless_env_is_kept(id):  # M46
     assert counts == [1, 2, 3]
 
 
-@pytest.mark.parametrize("state_layout", ["packed", "nested"])
+@pytest.mark.parametrize("state_layout", ["packed", pytest.param("nested", marks=pytest.mark.slow)])
 def test_a_brax_env_gives_what_its_rollout_gives(id, state_layout):  # M46
     options = {"batch_size": [2], "device": "cpu", "state_layout": state_layout}
     direct = BraxEnv("fast", **options)

@@ -212,6 +212,7 @@ def test_a_number_on_a_card_is_the_one_on_the_host_and_decides_about_no_dtype(nu
     assert number_to_jit(number, torch.device("cpu")) is number
 
 
+@pytest.mark.slow  # compiles each program for arrays
 @both_devices
 def test_every_program_takes_a_tensor_and_nothing_that_the_host_brings_to_a_card(
     walker, watched, device, monkeypatch
@@ -248,7 +249,7 @@ def test_every_program_takes_a_tensor_and_nothing_that_the_host_brings_to_a_card
 
 @both_devices
 @pytest.mark.parametrize("policy", ["random", "torch", "torch, watched"])
-@pytest.mark.parametrize("stop", ["never", "any", "all"])
+@pytest.mark.parametrize("stop", ["never", "any", pytest.param("all", marks=pytest.mark.slow)])
 def test_a_rollout_that_records_no_state_is_the_same_without_it(walker, device, policy, stop):
     rules = {"break_when_any_done": stop == "any", "break_when_all_done": stop == "all"}
     call = {

@@ -96,13 +96,10 @@ class Covariance(nn.Module):
         return loc, factor if self.kind == "scale_tril" else factor @ factor.mT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    [
-        "scale_tril",
-        pytest.param("covariance_matrix", marks=pytest.mark.slow),
-        pytest.param("precision_matrix", marks=pytest.mark.slow),
-    ],
+    ["scale_tril", "covariance_matrix", "precision_matrix"],
 )
 def test_a_multivariate_normal_draws_with_its_covariance(crowd, kind):
     normal = torch.distributions.MultivariateNormal
@@ -117,6 +114,7 @@ def test_a_multivariate_normal_draws_with_its_covariance(crowd, kind):
     torch.testing.assert_close(data["action_log_prob"], log_prob, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_truncated_normal_draws_within_its_bounds_and_as_it_says(crowd):
     head = nn.Sequential(nn.Linear(2, 4), NormalParamExtractor())
     bounds = {"low": -0.7, "high": 0.9}

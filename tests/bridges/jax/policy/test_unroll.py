@@ -90,7 +90,7 @@ def test_a_deterministic_policy_does_what_its_module_does(walker, steered):
 
 @pytest.mark.rounding
 @pytest.mark.parametrize("chunk", [pytest.param(64, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize("rule", ["any", "all"])
+@pytest.mark.parametrize("rule", ["any", pytest.param("all", marks=pytest.mark.slow)])
 def test_a_run_that_stops_early_is_the_stepwise_one(walker, drawn, monkeypatch, rule, chunk):
     monkeypatch.setattr(unrolling, "_CHUNK", chunk)
     stop = {f"break_when_{rule}_done": True}
@@ -105,7 +105,7 @@ def test_a_run_that_stops_early_is_the_stepwise_one(walker, drawn, monkeypatch, 
 
 
 @pytest.mark.rounding
-@pytest.mark.parametrize("batch", [[3], [1, 3]])
+@pytest.mark.parametrize("batch", [pytest.param([3], marks=pytest.mark.slow), [1, 3]])
 def test_rows_that_only_fill_up_a_batch_stop_nothing(walker, drawn, batch):
     td = TensorDict(batch_size=batch)
 
