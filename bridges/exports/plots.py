@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_non_tensor
 
 from bridges.libraries import require
 from envkit.data.arguments import as_int, require_tensordict
-from envkit.data.paths import as_path
-from envkit.data.transition import leaves
+from envkit.data.paths import Path, as_path
 from envkit.errors import ArgumentError, MissingKeyError
 from envkit.evaluation.outcome import Evaluation
 from envkit.evaluation.stats import EpisodeStats, episode_stats
@@ -143,7 +142,7 @@ def _row_of(td: TensorDictBase, row: int) -> Any:
         raise ArgumentError(
             "td has no time axis. Pass what rollout gave, of batch size (*batch, T)."
         )
-    rows: Any = td.flatten(0, -2) if td.ndim > 1 else td.unsqueeze(0)
+    rows: Any = td.flatten(0, -2) if td.ndim > 1 else [td]
     row = as_int("row", row, least=0, meaning="the number of a row of the batch")
     if row >= len(rows):
         raise ArgumentError(
@@ -155,16 +154,29 @@ def _row_of(td: TensorDictBase, row: int) -> Any:
 def _plotted(run: TensorDictBase) -> Iterator[tuple[str, np.ndarray]]:
     """Give the entries with few numbers a step: rewards, actions, then what changes of the rest of the root."""
     following = run.get("next", None)
-    for path, value in [] if following is None else leaves(following):
+    for path, value in [] if following is None else _stacked(following):
         if path[-1] == "reward":
             yield ".".join(path), _numbers(value)
-    for path, value in sorted(leaves(run.exclude("next")), key=_actions_first):
+    for path, value in sorted(_stacked(run.exclude("next")), key=_actions_first):
         hidden = any(part in _HIDDEN or part.startswith("_") for part in as_path(path))
         if isinstance(value, torch.Tensor) and not hidden and path[-1] != "reward":
             numbers = _numbers(value)
             changes = len(numbers) == 1 or path[-1] == "action" or (numbers != numbers[:1]).any()
             if 0 < numbers.shape[1] <= _WIDEST and changes:
                 yield ".".join(path), numbers
+
+
+def _stacked(run: TensorDictBase, above: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Visit the entries that have one shape at all steps."""
+    for name in run.keys():
+        try:
+            value: Any = run.get(name)
+        except RuntimeError:  # a lazy stack of unlike shapes
+            continue
+        if isinstance(value, TensorDictBase) and not is_non_tensor(value):
+            yield from _stacked(value, (*above, name))
+        else:
+            yield (*above, name), value
 
 
 def _actions_first(leaf: tuple[Any, Any]) -> bool:

@@ -43,6 +43,11 @@ def roll_out(
     drawn = {"render_mode": "rgb_array"} if video is not None and id.startswith("gym/") else {}
     env = envkit.make(id, num_envs, seed=seed, **drawn)
     try:
+        if video is not None:  # before the rest, since not every env can be drawn
+            envkit.record(env, None, video, steps=min(steps, _FRAMES))
+            print(f"wrote {video}")
+            env.set_seed(seed)
+            torch.manual_seed(seed)
         env.reset()
         begin = time.perf_counter()
         data = env.rollout(steps, break_when_any_done=False)
@@ -52,9 +57,6 @@ def roll_out(
         if out is not None:
             getattr(envkit, _WRITERS[out.suffix.lower()])(data, out)
             print(f"wrote {out}")
-        if video is not None:
-            envkit.record(env, None, video, steps=min(steps, _FRAMES))
-            print(f"wrote {video}")
     finally:
         env.close(raise_if_closed=False)
 

@@ -19,6 +19,7 @@ from tensordict import TensorDictBase
 
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.trajectories import ended_steps
+from envkit.data.transition import copied
 from envkit.errors import ArgumentError, BatchSizeError
 
 __all__ = ["EpisodeNumbers", "EpisodeSteps", "Piece"]
@@ -138,7 +139,7 @@ class EpisodeNumbers:
             same = _same(self._last, batch[..., 0], carried)
             for row in (~same).nonzero()[:, 0].tolist():
                 self._open.pop(row, None)
-        self._last = batch.get("next")[..., -1].select(*carried).clone()
+        self._last = copied(batch.get("next")[..., -1].select(*carried))
 
 
 def _ids(batch: TensorDictBase) -> tuple[torch.Tensor | None, bool]:
@@ -221,6 +222,9 @@ def _same(last: TensorDictBase, root: TensorDictBase, keys: list[Key]) -> torch.
     same = torch.ones(last.batch_size.numel(), dtype=torch.bool)
     for key in keys:
         was, now = last.get(key), root.get(key)
+        if was.is_nested:  # of unlike shapes, which one row alone has
+            same &= all(map(torch.equal, was.unbind(), now.unbind()))
+            continue
         equal = (was == now) | ((was != was) & (now != now))
         same &= equal.reshape(len(same), -1).all(-1).cpu()
     return same

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import (
@@ -36,6 +36,7 @@ __all__ = [
     "OutputLeaf",
     "carry",
     "choose_leaf",
+    "copied",
     "drop_private",
     "leaves",
     "skipped_next",
@@ -357,3 +358,10 @@ def stepped_rows(td: TensorDictBase) -> list[int] | None:
     if mask is None or mask.device.type != "cpu":
         return None
     return rules.step_mask(mask, td.batch_size).flatten().nonzero().squeeze(-1).tolist()
+
+
+def copied(td: TensorDictBase) -> TensorDictBase:
+    """Copy all tensors, also those of unlike shapes, at which tensordict's own ``clone`` fails."""
+    if not any(value.is_nested for _, value in leaves(td) if isinstance(value, torch.Tensor)):
+        return td.clone()
+    return cast(TensorDictBase, td.apply(torch.clone, filter_empty=False))

@@ -18,6 +18,7 @@ from typing import Any, cast
 from tensordict import TensorDictBase
 
 from envkit.data.resets import undeclared
+from envkit.data.transition import copied
 from envkit.env.policy import Policy
 from envkit.env.recorded import stack_steps, unrecorded
 from envkit.env.stepping import Stepping
@@ -89,7 +90,7 @@ def _recorded(
         made.append(data)
         if wanted.interrupted is not None and wanted.interrupted():
             break
-    return _stacked(wanted, made), root.clone()
+    return _stacked(wanted, made), copied(root)
 
 
 def _stacked(wanted: Fragment, made: list[TensorDictBase]) -> TensorDictBase:

@@ -152,6 +152,25 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_stepped(
     assert errors.startswith(f"envkit: {path} cannot be written: there is")
 
 
+def test_an_env_that_draws_nothing_is_told_before_anything_is_stepped(run, tmp_path):
+    file = tmp_path / "walk.gif"
+
+    status, printed, errors = run("rollout", "envkit/Pendulum", "--video", str(file))
+
+    assert status == 2 and not printed and not file.exists()
+    assert "cannot be drawn" in errors
+
+
+def test_what_is_returned_beside_a_video_is_what_is_returned_without(run, tmp_path):
+    given = ("rollout", "gym/CartPole-v1", "--num-envs", "1", "--steps", "30", "--out")
+
+    run(*given, str(tmp_path / "alone.h5"))
+    run(*given, str(tmp_path / "beside.h5"), "--video", str(tmp_path / "walk.gif"))
+
+    alone, beside = (envkit.from_hdf5(tmp_path / f"{name}.h5") for name in ("alone", "beside"))
+    assert (alone == beside).all()
+
+
 def test_no_command_shows_the_help_and_is_a_mistake(run):
     status, printed, errors = run()
 

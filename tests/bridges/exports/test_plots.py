@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from envkit import episode_stats, evaluate, plot_returns, plot_rollout
+from envkit import GymEnv, episode_stats, evaluate, plot_returns, plot_rollout
 from envkit.errors import ArgumentError, MissingKeyError, MissingLibraryError
 from tests.zoo.envs import Count, StatelessCount
 
@@ -114,3 +114,12 @@ def test_a_row_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(MissingLibraryError, match=r"envkit\[viz\]"):
         plot_rollout(data)
+
+
+def test_what_has_unlike_shapes_is_left_out():
+    data = GymEnv("Blackjack-v1").rollout(5, break_when_any_done=False)
+
+    shown = plot_rollout(data, axes=axes(4))
+
+    assert {ax.get_ylabel() for ax in shown} >= {"reward", "action"}
+    assert not any("observation" in ax.get_ylabel() for ax in shown)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gymnasium
 import pytest
+import torch
 
 import envkit
 from envkit import (
     AsyncEnvPool,
+    Collector,
     GymEnv,
     GymWrapper,
     SerialEnv,
+    episode_stats,
+    evaluate,
     make,
     to_gym_vector,
     to_sb3,
@@ -74,3 +78,25 @@ def test_agents_that_are_a_stack_of_nodes_go_into_batches():
     shown = env.reset()["agents"]
 
     assert [tuple(part["seen"].shape) for part in shown.unbind(1)] == [(2, 2), (2, 3)]
+
+
+def test_one_env_of_unlike_shapes_is_evaluated_and_collected():
+    outcome = evaluate(blackjack(), None, 5, seed=0)
+    batches = list(Collector(blackjack, frames_per_batch=6, total_frames=12))
+
+    assert len(outcome.returns) == 5 and set(outcome.returns.tolist()) <= {-1.0, 0.0, 1.0}
+    assert [batch.batch_size for batch in batches] == [(6,), (6,)]
+    assert len(batches[0][3]["observation"].unbind()) == 3
+
+
+def test_episodes_of_unlike_shapes_go_on_in_the_next_batch():
+    env = blackjack()
+    env.set_seed(0)
+    hit = torch.tensor([0, 1])
+    data = env.rollout(9, lambda td: td.set("action", hit), break_when_any_done=False)
+
+    whole, cut = episode_stats(data), episode_stats([data[:1], data[1:2], data[2:]])
+    apart = episode_stats([data[:1], data[4:]])
+
+    assert whole.lengths.tolist() == cut.lengths.tolist() and max(whole.lengths) > 1
+    assert len(apart.lengths) > 1
