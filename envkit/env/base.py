@@ -133,8 +133,11 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         return self.step(self.rand_action(tensordict))
 
     def all_actions(self, tensordict: TensorDictBase | None = None) -> EnvData:
-        """Enumerate the actions, stacked on a new first axis (discrete specs only)."""
-        return self.full_action_spec.enumerate()
+        """Enumerate the actions that a mask of the action spec allows, stacked on a new first axis.
+
+        Those of one position: all rows, and all agents of a group, do the same. Discrete specs only.
+        """
+        return self.full_action_spec.enumerate(use_mask=True)
 
     def cardinality(self, tensordict: TensorDictBase | None = None) -> float | int:
         """Count the actions; infinitely many where they are continuous."""

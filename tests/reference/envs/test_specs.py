@@ -240,3 +240,12 @@ def test_words_of_sub_envs_that_were_not_stepped_stay():
 
     check_works_alike(lambda lib: stay(lib, None))
     check_works_alike(lambda lib: stay(lib, "cpu"))
+
+
+def test_listed_actions_are_those_that_the_mask_allows():
+    def listed(lib):
+        env = lib.TransformedEnv(lib.TicTacToeEnv(), lib.ActionMask(mask_key="mask"))
+        env.step(env.reset().set("action", torch.tensor(3)))
+        return env.all_actions(), env.cardinality()
+
+    check_works_alike(listed)
