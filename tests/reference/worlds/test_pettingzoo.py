@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 
 import pytest
-import torch
 
 from tests.reference.compare import check_same, check_works_alike
 
