@@ -154,7 +154,7 @@ def _place(dataset_id: str) -> tuple[str | None, File]:
     if match is None or match["version"] is None:
         raise ArgumentError(
             f"dataset_id is {dataset_id!r}, but must be of the form '(namespace/)name-v(version)', of letters, digits, "
-            "'_' and '-', as 'ant/random-v0'."
+            "'_' and '-', the namespace of two or more, as 'ant/random-v0'."
         )
     root = require("minari.storage.datasets_root_dir")
     return match["namespace"], root.get_dataset_path(dataset_id)

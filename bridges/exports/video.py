@@ -26,7 +26,7 @@ from envkit.data.arguments import as_file
 from envkit.data.files import require_place, telling, whole_file
 from envkit.errors import ArgumentError, WriteError
 
-__all__ = ["Video", "VideoFolder", "as_video_path"]
+__all__ = ["Video", "VideoFolder", "as_video_path", "require_pace"]
 
 
 _WRITERS = {"gif": ("imageio",), "mp4": ("imageio_ffmpeg",)}
@@ -62,7 +62,7 @@ class Video:
                 f"frames are {frames.dtype}{list(frames.shape)}, but must be uint8 of shape (frames, 3, height, width)."
             )
         self.frames = frames
-        self.fps = _require_pace(fps)
+        self.fps = require_pace(fps)
         self.path: Path | None = None
 
     def __len__(self) -> int:
@@ -145,7 +145,7 @@ class VideoFolder:
         path = self.folder / f"{name}{'' if step is None else f'_{step}'}.{self.format}"
         with telling(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        return Video(video[0], fps or self.fps).save(path)
+        return Video(video[0], self.fps if fps is None else fps).save(path)
 
 
 def as_video_path(path: str | os.PathLike[str]) -> Path:
@@ -173,7 +173,12 @@ def _require_writers(format: str) -> None:
         require(library)
 
 
-def _require_pace(fps: float) -> float:
+def require_pace(fps: float) -> float:
+    """Give frames per second.
+
+    Raises:
+        ArgumentError: (a ValueError) it is no number above 0.
+    """
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not fps > 0:
         raise ArgumentError(f"fps is {fps!r}, but must be a number above 0, such as 30.")
     return fps

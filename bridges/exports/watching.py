@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDictBase
 
 from bridges.exports.frames import draws_states, pace_of, painter_of, without_transforms
-from bridges.exports.video import Video, as_video_path
+from bridges.exports.video import Video, as_video_path, require_pace
 from envkit.data.arguments import as_int
 from envkit.env.base import EnvBase
 from envkit.env.policy import PolicyLike, as_policy
@@ -56,7 +56,7 @@ def record(
         The video, which shows itself in Jupyter.
 
     Raises:
-        ArgumentError: (a ValueError) another ending, no such row, ``steps`` below 1.
+        ArgumentError: (a ValueError) another ending, no such row, ``steps`` below 1, ``fps`` not above 0.
         UnsupportedError: (a NotImplementedError) the env draws nothing; the message says what to pass.
         RenderingError: (a RuntimeError) nothing works here that draws without a display; the message says what to
             install.
@@ -73,8 +73,10 @@ def record(
         steps = as_int(
             "steps", steps, least=1, meaning="how many steps are shown, or None for an episode"
         )
+    pace = None if fps is None else require_pace(fps)
     shown = _rows_of(env, rows)
-    seen = Video(_side_by_side(_played(env, policy, steps, shown, options)), fps or pace_of(env))
+    frames = _side_by_side(_played(env, policy, steps, shown, options))
+    seen = Video(frames, pace_of(env) if pace is None else pace)
     seen.save(path)
     return seen
 
@@ -113,8 +115,9 @@ def video(
             "draws it."
         )
     path = None if path is None else as_video_path(path)
+    pace = None if fps is None else require_pace(fps)
     frames = drawing.render_rollout(data, row, every, **options)
-    seen = Video(frames, fps or pace_of(env) / every)
+    seen = Video(frames, pace_of(env) / every if pace is None else pace)
     if path is not None:
         seen.save(path)
     return seen

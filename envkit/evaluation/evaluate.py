@@ -22,7 +22,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.data.arguments import as_int
+from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import Key, as_key
 from envkit.env.base import EnvBase
 from envkit.env.fragments import Fragment, begin_fragment
@@ -102,6 +102,7 @@ def evaluate(
         differences.
 
     Raises:
+        ArgumentTypeError: (a TypeError) ``env`` is no env, or another argument of another type.
         ArgumentError: (a ValueError) ``episodes`` or ``max_steps`` is below 1, there is no policy, or the env
             does not have one reward for each row.
         RolloutError: (a RuntimeError) an episode did not end in 100,000 steps, and ``max_steps`` is None.
@@ -118,7 +119,8 @@ def evaluate(
     seed = drawn_seed() if seed is None else checked_seed(seed)
     if isinstance(policy, Mapping) and not policy:
         raise ArgumentError("policy is an empty dict. Pass one policy, or several by name.")
-    kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+    acts_at_its_best = as_bool("deterministic", deterministic)
+    kind = ExplorationType.DETERMINISTIC if acts_at_its_best else ExplorationType.RANDOM
     with _left_as_it_was(env), torch.no_grad(), set_exploration_type(kind):
         if not isinstance(policy, Mapping):
             return played.by(policy, seed)

@@ -55,9 +55,12 @@ def episode_stats(
         MissingKeyError: (a KeyError) there is no such entry, or no ``("next", "done")``.
         ArgumentError: it has several numbers for a step; or see `EpisodeNumbers.number`.
     """
+    wanted = "a rollout, a batch of a collector, or a list of these"
+    if not isinstance(data, Iterable):
+        require_tensordict("data", data, wanted)
     numbers, found = EpisodeNumbers(), _Totals()
     for batch in [data] if isinstance(data, TensorDictBase) else data:
-        require_tensordict("data", batch, "a rollout, a batch of a collector, or a list of these")
+        require_tensordict("data", batch, wanted)
         steps = numbers.number(batch)
         found.grow(numbers.count)
         inside = steps.episode >= 0

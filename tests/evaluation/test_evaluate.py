@@ -355,6 +355,7 @@ class Rewarded(Count):
         ({"max_steps": 0}, r"max_steps is 0"),
         ({"policy": {}}, r"policy is an empty dict"),
         ({"seed": -1}, r"-1"),
+        ({"deterministic": "yes"}, r"deterministic is 'yes', but must be a bool"),
         ({"env": Several()}, r"Several gives the rewards .*'gain': 1.*ExcludeTransform"),
         ({"env": Rewarded((3,))}, r"'reward': 3.*LineariseRewards\(\['reward'\]\)"),
         ({"env": Rewarded((3, 1))}, r"'reward': 3.*adds up those of the agents"),

@@ -215,11 +215,17 @@ def test_what_cannot_be_written_is_refused_before_anything_is_played(tmp_path, m
         ({"rows": []}, "the env has 1 row"),
         ({"steps": 0}, "steps is 0"),
         ({"fps": -1}, "fps is -1"),
+        ({"fps": 0}, "fps is 0, but must be a number above 0"),
+        ({"fps": "fast"}, "fps is 'fast'"),
     ],
 )
 def test_impossible_recordings_are_refused(given, told, tmp_path):
+    env = GymWrapper(Lamp())
+
     with pytest.raises(ArgumentError, match=told):
-        record(GymWrapper(Lamp()), None, tmp_path / "lamp.gif", **given)
+        record(env, None, tmp_path / "lamp.gif", **given)
+
+    assert not hasattr(env.unwrapped, "time")  # nothing was played
 
 
 def test_only_stored_states_are_drawn_later():
