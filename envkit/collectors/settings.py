@@ -232,10 +232,10 @@ def _check_amounts(given: Any) -> None:
         ("trajs_per_batch", "the episodes of a batch"),
     ):
         if getattr(given, name) is not None:
-            setattr(given, name, _as_count(name, getattr(given, name), meaning))
+            setattr(given, name, as_int(name, getattr(given, name), least=1, meaning=meaning))
     if given.total_frames is not None and given.total_frames != -1:
         meaning = "the frames after which it is at its end, or -1 for no end"
-        given.total_frames = _as_count("total_frames", given.total_frames, meaning)
+        given.total_frames = as_int("total_frames", given.total_frames, least=1, meaning=meaning)
     else:
         given.total_frames = None
     for name in ("init_random_frames", "max_frames_per_traj"):
@@ -263,12 +263,6 @@ def _as_limit(name: str, value: Any) -> int | None:
             f"{name} is {value!r}, but must be an int: a number of frames, or None for no limit."
         )
     return max(operator.index(value), 0) or None
-
-
-def _as_count(name: str, value: Any, meaning: str) -> int:
-    if isinstance(value, bool):  # which stands for an int elsewhere in Python
-        raise ArgumentTypeError(f"{name} is {value}, but must be an int. Pass {meaning}.")
-    return as_int(name, value, least=1, meaning=meaning)
 
 
 def _check_exclusive(given: Any) -> None:

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
@@ -29,10 +30,12 @@ def as_int(name: str, value: Any, *, least: int, meaning: str) -> int:
         meaning: what it is, for messages: "the most steps to take".
 
     Raises:
-        ArgumentTypeError: it is no integer.
+        ArgumentTypeError: it is no integer, or a bool, which Python takes for one.
         ArgumentError: it is below ``least``.
     """
     try:
+        if getattr(value, "dtype", type(value)) in (bool, np.bool_, torch.bool):
+            raise TypeError("a bool is no number")
         number = operator.index(value)
     except TypeError as error:
         raise ArgumentTypeError(
