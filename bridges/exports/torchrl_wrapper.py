@@ -17,7 +17,7 @@ from envkit.env.seeding import next_seed
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.specs import Composite
 from envkit.specs.annotations import Destination
-from envkit.specs.base import destination
+from envkit.specs.devices import destination
 
 __all__ = ["TorchRLWrapper"]
 

@@ -36,7 +36,7 @@ from envkit.errors import (
     SpecError,
 )
 from envkit.specs.annotations import Destination, Device, Numbers, Value
-from envkit.specs.base import destination, require_memory
+from envkit.specs.devices import destination, require_memory
 from envkit.specs.inputs import ActionInput
 
 __all__ = ["GymLikeEnv", "Reader"]

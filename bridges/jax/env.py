@@ -53,7 +53,7 @@ from envkit.functional import (
 from envkit.functional.autoreset import ON_CARD, ON_HOST, Chunks
 from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Destination, Device
-from envkit.specs.base import as_device, destination
+from envkit.specs.devices import as_device, destination
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.wrapper import Wrapper
 

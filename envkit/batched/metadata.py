@@ -21,7 +21,7 @@ from envkit.env.base import EnvBase
 from envkit.errors import EmptySpecError
 from envkit.specs import Composite, TensorSpec
 from envkit.specs.annotations import AxisIndex, Device
-from envkit.specs.base import as_device
+from envkit.specs.devices import as_device
 from envkit.specs.stacks.ragged import refuse_ragged
 
 __all__ = ["EnvLeaves", "EnvMetaData", "HasLeaves"]

@@ -45,7 +45,7 @@ from envkit.errors import (
 )
 from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Destination, Device
-from envkit.specs.base import destination, require_memory
+from envkit.specs.devices import destination, require_memory
 from envkit.specs.inputs import counted_from
 
 __all__ = ["MixedEnv"]

@@ -44,7 +44,7 @@ from envkit.env.html import Told
 from envkit.errors import ClosedEnvError, ReadOnlyError, StartedError
 from envkit.specs import Composite
 from envkit.specs.annotations import Destination
-from envkit.specs.base import destination, require_memory
+from envkit.specs.devices import destination, require_memory
 from envkit.transport import Pool
 
 __all__ = ["PoolOwner"]

@@ -19,7 +19,7 @@ from envkit.data.keywords import Default
 from envkit.env.policy import BindsToEnv, ExplorationType
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError, PolicyError
 from envkit.specs.annotations import Device
-from envkit.specs.base import as_device
+from envkit.specs.devices import as_device
 
 __all__ = ["CollectorOptions", "WorkerOptions", "checked", "checked_workers", "runner_options"]
 

@@ -43,7 +43,7 @@ from envkit.env.stepping import Stepping
 from envkit.errors import ClosedEnvError
 from envkit.late import late
 from envkit.specs.annotations import Destination, Device
-from envkit.specs.base import as_device, destination
+from envkit.specs.devices import as_device, destination
 
 __all__ = ["EnvBase", "OutputLeaf"]
 

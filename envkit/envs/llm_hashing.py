@@ -27,6 +27,7 @@ from envkit.envs.texts import written
 from envkit.errors import ArgumentError, OptionError, StepMaskError, UnknownStateError
 from envkit.specs import Categorical, Composite, NonTensor, Unbounded
 from envkit.specs.annotations import Device
+from envkit.specs.devices import require_memory
 
 __all__ = ["LLMHashingEnv", "Tokenizer"]
 
@@ -95,6 +96,7 @@ class LLMHashingEnv(EnvBase):
         **options: Unpack[EnvOptions],
     ):
         super().__init__(device=device, **options)
+        require_memory(self.device, type(self).__name__)
         if vocab_size is None:
             if tokenizer is None:
                 raise OptionError(

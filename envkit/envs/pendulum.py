@@ -25,6 +25,7 @@ from envkit.envs.parameters import default_parameters, parameter_specs, paramete
 from envkit.envs.seeded import SeededEnv
 from envkit.specs import Bounded, Composite, Unbounded
 from envkit.specs.annotations import BatchSize, Device
+from envkit.specs.devices import require_memory
 
 __all__ = ["PARAMETERS", "PendulumEnv"]
 
@@ -63,6 +64,7 @@ class PendulumEnv(SeededEnv):
         **options: Unpack[EnvOptions],
     ):
         super().__init__(device=device, **options)
+        require_memory(self.device, type(self).__name__)
         self._defaults = default_parameters(td_params, self.gen_params(device=self.device))
         torque, speed = (float(self._defaults[name]) for name in ("max_torque", "max_speed"))
         place = {"device": self.device, "dtype": torch.float32}

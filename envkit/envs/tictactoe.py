@@ -21,6 +21,7 @@ from envkit.envs.seeded import SeededEnv
 from envkit.errors import InputError
 from envkit.specs import Categorical, Composite, Unbounded
 from envkit.specs.annotations import Device
+from envkit.specs.devices import require_memory
 
 __all__ = ["TicTacToeEnv"]
 
@@ -56,6 +57,7 @@ class TicTacToeEnv(SeededEnv):
         **options: Unpack[EnvOptions],
     ):
         super().__init__(device=device, **options)
+        require_memory(self.device, type(self).__name__)
         self.single_player = single_player
         place = {"device": self.device}
         state = Composite(

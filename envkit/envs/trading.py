@@ -26,6 +26,7 @@ from envkit.errors import InputError
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Binary, Categorical, Composite, Unbounded
 from envkit.specs.annotations import BatchSize, Device
+from envkit.specs.devices import require_memory
 
 __all__ = ["FinancialRegimeEnv"]
 
@@ -65,6 +66,7 @@ class FinancialRegimeEnv(SeededEnv):
         **options: Unpack[EnvOptions],
     ):
         super().__init__(device=device, **options)
+        require_memory(self.device, type(self).__name__)
         defaults = default_parameters(td_params, self.gen_params(device=self.device))
         if window_size is not None:
             as_int("window_size", window_size, least=1, meaning="the days of prices to show")

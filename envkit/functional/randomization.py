@@ -15,6 +15,7 @@ episode, so an env whose function changes nothing begins every episode as it doe
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,10 +66,7 @@ class Randomization:
             raise ArgumentError(
                 f"randomize_at={at!r} is not one of {get_args(RandomizeAt)}. Pass one of these."
             )
-        if not callable(randomize):
-            raise ArgumentTypeError(
-                f"randomize is {randomize!r}, but must be a function (key, model) -> model."
-            )
+        _require_randomizer(randomize)
         _require_model(env)
         return cls(randomize, at, _changed_by(randomize, env.model))
 
@@ -107,6 +105,22 @@ class Randomization:
 def _name(path: tuple[Any, ...]) -> tuple[str, ...]:
     """Name a leaf of a model; a model that is one number or array is called "value"."""
     return name_of(path) or ("value",)
+
+
+def _require_randomizer(randomize: Any) -> None:
+    told = f"randomize is {randomize!r}, but must be a function (key, model) -> model."
+    if not callable(randomize):
+        raise ArgumentTypeError(told)
+    try:
+        signature = inspect.signature(randomize)
+    except ValueError:  # builtins tell none
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"{told} What it takes is {signature}. Give it two arguments, the key of the row and the model."
+        ) from error
 
 
 def _require_model(env: Any) -> None:

@@ -18,25 +18,20 @@ import torch
 from torch import Generator, Tensor
 
 from envkit.errors import (
-    ArgumentError,
-    DeviceNameError,
     NoChoiceError,
     NotEnumerableError,
     OutOfSpecError,
     SpecTypeError,
 )
 from envkit.specs import display
-from envkit.specs.annotations import Device, Key, Place, Shape, Value
+from envkit.specs.annotations import Key, Place, Shape, Value
 from envkit.specs.reshapable import Reshapable
 
 __all__ = [
     "TensorSpec",
-    "as_device",
     "checks_values",
-    "destination",
     "on_torch_function",
     "require_dtype",
-    "require_memory",
 ]
 
 _TORCH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -50,56 +45,6 @@ def on_torch_function(function: Callable[..., Any], of_specs: Callable[..., Any]
 def checks_values() -> bool:
     """Tell whether ``CHECK_SPEC_ENCODE`` asks `encode` and `to_numpy` to check their values."""
     return os.environ.get("CHECK_SPEC_ENCODE", "0").lower() not in ("", "0", "false", "no")
-
-
-def as_device(device: Device | None) -> torch.device:
-    """Name one device exactly; ``None`` means ``cpu`` and ``"cuda"`` the current CUDA device.
-
-    So "cuda" and "cuda:0" are equal wherever devices are compared. Where there is no card, "cuda" is the first.
-
-    Raises:
-        DeviceNameError: (a ValueError and a RuntimeError) torch knows no device of that name.
-    """
-    try:
-        device = torch.device("cpu" if device is None else device)
-    except RuntimeError as error:
-        raise _unknown(device) from error
-    if device.type == "cuda" and device.index is None:
-        index = torch.cuda.current_device() if torch.cuda.is_available() else 0
-        return torch.device("cuda", index)
-    return device
-
-
-def destination(*args: Any, **kwargs: Any) -> torch.device | None:
-    """Read the device from what ``torch.nn.Module.to`` takes, named exactly; None where it says none.
-
-    Raises:
-        DeviceNameError: (a ValueError and a RuntimeError) torch knows no device of that name.
-    """
-    try:
-        device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
-    except RuntimeError as error:
-        raise _unknown(kwargs.get("device", args[0] if args else None)) from error
-    return None if device is None else as_device(device)
-
-
-def _unknown(device: object) -> DeviceNameError:
-    return DeviceNameError(
-        f"device is {device!r}, which torch knows no device by. Pass 'cpu', 'cuda', or one of several cards: 'cuda:1'."
-    )
-
-
-def require_memory(device: torch.device | None, owner: str) -> None:
-    """Check that what simulators give can be delivered to a device.
-
-    Raises:
-        ArgumentError: (a ValueError) it is the meta device, which holds no data.
-    """
-    if device is not None and device.type == "meta":
-        raise ArgumentError(
-            f"{owner} was given the meta device, which holds no data, so nothing that it gives could be read. Pass "
-            "'cpu' or an accelerator."
-        )
 
 
 def require_dtype(dtype: object) -> torch.dtype:

@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 
 from envkit.specs import Composite, TensorSpec
 from envkit.specs.annotations import Place
-from envkit.specs.base import as_device
+from envkit.specs.devices import as_device
 from envkit.transforms.core.base import Keys, Transform
 from envkit.transforms.core.leafwise import LeafTransform
 

@@ -1,11 +1,14 @@
-"""The meta device holds no data: what simulators give cannot be delivered there, and is refused before anything moves."""
+"""Devices that nothing can be delivered to, the meta device and cards that are not there, are refused before anything moves."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
+import envkit
 from envkit import GymEnv, MixedEnv, ParallelEnv, SerialEnv
-from envkit.errors import ArgumentError
+from envkit.errors import ArgumentError, ArgumentTypeError, DeviceNameError
+from tests.envs.model_based.models import Hidden, linear
 
 
 def cartpole(**options) -> GymEnv:
@@ -20,10 +23,44 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+BUILT = KINDS | {
+    "pendulum": envkit.PendulumEnv,
+    "tictactoe": envkit.TicTacToeEnv,
+    "chess": envkit.ChessEnv,
+    "trading": envkit.FinancialRegimeEnv,
+    "tokens": lambda **options: envkit.LLMHashingEnv(8, **options),
+    "model": lambda **options: Hidden(linear(), **options),
+    "made": lambda **options: envkit.make("dm_control/cartpole/swingup", **options),
+}
+
+
+@pytest.mark.parametrize("kind", list(BUILT))
 def test_an_env_that_simulates_is_not_built_for_the_meta_device(kind):
     with pytest.raises(ArgumentError, match=r"was given the meta device, .* Pass 'cpu' or an acc"):
-        KINDS[kind](device="meta")
+        BUILT[kind](device="meta")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a card")
+@pytest.mark.parametrize("kind", list(BUILT))
+def test_an_env_is_not_built_for_a_card_where_there_is_none(kind):
+    with pytest.raises(DeviceNameError, match=r"was given 'cuda:0', but torch sees no card.*'cpu'"):
+        BUILT[kind](device="cuda")
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_an_env_moves_to_no_card_that_is_not_there(kind):
+    env = KINDS[kind]()
+
+    with pytest.raises(DeviceNameError, match=r"was given 'cuda:63', but torch sees"):
+        env.to("cuda:63")
+
+    assert "cuda" not in repr(env)
+
+
+@pytest.mark.parametrize("device", [2.5, ["cpu"]])
+def test_what_names_no_device_is_told(device):
+    with pytest.raises(ArgumentTypeError, match=r"device is .* but must be a torch.device or its"):
+        cartpole(device=device)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

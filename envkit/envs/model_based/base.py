@@ -19,6 +19,7 @@ from torch import nn
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.specs.annotations import BatchSize, Device
+from envkit.specs.devices import require_memory
 
 __all__ = ["ModelBasedEnvBase"]
 
@@ -64,6 +65,7 @@ class ModelBasedEnvBase(EnvBase):
             run_type_checks=run_type_checks,
             allow_done_after_reset=allow_done_after_reset,
         )
+        require_memory(self.device, type(self).__name__)
         if not isinstance(world_model, nn.Module) or not hasattr(world_model, "in_keys"):
             raise ArgumentTypeError(
                 f"world_model is a {type(world_model).__name__}, but must be a module on TensorDicts. Wrap it: "

@@ -14,7 +14,8 @@ from torch.compiler import is_compiling
 
 from envkit.errors import SpecError
 from envkit.specs.annotations import Device, Numbers, Shape
-from envkit.specs.base import TensorSpec, as_device, require_dtype
+from envkit.specs.base import TensorSpec, require_dtype
+from envkit.specs.devices import as_device
 from envkit.specs.leaves.bounds import bound_of, summary
 from envkit.specs.leaves.box import Box, IntegerBox
 from envkit.specs.leaves.leaf import LeafSpec

@@ -15,7 +15,8 @@ from torch import Generator, Tensor
 
 from envkit.errors import EncodingError, SpecError
 from envkit.specs.annotations import Device, Numbers, Shape, Value
-from envkit.specs.base import TensorSpec, as_device
+from envkit.specs.base import TensorSpec
+from envkit.specs.devices import as_device
 from envkit.specs.leaves.choices import HotChoice, MultipleChoice, SingleChoice
 from envkit.specs.leaves.leaf import LeafSpec
 from envkit.specs.leaves.order import clamp

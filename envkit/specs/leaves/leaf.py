@@ -22,7 +22,8 @@ from torch.compiler import is_compiling
 from envkit.errors import EncodingError, SpecError, SpecTypeError
 from envkit.specs import shapes
 from envkit.specs.annotations import Device, Place, Shape
-from envkit.specs.base import TensorSpec, as_device, checks_values, require_dtype
+from envkit.specs.base import TensorSpec, checks_values, require_dtype
+from envkit.specs.devices import as_device
 from envkit.specs.shapes import Index, ShapeOp, as_shape, known, lead
 
 __all__ = ["LeafSpec"]

@@ -23,7 +23,7 @@ from bridges.jax.env import JaxEnv
 from bridges.jax.shared_programs import Program
 from envkit import Compose, RewardScaling, RewardSum, StepCounter, TransformedEnv, VecNorm
 from envkit.functional.autoreset import ON_CARD, ON_HOST
-from envkit.specs.base import as_device
+from envkit.specs.devices import as_device
 from tests.zoo.walkers import Walker
 
 ROWS = 4

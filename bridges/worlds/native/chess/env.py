@@ -32,6 +32,7 @@ from envkit.errors import (
 )
 from envkit.specs import Binary, Bounded, Categorical, Composite, NonTensor, Unbounded
 from envkit.specs.annotations import Device
+from envkit.specs.devices import require_memory
 
 __all__ = ["ChessEnv"]
 
@@ -89,6 +90,7 @@ class ChessEnv(EnvBase):
     ):
         require("chess.pgn")  # or say now that it is missing
         super().__init__(device=device, **options)
+        require_memory(self.device, type(self).__name__)
         shown = {"san": include_san, "fen": include_fen, "pgn": include_pgn}
         self._texts = [name for name, is_shown in shown.items() if is_shown]
         self._starts = [name for name in ("pgn", "fen") if name in self._texts]
