@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from tensordict import TensorDictBase
 import envkit
 from envkit.data.files import require_place
 from envkit.data.paths import Key
+from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError
 
 __all__ = ["roll_out"]
@@ -48,17 +50,24 @@ def roll_out(
             print(f"wrote {video}")
             env.set_seed(seed)
             torch.manual_seed(seed)
-        env.reset()
-        begin = time.perf_counter()
-        data = env.rollout(steps, break_when_any_done=False)
-        seconds = time.perf_counter() - begin
-        print(f"{data.numel():,} steps in {seconds:.1f} s, compiling included")
-        print(_returns(data, env.reward_keys[0]))
-        if out is not None:
-            getattr(envkit, _WRITERS[out.suffix.lower()])(data, out)
+        if out is None:
+            list(_played(env, steps))
+        else:  # which asks for its library before it asks for data
+            getattr(envkit, _WRITERS[out.suffix.lower()])(_played(env, steps), out)
             print(f"wrote {out}")
     finally:
         env.close(raise_if_closed=False)
+
+
+def _played(env: EnvBase, steps: int) -> Iterator[TensorDictBase]:
+    """Step when the data is asked for, and print what came of it."""
+    env.reset()
+    begin = time.perf_counter()
+    data = env.rollout(steps, break_when_any_done=False)
+    seconds = time.perf_counter() - begin
+    print(f"{data.numel():,} steps in {seconds:.1f} s, compiling included")
+    print(_returns(data, env.reward_keys[0]))
+    yield data
 
 
 def _returns(data: TensorDictBase, reward: Key) -> str:

@@ -152,6 +152,27 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_stepped(
     assert errors.startswith(f"envkit: {path} cannot be written: there is")
 
 
+def test_a_library_that_writes_is_missed_before_anything_is_stepped(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    out = tmp_path / "data.parquet"
+
+    status, printed, errors = run("rollout", "gym/CartPole-v1", "--out", str(out))
+
+    assert (status, printed) == (2, "") and "'envkit[parquet]'" in errors
+    assert not out.exists()
+
+
+def test_ctrl_c_ends_a_command_with_the_status_that_shells_expect(run, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(envkit, "make", interrupted)
+
+    status, printed, errors = run("rollout", "gym/CartPole-v1")
+
+    assert (status, printed, errors) == (130, "", "")
+
+
 def test_an_env_that_draws_nothing_is_told_before_anything_is_stepped(run, tmp_path):
     file = tmp_path / "walk.gif"
 
