@@ -225,9 +225,12 @@ def list_envs(pattern: str | None = None, world: str | None = None) -> list[EnvI
         Worlds that are not installed are left out (`worlds` names them).
 
     Raises:
+        ArgumentTypeError: (a TypeError) an argument is no string.
         ArgumentError: (a ValueError) there is no such world.
         MissingLibraryError, BrokenLibraryError: (an ImportError) of ``world``.
     """
+    _require_text("pattern", pattern, "a part of ids, as 'cartpole'")
+    _require_text("world", world, "the name of one, as 'gym'")
     known = {*_all_worlds(), *(id.partition("/")[0] for id in _REGISTERED)}
     if world is not None and world not in known:
         near = get_close_matches(world, known, 1)
@@ -241,6 +244,14 @@ def list_envs(pattern: str | None = None, world: str | None = None) -> list[EnvI
         listed = list(_ids(_all_worlds()[world], strict=True)) if world in _all_worlds() else []
     listed += [EnvId(id) for id in _REGISTERED if world in (None, id.partition("/")[0])]
     return sorted(id for id in listed if pattern is None or _matches(id, pattern))
+
+
+def _require_text(name: str, value: object, meant: str) -> None:
+    if value is not None and not isinstance(value, str):
+        raise ArgumentTypeError(
+            f"{name} is {value!r}, of type {type(value).__name__}, but must be a string or None. Pass {meant}, or leave "
+            "it out for all."
+        )
 
 
 def _ids(world: World, *, strict: bool) -> Iterator[EnvId]:

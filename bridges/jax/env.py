@@ -28,7 +28,7 @@ from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_device_of, tor
 from bridges.jax.draws import unkeyed_draws
 from bridges.jax.fusing import Fusion, arguments_of, plan_fusion, share, wide_integers
 from bridges.jax.memory import warn_if_full
-from bridges.jax.options import JaxOptions, of_every_env
+from bridges.jax.options import JaxOptions, of_every_env, require_flags
 from bridges.jax.programs import Constants, Programs, simulator_name
 from bridges.jax.rendering import picture, pictures
 from bridges.jax.sharding import AXIS, Shards
@@ -94,6 +94,7 @@ class JaxEnv(ProgramEnv):
         **options: Unpack[JaxOptions],
     ):
         given = completed(JaxOptions, options)
+        require_flags(given)
         if given.state_layout not in ("packed", "nested"):
             raise ArgumentError(
                 f"state_layout is {given.state_layout!r}, but must be 'packed' or 'nested'."

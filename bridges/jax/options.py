@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
+from envkit.data.arguments import as_bool
 from envkit.data.keywords import Default
 from envkit.env.options import EnvOptions
 from envkit.functional import RandomizeAt, Randomizer, ResetMode
 
-__all__ = ["JaxOptions", "of_every_env"]
+__all__ = ["JaxOptions", "of_every_env", "require_flags"]
 
 
 class _Own(TypedDict, total=False):
@@ -62,3 +63,13 @@ def of_every_env(options: JaxOptions) -> EnvOptions:
     """Leave out what envs over JAX alone take; what nobody takes stays, for `EnvBase` to refuse."""
     own = _Own.__annotations__
     return {name: value for name, value in options.items() if name not in own}  # type: ignore[return-value]
+
+
+def require_flags(given: Any) -> None:
+    """Check that what switches something on or off is a bool: a string would switch it on.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) one is not.
+    """
+    for name in ("requires_grad", "metrics", "categorical_action_encoding"):
+        as_bool(name, getattr(given, name))

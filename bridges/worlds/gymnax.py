@@ -22,6 +22,7 @@ from bridges.figures import in_memory
 from bridges.jax.options import JaxOptions
 from bridges.jax.simulator import SimulatorCore, SimulatorEnv
 from bridges.libraries import EnvNames, fetched, quietly, require, require_name
+from envkit.data.arguments import as_bool
 from envkit.data.keywords import Default
 from envkit.errors import ArgumentError, ArgumentTypeError, SpecTypeError, UnsupportedError
 from envkit.functional import Box, Discrete, Timestep, WrapperState
@@ -170,7 +171,7 @@ class GymnaxWrapper(SimulatorEnv):
     ):
         _require_bare(env)
         given: dict[str, Any] = dict(options)
-        if given.pop("params_per_row", False):
+        if as_bool("params_per_row", given.pop("params_per_row", False)):
             given["randomize_at"] = given.get("randomize_at", "construction")
             given["randomize"] = _of_every_leaf(given.get("randomize"))
         self._params = env.default_params

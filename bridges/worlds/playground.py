@@ -226,7 +226,16 @@ def _menagerie() -> Any:
 
 
 def _config(name: str, given: Any, overrides: Mapping[str, Any] | None, impl: str) -> Any:
+    if impl not in ("jax", "warp"):
+        raise ArgumentError(
+            f"impl is {impl!r}, but must be 'jax' or 'warp'. Leave it out for 'jax'."
+        )
     config = _library().registry.get_default_config(name) if given is None else given
+    if not hasattr(config, "copy_and_resolve_references"):
+        raise ArgumentTypeError(
+            f"config is {config!r}, of type {type(config).__name__}, but must be a ConfigDict, as "
+            f"mujoco_playground.registry.get_default_config({name!r}) gives. Single values go to config_overrides."
+        )
     config = config.copy_and_resolve_references()
     if "impl" in config:
         config.impl = impl

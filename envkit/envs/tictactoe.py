@@ -16,6 +16,7 @@ from typing import Unpack
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from envkit.data.arguments import as_bool
 from envkit.env.options import EnvOptions
 from envkit.envs.seeded import SeededEnv
 from envkit.errors import InputError
@@ -58,7 +59,7 @@ class TicTacToeEnv(SeededEnv):
     ):
         super().__init__(device=device, **options)
         require_memory(self.device, type(self).__name__)
-        self.single_player = single_player
+        self.single_player = as_bool("single_player", single_player)
         place = {"device": self.device}
         state = Composite(
             board=Unbounded((3, 3), dtype=torch.int32, **place),

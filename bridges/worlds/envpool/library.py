@@ -55,6 +55,11 @@ def make_pool(
     """
     library = import_envpool()
     require_name(env_name)
+    if not isinstance(kwargs, Mapping):
+        raise ArgumentTypeError(
+            f"create_env_kwargs are {kwargs!r}, of type {type(kwargs).__name__}, but must be a dict of what "
+            "envpool.make_gymnasium takes, the same for all envs, as {'max_episode_steps': 100}."
+        )
     with warnings.catch_warnings():  # of bounds that float32 cannot tell
         warnings.simplefilter("ignore")
         known = [*library.make_spec(env_name).config._fields, *_MAKE_OPTIONS]

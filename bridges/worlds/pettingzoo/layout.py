@@ -6,7 +6,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from bridges.gym.spaces import Codec, codec_at
 from bridges.worlds.pettingzoo.games import Game
 from envkit.env.groups import MarlGroupMapType, check_marl_grouping
-from envkit.errors import UnsupportedError
+from envkit.errors import ArgumentTypeError, UnsupportedError
 from envkit.specs import TensorSpec, Unbounded
 
 __all__ = ["GroupMap", "complete_group_map", "numbers_in", "state_codec", "state_spec"]
@@ -24,16 +24,34 @@ GroupMap = MarlGroupMapType | Mapping[str, Sequence[str]]
 
 
 def complete_group_map(game: Game, given: GroupMap | None) -> dict[str, list[str]]:
-    """Complete and check a group map."""
+    """Complete and check a group map.
+
+    Raises:
+        ArgumentTypeError: it is no group map.
+    """
     if given is None:
         each_alone = MarlGroupMapType.ONE_GROUP_PER_AGENT
         found = _by_name(game.names) if game.parallel else each_alone.get_group_map(game.names)
     elif isinstance(given, MarlGroupMapType):
         found = given.get_group_map(game.names)
+    elif isinstance(given, Mapping):
+        found = {group: _agents_of(group, agents) for group, agents in given.items()}
     else:
-        found = {group: list(agents) for group, agents in given.items()}
+        raise ArgumentTypeError(
+            f"group_map is {given!r}, of type {type(given).__name__}, but must be a dict of groups to the names of "
+            "their agents, or a MarlGroupMapType. Leave it out for groups by name."
+        )
     check_marl_grouping(found, game.names)
     return found
+
+
+def _agents_of(group: str, agents: Any) -> list[str]:
+    """Give the agents of a group as a list; a string is no list of its letters."""
+    if isinstance(agents, str) or not isinstance(agents, Iterable):
+        raise ArgumentTypeError(
+            f"group_map has {agents!r} for the group {group!r}, but must have a list of agents. Pass [{agents!r}]."
+        )
+    return list(agents)
 
 
 def _by_name(names: Sequence[str]) -> dict[str, list[str]]:

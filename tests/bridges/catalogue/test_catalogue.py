@@ -294,6 +294,14 @@ def test_an_unknown_world_is_told_with_the_closest():
         list_envs(world="bra")
 
 
+@pytest.mark.parametrize("options", [{"world": 3}, {"pattern": 3}, {"pattern": ["gym"]}])
+def test_what_is_no_text_lists_nothing(options):
+    (name,) = options
+
+    with pytest.raises(ArgumentTypeError, match=rf"{name} is .*, of type .* must be a string"):
+        list_envs(**options)
+
+
 def test_what_gymnasium_only_keeps_the_names_of_is_not_listed():
     listed = list_envs(world="gym")
 

@@ -434,6 +434,11 @@ def test_a_pool_that_exists_is_wrapped():
             ArgumentError,
             "in batches of 2",
         ),
+        (
+            lambda: MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs=[3]),  # type: ignore[arg-type]
+            ArgumentTypeError,
+            r"create_env_kwargs are \[3\], of type list, but must be a dict",
+        ),
     ],
 )
 def test_what_cannot_be_an_env_says_how_to_make_one(make, error, message):

@@ -318,6 +318,9 @@ def test_wrong_names_keywords_and_objects_are_told():
         GymnaxWrapper("CartPole-v1")
     with pytest.raises(ArgumentTypeError, match=r"env\.params\.replace"):
         GymnaxEnv("CartPole-v1", env_params=3)
+    for flag in ("metrics", "requires_grad", "params_per_row", "categorical_action_encoding"):
+        with pytest.raises(ArgumentTypeError, match=f"{flag} is 'no', but must be a bool"):
+            GymnaxEnv("CartPole-v1", **{flag: "no"})
 
 
 def test_wrappers_of_gymnax_are_refused(cartpole):

@@ -166,6 +166,19 @@ def test_a_group_map_holds_each_agent_once(group_map, message):
         make_spread(group_map=group_map)
 
 
+@pytest.mark.parametrize(
+    ("group_map", "message"),
+    [
+        ("all", "group_map is 'all', of type str, but must be a dict of groups"),
+        ({"all": "agent_0"}, r"'agent_0' for the group 'all'.* Pass \['agent_0'\]"),
+        ({"all": 3}, "3 for the group 'all', but must have a list of agents"),
+    ],
+)
+def test_what_is_no_group_map_is_told(group_map, message):
+    with pytest.raises(ArgumentTypeError, match=message):
+        make_spread(group_map=group_map)
+
+
 # ----------------------------------------------------------------------------------- actions, masks
 
 

@@ -243,6 +243,10 @@ def test_values_of_the_config_can_be_given():
         ArgumentError, match=r"'sim_td'.*CartpoleBalance.*It has: action_repeat, ctrl_dt"
     ):
         PlaygroundEnv("CartpoleBalance", config_overrides={"sim_td": 0.1})
+    with pytest.raises(ArgumentError, match="impl is 'jxa', but must be 'jax' or 'warp'"):
+        PlaygroundEnv("CartpoleBalance", impl="jxa")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match=r"config is {'sim_dt': 0.1}.*config_overrides"):
+        PlaygroundEnv("CartpoleBalance", config={"sim_dt": 0.1})
 
 
 def test_it_is_rebuilt_from_a_pickle(cartpole):
