@@ -267,6 +267,10 @@ class NoParentError(EnvkitError, RuntimeError):
     """A transform or policy that needs an environment is in none."""
 
 
+class PositiveAxisError(ArgumentError, RuntimeError):
+    """An axis of a transform counts from the front, where it must count from the end."""
+
+
 class PlacementError(ArgumentError, RuntimeError):
     """A transform stands where it cannot work: in an env instead of a replay buffer, or before what it reads."""
 

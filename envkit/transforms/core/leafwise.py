@@ -18,7 +18,7 @@ import torch
 
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.paths import Key, Path, as_path
-from envkit.errors import ArgumentError, MissingKeyError, SpecError
+from envkit.errors import ArgumentError, MissingKeyError, PositiveAxisError, SpecError
 from envkit.specs import (
     Bounded,
     BoundedContinuous,
@@ -250,10 +250,10 @@ def require_negative(name: str, dim: int, *, allow_positive: bool = False) -> in
     """Check that an axis counts from the end.
 
     Raises:
-        ArgumentError: it does not, and ``allow_positive`` is not set.
+        PositiveAxisError: (a ValueError and a RuntimeError) it does not, and ``allow_positive`` is not set.
     """
     if dim >= 0 and not allow_positive:
-        raise ArgumentError(
+        raise PositiveAxisError(
             f"{name} is {dim}, but must be negative: axes count from the end, so that they mean the "
             "same with and without batch axes. Pass a negative one, or allow_positive_dim=True where "
             "that is an argument."

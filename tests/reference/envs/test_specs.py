@@ -125,6 +125,47 @@ def test_actions_are_counted_and_listed(make):
     check_works_alike(lambda lib: make(lib).all_actions())
 
 
+def masked(lib, wrapped=False):
+    """A counter whose second action is forbidden, by its spec or by an `ActionMask`."""
+
+    class Masked(type(zoo.counter(lib))):
+        def __init__(self):
+            super().__init__()
+            allowed = torch.tensor([True, False, True])
+            self.action_spec = lib.Categorical(3, mask=None if wrapped else allowed)
+            if wrapped:
+                self.observation_spec["action_mask"] = lib.Binary(3, dtype=torch.bool)
+
+        def _reset(self, tensordict=None):
+            td = super()._reset(tensordict)
+            return td.set("action_mask", torch.tensor([True, False, True])) if wrapped else td
+
+    env = Masked()
+    return lib.TransformedEnv(env, lib.ActionMask()) if wrapped else env
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["in the spec", "in the data"])
+def test_actions_that_a_mask_forbids_are_not_listed(wrapped):
+    def listed(lib):
+        env = masked(lib, wrapped)
+        td = env.reset()
+        return env.all_actions(), env.all_actions(td), env.cardinality()
+
+    check_works_alike(listed)
+    assert masked(OURS).all_actions()["action"].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(("make", "count"), [(zoo.talking, 2), (zoo.groups, 16)])
+def test_one_hot_actions_are_listed_also_of_groups(make, count):
+    differs("all-specs-answer", lambda lib: make(lib).all_actions())
+    env = make(OURS)
+
+    actions = env.all_actions()
+
+    assert len(actions) == count == len({str(row.to_dict()) for row in actions})
+    assert env.full_action_spec.is_in(actions[1])
+
+
 @pytest.mark.parametrize("make", [zoo.counter, zoo.talking, zoo.groups])
 def test_actions_are_counted(make):
     check_works_alike(lambda lib: make(lib).cardinality())

@@ -201,6 +201,7 @@ def test_misuse_is_refused():
     differs("misuse-is-refused", lambda n: n.MultiOneHot([2, 2])[:1])
     differs("misuse-is-refused", lambda n: n.Composite(a=None).lock_().pop("a"))
     differs("misuse-is-refused", lambda n: n.Categorical(0))
+    differs("misuse-is-refused", lambda n: n.CatTensors(["a", "b"], "both", dim=0))
 
 
 def test_a_dynamic_axis_is_made_in_a_copy():

@@ -55,6 +55,10 @@ def measured(lib, keys, **keywords):
 
 CALLS = {
     "a clip without bounds": lambda lib: lib.ClipTransform(["a"]),
+    "a new axis from the front": lambda lib: lib.UnsqueezeTransform(0, in_keys=["a"]),
+    "an axis to drop from the front": lambda lib: lib.SqueezeTransform(1, in_keys=["a"]),
+    "axes to flatten from the front": lambda lib: lib.FlattenObservation(0, 1, in_keys=["a"]),
+    "frames from the front": lambda lib: lib.CatFrames(2, 0, in_keys=["a"]),
     "frames of the future in an env": around(
         count, lambda lib: lib.CatFrames(2, -1, in_keys=["count"], future=True)
     ),
