@@ -256,10 +256,10 @@ class SelectTransform(_Choosing):
     def _kept(self) -> list[Key]:
         env = self.parent
         kept = [*self.selected_keys, *self._read_back()]
-        if env is not None and self.keep_rewards:
-            kept += env.reward_keys
-        if env is not None and self.keep_dones:
-            kept += env.done_keys
+        if self.keep_rewards:
+            kept += ["reward"] if env is None else env.reward_keys
+        if self.keep_dones:
+            kept += ["done"] if env is None else env.done_keys
         return kept
 
     def moment_leaves(self, leaves: Leaves, constants: Mapping[str, Any]) -> Changes:

@@ -7,7 +7,12 @@ import warnings
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
+from tensordict.nn import (
+    CompositeDistribution,
+    NormalParamExtractor,
+    TensorDictModule,
+    TensorDictSequential,
+)
 from torch import nn
 
 import envkit
@@ -26,6 +31,8 @@ from envkit import (
     TransformedEnv,
     Unbounded,
 )
+from tests.reference.compare import check_works_alike
+from tests.reference.envs.zoo import several
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -187,6 +194,34 @@ def test_probabilistic_actors_draw_actions_of_the_spec(cartpole, pendulum):
     assert pendulum.action_spec.is_in(
         rollout(pendulum, gaussian_actor(pendulum.action_spec))["action"]
     )
+
+
+def test_an_actor_of_several_actions_takes_their_specs_at_once():
+    def rolled_out(lib):
+        torch.manual_seed(0)
+        env = several(lib)
+        net = TensorDictModule(
+            lambda count: (count, torch.ones_like(count), torch.zeros(3)),
+            ["count"],
+            [("params", "turn", "loc"), ("params", "turn", "scale"), ("params", "push", "logits")],
+        )
+        actor = modules.ProbabilisticActor(
+            net,
+            in_keys=["params"],
+            out_keys=["turn", ("inner", "push")],
+            distribution_class=CompositeDistribution,
+            distribution_kwargs={
+                "distribution_map": {
+                    "turn": modules.TruncatedNormal,
+                    "push": modules.OneHotCategorical,
+                },
+                "name_map": {"turn": "turn", "push": ("inner", "push")},
+            },
+            spec=env.full_action_spec,
+        )
+        return rollout(env, actor, 4)
+
+    check_works_alike(rolled_out)
 
 
 @pytest.mark.parametrize("composite", [False, True])

@@ -20,6 +20,7 @@ from envkit.specs.base import TensorSpec
 from envkit.specs.trees.locks import Lockable
 from envkit.specs.trees.walk import (
     MISSING,
+    IsLeaf,
     TreeItems,
     TreeKeys,
     TreeValues,
@@ -280,22 +281,45 @@ class Branch(Lockable, TensorSpec):
 
     # -- iteration ---------------------------------------------------------------------
 
-    def keys(self, include_nested: bool = False, leaves_only: bool = False) -> KeysView[Any]:
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        *,
+        is_leaf: IsLeaf = None,
+        step_mdp_static_only: bool = False,
+    ) -> KeysView[Any]:
         """View the keys, in insertion order; entries of a nested composite precede its own key.
 
         Args:
             include_nested: go into nested composites; their keys are tuples.
             leaves_only: leave composites out.
+            is_leaf: says of the class of a spec whether ``leaves_only`` keeps it; all but composites by default.
+            step_mdp_static_only: without effect: a TorchRL composite asks the ones it holds for it.
         """
-        return TreeKeys(self, include_nested, leaves_only)
+        return TreeKeys(self, include_nested, leaves_only, is_leaf)
 
-    def items(self, include_nested: bool = False, leaves_only: bool = False) -> ItemsView[Any, Any]:
+    def items(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        *,
+        is_leaf: IsLeaf = None,
+        step_mdp_static_only: bool = False,
+    ) -> ItemsView[Any, Any]:
         """View pairs of key and child; see `keys`."""
-        return TreeItems(self, include_nested, leaves_only)
+        return TreeItems(self, include_nested, leaves_only, is_leaf)
 
-    def values(self, include_nested: bool = False, leaves_only: bool = False) -> ValuesView[Any]:
+    def values(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        *,
+        is_leaf: IsLeaf = None,
+        step_mdp_static_only: bool = False,
+    ) -> ValuesView[Any]:
         """View the children; see `keys`."""
-        return TreeValues(self, include_nested, leaves_only)
+        return TreeValues(self, include_nested, leaves_only, is_leaf)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._children())

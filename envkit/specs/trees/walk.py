@@ -11,13 +11,14 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from typing import Any
 
 from envkit.errors import ArgumentTypeError, EnvkitError
 
 __all__ = [
     "MISSING",
+    "IsLeaf",
     "TreeItems",
     "TreeKeys",
     "TreeValues",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 MISSING: Any = object()  # neither found nor given
+IsLeaf = Callable[[type], bool] | None
 
 
 def is_key(index: Any) -> bool:
@@ -79,12 +81,13 @@ class at_member(at_entry):
 class _TreeView:
     """A view of a tree that is walked anew on each use."""
 
-    def __init__(self, tree: Any, include_nested: bool, leaves_only: bool):
+    def __init__(self, tree: Any, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf = None):
         self._tree, self._nested, self._leaves = tree, include_nested, leaves_only
+        self._is_leaf = is_leaf
 
     def _keys(self) -> Iterator[Any]:
         """Walk without making children: a stack could fail to make one."""
-        return _walk_keys(self._tree, self._nested, self._leaves)
+        return _walk_keys(self._tree, self._nested, self._leaves, self._is_leaf)
 
     def _pairs(self) -> Iterator[tuple[Any, Any]]:
         return ((key, self._tree.get(key)) for key in self._keys())
@@ -105,6 +108,8 @@ class TreeKeys(_TreeView, KeysView):
     def __contains__(self, key: Any) -> bool:
         if not is_key(key):
             return False
+        if self._leaves and self._is_leaf is not None:
+            return as_path(key) in map(as_path, self._keys())
         *path, name = as_path(key)
         if path and not self._nested:
             return False
@@ -133,11 +138,12 @@ class TreeValues(_TreeView, ValuesView):
         return any(spec == mine for _, mine in self._pairs())
 
 
-def _walk_keys(tree: Any, nested: bool, leaves: bool) -> Iterator[Any]:
+def _walk_keys(tree: Any, nested: bool, leaves: bool, is_leaf: IsLeaf) -> Iterator[Any]:
     for name in tree._children():
         inner = tree._is_tree(name)
         if inner and nested:
-            for key in _walk_keys(tree._children()[name], nested, leaves):
+            for key in _walk_keys(tree._children()[name], nested, leaves, is_leaf):
                 yield (name, *as_path(key))
-        if not (inner and leaves):
+        is_kept = not leaves or (not inner if is_leaf is None else is_leaf(type(tree.get(name))))
+        if is_kept:
             yield name

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.reference.compare import check_same
+from tests.reference.compare import OURS, check_same, check_works_alike
 
 LEAVES = {
     "bounded": lambda n: n.Bounded(-1.0, 1.0, (4, 3)),
@@ -132,3 +132,28 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_gives_the_same(name):
     check_same(CALLS[name])
+
+
+@pytest.mark.parametrize("is_leaf", [lambda kind: True, lambda kind: False, None])
+@pytest.mark.parametrize("view", ["keys", "items", "values"])
+def test_what_counts_as_a_leaf_may_be_said(view, is_leaf):
+    def listed(n):
+        tree = n.Composite(a=n.Composite(b=n.Unbounded(1)), c=n.Categorical(2))
+        stack = torch.stack([tree, n.Composite(a=n.Composite(b=n.Unbounded(2)))])
+        walks = [(spec, nested) for spec in (tree, stack) for nested in (False, True)]
+        return [
+            list(getattr(spec, view)(nested, leaves, is_leaf=is_leaf))
+            for spec, nested in walks
+            for leaves in (False, True)
+        ]
+
+    check_works_alike(listed)
+
+
+def test_a_key_is_in_a_view_of_leaves_that_were_said():
+    tree = OURS.Composite(a=OURS.Composite(b=OURS.Unbounded(1)))
+
+    said = tree.keys(True, True, is_leaf=lambda kind: True)
+
+    assert "a" in said and ("a", "b") in said
+    assert "a" not in tree.keys(True, True)

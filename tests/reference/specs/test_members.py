@@ -44,11 +44,7 @@ PARAMETERS_OUT = {
     "has no effect there": {"MultiCategorical.__init__.remove_singleton"},
     "of its own step_mdp": {
         "Composite.__init__.step_mdp_static",
-        "keys.step_mdp_static_only",
-        "items.step_mdp_static_only",
-        "values.step_mdp_static_only",
     },
-    "what counts as a leaf is one rule": {"keys.is_leaf", "items.is_leaf", "values.is_leaf"},
     "an entry is checked by its key": {"type_check.selected_keys"},
     "passed by position, and named here for what it is": {
         *("contains.item", "is_in.val", "project.val", "encode.val", "to_numpy.val", "get.item"),

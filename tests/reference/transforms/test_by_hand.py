@@ -10,7 +10,7 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs.transforms import functional
 
 import envkit
-from tests.reference.compare import OURS, check_same, differs
+from tests.reference.compare import OURS, check_same, check_works_alike, differs
 
 
 def actions() -> TensorDict:
@@ -512,3 +512,13 @@ def test_padding_repeats_the_first_frame_of_each_episode():
 
     expected = [[0, 0, 0], [0, 0, 1], [0, 1, 2], [3, 3, 3], [3, 3, 4]]
     assert joined.tolist() == [expected]
+
+
+@pytest.mark.parametrize("keywords", [{}, {"keep_dones": False}, {"keep_rewards": False}])
+def test_selecting_by_hand_keeps_rewards_and_the_flag_done(keywords):
+    def selected(lib):
+        entries = ("seen", "other", "reward", "done", "terminated")
+        data = TensorDict({key: torch.zeros(3, 1) for key in entries}, [3])
+        return lib.SelectTransform("seen", **keywords)(data)
+
+    check_works_alike(selected)
