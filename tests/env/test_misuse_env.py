@@ -448,7 +448,7 @@ MISUSES = {
         "action 'action': member 0 has Categorical.*member 1 has absent.*Bring them to one spec",
     ),
     "members on two devices": (
-        lambda: MixedEnv([serial(device="cpu"), serial(device="meta")]),
+        lambda: MixedEnv([Custom(batch_size=[1], device=name) for name in ("cpu", "meta")]),
         ValueError,
         r"\['cpu', 'meta'\].*delivers to one.*device='cpu'",
     ),

@@ -62,5 +62,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
 
 
 def test_what_names_no_folder_is_refused():
-    with pytest.raises(ArgumentError, match=r"3 of type int.*Pass a string or a Path"):
+    with pytest.raises(
+        ArgumentError, match=r"path is 3, of type int, but must be a path.*Pass path="
+    ):
         cache_dir(3)
