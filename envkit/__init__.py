@@ -53,7 +53,12 @@ _HOMES = {
     "envkit.env.base": ("EnvBase",),
     "envkit.evaluation.evaluate": ("evaluate",),
     "envkit.evaluation.outcome": ("Comparison", "Difference", "Evaluation"),
-    "envkit.evaluation.shown": ("ShownRollout", "show_rollout"),
+    "envkit.evaluation.shown": (
+        "ShownRollout",
+        "load_ipython_extension",
+        "show_rollout",
+        "unload_ipython_extension",
+    ),
     "envkit.evaluation.stats": ("EpisodeStats", "episode_stats"),
     "envkit.batched.creator": ("EnvCreator", "env_creator", "get_env_metadata"),
     "envkit.batched.metadata": ("EnvMetaData",),

@@ -97,7 +97,9 @@ from envkit.evaluation.outcome import Comparison as Comparison
 from envkit.evaluation.outcome import Difference as Difference
 from envkit.evaluation.outcome import Evaluation as Evaluation
 from envkit.evaluation.shown import ShownRollout as ShownRollout
+from envkit.evaluation.shown import load_ipython_extension as load_ipython_extension
 from envkit.evaluation.shown import show_rollout as show_rollout
+from envkit.evaluation.shown import unload_ipython_extension as unload_ipython_extension
 from envkit.evaluation.stats import EpisodeStats as EpisodeStats
 from envkit.evaluation.stats import episode_stats as episode_stats
 from envkit.functional import Box as Box

@@ -14,15 +14,18 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache, partial
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from bridges.catalogue.table import WORLDS, Kind, World
 from bridges.libraries import require
-from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, BrokenLibraryError, MissingLibraryError
 
-__all__ = ["EnvId", "Found", "WorldInfo", "find", "list_envs", "register", "worlds"]
+if TYPE_CHECKING:  # torch would be the longest part of naming the worlds
+    from envkit.env.base import EnvBase
 
-Factory = Callable[..., EnvBase]
+__all__ = ["EnvId", "Found", "WorldInfo", "find", "list_envs", "register", "world_names", "worlds"]
+
+Factory = Callable[..., "EnvBase"]
 
 
 class EnvId(str):
@@ -231,13 +234,11 @@ def list_envs(pattern: str | None = None, world: str | None = None) -> list[EnvI
     """
     _require_text("pattern", pattern, "a part of ids, as 'cartpole'")
     _require_text("world", world, "the name of one, as 'gym'")
-    known = {*_all_worlds(), *(id.partition("/")[0] for id in _REGISTERED)}
+    known = world_names()
     if world is not None and world not in known:
         near = get_close_matches(world, known, 1)
         guess = f" Did you mean {near[0]!r}?" if near else ""
-        raise ArgumentError(
-            f"there is no world {world!r}.{guess} There are: {', '.join(sorted(known))}."
-        )
+        raise ArgumentError(f"there is no world {world!r}.{guess} There are: {', '.join(known)}.")
     if world is None:
         listed = [id for one in _all_worlds().values() for id in _ids(one, strict=False)]
     else:
@@ -270,6 +271,11 @@ def _matches(id: str, pattern: str) -> bool:
     if any(sign in pattern for sign in "*?["):
         return fnmatch.fnmatch(id, pattern)
     return pattern.lower() in id.lower()
+
+
+def world_names() -> list[str]:
+    """Name all worlds, installed or not, sorted; no library is imported for it."""
+    return sorted({*_all_worlds(), *(id.partition("/")[0] for id in _REGISTERED)})
 
 
 def worlds() -> list[WorldInfo]:

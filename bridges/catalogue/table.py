@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import metadata, util
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bridges.libraries import LIBRARIES, explained
-from envkit.env.base import EnvBase
 from envkit.errors import BrokenLibraryError, EnvkitError
+
+if TYPE_CHECKING:  # torch would be the longest part of naming the worlds
+    from envkit.env.base import EnvBase
 
 __all__ = ["WORLDS", "Kind", "World", "WorldModule"]
 

@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from envkit.cli import completion
 from envkit.errors import ArgumentError, EnvkitError
 
 __all__ = ["app", "main"]
@@ -24,7 +25,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Id = Annotated[str, typer.Argument(help="World and name, as brax/ant or gym/CartPole-v1.")]
+Id = Annotated[
+    str,
+    typer.Argument(
+        help="World and name, as brax/ant or gym/CartPole-v1.", autocompletion=completion.ids
+    ),
+]
 NumEnvs = Annotated[int | None, typer.Option(min=1, help="How many; none is one without a batch.")]
 Seed = Annotated[int, typer.Option(help="Of the envs and of their random actions.")]
 
@@ -66,7 +72,9 @@ def list_ids(
     pattern: Annotated[
         str | None, typer.Argument(help="Part of an id, or a shell pattern for the whole of it.")
     ] = None,
-    world: Annotated[str | None, typer.Option(help="Of this world only.")] = None,
+    world: Annotated[
+        str | None, typer.Option(help="Of this world only.", autocompletion=completion.worlds)
+    ] = None,
     worlds: Annotated[bool, typer.Option("--worlds", help="Name the worlds instead.")] = False,
 ) -> None:
     """List the ids that can be made here, one a line."""
@@ -111,7 +119,10 @@ def rollout(
 
 @app.command()
 def bench(
-    work: Annotated[str | None, typer.Argument(help="One of them: cartpole, brax.")] = None,
+    work: Annotated[
+        str | None,
+        typer.Argument(help="One of them: cartpole, brax.", autocompletion=completion.works),
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="About how long a round takes.")] = 1.0,
 ) -> None:
     """Measure envkit beside the bare library, and beside what else is installed."""

@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
@@ -23,7 +25,7 @@ from rich.table import Table
 import envkit
 from envkit.errors import ArgumentError
 
-__all__ = ["measure"]
+__all__ = ["WORKS", "measure"]
 
 _ROUNDS = 5
 _ROWS = {"cartpole": 8, "brax": 256}
@@ -38,12 +40,12 @@ def measure(work: str | None, seconds: float) -> None:
     Raises:
         ArgumentError: there is no such work.
     """
-    if work is not None and work not in _WORKS:
-        raise ArgumentError(f"there is no work {work!r}. Name one of {', '.join(_WORKS)}.")
-    for name in _WORKS if work is None else [work]:
+    if work is not None and work not in WORKS:
+        raise ArgumentError(f"there is no work {work!r}. Name one of {', '.join(WORKS)}.")
+    for name in WORKS if work is None else [work]:
         with ExitStack() as stack, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            title, runs = _WORKS[name](stack)
+            title, runs = WORKS[name](stack)
             _print(title, _speeds(runs, seconds))
 
 
@@ -92,7 +94,26 @@ def _cartpole(stack: ExitStack) -> tuple[str, Runs]:
         theirs = vector(makers)
         stack.callback(theirs.close)
         runs[title] = _stepped(theirs, 100)
+    if peer := _installed("stable_baselines3.common.vec_env"):
+        theirs = peer.SubprocVecEnv(makers)
+        stack.callback(theirs.close)
+        runs["SB3 SubprocVecEnv"] = _stepped_by_sb3(theirs, 100)
+    if peer := _installed("torchrl.envs"):
+        theirs = peer.ParallelEnv(rows, partial(peer.GymEnv, name))
+        stack.callback(theirs.close)
+        runs["TorchRL ParallelEnv"] = _recorded(theirs, 50)
     return f"{name} x {rows}, random actions", runs
+
+
+def _installed(module: str) -> Any:
+    """Import what is installed; None where it is not, or fails."""
+    if find_spec(module.partition(".")[0]) is None:
+        return None
+    try:
+        return import_module(module)
+    except ImportError as error:
+        print(f"left out: {module}, whose import fails: {error}")
+        return None
 
 
 def _bare_loop(gymnasium: Any, name: str) -> Callable[[], int]:
@@ -109,7 +130,7 @@ def _bare_loop(gymnasium: Any, name: str) -> Callable[[], int]:
     return run
 
 
-def _recorded(env: envkit.EnvBase, steps: int) -> Callable[[], int]:
+def _recorded(env: Any, steps: int) -> Callable[[], int]:
     return lambda: env.rollout(steps, break_when_any_done=False).numel()
 
 
@@ -119,6 +140,17 @@ def _stepped(envs: Any, steps: int) -> Callable[[], int]:
     def run() -> int:
         for _ in range(steps):
             envs.step(envs.action_space.sample())
+        return steps * envs.num_envs
+
+    return run
+
+
+def _stepped_by_sb3(envs: Any, steps: int) -> Callable[[], int]:
+    envs.reset()
+
+    def run() -> int:
+        for _ in range(steps):
+            envs.step([envs.action_space.sample() for _ in range(envs.num_envs)])
         return steps * envs.num_envs
 
     return run
@@ -142,10 +174,16 @@ def _brax(stack: ExitStack) -> tuple[str, Runs]:
         jax.block_until_ready(state)
         return steps * rows
 
-    return f"Brax {name} x {rows}", {
+    runs: Runs = {
         "bare jitted steps, no resets": bare,
         "envkit rollout, one program": _recorded(env, steps),
     }
+    if peer := _installed("torchrl.envs"):
+        theirs = peer.BraxWrapper(
+            simulator, batch_size=[rows], device=env.device, cache_clear_frequency=False
+        )
+        runs["TorchRL BraxWrapper, step by step"] = _recorded(theirs, steps)
+    return f"Brax {name} x {rows}", runs
 
 
-_WORKS: dict[str, Callable[[ExitStack], tuple[str, Runs]]] = {"cartpole": _cartpole, "brax": _brax}
+WORKS: dict[str, Callable[[ExitStack], tuple[str, Runs]]] = {"cartpole": _cartpole, "brax": _brax}

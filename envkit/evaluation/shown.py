@@ -1,6 +1,7 @@
 """A table of a rollout for notebooks: how its episodes went, and what entries it has.
 
-A rollout is a plain TensorDict, whose own way to show itself is left as it is; `show_rollout` wraps it to be looked at.
+A rollout is a plain TensorDict, a class of another library's, whose own way to show itself is left as it is: `show_rollout`
+wraps one to be looked at, and ``%load_ext envkit`` has a notebook show each as that table.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from envkit.data.arguments import require_tensordict
 from envkit.data.transition import leaves
 from envkit.evaluation.stats import EpisodeStats, episode_stats
 
-__all__ = ["ShownRollout", "show_rollout"]
+__all__ = [
+    "ShownRollout",
+    "load_ipython_extension",
+    "show_rollout",
+    "unload_ipython_extension",
+]
 
 _LEFT = "style='text-align: left'"
 _WIDTH, _HEIGHT = 240, 40
@@ -49,9 +55,10 @@ class ShownRollout:
             f"<tr>{''.join(f'<td {_LEFT}>{escape(cell)}</td>' for cell in row)}</tr>"
             for row in self._entries()
         )
+        title = type(self.data).__name__ if self.episodes is None else "Rollout"
         head = "".join(f"<th {_LEFT}>{name}</th>" for name in ("entry", "shape", "dtype", "device"))
         return (
-            f"<div><b>Rollout</b><table>{facts}</table>{self._plot()}"
+            f"<div><b>{title}</b><table>{facts}</table>{self._plot()}"
             f"<table><thead><tr>{head}</tr></thead><tbody>{entries}</tbody></table></div>"
         )
 
@@ -105,6 +112,34 @@ def show_rollout(td: TensorDictBase) -> ShownRollout:
         DataTypeError: (a TypeError) ``td`` is no TensorDict.
     """
     return ShownRollout(td)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Show every TensorDict as `show_rollout` does, in this notebook; ``%load_ext envkit`` calls it.
+
+    Nothing else is changed: ``print`` and ``repr`` are TensorDict's own. ``%unload_ext envkit`` takes it back.
+
+    Args:
+        shell: IPython's, as ``get_ipython()`` gives it.
+    """
+    _formatter(shell).for_type(TensorDictBase, _html)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Show TensorDicts as they show themselves again; ``%unload_ext envkit`` calls it.
+
+    Args:
+        shell: IPython's, as ``get_ipython()`` gives it.
+    """
+    _formatter(shell).pop(TensorDictBase, None)
+
+
+def _formatter(shell: Any) -> Any:
+    return shell.display_formatter.formatters["text/html"]
+
+
+def _html(data: TensorDictBase) -> str:
+    return ShownRollout(data)._repr_html_()
 
 
 def _tells_episodes(data: Any) -> bool:

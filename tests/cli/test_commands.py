@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import envkit
-from envkit.cli import doctor
+from bridges.catalogue import ids
+from bridges.catalogue.ids import world_names
+from envkit.cli import bench, completion, doctor
 from envkit.cli.app import main
 
 
@@ -245,6 +247,49 @@ def test_options_are_completed():
     assert printed.split() == ["--steps"]
 
 
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("info env", ["envkit/", "envpool/"]),
+        ("list --world gym", ["gym", "gymnax"]),
+        ("bench br", ["brax"]),
+    ],
+)
+def test_worlds_and_works_are_completed(words, offered):
+    _, printed, errors = called(
+        *COMMAND,
+        _ENVKIT_COMPLETE="complete_bash",
+        COMP_WORDS=f"envkit {words}",
+        COMP_CWORD=str(len(words.split())),
+    )
+
+    assert (printed.split(), errors) == (offered, "")
+
+
+def test_ids_of_one_world_are_completed_and_where_several_begin_so_the_worlds():
+    assert completion.ids("gym/CartP") == ["gym/CartPole-v0", "gym/CartPole-v1"]
+    assert completion.ids("envk") == list(envkit.list_envs(world="envkit"))
+    assert completion.ids("") == [f"{name}/" for name in world_names()]
+    assert completion.ids("chess/") == completion.ids("gym/no such env") == []
+
+
+def test_the_worlds_are_named_without_torch():
+    code = "import sys, bridges.catalogue.ids as ids; assert ids.world_names() and 'torch' not in sys.modules"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_world_that_is_broken_completes_to_nothing(monkeypatch):
+    def fails(*args, **kwargs):
+        raise envkit.errors.BrokenLibraryError("the library of world 'gym' fails", name="gymnasium")
+
+    monkeypatch.setattr(ids, "list_envs", fails)
+
+    assert completion.ids("gym/") == []
+
+
 @pytest.mark.slow
 def test_the_script_that_teaches_a_shell_is_shown():
     for command in (COMMAND, MODULE):
@@ -262,8 +307,14 @@ def test_where_a_mistake_was_found_is_shown_when_asked_for(run):
 @pytest.mark.parametrize(
     ("work", "names"),
     [
-        ("cartpole", ["bare loop", "envkit ParallelEnv", "gymnasium AsyncVectorEnv"]),
-        ("brax", ["bare jitted steps", "envkit rollout"]),
+        (
+            "cartpole",
+            [
+                *("bare loop", "envkit ParallelEnv", "gymnasium AsyncVectorEnv"),
+                *("SB3 SubprocVecEnv", "TorchRL ParallelEnv"),
+            ],
+        ),
+        ("brax", ["bare jitted steps", "envkit rollout", "TorchRL BraxWrapper"]),
     ],
 )
 def test_a_bench_prints_ratios_to_the_bare_simulator(run, work, names):
@@ -273,7 +324,16 @@ def test_a_bench_prints_ratios_to_the_bare_simulator(run, work, names):
     rows = [line.split() for line in printed.splitlines() if line.strip()]
     assert rows[0][-3:] == ["steps/s", "ratio", "spread"]
     assert all(any(name in line for line in printed.splitlines()) for name in names)
-    assert all(float(row[-2]) > 0 for row in rows[1:]) and rows[1][-2] == "1.00"
+    assert all(float(row[-3].replace(",", "")) > 0 for row in rows[1:]) and rows[1][-2] == "1.00"
+
+
+def test_a_peer_that_is_missing_or_broken_is_left_out_of_a_bench(monkeypatch, tmp_path, capsys):
+    (tmp_path / "broken_peer.py").write_text("import no_such_thing_at_all")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert bench._installed("no_such_peer.envs") is None and not capsys.readouterr().out
+    assert bench._installed("broken_peer") is None
+    assert "left out: broken_peer" in capsys.readouterr().out
 
 
 @pytest.mark.slow

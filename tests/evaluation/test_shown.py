@@ -1,11 +1,15 @@
-"""A rollout shows its episodes and entries in a notebook, and TensorDict's own repr stays as it is."""
+"""A rollout shows its episodes and entries in a notebook, where that is asked for; TensorDict's own repr stays as it is."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from tensordict import TensorDict
+from IPython.core.formatters import DisplayFormatter
+from tensordict import TensorDict, lazy_stack
 
+import envkit
 from envkit import episode_stats, show_rollout
 from envkit.errors import DataTypeError
 from tests.env.test_html import Page
@@ -56,3 +60,22 @@ def test_rewards_of_several_numbers_tell_no_return():
 def test_what_is_no_tensordict_is_refused():
     with pytest.raises(DataTypeError, match="td is a list, but must be a TensorDict"):
         show_rollout([1, 2])
+
+
+def test_a_notebook_that_asks_for_it_shows_every_tensordict_as_a_table_until_it_asks_no_more():
+    shell = SimpleNamespace(
+        display_formatter=DisplayFormatter()
+    )  # where IPython keeps how types are shown
+    data = StatelessCount(5, batch_size=[3]).rollout(12, break_when_any_done=False)
+
+    def shown(td):
+        return shell.display_formatter.format(td)[0].get("text/html")
+
+    before = shown(data)
+    envkit.load_ipython_extension(shell)
+    rollout, stacked = shown(data), shown(lazy_stack([TensorDict(a=1), TensorDict(a=2)]))
+    envkit.unload_ipython_extension(shell)
+
+    assert before is None and shown(data) is None
+    assert rollout == show_rollout(data)._repr_html_() and "<b>Rollout</b>" in rollout
+    assert "<b>LazyStackedTensorDict</b>" in stacked and ">a<" in stacked
