@@ -7,7 +7,7 @@ the name is first used. Importing it loads neither torch nor JAX.
 from importlib import import_module as _import_module
 
 _HOMES = {
-    "bridges.catalogue.ids": ("list_envs", "register", "worlds"),
+    "bridges.catalogue.ids": ("list_envs", "register", "world_names", "worlds"),
     "bridges.catalogue.making": ("make",),
     "bridges.worlds.brax": ("BraxEnv", "BraxWrapper"),
     "bridges.worlds.gymnax": ("GymnaxEnv", "GymnaxWrapper"),

@@ -2,6 +2,7 @@
 
 from bridges.catalogue.ids import list_envs as list_envs
 from bridges.catalogue.ids import register as register
+from bridges.catalogue.ids import world_names as world_names
 from bridges.catalogue.ids import worlds as worlds
 from bridges.catalogue.making import make as make
 from bridges.exports.gym_vector import to_gym_vector as to_gym_vector

@@ -6,6 +6,7 @@ seconds. What cannot be read offers nothing, since a shell has no place for erro
 
 from __future__ import annotations
 
+import envkit
 from envkit.errors import EnvkitError
 
 __all__ = ["ids", "works", "worlds"]
@@ -13,23 +14,20 @@ __all__ = ["ids", "works", "worlds"]
 
 def worlds(incomplete: str) -> list[str]:
     """Name the worlds that begin so."""
-    from bridges.catalogue.ids import world_names
-
-    return [name for name in world_names() if name.startswith(incomplete)]
+    return [name for name in envkit.world_names() if name.startswith(incomplete)]
 
 
 def ids(incomplete: str) -> list[str]:
     """Give the ids that begin so, or, where several worlds begin so, these with a "/" behind them."""
-    from bridges.catalogue.ids import list_envs
-
     world, slash, _ = incomplete.partition("/")
     begun = [world] if slash else worlds(incomplete)
     if len(begun) > 1:
         return [f"{name}/" for name in begun]
     try:
-        return [id for name in begun for id in list_envs(world=name) if id.startswith(incomplete)]
+        listed = [id for name in begun for id in envkit.list_envs(world=name)]
     except EnvkitError:
         return []
+    return [id for id in listed if id.startswith(incomplete)]
 
 
 def works(incomplete: str) -> list[str]:

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 import envkit
-from bridges.catalogue import ids
-from bridges.catalogue.ids import world_names
 from envkit.cli import bench, completion, doctor
 from envkit.cli.app import main
 
@@ -269,12 +267,12 @@ def test_worlds_and_works_are_completed(words, offered):
 def test_ids_of_one_world_are_completed_and_where_several_begin_so_the_worlds():
     assert completion.ids("gym/CartP") == ["gym/CartPole-v0", "gym/CartPole-v1"]
     assert completion.ids("envk") == list(envkit.list_envs(world="envkit"))
-    assert completion.ids("") == [f"{name}/" for name in world_names()]
+    assert completion.ids("") == [f"{name}/" for name in envkit.world_names()]
     assert completion.ids("chess/") == completion.ids("gym/no such env") == []
 
 
 def test_the_worlds_are_named_without_torch():
-    code = "import sys, bridges.catalogue.ids as ids; assert ids.world_names() and 'torch' not in sys.modules"
+    code = "import sys, envkit; assert envkit.world_names() and 'torch' not in sys.modules"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
@@ -285,7 +283,7 @@ def test_a_world_that_is_broken_completes_to_nothing(monkeypatch):
     def fails(*args, **kwargs):
         raise envkit.errors.BrokenLibraryError("the library of world 'gym' fails", name="gymnasium")
 
-    monkeypatch.setattr(ids, "list_envs", fails)
+    monkeypatch.setattr(envkit, "list_envs", fails)
 
     assert completion.ids("gym/") == []
 
