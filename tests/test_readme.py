@@ -95,6 +95,7 @@ def test_a_program_of_another_library_and_ours_run_as_printed(page, which):
 
 
 @pytest.mark.slow  # starts Ray
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("heading", blocks(ON_RAY))
 def test_a_block_about_ray_runs_as_printed(heading):
     begin_ray()

@@ -40,6 +40,8 @@ ray = require("ray")
 __all__ = ["RayPool"]
 
 _CLOSE_S, _CLOSE_BUSY_S = 3.0, 0.5
+_ARRIVAL_S = 300.0
+"""Seconds that Ray has at least to find a place for actors and to start their processes."""
 
 
 class RayPool(JobRounds["_Worker"]):
@@ -141,16 +143,23 @@ class RayPool(JobRounds["_Worker"]):
     # ---------------------------------------------------------------------------------------- jobs
 
     def _start_up(self, workers: Sequence[_Worker]) -> list[object]:
-        answers = self._together(self._starts(workers))
-        for worker, (pid, _) in zip(workers, answers, strict=True):
+        pids = self._together(self._arrivals(workers))
+        for worker, pid in zip(workers, pids, strict=True):
             worker.pid = pid
-        return [described for _, described in answers]
+        return self._together(self._starts(workers))
+
+    def _arrivals(self, workers: Sequence[_Worker]) -> Iterator[Job]:
+        """Have actors prepare their processes: how long Ray takes to start those is no matter of what is built there."""
+        least_s = _ARRIVAL_S if _has_room(self._actor_options, len(workers)) else 0.0
+        for worker in workers:
+            setup = replace(self._setup, index=worker.index, rows=worker.rows)
+            job = self._new_job(worker, "start", is_start=True, least_s=least_s)
+            yield self._ask(worker, job, worker.actor.arrive, setup)
 
     def _starts(self, workers: Sequence[_Worker]) -> Iterator[Job]:
         for worker in workers:
-            setup = replace(self._setup, index=worker.index, rows=worker.rows)
             job = self._new_job(worker, "start", is_start=True)
-            yield self._ask(worker, job, worker.actor.start, setup)
+            yield self._ask(worker, job, worker.actor.start)
 
     def _binds(self, workers: Sequence[_Worker], *, anew: bool) -> Iterator[Job]:
         """Have workers bind arrays, which hold zeros if ours are new."""
@@ -229,8 +238,9 @@ class RayPool(JobRounds["_Worker"]):
         }
         return replace(
             lost,
-            advice=f"Raise that limit if its envs take this long to build. If Ray has found no place for it: each "
-            f"actor asks for {self._actor_options or 'what Ray gives by default'}, and {free} are free.",
+            advice=f"Its process had not begun to build anything. If Ray has found no place for it: each actor asks for "
+            f"{self._actor_options or 'what Ray gives by default'}, and {free} are free. Raise that limit if nodes or "
+            "a runtime_env take this long.",
         )
 
     def _require_open(self) -> None:
@@ -299,6 +309,14 @@ def _room(options: Mapping[str, Any]) -> int:
     """Give the number of actors that the cluster has CPUs for, at least 1."""
     cpus = ray.cluster_resources().get("CPU", 1.0)
     return max(int(cpus / (options.get("num_cpus") or 1)), 1)
+
+
+def _has_room(options: Mapping[str, Any], count: int) -> bool:
+    """Say whether the nodes there are, were they free, could hold so many actors."""
+    wanted = {"GPU": options.get("num_gpus") or 0.0, **(options.get("resources") or {})}
+    wanted["CPU"] = options.get("num_cpus") or 0.0
+    there = ray.cluster_resources()
+    return all(count * amount <= there.get(name, 0.0) for name, amount in wanted.items())
 
 
 def _environ(options: Mapping[str, Any]) -> dict[str, str]:

@@ -43,13 +43,15 @@ class Setup:
     prepare: tuple[bytes, ...]  # called next
     maker: bytes  # unpickled last, since its imports may need all of the above
 
-    def apply(self) -> None:
-        """Set up this process; what else it finds around it is Ray's to decide."""
+    def apply(self) -> int:
+        """Set up this process, and give its number; what else it finds around it is Ray's to decide."""
         if self.hide_warnings:
             warnings.simplefilter("ignore")
         os.environ.update(self.environ)
         for pickled in self.prepare:
             pickle.loads(pickled)()
+        pickle.loads(self.maker)
+        return os.getpid()
 
 
 class RowActor:
@@ -58,17 +60,18 @@ class RowActor:
     _host: Host | None = None
     _moving: MovingRows | None = None
 
-    def start(self, setup: Setup) -> Reply:
-        """Build the host; answers the number of this process and what the host says of itself."""
+    def arrive(self, setup: Setup) -> Reply:
+        """Prepare this process, and import what the maker needs; answers the number of the process."""
         self._setup = setup
         self._answers = Answers(setup.index, setup.rows, setup.commands)
-        self._host, message = self._answers.of("start", self._start)
-        return message, []
+        return self._answers.of("start", lambda: (None, setup.apply()))[1], []
 
-    def _start(self) -> tuple[Host, object]:
-        self._setup.apply()
-        host, described = build_host(self._setup.maker, self._setup.rows)
-        return host, (os.getpid(), described)
+    def start(self) -> Reply:
+        """Build the host; answers what it says of itself."""
+        self._host, message = self._answers.of(
+            "start", lambda: build_host(self._setup.maker, self._setup.rows)
+        )
+        return message, []
 
     def bind(self, layout: Layout, parts: Parts) -> Reply:
         """Bind arrays of this process, with all that the pool's hold of these rows; no parts if that is zeros."""

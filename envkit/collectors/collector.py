@@ -225,9 +225,12 @@ class Collector:
             self._receive_pending()
         raw = self._received[0]
         self._go_on()
+        self._show(raw)
+        return raw
+
+    def _show(self, raw: Batch) -> None:
         if self._bar is not None:
             self._bar.add(raw.data, raw.following, _valid_frames(raw.data))
-        return raw
 
     def _receive_pending(self) -> None:
         if self._pending is not None:
@@ -248,7 +251,9 @@ class Collector:
         """Receive the batch under way, so that it is delivered before whatever is changed now."""
         self._receive_pending()
         while self._episodes is not None and self._received:
-            self._episodes.add(self._received[0].data, self._received[0].following)
+            raw = self._received[0]
+            self._show(raw)
+            self._episodes.add(raw.data, raw.following)
             del self._received[0]
 
     @property
@@ -281,6 +286,7 @@ class Collector:
             ],
             "delivery": self._delivery.state_dict(),
             "episodes": None if self._episodes is None else self._episodes.state_dict(),
+            "progress": None if self._bar is None else self._bar.state_dict(),
         }
 
     @in_turn
@@ -327,6 +333,8 @@ class Collector:
         self._delivery.load_state_dict(state_dict["delivery"])
         if self._episodes is not None:
             self._episodes.load_state_dict(state_dict["episodes"])
+        if self._bar is not None:
+            self._bar.load_state_dict(state_dict.get("progress"), self.frames)
 
     _runner_names: Sequence[str]
     """Names of entries that `_runner_states` gives."""

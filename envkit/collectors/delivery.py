@@ -35,6 +35,11 @@ class Delivery:
         self.raw: TensorDictBase | None = None
         self.formed: TensorDictBase | None = None
         self._buffer: BufferFilling | None = None
+        stored = options.storing_device
+        devices = set(stored) if isinstance(stored, list) else {stored}
+        if hasattr(options.postproc, "to") and len(devices) == 1 and None not in devices:
+            moved = options.postproc.to(*devices)
+            options.postproc = moved if callable(moved) else options.postproc
         if options.replay_buffer is not None:
             self._buffer = BufferFilling(
                 options.replay_buffer,

@@ -186,14 +186,15 @@ class RunnerHost:
         batch = runner.begin(order)()
         steps = batch.data.batch_size[-1]
         with runner.seconds.transferring():
-            data = batch.data if steps == order.steps else _lengthened(batch.data, order.steps)
+            data = _on_host(batch.data)
+            data = data if steps == order.steps else _lengthened(data, order.steps)
             is_in_memory = self._laid_down(data)
         return Reply(
             batch.following,
             runner.numbers.following,
             steps,
             None if is_in_memory else data,
-            runner.shown_root() if wanted.with_root else None,
+            _on_host(runner.shown_root()) if wanted.with_root else None,
             runner.counted(),
         )
 
@@ -262,6 +263,15 @@ class RunnerHost:
     def close(self) -> None:
         """Close the env."""
         self._runner.env.close(raise_if_closed=False)
+
+
+def _on_host(data: TensorDictBase) -> TensorDictBase:
+    """Give data in memory of the CPU, through which all batches of workers go, whether there is a place for them or not."""
+    if all(
+        value.device.type == "cpu" for _, value in leaves(data) if isinstance(value, torch.Tensor)
+    ):
+        return data
+    return data.cpu().clear_device_()
 
 
 def _lengthened(data: TensorDictBase, steps: int) -> TensorDictBase:

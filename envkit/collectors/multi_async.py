@@ -100,7 +100,7 @@ class MultiaSyncDataCollector(WorkerCollector):
             self._receive_some()
         part = self._ready[0]
         with self._seconds.transferring():
-            batch = Batch(part.data.clone(), part.following)
+            batch = Batch(self._stored(part.data.clone(), part.worker), part.following)
         self._taken += 1
         del self._ready[0]
         return batch

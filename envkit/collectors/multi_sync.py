@@ -91,11 +91,13 @@ class MultiSyncDataCollector(WorkerCollector):
                     self._parts_made[worker] = part
         parts = [self._parts_made[worker] for worker in range(self.num_workers)]
         with self._seconds.transferring():
-            joined = self._joined(parts)
+            joined = self._stored(self._joined(parts))
         batch = Batch(joined, torch.cat([part.following for part in parts]))
         if self._options.use_buffers is not False:
             self._crew.learn_form(parts)
-        self._parts_made = {}
+        stopped = sum(self._steps - part.valid for part in parts) * self._rows_each
+        begun = self._begun_frames - stopped  # frames that were not made do not count
+        self._parts_made, self._begun_frames = {}, begun
         return batch
 
     def _joined(self, parts: list[Part]) -> TensorDictBase:
@@ -118,10 +120,9 @@ class MultiSyncDataCollector(WorkerCollector):
         return data
 
     def _require_idle(self) -> None:
-        if (
-            self._crew.jobs or self._parts_made or self._crew.unsure
-        ):  # an error or Ctrl-C has left them
-            self._pending = self._pending or (lambda: self._finish(False))
+        if self._crew.jobs or self._parts_made or self._crew.unsure:
+            if self._pending is None:  # Ctrl-C came while it was begun
+                self._begin_next()
             self._settle()
 
 
@@ -133,9 +134,14 @@ def _require_joinable(given: Any) -> None:
 
     Raises:
         ArgumentError: (a ValueError) in no way that there is.
-        OptionError: (a TypeError) whole episodes are joined in a way of their own.
+        OptionError: (a TypeError) whole episodes are joined in a way of their own, or parts are wanted on several devices.
     """
-    dim = given.cat_results
+    dim, stored = given.cat_results, given.storing_device
+    if isinstance(stored, list) and len(set(stored)) > 1:
+        raise OptionError(
+            f"storing_device is {list(map(str, stored))}, but the parts of a batch are joined on one device. Pass a single "
+            "one, or use MultiaSyncDataCollector, whose batches come from one worker each."
+        )
     if dim == "stack":
         return
     if given.trajs_per_batch is not None:

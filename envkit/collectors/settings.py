@@ -36,7 +36,8 @@ class CollectorOptions(TypedDict, total=False):
         total_frames: frames after which the collector is at its end, a multiple of ``frames_per_batch``; None
             or -1 sets no end.
         device: stands in for each of the next three that is not given.
-        storing_device: where batches are delivered; None leaves them where they are, and their device unset.
+        storing_device: where batches are delivered; None leaves them where they are, in memory of the CPU where they come
+            from workers, and their device unset.
         env_device: where the env is; its own by default.
         policy_device: where the policy acts, a copy if it is elsewhere.
         create_env_kwargs: keywords for ``create_env_fn``; with workers, a dict for all or a list of one each.
@@ -44,7 +45,8 @@ class CollectorOptions(TypedDict, total=False):
         init_random_frames: actions are random until so many frames were collected, in whole batches. Those have
             nothing that a policy writes beside its action, and so such entries do not go into ``replay_buffer``.
         reset_at_each_iter: reset all envs before each batch.
-        postproc: callable from batch to batch, a transform for instance; called last.
+        postproc: callable from batch to batch, a transform for instance; called last. It is moved to ``storing_device`` if it
+            has ``to``.
         split_trajs: pass each batch through `split_trajectories`.
         exploration_type: how the policy acts.
         reset_when_done: begin a new episode where one has ended, within the batch.

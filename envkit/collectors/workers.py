@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch import nn
 
 from envkit.batched.creation_context import chosen
@@ -73,6 +74,7 @@ class WorkerCollector(Collector):
         self._trained = policy
         self._steps = 0
         self._seconds = Seconds()  # spent here
+        self._storing_devices = _each("storing_device", given.storing_device, self.num_workers)
         parts = self._parts(makers, policy, given)
         restarts = allowed_restarts(given.on_worker_failure, given.max_restarts)
         self._crew = Crew(
@@ -117,7 +119,7 @@ class WorkerCollector(Collector):
         count = len(makers)
         devices = {
             name: _each(name, getattr(given, name), count)
-            for name in ("storing_device", "env_device", "policy_device")
+            for name in ("env_device", "policy_device")
         }
         kwargs = _each("create_env_kwargs", given.create_env_kwargs, count)
         factories = _each("policy_factory", given.policy_factory, count)
@@ -128,7 +130,7 @@ class WorkerCollector(Collector):
             Parts(
                 make,
                 travelling,
-                runner_options(given, devices["storing_device"][worker]),
+                runner_options(given, None),
                 env_kwargs=kwargs[worker] or {},
                 policy_factory=factories[worker],
                 max_frames_per_traj=given.max_frames_per_traj,
@@ -229,6 +231,11 @@ class WorkerCollector(Collector):
         self._settle()
         self._require_idle()
         self._begin_anew([worker for worker, chosen_one in enumerate(chosen_ones) if chosen_one])
+
+    def _stored(self, data: TensorDictBase, worker: int = 0) -> TensorDictBase:
+        """Move what a worker has made, which arrives in memory of the CPU, to where batches are delivered."""
+        device = self._storing_devices[worker]
+        return data if device is None else data.to(device)
 
     def _begin_anew(self, workers: Sequence[int]) -> None:
         ended = self._crew.begin_anew(workers)

@@ -206,8 +206,16 @@ class JobRounds(Generic[W]):
         is_new = latest is not None and latest.request.number > requests
         return latest if is_new and latest not in self._round else None
 
-    def _new_job(self, worker: W, request: int | str, *, is_start: bool = False) -> Job:
+    def _new_job(
+        self, worker: W, request: int | str, *, is_start: bool = False, least_s: float = 0.0
+    ) -> Job:
         """Make a job for a worker that is free, which has failed already if that is lost.
+
+        Args:
+            worker: who gets it.
+            request: command or method.
+            is_start: it builds the host, or prepares that.
+            least_s: seconds that it may take in any case.
 
         Raises:
             BusyEnvError: it has one.
@@ -226,7 +234,8 @@ class JobRounds(Generic[W]):
             limit = "start_timeout"
         limit_s = self.timeout_s if limit == "timeout" else self.start_timeout_s
         name = self._commands.get(request, str(request))
-        made = Request(name, self._requests, limit, math.inf if limit_s is None else limit_s)
+        allowed_s = math.inf if limit_s is None else max(limit_s, least_s)
+        made = Request(name, self._requests, limit, allowed_s)
         if worker.lost is not None:
             made.failures[0, worker.index] = [worker.lost]
         return Job(worker.index, made)

@@ -169,6 +169,7 @@ def test_options_of_workers_are_refused_before_any_starts(cls, error, text, opti
         (OptionError, r"cat_results and trajs_per_batch exclude", {"cat_results": 0, "frames_per_batch": None, "trajs_per_batch": 1}),
         (OptionError, r"preemptive_threshold and trajs_per_batch exclude", {"preemptive_threshold": 0.5, "frames_per_batch": None, "trajs_per_batch": 1}),
         (OptionError, r"workers make different numbers of them\. Pass cat_results=-1", {"preemptive_threshold": 0.5, "replay_buffer": set(), "replay_buffer_chunk": False}),
+        (OptionError, r"storing_device is \['cpu', 'meta'\].* joined on one device\. Pass a single", {"storing_device": ["cpu", "meta"]}),
         (OptionError, r"sync=False.*Use MultiaSyncDataCollector", {"sync": False}),
         (ArgumentTypeError, r"sync is 'no'", {"sync": "no"}),
     ],

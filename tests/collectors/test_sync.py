@@ -41,6 +41,16 @@ def two() -> SerialEnv:
     return SerialEnv(2, lambda: Count(5))
 
 
+class Told(Count):
+    """Says that all it keeps of an episode is its count."""
+
+    def get_extra_state(self):
+        return self.c
+
+    def set_extra_state(self, state):
+        self.c = state
+
+
 def still(td):
     return td.set("action", torch.zeros((*td.batch_size, 1), dtype=torch.int64))
 
@@ -500,6 +510,43 @@ def test_progress_shows_returns_and_lengths(capsys):
 
     shown = capsys.readouterr().err
     assert "20/20" in shown and "return=5" in shown and "length=5" in shown
+
+
+@pytest.mark.parametrize("is_shown_before", [True, False])
+def test_after_a_resume_progress_goes_on_and_counts_no_episode_in_part(capsys, is_shown_before):
+    options = {"frames_per_batch": 6, "total_frames": 18}
+    first = SyncDataCollector(Told, still, progress=is_shown_before, **options)
+    first.next()
+    state = first.state_dict()
+    first.shutdown()
+    capsys.readouterr()
+
+    second = SyncDataCollector(Told, still, progress=True, **options)
+    second.load_state_dict(state)
+    second.next()
+    second.shutdown()
+
+    shown = capsys.readouterr().err
+    assert "12/18" in shown
+    if is_shown_before:
+        assert "return=5" in shown and "length=5" in shown
+    else:
+        assert "return" not in shown  # of the episode that ends here the first step was not seen
+
+
+def test_what_post_processes_is_moved_to_where_batches_are():
+    class Scales(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("by", torch.ones(()))
+
+        def forward(self, td):
+            return td
+
+    scales = Scales()
+    collector = SyncDataCollector(two, frames_per_batch=4, storing_device="meta", postproc=scales)
+
+    assert scales.by.is_meta and collector.next().device.type == "meta"
 
 
 def test_after_shutdown_there_is_nothing_and_twice_is_once():

@@ -21,7 +21,7 @@ from envkit import (
     SyncDataCollector,
     TransformedEnv,
 )
-from envkit.errors import ArgumentTypeError, BusyError, ClosedEnvError, CopyError
+from envkit.errors import ArgumentTypeError, BusyError, ClosedEnvError, CopyError, WorkerError
 from tests.collectors.slow_model import assert_same, collected
 from tests.zoo.envs import Chaos, Count, Slow
 
@@ -310,6 +310,27 @@ def test_workers_that_have_not_finished_stop_where_they_are(built):
     assert collector.next()["count"][1, 0] == made
 
 
+def test_frames_that_were_not_made_do_not_count_as_random_ones(built):
+    def never(td):
+        raise AssertionError("the policy acts, though fewer frames were random than were asked for")
+
+    collector = built(
+        MultiSyncDataCollector,
+        [lambda: Slow(0.0), lambda: Slow(0.2)],
+        never,
+        frames_per_batch=12,
+        preemptive_threshold=0.5,
+        init_random_frames=12,
+        cat_results=-1,
+    )
+
+    first, _ = (collector.next() for _ in range(2))
+
+    assert len(first) < 12
+    with pytest.raises(WorkerError, match="fewer frames were random"):
+        collector.next()
+
+
 def test_frames_of_stopped_workers_are_cut_out_along_time(built):
     collector = built(
         MultiSyncDataCollector,
@@ -347,6 +368,18 @@ def test_data_of_no_fixed_form_crosses_as_it_is(built):
 
     assert collector.next()["count"].squeeze(-1).tolist() == [[2, 3], [2, 3]]
     assert collector._crew.packing is None
+
+
+@pytest.mark.parametrize("cls", [MultiSyncDataCollector, MultiaSyncDataCollector])
+@pytest.mark.parametrize("device", ["meta", "cpu", None])
+def test_all_batches_of_workers_are_delivered_where_they_are_wanted(built, cls, device):
+    collector = built(cls, [one] * 2, frames_per_batch=4, storing_device=device)
+
+    batches = [collector.next() for _ in range(3)]
+
+    where = None if device is None else torch.device(device)
+    assert [td.device for td in batches] == [where] * 3
+    assert all(td["count"].is_meta == (device == "meta") for td in batches)
 
 
 def test_batches_stay_as_they_are_while_workers_go_on(built):

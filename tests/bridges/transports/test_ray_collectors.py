@@ -16,6 +16,7 @@ from envkit.errors import ArgumentError, MissingLibraryError, OptionError, Worke
 from tests.zoo.envs import Chaos, Count
 from tests.zoo.ray_cluster import begin_ray
 
+pytestmark = pytest.mark.timeout(400)
 SEED, FRAMES = 3, 40
 make_cartpole = partial(GymEnv, "CartPole-v1", categorical_action_encoding=True)
 

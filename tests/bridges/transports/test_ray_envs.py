@@ -21,7 +21,7 @@ from envkit.errors import WorkerError, WorkerTimeoutError
 from tests.zoo.envs import Chaos
 from tests.zoo.ray_cluster import begin_ray, on_ray
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 SEED, STEPS = 3, 12
 make_cartpole = partial(GymEnv, "CartPole-v1", max_episode_steps=5)

@@ -101,10 +101,11 @@ assert ray.is_initialized()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_ray_ends_with_the_last_env_if_an_env_began_it(monkeypatch):
     monkeypatch.setenv("RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES", str(150 * 10**6))
 
-    subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], check=True, timeout=100)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], check=True, timeout=360)
 
 
 NOT_CLOSED = """
@@ -121,10 +122,11 @@ print(*env.worker_pids)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_program_that_ends_without_close_leaves_no_actor():
     script = [sys.executable, "-W", "ignore", "-c", NOT_CLOSED]
 
-    ended = subprocess.run(script, check=True, timeout=100, stdout=subprocess.PIPE)
+    ended = subprocess.run(script, check=True, timeout=360, stdout=subprocess.PIPE)
 
     (pid,) = map(int, ended.stdout.split())
     with suppress(psutil.NoSuchProcess):

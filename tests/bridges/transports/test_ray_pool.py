@@ -32,7 +32,7 @@ from tests.transport.hosts import (
     HangsInClose,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 PATIENCE_S = 20.0
 BIG = 300_000  # numbers in a row that do not go along with a message
@@ -254,6 +254,12 @@ def test_an_actor_that_finds_no_place_says_what_there_is(new_pool):
         WorkerTimeoutError, match=r"asks for {'num_gpus': 8}, and {.*'CPU': 2.0.*} are free"
     ):
         new_pool(actor_options={"num_gpus": 8}, start_timeout_s=0.5)
+
+
+def test_a_limit_on_building_does_not_count_what_ray_takes_to_start_a_process(new_pool):
+    pool, _ = new_pool(prepare=[lambda: time.sleep(4.0)], start_timeout_s=3.0)
+
+    assert pool.call("add", 1) == [1, 3]
 
 
 def test_an_actor_that_ray_started_anew_has_lost_its_rows(new_pool):
