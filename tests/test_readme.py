@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import patch
 
@@ -87,6 +89,7 @@ def test_a_block_of_a_guide_runs_as_printed(guide, heading):
 
 @pytest.mark.slow  # loads the other libraries, compiles
 @pytest.mark.filterwarnings("ignore:.*precision lowered:UserWarning")  # of EnvPool's bounds
+@pytest.mark.filterwarnings("ignore:JAXopt is no longer:DeprecationWarning")  # which Brax imports
 @pytest.mark.parametrize("which", ["Before", "After"])
 @pytest.mark.parametrize("page", COMING_FROM, ids=lambda page: page.stem)
 def test_a_program_of_another_library_and_ours_run_as_printed(page, which):
@@ -101,6 +104,17 @@ def test_a_block_about_ray_runs_as_printed(heading):
     begin_ray()
 
     execute(blocks(ON_RAY)[heading])
+
+
+@pytest.mark.slow  # opens JAX in a process of its own, as its first call wants
+def test_what_is_written_for_a_card_runs_without_one():
+    (code,) = blocks(ROOT / "docs" / "gpu.md").values()
+
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ Conventions
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path as File
@@ -29,7 +28,7 @@ from envkit.data.keywords import refuse_unknown
 from envkit.data.paths import Path, as_key
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
-from envkit.errors import ArgumentError, ArgumentTypeError, MissingFileError
+from envkit.errors import ArgumentError, ArgumentTypeError, EnvkitError, MissingFileError
 
 __all__ = ["MinariMetadata", "from_minari", "to_minari"]
 
@@ -72,8 +71,8 @@ def to_minari(
         made by `make` from numbers and text, and no transforms were added; else ``env_spec`` is None.
 
     Raises:
-        ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) the id is malformed or taken, told before
-            anything is collected; the data has no steps, no time axis, or what no column can hold.
+        ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) the id is malformed or taken, metadata is of another
+            type, told before anything is collected; the data has no steps, no time axis, or what no column can hold.
         OptionError: (a TypeError) Minari has no such metadata.
         MissingKeyError: (a KeyError) observations, actions, rewards or done flags are not found.
         BatchSizeError: (a RuntimeError) batches have unlike rows.
@@ -89,7 +88,7 @@ def to_minari(
             f"there is a dataset {dataset_id!r} in {target.parent} already. Choose another name or version, or delete "
             f"it: minari.delete_dataset({dataset_id!r})."
         )
-    refuse_unknown("to_minari", metadata, list(MinariMetadata.__annotations__))
+    listed = _listed(metadata)
     if env is not None and not isinstance(env, EnvBase):
         raise ArgumentTypeError(
             f"env is of type {type(env).__name__}, but must be an env of envkit. Wrap it: GymWrapper(env)."
@@ -98,7 +97,7 @@ def to_minari(
         counts, storage = _write(data, folder / "data", target, env)
         with telling(target):
             told = {"dataset_id": dataset_id, "minari_version": minari.__version__}
-            storage.update_metadata({**told, **counts, **_listed(metadata)})
+            storage.update_metadata({**told, **counts, **listed})
             storage.update_metadata({"dataset_size": storage.get_size()})
     with telling(target):
         _name_namespace(namespace)
@@ -115,8 +114,8 @@ def from_minari(dataset_id: str) -> EnvData:
         ``("collector", "traj_ids")``, and below ``"info"`` the infos that have a row for each step.
 
     Raises:
-        ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) the id is malformed, or the dataset holds
-            what no column can.
+        ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) the id is malformed, the dataset is damaged, or
+            holds what no column can.
         MissingFileError: (a FileNotFoundError) there is no such dataset.
         MissingLibraryError: (an ImportError) Minari is not installed.
     """
@@ -132,7 +131,15 @@ def from_minari(dataset_id: str) -> EnvData:
         raise MissingFileError(
             f"there is no dataset {dataset_id!r} in {target.parent}. Fetch it: minari.download_dataset({dataset_id!r})."
         )
-    return data_of_dataset(minari.load_dataset(dataset_id))
+    try:
+        return data_of_dataset(minari.load_dataset(dataset_id))
+    except EnvkitError:
+        raise
+    except (OSError, ValueError, KeyError, AssertionError) as error:
+        raise ArgumentError(
+            f"{target} is no complete Minari dataset: {error}. Write or fetch it anew; minari.delete_dataset"
+            f"({dataset_id!r}) removes what is there."
+        ) from error
 
 
 # ---------------------------------------------------------------------------------------- names
@@ -167,19 +174,42 @@ def _name_namespace(namespace: str | None) -> None:
         spaces.create_namespace(namespace)
 
 
+_TEXTS = ("algorithm_name", "code_permalink", "description")
+_LISTS = ("author", "author_email", "requirements")
+
+
 def _listed(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the metadata in the form that Minari asks for: sets of authors."""
+    """Give the metadata in the form that Minari asks for: sets of authors.
+
+    Raises:
+        OptionError: (a TypeError) Minari has no such metadata.
+        ArgumentTypeError: (a TypeError) one is neither the text, nor the list of texts, nor the number that it must be.
+    """
+    refuse_unknown("to_minari", metadata, list(MinariMetadata.__annotations__))
     told = {name: value for name, value in metadata.items() if value is not None}
-    for name in ("author", "author_email"):
-        if name in told:
-            told[name] = {told[name]} if isinstance(told[name], str) else set(told[name])
-    try:
-        json.dumps({name: list(one) if isinstance(one, set) else one for name, one in told.items()})
-    except TypeError as error:
-        raise ArgumentTypeError(
-            f"metadata must be text, numbers and lists of them: {error}."
-        ) from error
+    for name, value in told.items():
+        if name in _LISTS:
+            texts = [value] if isinstance(value, str) else _as_list(value)
+            is_right, wanted = (
+                all(isinstance(one, str) for one in texts),
+                "a list of texts",
+            )
+            told[name] = texts if name == "requirements" else set(texts)
+        elif name in _TEXTS:
+            is_right, wanted = isinstance(value, str), "a text"
+        else:
+            is_right = isinstance(value, int | float) and not isinstance(value, bool)
+            wanted = "a number"
+        if not is_right:
+            raise ArgumentTypeError(
+                f"{name} is {value!r}, of type {type(value).__name__}, but must be {wanted}, which the dataset's "
+                "metadata keeps."
+            )
     return told
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, Iterable) else [value]
 
 
 # ---------------------------------------------------------------------------------------- writing

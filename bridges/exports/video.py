@@ -10,6 +10,7 @@ Conventions
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 from base64 import b64encode
@@ -179,7 +180,7 @@ def require_pace(fps: float) -> float:
     Raises:
         ArgumentError: (a ValueError) it is no number above 0.
     """
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not fps > 0:
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
         raise ArgumentError(f"fps is {fps!r}, but must be a number above 0, such as 30.")
     return fps
 

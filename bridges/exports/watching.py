@@ -63,11 +63,7 @@ def record(
         MissingLibraryError: (an ImportError) a library that writes the format is not installed.
         WriteError: (an OSError) the file cannot be written.
     """
-    if not isinstance(env, EnvBase):
-        raise ArgumentTypeError(
-            f"env is {env!r}, of type {type(env).__name__}, but must be an env of envkit. Pass "
-            "GymEnv('CartPole-v1', render_mode='rgb_array'), say; GymWrapper(env) makes one of Gymnasium's."
-        )
+    _require_env(env)
     path = as_video_path(path)
     if steps is not None:
         steps = as_int(
@@ -103,11 +99,13 @@ def video(
         **options: for the renderer; see `record`.
 
     Raises:
+        ArgumentTypeError: (a TypeError) ``env`` is no env.
         UnsupportedError: (a NotImplementedError) the env is not stateless, or cannot be drawn.
         MissingKeyError: (a KeyError) ``data`` has no state.
         ArgumentError: (a ValueError) there is no such row, or another ending.
         RenderingError, MissingLibraryError, WriteError: see `record`.
     """
+    _require_env(env)
     drawing: Any = without_transforms(env)
     if not draws_states(drawing):
         raise UnsupportedError(
@@ -121,6 +119,14 @@ def video(
     if path is not None:
         seen.save(path)
     return seen
+
+
+def _require_env(env: Any) -> None:
+    if not isinstance(env, EnvBase):
+        raise ArgumentTypeError(
+            f"env is {env!r}, of type {type(env).__name__}, but must be an env of envkit. Pass "
+            "GymEnv('CartPole-v1', render_mode='rgb_array'), say; GymWrapper(env) makes one of Gymnasium's."
+        )
 
 
 def _rows_of(env: EnvBase, rows: int | Sequence[int]) -> list[int]:

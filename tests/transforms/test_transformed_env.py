@@ -27,7 +27,13 @@ from envkit import (
     check_env_specs,
 )
 from envkit.env.pending import LocalStep
-from envkit.errors import ArgumentError, BatchSizeError, ClosedEnvError, SpecLockedError
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BatchSizeError,
+    ClosedEnvError,
+    SpecLockedError,
+)
 from tests.zoo.envs import Count, StatelessCount
 
 make_count = partial(Count, 5)
@@ -363,6 +369,10 @@ def test_a_compose_names_what_is_wrong():
         Compose(Mean()).insert(5, Mean())
     with pytest.raises(ValueError, match="got int"):
         Compose(3)
+    with pytest.raises(
+        ArgumentTypeError, match=r"StepCounter is a class.*Make one: StepCounter\(\)"
+    ):
+        Compose(StepCounter)
 
 
 def test_transforms_can_be_assigned_appended_and_inserted():

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from envkit.errors import ArgumentError, TransformOwnerError
+from envkit.errors import ArgumentError, ArgumentTypeError, TransformOwnerError
 from envkit.late import late
 from envkit.specs import Composite
 from envkit.transforms.core.base import Transform, TransformLike
@@ -61,7 +61,7 @@ def as_transform(given: Any) -> Transform:
     Raises:
         ArgumentError: it is neither.
         ArgumentTypeError: (a TypeError) it is a transform of TorchRL's, other than a primer. Called as a
-            function it would change data and no specs, and see neither resets nor steps.
+            function it would change data and no specs, and see neither resets nor steps. Or a class.
     """
     if isinstance(given, Transform):
         return given
@@ -70,6 +70,10 @@ def as_transform(given: Any) -> Transform:
     if not callable(given):
         raise ArgumentError(
             f"a transform must be a Transform or a function td -> td, got {type(given).__name__}."
+        )
+    if isinstance(given, type) and issubclass(given, Transform):
+        raise ArgumentTypeError(
+            f"{given.__name__} is a class, but must be a transform. Make one: {given.__name__}()."
         )
     return CallableTransform(given)
 

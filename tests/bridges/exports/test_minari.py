@@ -397,9 +397,47 @@ def test_what_minari_cannot_hold_is_refused(folder):
         to_minari(played_wrong, "mine-v0", env=env)
     with pytest.raises(OptionError, match="Did you mean 'author'"):
         to_minari(data, "mine-v0", autor="me")
-    with pytest.raises(ArgumentTypeError, match="metadata must be text"):
-        to_minari(data, "mine-v0", description=print)
     with pytest.raises(ArgumentTypeError, match=r"env is of type TimeLimit.*GymWrapper"):
         to_minari(data, "mine-v0", env=gymnasium.make("CartPole-v1"))
 
     assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("metadata", "told"),
+    [
+        ({"author": 3}, "author is 3, .* a list of texts"),
+        ({"author_email": ["a@b.c", None]}, "author_email is .* a list of texts"),
+        ({"requirements": [1]}, "requirements is .* a list of texts"),
+        ({"description": print}, "description is .* a text"),
+        ({"code_permalink": 3}, "code_permalink is 3, .* a text"),
+        ({"ref_min_score": "low"}, "ref_min_score is 'low', .* a number"),
+    ],
+)
+def test_metadata_of_another_type_is_told_before_anything_is_collected(metadata, told):
+    with pytest.raises(ArgumentTypeError, match=told):
+        to_minari((pytest.fail("collected") for _ in range(1)), "mine-v0", **metadata)
+
+
+def test_metadata_is_kept():
+    given = {"author": ["b", "a"], "requirements": ["envkit"], "ref_max_score": 9.5}
+
+    dataset = to_minari(Count().rollout(3), "mine-v0", description="Counted.", **given)
+
+    kept = dataset.storage.metadata
+    assert set(kept["author"]) == {"a", "b"} and kept["requirements"] == ["envkit"]
+    assert (kept["description"], kept["ref_max_score"]) == ("Counted.", 9.5)
+
+
+@pytest.mark.parametrize("name", ["main_data.hdf5", "metadata.json"])
+@pytest.mark.parametrize("left", [None, 0, 0.5])
+def test_a_damaged_dataset_is_told_with_its_folder(folder, name, left):
+    to_minari(Count().rollout(3), "mine-v0")
+    file = folder / "mine-v0" / "data" / name
+    held = file.read_bytes()
+    file.unlink() if left is None else file.write_bytes(held[: int(left * len(held))])
+
+    with pytest.raises(
+        ArgumentError, match=r"mine-v0 is no complete Minari dataset: .*delete_data"
+    ):
+        from_minari("mine-v0")

@@ -24,7 +24,13 @@ from envkit import (
     record,
     video,
 )
-from envkit.errors import ArgumentError, MissingLibraryError, UnsupportedError, WriteError
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    MissingLibraryError,
+    UnsupportedError,
+    WriteError,
+)
 
 imageio = pytest.importorskip("imageio.v3")
 
@@ -217,6 +223,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_played(tmp_path, m
         ({"fps": -1}, "fps is -1"),
         ({"fps": 0}, "fps is 0, but must be a number above 0"),
         ({"fps": "fast"}, "fps is 'fast'"),
+        ({"fps": float("inf")}, "fps is inf"),
     ],
 )
 def test_impossible_recordings_are_refused(given, told, tmp_path):
@@ -233,6 +240,8 @@ def test_only_stored_states_are_drawn_later():
 
     with pytest.raises(UnsupportedError, match="record\\(env, policy, path\\)"):
         video(env, env.rollout(2))
+    with pytest.raises(ArgumentTypeError, match="env is 'brax/ant', of type str"):
+        video("brax/ant", env.rollout(2))
 
 
 def test_the_repr_names_simulator_and_id():
