@@ -200,6 +200,7 @@ def test_a_batch_of_pendulums_is_rolled_out_from_parameters():
     assert rollout.names[-1] == "time"
 
 
+@pytest.mark.slow
 def test_a_policy_learns_by_gradients_through_the_dynamics():
     torch.manual_seed(0)
     env = pendulum_with_transforms()
