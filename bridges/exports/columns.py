@@ -324,13 +324,13 @@ def _nested(entries: Mapping[Path, Any], layout: Layout, size: tuple[int, ...]) 
 
 
 def _entry(column: Column, held: np.ndarray, size: tuple[int, ...]) -> Any:
-    whole = held.reshape(*size, *column.held_shape)
+    whole = held.reshape((*size, *column.held_shape))
     if column.dtype == TEXT:
         return _stacked(whole)
     value = torch.from_numpy(np.ascontiguousarray(whole))
     if column.dtype.startswith("complex") and value.numel():
         return torch.view_as_complex(value)
-    return value.reshape(*size, *column.shape).to(getattr(torch, column.dtype))
+    return value.reshape((*size, *column.shape)).to(getattr(torch, column.dtype))
 
 
 def _stacked(texts: np.ndarray) -> Any:

@@ -117,7 +117,7 @@ class _Writer:
         arrays = arrays_of(batch, self._layout)
         for column in self._layout.columns:
             if 0 not in column.held_shape:
-                held = arrays[column.path].reshape(*size, *column.held_shape)
+                held = arrays[column.path].reshape((*size, *column.held_shape))
                 append(self._file["data"], "/".join(quoted(column.path)), held, axis)
         self._steps += size[-1]
 

@@ -244,6 +244,6 @@ def _written(td: TensorDictBase, plan: _Plan, inputs: list[np.ndarray]) -> Tenso
     for path, value in zip(plan.writes, plan.program.evaluate(*inputs), strict=True):
         own = torch.from_numpy(np.array(value, order="C"))  # it may be the memory of a parameter
         if td.batch_dims != 1:
-            own = own.reshape(*td.batch_size, *own.shape[1:])
+            own = own.reshape((*td.batch_size, *own.shape[1:]))
         td.set(as_key(path), own)
     return td

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,14 @@ from envkit.env.policy import (
     takes_tensordict,
 )
 from envkit.env.recorded import require_truncated, unrecorded
-from envkit.errors import ArgumentTypeError, InputError, OptionError, PolicyError, UnsupportedError
+from envkit.errors import (
+    ArgumentTypeError,
+    InputError,
+    MissingKeyError,
+    OptionError,
+    PolicyError,
+    UnsupportedError,
+)
 from envkit.transforms.core.env import TransformedEnv
 from envkit.transforms.episodes import StepCounter
 from envkit.transforms.recurrent import with_policy_transforms
@@ -80,8 +88,8 @@ def _runner_in(
     if parts.options.set_truncated:
         require_truncated(env)
     policy = _on_its_device(policy, parts.policy_device)
-    act = _act_of(env, policy, parts)
-    runner = EnvRunner(env, policy, act, parts.options, first_number=first_number, stride=stride)
+    bind = partial(_act_of, env, parts)
+    runner = EnvRunner(env, policy, bind, parts.options, first_number=first_number, stride=stride)
     tells_itself = isinstance(policy, BindsToEnv) or not isinstance(policy, nn.Module)
     if not (tells_itself or parts.trust_policy or parts.cudagraph_policy):
         runner.begin_anew()
@@ -132,7 +140,7 @@ def _on_its_device(policy: Any, device: torch.device | None) -> Any:
     return copy.deepcopy(policy).to(device)
 
 
-def _act_of(env: EnvBase, policy: Any, parts: Parts) -> Policy:
+def _act_of(env: EnvBase, parts: Parts, policy: Any) -> Policy:
     compiled = _compiled(policy, parts)
     trust = bool(parts.trust_policy) or (compiled is not policy and takes_tensordict(policy))
     act = as_policy(env, compiled, trust=trust)
@@ -177,14 +185,28 @@ def _try_out(env: EnvBase, policy: nn.Module, parts: Parts, runner: EnvRunner) -
             "trust_policy=True to do without."
         ) from error
     untried = Parts(parts.make_env, trial, parts.options, policy_device=parts.policy_device)
-    act = _act_of(env, trial, untried)
+    act = _act_of(env, untried, trial)
     with (
         torch.no_grad(),
         torch.random.fork_rng(),
         set_exploration_type(parts.options.exploration_type),
     ):
-        acted = act(runner.root.clone())
+        try:
+            acted = act(runner.root.clone())
+        except Exception as error:
+            _require_inputs(policy, runner.root, error)
+            raise
     _require_actions(env, acted)
+
+
+def _require_inputs(policy: nn.Module, root: TensorDictBase, error: Exception) -> None:
+    """Check that a module which has failed finds all that it reads."""
+    missing = [key for key in getattr(policy, "in_keys", ()) if root.get(key, None) is None]
+    if missing:
+        raise MissingKeyError(
+            f"the policy reads {missing}, but the env gives {sorted(map(str, root.keys(True, True)))}. Name its inputs so: "
+            "TensorDictModule(module, in_keys=[...], out_keys=[...])."
+        ) from error
 
 
 def recorded_leaves(env: EnvBase, options: RunnerOptions) -> dict[Path, torch.Tensor]:

@@ -143,8 +143,9 @@ class Collector:
         """Have the policy act with new weights from the next batch on.
 
         Args:
-            policy_weights: a TensorDict or a mapping of them by name, as ``state_dict()`` gives, or a module; None
-                takes those of the policy that was passed, which a trainer has changed in place.
+            policy_weights: a TensorDict or a mapping of them by name, as ``state_dict()`` gives, or a module; for a
+                `JaxPolicy` another one, or params; None takes those of the policy that was passed, which a trainer has
+                changed in place.
 
         Raises:
             ArgumentError: (a ValueError) they are of another architecture.
@@ -356,9 +357,11 @@ class Collector:
             return _EPISODE_STEPS
         steps = math.ceil(math.ceil(frames / workers) / rows)
         if (made := steps * rows * workers) != frames:
+            total = self._options.total_frames
+            end = "" if total is None else f", {math.ceil(total / made) * made} in all"
             warnings.warn(
                 f"frames_per_batch is {frames}, no multiple of the {rows * workers} envs that step side by side: "
-                f"batches have {made} frames.",
+                f"batches have {made} frames{end}.",
                 stacklevel=stacklevel,
             )
         return steps

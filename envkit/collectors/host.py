@@ -21,7 +21,7 @@ from envkit.batched.creation_context import holding
 from envkit.collectors.acting import Parts, build_runner, recorded_leaves
 from envkit.collectors.packing import Packing
 from envkit.collectors.runner import COLLECTOR, EnvRunner, Order
-from envkit.collectors.weights import Weights, load_weights, tensors_of
+from envkit.collectors.weights import Weights, tensors_of
 from envkit.data.paths import Path
 from envkit.data.transition import leaves
 
@@ -202,7 +202,7 @@ class RunnerHost:
         """Take new weights, then make a batch."""
         assert self._weights is not None
         with self._runner.seconds.transferring():
-            load_weights(self._runner.policy, self._weights)
+            self._runner.load_weights(self._weights)
         return self.call_collect(wanted)
 
     def _is_stopped(self) -> bool:

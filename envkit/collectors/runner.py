@@ -21,12 +21,18 @@ from tensordict import TensorDictBase
 from envkit.collectors.generators import generator_states, set_generators
 from envkit.collectors.numbering import TrajectoryNumbers
 from envkit.collectors.timing import Seconds, timed
-from envkit.collectors.weights import as_weights, require_same_architecture, tensors_of
+from envkit.collectors.weights import (
+    Weights,
+    as_weights,
+    load_weights,
+    require_same_architecture,
+    tensors_of,
+)
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
 from envkit.env.fragments import Begun, Fragment, begin_fragment
-from envkit.env.policy import ExplorationType, Policy, set_exploration_type
+from envkit.env.policy import ExplorationType, HasParams, Policy, set_exploration_type
 from envkit.env.recorded import truncate_last
 from envkit.errors import ArgumentError, ResumeError
 from envkit.rules import RESET
@@ -89,7 +95,7 @@ class EnvRunner:
     Args:
         env: with the transforms that the policy and the collector need.
         policy: what the user passed; None draws random actions.
-        act: the same as a callable from TensorDict to TensorDict.
+        bind: gives what acts for such a policy, a callable from TensorDict to TensorDict.
         options: how batches are made.
         first_number, stride: of the trajectories; see `TrajectoryNumbers`.
     """
@@ -98,7 +104,7 @@ class EnvRunner:
         self,
         env: EnvBase,
         policy: Any,
-        act: Policy,
+        bind: Callable[[Any], Policy],
         options: RunnerOptions,
         *,
         first_number: int = 0,
@@ -106,7 +112,8 @@ class EnvRunner:
     ):
         self.env = env
         self.policy = policy
-        self.act = act
+        self.act = bind(policy)
+        self._bind = bind
         self.options = options
         self.numbers = TrajectoryNumbers(env.batch_size.numel(), first=first_number, stride=stride)
         self.root: TensorDictBase | None = None
@@ -142,7 +149,7 @@ class EnvRunner:
         root = self.root.copy()
         for level, names in self.env.done_levels.items():
             flags = root.get(as_key((*level, names[0])))
-            mask = rows.reshape(*batch, *(1,) * (flags.ndim - len(batch)))
+            mask = rows.reshape((*batch, *(1,) * (flags.ndim - len(batch))))
             root.set(as_key((*level, RESET)), mask.expand_as(flags).clone())
         self.root = None
         return self._take_root(self.env.reset(root), rows)
@@ -159,6 +166,16 @@ class EnvRunner:
         if not self.frames:
             self.root = None
         return following
+
+    def load_weights(self, weights: Weights) -> None:
+        """Have the policy act with other weights from the next batch on.
+
+        Raises:
+            ArgumentError: (a ValueError) they are of another architecture.
+        """
+        loaded = load_weights(self.policy, weights)
+        if loaded is not self.policy:
+            self.act, self.policy = self._bind(loaded), loaded
 
     def _first_root(self) -> TensorDictBase:
         if self.root is None or (self.options.reset_at_each_iter and self.frames):
@@ -216,7 +233,9 @@ class EnvRunner:
                 "where all is in the data, let the first return {} and the second do nothing."
             )
         policy = self.policy
-        weights = dict(policy.state_dict()) if isinstance(policy, torch.nn.Module) else {}
+        weights = (
+            dict(policy.state_dict()) if isinstance(policy, torch.nn.Module) else tensors_of(policy)
+        )
         return {
             "policy_state_dict": plain(weights, "the policy"),
             "generators": generator_states(),
@@ -233,12 +252,20 @@ class EnvRunner:
             ResumeError: the env cannot be brought there; with ``strict=False`` it begins new episodes.
             ArgumentError: (a ValueError) its policy was of another architecture. Nothing was loaded.
         """
+        root = from_plain(state["root"])
+        if root is not None and root.batch_size != self.env.batch_size:
+            raise ResumeError(
+                f"the state is of an env of batch size {tuple(root.batch_size)}, but this one has "
+                f"{tuple(self.env.batch_size)}. Load it into one that is built as that which was saved."
+            )
         if isinstance(self.policy, torch.nn.Module):
             weights = from_plain(state["policy_state_dict"])
             require_same_architecture(tensors_of(self.policy), as_weights(weights))
             self.policy.load_state_dict(weights)
+        elif isinstance(self.policy, HasParams):
+            self.load_weights(from_plain(state["policy_state_dict"]))
         self.env.load_state_dict(state["env_state_dict"], strict=strict)
-        self.root = from_plain(state["root"])
+        self.root = root
         self.numbers.load_state_dict(state["numbers"])
         counted = state["counted"]
         self.frames, self.episodes = counted["frames"], counted["episodes"]

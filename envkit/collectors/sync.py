@@ -12,10 +12,10 @@ from envkit.collectors.collector import Collector, MakeEnv
 from envkit.collectors.runner import Batch, Order
 from envkit.collectors.settings import CollectorOptions, runner_options
 from envkit.collectors.turns import in_turn
-from envkit.collectors.weights import as_weights, load_weights
+from envkit.collectors.weights import as_weights
 from envkit.data.arguments import as_bool
 from envkit.env.base import EnvBase
-from envkit.env.policy import PolicyLike
+from envkit.env.policy import HasParams, PolicyLike
 from envkit.errors import ArgumentTypeError, OptionError
 
 __all__ = ["SyncDataCollector"]
@@ -109,11 +109,12 @@ class SyncDataCollector(Collector):
 
     @in_turn
     def update_policy_weights_(self, policy_weights: Any = None) -> None:
+        given = self._trained if policy_weights is None else policy_weights
         acting = self._runner.policy
-        if policy_weights is not None:
-            load_weights(acting, as_weights(policy_weights))
-        elif acting is not self._trained and isinstance(self._trained, torch.nn.Module):
-            load_weights(acting, as_weights(self._trained))
+        if policy_weights is not None or (
+            acting is not given and isinstance(given, torch.nn.Module | HasParams)
+        ):
+            self._runner.load_weights(as_weights(given, acting))
         self.policy_version += 1
 
     @in_turn

@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from envkit.env.policy import HasParams
 from envkit.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["Weights", "as_weights", "load_weights", "require_same_architecture", "tensors_of"]
@@ -20,15 +21,21 @@ __all__ = ["Weights", "as_weights", "load_weights", "require_same_architecture",
 Weights = Mapping[str, torch.Tensor]
 
 
-def as_weights(given: Any) -> Weights:
+def as_weights(given: Any, policy: Any = None) -> Weights:
     """Bring what a user gives as weights into one form.
 
     Args:
-        given: a module, what its ``state_dict()`` gave, or a TensorDict of weights, nested or flat.
+        given: a module, what its ``state_dict()`` gave, or a TensorDict of weights, nested or flat; for a policy that
+            `HasParams`, such a policy or params of one.
+        policy: that is to have them.
 
     Raises:
         ArgumentTypeError: it is something else.
     """
+    if isinstance(given, HasParams):
+        return given.named_params()
+    if isinstance(policy, HasParams):
+        return policy.named_params(given)
     if isinstance(given, nn.Module) and not isinstance(given, TensorDictBase):
         return given.state_dict()
     if isinstance(given, TensorDictBase):
@@ -42,21 +49,28 @@ def as_weights(given: Any) -> Weights:
     )
 
 
-def load_weights(policy: Any, weights: Weights) -> None:
-    """Write weights into a policy, in place.
+def load_weights(policy: Any, weights: Weights) -> Any:
+    """Write weights into a policy, in place, and give it; one that `HasParams` gives another one, unless it has them.
 
     Raises:
         ArgumentError: (a ValueError) they are of another architecture.
     """
+    if isinstance(policy, HasParams):
+        own = policy.named_params()
+        require_same_architecture(own, weights)
+        has_them = all(torch.equal(value, weights[name]) for name, value in own.items())
+        return policy if has_them else policy.with_params(weights)
     if not isinstance(policy, nn.Module):
         raise ArgumentTypeError(
-            f"the policy is a {type(policy).__name__}, which has no weights to load. Pass a torch.nn.Module."
+            f"the policy is a {type(policy).__name__}, which has no weights to load. Pass a torch.nn.Module, or a "
+            "JaxPolicy."
         )
     own = tensors_of(policy)
     require_same_architecture(own, weights)
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(weights[name])
+    return policy
 
 
 def require_same_architecture(held: Weights, weights: Weights) -> None:
@@ -85,7 +99,9 @@ def require_same_architecture(held: Weights, weights: Weights) -> None:
 
 
 def tensors_of(policy: Any) -> dict[str, torch.Tensor]:
-    """Give the live weights of a policy by name; none of what is no module."""
+    """Give the weights of a policy by name, live where it is a module; none of what has none."""
+    if isinstance(policy, HasParams):
+        return policy.named_params()
     if not isinstance(policy, nn.Module):
         return {}
     state = policy.state_dict(keep_vars=True)

@@ -33,7 +33,7 @@ from envkit.collectors.turns import in_turn, require_open
 from envkit.collectors.weights import as_weights, tensors_of
 from envkit.data.arguments import as_int
 from envkit.env.base import EnvBase
-from envkit.env.policy import PolicyLike, policy_device
+from envkit.env.policy import HasParams, PolicyLike, policy_device
 from envkit.env.seeding import drawn_seed, restart_seed
 from envkit.errors import (
     ArgumentCountError,
@@ -172,11 +172,12 @@ class WorkerCollector(Collector):
                 "on_worker_failure='restart' ends the episodes of a lost worker with 'truncated', but its env has no "
                 "such entry. Pass lambda: make_env().add_truncated_keys()."
             )
-        from_here = isinstance(self._trained, nn.Module) and first.weights is not None
+        has_weights = isinstance(self._trained, nn.Module | HasParams)
+        from_here = has_weights and first.weights is not None
         if self._options.update_at_each_batch and not from_here:
             raise OptionError(
                 "update_at_each_batch=True sends the weights of the policy that was passed, but none with weights was. "
-                "Pass a torch.nn.Module as policy, or call update_policy_weights_(policy_weights)."
+                "Pass a torch.nn.Module or a JaxPolicy as policy, or call update_policy_weights_(policy_weights)."
             )
         self.batch_size = first.batch_size
         self._rows_each = first.batch_size.numel()
@@ -189,7 +190,7 @@ class WorkerCollector(Collector):
         )  # and no turn: a trainer may update while another thread waits for a batch
         if not self._crew.has_weights:
             raise ArgumentTypeError(
-                "the policy of the workers is no torch.nn.Module, so it has no weights to update."
+                "the policy of the workers is no torch.nn.Module and no JaxPolicy, so it has no weights to update."
             )
         given = self._trained if policy_weights is None else policy_weights
         if given is None:
@@ -197,7 +198,7 @@ class WorkerCollector(Collector):
                 "there are no weights here: the workers have made their policies themselves. Pass policy_weights=."
             )
         self._crew.take_weights(
-            tensors_of(given) if isinstance(given, nn.Module) else as_weights(given)
+            tensors_of(given) if isinstance(given, nn.Module) else as_weights(given, self._trained)
         )
         self.policy_version += 1
 

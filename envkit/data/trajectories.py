@@ -146,7 +146,7 @@ def _padded(data: TensorDictBase, rows: torch.Tensor, mask: torch.Tensor) -> Ten
     def blanked(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        return leaf.masked_fill(~mask.reshape(*mask.shape, *(1,) * (leaf.ndim - 2)), 0)
+        return leaf.masked_fill(~mask.reshape((*mask.shape, *(1,) * (leaf.ndim - 2))), 0)
 
     pieces = cast(TensorDictBase, data.reshape(-1)[rows])
     split = cast(TensorDictBase, pieces.apply(blanked))

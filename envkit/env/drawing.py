@@ -65,5 +65,5 @@ def _options(td: TensorDictBase, key: Key) -> torch.Tensor | None:
     if mask is None or done is None or mask.dtype != torch.bool or mask.ndim <= td.batch_dims:
         return mask
     done = done.reshape(*td.batch_size, -1).any(-1)
-    done = done.reshape(*td.batch_size, *(1,) * (mask.ndim - td.batch_dims))
+    done = done.reshape((*td.batch_size, *(1,) * (mask.ndim - td.batch_dims)))
     return mask | (done & ~mask.any(-1, keepdim=True))

@@ -138,7 +138,7 @@ class OutputChecks:
                     selected = torch.ones_like(flags)
                 else:
                     mask = rules.reduce_mask(masks[governing], flags.shape, len(fresh.batch_size))
-                    selected = mask.reshape(*mask.shape, *(1,) * (flags.ndim - mask.ndim))
+                    selected = mask.reshape((*mask.shape, *(1,) * (flags.ndim - mask.ndim)))
                 if bool((flags & selected).any()):
                     raise DoneError(
                         f"{key!r} is set right after a reset of {env}. An episode must have at "

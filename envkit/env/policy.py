@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, get_type_hints, runtime_checkable
+from typing import Any, Protocol, Self, get_type_hints, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ __all__ = [
     "ActsOnRows",
     "BindsToEnv",
     "ExplorationType",
+    "HasParams",
     "Policy",
     "PolicyLike",
     "RandomPolicy",
@@ -55,6 +56,19 @@ class BindsToEnv(Protocol):
 
     def bound_to(self, env: Stepping) -> Policy:
         """Give the callable that acts in ``env``."""
+        ...
+
+
+@runtime_checkable
+class HasParams(Protocol):
+    """A policy that is no module and holds its parameters apart from what computes with them; it is never written to."""
+
+    def named_params(self, params: Any = None) -> dict[str, torch.Tensor]:
+        """Give parameters by name, copied: its own, or ``params`` in the form of its own, or those of one like it."""
+        ...
+
+    def with_params(self, named: Mapping[str, torch.Tensor]) -> Self:
+        """Give a policy like this one, with parameters as `named_params` gives them, copied."""
         ...
 
 
@@ -230,7 +244,13 @@ class _CallOnRoot:
                 f"the policy returned {type(acted).__name__}, but was called with a TensorDict and "
                 "must return the TensorDict with the action in it, or a new one."
             )
-        return tensordict.update(acted)
+        try:
+            return tensordict.update(acted)
+        except RuntimeError as error:  # which tells no sizes
+            raise PolicyError(
+                f"the policy returned a TensorDict of batch size {tuple(acted.batch_size)}, but was called with one of "
+                f"{tuple(tensordict.batch_size)}. Return one row for each."
+            ) from error
 
 
 def observation_inputs(env: Stepping) -> list[Key]:

@@ -202,7 +202,7 @@ class _Playing:
         mask = tally.stale.reshape(root.batch_size).to(root.device or "cpu")
         for level in [()] if () in env.done_levels else list(env.done_levels):
             flag = root.get(as_key((*level, env.done_levels[level][0])))
-            wide = mask.reshape(*mask.shape, *(1,) * (flag.ndim - mask.ndim)).expand(flag.shape)
+            wide = mask.reshape((*mask.shape, *(1,) * (flag.ndim - mask.ndim))).expand(flag.shape)
             root.set(as_key((*level, rules.RESET)), wide.clone())
         tally.begin_stale()
         return env._reset_anew(root)

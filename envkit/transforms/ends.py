@@ -134,7 +134,7 @@ class RandomTruncationTransform(EpisodeTransform):
         begins = torch.ones_like(count, dtype=torch.bool)
         if mask is not None:
             begins = rules.reduce_mask(mask, count.shape, mask.ndim)
-            begins = begins.reshape(*begins.shape, *(1,) * (count.ndim - begins.ndim)).expand_as(
+            begins = begins.reshape((*begins.shape, *(1,) * (count.ndim - begins.ndim))).expand_as(
                 count
             )
         begun = self._begun[path]
@@ -207,7 +207,7 @@ class TerminateTransform(EpisodeTransform):
             flags = next_td.get(key)
             if as_path(key)[-1] in names:
                 extra = (1,) * (flags.ndim - stops.ndim)
-                next_td.set(key, flags | stops.reshape(*stops.shape, *extra).expand_as(flags))
+                next_td.set(key, flags | stops.reshape((*stops.shape, *extra)).expand_as(flags))
         return next_td
 
 

@@ -118,7 +118,7 @@ class MultiStep(nn.Module):
         axis = reaches[0].ndim - 1
         total = torch.zeros_like(reward)
         for number, reach in enumerate(reaches):
-            held = reach.reshape(*reach.shape, *(1,) * (reward.ndim - reach.ndim))
+            held = reach.reshape((*reach.shape, *(1,) * (reward.ndim - reach.ndim)))
             total = total + self.gamma**number * held * _later(reward, number, axis)
         return total
 
@@ -130,7 +130,9 @@ class MultiStep(nn.Module):
         for path, value in leaves(following):
             if self._stays(path) or not isinstance(value, torch.Tensor):
                 continue
-            index = last.reshape(*last.shape, *(1,) * (value.ndim - last.ndim)).expand(value.shape)
+            index = last.reshape((*last.shape, *(1,) * (value.ndim - last.ndim))).expand(
+                value.shape
+            )
             shown.set(as_key(path), value.gather(axis, index))
         return shown
 
@@ -260,7 +262,7 @@ class Reward2GoTransform(Transform):
                     f"Reward2GoTransform reads {source!r}, but the data has "
                     f"{sorted(map(str, td.keys(True, True)))}. Pass in_keys=."
                 )
-            goes_on = (~ended).reshape(*ended.shape, *(1,) * (reward.ndim - ended.ndim))
+            goes_on = (~ended).reshape((*ended.shape, *(1,) * (reward.ndim - ended.ndim)))
             td.set(target, self._to_go(reward, goes_on.expand(reward.shape), axis))
         return td
 

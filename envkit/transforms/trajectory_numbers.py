@@ -95,7 +95,7 @@ class TrajCounter(EpisodeTransform):
             begins = torch.ones_like(flags)
             mask = self._reset_mask(td, path)
             if mask is not None:
-                begins &= mask.reshape(*mask.shape, *(1,) * (flags.ndim - mask.ndim))
+                begins &= mask.reshape((*mask.shape, *(1,) * (flags.ndim - mask.ndim)))
             td_reset.set((*path, self._name), self._draw(begins))
         return td_reset
 

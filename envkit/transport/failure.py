@@ -48,7 +48,7 @@ class Failure:
     ``message`` is that of the exception, how long a stuck worker was waited for, or why a dead one
     never started. ``traceback`` is text: of the exception, or the stack of a stuck or crashed worker ("" if
     there is none). ``exception`` is the original one where it survived pickling. ``advice`` says how a worker
-    ended and what to do, where who started it knows better.
+    ended and what to do, where who started it knows better; ``ending`` what became of a stuck one.
     """
 
     worker: int
@@ -61,6 +61,7 @@ class Failure:
     exitcode: int | None = None
     exception: BaseException | None = None
     advice: str = ""
+    ending: str = "was killed"
 
     def packed(self) -> "tuple[Failure, bytes | None]":
         """Split off the exception, pickled if it can be, so that the rest always arrives."""
@@ -94,8 +95,8 @@ class Failure:
                 + ("below says where it hangs." if self.traceback else "could not be had.")
             )
             return (
-                f"{who}, which held {rows}, did not answer {self.command!r} {self.message} and was "
-                f"killed. {advice}"
+                f"{who}, which held {rows}, did not answer {self.command!r} {self.message} and "
+                f"{self.ending}. {advice}"
             )
         if self.kind == "interrupted":
             return (

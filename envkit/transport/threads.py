@@ -13,10 +13,13 @@ Conventions
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -168,6 +171,11 @@ class ThreadPool(JobRounds["_Worker"]):
 
     def _await_answers(self, jobs: Sequence[Job], wanted: int, seconds: float) -> None:
         self._answers.wait_for_some(wanted, seconds)
+
+    def _give_up(self, worker: _Worker, lost: Failure) -> Failure:
+        frame = sys._current_frames().get(worker.thread.ident or 0)
+        stack = "" if frame is None else "".join(traceback.format_stack(frame))
+        return replace(lost, traceback=stack, ending="was given up (a thread cannot be ended)")
 
     # --------------------------------------------------------------------------------------- close
 

@@ -253,6 +253,10 @@ def module(out: str, size: int) -> TensorDictModule:
     return TensorDictModule(net, ["count"], [out])
 
 
+def returns_three(td):
+    return TensorDict({"action": torch.zeros(3, 1, dtype=torch.int64)}, [3])
+
+
 class _ToFloat(torch.nn.Module):
     def forward(self, count):
         return count.float()
@@ -262,12 +266,24 @@ class _ToFloat(torch.nn.Module):
     ("policy", "error", "text"),
     [
         (module("move", 1), PolicyError, r"wrote.*'move'.*no \['action'\], which the env takes"),
+        (
+            TensorDictModule(torch.nn.Identity(), ["counts"], ["action"]),
+            MissingKeyError,
+            r"the policy reads \['counts'\], but the env gives \['count', 'done', 'terminated'\]\. Name its inputs",
+        ),
         (module("action", 3), InputError, r"'action' with shape \(3,\), but the env takes \(1,\)"),
     ],
 )
 def test_a_module_that_does_not_fit_is_told_at_construction(policy, error, text):
     with pytest.raises(error, match=text):
         SyncDataCollector(Count, policy, **ENOUGH)
+
+
+def test_a_policy_that_returns_rows_of_another_number_is_told():
+    collector = SyncDataCollector(lambda: SerialEnv(2, Count), returns_three, **ENOUGH)
+
+    with pytest.raises(PolicyError, match=r"batch size \(3,\), but was called with one of \(2,\)"):
+        collector.next()
 
 
 def test_a_function_whose_arguments_are_not_observations_is_told_at_construction():

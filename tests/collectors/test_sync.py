@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,7 +28,15 @@ from envkit import (
     exploration_type,
     split_trajectories,
 )
-from envkit.errors import ArgumentTypeError, BusyError, ClosedEnvError, DoneError, OptionError
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BusyError,
+    ClosedEnvError,
+    DoneError,
+    OptionError,
+    ResumeError,
+)
 from tests.collectors.slow_model import assert_same, collected
 from tests.zoo.envs import Chaos, Count, StatelessCount
 from tests.zoo.jax_drift import jax_rows
@@ -480,6 +489,52 @@ def test_weights_are_given_by_name_as_a_td_or_a_module():
         collector.update_policy_weights_(weights)
 
         assert torch.equal(policy.weight, other.weight)
+
+
+def follow(params, observation, key):
+    return observation * 0 + params["layer"]["by"]
+
+
+def by(number: float) -> dict:
+    return {"layer": {"by": np.float32(number)}}
+
+
+def test_a_policy_in_jax_takes_new_params_and_goes_on_with_them_after_a_resume():
+    policy = JaxPolicy(follow, by(0.25))
+    collector = SyncDataCollector(lambda: jax_rows(2), policy, frames_per_batch=4)
+    acted = [collector.next()["action"]]
+
+    collector.update_policy_weights_(by(0.5))
+    acted.append(collector.next()["action"])
+    state = collector.state_dict()
+    collector.update_policy_weights_(JaxPolicy(follow, by(0.75)))
+    acted.append(collector.next()["action"])
+    collector.load_state_dict(state)
+    acted.append(collector.next()["action"])
+    collector.update_policy_weights_()
+    acted.append(collector.next()["action"])
+
+    assert [action.unique().tolist() for action in acted] == [[0.25], [0.5], [0.75], [0.5], [0.25]]
+    assert collector.policy.params == by(0.25) and policy.params == by(0.25)
+
+
+@pytest.mark.parametrize("params", [{"layer": 1.0}, {"layer": {"by": np.zeros(2)}}, {}])
+def test_params_of_another_form_are_refused(params):
+    policy = JaxPolicy(follow, by(0.25))
+    collector = SyncDataCollector(lambda: jax_rows(2), policy, frames_per_batch=4)
+
+    with pytest.raises(ArgumentError, match=r"of another architecture.*\['layer'\]\['by'\]"):
+        collector.update_policy_weights_(params)
+
+
+def test_a_state_of_another_batch_is_refused():
+    saved = SyncDataCollector(lambda: jax_rows(2), frames_per_batch=4)
+    saved.next()
+    other = SyncDataCollector(lambda: jax_rows(3), frames_per_batch=6)
+
+    with pytest.raises(ResumeError, match=r"of batch size \(2,\), but this one has \(3,\)"):
+        other.load_state_dict(saved.state_dict())
+    assert other.next().shape == (3, 2)
 
 
 def test_frames_are_counted_to_their_end_and_then_there_is_no_more():

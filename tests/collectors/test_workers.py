@@ -5,13 +5,18 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from functools import partial
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
 
 from envkit import (
     Collector,
+    GymEnv,
+    JaxPolicy,
     MultiAsyncCollector,
     MultiaSyncDataCollector,
     MultiSyncCollector,
@@ -183,6 +188,28 @@ def test_new_weights_act_from_the_next_batch_on_and_say_so(built):
         collector.update_policy_weights_()
 
     assert seen == [([0], [0]), ([1], [1]), ([2], [2])]
+
+
+def follow(params, observation, key):
+    return jnp.broadcast_to(params["choice"], observation.shape[:1])
+
+
+@pytest.mark.slow  # workers load JAX
+@pytest.mark.parametrize("cls", [MultiSyncDataCollector, MultiaSyncDataCollector])
+def test_params_of_a_policy_in_jax_reach_the_workers(built, cls):
+    make = partial(GymEnv, "CartPole-v1", categorical_action_encoding=True)
+    policy = JaxPolicy(follow, {"choice": np.int32(0)})
+    options = {"frames_per_batch": 6, "track_policy_version": True, "record_for_resume": True}
+    collector = built(cls, [make] * 2, policy, **options)
+
+    collector.next()
+    collector.update_policy_weights_({"choice": np.int32(1)})
+    newest = [collector.next() for _ in range(4)][-1]
+    other = built(cls, [make] * 2, policy, **options)
+    other.load_state_dict(collector.state_dict())
+
+    for batch in (newest, *(other.next() for _ in range(3))):
+        assert batch["action"].all() and (batch["collector", "policy_version"] == 1).all()
 
 
 def test_weights_are_updated_at_each_batch_where_that_is_asked_for(built):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import torch
 from tensordict import TensorDictBase
 
-from bridges.dlpack import to_jit, to_torch
+from bridges.dlpack import to_jax, to_jit, to_torch
 from bridges.jax.choices import encoded
 from envkit.data.paths import Path, as_key, as_path, nest
 from envkit.env.policy import Policy, observation_inputs
@@ -71,6 +71,24 @@ class JaxPolicy:
     def bound_to(self, env: EnvBase) -> Policy:
         """Give what acts step by step in any env, with keys from the env's generator of actions."""
         return _Stepwise(self, env)
+
+    def named_params(self, params: Any = None) -> dict[str, torch.Tensor]:
+        """Give parameters by their paths; see `HasParams`."""
+        given = self.params if params is None else params
+        given = given.params if isinstance(given, JaxPolicy) else given
+        return {
+            jax.tree_util.keystr(path): to_torch(jnp.asarray(leaf)).to("cpu", copy=True)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(given)
+        }
+
+    def with_params(self, named: Mapping[str, torch.Tensor]) -> JaxPolicy:
+        """Give this policy with other parameters; see `HasParams`."""
+
+        def put(path: Any, leaf: Any) -> jax.Array:
+            array = to_jax(named[jax.tree_util.keystr(path)].clone())
+            return jax.device_put(array, leaf.sharding) if isinstance(leaf, jax.Array) else array
+
+        return replace(self, params=jax.tree_util.tree_map_with_path(put, self.params))
 
 
 def _check_signature(function: Callable[..., Any]) -> None:
@@ -128,7 +146,7 @@ class _Stepwise:
             value = to_torch(leaf)
             if path in places.actions:
                 value = encoded(value, self._env.full_action_spec[as_key(path)])
-            tensordict.set(as_key(path), value.reshape(*tensordict.batch_size, *value.shape[1:]))
+            tensordict.set(as_key(path), value.reshape((*tensordict.batch_size, *value.shape[1:])))
         return tensordict
 
     def _draw_key(self) -> jax.Array:
@@ -139,7 +157,7 @@ class _Stepwise:
 
     def _rows(self, td: TensorDictBase, path: Path) -> Any:
         value = td.get(as_key(path))
-        return to_jit(value.reshape(-1, *value.shape[td.ndim :]), detach=True)
+        return to_jit(value.reshape((-1, *value.shape[td.ndim :])), detach=True)
 
 
 def act(

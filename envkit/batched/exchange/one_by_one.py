@@ -157,7 +157,7 @@ class BufferJobs(_Recovering, BufferExchange):
             if given is None:
                 masks[row] = True
             else:
-                masks[row] = given.reshape(*given.shape, *(1,) * (masks.ndim - 1 - given.ndim))
+                masks[row] = given.reshape((*given.shape, *(1,) * (masks.ndim - 1 - given.ndim)))
                 self._masks_are_full = False
 
     def take_one(self, row: int, kind: JobKind, td: TensorDictBase, job: Job) -> Outcome:

@@ -324,7 +324,7 @@ class BufferExchange:
         touched = None
         for path, mask in masks.items():
             rows = self.masks[path]
-            rows.copy_(mask.reshape(*mask.shape, *(1,) * (rows.ndim - mask.ndim)))
+            rows.copy_(mask.reshape((*mask.shape, *(1,) * (rows.ndim - mask.ndim))))
             flat = mask.reshape(len(mask), -1).any(-1).cpu()
             touched = flat if touched is None else touched | flat
         self._masks_are_full = False

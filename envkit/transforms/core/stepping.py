@@ -380,7 +380,7 @@ class _TransformedStep(Pending):
             value = None if done is None else done.get(key, None)
             value = self.given.get(key, None) if value is None else value
             if value is not None:  # reshaped behind transforms of batch size
-                td.set(key, value.reshape(*td.batch_size, *value.shape[self.given.batch_dims :]))
+                td.set(key, value.reshape((*td.batch_size, *value.shape[self.given.batch_dims :])))
         return env._attach_next(td, following)
 
     def _masked_next(self, mask: torch.Tensor, done: TensorDictBase | None) -> TensorDictBase:

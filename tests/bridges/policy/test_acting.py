@@ -24,7 +24,7 @@ from torch import nn
 from torch.distributions import Categorical, OneHotCategorical
 
 from bridges.policy import acting
-from envkit import GymEnv, SerialEnv, compile_policy
+from envkit import GymEnv, JaxPolicy, SerialEnv, compile_policy
 from envkit.errors import InputError
 from tests.bridges.jax.policy.networks import NETWORKS, Calls
 from tests.bridges.jax.policy.policies import choosing, drawing
@@ -170,6 +170,30 @@ def test_data_of_any_batch_size_gets_what_the_module_gives(env, batch):
 
     assert act.evaluated_with == "NumPy", act.why
     assert_same(got, wanted)
+
+
+class Chooses(nn.Module):
+    """Acts with a number for each row, which in a single env is one with no axes."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = perceptron(4)
+
+    def forward(self, observation):
+        return self.net(observation).argmax(-1)
+
+
+@pytest.mark.parametrize("written_in", ["torch", "JAX"])
+def test_a_single_env_whose_action_is_one_number_is_acted_in(written_in):
+    env = GymEnv("CartPole-v1", categorical_action_encoding=True)
+    env.set_seed(0)
+    policy = compile_policy(Chooses())
+    if written_in == "JAX":
+        policy = JaxPolicy(lambda params, observation, key: (observation[:, 0] * 0 + 1).astype(int))
+
+    data = env.rollout(4, policy)
+
+    assert data["action"].shape == (4,) and env.action_spec.is_in(data["action"][0])
 
 
 def test_a_parameter_that_is_written_out_is_not_lent(env):
