@@ -28,6 +28,7 @@ from envkit.data.keywords import refuse_unknown
 from envkit.data.paths import Path, as_key
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
+from envkit.env.foreign import wrapping_of
 from envkit.errors import ArgumentError, ArgumentTypeError, EnvkitError, MissingFileError
 
 __all__ = ["MinariMetadata", "from_minari", "to_minari"]
@@ -91,7 +92,7 @@ def to_minari(
     listed = _listed(metadata)
     if env is not None and not isinstance(env, EnvBase):
         raise ArgumentTypeError(
-            f"env is of type {type(env).__name__}, but must be an env of envkit. Wrap it: GymWrapper(env)."
+            f"env is of type {type(env).__name__}, but must be an env of envkit. Wrap it: {wrapping_of(env)}."
         )
     with whole_folder(target) as folder:
         counts, storage = _write(data, folder / "data", target, env)

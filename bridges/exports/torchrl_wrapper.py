@@ -12,7 +12,9 @@ import torch
 from tensordict import TensorDictBase
 
 from bridges.exports.torchrl_specs import from_torchrl_spec
+from envkit.data.transition import stepped_rows
 from envkit.env.base import EnvBase
+from envkit.env.input_checks import in_functorch
 from envkit.env.seeding import next_seed
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.specs import Composite
@@ -71,7 +73,22 @@ class TorchRLWrapper(EnvBase):
     # --------------------------------------------------------------------------- steps and resets
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        return self.torchrl_env.step(td.exclude("next")).get("next")
+        return self.torchrl_env.step(self._with_actions(td.exclude("next"))).get("next")
+
+    def _with_actions(self, td: TensorDictBase) -> TensorDictBase:
+        """Refuse actions of another form, and floats that are none; what integers and bools mean, TorchRL's env says.
+
+        Raises:
+            InputError: see `ActionInput.take`.
+        """
+        if in_functorch() is not None:
+            return td
+        for key, rule in self._action_inputs.items():
+            given = td.get(key, None)
+            rule.require_form(given, td.batch_size)
+            if given.is_floating_point():
+                td = td.copy().set(key, rule.take(given, td.batch_size, rows=stepped_rows(td)))
+        return td
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         return self.torchrl_env.reset(None if td is None else td.copy(), **kwargs)

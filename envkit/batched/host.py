@@ -31,6 +31,7 @@ from envkit.batched.output_checks import OutputForms
 from envkit.data.paths import Path
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
+from envkit.env.foreign import wrapping_of
 from envkit.errors import WorkerError
 from envkit.transport import RowsFailedError
 
@@ -145,7 +146,7 @@ class EnvHost:
         if not isinstance(env, EnvBase):
             raise WorkerError(
                 f"the create function of env {row} returned {type(env).__name__}, but must "
-                "return an envkit environment. Wrap a gymnasium env: GymWrapper(env)."
+                f"return an envkit environment. Wrap it: {wrapping_of(env)}."
             )
         return env
 

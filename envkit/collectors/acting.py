@@ -20,6 +20,7 @@ from envkit.collectors.runner import OWN_STEP_COUNT, EnvRunner, RunnerOptions
 from envkit.data.paths import Path, as_path
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
+from envkit.env.foreign import wrapping_of
 from envkit.env.policy import (
     BindsToEnv,
     Policy,
@@ -106,10 +107,15 @@ def _made_env(parts: Parts) -> EnvBase:
                 "already. Pass what makes it, or leave the keywords out."
             )
         return made
+    if not isinstance(made, type) and hasattr(made, "reset") and hasattr(made, "step"):
+        raise ArgumentTypeError(
+            f"create_env_fn is a {type(made).__name__} of another library, but must be an env of envkit or what makes "
+            f"one. Wrap it: {wrapping_of(made)}."
+        )
     env = made(**parts.env_kwargs)
     if not isinstance(env, EnvBase):
         raise ArgumentTypeError(
-            f"create_env_fn made a {type(env).__name__}, but must make an env. Wrap it: GymWrapper(env)."
+            f"create_env_fn made a {type(env).__name__}, but must make an env. Wrap it: {wrapping_of(env)}."
         )
     return env
 

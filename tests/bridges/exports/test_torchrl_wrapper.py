@@ -21,7 +21,7 @@ from envkit import (
     TransformedEnv,
     check_env_specs,
 )
-from envkit.errors import ArgumentError, ArgumentTypeError
+from envkit.errors import ArgumentError, ArgumentTypeError, InputError, WorkerError
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Count
 from tests.zoo.shaped_envs import Groups, Several, Wordy
@@ -183,6 +183,25 @@ def test_an_episode_that_cannot_be_saved_is_named():
     assert wrapped("unlocked")._says_no_state is None
 
 
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        (torch.tensor([1, 0, 0]), r"shape \(3,\), but the env takes \(2,\)"),
+        (torch.full((2,), float("nan")), "a single largest entry"),
+        (torch.tensor([1j, 0]), "dtype torch.complex64"),
+    ],
+)
+def test_an_action_that_cannot_be_one_is_refused_before_the_step(action, told):
+    env = TorchRLWrapper(counted())
+    td = env.reset()
+
+    with pytest.raises(InputError, match=told):
+        env.step(td.clone().set("action", action))
+
+    assert env.step(td.set("action", torch.tensor([0.2, 0.7])))["next", "step_count"] == 1
+    assert td["action"].dtype == torch.float32
+
+
 def test_closing_closes_both():
     env = wrapped("gym")
 
@@ -196,6 +215,16 @@ def test_an_env_of_ours_is_refused_with_the_way_back():
         ArgumentTypeError, match=r"given Count, which is .*already.*to_torchrl\(env"
     ):
         TorchRLWrapper(Count())
+
+
+def test_where_one_of_ours_is_needed_the_wrapper_is_named():
+    cure = r"Wrap it: TorchRLWrapper\(env\)"
+
+    with pytest.raises(WorkerError, match=cure):
+        SerialEnv(2, cart_pole).reset()
+    for made in (cart_pole(), cart_pole):
+        with pytest.raises(ArgumentTypeError, match=cure):
+            SyncDataCollector(made, None, frames_per_batch=2, total_frames=2)
 
 
 def test_what_is_no_env_is_refused():
