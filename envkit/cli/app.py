@@ -20,6 +20,8 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="envkit",
     help="Thousands of environments behind one interface.",
+    epilog="Exit status: 0 if all went well, 1 if something is broken or a goal was missed, 2 after a mistake, 130 after "
+    "Ctrl-C. [bold]envkit COMMAND --help[/] says more.",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -59,7 +61,7 @@ class _Shown:
     traceback = False
 
 
-@app.command()
+@app.command(epilog="Example: envkit doctor")
 def doctor() -> None:
     """Check this machine: versions, devices, shared memory, rendering. Exit status 1 if something is broken."""
     from envkit.cli.doctor import examine
@@ -67,7 +69,9 @@ def doctor() -> None:
     raise typer.Exit(examine())
 
 
-@app.command("list")
+@app.command(
+    "list", epilog="Examples: envkit list cartpole, envkit list --world brax, envkit list --worlds"
+)
 def list_ids(
     pattern: Annotated[
         str | None, typer.Argument(help="Part of an id, or a shell pattern for the whole of it.")
@@ -86,7 +90,7 @@ def list_ids(
         print_ids(pattern, world)
 
 
-@app.command()
+@app.command(epilog="Example: envkit info brax/ant --num-envs 64 --seconds 2")
 def info(
     id: Id,
     num_envs: NumEnvs = None,
@@ -98,7 +102,9 @@ def info(
     print_info(id, num_envs, seconds)
 
 
-@app.command()
+@app.command(
+    epilog="Example: envkit rollout gym/CartPole-v1 --num-envs 8 --steps 500 --out data.parquet"
+)
 def rollout(
     id: Id,
     num_envs: NumEnvs = None,
@@ -117,7 +123,7 @@ def rollout(
     roll_out(id, num_envs, steps, seed, video=video, out=out)
 
 
-@app.command()
+@app.command(epilog="Example: envkit bench cartpole")
 def bench(
     work: Annotated[
         str | None,
@@ -131,7 +137,7 @@ def bench(
     measure(work, seconds)
 
 
-@app.command()
+@app.command(epilog="Example: envkit demo --out runs/first --seed 3")
 def demo(
     out: Annotated[str, typer.Option(help="Folder for the curve and the rollouts.")] = "demo_out",
     device: Annotated[str, typer.Option(help="Where torch and JAX compute: cpu or cuda.")] = "cpu",

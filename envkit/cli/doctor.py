@@ -28,6 +28,7 @@ __all__ = ["Finding", "examine"]
 LIBRARIES = (
     *("torch", "tensordict", "numpy", "jax", "jaxlib", "brax", "playground", "gymnax", "jumanji"),
     *("mujoco", "mujoco-mjx", "gymnasium", "dm-control", "pettingzoo", "envpool", "ray", "torchrl"),
+    *("stable-baselines3", "minari", "pyarrow", "h5py"),
 )
 """Distributions whose versions are told."""
 

@@ -42,6 +42,21 @@ def test_help_names_every_command_and_loads_neither_torch_nor_jax():
         assert command in done.stdout
 
 
+@pytest.mark.parametrize("command", ["doctor", "list", "info", "rollout", "bench", "demo"])
+def test_the_help_of_a_command_shows_how_it_is_called(run, command):
+    status, printed, _ = run(command, "--help")
+
+    assert status == 0
+    assert f"Usage: envkit {command}" in printed and "Example" in printed
+    assert printed.count(f"envkit {command}") >= 2
+
+
+def test_the_help_tells_the_exit_statuses(run):
+    _, printed, _ = run("--help")
+
+    assert "Exit status: 0" in printed and "130" in printed
+
+
 def test_the_version_is_that_of_the_package(run):
     assert run("--version") == (0, f"envkit {envkit.__version__}\n", "")
 
