@@ -34,7 +34,7 @@ from envkit.env.base import EnvBase
 from envkit.env.fragments import Begun, Fragment, begin_fragment
 from envkit.env.policy import ExplorationType, HasParams, Policy, set_exploration_type
 from envkit.env.recorded import truncate_last
-from envkit.errors import ArgumentError, ResumeError
+from envkit.errors import ArgumentError, ResumeError, StaleDataError
 from envkit.rules import RESET
 
 __all__ = ["COLLECTOR", "OWN_STEP_COUNT", "Batch", "EnvRunner", "Order", "RunnerOptions"]
@@ -117,6 +117,7 @@ class EnvRunner:
         self.options = options
         self.numbers = TrajectoryNumbers(env.batch_size.numel(), first=first_number, stride=stride)
         self.root: TensorDictBase | None = None
+        self._moves = 0  # of the env when there was that root
         self.seconds = Seconds()
         self.frames = self.episodes = 0
 
@@ -139,6 +140,7 @@ class EnvRunner:
         if rows is None or self.root is None:
             rows = torch.ones(self.env.batch_size, dtype=torch.bool)
             return self._take_root(self.env.reset(), rows)
+        self._require_unmoved()
         batch = self.env.batch_size
         rows = torch.as_tensor(rows)
         if rows.shape != batch or rows.dtype != torch.bool:
@@ -157,8 +159,21 @@ class EnvRunner:
     def _take_root(self, root: TensorDictBase, begun: torch.Tensor) -> list[int]:
         """Number what has begun, then go on from there: without a number there is no root, whatever comes in between."""
         ended = self.numbers.begin_anew(begun.reshape(-1))
-        self.root = root
+        self._moves, self.root = self.env._in_use.moves, root
         return ended
+
+    def _require_unmoved(self) -> None:
+        """Check that an env which keeps its episodes to itself is where the root was left.
+
+        Raises:
+            StaleDataError: (a RuntimeError) somebody else has used it.
+        """
+        if self.env.batch_locked and self._moves != self.env._in_use.moves:
+            raise StaleDataError(
+                f"this {type(self.env).__name__} was stepped, reset or loaded by somebody else since it was collected from last, "
+                "so its episodes are not where the collector has left them. Call the collector's reset() to begin new "
+                "trajectories, and use another env for whatever else is done meanwhile."
+            )
 
     def seed(self, seed: int | None, *, static: bool) -> int | None:
         """Seed the env; a root that nobody has stepped from is forgotten."""
@@ -181,6 +196,7 @@ class EnvRunner:
         if self.root is None or (self.options.reset_at_each_iter and self.frames):
             self.begin_anew()
         assert self.root is not None
+        self._require_unmoved()
         root, self.root = self.root, None  # what fails in the middle has none to go on from
         return root
 
@@ -209,7 +225,8 @@ class EnvRunner:
             data, root = begun()
         self.seconds["envs"] += perf_counter() - began
         batch = Batch(self._marked(data, order), self.numbers.current)
-        self.root = root  # not before it is numbered: Ctrl-C in between begins new trajectories
+        # not before it is numbered: Ctrl-C in between begins new trajectories
+        self._moves, self.root = self.env._in_use.moves, root
         return batch
 
     def shown_root(self) -> TensorDictBase:
@@ -225,7 +242,10 @@ class EnvRunner:
 
         Raises:
             ResumeError: an env cannot say where it is.
+            StaleDataError: somebody else has used it since the last batch.
         """
+        if self.root is not None:
+            self._require_unmoved()
         if kind := self.env._says_no_state:
             raise ResumeError(
                 f"{kind} is an env of your own, and does not say what it keeps of an episode, so its next steps could "
@@ -265,7 +285,7 @@ class EnvRunner:
         elif isinstance(self.policy, HasParams):
             self.load_weights(from_plain(state["policy_state_dict"]))
         self.env.load_state_dict(state["env_state_dict"], strict=strict)
-        self.root = root
+        self._moves, self.root = self.env._in_use.moves, root
         self.numbers.load_state_dict(state["numbers"])
         counted = state["counted"]
         self.frames, self.episodes = counted["frames"], counted["episodes"]

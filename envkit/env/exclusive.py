@@ -28,6 +28,9 @@ class InUse:
     Args:
         name: of the env, for messages.
         inner: what is held with it.
+
+    Attributes:
+        moves: how many calls so far may have moved the env; who goes on from data of before sees that it was used meanwhile.
     """
 
     def __init__(self, name: str, inner: Sequence[InUse] = ()):
@@ -36,6 +39,7 @@ class InUse:
         self.all: tuple[InUse, ...] = (self, *(use for held in self.inner for use in held.all))
         self.lock = threading.RLock()
         self.holder = 0
+        self.moves = 0
 
     def __enter__(self) -> None:
         taken = 0
@@ -72,18 +76,21 @@ class InUse:
         return InUse, (self.name, self.inner)
 
 
-def _alone(method: Callable[..., Any]) -> Callable[..., Any]:
+def _alone(method: Callable[..., Any], *, moves: bool) -> Callable[..., Any]:
     """Hold the env while one of its methods runs."""
+    step = int(moves)
 
     @functools.wraps(method)
     def held(self: Any, *args: Any, **kwargs: Any) -> Any:
         use = self._in_use
         if use.inner:
             with use:
+                use.moves += step
                 return method(self, *args, **kwargs)
         if not use.lock.acquire(blocking=False):
             use.refuse()
         use.holder = threading.get_ident()
+        use.moves += step
         try:
             return method(self, *args, **kwargs)
         finally:
@@ -98,14 +105,17 @@ def hold_calls(cls: type) -> None:
     for name in CALLS & vars(cls).keys():
         method = vars(cls)[name]
         if inspect.isfunction(method) and not hasattr(method, "holds_env"):
-            setattr(cls, name, _alone(method))
+            setattr(cls, name, _alone(method, moves=name in _MOVES))
 
 
-CALLS = frozenset(
+_MOVES = frozenset(
     [
-        *("reset", "step", "step_and_maybe_reset", "maybe_reset", "rand_action", "rand_step"),
-        *("rollout", "unroll", "reseed", "set_seed", "state_dict", "load_state_dict"),
-        "record_for_resume",
-        *("start", "_start", "close"),
+        *("reset", "step", "step_and_maybe_reset", "maybe_reset", "rand_step"),
+        *("rollout", "unroll", "load_state_dict"),
     ]
 )
+
+CALLS = _MOVES | {
+    *("rand_action", "reseed", "set_seed", "state_dict", "record_for_resume"),
+    *("start", "_start", "close"),
+}

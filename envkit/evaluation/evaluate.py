@@ -228,7 +228,7 @@ def _only_reward(env: EnvBase) -> Key:
 @contextmanager
 def _left_as_it_was(env: EnvBase) -> Iterator[None]:
     """Put an env back where it was, or warn that this cannot be."""
-    held, reason = None, None
+    held, reason, moves = None, None, env._in_use.moves
     try:
         held = deepcopy(env.state_dict())  # which shows buffers that steps write to
         if kind := env._says_no_state:
@@ -248,3 +248,5 @@ def _left_as_it_was(env: EnvBase) -> Iterator[None]:
     finally:
         if held is not None and not env.is_closed:
             env.load_state_dict(held)
+            if reason is None:
+                env._in_use.moves = moves  # as if nobody had used it

@@ -25,6 +25,7 @@ from envkit import (
     StepCounter,
     SyncDataCollector,
     TransformedEnv,
+    evaluate,
     exploration_type,
     split_trajectories,
 )
@@ -36,6 +37,7 @@ from envkit.errors import (
     DoneError,
     OptionError,
     ResumeError,
+    StaleDataError,
 )
 from tests.collectors.slow_model import assert_same, collected
 from tests.zoo.envs import Chaos, Count, StatelessCount
@@ -385,6 +387,47 @@ def test_a_reset_ends_unfinished_episodes_of_whole_batches_by_truncation():
     assert cut["next", "truncated"].flatten()[-1] and not cut["next", "terminated"].any()
     assert cut[IDS].unique().item() == 1 and cut.batch_size[1] == 64 - 40
     assert collector.next()[IDS].unique().item() == 2
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda env: env.rollout(2),
+        lambda env: env.reset(),
+        lambda env: env.step(env.rand_action(env.reset())),
+        lambda env: SyncDataCollector(env, still, frames_per_batch=4).next(),
+    ],
+    ids=["rollout", "reset", "step", "collector"],
+)
+def test_an_env_that_somebody_else_has_used_is_not_gone_on_with(use):
+    env = two()
+    collector = SyncDataCollector(env, still, frames_per_batch=4)
+    first = collector.next()
+
+    use(env)
+
+    for call in (collector.next, collector.state_dict):
+        with pytest.raises(
+            StaleDataError, match=r"by somebody else.*reset\(\) to begin new trajectories"
+        ):
+            call()
+    collector.reset()
+    batch = collector.next()
+    assert not (set(first[IDS].flatten().tolist()) & set(batch[IDS].flatten().tolist()))
+    assert batch["count"].squeeze(-1).tolist() == [[0, 1]] * 2 and collector.frames == 8
+
+
+def test_an_env_that_was_left_as_it_was_or_keeps_nothing_is_gone_on_with():
+    told, stateless = Told(5), jax_rows(2)
+    collectors = [SyncDataCollector(env, frames_per_batch=4) for env in (told, stateless)]
+    first = [collector.next() for collector in collectors]
+
+    evaluate(told, still, 2)
+    stateless.rollout(3)
+
+    for collector, before in zip(collectors, first, strict=True):
+        key = "count" if "count" in before.keys() else "observation"
+        assert torch.equal(collector.next()[key][..., 0, :], before["next", key][..., -1, :])
 
 
 def test_a_reset_by_row_begins_new_trajectories_there_alone():
