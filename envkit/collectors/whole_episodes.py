@@ -7,6 +7,7 @@ Conventions
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
@@ -24,6 +25,9 @@ __all__ = ["EpisodeStore"]
 
 _IDS = ("collector", "traj_ids")
 
+_LONG = 100_000
+"""Steps after which an episode that has not ended is told of: whoever waits for it may wait for ever."""
+
 _Pieces = dict[int, list[TensorDictBase]]
 
 
@@ -40,6 +44,7 @@ class EpisodeStore:
         self._stride = stride
         self._pieces: dict[int, list[TensorDictBase]] = {}
         self._whole: deque[TensorDictBase] = deque()
+        self._has_warned = False
 
     def __len__(self) -> int:
         return len(self._whole)
@@ -68,6 +73,17 @@ class EpisodeStore:
                 _keep(pieces, rows[row, start:])
         whole += [_joined(pieces.pop(number)) for _, _, number in sorted(over)]
         self._pieces, self._whole = pieces, whole
+        self._warn_of_long_ones(steps)
+
+    def _warn_of_long_ones(self, steps: int) -> None:
+        if self._has_warned or all(len(kept) * steps < _LONG for kept in self._pieces.values()):
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"an episode has not ended within {_LONG:,} steps, and trajs_per_batch waits for whole ones, which are kept until then. "
+            "If this env's episodes have no end, pass max_frames_per_traj=, or frames_per_batch= instead.",
+            stacklevel=6,
+        )
 
     def cut(self, numbers: Collection[int] | None = None) -> None:
         """End trajectories (None: all) that nobody will go on with, by truncation at their last step."""

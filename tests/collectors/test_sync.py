@@ -367,6 +367,18 @@ def test_whole_episodes_come_in_the_order_of_their_ends_and_none_is_lost():
     assert collector.frames == sum(ends)
 
 
+def test_an_episode_that_has_no_end_is_told_of_while_it_is_waited_for(monkeypatch):
+    monkeypatch.setattr("envkit.collectors.whole_episodes._LONG", 96)
+    collector = SyncDataCollector(lambda: Count(130), still, trajs_per_batch=1)
+
+    with pytest.warns(
+        UserWarning, match=r"not ended within 96 steps.*max_frames_per_traj="
+    ) as told:
+        batch = collector.next()
+
+    assert len(told) == 1 and batch.shape == (1, 130)
+
+
 def test_whole_episodes_can_come_one_after_the_other():
     collector = SyncDataCollector(two, trajs_per_batch=1, traj_format="cat", total_frames=15)
 
