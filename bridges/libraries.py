@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import io
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
+from envkit.data.keywords import refuse_unknown
 from envkit.errors import (
     ArgumentTypeError,
     BrokenLibraryError,
@@ -30,6 +33,8 @@ __all__ = [
     "explained",
     "fetched",
     "get_available_libraries",
+    "keywords_told",
+    "parameters_of",
     "quietly",
     "require",
     "require_name",
@@ -137,6 +142,48 @@ def quietly() -> Iterator[None]:
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@contextlib.contextmanager
+def keywords_told(
+    owner: str, given: Collection[str], known: Callable[[], Sequence[str]]
+) -> Iterator[None]:
+    """Explain a call of a library that fails because it does not know one of the keywords handed to it.
+
+    Args:
+        owner: who takes keywords, for the message.
+        given: the names of those that were handed over; what else the library does not know is its own mistake.
+        known: names those that it takes, as far as can be told. Called only then.
+
+    Raises:
+        OptionError: (a TypeError) one is unknown; the message names the nearest that is known.
+    """
+    try:
+        yield
+    except TypeError as error:
+        found = _UNEXPECTED.search(str(error))
+        if found is None or found[1] not in given:
+            raise
+        refuse_unknown(owner, [found[1]], [name for name in known() if name != found[1]])
+
+
+_UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")
+
+
+def parameters_of(made_by: Callable[..., Any]) -> list[str]:
+    """Name the keywords of a function, or of a class and those that it hands further keywords to, its bases."""
+    functions = [made_by]
+    if inspect.isclass(made_by):
+        functions = [
+            vars(base)["__init__"] for base in made_by.__mro__[:-1] if "__init__" in vars(base)
+        ]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named: dict[str, None] = {}
+    for function in functions:
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.kind in kinds and name != "self":
+                named[name] = None
+    return list(named)
 
 
 @contextlib.contextmanager

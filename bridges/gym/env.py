@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -13,7 +16,7 @@ from bridges.gym.backend import gym_backend, set_gym_backend
 from bridges.gym.in_workers import MaybeInWorkers
 from bridges.gym.vector import frame_skipping
 from bridges.gym.wrapper import GymWrapper
-from bridges.libraries import EnvNames
+from bridges.libraries import EnvNames, keywords_told, parameters_of
 from envkit.data.arguments import as_bool, as_int
 from envkit.errors import ArgumentTypeError
 from envkit.specs.annotations import BatchSize, Device
@@ -42,6 +45,7 @@ class GymEnv(MaybeInWorkers, GymWrapper):
     Raises:
         ValueError: ``num_envs`` is negative.
         ArgumentTypeError: (a TypeError) ``env_name`` is no name, or ``num_envs`` no int.
+        OptionError: (a TypeError) neither this class, nor ``make``, nor that env knows a keyword.
     """
 
     available_envs: ClassVar[Sequence[str]] = EnvNames(lambda: sorted(gym_backend("registry")))  # type: ignore[assignment]
@@ -72,11 +76,13 @@ class GymEnv(MaybeInWorkers, GymWrapper):
         library = _library(backend)
         if from_pixels:
             make_kwargs.setdefault("render_mode", "rgb_array")
-        if num_envs:
-            env = _make_vector(library, env_name, num_envs, frame_skip, make_kwargs)
-            frame_skip = 1  # it is in each of the envs
-        else:
-            env = library.make(env_name, **make_kwargs)
+        given = list(make_kwargs)
+        with keywords_told(f"GymEnv({env_name!r})", given, partial(_known_to, library, env_name)):
+            if num_envs:
+                env = _make_vector(library, env_name, num_envs, frame_skip, make_kwargs)
+                frame_skip = 1  # it is in each of the envs
+            else:
+                env = library.make(env_name, **make_kwargs)
         super().__init__(
             env,
             categorical_action_encoding,
@@ -109,6 +115,21 @@ def _library(backend: str | ModuleType | None) -> ModuleType:
         return gym_backend()
     with set_gym_backend(backend):
         return gym_backend()
+
+
+def _known_to(library: ModuleType, env_name: Any) -> list[str]:
+    """Name the keywords of `GymEnv`, of ``gymnasium.make``, and of what makes the env, where that can be told."""
+    named = [*parameters_of(GymEnv), *parameters_of(library.make)]
+    made_by = getattr(env_name, "entry_point", None)
+    with contextlib.suppress(Exception):  # what a library says of its envs is a hint
+        made_by = made_by or library.spec(env_name).entry_point
+        named += parameters_of(_loaded(made_by) if isinstance(made_by, str) else made_by)
+    return [name for name in dict.fromkeys(named) if name not in ("env", "id")]
+
+
+def _loaded(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def _make_vector(

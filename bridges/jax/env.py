@@ -28,7 +28,7 @@ from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_device_of, tor
 from bridges.jax.draws import unkeyed_draws
 from bridges.jax.fusing import Fusion, arguments_of, plan_fusion, share, wide_integers
 from bridges.jax.memory import warn_if_full
-from bridges.jax.options import JaxOptions, of_every_env, require_flags
+from bridges.jax.options import JaxOptions, of_every_env, require_sense
 from bridges.jax.programs import Constants, Programs, simulator_name
 from bridges.jax.rendering import picture, pictures
 from bridges.jax.sharding import AXIS, Shards
@@ -94,7 +94,7 @@ class JaxEnv(ProgramEnv):
         **options: Unpack[JaxOptions],
     ):
         given = completed(JaxOptions, options)
-        require_flags(given)
+        require_sense(given)
         if given.state_layout not in ("packed", "nested"):
             raise ArgumentError(
                 f"state_layout is {given.state_layout!r}, but must be 'packed' or 'nested'."
@@ -262,6 +262,7 @@ class JaxEnv(ProgramEnv):
             MissingKeyError: (a KeyError) ``td`` has no state.
             ArgumentError: there is no such row.
             UnsupportedError: (a NotImplementedError) the env cannot be drawn.
+            OptionError: (a TypeError) its renderer does not know a keyword.
             RenderingError: (a RuntimeError) nothing works here that draws without a display.
         """
         return picture(self, td, row, **options)
@@ -362,7 +363,7 @@ def _rows_of(env: StatelessEnv, given: Any, chunks: Chunks, *, axis: str | None)
     """Put what the keywords ask for around one env: metrics, then repeated actions, then the time limit."""
     drawn = None
     if given.randomize is not None:
-        drawn = Randomization.of(env, given.randomize, given.randomize_at)
+        drawn = Randomization.of(env, given.randomize, given.randomize_at or "episode")
     if given.metrics:
         env = Metrics(env)
     if given.action_repeat != 1:

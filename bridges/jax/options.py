@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal, TypedDict
 from envkit.data.arguments import as_bool
 from envkit.data.keywords import Default
 from envkit.env.options import EnvOptions
+from envkit.errors import OptionError
 from envkit.functional import RandomizeAt, Randomizer, ResetMode
 
-__all__ = ["JaxOptions", "of_every_env", "require_flags"]
+__all__ = ["JaxOptions", "of_every_env", "require_sense"]
 
 
 class _Own(TypedDict, total=False):
@@ -25,7 +26,7 @@ class _Own(TypedDict, total=False):
     metrics: Annotated[bool, Default(False)]
     action_repeat: Annotated[int, Default(1)]
     randomize: Annotated[Randomizer | None, Default(None)]
-    randomize_at: Annotated[RandomizeAt, Default("episode")]
+    randomize_at: Annotated[RandomizeAt | None, Default(None)]
 
 
 class JaxOptions(EnvOptions, _Own, total=False):
@@ -54,8 +55,8 @@ class JaxOptions(EnvOptions, _Own, total=False):
         randomize: ``f(key, model) -> model``: every row steps with a model of its own, which ``f`` draws from
             the one that the simulator was made with. Leaves that ``f`` changes become part of the row's state,
             under ("state", "model") where it is nested or unpacked; see ``drawn_bytes``.
-        randomize_at: when a row draws: at the begin of every "episode", or once, at the "construction" of the
-            row by a reset without state.
+        randomize_at: when a row draws: at the begin of every "episode", which None means too, or once, at the
+            "construction" of the row by a reset without state. Refused without ``randomize``.
     """
 
 
@@ -65,11 +66,17 @@ def of_every_env(options: JaxOptions) -> EnvOptions:
     return {name: value for name, value in options.items() if name not in own}  # type: ignore[return-value]
 
 
-def require_flags(given: Any) -> None:
-    """Check that what switches something on or off is a bool: a string would switch it on.
+def require_sense(given: Any) -> None:
+    """Check keywords that mean nothing as they are: a string for a switch would switch it on.
 
     Raises:
-        ArgumentTypeError: (a TypeError) one is not.
+        ArgumentTypeError: (a TypeError) what switches something on or off is no bool.
+        OptionError: (a TypeError) it is said when models are drawn, and not how.
     """
     for name in ("requires_grad", "metrics", "categorical_action_encoding"):
         as_bool(name, getattr(given, name))
+    if given.randomize_at is not None and given.randomize is None:
+        raise OptionError(
+            f"randomize_at={given.randomize_at!r} says when rows draw a model, but nothing says how. Pass "
+            "randomize=f too, a function (key, model) -> model, or leave randomize_at out."
+        )

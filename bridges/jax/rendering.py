@@ -11,6 +11,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from bridges.dlpack import to_jax
 from bridges.jax.programs import simulator_name
+from bridges.libraries import keywords_told, parameters_of
 from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.transition import leaves
 from envkit.errors import ArgumentError, MissingKeyError, UnsupportedError
@@ -82,13 +84,20 @@ def _drawn(env: RowEnv, td: TensorDictBase, **options: Any) -> torch.Tensor:
                 f"{simulator_name(simulator)} cannot be drawn: it has no method `render(states) -> frames`, uint8 "
                 "arrays of shape (H, W, 3). Write one, or plot what it observes."
             )
-        frames += [np.asarray(frame) for frame in simulator.render(states, **options)]
+        with keywords_told(
+            f"render of {simulator_name(simulator)}", options, partial(_options_of, simulator)
+        ):
+            frames += [np.asarray(frame) for frame in simulator.render(states, **options)]
     if any(frame.dtype != np.uint8 or frame.shape[2:] != (3,) for frame in frames):
         found = sorted({f"{frame.dtype}{list(frame.shape)}" for frame in frames})
         raise ArgumentError(
             f"render of {simulator_name(env._programs.env)} gave {found}, but a picture is uint8 [H, W, 3]."
         )
     return torch.from_numpy(np.stack(frames))
+
+
+def _options_of(simulator: Any) -> list[str]:
+    return parameters_of(simulator.render)[1:]
 
 
 def _by_model(env: RowEnv, td: TensorDictBase) -> Iterator[tuple[Any, Sequence[Any]]]:

@@ -180,7 +180,7 @@ class BraxEnv(BraxWrapper):
         metrics: bool = False,
         action_repeat: int = 1,
         randomize: Randomizer | None = None,
-        randomize_at: RandomizeAt = "episode",
+        randomize_at: RandomizeAt | None = None,
         from_pixels: bool = False,
         run_type_checks: bool = False,
         allow_done_after_reset: bool = False,

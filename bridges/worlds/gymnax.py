@@ -172,7 +172,7 @@ class GymnaxWrapper(SimulatorEnv):
         _require_bare(env)
         given: dict[str, Any] = dict(options)
         if as_bool("params_per_row", given.pop("params_per_row", False)):
-            given["randomize_at"] = given.get("randomize_at", "construction")
+            given["randomize_at"] = given.get("randomize_at") or "construction"
             given["randomize"] = _of_every_leaf(given.get("randomize"))
         self._params = env.default_params
         if env_params is not None:

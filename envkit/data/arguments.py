@@ -1,4 +1,4 @@
-"""Whether an argument is of the kind that a call can use: an int, a bool, a batch size, a path, a TensorDict.
+"""Whether an argument is of the kind that a call can use: an int, a number, a bool, a batch size, a path, a TensorDict.
 
 Each function gives the argument back or says what it is, what was expected and what to pass. It knows
 no env: what a number means is told by who asks.
@@ -6,6 +6,7 @@ no env: what a number means is told by who asks.
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from pathlib import Path
@@ -17,7 +18,7 @@ from tensordict import TensorDictBase
 
 from envkit.errors import ArgumentError, ArgumentTypeError, DataTypeError
 
-__all__ = ["as_batch_size", "as_bool", "as_file", "as_int", "require_tensordict"]
+__all__ = ["as_batch_size", "as_bool", "as_file", "as_int", "as_number", "require_tensordict"]
 
 
 def as_int(name: str, value: Any, *, least: int, meaning: str) -> int:
@@ -45,6 +46,31 @@ def as_int(name: str, value: Any, *, least: int, meaning: str) -> int:
         raise ArgumentError(
             f"{name} is {number}, but must be an int of at least {least}. Pass {meaning}."
         )
+    return number
+
+
+def as_number(name: str, value: Any, *, meaning: str) -> float:
+    """Give an argument that is one finite number as a float.
+
+    Args:
+        name: of the argument.
+        value: a number, or what can stand for one: a NumPy number, an array or tensor without axes.
+        meaning: what it is, for messages: "metres per second".
+
+    Raises:
+        ArgumentTypeError: it is no number, or a bool, which Python takes for one.
+        ArgumentError: it is infinite or NaN.
+    """
+    told = f"{name} is {value!r}, but must be a finite number. Pass {meaning}."
+    is_number = not isinstance(value, str | bytes) and getattr(value, "shape", ()) == ()
+    if getattr(value, "dtype", type(value)) in (bool, np.bool_, torch.bool) or not is_number:
+        raise ArgumentTypeError(told)
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(told) from error
+    if not math.isfinite(number):
+        raise ArgumentError(told)
     return number
 
 

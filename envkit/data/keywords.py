@@ -90,7 +90,9 @@ def refuse_unknown(
         near = [meant[name]] if name in meant else get_close_matches(name, known, 1)
         guess = f"Did you mean {near[0]!r}?" if near else "Leave it out."
         told = " ".join(part for part in (guess, hint) if part)
-        raise OptionError(f"{owner} takes no keyword {name!r}. {told} It takes {', '.join(known)}.")
+        raise OptionError(
+            f"{owner} takes no keyword {name!r}. {told} It takes {', '.join(known) or 'none'}."
+        )
 
 
 def _table_of(function: Callable[..., Any], parameter: inspect.Parameter) -> type | None:

@@ -24,6 +24,7 @@ from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.options import EnvOptions
 from envkit.envs.texts import written
+from envkit.envs.undrawn import Undrawn
 from envkit.errors import ArgumentError, OptionError, StepMaskError, UnknownStateError
 from envkit.specs import Categorical, Composite, NonTensor, Unbounded
 from envkit.specs.annotations import Device
@@ -55,7 +56,7 @@ class Tokenizer(Protocol):
         ...
 
 
-class LLMHashingEnv(EnvBase):
+class LLMHashingEnv(Undrawn, EnvBase):
     """Write text; never done, and without a reward until a transform adds one.
 
     Args:
@@ -80,6 +81,7 @@ class LLMHashingEnv(EnvBase):
         InputError: (a ValueError) at a step: the action is no token.
     """
 
+    shows = "Print its text, or its tokens"
     _batch_locked = False
     _has_no_reward = True
 

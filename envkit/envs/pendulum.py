@@ -17,7 +17,7 @@ from typing import Any, Unpack
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from envkit.data.arguments import as_batch_size
+from envkit.data.arguments import as_batch_size, as_number
 from envkit.data.results import EnvData
 from envkit.env.options import EnvOptions
 from envkit.env.seeding import drawn_seed
@@ -25,7 +25,7 @@ from envkit.envs.parameters import default_parameters, parameter_specs, paramete
 from envkit.envs.seeded import SeededEnv
 from envkit.specs import Bounded, Composite, Unbounded
 from envkit.specs.annotations import BatchSize, Device
-from envkit.specs.devices import require_memory
+from envkit.specs.devices import as_device, require_memory
 
 __all__ = ["PARAMETERS", "PendulumEnv"]
 
@@ -89,10 +89,21 @@ class PendulumEnv(SeededEnv):
             g: gravitational acceleration in m/s^2.
             batch_size: of the data; None is one set.
             device: where they are.
+
+        Raises:
+            ArgumentTypeError: (a TypeError) ``g`` is no single number, ``batch_size`` no sequence of ints.
+            ArgumentError: (a ValueError) ``g`` is infinite or NaN.
+            DeviceNameError: (a ValueError and a RuntimeError) torch has no such device.
         """
-        numbers = {name: torch.tensor(value) for name, value in {**PARAMETERS, "g": g}.items()}
-        numbers = {name: value.to(device, torch.float32) for name, value in numbers.items()}
-        params = TensorDict({"params": TensorDict(numbers)}, device=device)
+        meaning = "a gravity in m/s^2; rows of unlike gravity: params['params', 'g'] = torch.tensor([...])"
+        own = {**PARAMETERS, "g": as_number("g", g, meaning=meaning)}
+        place = None if device is None else as_device(device)
+        require_memory(place, "gen_params")
+        numbers = {
+            name: torch.tensor(value, dtype=torch.float32, device=place)
+            for name, value in own.items()
+        }
+        params = TensorDict({"params": TensorDict(numbers)}, device=place)
         return params.expand(as_batch_size(batch_size)).contiguous()
 
     def _reset(self, td: TensorDictBase | None, *, set_state: bool) -> TensorDictBase:

@@ -15,12 +15,13 @@ from tensordict import TensorDictBase
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
 from envkit.env.seeding import checked_seed
+from envkit.envs.undrawn import Undrawn
 from envkit.specs.annotations import Destination
 
 __all__ = ["SeededEnv"]
 
 
-class SeededEnv(EnvBase):
+class SeededEnv(Undrawn, EnvBase):
     """A batch-unlocked env that reads its state from the data and draws from a generator of its own."""
 
     _batch_locked = False

@@ -17,7 +17,7 @@ from typing import Unpack
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from envkit.data.arguments import as_batch_size, as_int
+from envkit.data.arguments import as_batch_size, as_int, as_number
 from envkit.data.results import EnvData
 from envkit.env.options import EnvOptions
 from envkit.envs.parameters import default_parameters, parameter_specs, parameters_in
@@ -26,13 +26,14 @@ from envkit.errors import InputError
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Binary, Categorical, Composite, Unbounded
 from envkit.specs.annotations import BatchSize, Device
-from envkit.specs.devices import require_memory
+from envkit.specs.devices import as_device, require_memory
 
 __all__ = ["FinancialRegimeEnv"]
 
 WINDOW = 50
 BUY, SELL = 1, 2
 _DAY = 1 / 252  # of a year of trading
+_OF_ROWS = "rows of unlike parameters: params['params', name] = torch.tensor([...])"
 
 
 class FinancialRegimeEnv(SeededEnv):
@@ -110,14 +111,28 @@ class FinancialRegimeEnv(SeededEnv):
             max_steps: days of an episode.
             batch_size: of the data; None is one set.
             device: where they are.
+
+        Raises:
+            ArgumentTypeError: (a TypeError) one is no single number, or a count no int.
+            ArgumentError: (a ValueError) one is infinite or NaN, or a count is below 1.
+            DeviceNameError: (a ValueError and a RuntimeError) torch has no such device.
         """
-        counts = {"window_size": window_size or WINDOW, "max_steps": max_steps}
+        days = WINDOW if window_size is None else window_size
+        counts = {
+            "window_size": as_int(
+                "window_size", days, least=1, meaning="the days of prices to show"
+            ),
+            "max_steps": as_int("max_steps", max_steps, least=1, meaning="the days of an episode"),
+        }
         numbers = {"initial_price": initial_price, "volatility": volatility, "drift": drift}
         numbers["transaction_cost"] = transaction_cost
+        place = None if device is None else as_device(device)
+        require_memory(place, "gen_params")
         tensors = {name: torch.tensor(value, dtype=torch.int64) for name, value in counts.items()}
         for name, value in numbers.items():
-            tensors[name] = torch.tensor(value, dtype=torch.float32)
-        params = TensorDict({"params": TensorDict(tensors)}, device=device)
+            number = as_number(name, value, meaning=f"one; {_OF_ROWS}")
+            tensors[name] = torch.tensor(number, dtype=torch.float32)
+        params = TensorDict({"params": TensorDict(tensors)}, device=place)
         return params.expand(as_batch_size(batch_size)).contiguous()
 
     def _reset(self, td: TensorDictBase | None) -> TensorDictBase:

@@ -15,9 +15,10 @@ episode, so an env whose function changes nothing begins every episode as it doe
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
@@ -59,7 +60,8 @@ class Randomization:
         """Find out which leaves ``randomize`` changes.
 
         Raises:
-            ArgumentError: unknown ``at``, or ``randomize`` gives a model of another structure or shape.
+            ArgumentError: unknown ``at``, or ``randomize`` gives a model of another structure or shape, or asks for
+                the value of what it is given (``if``, ``float``), where it is traced.
             ArgumentTypeError: (a TypeError) ``env`` has no model, or ``randomize`` cannot be called.
         """
         if at not in get_args(RandomizeAt):
@@ -146,7 +148,8 @@ def _changed_by(randomize: Randomizer, model: Any) -> tuple[int, ...]:
         after.append(jax.tree.structure(made))
         return jax.tree.leaves(made)
 
-    program = jax.make_jaxpr(flat)(jax.random.PRNGKey(0), leaves).jaxpr
+    with _tracing_explained(randomize):
+        program = jax.make_jaxpr(flat)(jax.random.PRNGKey(0), leaves).jaxpr
     if after[0].num_leaves != treedef.num_leaves or after[0] != treedef:
         raise ArgumentError(
             f"randomize was given a model of {treedef.num_leaves} leaves and gave back another structure, of "
@@ -160,6 +163,29 @@ def _changed_by(randomize: Randomizer, model: Any) -> tuple[int, ...]:
             _require_like(".".join(_name(paths[index][0])), given.aval, out.aval)
             changed.append(index)
     return tuple(changed)
+
+
+@contextlib.contextmanager
+def _tracing_explained(randomize: Randomizer) -> Iterator[None]:
+    """Say what a function may do that is traced, where it asked for the value of something it was given."""
+    try:
+        yield
+    except _ASKS_FOR_VALUES as error:
+        name = getattr(randomize, "__qualname__", repr(randomize))
+        said = str(error).splitlines()[0]
+        raise ArgumentError(
+            f"randomize={name} asks for the value of what it is given: {type(error).__name__}: {said} It is traced, "
+            "once for all rows and before anything is drawn. Choose with jnp.where(condition, a, b) in place of "
+            "if, compute with jax.numpy in place of float(), int() and NumPy, and draw with jax.random."
+        ) from error
+
+
+_ASKS_FOR_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 
 
 def _source(program: Any, variable: Any) -> Any:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
 from envkit import PendulumEnv, SerialEnv, StepCounter, TransformedEnv, check_env_specs
-from envkit.errors import BatchSizeError, MissingKeyError
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BatchSizeError,
+    DeviceNameError,
+    MissingKeyError,
+)
 
 
 def at(th, thdot, action, **params):
@@ -80,6 +87,32 @@ def test_parameters_that_are_no_defaults_are_refused():
         PendulumEnv(PendulumEnv.gen_params(batch_size=[2]))
     with pytest.raises(MissingKeyError, match=r"must hold 'params' with some of \['dt', 'g'"):
         PendulumEnv(TensorDict({"params": {"gravity": torch.tensor(1.0)}}))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "told"),
+    [
+        ({"g": "strong"}, ArgumentTypeError, "g is 'strong', but must be a finite number"),
+        ({"g": None}, ArgumentTypeError, "g is None"),
+        ({"g": True}, ArgumentTypeError, "g is True"),
+        (
+            {"g": torch.ones(3)},
+            ArgumentTypeError,
+            r"rows of unlike gravity: params\['params', 'g'\]",
+        ),
+        ({"g": float("nan")}, ArgumentError, "g is nan"),
+        ({"batch_size": 3}, ArgumentTypeError, r"Pass batch_size=\[3\]"),
+        ({"device": "moon"}, DeviceNameError, "device is 'moon'"),
+    ],
+)
+def test_parameters_that_mean_nothing_are_refused(given, error, told):
+    with pytest.raises(error, match=told):
+        PendulumEnv.gen_params(**given)
+
+
+def test_gravity_may_be_a_number_of_any_library():
+    for g in (3, np.float64(3), torch.tensor(3.0), np.array(3)):
+        assert PendulumEnv.gen_params(g)["params", "g"].equal(torch.tensor(3.0))
 
 
 def test_gradients_flow_to_action_state_and_parameters():

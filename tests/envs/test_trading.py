@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from envkit import FinancialRegimeEnv, SerialEnv, check_env_specs
-from envkit.errors import InputError
+from envkit.errors import ArgumentError, InputError
 
 HOLD, BUY, SELL = 0, 1, 2
 
@@ -113,6 +113,20 @@ def test_rows_of_another_window_are_refused():
         InputError, match=r"is 7, but .* 50 days .* FinancialRegimeEnv\(window_size=7\)"
     ):
         env.reset(env.gen_params(window_size=7))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"window_size": 0}, "window_size is 0"),
+        ({"max_steps": 2.5}, "max_steps is 2.5"),
+        ({"volatility": "high"}, "volatility is 'high', but must be a finite number"),
+        ({"drift": float("inf")}, "drift is inf"),
+    ],
+)
+def test_parameters_that_mean_nothing_are_refused(given, told):
+    with pytest.raises(ArgumentError, match=told):
+        FinancialRegimeEnv.gen_params(**given)
 
 
 def test_markets_work_as_rows():

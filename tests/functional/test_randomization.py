@@ -175,6 +175,25 @@ def test_a_function_that_gives_another_model_is_refused(randomize, wanted):
         Randomization.of(Sled(), randomize)
 
 
+def _by_if(key, model):
+    return {**model, "mass": 2.0} if model["mass"] > 1 else model
+
+
+@pytest.mark.parametrize(
+    "randomize",
+    [
+        _by_if,
+        lambda key, model: {**model, "mass": float(model["mass"])},
+        lambda key, model: {**model, "mass": np.sin(model["mass"])},
+        lambda key, model: {**model, "mass": [1.0, 2.0][jax.random.bernoulli(key).astype(int)]},
+        lambda key, model: {**model, "mass": key[key > 0].sum()},
+    ],
+)
+def test_a_function_that_asks_for_values_is_told_that_it_is_traced(randomize):
+    with pytest.raises(ArgumentError, match=r"asks for the value.*It is traced.*jnp\.where"):
+        Randomization.of(Sled(), randomize)
+
+
 def test_an_env_without_a_model_is_refused_by_its_name():
     with pytest.raises(ArgumentTypeError, match=r"Countdown has no model to randomise.*with_model"):
         Randomization.of(TimeLimit(Countdown(3), None), heavier)

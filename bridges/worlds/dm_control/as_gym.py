@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bridges.libraries import require
+from bridges.worlds.dm_control.pictures import require_drawable
 from envkit.errors import ArgumentTypeError, NotResetError, SpecError
 
 __all__ = ["ControlAsGym"]
@@ -83,11 +84,13 @@ class ControlAsGym:
         return step.observation, step.reward, not is_cut, is_cut, {}
 
     def render(self, **kwargs: Any) -> np.ndarray:
-        """Draw the physics, uint8 (height, width, 3)."""
+        """Draw the physics, uint8 (height, width, 3); see `require_drawable` for what is refused."""
         physics = self.control.physics
+        options = {**self.render_kwargs, **kwargs}
+        require_drawable(physics, options)
         _make_current(physics)
         self._draws = True
-        return physics.render(**{**self.render_kwargs, **kwargs})
+        return physics.render(**options)
 
     def close(self) -> None:
         """Free the physics with its OpenGL context."""

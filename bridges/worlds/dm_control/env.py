@@ -7,11 +7,12 @@ rollouts, resuming, copies.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Unpack
 
 from bridges.gym.in_workers import MaybeInWorkers
 from bridges.gym.wrapper import GymWrapper
-from bridges.libraries import EnvNames, require_name
+from bridges.libraries import EnvNames, keywords_told, parameters_of, require, require_name
 from bridges.worlds.dm_control.as_gym import ControlAsGym
 from bridges.worlds.dm_control.library import (
     draw_without_window,
@@ -21,6 +22,8 @@ from bridges.worlds.dm_control.library import (
     tasks_by_domain,
     without_advice,
 )
+from bridges.worlds.dm_control.pictures import require_mapping
+from envkit.data.arguments import as_bool
 from envkit.data.keywords import known_to, refuse_unknown
 from envkit.env.options import EnvOptions
 from envkit.errors import ArgumentTypeError, OptionError
@@ -87,7 +90,15 @@ class DMControlWrapper(GymWrapper):
         _require_control(env)
         draw_without_window()
         super().__init__(
-            ControlAsGym(env, {"camera_id": camera_id, **(render_kwargs or {})}),
+            ControlAsGym(
+                env,
+                {
+                    "camera_id": camera_id,
+                    **require_mapping(
+                        "render_kwargs", render_kwargs, "{'height': 84, 'width': 84}"
+                    ),
+                },
+            ),
             categorical_action_encoding,
             frame_skip=frame_skip,
             from_pixels=from_pixels,
@@ -117,7 +128,7 @@ class DMControlEnv(MaybeInWorkers, DMControlWrapper):
 
     Raises:
         UnknownEnvError: (a RuntimeError and a ValueError) the suite has no such pair; the message names the nearest.
-        OptionError: (a TypeError) no task is named, or two.
+        OptionError: (a TypeError) no task is named, or two; a keyword of the task or its environment is unknown.
         MissingLibraryError: dm_control is not installed.
     """
 
@@ -142,14 +153,13 @@ class DMControlEnv(MaybeInWorkers, DMControlWrapper):
     ):
         task_name = _one_task(env_name, task_name, task)
         require_name("dm_control", f"{env_name}/{task_name}", env_names())
-        with without_advice():
-            control = import_suite().load(
-                env_name,
-                task_name,
-                dict(task_kwargs or {}),
-                environment_kwargs=environment_kwargs,
-                visualize_reward=visualize_reward,
-            )
+        control = _loaded(
+            env_name,
+            task_name,
+            require_mapping("task_kwargs", task_kwargs, "{'time_limit': 5}"),
+            require_mapping("environment_kwargs", environment_kwargs, "{'flat_observation': True}"),
+            visualize_reward=as_bool("visualize_reward", visualize_reward),
+        )
         super().__init__(
             control,
             from_pixels=from_pixels,
@@ -166,6 +176,36 @@ class DMControlEnv(MaybeInWorkers, DMControlWrapper):
     def _told_first(self) -> list[str]:
         skipped = [] if self.frame_skip == 1 else [f"frame_skip={self.frame_skip}"]
         return [repr(self.env_name), repr(self.task_name), *skipped]
+
+
+def _loaded(
+    domain: str,
+    task: str,
+    task_kwargs: dict[str, Any],
+    environment_kwargs: dict[str, Any],
+    *,
+    visualize_reward: bool,
+) -> Any:
+    """Load a task of the suite.
+
+    Raises:
+        OptionError: (a TypeError) the task, or the library's ``Environment``, does not know a keyword.
+    """
+    suite = import_suite()
+    of_task = partial(parameters_of, suite._DOMAINS[domain].SUITE[task])
+    of_env = partial(parameters_of, require("dm_control.rl.control").Environment)
+    with (
+        without_advice(),
+        keywords_told(f"task_kwargs of '{domain}/{task}'", task_kwargs, of_task),
+        keywords_told("environment_kwargs", environment_kwargs, of_env),
+    ):
+        return suite.load(
+            domain,
+            task,
+            task_kwargs,
+            environment_kwargs=environment_kwargs or None,
+            visualize_reward=visualize_reward,
+        )
 
 
 def _one_task(env_name: object, task_name: str | None, task: str | None) -> str:

@@ -67,9 +67,26 @@ def make_pool(
         refuse_unknown(f"{env_name} of EnvPool", kwargs, free, _HINT)
         seeds = {} if {"seed", "env_seed"} & kwargs.keys() else {"env_seed": _drawn_seeds(count)}
         sizes = {"num_envs": count, "batch_size": count if batch_size is None else batch_size}
-        pool = library.make_gymnasium(env_name, **sizes, **kwargs, **seeds)
+        try:
+            pool = library.make_gymnasium(env_name, **sizes, **kwargs, **seeds)
+        except TypeError as error:
+            raise _unfit(library, env_name, kwargs, error) from error
     spaces_of(pool)
     return pool
+
+
+def _unfit(library: Any, name: str, given: Mapping[str, Any], error: TypeError) -> Exception:
+    """Name the keyword whose value is of another kind than its default; ``error`` itself where that is none."""
+    defaults = library.make_spec(name).config._asdict()
+    for key, value in given.items():
+        wanted = type(defaults.get(key, value))
+        fits = isinstance(value, (int, float) if wanted is float else wanted)
+        if not fits:
+            return ArgumentTypeError(
+                f"{key} of {name} is {value!r}, of type {type(value).__name__}, but EnvPool takes {wanted.__name__}: "
+                f"{defaults[key]!r} by default. Pass one of that type."
+            )
+    return error
 
 
 def require_name(env_name: object) -> None:

@@ -17,6 +17,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
 from envkit.env.base import EnvBase
+from envkit.envs.undrawn import Undrawn
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.specs.annotations import BatchSize, Device
 from envkit.specs.devices import require_memory
@@ -26,7 +27,7 @@ __all__ = ["ModelBasedEnvBase"]
 KINDS = ("observation", "reward", "done", "action", "state")
 
 
-class ModelBasedEnvBase(EnvBase):
+class ModelBasedEnvBase(Undrawn, EnvBase):
     """Base class of envs that step by a world model; of any batch size, and gradients flow through them.
 
     A subclass declares specs, or takes them over with `set_specs_from_env`, and writes ``_reset``. A step runs the

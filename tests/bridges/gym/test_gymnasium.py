@@ -16,7 +16,7 @@ from bridges.gym.env import GymEnv
 from bridges.gym.wrapper import GymWrapper
 from envkit import JaxEnv, ParallelEnv, SerialEnv, check_env_specs
 from envkit.env.seeding import next_seed, seed_chain
-from envkit.errors import ClosedEnvError, ResetMaskError, SpecStackError
+from envkit.errors import ClosedEnvError, OptionError, ResetMaskError, SpecStackError
 from envkit.specs import Bounded, Unbounded
 from tests.zoo.gym_envs import Sampler, same
 from tests.zoo.policies import Replay
@@ -309,6 +309,28 @@ def test_pixels_are_added_or_replace_the_observation(only, batched):
     assert data["next", "pixels"].shape == (*env.batch_size, 2, 2, 3, 3)
     assert data["next", "pixels"][..., 0].amax((-1, -2)).flatten().tolist() == [1, 2]
     assert ("observation" in data) != only
+
+
+@pytest.mark.parametrize("how", [{}, {"num_envs": 2}])
+def test_a_keyword_that_nobody_knows_is_told_with_the_nearest(how):
+    with pytest.raises(OptionError, match=r"'gravty'. .*It takes env_name.*max_episode_steps"):
+        GymEnv("CartPole-v1", gravty=3, **how)
+    with pytest.raises(OptionError, match="Did you mean 'sutton_barto_reward'"):
+        GymEnv("CartPole-v1", sutton_barto=True, **how)
+
+
+def test_a_mistake_inside_an_env_stays_what_it_is():
+    def broken(**kwargs):
+        return sorted([], keys=str)
+
+    gymnasium.register("Broken-v0", broken)
+    try:
+        with pytest.raises(TypeError, match="keys") as told:
+            GymEnv("Broken-v0", size=3)
+    finally:
+        del gymnasium.registry["Broken-v0"]
+
+    assert not isinstance(told.value, OptionError)
 
 
 def test_pixels_of_an_env_that_renders_nothing_are_refused():

@@ -25,6 +25,7 @@ from envkit.errors import (
     ArgumentError,
     InputError,
     MissingKeyError,
+    OptionError,
     StateStructureError,
     UnsupportedError,
 )
@@ -98,6 +99,12 @@ def test_the_specs_hold_and_say_what_is_drawn(env):
 def test_an_action_is_repeated_a_whole_number_of_times():
     with pytest.raises(ArgumentError, match=r"got 0\. Pass action_repeat=1"):
         sleds(action_repeat=0)
+
+
+@pytest.mark.parametrize("at", ["episode", "construction", "never"])
+def test_when_models_are_drawn_means_nothing_without_how(at):
+    with pytest.raises(OptionError, match=rf"randomize_at='{at}'.*Pass randomize=f"):
+        sleds(randomize=None, randomize_at=at)
 
 
 def test_infos_of_an_env_without_metrics_stay_where_they_are():

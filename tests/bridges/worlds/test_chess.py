@@ -20,6 +20,7 @@ from envkit.errors import (
     MissingKeyError,
     NotResetError,
     UnknownStateError,
+    UnsupportedError,
 )
 
 NUMBER = {san: index for index, san in enumerate(san_moves())}
@@ -231,6 +232,10 @@ def test_what_cannot_be_asked_is_told():
         ChessEnv(batch_size=[2])
     with pytest.raises(NotResetError, match=r"Call env\.reset\(\) first"):
         ChessEnv().cardinality()
+    with pytest.raises(TypeError, match="include_san is 'no', but must be a bool"):
+        ChessEnv(include_san="no")  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match=r"ChessEnv\(pixels=True\) has the board"):
+        unmasked.render()
     env = ChessEnv(stateful=False, include_fen=True)
     with pytest.raises(MissingKeyError, match="this env reads fen"):
         env.get_legal_moves()

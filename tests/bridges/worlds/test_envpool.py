@@ -464,6 +464,13 @@ def test_it_can_be_neither_saved_nor_copied_nor_reset_with_options(env):
         env.reset(options={})
 
 
+def test_a_value_of_another_type_than_the_library_takes_is_told():
+    with pytest.raises(
+        ArgumentTypeError, match=r"max_episode_steps of CartPole-v1 is 'long'.*int: 500"
+    ):
+        cartpole(create_env_kwargs={"max_episode_steps": "long"})
+
+
 def test_a_missing_library_is_told_when_an_env_is_made(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
 

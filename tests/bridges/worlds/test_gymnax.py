@@ -304,6 +304,10 @@ def test_a_stored_state_is_drawn(cartpole, default_params):
     assert first.dtype == torch.uint8 and first.ndim == 3 and first.shape[-1] == 3
     assert not torch.equal(first, second)
     assert not torch.equal(first, longer)
+    with pytest.raises(
+        OptionError, match=r"render of CartPole takes no keyword 'height'.*takes none"
+    ):
+        cartpole.render(td, height=84)
 
 
 # --------------------------------------------------------------------------------- names and errors

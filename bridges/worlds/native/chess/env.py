@@ -18,11 +18,13 @@ from bridges.libraries import require
 from bridges.worlds.native.chess import positions
 from bridges.worlds.native.chess.picture import SIDE, picture
 from bridges.worlds.native.chess.san_moves import san_moves
+from envkit.data.arguments import as_bool
 from envkit.data.paths import Key
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.options import EnvOptions
 from envkit.envs.texts import Repertoire, strings_in, written
+from envkit.envs.undrawn import Undrawn
 from envkit.errors import (
     ArgumentError,
     BatchSizeError,
@@ -40,7 +42,7 @@ MOST_MOVES = 218
 """The most legal moves any position has that can be reached."""
 
 
-class ChessEnv(EnvBase):
+class ChessEnv(Undrawn, EnvBase):
     """A game of chess; both colours are played by who steps the env.
 
     Args:
@@ -71,6 +73,7 @@ class ChessEnv(EnvBase):
         InputError: (a ValueError) at a step: the move is not legal.
     """
 
+    shows = "ChessEnv(pixels=True) has the board in its data, as td['pixels']"
     _supports_set_state = True
 
     def __init__(
@@ -92,6 +95,17 @@ class ChessEnv(EnvBase):
         super().__init__(device=device, **options)
         require_memory(self.device, type(self).__name__)
         shown = {"san": include_san, "fen": include_fen, "pgn": include_pgn}
+        switches = {
+            "stateful": stateful,
+            **{f"include_{name}": given for name, given in shown.items()},
+            "include_legal_moves": include_legal_moves,
+            "include_hash": include_hash,
+            "include_hash_inv": include_hash_inv,
+            "mask_actions": mask_actions,
+            "pixels": pixels,
+        }
+        for name, given in switches.items():
+            as_bool(name, given)
         self._texts = [name for name, is_shown in shown.items() if is_shown]
         self._starts = [name for name in ("pgn", "fen") if name in self._texts]
         _require_options(stateful, self._starts, self.batch_size, include_hash, include_hash_inv)

@@ -1,0 +1,30 @@
+"""Envs that show themselves by their entries alone, and say so where a picture is asked for."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NoReturn
+
+from envkit.errors import UnsupportedError
+
+__all__ = ["Undrawn"]
+
+
+class Undrawn:
+    """Base of an env that draws no picture.
+
+    Attributes:
+        shows: what to do in place of drawing it, for the message.
+    """
+
+    shows: ClassVar[str] = "Plot what it observes, with plot_rollout(data)"
+
+    def render(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refuse to draw.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) always; the message says what to do instead.
+        """
+        raise UnsupportedError(
+            f"{type(self).__name__} draws no picture. {self.shows}, or give a subclass a method `render() -> frame`, "
+            "a uint8 array of shape (H, W, 3)."
+        )
