@@ -1,9 +1,7 @@
 """Envs of envkit for TorchRL, and transforms in the replay buffers of TorchRL.
 
-`to_torchrl` gives an env TorchRL's class. A buffer of TorchRL runs both passes of its own transforms: the
-inverse one on what is written, the forward one on what is sampled. Anything else it takes for a function and
-calls on samples alone, so an inverse pass would be left out without a word: `for_replay_buffer` gives a
-transform that class. Both import TorchRL only then.
+`to_torchrl` gives an env TorchRL's class, `for_replay_buffer` a transform, for what asks for that class. A buffer of
+TorchRL also takes a transform of ours as it is. Both import TorchRL only then.
 """
 
 from __future__ import annotations

@@ -81,17 +81,22 @@ def _joined(
     padded: torch.Tensor,
     dim: int,
     fill: float | None,
+    before: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Join the frames of windows along ``dim``; ``steps`` and ``padded`` are as in `Episodes`."""
+    """Join the frames of windows along ``dim``; see `Episodes` for ``steps``, ``padded`` and ``before``."""
     frames = frames.movedim(axis, 0)
     index, blank = steps.movedim(-2, 0), padded.movedim(-2, 0)  # T first, like the frames
-    event = (1,) * (frames.ndim - index.ndim + 1)
+    shape = (*index.shape[:-1], *(1,) * (frames.ndim - index.ndim + 1))
     parts = []
     for number in range(index.shape[-1]):
-        shape = (*index.shape[:-1], *event)
-        part = frames.gather(0, index[..., number].reshape(shape).expand(frames.shape))
+        at = index[..., number].reshape(shape).expand(frames.shape)
+        is_blank = blank[..., number].reshape(shape)
+        part = frames.gather(0, at)
+        if before is not None:
+            part = torch.where(is_blank, before.movedim(axis, 0).gather(0, at), part)
+            is_blank = is_blank & blank.roll(-1, -1)[..., number].reshape(shape)
         if fill is not None:
-            part = part.masked_fill(blank[..., number].reshape(shape), fill)
+            part = part.masked_fill(is_blank, fill)
         parts.append(part.movedim(0, axis))
     return torch.cat(parts, dim)
 
@@ -153,6 +158,18 @@ class Episodes:
         begins[..., 1:] = ended.flip(-1)[..., 1:] if backwards else ended[..., :-1]
         return torch.where(begins, steps, 0).cummax(-1).values
 
-    def windows(self, frames: torch.Tensor, dim: int, fill: float | None) -> torch.Tensor:
-        """Join the frames of each window along ``dim``; padding is ``fill``, or the nearest frame."""
-        return _joined(frames, self.axis, self.steps, self.padded, dim, fill)
+    def windows(
+        self,
+        frames: torch.Tensor,
+        dim: int,
+        fill: float | None,
+        *,
+        before: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Join the frames of each window along ``dim``; padding is ``fill``, or the nearest frame.
+
+        Args:
+            before: frames that precede those of the same step; the one of an episode's first step stands
+                before all of ``frames``.
+        """
+        return _joined(frames, self.axis, self.steps, self.padded, dim, fill, before)

@@ -311,24 +311,18 @@ class CatFrames(_Windowed):
         for number in _next_first(self.in_keys):
             source, target = self.in_keys[number], self.out_keys[number]
             path = as_path(source)
-            is_next = path[0] == "next" and not self.future
-            if path[0] == "next" and self.future and as_key(path[1:]) in self.in_keys:
+            has_root = path[0] == "next" and as_key(path[1:]) in self.in_keys
+            if has_root and self.future:
                 raise UnsupportedError(
                     f"CatFrames(future=True) cannot join both {as_key(path[1:])!r} and {source!r}: they look "
                     "ahead from other steps. Name one of them."
                 )
-            roots = td.get(as_key(path[1:]), None) if is_next else None
+            roots = td.get(as_key(path[1:]), None) if has_root else None
             frames = td.get(source, None)
             if frames is None:
                 self._convert(td, [source], [target], self._shown)  # says what is missing
                 continue
-            windows = episodes.windows(frames if roots is None else roots, self.dim, fill)
-            if roots is not None:
-                size = (self.N - 1) * frames.shape[self.dim]
-                windows = elementwise.pushed(
-                    elementwise.recent(windows, size, self.dim), frames, self.dim
-                )
-            td.set(target, windows)
+            td.set(target, episodes.windows(frames, self.dim, fill, before=roots))
         if self.mask_key is not None:
             td.set(self.mask_key, episodes.padded.movedim(-2, episodes.axis))
         return td

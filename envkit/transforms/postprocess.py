@@ -170,8 +170,7 @@ class WrittenTransform(Transform):
         """Give sampled data as it is.
 
         Warns:
-            UserWarning: nothing was written through this transform. TorchRL's buffers leave the inverse
-                pass of a bare transform out.
+            UserWarning: nothing was written through this transform.
         """
         if not self.is_run_on_writing:
             name = type(self).__name__
@@ -188,7 +187,7 @@ class MultiStepTransform(WrittenTransform, RecordedTransform):
 
     The last ``n_steps`` steps of what was written are kept back until their windows are complete, so each write
     gives the steps that became complete, and None where there are none. See `MultiStep` for what a step
-    becomes. Give it to a buffer with ``envkit.for_replay_buffer``.
+    becomes. Give it to a replay buffer.
 
     Args:
         n_steps: longest window; may be changed at any time.

@@ -39,7 +39,7 @@ class RecordedTransform(Transform):
     def _misplaced(self) -> PlacementError:
         return PlacementError(
             f"{type(self).__name__} works on recorded sequences, and an env gives single steps. Call it on "
-            "data, or give it to a replay buffer with envkit.for_replay_buffer."
+            "data, or give it to a replay buffer."
         )
 
 

@@ -27,6 +27,7 @@ from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.env.own_state import OwnState
 from envkit.errors import ArgumentError, MissingKeyError, SpecTypeError, TransformOwnerError
 from envkit.specs import Composite
+from envkit.transforms.core.in_buffers import give_buffers_both_passes
 from envkit.transforms.core.wrapper import TransformHolder
 
 __all__ = ["OWNERSHIP", "Keys", "Transform", "TransformLike", "as_keys", "books_of"]
@@ -392,6 +393,8 @@ class Transform(OwnState):
         names = ("in_keys", "out_keys", "in_keys_inv", "out_keys_inv")
         return ", ".join(f"{n}={getattr(self, n)}" for n in names if getattr(self, n, None))
 
+
+give_buffers_both_passes(Transform)
 
 TransformLike = Transform | Callable[[TensorDictBase], TensorDictBase]
 """What a user passes as a transform: one, or a function that is run on what resets and steps produced."""

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 import envkit
-from tests.reference.compare import OURS, THEIRS, check_works_alike
+from tests.reference.compare import OURS, THEIRS, check_same, check_works_alike
 from tests.reference.transforms.worlds import count, played
 
 with warnings.catch_warnings():
@@ -200,8 +200,9 @@ def buffer_of(way: str, transforms: list, compose, make=lambda transform: transf
 
 
 @pytest.mark.parametrize("way", ["transform=", "append_transform", "insert_transform"])
-def test_a_replay_buffer_runs_both_passes(way):
-    own = buffer_of(way, both_ways(OURS), OURS.Compose, OURS.for_replay_buffer)
+@pytest.mark.parametrize("make", [lambda transform: transform, OURS.for_replay_buffer])
+def test_a_replay_buffer_runs_both_passes(way, make):
+    own = buffer_of(way, both_ways(OURS), OURS.Compose, make)
     expected = buffer_of(way, both_ways(THEIRS), THEIRS.Compose)
 
     for buffer in (own, expected):
@@ -246,6 +247,48 @@ def test_a_function_goes_into_a_replay_buffer_and_anything_else_is_refused():
     assert doubled(episode())["a"].equal(episode()["a"] * 2)
     with pytest.raises(ValueError, match="must be a Transform or a function"):
         envkit.for_replay_buffer(3)
+
+
+PASSES = {
+    "returns to go": lambda lib: lib.Reward2GoTransform(0.9, out_keys=["to_go"]),
+    "steps joined": lambda lib: lib.MultiStepTransform(n_steps=2, gamma=0.9),
+    "frames joined": lambda lib: lib.CatFrames(2, -1, ["action"], as_inverse=True),
+    "another name": lambda lib: lib.RenameTransform([], [], ["b"], ["a"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "invert"), [*((n, False) for n in PASSES), ("another name", True)]
+)
+def test_what_a_buffer_stores_and_samples_is_that_of_the_reference(name, invert):
+    def call(lib):
+        buffer = ReplayBuffer(storage=LazyTensorStorage(5))
+        buffer.append_transform(PASSES[name](lib), invert=invert)
+        buffer.extend(episode())
+        return rounded(buffer.storage[:]), rounded(buffer[:])
+
+    check_same(call)
+
+
+def slices(kind: str) -> TensorDict:
+    """Rows of a buffer in the order in which a sampler of slices or of single steps gives them."""
+    place = {"slices": [4, 5, 6, 7, 0, 1, 2, 9, 10], "steps": [7, 3, 3, 0, 10, 2, 8, 1]}[kind]
+    rows = torch.tensor(place)
+    done = torch.tensor([0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0]).bool()[rows, None]
+    shown, following = rows[:, None].float(), rows[:, None] + 0.5
+    return TensorDict({"o": shown, "next": {"o": following, "done": done}}, [len(rows)])
+
+
+@pytest.mark.parametrize("keys", [["o"], ["o", ("next", "o")], [("next", "o")]], ids=str)
+@pytest.mark.parametrize("padding", ["same", "constant"])
+@pytest.mark.parametrize("kind", ["slices", "steps"])
+def test_frames_of_sampled_steps_are_joined_as_by_the_reference(kind, padding, keys):
+    check_works_alike(
+        lambda lib: [
+            lib.CatFrames(n, -1, keys, padding=padding, padding_value=-1.0)(slices(kind))
+            for n in (2, 3, 5)
+        ]
+    )
 
 
 def test_a_replay_buffer_calls_a_bare_transform_on_samples():
