@@ -74,6 +74,10 @@ class ActionMask(EpisodeTransform):
             )
         return input_spec
 
+    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+        self._allow(next_td, next_td, None)
+        return next_td
+
     def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
         self._allow(td, next_td, td.get(rules.STEP, None))
         return next_td

@@ -161,6 +161,19 @@ def test_averages_of_a_state_dict_and_shared_ones_go_on():
     assert OURS.VecNormV2(["success"], stateful=False).state_dict() == {}
 
 
+@pytest.mark.parametrize("name", ["VecNorm", "VecNormV2"])
+def test_a_state_dict_names_each_statistic_once_there_is_one(name):
+    def names_of_state(lib, data):
+        norm = getattr(lib, name)(["a"])
+        for _ in range(data):
+            norm(TensorDict({"a": torch.ones(3)}))
+        return sorted(norm.state_dict())
+
+    differs("running-averages", lambda lib: names_of_state(lib, 0))
+    differs("running-averages", lambda lib: names_of_state(lib, 1))
+    assert names_of_state(OURS, 0) == [] and len(names_of_state(OURS, 1)) > 1
+
+
 def test_rows_of_another_number_than_the_averages_are_told():
     norm = OURS.VecNormV2(["a"])
     norm(TensorDict({"a": torch.zeros(3, 1)}, [3]))

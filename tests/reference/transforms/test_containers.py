@@ -185,6 +185,19 @@ def test_what_is_added_to_an_env_in_eval_mode_is_in_eval_mode():
     check_same(call)
 
 
+def test_the_mode_of_an_env_is_that_of_all_in_it():
+    def modes(lib):
+        env = lib.TransformedEnv(count(lib), lib.StepCounter())
+        parts = [env, env.base_env, env.transform]
+        env.eval()
+        after = [part.training for part in parts]
+        env.train()
+        return after, [part.training for part in parts]
+
+    differs("nested-envs", modes)
+    assert modes(OURS) == ([False] * 3, [True] * 3)
+
+
 def test_the_parent_is_one_transformed_env_until_the_list_of_transforms_changes():
     def call(lib):
         env = lib.TransformedEnv(count(lib), lib.Compose(lib.StepCounter(), lib.InitTracker()))

@@ -433,3 +433,14 @@ def test_an_entry_that_is_a_tensordict_gets_other_axes(name, shape):
     differs("node-specs", lambda lib: behind(lib).observation_spec)
     OURS.check_env_specs(behind(OURS))
     assert not behind(OURS).transform.fuses  # programs know leaves alone
+
+
+@pytest.mark.parametrize("name", ["UnsqueezeTransform", "SqueezeTransform"])
+def test_axes_from_the_front_begin_behind_the_batch_of_the_data(name):
+    def call(lib, batch):
+        view = getattr(lib, name)(0, in_keys=["a"], allow_positive_dim=True)
+        return view(TensorDict({"a": torch.zeros(*batch, 1, 2)}, batch))
+
+    check_works_alike(lambda lib: call(lib, ()))
+    differs("node-specs", lambda lib: call(lib, (3,)))
+    assert call(OURS, (3,))["a"].shape[1:] == call(OURS, ())["a"].shape

@@ -70,6 +70,9 @@ CALLS = {
         in_keys=["observation", "place"]
     ).init_stats(3, reduce_dim=(0,), cat_dim=1),
     "a mask without an env": lambda lib: lib.ActionMask()(TensorDict({"action": torch.ones(())})),
+    "the hook of a mask without an env": lambda lib: lib.ActionMask()._call(
+        TensorDict({"action_mask": torch.ones(2, dtype=torch.bool)})
+    ),
     "random beginnings called by hand": lambda lib: lib.NoopResetEnv(2)(recorded()),
     "a reset by random beginnings without an env": lambda lib: lib.NoopResetEnv(2)._reset(
         TensorDict(), TensorDict()

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 import envkit
-from tests.reference.compare import OURS, THEIRS, check_same, check_works_alike
+from tests.reference.compare import OURS, THEIRS, check_same, check_works_alike, differs
 from tests.reference.transforms.worlds import count, played
 
 with warnings.catch_warnings():
@@ -289,6 +289,32 @@ def test_frames_of_sampled_steps_are_joined_as_by_the_reference(kind, padding, k
             for n in (2, 3, 5)
         ]
     )
+
+
+def test_nested_frames_below_next_follow_their_root():
+    def joined(lib, key):
+        nested = slices("slices").rename_key_("o", key)
+        nested.rename_key_(("next", "o"), ("next", *((key,) if isinstance(key, str) else key)))
+        keys = [key, ("next", *((key,) if isinstance(key, str) else key))]
+        return [lib.CatFrames(3, -1, keys)(nested)[key] for key in keys]
+
+    differs("frames-in-the-data", lambda lib: joined(lib, ("a", "o")))
+    assert all(
+        plain.equal(nested)
+        for plain, nested in zip(joined(OURS, "o"), joined(OURS, ("a", "o")), strict=True)
+    )
+
+
+def test_images_of_two_batch_axes_are_joined():
+    def joined(lib):
+        data = slices("steps").expand(2, 2, 8).clone()
+        for key in ("o", ("next", "o")):
+            data[key] = data[key].unsqueeze(-1).repeat(1, 1, 1, 2, 3)
+        return lib.CatFrames(3, -1, ["o", ("next", "o")])(data)
+
+    differs("all-transforms-answer", joined)
+    row = OURS.CatFrames(3, -1, ["o", ("next", "o")])(slices("steps"))
+    assert joined(OURS)[1, 0]["next", "o"][:, 0, ::3].equal(row["next", "o"])
 
 
 def test_a_replay_buffer_calls_a_bare_transform_on_samples():

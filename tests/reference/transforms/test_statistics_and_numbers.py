@@ -61,6 +61,15 @@ def test_trajectories_are_numbered_where_their_key_says(case):
     check_works_alike(call)
 
 
+def test_a_plain_name_numbers_beside_every_flag_of_groups():
+    def call(lib):
+        env = lib.TransformedEnv(teams(lib), lib.TrajCounter("number"))
+        return played(env, 3, break_when_any_done=False)
+
+    differs("all-transforms-answer", call)
+    assert {("a", "number"), ("b", "number")} <= set(call(OURS).keys(True))
+
+
 def test_a_number_that_stands_beside_no_flags_says_where_they_are():
     env = OURS.TransformedEnv(teams(OURS), OURS.TrajCounter(("c", "number")))
 
