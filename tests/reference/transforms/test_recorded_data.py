@@ -228,7 +228,7 @@ def test_one_transform_goes_into_a_replay_buffer_alone():
 @pytest.mark.parametrize(
     "make", [envkit.Reward2GoTransform, lambda: envkit.MultiStepTransform(2, 0.5)]
 )
-def test_a_bare_transform_of_what_is_written_warns_that_the_buffer_leaves_it_out(make):
+def test_a_bare_transform_of_what_is_written_warns_where_nothing_was(make):
     bare = ReplayBuffer(storage=LazyTensorStorage(5), transform=make(), batch_size=3)
     loaded = ReplayBuffer(
         storage=LazyTensorStorage(5), transform=envkit.for_replay_buffer(make()), batch_size=3
