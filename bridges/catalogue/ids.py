@@ -166,6 +166,8 @@ def _in_world(world: World, name: str) -> Found:
     if world.library is not None:
         require(world.library)
     module = world.module
+    if (require_env := getattr(module, "require_env", None)) is not None:
+        require_env(name)  # a pool would say so when it starts
     kind = getattr(module, "kind", world.kind)
     return Found(partial(module.build, name), kind, world.limit, world.name, name)
 

@@ -31,7 +31,11 @@ Kind = Literal["stateless", "stateful", "batched"]
 
 
 class WorldModule(Protocol):
-    """What a world is made of: a module, or any object, with these functions."""
+    """What a world is made of: a module, or any object, with these functions.
+
+    One whose envs are made many as pools, which build them only when they start, may also have
+    ``require_env(name)``, which raises an ArgumentError, with the closest names, where there is no such env.
+    """
 
     def env_names(self) -> Collection[str]:
         """Name the envs that can be made here. Downloads and builds nothing."""

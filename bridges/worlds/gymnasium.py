@@ -10,7 +10,7 @@ from bridges.gym.backend import gym_backend
 from bridges.gym.env import GymEnv
 from envkit.errors import ArgumentError
 
-__all__ = ["build", "env_names", "fetching_names"]
+__all__ = ["build", "env_names", "fetching_names", "require_env"]
 
 
 def env_names() -> list[str]:
@@ -38,11 +38,11 @@ def fetching_names() -> frozenset[str]:
     return frozenset()
 
 
-def build(name: str, **kwargs: Any) -> GymEnv:
-    """Make one `GymEnv`.
+def require_env(name: str) -> None:
+    """Check that an env is registered by a name, or that the name says which module registers it.
 
     Raises:
-        ArgumentError: (a ValueError) no env is registered by this name; the message gives those closest to it.
+        ArgumentError: (a ValueError) none is; the message gives those closest to it.
     """
     registry = gym_backend().registry
     if ":" not in name and name not in registry:
@@ -51,4 +51,13 @@ def build(name: str, **kwargs: Any) -> GymEnv:
             f"Did you mean {' or '.join(map(repr, near))}?" if near else "See gymnasium.registry."
         )
         raise ArgumentError(f"Gymnasium has no env called {name!r}. {guess}")
+
+
+def build(name: str, **kwargs: Any) -> GymEnv:
+    """Make one `GymEnv`.
+
+    Raises:
+        ArgumentError: (a ValueError) no env is registered by this name; the message gives those closest to it.
+    """
+    require_env(name)
     return GymEnv(name, **kwargs)

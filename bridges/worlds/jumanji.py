@@ -29,6 +29,7 @@ from bridges.jax.programs import Programs
 from bridges.jax.simulator import SimulatorCore, SimulatorEnv
 from bridges.jax.transformed_rows import observation_leaves
 from bridges.libraries import EnvNames, fetched, quietly, require, require_name
+from envkit.data.arguments import as_bool
 from envkit.data.keywords import Default
 from envkit.data.paths import tensordict_of
 from envkit.errors import ArgumentError, ArgumentTypeError, SpecTypeError
@@ -164,7 +165,7 @@ class JumanjiWrapper(SimulatorEnv):
     ):
         _require_bare(env)
         given: dict[str, Any] = {"categorical_action_encoding": True, **options}
-        jit = given.pop("jit", True)
+        jit = as_bool("jit", given.pop("jit", True))
         super().__init__(JumanjiCore(env, _make), device=device, **given)
         self.jit = jit
 

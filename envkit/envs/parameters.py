@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.data.arguments import require_tensordict
-from envkit.errors import BatchSizeError, MissingKeyError
+from envkit.errors import BatchSizeError, InputError, MissingKeyError
 from envkit.specs import Composite, Unbounded
 
 __all__ = ["default_parameters", "parameter_specs", "parameters_in"]
@@ -58,10 +58,30 @@ def parameters_in(
     shape: torch.Size,
     device: torch.device | None,
 ) -> TensorDictBase:
-    """Give the parameters of the rows of ``td``, batch size ``shape``, in memory of their own on ``device``."""
+    """Give the parameters of the rows of ``td``, batch size ``shape``, in memory of their own on ``device``.
+
+    Raises:
+        InputError: (a ValueError) those that ``td`` brings are not one number for each row.
+    """
     own = None if td is None else td.get("params", None)
+    if own is not None:
+        _require_of_rows(own, defaults, shape)
     rows = (defaults if device is None else defaults.to(device)).expand(shape)
     return (rows if own is None else _over(rows, own)).clone()
+
+
+def _require_of_rows(own: TensorDictBase, defaults: TensorDictBase, shape: torch.Size) -> None:
+    """Check that parameters that the data brings are one number for each row.
+
+    Raises:
+        InputError: (a ValueError) they are not.
+    """
+    for name, value in own.items():
+        if name in defaults.keys() and value.shape != shape:
+            raise InputError(
+                f"('params', {name!r}) has shape {tuple(value.shape)}, but there is one for each row of batch size "
+                f"{tuple(shape)}. Expand or reshape it to that shape."
+            )
 
 
 def _over(known: TensorDictBase, own: TensorDictBase) -> TensorDictBase:

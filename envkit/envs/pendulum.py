@@ -23,6 +23,7 @@ from envkit.env.options import EnvOptions
 from envkit.env.seeding import drawn_seed
 from envkit.envs.parameters import default_parameters, parameter_specs, parameters_in
 from envkit.envs.seeded import SeededEnv
+from envkit.errors import InputError
 from envkit.specs import Bounded, Composite, Unbounded
 from envkit.specs.annotations import BatchSize, Device
 from envkit.specs.devices import as_device, require_memory
@@ -49,7 +50,8 @@ class PendulumEnv(SeededEnv):
     action, the state and the parameters.
 
     Raises:
-        InputError: (a ValueError) at a step: the action has another shape, or is no float.
+        InputError: (a ValueError) at a step: the action has another shape, or is no float; at a reset: a state or
+            parameters that the data brings are not one number for each row.
         BatchSizeError: (a RuntimeError) ``td_params`` has a batch size.
         MissingKeyError: (a KeyError) ``td_params`` has no ``params``.
     """
@@ -109,7 +111,7 @@ class PendulumEnv(SeededEnv):
     def _reset(self, td: TensorDictBase | None, *, set_state: bool) -> TensorDictBase:
         shape = self._shape_of(td)
         if td is not None and set_state and {"th", "thdot"} <= set(td.keys()):
-            th, thdot = td["th"].clone(), td["thdot"].clone()
+            th, thdot = (_one_a_row(td, name, shape).clone() for name in ("th", "thdot"))
         else:
             th = self._uniform(shape, -math.pi, math.pi)
             thdot = self._uniform(shape, -1.0, 1.0)
@@ -132,6 +134,16 @@ class PendulumEnv(SeededEnv):
         th = _normalised(th + thdot * params["dt"])
         out: dict[str, Any] = {"th": th, "thdot": thdot, "params": params.clone()}
         return TensorDict({**out, "reward": -cost.unsqueeze(-1)}, td.batch_size, device=td.device)
+
+
+def _one_a_row(td: TensorDictBase, name: str, shape: torch.Size) -> torch.Tensor:
+    value = td[name]
+    if value.shape != shape:
+        raise InputError(
+            f"{name!r} has shape {tuple(value.shape)}, but a reset to a state takes {tuple(shape)}: one number for each "
+            "row, without an axis of its own. Squeeze or reshape it."
+        )
+    return value
 
 
 def _normalised(angle: torch.Tensor) -> torch.Tensor:

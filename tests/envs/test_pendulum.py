@@ -15,6 +15,7 @@ from envkit.errors import (
     ArgumentTypeError,
     BatchSizeError,
     DeviceNameError,
+    InputError,
     MissingKeyError,
 )
 
@@ -113,6 +114,21 @@ def test_parameters_that_mean_nothing_are_refused(given, error, told):
 def test_gravity_may_be_a_number_of_any_library():
     for g in (3, np.float64(3), torch.tensor(3.0), np.array(3)):
         assert PendulumEnv.gen_params(g)["params", "g"].equal(torch.tensor(3.0))
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ({"params": {"g": torch.ones(5, 1)}}, r"'g'\) has shape \(5, 1\).*batch size \(5,\)"),
+        (
+            {"th": torch.ones(5, 1), "thdot": torch.ones(5)},
+            r"'th' has shape \(5, 1\).*takes \(5,\)",
+        ),
+    ],
+)
+def test_a_reset_takes_one_number_for_each_row(entries, told):
+    with pytest.raises(InputError, match=told):
+        PendulumEnv().reset(TensorDict(entries, [5]))
 
 
 def test_gradients_flow_to_action_state_and_parameters():

@@ -29,7 +29,23 @@ from envkit.env.options import EnvOptions
 from envkit.errors import ArgumentTypeError, OptionError
 from envkit.specs.annotations import Device
 
-__all__ = ["DMControlEnv", "DMControlWrapper", "build", "env_names", "fetching_names"]
+__all__ = [
+    "DMControlEnv",
+    "DMControlWrapper",
+    "build",
+    "env_names",
+    "fetching_names",
+    "require_env",
+]
+
+
+def require_env(name: str) -> None:
+    """Check that the suite has a pair "domain/task".
+
+    Raises:
+        UnknownEnvError: (a RuntimeError and a ValueError) it has not; the message gives those closest to it.
+    """
+    require_name("dm_control", name, env_names())
 
 
 def build(name: str, **kwargs: Any) -> DMControlEnv:
@@ -39,7 +55,7 @@ def build(name: str, **kwargs: Any) -> DMControlEnv:
         UnknownEnvError: (a RuntimeError and a ValueError) the suite has no such pair.
         OptionError: (a TypeError) a keyword is unknown.
     """
-    require_name("dm_control", name, env_names())
+    require_env(name)
     refuse_unknown("DMControlEnv", kwargs, known_to(DMControlEnv) or [])
     domain, _, task = name.partition("/")
     return DMControlEnv(domain, task, **kwargs)

@@ -18,10 +18,11 @@ from tensordict import TensorDict, TensorDictBase
 
 from bridges.jax.env import JaxEnv
 from bridges.jax.options import JaxOptions
-from envkit.data.arguments import require_tensordict
+from envkit.data.arguments import as_number, require_tensordict
 from envkit.data.keywords import refuse_unknown
 from envkit.data.results import EnvData
 from envkit.envs.pendulum import PARAMETERS
+from envkit.errors import ArgumentTypeError
 from envkit.functional import Box, Timestep
 from envkit.specs import Bounded
 from envkit.specs.annotations import Device
@@ -37,11 +38,21 @@ class JaxPendulum:
 
     Raises:
         OptionError: (a TypeError) there is no parameter of such a name.
+        ArgumentTypeError: (a TypeError) ``params`` is no dict, or one of them no number.
     """
 
     def __init__(self, params: Mapping[str, float] | None = None):
-        refuse_unknown("a pendulum", params or {}, list(PARAMETERS))
-        self.params = {**PARAMETERS, **(params or {})}
+        given = {} if params is None else params
+        if not isinstance(given, Mapping):
+            raise ArgumentTypeError(
+                f"params is {params!r}, of type {type(params).__name__}, but must be a dict of numbers by name. Pass "
+                "params={'g': 9.8}, say."
+            )
+        refuse_unknown("a pendulum", given, list(PARAMETERS))
+        own = {
+            name: as_number(name, value, meaning="one in SI units") for name, value in given.items()
+        }
+        self.params = {**PARAMETERS, **own}
 
     @property
     def action_space(self) -> Box:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from bridges.worlds.pettingzoo.library import has_parallel, make, names
+from bridges.worlds.pettingzoo.library import has_parallel, make, names, require_env
 from bridges.worlds.pettingzoo.wrapper import GroupMap, PettingZooWrapper
 from envkit.data.arguments import as_bool
 from envkit.specs.annotations import BatchSize, Device
 
-__all__ = ["PettingZooEnv", "build", "env_names", "fetching_names"]
+__all__ = ["PettingZooEnv", "build", "env_names", "fetching_names", "require_env"]
 
 
 class _Names:

@@ -19,7 +19,7 @@ from bridges.libraries import require
 from envkit.data.keywords import refuse_unknown
 from envkit.errors import ArgumentTypeError, OptionError, UnknownEnvError
 
-__all__ = ["has_parallel", "make", "names"]
+__all__ = ["has_parallel", "make", "names", "require_env"]
 
 _FAMILIES = {
     "butterfly": "pettingzoo.butterfly",
@@ -81,6 +81,15 @@ def make(task: str, *, parallel: bool, kwargs: Mapping[str, Any]) -> Any:
             raise OptionError(
                 f"PettingZooEnv of {task!r} takes no such keyword: {error}."
             ) from error
+
+
+def require_env(task: str) -> None:
+    """Check that there is a task of this name, listed or not.
+
+    Raises:
+        MissingLibraryError, ArgumentTypeError, UnknownEnvError: see `make`.
+    """
+    _found(task)
 
 
 def has_parallel(task: str) -> bool:

@@ -192,6 +192,9 @@ def test_a_limit_does_not_overwrite_a_state_of_the_env(opened):
         (("gym/CartPole-v1",), {"max_episode_steps": 0}, ArgumentError, "max_episode_steps is 0"),
         (("brax/fast",), {"max_episode_steps": 3, "episode_length": 3}, OptionError, "say the same"),
         (("brax/fast",), {"nonsense": 3}, OptionError, "nonsense"),
+        (("gym/CartPol-v1", 2), {}, ArgumentError, "Did you mean 'CartPole-v1'"),
+        (("pettingzoo/classic/tictacto_v3", 2), {}, ArgumentError, "Did you mean 'classic/tictactoe_v3'"),
+        (("dm_control/cartpole/swing", 2), {}, ArgumentError, "Did you mean 'cartpole/swingup'"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_where_it_is_made(arguments, options, error, told):

@@ -164,3 +164,16 @@ def test_rows_that_bring_only_parameters_begin_at_a_state_of_their_own(twin):
     assert (root["params", "g"] == 2).all() and root["th"].unique().numel() == ROWS
     assert (twin.unpack(root["state"])["params", "g"] == 2).all()
     assert isinstance(root, TensorDict)
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        (3, "params is 3, of type int"),
+        ({"g": "strong"}, "g is 'strong'"),
+        ({"m": None}, "m is None"),
+    ],
+)
+def test_parameters_of_the_twin_are_numbers_by_name(params, told):
+    with pytest.raises(TypeError, match=told):
+        native.build("PendulumJax", params=params)
