@@ -10,7 +10,6 @@ from tensordict import TensorDictBase
 from torchrl.envs import transforms as torchrl
 
 from envkit.transforms.core.base import Transform
-from envkit.transforms.postprocess import WrittenTransform
 
 __all__ = ["BothWays"]
 
@@ -21,9 +20,6 @@ class BothWays(torchrl.Transform):
     def __init__(self, transform: Transform):
         super().__init__()
         self.transform = transform
-        for part in transform.modules():
-            if isinstance(part, WrittenTransform):
-                part.is_run_on_writing = True
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         return self.transform(tensordict)

@@ -10,8 +10,6 @@ Conventions
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from tensordict import TensorDictBase
 from torch import nn
@@ -23,13 +21,7 @@ from envkit.rules import DONE_LEAVES
 from envkit.transforms.core.base import Keys, Transform, as_keys
 from envkit.transforms.sequences import RecordedTransform
 
-__all__ = [
-    "MultiStep",
-    "MultiStepTransform",
-    "Reward2GoTransform",
-    "WrittenTransform",
-    "time_axis",
-]
+__all__ = ["MultiStep", "MultiStepTransform", "Reward2GoTransform", "time_axis"]
 
 _MASKS: tuple[Key, ...] = ("mask", ("collector", "mask"))
 
@@ -158,31 +150,7 @@ def _later(value: torch.Tensor, steps: int, axis: int = -1) -> torch.Tensor:
     return torch.cat([rest, torch.zeros_like(value.narrow(axis, 0, steps))], axis)
 
 
-class WrittenTransform(Transform):
-    """Base of transforms that change what is written to a replay buffer, and give samples as they are.
-
-    ``is_run_on_writing``: the inverse pass has run, or a buffer has said that it will.
-    """
-
-    is_run_on_writing = False
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Give sampled data as it is.
-
-        Warns:
-            UserWarning: nothing was written through this transform.
-        """
-        if not self.is_run_on_writing:
-            name = type(self).__name__
-            warnings.warn(
-                f"{name} was called on data and changed nothing: it works in the inverse pass, on what is written. "
-                f"Give it to a replay buffer as envkit.for_replay_buffer({name}(...)), or call transform.inv(data).",
-                stacklevel=2,
-            )
-        return tensordict
-
-
-class MultiStepTransform(WrittenTransform, RecordedTransform):
+class MultiStepTransform(RecordedTransform):
     """Turn what is written to a replay buffer into n-step transitions, across writes.
 
     The last ``n_steps`` steps of what was written are kept back until their windows are complete, so each write
@@ -236,8 +204,11 @@ class MultiStepTransform(WrittenTransform, RecordedTransform):
     def n_steps(self, value: int) -> None:
         self._windows.n_steps = _number_of_steps(value)
 
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Give sampled data as it is."""
+        return tensordict
+
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase | None:  # type: ignore[override]
-        self.is_run_on_writing = True
         held = self._held
         if held is not None and held.shape[:-1] != td.shape[:-1]:
             raise BatchSizeError(
@@ -250,7 +221,7 @@ class MultiStepTransform(WrittenTransform, RecordedTransform):
         return self._windows(whole)[..., :complete] if complete > 0 else None
 
 
-class Reward2GoTransform(WrittenTransform):
+class Reward2GoTransform(Transform):
     """Add up, for each step, the rewards from there to the end of its episode, discounted.
 
     Works in the inverse pass, on the way into a replay buffer, or as ``transform.inv(data)``: data
@@ -279,8 +250,11 @@ class Reward2GoTransform(WrittenTransform):
         self.gamma = gamma
         self.done_key = done_key
 
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Give sampled data as it is."""
+        return tensordict
+
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
-        self.is_run_on_writing = True
         ended, axis = self._ended(td), time_axis(td)
         for source, target in zip(self.in_keys_inv, self.out_keys_inv, strict=True):
             reward = td.get(source, None)

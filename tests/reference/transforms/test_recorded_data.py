@@ -225,22 +225,6 @@ def test_one_transform_goes_into_a_replay_buffer_alone():
     assert buffer.sample().shape == (3,)
 
 
-@pytest.mark.parametrize(
-    "make", [envkit.Reward2GoTransform, lambda: envkit.MultiStepTransform(2, 0.5)]
-)
-def test_a_bare_transform_of_what_is_written_warns_where_nothing_was(make):
-    bare = ReplayBuffer(storage=LazyTensorStorage(5), transform=make(), batch_size=3)
-    loaded = ReplayBuffer(
-        storage=LazyTensorStorage(5), transform=envkit.for_replay_buffer(make()), batch_size=3
-    )
-    for buffer in (bare, loaded):
-        buffer.storage.set(range(5), episode())
-
-    with pytest.warns(UserWarning, match=r"changed nothing.*envkit.for_replay_buffer"):
-        bare.sample()
-    loaded.sample()
-
-
 def test_a_function_goes_into_a_replay_buffer_and_anything_else_is_refused():
     doubled = envkit.for_replay_buffer(lambda td: td.set("a", td["a"] * 2))
 
