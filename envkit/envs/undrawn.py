@@ -25,6 +25,6 @@ class Undrawn:
             UnsupportedError: (a NotImplementedError) always; the message says what to do instead.
         """
         raise UnsupportedError(
-            f"{type(self).__name__} draws no picture. {self.shows}, or give a subclass a method `render() -> frame`, "
-            "a uint8 array of shape (H, W, 3)."
+            f"{self!r} cannot be drawn: it has no method `render() -> frame`, a uint8 array of shape (H, W, 3). "
+            f"{self.shows}, or write one in a subclass."
         )

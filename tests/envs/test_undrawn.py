@@ -9,9 +9,9 @@ from envkit.errors import UnsupportedError
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (PendulumEnv, "PendulumEnv draws no picture. Plot what it observes"),
+        (PendulumEnv, r"PendulumEnv\(.* cannot be drawn.*Plot what it observes"),
         (TicTacToeEnv, "plot_rollout"),
-        (FinancialRegimeEnv, "a method `render\\(\\) -> frame`"),
+        (FinancialRegimeEnv, "no method `render\\(\\) -> frame`"),
         (lambda: LLMHashingEnv(5), "Print its text"),
     ],
 )
@@ -21,7 +21,7 @@ def test_an_env_without_a_picture_says_what_to_look_at(make, told):
 
 
 def test_a_video_of_an_env_without_a_picture_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(UnsupportedError, match="PendulumEnv draws no picture"):
+    with pytest.raises(UnsupportedError, match="cannot be drawn"):
         record(PendulumEnv(), None, tmp_path / "pendulum.mp4")
 
     assert not list(tmp_path.iterdir())
