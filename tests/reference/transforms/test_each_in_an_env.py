@@ -269,6 +269,21 @@ def test_steps_after_the_end_of_an_episode_earn_nothing():
     assert chunked(OURS)["count"].tolist() == [[2], [3]]
 
 
+def skipping(lib, ends=(2, 9)):
+    env = lib.TransformedEnv(
+        lib.SerialEnv(2, [partial(count, lib, n) for n in ends]), lib.FrameSkipTransform(3)
+    )
+    return env.step(ones(env, env.reset()))["next"]
+
+
+def test_frames_after_the_end_of_an_episode_are_not_stepped():
+    check_same(lambda lib: skipping(lib, (9, 9)))
+    differs("chunk-rewards", skipping)
+
+    assert skipping(OURS)["reward"].flatten().tolist() == [3, 6]
+    assert skipping(OURS)["count"].flatten().tolist() == [2, 3]
+
+
 def test_transforms_before_a_chunk_run_at_every_action_and_those_after_it_once():
     def call(lib):
         counters = [lib.StepCounter(step_count_key=name) for name in ("inner", "outer")]
