@@ -25,7 +25,14 @@ from envkit.env.base import EnvBase
 from envkit.env.options import EnvOptions
 from envkit.envs.texts import written
 from envkit.envs.undrawn import Undrawn
-from envkit.errors import ArgumentError, OptionError, StepMaskError, UnknownStateError
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    InputError,
+    OptionError,
+    StepMaskError,
+    UnknownStateError,
+)
 from envkit.specs import Categorical, Composite, NonTensor, Unbounded
 from envkit.specs.annotations import Device
 from envkit.specs.devices import require_memory
@@ -76,7 +83,9 @@ class LLMHashingEnv(Undrawn, EnvBase):
 
     Raises:
         OptionError: (a TypeError) neither ``vocab_size`` nor ``tokenizer`` is given.
+        ArgumentTypeError: (a TypeError) ``tokenizer`` or ``hashing_module`` cannot be used as one.
         UnknownStateError: (a RuntimeError) at a reset: there is no prompt.
+        InputError: (a ValueError) at a reset: the prompt holds what is no token.
         StepMaskError: (a RuntimeError) at a step: only some rows are to be stepped.
         InputError: (a ValueError) at a step: the action is no token.
     """
@@ -99,6 +108,7 @@ class LLMHashingEnv(Undrawn, EnvBase):
     ):
         super().__init__(device=device, **options)
         require_memory(self.device, type(self).__name__)
+        _require_use(tokenizer, hashing_module)
         if vocab_size is None:
             if tokenizer is None:
                 raise OptionError(
@@ -148,7 +158,9 @@ class LLMHashingEnv(Undrawn, EnvBase):
                 f"a reset of LLMHashingEnv begins with a prompt, but the data has no {self.observation_key!r}. "
                 "Pass its tokens under that key, or env.make_tensordict('text')."
             )
-        return self._shown(tokens.clone(), self._hash(tokens), td.batch_size)
+        _require_tokens(tokens, self.vocab_size)
+        tokens = tokens.to(torch.int64, copy=True)
+        return self._shown(tokens, self._hash(tokens), td.batch_size)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         action = self._action_inputs["action"].take(td.get("action", None), td.batch_size)
@@ -178,6 +190,34 @@ class LLMHashingEnv(Undrawn, EnvBase):
 
     def _set_seed(self, seed: int) -> None:
         """Nothing in it is random but actions."""
+
+
+def _require_use(tokenizer: Any, hashing_module: Any) -> None:
+    asked = ("vocab_size", "decode", "batch_decode", "__call__")
+    missing = [name for name in asked if not hasattr(tokenizer, name)]
+    if tokenizer is not None and missing:
+        raise ArgumentTypeError(
+            f"tokenizer is of type {type(tokenizer).__name__}, which has no {', no '.join(missing)}. "
+            "Pass an object that gives tokens when it is called with text, and has vocab_size, decode and batch_decode."
+        )
+    if hashing_module is not None and not callable(hashing_module):
+        raise ArgumentTypeError(
+            f"hashing_module is {hashing_module!r}, of type {type(hashing_module).__name__}, which cannot be called. "
+            "Pass a function of int64 (*batch, n) that gives int64 (*batch,), or None for SipHash."
+        )
+
+
+def _require_tokens(tokens: torch.Tensor, vocab_size: int) -> None:
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        raise InputError(
+            f"the prompt is of dtype {tokens.dtype}, but tokens are integers. Convert it: prompt.long()."
+        )
+    unknown = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if unknown.numel():
+        raise InputError(
+            f"the prompt holds {int(unknown[0])}, but tokens go from 0 to {vocab_size - 1}. Pass a larger vocab_size, or "
+            "the tokens of a tokenizer that fits."
+        )
 
 
 def _as_tokens(tokens: Any) -> torch.Tensor:

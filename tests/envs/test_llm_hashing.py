@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tensordict import TensorDict
 
 from envkit import LLMHashingEnv, SerialEnv, StepCounter, TransformedEnv, check_env_specs
-from envkit.errors import ArgumentError, OptionError, StepMaskError, UnknownStateError
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    InputError,
+    OptionError,
+    StepMaskError,
+    UnknownStateError,
+)
 
 
 class Letters:
@@ -67,7 +76,8 @@ def test_equal_histories_have_equal_hashes_and_others_do_not():
 
 
 def test_hashes_are_the_same_in_every_process():
-    root = LLMHashingEnv(26).reset(TensorDict({"observation": torch.tensor([0x0706050403020100])}))
+    token = 0x0706050403020100
+    root = LLMHashingEnv(token + 1).reset(TensorDict({"observation": torch.tensor([token])}))
 
     assert root["hashing"].item() % 2**64 == 0x93F5F5799A932462  # of the authors' test vectors
 
@@ -99,6 +109,31 @@ def test_text_is_shown_where_it_is_asked_for(options, keys):
 
     assert sorted(env.observation_spec.keys()) == keys
     assert set(keys) <= set(env.make_tensordict("a").keys())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokenizer": 3}, "no vocab_size, no decode, no batch_decode"),
+        (
+            {"tokenizer": SimpleNamespace(vocab_size=9, decode=str, batch_decode=list)},
+            "no __call__",
+        ),
+        ({"vocab_size": 9, "hashing_module": 3}, "hashing_module is 3.*cannot be called"),
+    ],
+)
+def test_what_is_no_tokenizer_and_no_hash_is_refused(options, message):
+    with pytest.raises(ArgumentTypeError, match=message):
+        LLMHashingEnv(**options)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [([1, 10], "holds 10, but tokens go from 0 to 9"), ([-1], "-1"), ([1.5], "prompt.long")],
+)
+def test_a_prompt_that_is_no_tokens_is_refused(prompt, message):
+    with pytest.raises(InputError, match=message):
+        LLMHashingEnv(10).reset(TensorDict(observation=torch.tensor(prompt)))
 
 
 def test_what_is_not_known_is_told():
