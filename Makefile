@@ -1,7 +1,7 @@
 # make demo   install everything into .venv and run the main job
 # make test   install and run the tests
 # make isa    those whose result hangs on rounding, under older instructions
-# make slow   the slow ones: ant, other physics backends, the whole demo
+# make slow   the slow ones: ant, other physics backends, the whole demo; SLOW='slow and not sweep' leaves the longest out
 # make check  formatting, lint, types, layers
 # make demo-matrix  the demo's training over 4 seeds and 3 instruction sets
 # make mutate  how many one-line changes of the core the tests notice (takes half an hour)
@@ -49,8 +49,9 @@ isa: export MKL_CBWR = COMPATIBLE
 isa: $(STAMP)
 	$(BIN)/python -m pytest -m 'rounding and not slow' -n 2 --dist loadfile
 
+SLOW ?= slow
 slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow --timeout 900 -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m '$(SLOW)' --timeout 900 -n 2 --dist loadfile
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

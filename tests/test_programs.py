@@ -126,6 +126,7 @@ def test_every_program_gives_what_bare_games_give(played):
     comparison(played, 30, derandomize=True)()
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_many_more_programs_give_what_bare_games_give(played):
     """Set ENVKIT_PROGRAMS to a seed that was printed to have the same programs again."""

@@ -77,6 +77,7 @@ def test_inverted_pendulum_equals_brax_stepped_by_hand(pendulum):
     assert_equals_bare(pendulum, 8, steps=6)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", ["spring", "positional", "generalized"])
@@ -141,6 +142,7 @@ def test_a_stored_state_steps_to_the_same_bits_and_nearly_so_at_another_size(pen
 
 
 @pytest.mark.rounding
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["inverted_pendulum", "ant"])
@@ -342,6 +344,7 @@ def jittered(key, sys):
     return sys.tree_replace({"link.inertia.mass": mass, "geom_friction": friction * scale})
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.rounding
 @pytest.mark.timeout(900)

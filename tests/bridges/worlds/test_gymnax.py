@@ -65,6 +65,7 @@ def test_cartpole_equals_gymnax_stepped_by_hand(cartpole, default_params):
     assert ended > 10
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", env_names())

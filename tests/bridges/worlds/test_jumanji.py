@@ -63,6 +63,7 @@ FAILS: dict[str, str] = {}
 HEAVY = frozenset(("BinPack-v2", "MMST-v0", "FlatPack-v0", "JobShop-v0"))
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # in the bare library

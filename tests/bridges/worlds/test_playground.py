@@ -111,6 +111,7 @@ def test_cartpole_equals_the_bare_library_for_a_hundred_steps(cartpole):
     assert_equals_bare(cartpole, steps=100)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.rounding
 @pytest.mark.timeout(900)
