@@ -1,6 +1,7 @@
 """The command line: what each command prints, and what a mistake costs."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -306,7 +307,8 @@ def test_a_world_that_is_broken_completes_to_nothing(monkeypatch):
 @pytest.mark.slow
 def test_the_script_that_teaches_a_shell_is_shown():
     for command in (COMMAND, MODULE):
-        status, printed, _ = called(*command, "--show-completion", "bash")
+        asked = f"{shlex.join(command)} --show-completion; exit $?"  # whose shell is that it is started from
+        status, printed, _ = called("bash", "-c", asked)
 
         assert status == 0 and "_ENVKIT_COMPLETE=complete_bash" in printed
 
