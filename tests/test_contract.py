@@ -99,7 +99,15 @@ SLOW = (
     *("brax nested", "gymnax", "jumanji", "ray count", "ray cartpole"),
     *("games in turns", "serial games", "parallel games", "serial control"),
 )
-kinds = [pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else ()) for kind in KINDS]
+
+
+def marks(kind: str) -> list[pytest.MarkDecorator]:
+    """Marks of a kind of env: Ray takes seconds to start, each time."""
+    on_ray = [pytest.mark.sweep] if kind.startswith("ray") else []
+    return [pytest.mark.slow, *on_ray] if kind in SLOW else []
+
+
+kinds = [pytest.param(kind, marks=marks(kind)) for kind in KINDS]
 
 
 @pytest.fixture(scope="module", params=kinds)

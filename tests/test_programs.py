@@ -46,9 +46,13 @@ RARER = {  # compile what "transformed jax" and "mixed with jax" compile too
     "jax nested",
     "serial jax, rows",
     "subclass of TransformedEnv over JAX",
-    *(kind for kind in KINDS if kind.startswith("ray")),
 }
-kinds = [pytest.param(kind, marks=pytest.mark.slow if kind in RARER else ()) for kind in KINDS]
+slow = pytest.mark.slow
+on_ray = [slow, pytest.mark.sweep]
+kinds = [
+    pytest.param(kind, marks=on_ray if kind.startswith("ray") else slow if kind in RARER else ())
+    for kind in KINDS
+]
 
 
 @pytest.fixture(scope="module", params=kinds)

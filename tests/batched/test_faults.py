@@ -134,7 +134,7 @@ CASES = [
     *((place, True, fault) for place in PLACES for fault in FAULTS),
     *((place, False, fault) for place in ("reset", "step") for fault in FAULTS),
 ]
-slow = pytest.mark.slow
+slow, sweep = pytest.mark.slow, pytest.mark.sweep
 
 
 def is_quick(place: str, use_buffers: bool, fault: str) -> bool:
@@ -610,7 +610,11 @@ def interrupt_at_random(call: Callable, times: int) -> int:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     ("use_buffers", "times"),
-    [(True, 200), pytest.param(True, 500, marks=slow), pytest.param(False, 500, marks=slow)],
+    [
+        (True, 200),
+        pytest.param(True, 500, marks=[slow, sweep]),
+        pytest.param(False, 500, marks=slow),
+    ],
 )
 def test_an_interrupt_at_any_moment_leaves_the_workers_usable(opened, tmp_path, use_buffers, times):
     env, _ = three(ParallelEnv, tmp_path, use_buffers=use_buffers, timeout=5.0)
@@ -639,6 +643,7 @@ def test_what_failed_in_an_interrupted_step_is_told_by_the_next_call(opened, tmp
     assert_works(env)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_fifty_times_open_and_closed_leaks_nothing(holdings):
     before = holdings()

@@ -39,6 +39,7 @@ def drive(env: ParallelEnv, steps: int) -> None:
             _, td = env.step_and_maybe_reset(env.rand_action(td))
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "use_buffers", "steps"),

@@ -27,6 +27,7 @@ from tests.zoo.envs import Chaos, fail, obey, order_fault
 from tests.zoo.policies import Replay
 
 ROWS, LENGTH = 3, 4
+slow, sweep = pytest.mark.slow, pytest.mark.sweep
 BLOCKS, BLOCK = 5, 100  # of sequences, for each of two ways to exchange data
 SHARING = 2  # processes, where rows share one
 PATIENCE_S = 2.0  # with a row that hangs
@@ -282,9 +283,7 @@ KINDS = {
 
 @pytest.fixture(
     scope="module",
-    params=[
-        kind if kind == "buffers" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS
-    ],
+    params=[kind if kind == "buffers" else pytest.param(kind, marks=slow) for kind in KINDS],
 )
 def twins(request, tmp_path_factory):
     twins = Twins(tmp_path_factory.mktemp("orders"), **KINDS[request.param])
@@ -294,7 +293,7 @@ def twins(request, tmp_path_factory):
 
 @pytest.mark.parametrize(
     "block",
-    [pytest.param(block, marks=pytest.mark.slow if block > 0 else ()) for block in range(BLOCKS)],
+    [pytest.param(block, marks=[slow, sweep][: min(block, 2)]) for block in range(BLOCKS)],
 )
 def test_random_calls_and_faults_give_the_data_of_the_serial_twin(twins, block):
     count = BLOCK if len(twins.groups) == ROWS else BLOCK // 4
@@ -309,7 +308,7 @@ def test_random_calls_and_faults_give_the_data_of_the_serial_twin(twins, block):
     assert twins.serial._recovery.restarts > 0
 
 
-@pytest.mark.slow
+@slow
 def test_rows_of_a_process_that_hangs_are_those_of_rows_that_raise(twins):
     twins.parallel.timeout = PATIENCE_S
     try:

@@ -329,7 +329,10 @@ def test_where_a_mistake_was_found_is_shown_when_asked_for(run):
                 *("SB3 SubprocVecEnv", "TorchRL ParallelEnv"),
             ],
         ),
-        ("brax", ["bare jitted steps", "envkit rollout", "TorchRL BraxWrapper"]),
+        pytest.param(
+            *("brax", ["bare jitted steps", "envkit rollout", "TorchRL BraxWrapper"]),
+            marks=pytest.mark.sweep,
+        ),
     ],
 )
 def test_a_bench_prints_ratios_to_the_bare_simulator(run, work, names):

@@ -41,7 +41,7 @@ from tests.zoo.envs import Count, obey, order_fault
 
 IDS = ("collector", "traj_ids")
 TRUNCATED = ("next", "truncated")
-slow = pytest.mark.slow
+slow, sweep = pytest.mark.slow, pytest.mark.sweep
 
 
 class Told(Count):
@@ -329,9 +329,12 @@ def test_a_step_of_no_trajectory_is_no_episode(built, orders):  # noqa: F811
         pytest.param(MultiSyncDataCollector, {"frames_per_batch": 16}, 1000, marks=slow),
         pytest.param(MultiaSyncDataCollector, {"frames_per_batch": 8}, 1000, marks=slow),
         pytest.param(
-            MultiSyncDataCollector, {"frames_per_batch": 16, "prefetch": 1}, 500, marks=slow
+            MultiSyncDataCollector,
+            {"frames_per_batch": 16, "prefetch": 1},
+            500,
+            marks=[slow, sweep],
         ),
-        pytest.param(MultiSyncDataCollector, {"trajs_per_batch": 3}, 500, marks=slow),
+        pytest.param(MultiSyncDataCollector, {"trajs_per_batch": 3}, 500, marks=[slow, sweep]),
     ],
 )
 def test_ctrl_c_at_any_moment_loses_no_frame_and_repeats_none(built, cls, options, times):  # noqa: F811
@@ -512,6 +515,7 @@ def test_a_collector_that_is_let_go_ends_its_workers(holdings):
 
 
 @slow
+@pytest.mark.sweep
 @pytest.mark.timeout(600)
 def test_two_hundred_cycles_of_start_and_stop_leave_nothing(holdings):
     before = holdings()
@@ -524,6 +528,7 @@ def test_two_hundred_cycles_of_start_and_stop_leave_nothing(holdings):
 
 
 @slow
+@pytest.mark.sweep
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("cls", "options"),

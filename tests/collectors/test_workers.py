@@ -460,6 +460,7 @@ class Uniform(torch.nn.Module):
         return torch.zeros_like(count), ends.expand(*count.shape[:-1], 4)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_no_worker_ever_acts_with_half_an_update(built):

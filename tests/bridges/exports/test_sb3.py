@@ -201,6 +201,7 @@ def random_return(env, steps=400):
     return float(data["next", "reward"].sum() / ends)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_ppo_with_normalised_observations_learns_on_brax(seed):
@@ -219,7 +220,7 @@ def test_ppo_with_normalised_observations_learns_on_brax(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.sweep)])
 def test_ppo_learns_on_a_pool_of_processes(seed, opened):
     env = opened(make("gym/CartPole-v1", 8, seed=seed))
     at_random = random_return(env)

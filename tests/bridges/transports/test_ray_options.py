@@ -100,6 +100,7 @@ assert ray.is_initialized()
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_ray_ends_with_the_last_env_if_an_env_began_it(monkeypatch):
@@ -121,6 +122,7 @@ print(*env.worker_pids)
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_program_that_ends_without_close_leaves_no_actor():

@@ -32,7 +32,7 @@ from tests.transport.hosts import (
     HangsInClose,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.sweep, pytest.mark.timeout(400)]
 
 PATIENCE_S = 20.0
 BIG = 300_000  # numbers in a row that do not go along with a message

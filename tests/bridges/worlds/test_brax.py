@@ -89,6 +89,7 @@ def test_every_backend_equals_brax_stepped_by_hand(name, backend):
 
 
 @pytest.mark.rounding
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ant_repeats_itself_stepped_and_advanced_and_nearly_so_compiled_or_at_another_size():

@@ -12,6 +12,7 @@ from envkit import MultiThreadedEnv, check_env_specs
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.sweep,
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore:.*precision lowered"),
 ]

@@ -34,7 +34,7 @@ from tests.zoo.pettingzoo_games import Signals
 STEPS, ROWS, BATCHES, EPOCHS = 9, 32, 40, 4
 GROUPS = ("speaker", "listener")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.sweep, pytest.mark.timeout(300)]
 
 
 def make_env() -> TransformedEnv:

@@ -145,7 +145,11 @@ def test_a_truncated_normal_says_that_what_is_out_of_bounds_is_impossible():
         np.testing.assert_allclose(got, log_prob(rows), rtol=1e-4)
 
 
-@pytest.mark.parametrize("bounds", [{}, {"low": -2.0, "high": 0.5}], ids=["default", "bounds"])
+@pytest.mark.parametrize(
+    "bounds",
+    [pytest.param({}, marks=pytest.mark.slow), {"low": -2.0, "high": 0.5}],
+    ids=["default", "bounds"],
+)
 def test_a_tanh_delta_is_followed_with_its_default(walker, bounds):
     head = nn.Linear(2, 2)
     with (
