@@ -72,11 +72,11 @@ class EpisodeStore:
             if start < steps:
                 _keep(pieces, rows[row, start:])
         whole += [_joined(pieces.pop(number)) for _, _, number in sorted(over)]
+        self._warn_of_long_ones(pieces, steps)
         self._pieces, self._whole = pieces, whole
-        self._warn_of_long_ones(steps)
 
-    def _warn_of_long_ones(self, steps: int) -> None:
-        if self._has_warned or all(len(kept) * steps < _LONG for kept in self._pieces.values()):
+    def _warn_of_long_ones(self, pieces: _Pieces, steps: int) -> None:
+        if self._has_warned or all(len(kept) * steps < _LONG for kept in pieces.values()):
             return
         self._has_warned = True
         warnings.warn(

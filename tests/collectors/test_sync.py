@@ -379,6 +379,16 @@ def test_an_episode_that_has_no_end_is_told_of_while_it_is_waited_for(monkeypatc
     assert len(told) == 1 and batch.shape == (1, 130)
 
 
+def test_where_that_is_an_error_no_step_is_lost_or_repeated(monkeypatch):
+    monkeypatch.setattr("envkit.collectors.whole_episodes._LONG", 96)
+    collector = SyncDataCollector(lambda: Count(130), still, trajs_per_batch=1)
+
+    with pytest.raises(UserWarning, match="not ended within 96 steps"):
+        collector.next()
+
+    assert collector.next()["count"].flatten().tolist() == list(range(130))
+
+
 def test_whole_episodes_can_come_one_after_the_other():
     collector = SyncDataCollector(two, trajs_per_batch=1, traj_format="cat", total_frames=15)
 
