@@ -37,6 +37,9 @@ demo: $(STAMP)
 demo-matrix: $(STAMP)
 	ENVKIT_DEMO_CACHE=$(CURDIR)/.cache/demo $(BIN)/python -m bench.demo_matrix
 
+# Two processes share two cores: threads of torch in each would wait for each other, spinning.
+test isa slow: export OMP_NUM_THREADS = 1
+
 # A file of tests stays in one process, with the envs it has compiled.
 test: $(STAMP)
 	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile
