@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from envkit.errors import ArgumentError, SpecError
+from envkit.errors import ArgumentError, SpecError, SpecFitError
 from envkit.specs import TensorSpec, Unbounded
 from envkit.transforms.core.base import Keys
 from envkit.transforms.core.leafwise import LeafTransform, image_of
@@ -178,6 +178,7 @@ class Crop(_ImageTransform):
 
     Raises:
         ArgumentError: (a ValueError) a size below 1.
+        SpecFitError: (a RuntimeError) a value has no rows and columns.
     """
 
     def __init__(
@@ -199,6 +200,11 @@ class Crop(_ImageTransform):
         return self.top, self.left
 
     def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        if value.ndim < 2:
+            raise SpecFitError(
+                f"{type(self).__name__} cuts rows and columns out of images, but the value has shape "
+                f"{tuple(value.shape)}. Pass another in_keys=, or unsqueeze it first."
+            )
         top, left = self._corner(*value.shape[-2:])
         inside = value[
             ..., max(top, 0) : max(top + self.w, 0), max(left, 0) : max(left + self.h, 0)

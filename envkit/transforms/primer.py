@@ -164,13 +164,21 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
         sized = self._sized(batch)
         return {path: leaf[(0,) * len(batch)] if batch else leaf for path, leaf in sized.items()}
 
+    def _specs_of_one(self, like: TensorDictBase) -> dict[Path, TensorSpec]:
+        """Give the spec of each entry for one element of ``like``; without an env, specs may begin with its batch."""
+        batch, specs = like.batch_size, self._element_specs()
+        if self.container is not None or self.expand_specs or not batch:
+            return specs
+        begins = all(leaf.shape[: len(batch)] == batch for leaf in specs.values())
+        return {p: leaf[(0,) * len(batch)] for p, leaf in specs.items()} if begins else specs
+
     def _fresh(self, like: TensorDictBase) -> TensorDictBase:
         """Make the values of new episodes, for the batch of ``like``."""
         together = None
         if self.single_default_value and callable(self.default_value):
             together = self.default_value()
         values = empty_like(like)
-        for path, spec in self._element_specs().items():
+        for path, spec in self._specs_of_one(like).items():
             if self.random:
                 value = spec.rand(like.batch_size, self._generator)
             else:
@@ -283,8 +291,8 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
         }
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Add the entries that data does not have."""
-        return _filled(tensordict, self._fresh(tensordict))
+        """Write the entries, also over what the data has; without an env, specs may have its batch."""
+        return tensordict.update(self._fresh(tensordict))
 
     def extra_repr(self) -> str:
         return f"keys={[as_key(path) for path in self._defaults]}"

@@ -42,6 +42,7 @@ from envkit.errors import (
     MissingLibraryError,
     ResetMaskError,
     SpecError,
+    SpecFitError,
 )
 from tests.zoo.envs import Count
 from tests.zoo.transform_envs import TwoTeams
@@ -555,3 +556,9 @@ def test_frames_at_the_root_begin_anew_only_where_the_only_flags_there_are_say_s
     assert data["count"].tolist() == [[0], [0]]  # of the env: no level speaks for its root
     assert data["frames"].tolist() == [[0, 0, 0], [0, 1, 2]]
     assert data["next", "frames"].tolist() == [[0, 0, 1], [1, 2, 1]]
+
+
+@pytest.mark.parametrize("crop", [Crop(2), CenterCrop(2)])
+def test_what_has_no_rows_and_columns_is_not_cut(crop):
+    with pytest.raises(SpecFitError, match=r"shape \(4,\).*unsqueeze it first"):
+        crop(TensorDict({"pixels": torch.zeros(4)}))

@@ -292,9 +292,9 @@ def test_values_can_be_given_to_the_reset_of_the_env():
     assert data["count"].flatten().tolist() == [2, 3, 4]
 
 
-def test_data_without_the_entries_is_completed_by_a_call():
+def test_a_call_writes_the_entries_into_data():
     primer = TensorDictPrimer(mem=Unbounded((2,)), default_value=1)
 
     assert primer(TensorDict(batch_size=[3]))["mem"].tolist() == [[1, 1]] * 3
     given = TensorDict({"mem": torch.zeros(2)})
-    assert primer(given)["mem"].tolist() == [0, 0]
+    assert primer(given)["mem"].tolist() == [1, 1]

@@ -459,3 +459,95 @@ def test_axes_from_the_front_begin_behind_the_batch_of_the_data(name):
     check_works_alike(lambda lib: call(lib, ()))
     differs("node-specs", lambda lib: call(lib, (3,)))
     assert call(OURS, (3,))["a"].shape[1:] == call(OURS, ())["a"].shape
+
+
+def moved_on_a_grid(lib, shape=(3,)):
+    """A count whose action is given on the points of a grid, in a node of its own."""
+
+    class Moved(type(count(lib))):
+        def __init__(self):
+            super().__init__()
+            move = lib.Composite(by=lib.Unbounded((*shape, 2)), shape=shape)
+            self.action_spec = lib.Composite(move=move)
+
+        def _step(self, td):
+            assert td["move"].batch_size == shape
+            self.number += int(td["move", "by"].sum())
+            return self._shown().set("reward", torch.ones(1))
+
+    return Moved()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dim", "given"),
+    [
+        ("UnsqueezeTransform", (3,), -1, (3, 1)),
+        ("UnsqueezeTransform", (3,), 0, (1, 3)),
+        ("SqueezeTransform", (3, 1), 1, (3,)),
+        ("SqueezeTransform", (1, 3), -2, (3,)),
+    ],
+)
+def test_an_action_that_is_a_tensordict_gets_other_axes(name, shape, dim, given):
+    def view(lib, **keys):
+        return getattr(lib, name)(dim, allow_positive_dim=True, **keys)
+
+    def behind(lib):
+        keys = {"in_keys": [], "in_keys_inv": ["move"]}
+        return lib.TransformedEnv(moved_on_a_grid(lib, shape), view(lib, **keys))
+
+    def by_hand(lib):
+        move = TensorDict({"by": torch.ones(*given, 2)}, given)
+        return view(lib, in_keys=[], in_keys_inv=["move"]).inv(TensorDict({"move": move}))
+
+    check_works_alike(by_hand)
+    differs("node-specs", lambda lib: leaf_specs(behind(lib)))
+    OURS.check_env_specs(behind(OURS))
+    env = behind(OURS)
+    step = env.step(env.reset().set("move", env.full_action_spec["move"].zero() + 1))
+    assert step["move"].batch_size == given and step["next", "count"].item() == 6
+
+
+def test_axes_of_nodes_count_from_behind_the_batch_of_the_data():
+    def call(lib, batch):
+        node = TensorDict({"a": torch.zeros(*batch, 3, 2)}, (*batch, 3))
+        view = lib.UnsqueezeTransform(0, in_keys=["node"], allow_positive_dim=True)
+        return view(TensorDict({"node": node}, batch))
+
+    check_works_alike(lambda lib: call(lib, ()))
+    differs("node-specs", lambda lib: call(lib, (4,)))
+    assert call(OURS, (4,))["node"].batch_size == (4, 1, 3)
+
+
+def test_frames_below_next_are_refused_in_an_env():
+    def call(lib):
+        stack = lib.CatFrames(2, -1, in_keys=["count", ("next", "count")])
+        return leaf_specs(lib.TransformedEnv(count(lib), stack))
+
+    differs("frames-in-the-data", call)
+    with pytest.raises(NotImplementedError, match="without 'next'"):
+        call(OURS)
+
+
+def test_beginnings_take_up_to_so_many_actions():
+    def begun(lib, noops, random=True, make=endless):
+        env = lib.TransformedEnv(make(lib), lib.NoopResetEnv(noops, random))
+        return {int(number) for _ in range(20) for number in env.reset()["count"].flatten()}
+
+    check_works_alike(lambda lib: begun(lib, 3, random=False))
+    check_works_alike(lambda lib: begun(lib, 0, random=False))
+    differs("draws-reach-the-end", lambda lib: begun(lib, 3))
+    differs("draws-reach-the-end", lambda lib: begun(lib, 0))
+    differs("draws-reach-the-end", lambda lib: begun(lib, 3, False, partial(rows, make=endless)))
+    assert begun(OURS, 3) == {1, 2, 3} and begun(OURS, 0) == {0}
+
+
+@pytest.mark.parametrize("none", [[], ()], ids=str)
+def test_no_keys_rename_nothing(none):
+    def call(lib):
+        return played(lib.TransformedEnv(count(lib), lib.RenameTransform(none, none)), 2)
+
+    if none == ():
+        differs("all-transforms-answer", call)
+        assert call(OURS).keys() == played(count(OURS), 2).keys()
+    else:
+        check_works_alike(call)

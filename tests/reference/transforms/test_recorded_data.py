@@ -254,6 +254,83 @@ def test_what_a_buffer_stores_and_samples_is_that_of_the_reference(name, invert)
     check_same(call)
 
 
+PLAIN = {  # of transforms that do not look at other rows
+    "another axis": lambda lib: lib.UnsqueezeTransform(-1, in_keys=["a"], in_keys_inv=["action"]),
+    "an axis less": lambda lib: lib.SqueezeTransform(-1, in_keys=["action"]),
+    "one axis of two": lambda lib: lib.FlattenObservation(-2, -1, in_keys=["action"]),
+    "a copy": lambda lib: lib.RenameTransform(["a"], ["b"], create_copy=True),
+    "other dtypes": lambda lib: lib.DTypeCastTransform(
+        torch.float32, torch.float64, ["a"], ["a"], ["action"], ["action"]
+    ),
+    "singles": lambda lib: lib.DoubleToFloat(["action"]),
+    "limits": lambda lib: lib.ClipTransform(["a"], ["c"], ["a"], ["a"], low=1.0, high=2.0),
+    "affine": lambda lib: lib.ObservationNorm(1.0, 2.0, ["a"], ["n"], ["action"], ["action"]),
+    "scaled": lambda lib: lib.RewardScaling(1.0, 2.0, [("next", "reward")]),
+    "signs": lambda lib: lib.SignTransform(["a"]),
+    "joined": lambda lib: lib.CatTensors(["action", ("next", "reward")], "o", del_keys=False),
+    "stacked": lambda lib: lib.Stack(["action", ("next", "reward")], "o", del_keys=False),
+    "left out": lambda lib: lib.ExcludeTransform("a"),
+    "left out inwards": lambda lib: lib.ExcludeTransform("a", inverse=True),
+    "chosen": lambda lib: lib.SelectTransform("a"),
+    "moments": lambda lib: lib.VecNorm(["a"]),
+    "a function": lambda lib: lib.UnaryTransform(["a"], ["f"], fn=torch.exp),
+    "a chain": lambda lib: lib.Compose(
+        lib.SignTransform(["a"], ["s"]), lib.RenameTransform(["s"], ["t"])
+    ),
+}
+
+
+@pytest.mark.parametrize("invert", [False, True])
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_buffer_runs_plain_transforms_as_by_the_reference_inverted_or_not(name, invert):
+    def call(lib):
+        buffer = ReplayBuffer(storage=LazyTensorStorage(5))
+        buffer.append_transform(PLAIN[name](lib), invert=invert)
+        buffer.extend(episode())
+        return rounded(buffer.storage[:]), rounded(buffer[:])
+
+    check_works_alike(call)
+
+
+def test_frames_are_joined_where_a_buffer_inverts_them():
+    def stored(lib):
+        buffer = ReplayBuffer(storage=LazyTensorStorage(5))
+        buffer.append_transform(lib.CatFrames(2, -1, ["action"]), invert=True)
+        buffer.extend(episode())
+        return buffer.storage[:]["action"]
+
+    differs("frames-in-the-data", stored)
+    torch.manual_seed(0)
+    own = stored(OURS)
+    torch.manual_seed(0)
+    assert own.equal(OURS.CatFrames(2, -1, ["action"])(episode())["action"])
+
+
+def test_rewards_to_go_are_summed_where_a_buffer_inverts_them():
+    def sampled(lib):
+        buffer = ReplayBuffer(storage=LazyTensorStorage(5))
+        buffer.append_transform(PASSES["returns to go"](lib), invert=True)
+        buffer.extend(episode())
+        return rounded(buffer[:]).get("to_go")
+
+    differs("all-transforms-answer", sampled)
+    assert sampled(OURS).equal(rounded(PASSES["returns to go"](OURS).inv(episode()))["to_go"])
+
+
+def primed(lib, shape, batch=(5,), given=False, **keywords):
+    data = TensorDict({"h": torch.ones(*batch, 2)} if given else {}, batch)
+    return lib.TensorDictPrimer(h=lib.Unbounded(shape), default_value=3.0, **keywords)(data)["h"]
+
+
+def test_primers_prime_recorded_data():
+    check_works_alike(lambda lib: primed(lib, (2,), batch=()))
+    check_works_alike(lambda lib: primed(lib, (5, 2)))
+    check_works_alike(lambda lib: primed(lib, (5, 2), given=True))
+    differs("all-transforms-answer", lambda lib: primed(lib, (2,)))
+    assert primed(OURS, (2,)).shape == (5, 2)
+    assert primed(OURS, (5, 2), expand_specs=True).shape == (5, 5, 2)
+
+
 def slices(kind: str) -> TensorDict:
     """Rows of a buffer in the order in which a sampler of slices or of single steps gives them."""
     place = {"slices": [4, 5, 6, 7, 0, 1, 2, 9, 10], "steps": [7, 3, 3, 0, 10, 2, 8, 1]}[kind]
