@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache, partial
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bridges.catalogue.table import WORLDS, Kind, World
 from bridges.libraries import require
@@ -75,6 +75,7 @@ class Found:
         kind: see `table`.
         limit: keyword that truncates its episodes, if it has one.
         world, name: the parts of the id; None for one that was registered by itself.
+        require_keywords: checks the keywords of ``build`` without making an env; None where the world cannot.
     """
 
     build: Factory
@@ -82,6 +83,7 @@ class Found:
     limit: str | None = None
     world: str | None = None
     name: str | None = None
+    require_keywords: Callable[[Mapping[str, Any]], None] | None = None
 
 
 # ------------------------------------------------------------------------------------- registered ids
@@ -169,7 +171,9 @@ def _in_world(world: World, name: str) -> Found:
     if (require_env := getattr(module, "require_env", None)) is not None:
         require_env(name)  # a pool would say so when it starts
     kind = getattr(module, "kind", world.kind)
-    return Found(partial(module.build, name), kind, world.limit, world.name, name)
+    require_keywords = getattr(module, "require_keywords", None)
+    check = None if require_keywords is None else partial(require_keywords, name)
+    return Found(partial(module.build, name), kind, world.limit, world.name, name, check)
 
 
 def _anywhere(name: str) -> Found:

@@ -16,6 +16,7 @@ from envkit.batched.async_pool import AsyncEnvPool, ProcessorAsyncEnvPool
 from envkit.batched.parallel import ParallelEnv
 from envkit.batched.serial import SerialEnv
 from envkit.data.arguments import as_int
+from envkit.data.keywords import known_to
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from envkit.specs.annotations import Device
@@ -145,9 +146,29 @@ class _Request:
 
     @property
     def of_pool(self) -> tuple[int, Callable[..., EnvBase]]:
-        """How many envs a pool has, and what makes one; that travels to workers by value."""
+        """How many envs a pool has, and what makes one; that travels to workers by value.
+
+        Raises:
+            OptionError: (a TypeError) the env is known not to take one of the keywords.
+        """
         assert self.num_envs is not None
+        if self.found.require_keywords is not None:
+            try:
+                self.found.require_keywords(self.keywords)
+            except OptionError as error:
+                raise OptionError(f"{error}{self._of_pools()}") from error
         return self.num_envs, partial(self.found.build, **self.keywords)
+
+    def _of_pools(self) -> str:
+        """Say how a pool is given the keywords that are its own."""
+        own = [name for name in known_to(ParallelEnv) or () if name in self.keywords]
+        if not own:
+            return ""
+        id, given = f"{self.found.world}/{self.found.name}", f"{own[0]}={self.keywords[own[0]]!r}"
+        return (
+            f" A pool takes {', '.join(own)} itself: ParallelEnv({self.num_envs}, lambda: make({id!r}), {given}), or "
+            "another class of pools."
+        )
 
 
 def _made(request: _Request) -> EnvBase:

@@ -34,7 +34,8 @@ class WorldModule(Protocol):
     """What a world is made of: a module, or any object, with these functions.
 
     One whose envs are made many as pools, which build them only when they start, may also have
-    ``require_env(name)``, which raises an ArgumentError, with the closest names, where there is no such env.
+    ``require_env(name)``, which raises an ArgumentError, with the closest names, where there is no such env, and
+    ``require_keywords(name, given)``, which raises an OptionError where ``build`` would refuse a keyword.
     """
 
     def env_names(self) -> Collection[str]:

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
+import inspect
 from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
@@ -14,6 +13,7 @@ from typing import Any, ClassVar
 
 from bridges.gym.backend import gym_backend, set_gym_backend
 from bridges.gym.in_workers import MaybeInWorkers
+from bridges.gym.keywords import known_to_env, require_known, require_render_mode
 from bridges.gym.vector import frame_skipping
 from bridges.gym.wrapper import GymWrapper
 from bridges.libraries import EnvNames, keywords_told, parameters_of
@@ -46,6 +46,7 @@ class GymEnv(MaybeInWorkers, GymWrapper):
         ValueError: ``num_envs`` is negative.
         ArgumentTypeError: (a TypeError) ``env_name`` is no name, or ``num_envs`` no int.
         OptionError: (a TypeError) neither this class, nor ``make``, nor that env knows a keyword.
+        ArgumentError: (a ValueError) the env does not draw in this ``render_mode``.
     """
 
     available_envs: ClassVar[Sequence[str]] = EnvNames(lambda: sorted(gym_backend("registry")))  # type: ignore[assignment]
@@ -77,12 +78,14 @@ class GymEnv(MaybeInWorkers, GymWrapper):
         if from_pixels:
             make_kwargs.setdefault("render_mode", "rgb_array")
         given = list(make_kwargs)
-        with keywords_told(f"GymEnv({env_name!r})", given, partial(_known_to, library, env_name)):
+        known = partial(known_to_env, library, env_name, parameters_of(GymEnv))
+        with keywords_told(f"GymEnv({env_name!r})", given, known):
             if num_envs:
                 env = _make_vector(library, env_name, num_envs, frame_skip, make_kwargs)
                 frame_skip = 1  # it is in each of the envs
             else:
                 env = library.make(env_name, **make_kwargs)
+        require_render_mode(env_name, make_kwargs.get("render_mode"), env.metadata)
         super().__init__(
             env,
             categorical_action_encoding,
@@ -98,6 +101,20 @@ class GymEnv(MaybeInWorkers, GymWrapper):
         self.env_name = env_name
         if info:
             self.set_info_dict_reader()
+
+    @classmethod
+    def require_keywords(cls, *args: Any, **kwargs: Any) -> None:
+        """Check keywords of the constructor as far as that can be done without making an env.
+
+        Raises:
+            OptionError: (a TypeError) one is unknown, and the env is known not to take it.
+        """
+        env_name = args[0] if args else kwargs.get("env_name")
+        if not kwargs.get("num_envs"):  # gymnasium.make_vec takes others
+            library = _library(kwargs.get("backend"))
+            shown = inspect.signature(cls).parameters.values()
+            own = [one.name for one in shown if one.kind is not one.VAR_KEYWORD]
+            require_known(library, env_name, kwargs, own)
 
 
 def _require_name(env_name: object) -> None:
@@ -115,21 +132,6 @@ def _library(backend: str | ModuleType | None) -> ModuleType:
         return gym_backend()
     with set_gym_backend(backend):
         return gym_backend()
-
-
-def _known_to(library: ModuleType, env_name: Any) -> list[str]:
-    """Name the keywords of `GymEnv`, of ``gymnasium.make``, and of what makes the env, where that can be told."""
-    named = [*parameters_of(GymEnv), *parameters_of(library.make)]
-    made_by = getattr(env_name, "entry_point", None)
-    with contextlib.suppress(Exception):  # what a library says of its envs is a hint
-        made_by = made_by or library.spec(env_name).entry_point
-        named += parameters_of(_loaded(made_by) if isinstance(made_by, str) else made_by)
-    return [name for name in dict.fromkeys(named) if name not in ("env", "id")]
-
-
-def _loaded(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def _make_vector(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import util
 from typing import Any
@@ -10,7 +11,7 @@ from bridges.gym.backend import gym_backend
 from bridges.gym.env import GymEnv
 from envkit.errors import ArgumentError
 
-__all__ = ["build", "env_names", "fetching_names", "require_env"]
+__all__ = ["build", "env_names", "fetching_names", "require_env", "require_keywords"]
 
 
 def env_names() -> list[str]:
@@ -51,6 +52,15 @@ def require_env(name: str) -> None:
             f"Did you mean {' or '.join(map(repr, near))}?" if near else "See gymnasium.registry."
         )
         raise ArgumentError(f"Gymnasium has no env called {name!r}. {guess}")
+
+
+def require_keywords(name: str, given: Mapping[str, Any]) -> None:
+    """Check the keywords that `build` will be given, as far as that can be done without making an env.
+
+    Raises:
+        OptionError: (a TypeError) one is unknown, and the env is known not to take it.
+    """
+    GymEnv.require_keywords(name, **given)
 
 
 def build(name: str, **kwargs: Any) -> GymEnv:

@@ -26,6 +26,7 @@ from envkit.batched.exchange.choice import may_use_rows
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.host import Maker
+from envkit.batched.maker_keywords import require_known
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.policy_proof import PolicyEntries, policy_entries
 from envkit.batched.recovery import Recovery, allowed_restarts, require_truncated
@@ -104,6 +105,7 @@ class PoolOwner(EnvBase):
         self.serial_for_single, self.non_blocking = given.serial_for_single, given.non_blocking
         self._makers = as_makers(self.num_workers, create_env_fn)
         self._kwargs = as_kwargs(self.num_workers, given.create_env_kwargs, "create_env_kwargs")
+        require_known(self._makers, self._kwargs)
         self._given_device = self._device
         self._given_allow_done = given.allow_done_after_reset
         self._given_use_buffers = self._use_buffers = given.use_buffers

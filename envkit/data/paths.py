@@ -25,6 +25,7 @@ __all__ = [
     "Path",
     "as_key",
     "as_path",
+    "has_entry",
     "leaf_paths",
     "nest",
     "node_axes",
@@ -82,6 +83,17 @@ def tensordict_of(
     """
     made = TensorDict._new_unsafe(nest(entries), batch_size=batch_size, device=device)
     return shaped(made, axes) if axes else made
+
+
+def has_entry(td: TensorDictBase, key: Key) -> bool:
+    """Say whether there is an entry; there is none below what is no TensorDict."""
+    *above, _ = path = as_path(key)
+    node: Any = td
+    for name in above:
+        node = node.get(name, None)
+        if not isinstance(node, TensorDictBase):
+            return False
+    return node.get(path[-1], None) is not None
 
 
 def node_axes(td: TensorDictBase) -> dict[Path, Axes]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from tensordict import TensorDictBase
 
-from envkit.data.paths import Key, as_key, leaf_paths
+from envkit.data.paths import Key, as_key, has_entry, leaf_paths
 from envkit.errors import DataTypeError, EnvkitError, InputError, MissingKeyError, SpecTypeError
 from envkit.specs import Composite
 
@@ -57,7 +57,7 @@ def tell_missing(td: TensorDictBase, inputs: Iterable[Key], owner: str, error: E
     """
     if isinstance(error, EnvkitError):
         return
-    lacking = [key for key in inputs if td.get(key, None) is None]
+    lacking = [key for key in inputs if not has_entry(td, key)]
     if lacking:
         raise MissingKeyError(
             f"the TensorDict has no {', '.join(map(repr, lacking))}, which {owner} "

@@ -13,6 +13,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
+from envkit.data.paths import has_entry
 from envkit.errors import SetStateError
 
 __all__ = ["refuse_start", "start_keywords"]
@@ -31,7 +32,7 @@ def start_keywords(env: Any, td: TensorDictBase | None, set_state: bool | None) 
     if not env._supports_set_state:
         return {}
     if set_state is None:
-        set_state = td is not None and any(td.get(key, None) is not None for key in env.state_keys)
+        set_state = td is not None and any(has_entry(td, key) for key in env.state_keys)
     return {"set_state": set_state}
 
 

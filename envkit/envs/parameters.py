@@ -24,6 +24,7 @@ def default_parameters(given: TensorDictBase | None, defaults: TensorDictBase) -
         DataTypeError: something else than a TensorDict was given.
         BatchSizeError: it has a batch size.
         MissingKeyError: it has no ``params``.
+        InputError: (a ValueError) one is NaN or infinite.
     """
     known = defaults.get("params")
     if given is None:
@@ -40,6 +41,12 @@ def default_parameters(given: TensorDictBase | None, defaults: TensorDictBase) -
             f"td_params holds {sorted(map(str, given.keys(True, True)))}, but must hold 'params' with some of "
             f"{sorted(known.keys())}. Pass what gen_params() gives."
         )
+    for name, value in own.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise InputError(
+                f"('params', {name!r}) of td_params is {value.tolist()}, but must be finite. Correct it, or leave it "
+                f"out for {known[name].item():g}."
+            )
     return _over(known, own)
 
 
@@ -76,6 +83,11 @@ def _require_of_rows(own: TensorDictBase, defaults: TensorDictBase, shape: torch
     Raises:
         InputError: (a ValueError) they are not.
     """
+    if not isinstance(own, TensorDictBase):
+        raise InputError(
+            f"'params' is a {type(own).__name__}, but holds parameters by name: {sorted(defaults.keys())}. Pass a "
+            "TensorDict as gen_params(batch_size=[...]) gives it, or leave it out."
+        )
     for name, value in own.items():
         if name in defaults.keys() and value.shape != shape:
             raise InputError(

@@ -83,6 +83,25 @@ def test_parameters_after_a_step_are_apart_from_those_before():
     assert td["params", "g"] == 10 and env.step_mdp(td)["params", "g"] == 3
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_default_parameters_are_finite(value):
+    given = PendulumEnv.gen_params().update({"params": {"l": torch.tensor(value)}})
+
+    with pytest.raises(
+        InputError, match=r"\('params', 'l'\) of td_params is (nan|inf).*leave it out for 1"
+    ):
+        PendulumEnv(given)
+
+
+def test_parameters_of_rows_have_names():
+    with pytest.raises(
+        InputError, match=r"'params' is a Tensor.*\['dt', 'g'.*gen_params\(batch_size="
+    ):
+        PendulumEnv().reset(TensorDict({"params": torch.zeros(3)}, [3]))
+    with pytest.raises(MissingKeyError, match=r"has no .*\('params', 'g'\)"):
+        PendulumEnv().step(TensorDict({"params": torch.zeros(()), "action": torch.zeros(1)}))
+
+
 def test_parameters_that_are_no_defaults_are_refused():
     with pytest.raises(BatchSizeError, match=r"reset\(env\.gen_params\(batch_size="):
         PendulumEnv(PendulumEnv.gen_params(batch_size=[2]))

@@ -36,6 +36,7 @@ __all__ = [
     "env_names",
     "fetching_names",
     "require_env",
+    "require_keywords",
 ]
 
 
@@ -46,6 +47,20 @@ def require_env(name: str) -> None:
         UnknownEnvError: (a RuntimeError and a ValueError) it has not; the message gives those closest to it.
     """
     require_name("dm_control", name, env_names())
+
+
+def require_keywords(name: str, given: Mapping[str, Any]) -> None:
+    """Check the keywords that `build` will be given; nothing is made.
+
+    Raises:
+        OptionError: (a TypeError) `DMControlEnv`, or the task that ``task_kwargs`` are for, does not know one.
+        ArgumentTypeError: (a TypeError) ``task_kwargs`` are no dict.
+    """
+    refuse_unknown("DMControlEnv", given, known_to(DMControlEnv) or [])
+    domain, _, task = name.partition("/")
+    of_task = require_mapping("task_kwargs", given.get("task_kwargs"), "{'time_limit': 5}")
+    made_by = import_suite()._DOMAINS[domain].SUITE[task]
+    refuse_unknown(f"task_kwargs of {name!r}", of_task, parameters_of(made_by))
 
 
 def build(name: str, **kwargs: Any) -> DMControlEnv:

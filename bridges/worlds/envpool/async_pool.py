@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from bridges.worlds.envpool.env import MultiThreadedEnv
 from bridges.worlds.envpool.jobs import EnvPoolJobs
-from bridges.worlds.envpool.library import require_name
+from bridges.worlds.envpool.library import require_keywords, require_name
 from envkit.batched.async_pool import AsyncEnvPool
 from envkit.batched.host import BUILDING, COMMAND_NAMES, Maker
+from envkit.data.keywords import known_to, refuse_unknown
+from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from envkit.transport import Pool
 
@@ -41,7 +43,9 @@ class EnvPoolAsyncEnvPool(AsyncEnvPool):
         create_env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
         **options: Any,
     ):
-        names = [env_makers] if isinstance(env_makers, str) else list(env_makers)
+        refuse_unknown("AsyncEnvPool", options, known_to(AsyncEnvPool) or [])
+        is_list = isinstance(env_makers, Iterable) and not isinstance(env_makers, str | EnvBase)
+        names = list(env_makers) if is_list else [env_makers]
         if not names or not all(isinstance(name, str) for name in names):
             raise ArgumentTypeError(
                 f"env_makers is {env_makers!r}, but with backend='envpool' must be the id of an env of EnvPool, or a "
@@ -59,13 +63,14 @@ class EnvPoolAsyncEnvPool(AsyncEnvPool):
                 "on_worker_failure out."
             )
         self.env_name = names[0]
-        make = partial(MultiThreadedEnv, 1, names[0])
+        make = partial(_pool_of_one, names[0])
         super().__init__([make] * len(names), create_env_kwargs=create_env_kwargs, **options)
         if any(kwargs != self._kwargs[0] for kwargs in self._kwargs):
             raise ArgumentError(
                 f"create_env_kwargs is {create_env_kwargs!r}, but all envs of a pool of EnvPool are made alike. "
                 "Pass one dict."
             )
+        require_keywords(names[0], self._kwargs[0])
 
     def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
         return EnvPoolJobs(
@@ -77,3 +82,7 @@ class EnvPoolAsyncEnvPool(AsyncEnvPool):
             start_timeout_s=self.start_timeout,
             building=BUILDING,
         )
+
+
+def _pool_of_one(env_name: str, **kwargs: Any) -> MultiThreadedEnv:
+    return MultiThreadedEnv(1, env_name, create_env_kwargs=kwargs)

@@ -20,7 +20,15 @@ from envkit.data.keywords import refuse_unknown
 from envkit.env.seeding import drawn_seed, seed_chain
 from envkit.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["built_anew", "import_envpool", "make_pool", "require_name", "require_pool", "spaces_of"]
+__all__ = [
+    "built_anew",
+    "import_envpool",
+    "make_pool",
+    "require_keywords",
+    "require_name",
+    "require_pool",
+    "spaces_of",
+]
 
 
 _OF_MATPLOTLIB = ("MPLBACKEND", "MPLCONFIGDIR")
@@ -62,9 +70,7 @@ def make_pool(
         )
     with warnings.catch_warnings():  # of bounds that float32 cannot tell
         warnings.simplefilter("ignore")
-        known = [*library.make_spec(env_name).config._fields, *_MAKE_OPTIONS]
-        free = [name for name in known if name not in _NOT_CHOSEN]
-        refuse_unknown(f"{env_name} of EnvPool", kwargs, free, _HINT)
+        require_keywords(env_name, kwargs)
         seeds = {} if {"seed", "env_seed"} & kwargs.keys() else {"env_seed": _drawn_seeds(count)}
         sizes = {"num_envs": count, "batch_size": count if batch_size is None else batch_size}
         try:
@@ -87,6 +93,19 @@ def _unfit(library: Any, name: str, given: Mapping[str, Any], error: TypeError) 
                 f"{defaults[key]!r} by default. Pass one of that type."
             )
     return error
+
+
+def require_keywords(env_name: str, kwargs: Mapping[str, Any]) -> None:
+    """Check what an env of the library is made with; ``env_name`` is known to be there.
+
+    Raises:
+        OptionError: (a TypeError) it does not know a keyword.
+    """
+    with warnings.catch_warnings():  # of bounds that float32 cannot tell
+        warnings.simplefilter("ignore")
+        known = [*import_envpool().make_spec(env_name).config._fields, *_MAKE_OPTIONS]
+    free = [name for name in known if name not in _NOT_CHOSEN]
+    refuse_unknown(f"{env_name} of EnvPool", kwargs, free, _HINT)
 
 
 def require_name(env_name: object) -> None:

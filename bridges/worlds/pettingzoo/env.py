@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from bridges.worlds.pettingzoo.library import has_parallel, make, names, require_env
+from bridges.worlds.pettingzoo.library import has_parallel, make, names, require_env, require_known
 from bridges.worlds.pettingzoo.wrapper import GroupMap, PettingZooWrapper
 from envkit.data.arguments import as_bool
 from envkit.specs.annotations import BatchSize, Device
 
-__all__ = ["PettingZooEnv", "build", "env_names", "fetching_names", "require_env"]
+__all__ = [
+    "PettingZooEnv",
+    "build",
+    "env_names",
+    "fetching_names",
+    "require_env",
+    "require_keywords",
+]
 
 
 class _Names:
@@ -74,6 +82,22 @@ class PettingZooEnv(PettingZooWrapper):
         )
         self.task_name = self.env_name = task
 
+    @classmethod
+    def require_keywords(cls, *args: Any, **kwargs: Any) -> None:
+        """Check keywords of the constructor, and whether the task has the form asked for; nothing is made.
+
+        Raises:
+            OptionError, UnknownEnvError, MissingLibraryError: see the constructor.
+        """
+        try:
+            given = inspect.signature(cls).bind(*args, **kwargs)
+        except TypeError:
+            return  # what is wrong there is no keyword
+        of_env = given.arguments.get("kwargs", {})
+        if of_env or "parallel" in given.arguments:
+            parallel = as_bool("parallel", given.arguments.get("parallel", True))
+            require_known(given.arguments["task"], parallel=parallel, kwargs=of_env)
+
     def _told_first(self) -> list[str]:
         return [repr(self.task_name), f"parallel={self.parallel}"]
 
@@ -93,6 +117,20 @@ def env_names() -> list[str]:
 def fetching_names() -> frozenset[str]:
     """None: what the games need comes with the packages."""
     return frozenset()
+
+
+def require_keywords(name: str, given: Mapping[str, Any]) -> None:
+    """Check the keywords that `build` will be given; nothing is made.
+
+    Raises:
+        OptionError: (a TypeError) neither `PettingZooEnv` nor the env knows one.
+        UnknownEnvError: (a ValueError) a parallel form is asked for, and there is none.
+    """
+    if not given:
+        return
+    parallel = given.get("parallel")
+    told = {**given, "parallel": has_parallel(name) if parallel is None else parallel}
+    PettingZooEnv.require_keywords(name, **told)
 
 
 def build(name: str, **kwargs: Any) -> PettingZooEnv:

@@ -19,7 +19,7 @@ from bridges.libraries import require
 from envkit.data.keywords import refuse_unknown
 from envkit.errors import ArgumentTypeError, OptionError, UnknownEnvError
 
-__all__ = ["has_parallel", "make", "names", "require_env"]
+__all__ = ["has_parallel", "make", "names", "require_env", "require_known"]
 
 _FAMILIES = {
     "butterfly": "pettingzoo.butterfly",
@@ -67,11 +67,7 @@ def make(task: str, *, parallel: bool, kwargs: Mapping[str, Any]) -> Any:
         warnings.catch_warnings()
     ):  # of bounds that float32 cannot tell, of displays that are not there
         warnings.simplefilter("ignore")
-        if parallel and not hasattr(home, "parallel_env"):
-            raise UnknownEnvError(
-                f"the agents of {task!r} take turns, so there is no parallel form of it. Pass parallel=False "
-                "and use_mask=True."
-            )
+        _require_form(task, home, parallel=parallel)
         _refuse_unknown(task, home, kwargs)
         try:
             return (home.parallel_env if parallel else home.env)(**kwargs)
@@ -90,6 +86,18 @@ def require_env(task: str) -> None:
         MissingLibraryError, ArgumentTypeError, UnknownEnvError: see `make`.
     """
     _found(task)
+
+
+def require_known(task: str, *, parallel: bool, kwargs: Mapping[str, Any]) -> None:
+    """Check what `make` will be given; its module is imported, and nothing built.
+
+    Raises:
+        OptionError, UnknownEnvError, MissingLibraryError, BrokenLibraryError, ArgumentTypeError: see `make`.
+    """
+    task, module = _found(task)
+    home = _imported(module)
+    _require_form(task, home, parallel=parallel)
+    _refuse_unknown(task, home, kwargs)
 
 
 def has_parallel(task: str) -> bool:
@@ -125,6 +133,14 @@ def _found(task: str) -> tuple[str, str]:
         else "See PettingZooEnv.available_envs."
     )
     raise UnknownEnvError(f"PettingZoo has no env called {task!r}. {guess}")
+
+
+def _require_form(task: str, home: Any, *, parallel: bool) -> None:
+    if parallel and not hasattr(home, "parallel_env"):
+        raise UnknownEnvError(
+            f"the agents of {task!r} take turns, so there is no parallel form of it. Pass parallel=False "
+            "and use_mask=True."
+        )
 
 
 def _refuse_unknown(task: str, home: Any, kwargs: Mapping[str, Any]) -> None:

@@ -160,6 +160,37 @@ def test_an_unknown_id_is_told_with_the_closest(id, told):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("backend", [None, "serial", "async"])
+@pytest.mark.parametrize(
+    ("id", "wrong", "told"),
+    [
+        ("gym/CartPole-v1", {"foo": 1}, r"GymEnv\('CartPole-v1'\) takes no keyword 'foo'"),
+        (
+            "gym/CartPole-v1",
+            {"timeout": 2},
+            r"ParallelEnv\(2, lambda: make\('gym/CartPole-v1'\), timeout=2",
+        ),
+        ("dm_control/cartpole/swingup", {"foo": 1}, "DMControlEnv takes no keyword 'foo'"),
+        ("dm_control/cartpole/swingup", {"task_kwargs": {"limit": 1}}, "Did you mean 'time_limit'"),
+        ("pettingzoo/classic/tictactoe_v3", {"foo": 1}, "'classic/tictactoe_v3' takes no keyword"),
+        ("pettingzoo/butterfly/pistonball_v6", {"n_piston": 1}, "Did you mean 'n_pistons'"),
+    ],
+)
+def test_a_wrong_keyword_of_a_pool_is_told_before_it_starts(id, wrong, told, backend):
+    with pytest.raises(OptionError, match=told):
+        make(id, 2, backend=backend, **wrong)
+
+
+def test_a_wrong_keyword_of_envpools_own_pool_is_told_before_it_starts():
+    with pytest.raises(OptionError, match="CartPole-v1 of EnvPool takes no keyword 'foo'"):
+        make("envpool/CartPole-v1", 2, backend="async", foo=1)
+
+
+def test_a_game_of_turns_has_no_parallel_form_in_a_pool_either():
+    with pytest.raises(ArgumentError, match=r"take turns.*Pass parallel=False"):
+        make("pettingzoo/classic/tictactoe_v3", 2, parallel=True)
+
+
 def test_a_world_that_is_not_installed_names_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "brax", None)
     monkeypatch.setitem(sys.modules, "brax.envs", None)

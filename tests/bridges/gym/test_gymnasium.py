@@ -16,7 +16,7 @@ from bridges.gym.env import GymEnv
 from bridges.gym.wrapper import GymWrapper
 from envkit import JaxEnv, ParallelEnv, SerialEnv, check_env_specs
 from envkit.env.seeding import next_seed, seed_chain
-from envkit.errors import ClosedEnvError, OptionError, ResetMaskError, SpecStackError
+from envkit.errors import ArgumentError, ClosedEnvError, OptionError, ResetMaskError, SpecStackError
 from envkit.specs import Bounded, Unbounded
 from tests.zoo.gym_envs import Sampler, same
 from tests.zoo.policies import Replay
@@ -608,3 +608,16 @@ def test_one_training_step_is_written_once_for_every_kind_of_env(kind, fast):  #
 
     assert data.shape == (*env.batch_size, 8)
     assert policy[0].bias.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("mode", ["rgb", "ansi", 3])
+def test_a_render_mode_that_the_env_has_not_is_refused(mode):
+    with pytest.raises(
+        ArgumentError, match=rf"render_mode of 'CartPole-v1' is {mode!r}.*'human', 'rgb_array'"
+    ):
+        GymEnv("CartPole-v1", render_mode=mode)
+
+
+@pytest.mark.parametrize("mode", [None, "rgb_array", "rgb_array_list"])
+def test_a_render_mode_that_the_env_or_gymnasium_has_is_taken(mode):
+    assert GymEnv("CartPole-v1", render_mode=mode).render_mode == mode

@@ -17,6 +17,7 @@ from envkit.errors import (
     ResumeError,
     WorkerError,
 )
+from tests.zoo.envs import Count
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered")
 
@@ -144,6 +145,13 @@ make = partial(AsyncEnvPool, backend="envpool")
         ),
         (lambda: make("CartPole-v1", use_buffers=False), OptionError, "exchanged in memory"),
         (lambda: make("CartPole-v1", on_worker_failure="restart"), OptionError, "none is built"),
+        (
+            lambda: make(["CartPole-v1"] * 2, num_thread=1),
+            OptionError,
+            "'num_thread'. Did you mean",
+        ),
+        (lambda: make("CartPole-v1", create_env_kwargs={"foo": 1}), OptionError, "EnvPool.*'foo'"),
+        (lambda: make(Count(3)), ArgumentTypeError, "must be the id of an env"),
         (lambda: make("CartPole-v9"), ArgumentError, "Did you mean"),
     ],
 )
