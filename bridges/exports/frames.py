@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from bridges.libraries import keywords_told, parameters_of
 from envkit.batched.attributes import WorkerAttribute
 from envkit.batched.mixed import MixedEnv
 from envkit.env.base import EnvBase
@@ -122,7 +123,9 @@ class _OfSimulators:
     def look(self, moment: TensorDictBase) -> None:
         if not self.seen[0]:
             self._require_mode()
-        drawn = self._render()(**self.options)
+        render = self._render()
+        with keywords_told(f"render of {self.env!r}", self.options, lambda: _taken_by(render)):
+            drawn = render(**self.options)
         if (
             self.env.numel() == 1
             and isinstance(drawn, np.ndarray | torch.Tensor)
@@ -167,6 +170,14 @@ class _OfSimulators:
                 "option."
             )
         return frame.clone() if isinstance(frame, torch.Tensor) else torch.from_numpy(frame.copy())
+
+
+def _taken_by(render: Any) -> list[str]:
+    """Name the keywords of what draws; none where Python knows no signature."""
+    try:
+        return parameters_of(render)
+    except (TypeError, ValueError):
+        return []
 
 
 class _OfMembers:

@@ -77,6 +77,7 @@ class GymEnv(MaybeInWorkers, GymWrapper):
         library = _library(backend)
         if from_pixels:
             make_kwargs.setdefault("render_mode", "rgb_array")
+        require_render_mode(library, env_name, make_kwargs.get("render_mode"))
         given = list(make_kwargs)
         known = partial(known_to_env, library, env_name, parameters_of(GymEnv))
         with keywords_told(f"GymEnv({env_name!r})", given, known):
@@ -85,7 +86,6 @@ class GymEnv(MaybeInWorkers, GymWrapper):
                 frame_skip = 1  # it is in each of the envs
             else:
                 env = library.make(env_name, **make_kwargs)
-        require_render_mode(env_name, make_kwargs.get("render_mode"), env.metadata)
         super().__init__(
             env,
             categorical_action_encoding,
@@ -103,15 +103,17 @@ class GymEnv(MaybeInWorkers, GymWrapper):
             self.set_info_dict_reader()
 
     @classmethod
-    def require_keywords(cls, *args: Any, **kwargs: Any) -> None:
+    def require_keywords(cls, *args: object, **kwargs: object) -> None:
         """Check keywords of the constructor as far as that can be done without making an env.
 
         Raises:
             OptionError: (a TypeError) one is unknown, and the env is known not to take it.
+            ArgumentError: (a ValueError) the env does not draw in this ``render_mode``.
         """
         env_name = args[0] if args else kwargs.get("env_name")
+        library = _library(kwargs.get("backend"))
+        require_render_mode(library, env_name, kwargs.get("render_mode"))
         if not kwargs.get("num_envs"):  # gymnasium.make_vec takes others
-            library = _library(kwargs.get("backend"))
             shown = inspect.signature(cls).parameters.values()
             own = [one.name for one in shown if one.kind is not one.VAR_KEYWORD]
             require_known(library, env_name, kwargs, own)
@@ -126,7 +128,7 @@ def _require_name(env_name: object) -> None:
         )
 
 
-def _library(backend: str | ModuleType | None) -> ModuleType:
+def _library(backend: Any) -> ModuleType:
     """Give the gym library asked for, the current one by default."""
     if backend is None:
         return gym_backend()

@@ -49,19 +49,22 @@ def require_known(
         refuse_unknown(f"GymEnv({env_name!r})", asked, known_to_env(library, env_name, own))
 
 
-def require_render_mode(env_name: Any, mode: Any, metadata: Any) -> None:
-    """Check that an env says of itself that it draws in a mode; one that names no modes is believed.
+def require_render_mode(library: ModuleType, env_name: Any, mode: Any) -> None:
+    """Check that the class of an env says that it draws in a mode; one that names no modes is believed.
 
     Gymnasium makes lists of frames, and a window, of single arrays and texts.
 
     Raises:
         ArgumentError: (a ValueError) it does not.
     """
-    known = list((metadata or {}).get("render_modes") or [])
+    if mode is None:
+        return
+    metadata = getattr(_made_by(library, env_name), "metadata", None) or {}
+    known = list(metadata.get("render_modes") or [])
     made = [f"{one}_list" for one in known if isinstance(one, str)]
     if "rgb_array" in known or "rgb_array_list" in known:
         made.append("human")
-    if mode is not None and known and mode not in (*known, *made):
+    if known and mode not in (*known, *made):
         raise ArgumentError(
             f"render_mode of {env_name!r} is {mode!r}, but must be one of {', '.join(map(repr, known))}. Pass one of "
             "these, or leave it out."

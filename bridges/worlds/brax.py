@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from bridges import offscreen
+from bridges.jax.mujoco_pictures import require_drawable
 from bridges.jax.options import JaxOptions
 from bridges.jax.simulator import EnvNames, ModelledCore, SimulatorEnv, quietly, require_name
 from bridges.libraries import require
@@ -70,11 +71,13 @@ class BraxCore(ModelledCore):
 
         Raises:
             UnsupportedError: (a NotImplementedError) the env has no system, as "fast".
+            OptionError, ArgumentTypeError, ArgumentError: see `require_drawable`.
         """
         if not hasattr(self.env, "sys"):
             raise UnsupportedError(
                 f"Brax's {type(self.env).__name__} has no system of bodies that could be drawn."
             )
+        require_drawable(type(self.env).__name__, self.env.render, self.env.sys.mj_model, options)
         offscreen.prepare()
         return self.env.render([state.pipeline_state for state in states], **options)
 
@@ -158,7 +161,7 @@ class BraxEnv(BraxWrapper):
         **brax_kwargs: go to Brax, e.g. ``backend="spring"``.
 
     Raises:
-        ArgumentError: (a ValueError) Brax has no env of that name.
+        ArgumentError: (a ValueError) Brax has no env of that name, or no such ``backend``.
         OptionError: (a TypeError) neither this class nor that env of Brax knows a keyword.
     """
 
@@ -189,6 +192,7 @@ class BraxEnv(BraxWrapper):
         envs = import_brax()
         require_name("Brax", env_name, envs._envs)
         _refuse_unknown(envs._envs[env_name], brax_kwargs)
+        _require_backend(env_name, brax_kwargs.get("backend"))
         make = partial(_environment, env_name, **brax_kwargs)
         super().__init__(
             make(),
@@ -233,6 +237,21 @@ def _refuse_unknown(kind: type, given: Mapping[str, Any]) -> None:
     refuse_unknown(f"BraxEnv of {kind.__name__}", given, names, meant=_BATCHES)
 
 
+def _require_backend(env_name: str, backend: Any) -> None:
+    """Check that Brax has a physics of this name.
+
+    Raises:
+        ArgumentError: (a ValueError) it has not.
+    """
+    if backend not in (None, *_BACKENDS):
+        raise ArgumentError(
+            f"backend of {env_name!r} is {backend!r}, but in Brax it names the physics: "
+            f"{', '.join(map(repr, _BACKENDS))}. Pass one of these, or leave it out; many rows need no pool, "
+            "batch_size=[...] (num_envs of make) makes them."
+        )
+
+
+_BACKENDS = ("generalized", "mjx", "positional", "spring")
 _BATCHES = dict.fromkeys(("num_envs", "num_workers", "n_envs"), "batch_size")
 
 

@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from bridges import offscreen
+from bridges.jax.mujoco_pictures import require_drawable
 from bridges.jax.options import JaxOptions
 from bridges.jax.simulator import EnvNames, ModelledCore, SimulatorEnv, quietly, require_name
 from bridges.libraries import require
@@ -80,7 +81,11 @@ class PlaygroundCore(ModelledCore):
         """Draw by the library's own ``render``: ``height``, ``width``, ``camera``, ``scene_option``.
 
         It draws the model that the env was made with: sizes that were drawn at random do not show.
+
+        Raises:
+            OptionError, ArgumentTypeError, ArgumentError: see `require_drawable`.
         """
+        require_drawable(type(self.env).__name__, self.env.render, self.env.mj_model, options)
         offscreen.prepare()
         with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
             return self.env.render(list(states), **options)

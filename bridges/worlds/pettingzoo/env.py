@@ -83,7 +83,7 @@ class PettingZooEnv(PettingZooWrapper):
         self.task_name = self.env_name = task
 
     @classmethod
-    def require_keywords(cls, *args: Any, **kwargs: Any) -> None:
+    def require_keywords(cls, *args: object, **kwargs: object) -> None:
         """Check keywords of the constructor, and whether the task has the form asked for; nothing is made.
 
         Raises:

@@ -181,6 +181,16 @@ def test_a_wrong_keyword_of_a_pool_is_told_before_it_starts(id, wrong, told, bac
         make(id, 2, backend=backend, **wrong)
 
 
+def test_a_wrong_render_mode_of_a_pool_is_told_before_it_starts():
+    with pytest.raises(ArgumentError, match="render_mode of 'CartPole-v1' is 'rgb'"):
+        make("gym/CartPole-v1", 2, render_mode="rgb")
+
+
+def test_a_kind_of_pool_is_no_physics_of_brax():
+    with pytest.raises(ArgumentError, match=r"'async'.*names the physics: 'generalized'.*no pool"):
+        make("brax/fast", 2, backend="async")
+
+
 def test_a_wrong_keyword_of_envpools_own_pool_is_told_before_it_starts():
     with pytest.raises(OptionError, match="CartPole-v1 of EnvPool takes no keyword 'foo'"):
         make("envpool/CartPole-v1", 2, backend="async", foo=1)

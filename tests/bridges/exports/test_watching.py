@@ -28,6 +28,7 @@ from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
     MissingLibraryError,
+    OptionError,
     UnsupportedError,
     WriteError,
 )
@@ -70,6 +71,14 @@ def test_an_episode_is_recorded_from_its_reset_to_how_it_ended(tmp_path):
     written = imageio.imread(seen.path, index=None)
     assert written.shape == (5, 4, 6, 3)
     assert np.abs(written[:, 0, 0, 0].astype(int) - [0, 40, 80, 120, 160]).max() <= 2
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_keyword_that_the_renderer_does_not_take_is_told(count, tmp_path):
+    env = GymWrapper(Lamp()) if count == 1 else lamps(0, 10)
+
+    with pytest.raises(OptionError, match=r"render of .*Lamp.* takes no keyword 'height'"):
+        record(env, None, tmp_path / "lamp.gif", steps=1, height=3)
 
 
 def test_steps_go_on_into_the_next_episode(tmp_path):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import jax
+import mujoco
 import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
+from bridges.jax.mujoco_pictures import require_drawable
 from bridges.worlds.brax import BraxEnv, BraxWrapper, import_brax
 from envkit.env.checks import check_env_specs
-from envkit.errors import ArgumentError, UnsupportedError
+from envkit.errors import ArgumentError, OptionError, UnsupportedError
 from envkit.functional import row_keys
 from tests.bridges.compare import assert_close, assert_same, replay, replaying
 
@@ -329,6 +331,33 @@ def test_stored_states_are_drawn_by_brax(rendering, pendulum):
 
     assert frames.shape == (2, 3, 24, 32) and frames.dtype == torch.uint8
     assert frames.float().std() > 0 and not torch.equal(*frames)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "told"),
+    [
+        ({"camera": "side"}, ArgumentError, "camera is 'side', but this model has .*-1, the free"),
+        ({"camera": 7}, ArgumentError, "camera is 7"),
+        ({"height": -1}, ArgumentError, "height is -1"),
+        ({"width": 10**5}, ArgumentError, "at most .* for this model"),
+        (
+            {"heigth": 3},
+            OptionError,
+            "render of Lying takes no keyword 'heigth'. Did you mean 'height'",
+        ),
+    ],
+)
+def test_what_brax_cannot_draw_is_told_before_it_is_drawn(options, error, told):
+    class Lying:
+        def render(self, trajectory, height=240, width=320, camera=None):
+            raise AssertionError
+
+    model = mujoco.MjModel.from_xml_string(
+        "<mujoco><worldbody><camera name='top'/></worldbody></mujoco>"
+    )
+
+    with pytest.raises(error, match=told):
+        require_drawable("Lying", Lying().render, model, options)
 
 
 def test_an_env_without_bodies_has_no_picture(fast):
