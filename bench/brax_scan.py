@@ -48,11 +48,10 @@ def backend_of(name: str) -> dict[str, str]:
     return {} if name == "fast" else {"backend": "spring"}
 
 
-def acting_like(policy: torch.nn.Module) -> tuple[Callable[..., Any], list[Any]]:
+def acting_like(policy: torch.nn.Sequential) -> tuple[Callable[..., Any], list[Any]]:
     """The network of `policy_for` in JAX: a function ``(params, observation, key)`` and its params."""
-    params = [
-        (jnp.asarray(part.weight.detach()), jnp.asarray(part.bias.detach())) for part in policy[::2]
-    ]
+    layers = [part for part in policy if isinstance(part, torch.nn.Linear)]
+    params = [(jnp.asarray(one.weight.detach()), jnp.asarray(one.bias.detach())) for one in layers]
 
     def act(params: Any, observation: jax.Array, key: jax.Array) -> jax.Array:
         for weight, bias in params:
@@ -85,12 +84,12 @@ def bare_scan(
     return lambda: jax.block_until_ready(scan(first, params, jax.random.PRNGKey(1)))
 
 
-def envkit_unroll(env: BraxEnv, first: TensorDict, steps: int, policy: Any) -> Callable[[], None]:
+def envkit_unroll(env: BraxEnv, first: TensorDict, steps: int, policy: Any) -> Callable[[], Any]:
     """The same as a TensorDict [rows, steps], what is done reset."""
     return lambda: env.unroll(first, steps, policy)
 
 
-def envkit_rollout(env: BraxEnv, first: TensorDict, steps: int, policy: Any) -> Callable[[], None]:
+def envkit_rollout(env: BraxEnv, first: TensorDict, steps: int, policy: Any) -> Callable[[], Any]:
     """`rollout`, which records the state at the root and under next."""
     return lambda: env.rollout(
         steps, policy, auto_reset=False, tensordict=first, break_when_any_done=False

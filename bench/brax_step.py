@@ -35,7 +35,7 @@ WORKS = (
 )
 
 
-def policy_for(observation_size: int, action_size: int, device: str) -> torch.nn.Module:
+def policy_for(observation_size: int, action_size: int, device: str) -> torch.nn.Sequential:
     """A small torch policy."""
     torch.manual_seed(0)
     return torch.nn.Sequential(
@@ -65,7 +65,7 @@ def bare_loop(
             action = policy(observation)
             state = step(state, jnp.from_dlpack(action))
             jax.block_until_ready(state)
-            torch.from_dlpack(state.reward), torch.from_dlpack(state.done)
+            _ = torch.from_dlpack(state.reward), torch.from_dlpack(state.done)
 
     return run
 

@@ -16,15 +16,18 @@ _COLOURS = {"bare": "0.45", "envkit": "C0", "TorchRL": "C3"}
 
 def draw(figures: list[Figure]) -> None:
     """Write docs/figures/scaling.png and costs.png; the machine with most batch sizes is drawn."""
-    lines = [f for f in figures if f.bench == "scaling" and _TITLE.fullmatch(f.title)]
-    machines = [f.machine for f in lines]
+    lines = [
+        (figure, found)
+        for figure in figures
+        if figure.bench == "scaling" and (found := _TITLE.fullmatch(figure.title))
+    ]
+    machines = [figure.machine for figure, _ in lines]
     machine = max(dict.fromkeys(machines), key=machines.count)
     by_work: dict[str, dict[int, Figure]] = {}
-    for figure in lines:
+    for figure, found in lines:
         if figure.machine == machine:
-            rows = int(_TITLE.fullmatch(figure.title)[2])
-            by_work.setdefault(figure.work, {})[rows] = figure
-    title = f"Brax {_TITLE.fullmatch(lines[0].title)[1]} (spring), {machine}"
+            by_work.setdefault(figure.work, {})[int(found[2])] = figure
+    title = f"Brax {lines[0][1][1]} (spring), {machine}"
     _draw_speeds(by_work, title)
     _draw_costs(by_work, title)
 
@@ -72,7 +75,7 @@ def _draw_costs(by_work: dict[str, dict[int, Figure]], title: str) -> None:
         by_work[name] for name in ("bare lax.scan", "bare jit + dlpack loop", "envkit stepwise")
     )
     sizes = sorted(set(scan) & set(loop) & set(ours))
-    step_us = {size: size / ours[size].speed * 1e6 for size in sizes}
+    step_us = {size: size / speed * 1e6 for size in sizes if (speed := ours[size].speed)}
     simulator = [min(ours[size].value, 1.0) for size in sizes]  # ratios are those to the scan
     bare = [min(ours[size].value / loop[size].value, 1.0) for size in sizes]
     parts = {

@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import cast
 
 import gymnasium
 import numpy as np
@@ -55,7 +56,7 @@ def bare_loop(name: str, count: int, steps: int, policy: Policy) -> Callable[[],
     """One process, one list of envs, no TensorDicts: what the simulator alone costs."""
     envs = [gymnasium.make(name) for _ in range(count)]
     observations = np.stack([env.reset(seed=i)[0] for i, env in enumerate(envs)])
-    observations = observations.astype(_dtype(name))
+    observations = observations.astype(_observations(name).dtype)
 
     @torch.no_grad()
     def run() -> None:
@@ -172,8 +173,8 @@ def measure(
     With ``together`` the reference is as many bare loops as there are processes, at the same time.
     """
     discrete = isinstance(gymnasium.make(name).action_space, gymnasium.spaces.Discrete)
-    space = gymnasium.make(name).observation_space
-    width = 2 if discrete else gymnasium.make(name).action_space.shape[0]
+    space = _observations(name)
+    width = 2 if discrete else gymnasium.spaces.flatdim(gymnasium.make(name).action_space)
     torch.manual_seed(0)
     policy = Policy(space.shape[0], width, discrete, torch.from_numpy(space.sample()).dtype)
 
@@ -241,7 +242,7 @@ def bare_single(name: str, steps: int, policy: Policy | None) -> Callable[[], No
 def measure_one(name: str, steps: int, *, quick: bool) -> None:
     """Compare one env by itself, acted upon by a policy and at random."""
     torch.manual_seed(0)
-    policy = Policy(gymnasium.make(name).observation_space.shape[0], 2, True, torch.float32)
+    policy = Policy(_observations(name).shape[0], 2, True, torch.float32)
     for title, acting in (("a policy acts", policy), ("random actions", None)):
         env = GymEnv(name, categorical_action_encoding=True)
         env.set_seed(0)
@@ -374,8 +375,8 @@ def measure_growth(steps: int = 10_000) -> None:
     record("growth of the parent", {"seen": seen})
 
 
-def _dtype(name: str) -> np.dtype:
-    return gymnasium.make(name).observation_space.dtype
+def _observations(name: str) -> gymnasium.spaces.Box:
+    return cast(gymnasium.spaces.Box, gymnasium.make(name).observation_space)
 
 
 def main() -> None:

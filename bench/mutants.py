@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import cosmic_ray.ast
-import cosmic_ray.mutating
-import cosmic_ray.plugins
+import cosmic_ray.ast  # pyright: ignore[reportMissingImports]
+import cosmic_ray.mutating  # pyright: ignore[reportMissingImports]
+import cosmic_ray.plugins  # pyright: ignore[reportMissingImports]
 
 __all__ = ["ROOT", "Mutant", "mark_of", "mutants_of", "reasons"]
 
@@ -63,9 +63,10 @@ class Mutant:
         first = next(number for number, (old, new) in enumerate(pairs, 1) if old != new)
         found = range(first, first + 1)
         for node in ast.walk(ast.parse(self.before)):
-            if isinstance(node, ast.stmt) and node.lineno <= first <= node.end_lineno:
+            last = node.end_lineno or node.lineno if isinstance(node, ast.stmt) else 0
+            if isinstance(node, ast.stmt) and node.lineno <= first <= last:
                 body = None if isinstance(node, ast.FunctionDef) else getattr(node, "body", None)
-                end = max(body[0].lineno, node.lineno + 1) if body else node.end_lineno + 1
+                end = max(body[0].lineno, node.lineno + 1) if body else last + 1
                 found = range(node.lineno, end) if first < end else found
         return {mark_of(lines[number - 1]) for number in found}
 

@@ -354,7 +354,7 @@ def _write(file: Path, source: str) -> None:
 
 def main() -> None:
     """Draw a sample, judge it and record the share that was killed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sample", type=int, default=150, help="how many mutants are tried")
     parser.add_argument("--seed", type=int, default=0, help="which of them")
     parser.add_argument("--modules", nargs="*", default=[""], help="parts of the paths of modules")

@@ -127,6 +127,7 @@ def _measured(target: Target, figure: Figure, figures: list[Figure]) -> tuple[fl
         rival = max(_rivals(target, figure, figures), key=lambda other: other.value)
         return figure.value / rival.value, figure.low / rival.high, figure.high / rival.low
     if target.rows:
+        assert figure.speed is not None
         step_us = target.rows / figure.speed * 1e6  # the reference takes ratio times as long
         value, high, low = (step_us * (1 - r) for r in (figure.value, figure.low, figure.high))
         return value, low, high
@@ -208,7 +209,7 @@ def _spread(low: float, high: float) -> str:
 
 def _purpose(bench: str) -> str:
     source = (ROOT / "bench" / f"{bench}.py").read_text()
-    return ast.get_docstring(ast.parse(source)).partition("\n\n")[0].replace("\n", " ")
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n\n")[0].replace("\n", " ")
 
 
 def _tables(bench: str, figures: list[Figure]) -> Iterator[str]:

@@ -128,13 +128,13 @@ def snake(quick: bool) -> None:
     The bare scan is ``vmap(AutoResetWrapper(env).step)``, which resets what has ended. What is recorded is that
     of `cartpole`; the observation has three entries, the largest of 12 x 12 x 5 floats.
     """
-    import jumanji
+    from jumanji.registration import make as make_bare
     from jumanji.wrappers import AutoResetWrapper
 
     from envkit import JumanjiEnv
 
     rows, steps = 1024, 20
-    bare = AutoResetWrapper(jumanji.make("Snake-v1"), next_obs_in_extras=True)
+    bare = AutoResetWrapper(make_bare("Snake-v1"), next_obs_in_extras=True)
     actions = bare.action_spec.num_values
 
     def begin(key: jax.Array) -> Any:

@@ -122,6 +122,9 @@ class AsyncEnvPool(BatchedEnv):
         self.min_get = as_int("min_get", min_get, least=1, meaning="the results to wait for")
         self._queues = JobQueues(self)
 
+    def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
+        raise NotImplementedError("only the class of a backend has a pool.")  # which __new__ takes
+
     # --------------------------------------------------------------------------------------- specs
 
     @property

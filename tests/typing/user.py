@@ -11,10 +11,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import (
+    AsyncEnvPool,
     Bounded,
     BraxEnv,
     Categorical,
     CatFrames,
+    Collector,
     Comparison,
     Compose,
     Composite,
@@ -92,6 +94,19 @@ def collect(env: EnvBase, steps: int) -> float:
 
 def act(observation: torch.Tensor) -> torch.Tensor:
     return observation.argmax(-1)
+
+
+def gather() -> None:
+    pool = AsyncEnvPool([make] * 4, backend="threading", min_get=2)
+    collector = Collector(make, torch.nn.Linear(4, 2), frames_per_batch=10, total_frames=20)
+
+    assert_type(pool, AsyncEnvPool)
+    pool.async_step_send(pool.rand_action(pool.reset()))
+    assert_type(pool.async_step_recv(min_get=1), EnvData)
+    assert_type(collector.next(), EnvData | None)
+    for batch in collector:
+        assert_type(batch, EnvData)
+        print(batch["next", "reward"].mean().item())
 
 
 def run(task: StatelessEnv) -> None:
