@@ -208,20 +208,19 @@ class _Parts:
 
 
 def _rebuild(
-    source: dict[str, Any], like: TensorDictBase, *following: TensorDictBase
+    source: dict[str, Any], like: TensorDictBase, *following: TensorDictBase, path: Path = ()
 ) -> TensorDict:
-    """Build nodes of nested dicts, each as the first node of that path among ``following`` and ``like``."""
+    """Build nodes of nested dicts, each as the first node of that path among ``following`` and ``like``.
 
-    def node(values: dict[str, Any], path: Path) -> TensorDict:
-        model = like if not path else _node_at(path, *following, like)
-        built = {}
-        for name, value in values.items():
-            if isinstance(value, dict):
-                value = node(value, (*path, name))
-            built[name] = value.stacked() if isinstance(value, _Parts) else value
-        return TensorDict._new_unsafe(built, batch_size=model.batch_size, device=model.device)
-
-    return node(source, ())
+    A closure that called itself would hold ``like`` until the next garbage collection, and with it a rollout's memory.
+    """
+    model = like if not path else _node_at(path, *following, like)
+    built = {}
+    for name, value in source.items():
+        if isinstance(value, dict):
+            value = _rebuild(value, like, *following, path=(*path, name))
+        built[name] = value.stacked() if isinstance(value, _Parts) else value
+    return TensorDict._new_unsafe(built, batch_size=model.batch_size, device=model.device)
 
 
 def _node_at(path: Path, *models: TensorDictBase) -> TensorDictBase:

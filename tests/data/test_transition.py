@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
 
-from envkit.data.transition import Carrying, carry, choose_leaf, stepped_rows
+from envkit.data.transition import Carrying, carry, choose_leaf, step_mdp, stepped_rows
 from envkit.errors import StepMaskError
 
 T, F = True, False
@@ -69,3 +72,17 @@ def test_fresh_entries_win_over_carried_ones_at_any_depth(lazy):
     expected = carry(data, rule).update(fresh)
     assert set(found.keys(True)) == set(expected.keys(True))
     assert all(bool((found[key] == expected[key]).all()) for key in expected.keys(True, True))
+
+
+def test_a_step_on_leaves_nothing_that_holds_the_data_it_was_given():
+    data = TensorDict({"next": {"a": {"b": torch.zeros(2)}}, "a": {"b": torch.zeros(2)}}, [2])
+    seen = weakref.ref(data)
+    gc.collect()
+    gc.disable()
+    try:
+        following = step_mdp(data)
+        del data
+
+        assert seen() is None and following["a", "b"].shape == (2,)
+    finally:
+        gc.enable()
