@@ -16,6 +16,7 @@ _NOT_PUBLIC = {
     "EnvPoolAsyncEnvPool": "bridges.worlds.envpool.async_pool",
     "RayPool": "bridges.transports.ray",
     "from_torchrl_transform": "bridges.exports.torchrl_transforms",
+    "transform_and_sampler": "bridges.exports.frames_in_buffer",
     "register_gym": "bridges.exports.gym_registry",
     "with_policy_transforms": "envkit.transforms.recurrent",
 }

@@ -24,6 +24,7 @@ MAY_LOOK_UP = {
     "envkit.batched.workers",
     "envkit.collectors.collector",
     "envkit.transforms.core.compose",
+    "envkit.transforms.frames",
     "bridges.exports.torchrl_transforms",
 }
 

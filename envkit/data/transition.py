@@ -24,6 +24,7 @@ from tensordict import (
     TensorDict,
     TensorDictBase,
     is_non_tensor,
+    is_tensorclass,
 )
 
 from envkit import rules
@@ -309,7 +310,22 @@ def skipped_next(
         if not hasattr(previous, "shape") or not rules.kept_shape(previous, shape):
             previous = spec[(0,) * batch_dims].zero(td.batch_size)
         following.set(as_key(path), previous)
+    _take_classes(following, td)
     return following
+
+
+def _take_classes(following: TensorDictBase, root: TensorDictBase) -> None:
+    """Make nodes of ``following`` objects of the tensor class that they are objects of in ``root``, in place."""
+    for name, node in list(following.items()):
+        like = root.get(name, None) if isinstance(node, TensorDictBase) else None
+        if _is_object(like):
+            following.set(name, type(like).from_tensordict(node))
+        elif isinstance(like, TensorDictBase):
+            _take_classes(node, like)
+
+
+def _is_object(value: Any) -> bool:
+    return is_tensorclass(value) and not is_non_tensor(value)
 
 
 def _uneven_nodes(td: TensorDictBase, names: Iterable[str]) -> dict[str, LazyStackedTensorDict]:
@@ -335,6 +351,8 @@ def choose_leaf(mask: torch.Tensor, fresh: Any, kept: Any) -> Any:
         return rules.choose(mask, fresh, kept)
     if mask.ndim == 0:
         return fresh if bool(mask) else kept
+    if _is_object(fresh):
+        return fresh.apply(partial(choose_leaf, mask), kept)
     rows = zip(mask.unbind(0), fresh.unbind(0), kept.unbind(0), strict=True)
     return NonTensorStack(*(choose_leaf(*row) for row in rows))  # type: ignore[abstract]
 

@@ -29,6 +29,7 @@ from envkit.errors import (
     SpecError,
     UnsupportedError,
 )
+from envkit.late import late
 from envkit.specs import Bounded, BoundedContinuous, BoundedDiscrete, Composite, TensorSpec
 from envkit.transforms.core.base import Keys
 from envkit.transforms.core.fusable import FusableTransform, LeavesOf, written
@@ -240,6 +241,15 @@ class CatFrames(_Windowed):
         self.done_key: Key = "done" if done_key is None else done_key
         self.future = future
         self.mask_key = mask_key
+
+    def make_rb_transform_and_sampler(self, batch_size: int, **sampler_kwargs: Any) -> tuple:
+        """Give a transform and a sampler for a buffer of TorchRL that stores frames one by one.
+
+        ``sample(n)`` joins ``n`` windows of ``N`` steps of an episode, at the root and below ``next``; out_keys are
+        not stored, so they need names of their own. ``batch_size`` is that of the buffer, and not used here;
+        ``sampler_kwargs`` are those of its `SliceSampler`.
+        """
+        return late("transform_and_sampler")(self, **sampler_kwargs)
 
     def constants(self) -> dict[str, Any]:
         return {"padding_value": self.padding_value}

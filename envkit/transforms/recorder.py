@@ -38,7 +38,7 @@ class VideoRecorder(EpisodeTransform, LeafTransform):
         logger: object with ``log_video(name=, video=, step=, **kwargs)``, such as a `VideoFolder` or a
             logger of the reference API; None: `dump` returns the video.
         tag: name of the video.
-        in_keys: pictures or images of three channels, bytes or numbers from 0 to 1; ``"pixels"``.
+        in_keys: pictures or images of three channels or a grey one, bytes or numbers from 0 to 1; ``"pixels"``.
         skip: keep every ``skip``-th frame; by default every second one of a single env, else all.
         center_crop: cut frames to this square.
         make_grid: tile a batch into one frame; True by default.
@@ -163,9 +163,9 @@ class VideoRecorder(EpisodeTransform, LeafTransform):
         self._frames.append(_tiled(images))
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
-        if leaf.ndim < 3 or 3 not in (leaf.shape[-1], leaf.shape[-3]):
+        if leaf.ndim < 3 or not {1, 3} & {leaf.shape[-1], leaf.shape[-3]}:
             raise SpecError(
-                f"VideoRecorder records pictures with three channels, last or before the last two axes, "
+                f"VideoRecorder records pictures with three channels or one, last or before the last two axes, "
                 f"but the entry has shape {tuple(leaf.shape)}. Pass another in_keys=."
             )
         return leaf.clone()
@@ -175,9 +175,11 @@ class VideoRecorder(EpisodeTransform, LeafTransform):
 
 
 def _as_images(value: torch.Tensor) -> torch.Tensor:
-    """Give bytes with the channels before the last two axes, and one batch axis at least."""
-    if value.shape[-1] == 3:
+    """Give bytes with three channels before the last two axes, and one batch axis at least."""
+    if value.shape[-1] == 3 or value.shape[-3] not in (1, 3):
         value = value.movedim(-1, -3)
+    if value.shape[-3] == 1:
+        value = value.expand(*value.shape[:-3], 3, *value.shape[-2:])
     if value.is_floating_point():
         value = value * 255
     return value.clamp(0, 255).to(torch.uint8)[None]

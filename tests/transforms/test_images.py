@@ -511,7 +511,7 @@ def test_recorders_check_their_arguments():
     with pytest.raises(ArgumentError, match="records one entry"):
         VideoRecorder(in_keys=["a", "b"])
     unbounded = Unbounded((4, 6, 4))
-    with pytest.raises(SpecError, match="three channels"):
+    with pytest.raises(SpecError, match="three channels or one"):
         VideoRecorder()._leaf_after(unbounded)
 
 

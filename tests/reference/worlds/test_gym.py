@@ -64,7 +64,7 @@ def test_infos_are_registered_at_once():
 
 
 def test_the_device_of_a_simulator_is_the_cpu():
-    differs("gym-on-cpu", lambda lib: lib.GymWrapper(Informed()).device)
+    differs("simulators-in-python", lambda lib: lib.GymWrapper(Informed()).device)
     check_works_alike(lambda lib: str(lib.GymWrapper(Informed()).action_spec.device))
     assert str(OURS.GymWrapper(Informed()).rollout(2).device) == "cpu"
 
@@ -75,3 +75,17 @@ def test_what_was_asked_for_is_kept():
         return env.pixels_only, env.from_pixels, env.frame_skip
 
     check_works_alike(read)
+
+
+def test_the_state_of_a_simulator_is_saved_with_its_episode():
+    def entries(lib):
+        env = lib.GymEnv("Pendulum-v1")
+        env.reset()
+        return list(env.state_dict())
+
+    differs("simulators-in-python", entries)
+    with pytest.raises(NotImplementedError, match="record_for_resume"):
+        entries(OURS)
+    env = OURS.TransformedEnv(OURS.GymEnv("Pendulum-v1"), OURS.StepCounter())
+    env.reset()
+    assert not env.transform.state_dict()
