@@ -6,7 +6,7 @@ It stands in a module of its own because importing TorchRL, whose sampler it is,
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -24,7 +24,7 @@ class WindowSampler(SliceSampler):
     """Draw a slice for each row of the batch that is asked for."""
 
     def sample(self, storage: Any, batch_size: int) -> tuple[torch.Tensor, dict]:
-        return super().sample(storage, batch_size * self.slice_len)
+        return super().sample(storage, batch_size * cast(int, self.slice_len))
 
 
 def transform_and_sampler(frames: CatFrames, **options: Any) -> tuple[Compose, WindowSampler]:

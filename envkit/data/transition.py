@@ -319,7 +319,7 @@ def _take_classes(following: TensorDictBase, root: TensorDictBase) -> None:
     for name, node in list(following.items()):
         like = root.get(name, None) if isinstance(node, TensorDictBase) else None
         if _is_object(like):
-            following.set(name, type(like).from_tensordict(node))
+            following.set(name, type(cast(Any, like)).from_tensordict(node))
         elif isinstance(like, TensorDictBase):
             _take_classes(node, like)
 
@@ -352,7 +352,7 @@ def choose_leaf(mask: torch.Tensor, fresh: Any, kept: Any) -> Any:
     if mask.ndim == 0:
         return fresh if bool(mask) else kept
     if _is_object(fresh):
-        return fresh.apply(partial(choose_leaf, mask), kept)
+        return cast(Any, fresh).apply(partial(choose_leaf, mask), kept)
     rows = zip(mask.unbind(0), fresh.unbind(0), kept.unbind(0), strict=True)
     return NonTensorStack(*(choose_leaf(*row) for row in rows))  # type: ignore[abstract]
 
