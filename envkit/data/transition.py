@@ -320,7 +320,7 @@ def _take_classes(following: TensorDictBase, root: TensorDictBase) -> None:
         like = root.get(name, None) if isinstance(node, TensorDictBase) else None
         if _is_object(like):
             following.set(name, type(cast(Any, like)).from_tensordict(node))
-        elif isinstance(like, TensorDictBase):
+        elif isinstance(like, TensorDictBase) and not isinstance(node, LazyStackedTensorDict):
             _take_classes(node, like)
 
 
