@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from torchrl.data import SliceSampler
 
 from envkit.data.paths import Key, as_key, as_path
+from envkit.errors import OptionError
 from envkit.transforms.core.compose import Compose
 from envkit.transforms.frames import CatFrames
 from envkit.transforms.keys import ExcludeTransform
@@ -29,6 +30,14 @@ class WindowSampler(SliceSampler):
 
 def transform_and_sampler(frames: CatFrames, **options: Any) -> tuple[Compose, WindowSampler]:
     """See `CatFrames.make_rb_transform_and_sampler`; ``options`` are those of `SliceSampler`."""
+    span = options.get("span", False)
+    if not options.get("strict_length", True) or (
+        any(span) if isinstance(span, list | tuple) else span
+    ):
+        raise OptionError(
+            f"strict_length=False and span= draw fewer than {frames.N} steps of an episode, but each window has {frames.N}: "
+            "frames of other episodes would fill it. Leave them out."
+        )
     written = _and_next(frames.out_keys)
     joined = CatFrames(
         N=frames.N,

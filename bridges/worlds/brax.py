@@ -192,7 +192,8 @@ class BraxEnv(BraxWrapper):
         envs = import_brax()
         require_name("Brax", env_name, envs._envs)
         _refuse_unknown(envs._envs[env_name], brax_kwargs)
-        _require_backend(env_name, brax_kwargs.get("backend"))
+        if envs._envs[env_name].__module__.startswith("brax."):  # others have what they will
+            _require_backend(env_name, brax_kwargs.get("backend"))
         make = partial(_environment, env_name, **brax_kwargs)
         super().__init__(
             make(),

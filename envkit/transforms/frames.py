@@ -248,6 +248,9 @@ class CatFrames(_Windowed):
         ``sample(n)`` joins ``n`` windows of ``N`` steps of an episode, at the root and below ``next``; out_keys are
         not stored, so they need names of their own. ``batch_size`` is that of the buffer, and not used here;
         ``sampler_kwargs`` are those of its `SliceSampler`.
+
+        Raises:
+            OptionError: (a TypeError) by them windows would be shorter than ``N`` steps.
         """
         return late("transform_and_sampler")(self, **sampler_kwargs)
 

@@ -453,3 +453,20 @@ def test_repeated_actions_sum_rewards_and_count_as_one_step_of_an_episode(pendul
 
     assert data["next", "reward"].eq(2).all() and data["next", "truncated"][:, -1].all()
     torch.testing.assert_close(env.step(td)["next", "observation"], second["observation"])
+
+
+def test_an_env_of_ones_own_may_name_its_backends_otherwise(monkeypatch):
+    envs = import_brax()
+
+    class Own(envs._envs["fast"]):
+        def __init__(self, backend="usual"):
+            super().__init__()
+            self._backend = backend
+
+        @property
+        def backend(self):
+            return self._backend
+
+    monkeypatch.setitem(envs._envs, "own", Own)
+
+    assert BraxEnv("own", backend="mine", device="cpu")._env.backend == "mine"

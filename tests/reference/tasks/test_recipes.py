@@ -40,6 +40,7 @@ from envkit import (
     VideoRecorder,
     check_env_specs,
 )
+from envkit.errors import OptionError
 from tests.reference.tasks.test_data_of_all_kinds import Growing
 from tests.reference.tasks.test_games import Soccer
 from tests.reference.tasks.test_own_transforms import Camera
@@ -103,6 +104,14 @@ def test_a_buffer_stores_frames_one_by_one_and_joins_them_when_sampled(frames):
     assert (drawn >= frames - 1).all()
     assert sample["stack"].equal(recorded["stack"][drawn])
     assert sample["next", "stack"][:, -1].equal(sample["next", "pixels"][:, 0])
+
+
+@pytest.mark.parametrize("short", [{"strict_length": False}, {"span": True}, {"span": (False, 1)}])
+def test_windows_of_fewer_steps_are_refused(short):
+    stack = CatFrames(N=3, dim=-3, in_keys=["pixels"], out_keys=["stack"])
+
+    with pytest.raises(OptionError, match="fewer than 3 steps"):
+        stack.make_rb_transform_and_sampler(batch_size=5, **short)
 
 
 # ------------------------------------------------------------------------------------------- pictures
