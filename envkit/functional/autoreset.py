@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
 import jax
@@ -199,6 +200,8 @@ def reset_rows(
     if num_rows == 0:
         return values
     chunk = chunks.size(num_rows)
+    if chunk == num_rows:
+        return _reset_together(reset, mask, origins, values)
     count = mask.sum(dtype=jnp.int32)
 
     def listed() -> jax.Array:
@@ -218,6 +221,20 @@ def reset_rows(
         return start + chunk, written
 
     return jax.lax.while_loop(lambda carry: carry[0] < count, body, (jnp.int32(0), values))[1]
+
+
+def _reset_together(
+    reset: Callable[[Origin], Any], mask: jax.Array, origins: Origin, values: Any
+) -> Any:
+    """Do what `reset_rows` does where all rows are one chunk: reset them together, or none.
+
+    Of a loop, in which the rows are the same in every round, XLA would take the reset out, and make it at every step.
+    """
+
+    def begun() -> Any:
+        return jax.tree.map(partial(rules.choose, mask), reset(origins), values)
+
+    return jax.lax.cond(mask.any(), begun, lambda: values)
 
 
 def _masked_first(mask: jax.Array, size: int) -> jax.Array:
