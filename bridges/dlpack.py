@@ -65,6 +65,8 @@ _NARROW = {
     torch.complex128: torch.complex64,
     torch.uint64: torch.uint32,
 }
+_SAME_IN_NUMPY = frozenset(map(np.dtype, ("float32", "int32", "uint32", "bool", "uint8")))
+_SAME_IN_BOTH = frozenset((torch.float32, torch.int32, torch.bool, torch.uint8))
 _REFUSALS = (BufferError, TypeError, ValueError, RuntimeError)  # what DLPack raises, by library
 _ALIGNMENT = 16  # bytes; on CUDA, XLA refuses memory that begins elsewhere
 _BITS = {1: torch.uint8, 2: torch.int16}  # dtypes NumPy lacks cross it as these, bit by bit
@@ -189,14 +191,21 @@ def to_jit(
     On CPU the leaves are NumPy arrays, which jit takes in place; elsewhere `jax.Array`. Beside a card the first
     one of a CPU tree is a `jax.Array` too: jit runs where that lies, and takes NumPy arrays there. They are
     arguments of one call, not values to compute with. The rules of ownership are the same, so with
-    ``copy=False`` nobody may write to the tensors until the call's results are ready.
+    ``copy=False`` nobody may write to the tensors until the call's results are ready. Leaves that are `jax.Array`
+    stay what they are.
     """
-    if jax.default_backend() == "cpu":
-        return _map_tree(lambda leaf: _argument_of(_plain(leaf, dtype, detach), copy), tree)
     leaves, treedef = jax.tree.flatten(tree)
-    plain = [_plain(leaf, dtype, detach) for leaf in leaves]
-    handed = [_array_of(leaf, copy) for leaf in plain[:1]]
-    handed += [_argument_of(leaf, copy) for leaf in plain[1:]]
+    beside_card = jax.default_backend() != "cpu"
+    handed: list[Any] = []
+    for leaf in leaves:
+        given = leaf if isinstance(leaf, jax.Array) else None
+        if given is None and dtype is None and not (copy or beside_card):
+            given = _view_as_it_is(leaf)
+        if given is None:
+            plain = _plain(leaf, dtype, detach)
+            is_first = beside_card and not handed
+            given = _array_of(plain, copy) if is_first else _argument_of(plain, copy)
+        handed.append(given)
     return jax.tree.unflatten(treedef, handed)
 
 
@@ -248,6 +257,21 @@ def _number_on(device: torch.device, kind: type, written: str, wide: bool) -> ja
 
 def _wait_for_torch(device: torch.device) -> None:
     torch.cuda.current_stream(device).synchronize()
+
+
+def _view_as_it_is(leaf: Any) -> np.ndarray | None:
+    """View a leaf of which nothing but its memory has to cross; None for others, see `_plain`."""
+    if type(leaf) is np.ndarray and leaf.dtype in _SAME_IN_NUMPY and leaf.flags.c_contiguous:
+        return leaf
+    if (
+        type(leaf) is torch.Tensor
+        and leaf.dtype in _SAME_IN_BOTH
+        and leaf.is_cpu
+        and leaf.is_contiguous()
+        and not (leaf.requires_grad or leaf.is_neg())
+    ):
+        return leaf.numpy()
+    return None
 
 
 def _map_tree(handoff: Any, tree: PyTree) -> PyTree:

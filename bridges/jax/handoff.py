@@ -59,23 +59,13 @@ class RowEnv(EnvBase):
     _wide: Mapping[Path, torch.dtype] = MappingProxyType({})  # declared in dtypes JAX lacks
     _unchanged: Unchanged
 
-    def _lent(self, inputs: tuple[Rows, ...]) -> tuple[Any, ...]:
-        """Lend the inputs of a step, state first; where handing over takes long, what came from JAX goes back as it is."""
-        if not reading_waits(next(iter(inputs[0].values()))):
-            return to_jit(inputs, copy=False, detach=True)
-
-        def lent(tensor: torch.Tensor) -> Any:
-            array = self._unchanged.find(tensor)
-            is_kept = isinstance(array, jax.Array)
-            return array if is_kept else to_jit(tensor, copy=False, detach=True)
-
-        return jax.tree.map(lent, inputs)
-
-    def _keep_arrays(self, tensors: Rows, arrays: Mapping[Path, Any]) -> None:
-        """Keep the arrays that tensors of a state are views of, for `_lent`."""
-        for path, tensor in tensors.items():
-            if reading_waits(tensor):
-                self._unchanged.keep(tensor, arrays[path])
+    def _keep_arrays(self, root: TensorDictBase, arrays: Mapping[Path, Any]) -> None:
+        """Keep the arrays that the tensors of a state are views of, which the next step is given instead of them."""
+        if self.requires_grad or not self._is_own_size(root):
+            return
+        state = root.get("state")
+        for path in self._state_paths:
+            self._unchanged.keep(state.get(as_key(path)), arrays[path])
 
     def _start(
         self, program: Differentiable, inputs: tuple[Any, ...], rest: tuple[Any, ...] = ()
@@ -134,10 +124,13 @@ class RowEnv(EnvBase):
         """Flatten the batch and pad it to a compiled size; ``copy`` to share no memory with ``value``."""
         batch = td.batch_size
         if len(batch) != 1:
-            value = value.flatten(0, len(batch) - 1) if batch else value[None]
-        # its own size is a compiled one
-        padded = value if batch == self._batch_size else self._padded(value)
+            value = value.flatten(0, len(batch) - 1) if batch else value.unsqueeze(0)
+        padded = value if self._is_own_size(td) else self._padded(value)
         return padded.clone() if copy and padded is value else padded
+
+    def _is_own_size(self, td: TensorDictBase) -> bool:
+        """Say whether data has the batch size of the env itself, which is a compiled one."""
+        return td.batch_size == self._batch_size
 
     def _padded(self, rows: torch.Tensor) -> torch.Tensor:
         """Repeat the first row (zeros if there is none) up to a compiled size."""
@@ -154,18 +147,39 @@ class RowEnv(EnvBase):
 
     def _state_in(self, td: TensorDictBase) -> Rows:
         """Read the state, after bringing one of the other layout into the env's own, in ``td``."""
+        own = self._own_state_in(td)
+        return {path: self._rows_in(td, value, copy=False) for path, value in own.items()}
+
+    def _state_or_arrays_in(self, td: TensorDictBase) -> dict[Path, Any]:
+        """Read it as a step does: what came from JAX and was not written to since goes back as it is."""
+        rows: dict[Path, Any] = {}
+        for path, value in self._own_state_in(td).items():
+            array = self._unchanged.find(value)
+            rows[path] = self._rows_in(td, value, copy=False) if array is None else array
+        return rows
+
+    def _own_state_in(self, td: TensorDictBase) -> Rows:
         state = td.get("state", None)
         if not isinstance(state, TensorDictBase):
             raise MissingKeyError(
                 f"the TensorDict has no 'state'; it has {sorted(map(str, td.keys()))}. A stateless "
                 "env reads its whole state from its input: start from env.reset()."
             )
-        found = dict(leaves(state))
+        batch, shapes = td.batch_size, self._declared.cached("state_shapes", self._state_shapes)
+        found = {path: state.get(as_key(path), None) for path in self._state_paths}
+        if not all(
+            type(value) is torch.Tensor and value.shape == (*batch, *shapes[path])
+            for path, value in found.items()
+        ):
+            return self._relaid_or_refused(td, dict(leaves(state)))
+        return found
+
+    def _relaid_or_refused(self, td: TensorDictBase, found: Rows) -> Rows:
         self._require_own(found, td)
         paths = self._state_paths
         if not found.keys() >= set(paths):
             found = self._relaid(td, found)
-        return {path: self._rows_in(td, found[path], copy=False) for path in paths}
+        return {path: found[path] for path in paths}
 
     def _require_own(self, found: Rows, td: TensorDictBase) -> None:
         """Check that a state has the sizes of this env's, in either layout.
@@ -222,7 +236,12 @@ class RowEnv(EnvBase):
     ) -> torch.Tensor:
         key = path[0] if len(path) == 1 else path
         rules = self._declared.cached("action_rules", self._action_rules)
-        value = rules[key].take(td.get(key, None), td.batch_size, rows=stepped)
+        value = td.get(key, None)
+        if not (self.requires_grad or is_choice(space) or stepped) and self._is_own_size(td):
+            rows = rules[key].values_of(value, (*td.batch_size, *space.shape))
+            if rows is not None:
+                return rows.copy()
+        value = rules[key].take(value, td.batch_size, rows=stepped)
         if is_choice(space):
             value = value if self.categorical_action_encoding else integers_of(value, space)
             value = value.to(torch.int32)
@@ -295,5 +314,7 @@ class RowEnv(EnvBase):
         rows, is_flat, entries = shape.numel(), len(shape) == 1, {}
         for path, leaf in named.items():
             leaf = leaf if leaf.shape[0] == rows else leaf[:rows]
-            entries[path] = leaf if is_flat else leaf.reshape((*shape, *leaf.shape[1:]))
+            if not is_flat:
+                leaf = leaf.reshape((*shape, *leaf.shape[1:])) if shape else leaf.squeeze(0)
+            entries[path] = leaf
         return tensordict_of(entries, shape, self._device)

@@ -115,7 +115,7 @@ class ProgramEnv(RowEnv):
     # --------------------------------------------------------------------------------------- steps
 
     def _inputs(self, td: TensorDictBase) -> tuple[Any, ...]:
-        return self._state_in(td), self._action_in(td), self._memory_in(td)
+        return self._state_or_arrays_in(td), self._action_in(td), self._memory_in(td)
 
     def _count_steps(self, steps: int) -> None:
         """Clear the caches of JAX now and then, if that was asked for."""

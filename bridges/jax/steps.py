@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from tensordict import TensorDictBase
 
-from bridges.dlpack import number_to_jit, to_torch
+from bridges.dlpack import number_to_jit, to_jit, to_torch
 from bridges.jax.gradients import Running
 from bridges.jax.programs import RESTART
 from envkit.data.transition import carry
@@ -74,7 +74,7 @@ class ProgramAdvance(Pending):
     def begin(self) -> Self:
         env = self.env
         env._count_steps(1)
-        given = env._lent(self.inputs)
+        given = to_jit(self.inputs, copy=False, detach=True)
         constants = env._constants(self.td.batch_size, self.mask)
         self.lent = given, constants
         follows = number_to_jit(self.follows, env.device)
@@ -88,8 +88,8 @@ class ProgramAdvance(Pending):
     def with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
         env, shape = self.env, self.td.batch_size
         outcome, begun = to_torch(self.outputs)
-        env._keep_arrays(begun["state"], self.outputs[1]["state"])
         following, fresh = env._out(shape, outcome), env._out(shape, begun)
+        env._keep_arrays(fresh, self.outputs[1]["state"])
         if self.mask is None:
             data = env._attach_next(self.td, following)
             return data, carry(data, env._table.carrying, fresh)

@@ -4,8 +4,9 @@ On a card, asking a tensor for a number lets the host wait for all that was begu
 no step changes is asked once. This module knows tensors; it does not know what is kept of them.
 
 Conventions
-    unchanged  the same tensor with the same ``_version``, which every write through torch counts, those to its
-               views too; not those through ``.data``. Inference tensors count none, and nothing is kept of them.
+    unchanged  the same tensor in the same memory with the same ``_version``, which every write through torch
+               counts, those to its views too; not those through ``.data``. Inference tensors count none, and
+               nothing is kept of them.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ __all__ = ["Unchanged", "reading_waits"]
 
 def reading_waits(tensor: torch.Tensor) -> bool:
     """Say whether the host waits for a device where it reads a tensor's values."""
-    return tensor.device.type != "cpu"
+    return not tensor.is_cpu
+
+
+_NOTHING = None, 0, 0, None
 
 
 class Unchanged:
     """Values by the tensor that they were made of; a copy of this is empty."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[weakref.ref[torch.Tensor], int, Any]] = {}
+        self._kept: dict[int, tuple[weakref.ref[torch.Tensor], int, int, Any]] = {}
 
     def keep(self, tensor: torch.Tensor, value: Any) -> None:
         """Keep what was made of a tensor, which ``value`` must not hold."""
@@ -35,14 +39,14 @@ class Unchanged:
             return
         key, kept = id(tensor), self._kept
         reference = weakref.ref(tensor, lambda _: kept.pop(key, None))
-        kept[key] = reference, tensor._version, value
+        kept[key] = reference, tensor._version, tensor.data_ptr(), value
 
     def find(self, tensor: torch.Tensor) -> Any:
         """Give what is kept of a tensor; None if there is nothing, or the tensor was written to."""
-        reference, version, value = self._kept.get(id(tensor), (None, 0, None))
+        reference, version, place, value = self._kept.get(id(tensor), _NOTHING)
         if reference is None or reference() is not tensor or version != tensor._version:
             return None
-        return value
+        return value if place == tensor.data_ptr() else None
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -138,6 +138,12 @@ def carry(
             "the TensorDict has no 'next', from which step_mdp takes the root of the next step; it has "
             f"{sorted(map(str, td.keys()))}. Pass what env.step(td) gave."
         )
+    if fresh is not None and fresh.device == td.device:
+        given = {name: value for name, value in td.items() if name != "next"}
+        if _replaces(fresh, following.items(), (), partial(is_carried, from_next=True)) and (
+            _replaces(fresh, given.items(), (), partial(is_carried, from_next=False))
+        ):
+            return fresh
     source: dict[str, Any] = {}
     root = (entry for entry in td.items() if entry[0] != "next")
     _collect(root, (), partial(is_carried, from_next=False), source)
@@ -146,6 +152,26 @@ def carry(
         return _rebuild(source, td, following)
     _collect(fresh.items(), (), lambda path: True, source)
     return _rebuild(source, td, fresh, following)
+
+
+def _replaces(
+    fresh: TensorDictBase,
+    entries: Iterable[tuple[str, Any]],
+    path: Path,
+    is_carried: Callable[..., bool],
+) -> bool:
+    """Say whether ``fresh`` has all of the entries at ``path`` that are carried; tensors and plain nodes alone are looked at."""
+    held = dict(fresh.items())
+    for name, value in entries:
+        new = held.get(name)
+        if type(value) is torch.Tensor:
+            if type(new) is torch.Tensor or (new is None and not is_carried((*path, name))):
+                continue
+        elif type(value) is TensorDict and type(new) is TensorDict:
+            if _replaces(new, value.items(), (*path, name), is_carried):
+                continue
+        return False
+    return True
 
 
 def _collect(
