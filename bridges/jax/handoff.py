@@ -39,7 +39,6 @@ from envkit.specs.inputs import ActionInput, action_inputs
 __all__ = ["RowEnv"]
 
 Rows = dict[Path, torch.Tensor]
-_FLAGS: tuple[Path, ...] = tuple((name,) for name in DONE_LEAVES)
 
 
 class RowEnv(EnvBase):
@@ -59,13 +58,15 @@ class RowEnv(EnvBase):
     _wide: Mapping[Path, torch.dtype] = MappingProxyType({})  # declared in dtypes JAX lacks
     _unchanged: Unchanged
 
+    def _lent(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Lend the inputs of a step to a program."""
+        return to_jit(inputs, copy=False, detach=True)
+
     def _keep_arrays(self, root: TensorDictBase, arrays: Mapping[Path, Any]) -> None:
         """Keep the arrays that the tensors of a state are views of, which the next step is given instead of them."""
-        if self.requires_grad or not self._is_own_size(root):
-            return
-        state = root.get("state")
-        for path in self._state_paths:
-            self._unchanged.keep(state.get(as_key(path)), arrays[path])
+        if reading_waits(root.get("done")) and not self.requires_grad and self._is_own_size(root):
+            for path, tensor in leaves(root.get("state")):
+                self._unchanged.keep(tensor, arrays[path])
 
     def _start(
         self, program: Differentiable, inputs: tuple[Any, ...], rest: tuple[Any, ...] = ()
@@ -151,12 +152,13 @@ class RowEnv(EnvBase):
         return {path: self._rows_in(td, value, copy=False) for path, value in own.items()}
 
     def _state_or_arrays_in(self, td: TensorDictBase) -> dict[Path, Any]:
-        """Read it as a step does: what came from JAX and was not written to since goes back as it is."""
-        rows: dict[Path, Any] = {}
-        for path, value in self._own_state_in(td).items():
-            array = self._unchanged.find(value)
-            rows[path] = self._rows_in(td, value, copy=False) if array is None else array
-        return rows
+        """Read it as a step does: what came from JAX and was not written to since goes back, where handing over takes long."""
+
+        def given(value: torch.Tensor) -> Any:
+            array = self._unchanged.find(value) if reading_waits(value) else None
+            return self._rows_in(td, value, copy=False) if array is None else array
+
+        return {path: given(value) for path, value in self._own_state_in(td).items()}
 
     def _own_state_in(self, td: TensorDictBase) -> Rows:
         state = td.get("state", None)
@@ -307,7 +309,6 @@ class RowEnv(EnvBase):
                 named[path] = self._widened(named[path], dtype)
         for path, leaf in outputs["state"].items():
             named["state", *path] = leaf
-        named.update(zip(_FLAGS, outputs["flags"].unbind(0), strict=True))
         return named
 
     def _named(self, shape: torch.Size, named: Mapping[Path, torch.Tensor]) -> TensorDict:

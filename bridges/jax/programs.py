@@ -6,7 +6,7 @@ know TensorDict, torch, or batches of more than one axis. What rows show is deci
 Conventions
     rows       flat batch axis, padded to the size a program is compiled for.
     path       tuple of names; a state has either the two paths `PACKED`, or one for each leaf.
-    flags      bool (3, rows, 1): done, terminated, truncated.
+    flags      bool (3, rows, 1): done, terminated, truncated of a root that a run begins at.
     memory     leaves by path that fused transforms read at the root; empty without any.
     constants  triple: one mapping for each fused transform, with what `FusableTransform` calls constants and
                state; rows that count for such state, bool (rows,), None if there is none; and the model that
@@ -14,7 +14,7 @@ Conventions
     policy     see `functional.Policy`; observes leaves by path. None draws from the action space.
     run        dict of time-major arrays: "root" and "next", each as outputs are, "action" and, for a
                policy that writes more (`Acted`), "written" in its place.
-    outputs    dict with "state" and "leaves" (arrays by path) and "flags". The leaves of a step
+    outputs    dict with "state" and "leaves" (arrays by path), done flags among these. The leaves of a step
                include its rewards; those of a root do not. A "state" that is not recorded is empty.
                The outputs of the last moment of a program have "shared" if a transform has state: what
                that is then, one mapping for each transform.
@@ -34,7 +34,7 @@ from bridges.jax.compile_note import jit_with_note
 from bridges.jax.gradients import Differentiable, vjp_of
 from bridges.jax.sharding import AXIS, EVERYWHERE, FLAGS, ROWS, Shards, after_time
 from bridges.jax.shared_programs import Program, Same, account_of
-from bridges.jax.transformed_rows import Acted, NamedRows, RowState
+from bridges.jax.transformed_rows import Acted, NamedRows, RowState, root_leaves
 from envkit.data.paths import Path
 from envkit.functional import (
     BatchedEnv,
@@ -76,7 +76,7 @@ def padded_size(rows: int, own: int, multiple: int) -> int:
 
 NOTHING, RESTART, BEGIN = range(3)  # what follows a step, see `Programs.advance`
 
-_OUTPUTS = {"state": ROWS, "leaves": ROWS, "flags": FLAGS}
+_OUTPUTS = {"state": ROWS, "leaves": ROWS}
 _MOMENTS = {name: after_time(spec) for name, spec in _OUTPUTS.items()}
 _RUN = {"root": _MOMENTS, "next": _MOMENTS, "action": after_time(ROWS), "written": after_time(ROWS)}
 # What each program takes and gives, apart from static arguments, where rows are spread over devices.
@@ -355,8 +355,7 @@ class Programs:
 
     def _shown(self, timestep: Timestep) -> dict[str, Any]:
         """List what a timestep of named rows shows; time, if any, stays in front of the rows."""
-        flags = jnp.stack([done_of(timestep), timestep.terminated, timestep.truncated])
-        return {"leaves": timestep.observation | timestep.reward, "flags": flags[..., None]}
+        return {"leaves": root_leaves(timestep) | timestep.reward}
 
     def _write_state(self, state: Any) -> ByPath:
         packing = self.env.packing

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from tensordict import TensorDictBase
 
-from bridges.dlpack import number_to_jit, to_jit, to_torch
+from bridges.dlpack import number_to_jit, to_torch
 from bridges.jax.gradients import Running
 from bridges.jax.programs import RESTART
 from envkit.data.transition import carry
@@ -74,7 +74,7 @@ class ProgramAdvance(Pending):
     def begin(self) -> Self:
         env = self.env
         env._count_steps(1)
-        given = to_jit(self.inputs, copy=False, detach=True)
+        given = env._lent(self.inputs)
         constants = env._constants(self.td.batch_size, self.mask)
         self.lent = given, constants
         follows = number_to_jit(self.follows, env.device)

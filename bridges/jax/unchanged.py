@@ -12,6 +12,7 @@ Conventions
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,7 +39,9 @@ class Unchanged:
         if tensor.is_inference():
             return
         key, kept = id(tensor), self._kept
-        reference = weakref.ref(tensor, lambda _: kept.pop(key, None))
+        reference = weakref.ref(
+            tensor, partial(kept.pop, key)
+        )  # pop gets the reference as its default
         kept[key] = reference, tensor._version, tensor.data_ptr(), value
 
     def find(self, tensor: torch.Tensor) -> Any:

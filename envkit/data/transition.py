@@ -165,12 +165,13 @@ def _replaces(
     for name, value in entries:
         new = held.get(name)
         if type(value) is torch.Tensor:
-            if type(new) is torch.Tensor or (new is None and not is_carried((*path, name))):
-                continue
-        elif type(value) is TensorDict and type(new) is TensorDict:
-            if _replaces(new, value.items(), (*path, name), is_carried):
-                continue
-        return False
+            is_there = type(new) is torch.Tensor
+            found = is_there or (new is None and not is_carried((*path, name)))
+        else:
+            are_nodes = type(value) is TensorDict and type(new) is TensorDict
+            found = are_nodes and _replaces(new, value.items(), (*path, name), is_carried)
+        if not found:
+            return False
     return True
 
 

@@ -89,7 +89,7 @@ def _finite(dtype: np.dtype) -> Test:
         if rows.dtype != dtype:
             with np.errstate(over="ignore"):  # what is too large becomes infinite
                 rows = rows.astype(dtype)
-        return bool(np.isfinite(rows).all())
+        return bool(np.logical_and.reduce(np.isfinite(rows), axis=None))
 
     return test
 
@@ -144,7 +144,7 @@ def _single_largest(spec: OneHot | MultiOneHot) -> Test:
     ends = np.cumsum(sizes_of(spec))[:-1]
 
     def test(rows: np.ndarray) -> bool:
-        return bool(np.isfinite(rows).all()) and all(
+        return bool(np.logical_and.reduce(np.isfinite(rows), axis=None)) and all(
             bool(((part == part.max(-1, keepdims=True)).sum(-1) == 1).all())
             for part in np.split(rows, ends, -1)
         )

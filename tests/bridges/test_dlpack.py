@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from bridges import dlpack
 from bridges.dlpack import (
     jax_device_of,
     to_jax,
@@ -327,6 +328,19 @@ def test_int4_is_refused_with_advice():
 def test_a_tracer_is_refused_with_advice():
     with pytest.raises(HandoffError, match="outside of it"):
         jax.jit(to_torch)(jnp.ones(2))
+
+
+@pytest.mark.parametrize(
+    "array", [jnp.arange(6.0).reshape(2, 3), jnp.zeros((0, 2)), jnp.ones(3) > 0]
+)
+def test_without_the_function_inside_of_jax_arrays_go_by_dlpack_alone(array, monkeypatch):
+    quick = to_torch({"of": array, "both": (array, None)})
+    monkeypatch.setattr(dlpack, "_PlainArray", None)
+    promised = to_torch({"of": array, "both": (array, None)})
+
+    for tensor in (quick["of"], quick["both"][0], promised["of"], promised["both"][0]):
+        assert tensor.data_ptr() == quick["of"].data_ptr()
+        assert np.array_equal(tensor.numpy(), np.asarray(array))
 
 
 def test_a_deleted_array_is_refused():

@@ -37,6 +37,15 @@ def test_a_write_makes_it_forgotten(write):
     assert kept.find(tensor) is None
 
 
+def test_other_memory_makes_it_forgotten_which_no_version_counts():
+    tensor = torch.zeros(3)
+    kept = kept_of(tensor)
+
+    tensor.data = torch.ones(3)
+
+    assert kept.find(tensor) is None
+
+
 def test_another_tensor_of_the_same_memory_has_nothing():
     tensor = torch.zeros(3)
 
