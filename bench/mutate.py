@@ -42,6 +42,7 @@ T = TypeVar("T")
 MODULES = (
     "envkit/rules.py",
     "envkit/data/transition.py",
+    "envkit/data/carrying.py",
     "envkit/env/stepping.py",
     "envkit/env/outputs.py",
     "envkit/env/rollout.py",

@@ -41,11 +41,13 @@ from torch.utils.dlpack import from_dlpack as _from_capsule
 
 from envkit.errors import HandoffError
 
-try:  # what `jax.Array.__dlpack__` ends in, in a third of its time
-    from jaxlib._jax import ArrayImpl as _PlainArray
-    from jaxlib._jax import buffer_to_dlpack_managed_tensor as _capsule_of
-except ImportError:  # it is no promise of JAX, so whatever it refuses goes the promised way too
-    _PlainArray, _capsule_of = None, None
+try:  # It is no promise of JAX, so whatever it lacks or refuses goes the promised way.
+    from jaxlib import _jax as _inside  # type: ignore[attr-defined]
+except ImportError:
+    _inside = None
+_PlainArray: Any = getattr(_inside, "ArrayImpl", None)
+_capsule_of: Any = getattr(_inside, "buffer_to_dlpack_managed_tensor", None)
+"""What `jax.Array.__dlpack__` ends in, in a third of its time."""
 
 __all__ = [
     "jax_device_of",

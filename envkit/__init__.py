@@ -189,7 +189,7 @@ _HOMES = {
         "SuccessReward",
     ),
     "envkit.data.resets": ("terminated_or_truncated",),
-    "envkit.data.transition": ("step_mdp",),
+    "envkit.data.carrying": ("step_mdp",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

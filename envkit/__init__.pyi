@@ -73,9 +73,9 @@ from envkit.collectors.multi_async import MultiaSyncDataCollector as MultiaSyncD
 from envkit.collectors.multi_sync import MultiSyncCollector as MultiSyncCollector
 from envkit.collectors.multi_sync import MultiSyncDataCollector as MultiSyncDataCollector
 from envkit.collectors.sync import SyncDataCollector as SyncDataCollector
+from envkit.data.carrying import step_mdp as step_mdp
 from envkit.data.resets import terminated_or_truncated as terminated_or_truncated
 from envkit.data.trajectories import split_trajectories as split_trajectories
-from envkit.data.transition import step_mdp as step_mdp
 from envkit.env.base import EnvBase as EnvBase
 from envkit.env.checks import check_env_specs as check_env_specs
 from envkit.env.drawing import make_tensordict as make_tensordict

@@ -30,7 +30,7 @@ from bridges.jax.programs import KEY, PACKED, Constants, Programs, padded_size
 from bridges.jax.specs import action_composite
 from bridges.jax.unchanged import Unchanged, reading_waits
 from envkit.data.paths import Key, Path, as_key, tensordict_of
-from envkit.data.transition import leaves, stepped_rows
+from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
 from envkit.errors import InputError, MissingKeyError
 from envkit.rules import DONE_LEAVES
@@ -221,8 +221,8 @@ class RowEnv(EnvBase):
         td.set("state", own)
         return dict(leaves(own))
 
-    def _action_in(self, td: TensorDictBase) -> Any:
-        space, stepped = self._declared.cached("action_space", self._action_space), stepped_rows(td)
+    def _action_in(self, td: TensorDictBase, stepped: list[int] | None) -> Any:
+        space = self._declared.cached("action_space", self._action_space)
         if not isinstance(space, Mapping):
             return self._one_action(td, ("action",), space, stepped)
         return {

@@ -31,7 +31,7 @@ from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.paths import as_key
 from envkit.data.resets import collect_reset_masks, done_outside
 from envkit.data.results import EnvData
-from envkit.data.transition import leaves
+from envkit.data.transition import leaves, selected_rows
 from envkit.env.base import EnvBase
 from envkit.env.fragments import Begun
 from envkit.env.input_checks import require_actions
@@ -114,8 +114,10 @@ class ProgramEnv(RowEnv):
 
     # --------------------------------------------------------------------------------------- steps
 
-    def _inputs(self, td: TensorDictBase) -> tuple[Any, ...]:
-        return self._state_or_arrays_in(td), self._action_in(td), self._memory_in(td)
+    def _inputs(self, td: TensorDictBase, mask: torch.Tensor | None = None) -> tuple[Any, ...]:
+        """Read what a step takes; ``mask`` says which rows are stepped."""
+        rows = None if mask is None else selected_rows(mask)
+        return self._state_or_arrays_in(td), self._action_in(td, rows), self._memory_in(td)
 
     def _count_steps(self, steps: int) -> None:
         """Clear the caches of JAX now and then, if that was asked for."""
@@ -134,7 +136,7 @@ class ProgramEnv(RowEnv):
             return LocalStep(self, td, advance)
         if self.run_type_checks:
             require_actions(td, self.full_action_spec)
-        inputs = self._inputs(td)
+        inputs = self._inputs(td, mask)
         if advance and self._resets_in_program(td, inputs, mask):
             return ProgramAdvance(self, td, True, inputs, mask)
         return ProgramStep(self, td, advance, inputs, mask)
@@ -154,7 +156,7 @@ class ProgramEnv(RowEnv):
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         mask = td.get(STEP, None)
         mask = None if mask is None else rules.step_mask(mask, td.batch_size)
-        step = ProgramStep(self, td, False, self._inputs(td), mask).begin()
+        step = ProgramStep(self, td, False, self._inputs(td, mask), mask).begin()
         return self._out(td.batch_size, step.running.result())
 
     def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
@@ -180,8 +182,8 @@ class ProgramEnv(RowEnv):
         if not self._steps_by_itself or self.run_type_checks:
             return self.step(td)
         self._check_batch(td)
-        inputs = self._inputs(td)
-        if td.get(STEP, None) is not None or not self._resets_in_program(td, inputs):
+        inputs = self._inputs(td) if td.get(STEP, None) is None else None
+        if inputs is None or not self._resets_in_program(td, inputs):
             return self._make_step(td, advance=False).begin().recv()
         return ProgramAdvance(self, td, True, inputs, follows=NOTHING).begin().recv()[0]
 

@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 from bridges.dlpack import number_to_jit, to_torch
 from bridges.jax.gradients import Running
 from bridges.jax.programs import RESTART
-from envkit.data.transition import carry
+from envkit.data.carrying import carry
 from envkit.env.pending import Pending
 from envkit.rules import STEP
 
@@ -91,8 +91,10 @@ class ProgramAdvance(Pending):
         following, fresh = env._out(shape, outcome), env._out(shape, begun)
         env._keep_arrays(fresh, self.outputs[1]["state"])
         if self.mask is None:
-            data = env._attach_next(self.td, following)
-            return data, carry(data, env._table.carrying, fresh)
+            self.td.set(
+                "next", following
+            )  # there is none: `_resets_in_program` refuses preset outcomes
+            return self.td, carry(self.td, env._table.carrying, fresh)
         following = env._kept_where_skipped(self.td, self.mask, following)
         data = env._attach_next(self.td.exclude(STEP, inplace=True), following)
         root = env.step_mdp(data)

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from envkit import rules
 from envkit.arrays.leaves import Changes, Leaves, with_changes
 from envkit.errors import KeyCollisionError
-from envkit.functional import BatchedEnv, Origin, Timestep, done_of, name_of
+from envkit.functional import BatchedEnv, Origin, Timestep, done_of, name_of, sample_space
 
 if TYPE_CHECKING:
     from envkit.transforms.core.fusable import FusableTransform
@@ -102,13 +102,9 @@ class NamedRows:
 
     # ------------------------------------------------------------------------ what a rollout needs
 
-    def row_keys(self, key: jax.Array, num_rows: int) -> jax.Array:
-        """Derive one key a row."""
-        return self.env.row_keys(key, num_rows)
-
-    def sample_action(self, keys: jax.Array) -> Any:
-        """Draw one action a row from the action space, each from the row's key."""
-        return self.env.sample_action(keys)
+    def sample_action(self, key: jax.Array, num_rows: int) -> Any:
+        """Draw one action a row from the action space; that of row i depends on ``key`` and i only."""
+        return self.env.sample_action(key, num_rows)
 
     def pack(self, state: RowState) -> dict[str, jax.Array]:
         """Lay the state of the env out in its buffers."""
@@ -152,7 +148,7 @@ class NamedRows:
     def blank_inputs(self, rows: int) -> tuple[Any, ByPath]:
         """Give an action and the memory of a step in form; what they hold means nothing."""
         shown, shared = self._begun(_named(self._blank(rows)), self._given)
-        action = self.sample_action(jnp.zeros((rows, 2), jnp.uint32))
+        action = sample_space(self.env.action_space, jnp.zeros(2, jnp.uint32), (rows,))
         return action, self._moment(None, shown, shared)[0].memory
 
     def restart_written(

@@ -23,10 +23,10 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.data.arguments import require_tensordict
+from envkit.data.carrying import carry
 from envkit.data.paths import Path
 from envkit.data.resets import any_done, collect_reset_masks, forget, merge_reset, undeclared
 from envkit.data.results import EnvData
-from envkit.data.transition import carry
 from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
 from envkit.env.pending import LocalStep, OverriddenStep, Pending
 from envkit.env.runs import WholeRuns

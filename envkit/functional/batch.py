@@ -201,9 +201,13 @@ class BatchedEnv:
         """Lay the state of every row out in two buffers; see `packing`."""
         return self.packing.pack(state)
 
-    def sample_action(self, keys: jax.Array) -> Any:
-        """Draw one action a row from the action space, each from the row's key."""
-        return jax.vmap(lambda key: sample_space(self.action_space, key))(keys)
+    def sample_action(self, key: jax.Array, num_rows: int) -> Any:
+        """Draw one action a row from the action space; that of row i depends on ``key`` and i only."""
+        if self.axis is None:
+            return sample_space(self.action_space, key, (num_rows,))
+        everywhere = num_rows * jax.lax.axis_size(self.axis)
+        drawn, first = sample_space(self.action_space, key, (everywhere,)), self._first(num_rows)
+        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, num_rows), drawn)
 
     def _reset_row(self, origin: Origin) -> tuple[EpisodeState, Timestep]:
         state, timestep = self.env.again(origin)

@@ -42,9 +42,7 @@ class RowsEnv(Protocol):
 
     def restart_where(self, mask: jax.Array, state: Any, timestep: Timestep) -> Carry: ...
 
-    def row_keys(self, key: jax.Array, num_rows: int) -> jax.Array: ...
-
-    def sample_action(self, keys: jax.Array) -> Any: ...
+    def sample_action(self, key: jax.Array, num_rows: int) -> Any: ...
 
     def pack(self, state: Any) -> dict[str, jax.Array]: ...
 
@@ -72,7 +70,7 @@ def random_policy(env: RowsEnv) -> Policy:
 
     def act(params: Any, observation: Any, key: jax.Array) -> Any:
         num_rows = jax.tree.leaves(observation)[0].shape[0]
-        return env.sample_action(env.row_keys(key, num_rows))
+        return env.sample_action(key, num_rows)
 
     return act
 

@@ -49,11 +49,12 @@ class Box:
         object.__setattr__(self, "shape", tuple(shape))
         object.__setattr__(self, "dtype", dtype)
 
-    def sample(self, key: jax.Array) -> jax.Array:
+    def sample(self, key: jax.Array, batch: tuple[int, ...] = ()) -> jax.Array:
         """Draw uniformly; Gaussian where no bound is finite, exponential where only one is."""
+        shape = (*batch, *self.low.shape)
         if jnp.issubdtype(self.dtype, jnp.integer):
-            return _sample_integers(key, self)
-        return _sample_floats(key, self)
+            return _sample_integers(key, self, shape)
+        return _sample_floats(key, self, shape)
 
     def _identity(self) -> tuple[Any, ...]:
         return (self.low.tobytes(), self.high.tobytes(), self.shape, self.dtype.str)
@@ -83,9 +84,9 @@ class Discrete:
     def dtype(self) -> np.dtype:
         return np.dtype(np.int32)
 
-    def sample(self, key: jax.Array) -> jax.Array:
+    def sample(self, key: jax.Array, batch: tuple[int, ...] = ()) -> jax.Array:
         """Draw one of the integers with equal probability."""
-        return jax.random.randint(key, (), 0, self.n, dtype=jnp.int32)
+        return jax.random.randint(key, batch, 0, self.n, dtype=jnp.int32)
 
 
 @dataclass(frozen=True)
@@ -109,39 +110,41 @@ class MultiDiscrete:
     def dtype(self) -> np.dtype:
         return np.dtype(np.int32)
 
-    def sample(self, key: jax.Array) -> jax.Array:
+    def sample(self, key: jax.Array, batch: tuple[int, ...] = ()) -> jax.Array:
         """Draw every entry by itself, each of its integers with equal probability."""
         above = jnp.array(self.nvec, jnp.int32)
-        return jax.random.randint(key, self.shape, 0, above, dtype=jnp.int32)
+        return jax.random.randint(key, (*batch, *self.shape), 0, above, dtype=jnp.int32)
 
 
-def sample_space(space: Any, key: jax.Array) -> Any:
-    """Draw from a space or from every space of a tree, each from a key of its own."""
+def sample_space(space: Any, key: jax.Array, batch: tuple[int, ...] = ()) -> Any:
+    """Draw from a space or from every space of a tree, each from a key of its own.
+
+    With ``batch=(n,)`` n times, of which the first are the same for every n: each number is hashed from the key and
+    its place, see https://docs.jax.dev/en/latest/jep/263-prng.html and ``jax_threefry_partitionable``.
+    """
     leaves, treedef = jax.tree.flatten(space, is_leaf=lambda node: hasattr(node, "sample"))
     if treedef == jax.tree.structure(0):
-        return leaves[0].sample(key)
-    drawn = [leaf.sample(jax.random.fold_in(key, i)) for i, leaf in enumerate(leaves)]
+        return leaves[0].sample(key, batch)
+    drawn = [leaf.sample(jax.random.fold_in(key, i), batch) for i, leaf in enumerate(leaves)]
     return jax.tree.unflatten(treedef, drawn)
 
 
-def _sample_integers(key: jax.Array, box: Box) -> jax.Array:
+def _sample_integers(key: jax.Array, box: Box, shape: tuple[int, ...]) -> jax.Array:
     wide = jnp.promote_types(box.dtype, jnp.int32)
     # randint excludes its upper bound; the largest integer of the dtype has none above it.
     above = np.minimum(box.high.astype(object), np.iinfo(wide).max - 1) + 1
-    drawn = jax.random.randint(
-        key, box.low.shape, box.low.astype(wide), above.astype(wide), dtype=wide
-    )
+    drawn = jax.random.randint(key, shape, box.low.astype(wide), above.astype(wide), dtype=wide)
     return drawn.astype(box.dtype)
 
 
-def _sample_floats(key: jax.Array, box: Box) -> jax.Array:
+def _sample_floats(key: jax.Array, box: Box, shape: tuple[int, ...]) -> jax.Array:
     has_low, has_high = np.isfinite(box.low), np.isfinite(box.high)
     low, high = np.where(has_low, box.low, 0), np.where(has_high, box.high, 1)
-    bounded = jax.random.uniform(key, box.low.shape)
+    bounded = jax.random.uniform(key, shape)
     drawn = low + (high - low) * bounded
     if not (has_low & has_high).all():
-        tail = jax.random.exponential(key, box.low.shape)
-        free = jax.random.normal(key, box.low.shape)
+        tail = jax.random.exponential(key, shape)
+        free = jax.random.normal(key, shape)
         drawn = jnp.where(has_low & ~has_high, low + tail, drawn)
         drawn = jnp.where(has_high & ~has_low, high - tail, drawn)
         drawn = jnp.where(has_low | has_high, drawn, free)

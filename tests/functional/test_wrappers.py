@@ -8,6 +8,7 @@ from dataclasses import FrozenInstanceError, dataclass, is_dataclass, replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import envkit.functional
@@ -230,7 +231,7 @@ def test_samples_lie_in_their_space():
         "byte": Box(0, 255, (50,), jnp.uint8),
     }
 
-    drawn = jax.vmap(lambda key: sample_space(space, key))(jax.random.split(KEY, 200))
+    drawn = sample_space(space, KEY, (200,))
 
     assert drawn["box"].dtype == jnp.float32
     assert (drawn["box"] >= jnp.array([-1.0, 2.0])).all()
@@ -239,6 +240,27 @@ def test_samples_lie_in_their_space():
     assert set(drawn["pick"].tolist()) == {0, 1, 2, 3}
     assert drawn["byte"].dtype == jnp.uint8
     assert drawn["byte"].max() == 255
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Box(-1.0, jnp.array([1.0, 2.0])),
+        Box(-jnp.inf, jnp.array([jnp.inf, 0.0])),
+        Box(0, 255, (3,), jnp.uint8),
+        Discrete(5),
+        MultiDiscrete((2, 300)),
+        {"a": Discrete(3), "b": (Box(0.0, 1.0),)},
+    ],
+    ids=["bounded", "tails", "bytes", "discrete", "multi-discrete", "tree"],
+)
+def test_the_first_of_many_draws_do_not_depend_on_how_many_there_are(space):
+    few, many, one = (sample_space(space, KEY, batch) for batch in ((3,), (50,), ()))
+
+    for some, all_, single in zip(*map(jax.tree.leaves, (few, many, one)), strict=True):
+        assert np.array_equal(some, all_[:3])
+        assert some.shape[1:] == single.shape and some.dtype == single.dtype
+        assert len(np.unique(all_, axis=0)) > 1
 
 
 def test_a_bound_that_is_missing_leaves_a_tail_on_its_side():
