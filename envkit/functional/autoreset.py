@@ -202,25 +202,26 @@ def reset_rows(
     chunk = chunks.size(num_rows)
     if chunk == num_rows:
         return _reset_together(reset, mask, origins, values)
-    count = mask.sum(dtype=jnp.int32)
 
-    def listed() -> jax.Array:
-        return _masked_first(mask, num_rows + chunk)
+    def restarted(values: Any) -> Any:
+        count = mask.sum(dtype=jnp.int32)
+        rows = _masked_first(mask, num_rows + chunk)
 
-    def none() -> jax.Array:
-        return jnp.full(num_rows + chunk, num_rows, jnp.int32)
+        def body(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+            start, values = carry
+            chosen = jax.lax.dynamic_slice(rows, (start,), (chunk,))
+            fresh = reset(jax.tree.map(lambda leaf: leaf.at[chosen].get(mode="clip"), origins))
+            written = jax.tree.map(
+                lambda old, new: old.at[chosen].set(new, mode="drop"), values, fresh
+            )
+            return start + chunk, written
+
+        return jax.lax.while_loop(lambda carry: carry[0] < count, body, (jnp.int32(0), values))[1]
 
     # In most steps of most runs nothing is done, and listing the rows costs more than a small env's step.
-    rows = jax.lax.cond(count > 0, listed, none) if chunks.asks_first else listed()
-
-    def body(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
-        start, values = carry
-        chosen = jax.lax.dynamic_slice(rows, (start,), (chunk,))
-        fresh = reset(jax.tree.map(lambda leaf: leaf.at[chosen].get(mode="clip"), origins))
-        written = jax.tree.map(lambda old, new: old.at[chosen].set(new, mode="drop"), values, fresh)
-        return start + chunk, written
-
-    return jax.lax.while_loop(lambda carry: carry[0] < count, body, (jnp.int32(0), values))[1]
+    if chunks.asks_first:
+        return jax.lax.cond(mask.any(), restarted, lambda values: values, values)
+    return restarted(values)
 
 
 def _reset_together(
