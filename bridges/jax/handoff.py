@@ -41,6 +41,9 @@ __all__ = ["RowEnv"]
 Rows = dict[Path, torch.Tensor]
 
 
+_FLAGS: tuple[Path, ...] = tuple((name,) for name in DONE_LEAVES)
+
+
 class RowEnv(EnvBase):
     """The part of a stateless env that hands batches over.
 
@@ -309,6 +312,7 @@ class RowEnv(EnvBase):
                 named[path] = self._widened(named[path], dtype)
         for path, leaf in outputs["state"].items():
             named["state", *path] = leaf
+        named.update(zip(_FLAGS, outputs["flags"], strict=True))
         return named
 
     def _named(self, shape: torch.Size, named: Mapping[Path, torch.Tensor]) -> TensorDict:

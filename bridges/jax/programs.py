@@ -6,7 +6,8 @@ know TensorDict, torch, or batches of more than one axis. What rows show is deci
 Conventions
     rows       flat batch axis, padded to the size a program is compiled for.
     path       tuple of names; a state has either the two paths `PACKED`, or one for each leaf.
-    flags      bool (3, rows, 1): done, terminated, truncated of a root that a run begins at.
+    flags      bool (3, rows, 1): done, terminated, truncated. Those of two moments are stacked, (6, rows, 1):
+               each array costs a hand-over, its parts are views.
     memory     leaves by path that fused transforms read at the root; empty without any.
     constants  triple: one mapping for each fused transform, with what `FusableTransform` calls constants and
                state; rows that count for such state, bool (rows,), None if there is none; and the model that
@@ -14,7 +15,7 @@ Conventions
     policy     see `functional.Policy`; observes leaves by path. None draws from the action space.
     run        dict of time-major arrays: "root" and "next", each as outputs are, "action" and, for a
                policy that writes more (`Acted`), "written" in its place.
-    outputs    dict with "state" and "leaves" (arrays by path), done flags among these. The leaves of a step
+    outputs    dict with "state" and "leaves" (arrays by path) and "flags". The leaves of a step
                include its rewards; those of a root do not. A "state" that is not recorded is empty.
                The outputs of the last moment of a program have "shared" if a transform has state: what
                that is then, one mapping for each transform.
@@ -34,7 +35,7 @@ from bridges.jax.compile_note import jit_with_note
 from bridges.jax.gradients import Differentiable, vjp_of
 from bridges.jax.sharding import AXIS, EVERYWHERE, FLAGS, ROWS, Shards, after_time
 from bridges.jax.shared_programs import Program, Same, account_of
-from bridges.jax.transformed_rows import Acted, NamedRows, RowState, root_leaves
+from bridges.jax.transformed_rows import Acted, NamedRows, RowState
 from envkit.data.paths import Path
 from envkit.functional import (
     BatchedEnv,
@@ -76,14 +77,15 @@ def padded_size(rows: int, own: int, multiple: int) -> int:
 
 NOTHING, RESTART, BEGIN = range(3)  # what follows a step, see `Programs.advance`
 
-_OUTPUTS = {"state": ROWS, "leaves": ROWS}
+_PARTS = {"state": ROWS, "leaves": ROWS}
+_OUTPUTS = {**_PARTS, "flags": FLAGS}
 _MOMENTS = {name: after_time(spec) for name, spec in _OUTPUTS.items()}
 _RUN = {"root": _MOMENTS, "next": _MOMENTS, "action": after_time(ROWS), "written": after_time(ROWS)}
 # What each program takes and gives, apart from static arguments, where rows are spread over devices.
 _SPREAD: dict[str, tuple[tuple[Any, ...], Any]] = {
     "step": ((ROWS, ROWS, ROWS, EVERYWHERE), _OUTPUTS),
     "restart": ((ROWS, ROWS, EVERYWHERE, EVERYWHERE), _OUTPUTS),
-    "advance": ((ROWS, ROWS, ROWS, EVERYWHERE, EVERYWHERE), (_OUTPUTS, _OUTPUTS)),
+    "advance": ((ROWS, ROWS, ROWS, EVERYWHERE, EVERYWHERE), (_PARTS, _PARTS, FLAGS)),
     "reseed": ((ROWS, EVERYWHERE), ROWS),
     "relayout": ((ROWS,), ROWS),
     "unroll": (((ROWS, ROWS, FLAGS, ROWS), EVERYWHERE, EVERYWHERE, EVERYWHERE), (_RUN, _OUTPUTS)),
@@ -224,8 +226,8 @@ class Programs:
         memory: ByPath,
         constants: Constants,
         follows: int | jax.Array,
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Step, then begin new episodes where one has ended; gives `next` and the root after it.
+    ) -> tuple[dict[str, Any], dict[str, Any], jax.Array]:
+        """Step, then begin new episodes where one has ended; gives `next`, the root after it, and the flags of both.
 
         ``follows`` is `RESTART`. The same program is good for a step that nothing follows (`NOTHING`),
         and for a first episode in every row without a step before (`BEGIN`): then `next` means nothing, and of the
@@ -252,8 +254,11 @@ class Programs:
         restarted, root = rows.restart_written(
             ended, origins, following, timestep, self._write_state
         )
-        moment = {"state": following.inner, **self._shown(timestep)}
-        return moment, self._fresh(restarted, root)
+        moment, fresh = (
+            {"state": following.inner, **self._shown(timestep)},
+            self._fresh(restarted, root),
+        )
+        return moment, fresh, jnp.concatenate([moment.pop("flags"), fresh.pop("flags")])
 
     def _reseed(self, state: ByPath, key: jax.Array) -> ByPath:
         rows = self.read_state(state)
@@ -355,7 +360,7 @@ class Programs:
 
     def _shown(self, timestep: Timestep) -> dict[str, Any]:
         """List what a timestep of named rows shows; time, if any, stays in front of the rows."""
-        return {"leaves": root_leaves(timestep) | timestep.reward}
+        return {"leaves": timestep.observation | timestep.reward, "flags": _flags(timestep)}
 
     def _write_state(self, state: Any) -> ByPath:
         packing = self.env.packing
@@ -386,6 +391,10 @@ class Programs:
             name: _same_bits(leaf, _SIGNED.get(leaf.dtype.name, leaf.dtype))
             for name, leaf in self.env.packing.leaves(state).items()
         }
+
+
+def _flags(timestep: Timestep) -> jax.Array:
+    return jnp.stack([done_of(timestep), timestep.terminated, timestep.truncated])[..., None]
 
 
 def _same_bits(leaf: jax.Array, dtype: Any) -> jax.Array:

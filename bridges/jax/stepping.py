@@ -106,11 +106,10 @@ class ProgramEnv(RowEnv):
         state, action, memory = to_jit(self._first_in(size, constants), copy=False)
         follows = number_to_jit(BEGIN, self.device)
         if size in self._programs.advancing:
-            outputs = self._programs.advance(state, action, memory, constants, follows)[1]
-        else:
-            every = to_jit(torch.ones(size, dtype=torch.bool, device=self.device), copy=False)
-            outputs = self._programs.restart(state, every, constants, follows)
-        return to_torch(self._kept(outputs))
+            _, outputs, flags = self._programs.advance(state, action, memory, constants, follows)
+            return to_torch(self._kept(outputs)) | {"flags": to_torch(flags)[3:]}
+        every = to_jit(torch.ones(size, dtype=torch.bool, device=self.device), copy=False)
+        return to_torch(self._kept(self._programs.restart(state, every, constants, follows)))
 
     # --------------------------------------------------------------------------------------- steps
 

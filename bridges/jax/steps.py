@@ -78,8 +78,8 @@ class ProgramAdvance(Pending):
         constants = env._constants(self.td.batch_size, self.mask)
         self.lent = given, constants
         follows = number_to_jit(self.follows, env.device)
-        following, fresh = env._programs.advance(*given, constants, follows)
-        self.outputs = following, env._kept(fresh)
+        following, fresh, flags = env._programs.advance(*given, constants, follows)
+        self.outputs = following, env._kept(fresh), flags
         return self
 
     def stepped(self) -> TensorDictBase:
@@ -87,7 +87,9 @@ class ProgramAdvance(Pending):
 
     def with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
         env, shape = self.env, self.td.batch_size
-        outcome, begun = to_torch(self.outputs)
+        outcome, begun, both = to_torch(self.outputs)
+        flags = both.unbind(0)
+        outcome["flags"], begun["flags"] = flags[:3], flags[3:]
         following, fresh = env._out(shape, outcome), env._out(shape, begun)
         env._keep_arrays(fresh, self.outputs[1]["state"])
         if self.mask is None:

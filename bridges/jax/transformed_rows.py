@@ -36,7 +36,7 @@ from envkit.functional import BatchedEnv, Origin, Timestep, done_of, name_of, sa
 if TYPE_CHECKING:
     from envkit.transforms.core.fusable import FusableTransform
 
-__all__ = ["Acted", "NamedRows", "RowState", "observation_leaves", "root_leaves"]
+__all__ = ["Acted", "NamedRows", "RowState", "observation_leaves"]
 
 Path = tuple[str, ...]
 ByPath = dict[Path, Any]
@@ -161,7 +161,7 @@ class NamedRows:
     ) -> tuple[RowState, Timestep]:
         """Restart as `restart_where` does, the state of the env being as ``write`` writes it."""
         inner, fresh, shared = self._restarted(mask, origins, state, write)
-        kept = root_leaves(timestep)
+        kept = _leaves(timestep)
         fresh |= {path: jnp.zeros_like(kept[path]) for path in self._remembered}
         root = {path: rules.choose(mask, leaf, kept[path]) for path, leaf in fresh.items()}
         return self._moment(inner, {path: kept[path] for path in self._carried} | root, shared)
@@ -295,7 +295,7 @@ def _overwritten(leaves: ByPath, written: ByPath) -> ByPath:
     }
 
 
-def root_leaves(timestep: Timestep) -> ByPath:
+def _leaves(timestep: Timestep) -> ByPath:
     """List what a timestep of named rows shows at a root."""
     flags = done_of(timestep), timestep.terminated, timestep.truncated
     return {
