@@ -41,13 +41,12 @@ from torch.utils.dlpack import from_dlpack as _from_capsule
 
 from envkit.errors import HandoffError
 
-try:  # It is no promise of JAX, so whatever it lacks or refuses goes the promised way.
+try:  # The C function that `__dlpack__` ends in is no promise of JAX: what it lacks or refuses goes that way.
     from jaxlib import _jax as _inside  # type: ignore[attr-defined]
 except ImportError:
     _inside = None
 _PlainArray: Any = getattr(_inside, "ArrayImpl", None)
 _capsule_of: Any = getattr(_inside, "buffer_to_dlpack_managed_tensor", None)
-"""What `jax.Array.__dlpack__` ends in, in a third of its time."""
 
 __all__ = [
     "jax_device_of",
@@ -68,6 +67,7 @@ _NARROW = {
     torch.complex128: torch.complex64,
     torch.uint64: torch.uint32,
 }
+_LEAVES = frozenset((_PlainArray, torch.Tensor, np.ndarray))
 _SAME_IN_NUMPY = frozenset(map(np.dtype, ("float32", "int32", "uint32", "bool", "uint8")))
 _SAME_IN_BOTH = frozenset((torch.float32, torch.int32, torch.bool, torch.uint8))
 _REFUSALS = (BufferError, TypeError, ValueError, RuntimeError)  # what DLPack raises, by library
@@ -195,7 +195,7 @@ def to_jit(
     stay what they are.
     """
     if jax.default_backend() == "cpu":
-        return _mapped(lambda leaf: _lent(leaf, copy, dtype, detach), tree)
+        return _mapped(functools.partial(_lent, copy=copy, dtype=dtype, detach=detach), tree)
     leaves, treedef = jax.tree.flatten(tree)
     handed = [_lent(leaf, copy, dtype, detach) for leaf in leaves]
     if handed and not isinstance(handed[0], jax.Array):
@@ -267,13 +267,14 @@ def _lent(leaf: Any, copy: bool, dtype: Any | None, detach: bool) -> Any:
 def _mapped(handoff: Callable[[Any], Any], tree: PyTree) -> PyTree:
     """Do what `jax.tree.map` does, without its detour for dicts and tuples."""
     kind = type(tree)
-    if kind is _PlainArray or kind is torch.Tensor or kind is np.ndarray:
+    if kind in _LEAVES:
         return handoff(tree)
-    if kind is dict:
-        return {name: _mapped(handoff, leaf) for name, leaf in tree.items()}
-    if kind is tuple:
-        return tuple([_mapped(handoff, leaf) for leaf in tree])
-    return jax.tree.map(handoff, tree)
+    if kind is not dict and kind is not tuple:
+        return jax.tree.map(handoff, tree)
+    handed = {}
+    for name, leaf in tree.items() if kind is dict else enumerate(tree):
+        handed[name] = handoff(leaf) if type(leaf) in _LEAVES else _mapped(handoff, leaf)
+    return handed if kind is dict else tuple(handed.values())
 
 
 def _plain(leaf: Any, dtype: Any | None, detach: bool) -> torch.Tensor:

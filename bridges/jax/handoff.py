@@ -156,12 +156,11 @@ class RowEnv(EnvBase):
 
     def _state_or_arrays_in(self, td: TensorDictBase) -> dict[Path, Any]:
         """Read it as a step does: what came from JAX and was not written to since goes back, where handing over takes long."""
-
-        def given(value: torch.Tensor) -> Any:
+        rows: dict[Path, Any] = {}
+        for path, value in self._own_state_in(td).items():
             array = self._unchanged.find(value) if reading_waits(value) else None
-            return self._rows_in(td, value, copy=False) if array is None else array
-
-        return {path: given(value) for path, value in self._own_state_in(td).items()}
+            rows[path] = self._rows_in(td, value, copy=False) if array is None else array
+        return rows
 
     def _own_state_in(self, td: TensorDictBase) -> Rows:
         state = td.get("state", None)
@@ -171,12 +170,12 @@ class RowEnv(EnvBase):
                 "env reads its whole state from its input: start from env.reset()."
             )
         batch, shapes = td.batch_size, self._declared.cached("state_shapes", self._state_shapes)
-        found = {path: state.get(as_key(path), None) for path in self._state_paths}
-        if not all(
-            type(value) is torch.Tensor and value.shape == (*batch, *shapes[path])
-            for path, value in found.items()
-        ):
-            return self._relaid_or_refused(td, dict(leaves(state)))
+        found = {}
+        for path in self._state_paths:
+            value = state.get(as_key(path), None)
+            if type(value) is not torch.Tensor or value.shape != (*batch, *shapes[path]):
+                return self._relaid_or_refused(td, dict(leaves(state)))
+            found[path] = value
         return found
 
     def _relaid_or_refused(self, td: TensorDictBase, found: Rows) -> Rows:
