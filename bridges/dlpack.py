@@ -19,11 +19,11 @@ Conventions
     dtypes  cross as they are, 64-bit ones apart: without x64 they become 32 bits, checked.
     keys    typed PRNG keys cross as raw uint32 words.
 
-Measured (us, CPU, [64, 8] float32; jax 0.10.2, torch 2.13). JAX -> torch: torch.from_dlpack 5.0, of a
-capsule 3.1, of one by JAX's own C function 1.2; after a program of 0.5 ms, caches cold, 12, 9 and 3. torch -> JAX:
-jnp.from_dlpack 32 (its copy=True does not copy), jax.device_put 27 (aliases), jnp.array of the NumPy view 16. Into a jitted call (5.0 with a JAX array): NumPy view 6.2,
-NumPy copy 8.5, jnp.array 27, from_dlpack of a clone 66. jit reads an aligned NumPy argument in place while it
-runs, so only a copy nobody else holds is safe: that is `to_jit`.
+Measured (us, CPU, [64, 8] float32; jax 0.10.2, torch 2.13). JAX -> torch: torch.from_dlpack 5.0, of a capsule 3.1, of
+one by JAX's own C function 1.2 (12, 9 and 3 after a program that clears the caches). torch -> JAX: jnp.from_dlpack 32
+(its copy=True does not copy), jax.device_put 27, jnp.array of the NumPy view 16. Into a jitted call (5.0 with a JAX
+array): NumPy view 6.2, NumPy copy 8.5, jnp.array 27, from_dlpack of a clone 66. jit reads an aligned NumPy argument in
+place while it runs, so only a copy nobody else holds is safe: that is `to_jit`.
 """
 
 from __future__ import annotations
@@ -142,12 +142,9 @@ def _checked_tensor_of(array: Any) -> torch.Tensor:
         )
     if not isinstance(array.dtype, np.dtype):  # a typed PRNG key
         array = jax.random.key_data(array)
-    on_cpu = array.platform() == "cpu"
-    if on_cpu:
+    if array.platform() == "cpu":
         array.block_until_ready()  # what the program raises is not about the handoff
     try:
-        if on_cpu:
-            return _from_capsule(array.__dlpack__())
         return torch.from_dlpack(array)  # gives JAX torch's stream, which then waits for the value
     except _REFUSALS as error:
         raise HandoffError(
@@ -198,7 +195,7 @@ def to_jit(
         return _mapped(functools.partial(_lent, copy=copy, dtype=dtype, detach=detach), tree)
     leaves, treedef = jax.tree.flatten(tree)
     handed = [_lent(leaf, copy, dtype, detach) for leaf in leaves]
-    if handed and not isinstance(handed[0], jax.Array):
+    if isinstance(next(iter(handed), None), np.ndarray):
         handed[0] = to_jax(leaves[0], copy=copy, dtype=dtype, detach=detach)
     return jax.tree.unflatten(treedef, handed)
 

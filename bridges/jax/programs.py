@@ -6,8 +6,7 @@ know TensorDict, torch, or batches of more than one axis. What rows show is deci
 Conventions
     rows       flat batch axis, padded to the size a program is compiled for.
     path       tuple of names; a state has either the two paths `PACKED`, or one for each leaf.
-    flags      bool (3, rows, 1): done, terminated, truncated. Those of two moments are stacked, (6, rows, 1):
-               each array costs a hand-over, its parts are views.
+    flags      bool (3, rows, 1): done, terminated, truncated; (6, rows, 1) of two moments.
     memory     leaves by path that fused transforms read at the root; empty without any.
     constants  triple: one mapping for each fused transform, with what `FusableTransform` calls constants and
                state; rows that count for such state, bool (rows,), None if there is none; and the model that
@@ -35,7 +34,7 @@ from bridges.jax.compile_note import jit_with_note
 from bridges.jax.gradients import Differentiable, vjp_of
 from bridges.jax.sharding import AXIS, EVERYWHERE, FLAGS, ROWS, Shards, after_time
 from bridges.jax.shared_programs import Program, Same, account_of
-from bridges.jax.transformed_rows import Acted, NamedRows, RowState
+from bridges.jax.transformed_rows import Acted, NamedRows, RowState, flags_of
 from envkit.data.paths import Path
 from envkit.functional import (
     BatchedEnv,
@@ -254,10 +253,8 @@ class Programs:
         restarted, root = rows.restart_written(
             ended, origins, following, timestep, self._write_state
         )
-        moment, fresh = (
-            {"state": following.inner, **self._shown(timestep)},
-            self._fresh(restarted, root),
-        )
+        moment = {"state": following.inner, **self._shown(timestep)}
+        fresh = self._fresh(restarted, root)
         return moment, fresh, jnp.concatenate([moment.pop("flags"), fresh.pop("flags")])
 
     def _reseed(self, state: ByPath, key: jax.Array) -> ByPath:
@@ -360,7 +357,7 @@ class Programs:
 
     def _shown(self, timestep: Timestep) -> dict[str, Any]:
         """List what a timestep of named rows shows; time, if any, stays in front of the rows."""
-        return {"leaves": timestep.observation | timestep.reward, "flags": _flags(timestep)}
+        return {"leaves": timestep.observation | timestep.reward, "flags": flags_of(timestep)}
 
     def _write_state(self, state: Any) -> ByPath:
         packing = self.env.packing
@@ -391,10 +388,6 @@ class Programs:
             name: _same_bits(leaf, _SIGNED.get(leaf.dtype.name, leaf.dtype))
             for name, leaf in self.env.packing.leaves(state).items()
         }
-
-
-def _flags(timestep: Timestep) -> jax.Array:
-    return jnp.stack([done_of(timestep), timestep.terminated, timestep.truncated])[..., None]
 
 
 def _same_bits(leaf: jax.Array, dtype: Any) -> jax.Array:

@@ -36,7 +36,7 @@ from envkit.functional import BatchedEnv, Origin, Timestep, done_of, name_of, sa
 if TYPE_CHECKING:
     from envkit.transforms.core.fusable import FusableTransform
 
-__all__ = ["Acted", "NamedRows", "RowState", "observation_leaves"]
+__all__ = ["Acted", "NamedRows", "RowState", "flags_of", "observation_leaves"]
 
 Path = tuple[str, ...]
 ByPath = dict[Path, Any]
@@ -293,6 +293,11 @@ def _overwritten(leaves: ByPath, written: ByPath) -> ByPath:
         path: written[path].astype(leaf.dtype) if path in written else leaf
         for path, leaf in leaves.items()
     }
+
+
+def flags_of(timestep: Timestep) -> jax.Array:
+    """Stack the done flags of rows, bool (3, rows, 1): as one array they are handed over once."""
+    return jnp.stack([done_of(timestep), timestep.terminated, timestep.truncated])[..., None]
 
 
 def _leaves(timestep: Timestep) -> ByPath:
