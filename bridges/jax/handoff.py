@@ -39,8 +39,6 @@ from envkit.specs.inputs import ActionInput, action_inputs
 __all__ = ["RowEnv"]
 
 Rows = dict[Path, torch.Tensor]
-
-
 _FLAGS: tuple[Path, ...] = tuple((name,) for name in DONE_LEAVES)
 
 
@@ -163,6 +161,7 @@ class RowEnv(EnvBase):
         return rows
 
     def _own_state_in(self, td: TensorDictBase) -> Rows:
+        """Give the leaves of the state as they lie in ``td``, in the env's own layout."""
         state = td.get("state", None)
         if not isinstance(state, TensorDictBase):
             raise MissingKeyError(
@@ -179,6 +178,7 @@ class RowEnv(EnvBase):
         return found
 
     def _relaid_or_refused(self, td: TensorDictBase, found: Rows) -> Rows:
+        """Bring a state of the other layout into the env's own, in ``td``; that of another env is an error."""
         self._require_own(found, td)
         paths = self._state_paths
         if not found.keys() >= set(paths):

@@ -93,9 +93,8 @@ class ProgramAdvance(Pending):
         following, fresh = env._out(shape, outcome), env._out(shape, begun)
         env._keep_arrays(fresh, self.outputs[1]["state"])
         if self.mask is None:
-            self.td.set(
-                "next", following
-            )  # there is none: `_resets_in_program` refuses preset outcomes
+            # There is no preset outcome to merge: `_resets_in_program` refuses those.
+            self.td.set("next", following)
             return self.td, carry(self.td, env._table.carrying, fresh)
         following = env._kept_where_skipped(self.td, self.mask, following)
         data = env._attach_next(self.td.exclude(STEP, inplace=True), following)
