@@ -65,7 +65,7 @@ class RowEnv(EnvBase):
 
     def _keep_arrays(self, root: TensorDictBase, arrays: Mapping[Path, Any]) -> None:
         """Keep the arrays that the tensors of a state are views of, which the next step is given instead of them."""
-        if reading_waits(root.get("done")) and not self.requires_grad and self._is_own_size(root):
+        if not self.requires_grad and self._is_own_size(root):
             for path, tensor in leaves(root.get("state")):
                 self._unchanged.keep(tensor, arrays[path])
 

@@ -15,6 +15,7 @@ from tensordict import TensorDictBase
 from bridges.dlpack import number_to_jit, to_torch
 from bridges.jax.gradients import Running
 from bridges.jax.programs import RESTART
+from bridges.jax.unchanged import reading_waits
 from envkit.data.carrying import carry
 from envkit.env.pending import Pending
 from envkit.rules import STEP
@@ -77,7 +78,7 @@ class ProgramAdvance(Pending):
         given = env._lent(self.inputs)
         constants = env._constants(self.td.batch_size, self.mask)
         self.lent = given, constants
-        follows = number_to_jit(self.follows, env.device)
+        follows = number_to_jit(self.follows, env._device)
         following, fresh, flags = env._programs.advance(*given, constants, follows)
         self.outputs = following, env._kept(fresh), flags
         return self
@@ -91,7 +92,8 @@ class ProgramAdvance(Pending):
         flags = both.unbind(0)
         outcome["flags"], begun["flags"] = flags[:3], flags[3:]
         following, fresh = env._out(shape, outcome), env._out(shape, begun)
-        env._keep_arrays(fresh, self.outputs[1]["state"])
+        if reading_waits(both):
+            env._keep_arrays(fresh, self.outputs[1]["state"])
         if self.mask is None:
             # There is no preset outcome to merge: `_resets_in_program` refuses those.
             self.td.set("next", following)

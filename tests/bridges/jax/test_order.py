@@ -80,7 +80,7 @@ def pushed(env, device):
 @pytest.fixture
 def waiting(monkeypatch):
     """Let reading on the CPU count as waiting, as it does on a card."""
-    for module in (fusing, handoff):
+    for module in (fusing, handoff, steps):
         monkeypatch.setattr(module, "reading_waits", lambda tensor: True)
 
 
