@@ -13,7 +13,7 @@ Decided here: a reset costs what the finished rows cost. Rows are compacted and 
 one fixed size, in a loop that runs as often as the finished rows ask for, zero times when there are
 none. Several sizes to choose from would compile the reset once for each (seconds each for a physics
 engine); with one, every restart is also computed at the same compiled size, so not even its rounding
-depends on how many other rows finished.
+depends on how many other rows finished. A batch that is one chunk is reset whole, or not at all.
 
 Reset modes differ in nothing but the key that an episode is drawn from. So every mode costs the
 same, and a state is complete without a copy of the state its episode began with.
@@ -144,7 +144,7 @@ class Chunks:
     Attributes:
         most: chunks there are at most: each is such a part of the batch.
         least: rows of a chunk at least, where there are as many.
-        asks_first: rows are listed only if any are to be reset.
+        asks_first: nothing is counted, listed or copied where no row is to be reset.
     """
 
     most: int = 32
