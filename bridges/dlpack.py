@@ -1,11 +1,11 @@
-"""The border between JAX and torch: who owns memory, which dtypes cross, where values live.
+"""The border between JAX and torch: who owns memory, when values are there, where they live.
 
 This module alone decides these. It knows arrays and trees of them; it does not know environments.
 
 Ownership
-    JAX -> torch  zero-copy, same pointer. The value is complete before torch reads it: on CPU the host
-                  waits, on a card torch's stream. The tensor may be written in place only if nobody reads the JAX array again: drop the array, or
-                  hand over the outputs of a jitted call and keep none of them.
+    JAX -> torch  zero-copy, same pointer. The value is complete before torch reads it: on CPU the host waits, on a
+                  card torch's stream. The tensor may be written in place only if nobody reads the JAX array again:
+                  drop the array, or hand over the outputs of a jitted call and keep none of them.
     torch -> JAX  ``copy=True`` (any buffer the caller may refill): the result shares no memory.
                   ``copy=False``: the memory is lent. Nobody may write to it until every computation
                   that reads the result has finished, and the result must not outlive that. Who lends
@@ -16,7 +16,7 @@ Ownership
                   every program takes a tensor, and numbers lie there before, see `number_to_jit`.
 
 Conventions
-    dtypes  cross as they are, 64-bit ones apart: without x64 they become 32 bits, checked.
+    dtypes  cross as they are, 64-bit ones apart, see `bridges.dtypes`.
     keys    typed PRNG keys cross as raw uint32 words.
 
 Measured (us, CPU, [64, 8] float32; jax 0.10.2, torch 2.13). JAX -> torch: torch.from_dlpack 5.0, of a capsule 3.1, of
@@ -37,8 +37,10 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.core import Tracer
+from jax.sharding import SingleDeviceSharding
 from torch.utils.dlpack import from_dlpack as _from_capsule
 
+from bridges.dtypes import converted, crossing_dtype
 from envkit.errors import HandoffError
 
 try:  # The C function that `__dlpack__` ends in is no promise of JAX: what it lacks or refuses goes that way.
@@ -55,18 +57,11 @@ __all__ = [
     "to_jit",
     "to_torch",
     "torch_device_of",
-    "torch_dtype_of",
 ]
 
 PyTree = Any
 JaxDevice = Any  # jax.Device, which is a variable to type checkers
 
-_NARROW = {
-    torch.int64: torch.int32,
-    torch.float64: torch.float32,
-    torch.complex128: torch.complex64,
-    torch.uint64: torch.uint32,
-}
 _LEAVES = frozenset((_PlainArray, torch.Tensor, np.ndarray))
 _SAME_IN_NUMPY = frozenset(map(np.dtype, ("float32", "int32", "uint32", "bool", "uint8")))
 _SAME_IN_BOTH = frozenset((torch.float32, torch.int32, torch.bool, torch.uint8))
@@ -105,27 +100,19 @@ def torch_device_of(array: jax.Array | JaxDevice) -> torch.device:
     )
 
 
-def torch_dtype_of(dtype: Any) -> torch.dtype:
-    """Name the torch dtype of a JAX or NumPy dtype.
-
-    Raises:
-        HandoffError: torch has no such dtype.
-    """
-    name = jnp.dtype(dtype).name
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise HandoffError(f"torch has no dtype {name!r}. Use one that both libraries have.")
-    return found
-
-
 def _tensor_of(array: Any) -> torch.Tensor:
-    if type(array) is _PlainArray and not array.is_deleted() and array.platform() == "cpu":
+    # A deleted array is asked nothing further, for its device least of all: JAX would crash.
+    if type(array) is _PlainArray and not array.is_deleted() and _is_on_one_cpu(array):
         array.block_until_ready()  # what the program raises is not about the handoff
         try:
             return _from_capsule(_capsule_of(array, stream=None))
         except _REFUSALS:
             return _checked_tensor_of(array)
     return _checked_tensor_of(array)
+
+
+def _is_on_one_cpu(array: jax.Array) -> bool:
+    return type(array.sharding) is SingleDeviceSharding and array.platform() == "cpu"
 
 
 def _checked_tensor_of(array: Any) -> torch.Tensor:
@@ -291,9 +278,9 @@ def _plain(leaf: Any, dtype: Any | None, detach: bool) -> torch.Tensor:
                 "build the env with requires_grad=True."
             )
         leaf = leaf.detach()
-    wanted = _wanted_dtype(leaf.dtype, dtype)
+    wanted = crossing_dtype(leaf.dtype, dtype)
     if wanted != leaf.dtype:
-        leaf = _convert(leaf, wanted)
+        leaf = converted(leaf, wanted)
     if leaf.is_conj() or leaf.is_neg():
         leaf = leaf.resolve_conj().resolve_neg()
     return leaf.contiguous()
@@ -311,47 +298,6 @@ def _tensor_of_numpy(array: np.ndarray) -> torch.Tensor:
         raise HandoffError(
             f"a NumPy array of dtype {array.dtype} cannot cross to JAX. Cast it to a number type."
         ) from error
-
-
-def _wanted_dtype(dtype: torch.dtype, requested: Any | None) -> torch.dtype:
-    if requested is not None:
-        dtype = torch_dtype_of(requested)
-    if dtype in _NARROW and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
-        return _NARROW[dtype]
-    return dtype
-
-
-def _convert(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Convert by value; a value that the new dtype cannot hold is an error."""
-    if torch.bool in (tensor.dtype, dtype):
-        return tensor.to(dtype)
-    part = tensor.real if tensor.is_complex() and not dtype.is_complex else tensor
-    converted = part.to(dtype)
-    if dtype.is_floating_point or dtype.is_complex:
-        lost = converted.isinf() & ~part.isinf()
-    else:
-        lost = _outside(part, dtype)
-    if part is not tensor:
-        lost = lost | (tensor.imag != 0)
-    if bool(lost.any()):
-        raise HandoffError(
-            f"a tensor of {tensor.dtype} holds values that {dtype} cannot: {tensor[lost][:3].tolist()}. "
-            "Scale or clamp it before the handoff, or enable 64-bit types in JAX (jax_enable_x64)."
-        )
-    return converted
-
-
-def _outside(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Mark what an integer dtype cannot hold: out of range, a fraction, not a number."""
-    info = torch.iinfo(dtype)
-    if tensor.is_floating_point():
-        tensor = tensor.double()
-        return (tensor < info.min) | (tensor > info.max) | (tensor != tensor.round())
-    if tensor.dtype == torch.uint64:  # torch compares no uint64: what exceeds int64 reads negative
-        signed = tensor.view(torch.int64)
-        return (signed < 0) | (signed > info.max)
-    wide = tensor.to(torch.int64)
-    return wide < info.min if dtype == torch.uint64 else (wide < info.min) | (wide > info.max)
 
 
 def _array_of(tensor: torch.Tensor, copy: bool) -> jax.Array:

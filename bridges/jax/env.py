@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_device_of, torch_dtype_of
+from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_device_of
+from bridges.dtypes import torch_dtype_of
 from bridges.jax.draws import unkeyed_draws
 from bridges.jax.fusing import Fusion, arguments_of, plan_fusion, share, wide_integers
 from bridges.jax.memory import warn_if_full

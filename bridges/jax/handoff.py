@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.dlpack import to_jit, torch_dtype_of
+from bridges.dlpack import to_jit
+from bridges.dtypes import torch_dtype_of
 from bridges.jax.choices import integers_of, is_choice
 from bridges.jax.gradients import Differentiable, Running, start
 from bridges.jax.programs import KEY, PACKED, Constants, Programs, padded_size

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bridges.dlpack import torch_dtype_of
+from bridges.dtypes import torch_dtype_of
 from envkit.errors import SpecTypeError
 from envkit.functional import Box, Discrete, MultiDiscrete
 from envkit.rules import DONE_LEAVES

@@ -39,9 +39,8 @@ class Unchanged:
         if tensor.is_inference():
             return
         key, kept = id(tensor), self._kept
-        reference = weakref.ref(
-            tensor, partial(kept.pop, key)
-        )  # pop gets the reference as its default
+        forget = partial(kept.pop, key)  # called with the reference, which pop takes as its default
+        reference = weakref.ref(tensor, forget)
         kept[key] = reference, tensor._version, tensor.data_ptr(), value
 
     def find(self, tensor: torch.Tensor) -> Any:

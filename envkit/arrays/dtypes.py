@@ -10,15 +10,15 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-__all__ = ["dtype_named"]
+__all__ = ["NARROWER", "dtype_named"]
 
-_NARROWER = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
+NARROWER = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 
 
 def dtype_named(value: Any, name: str) -> Any:
     """Give the dtype called ``name``, e.g. "int64", in the namespace of ``value``."""
     xp = array_namespace(value)
-    narrower = _NARROWER.get(name)
+    narrower = NARROWER.get(name)
     if narrower is not None and name not in xp.__array_namespace_info__().dtypes():
         name = narrower
     return getattr(xp, name)

@@ -120,12 +120,14 @@ def sample_space(space: Any, key: jax.Array, batch: tuple[int, ...] = ()) -> Any
     """Draw from a space or from every space of a tree, each from a key of its own.
 
     With ``batch=(n,)`` n times, of which the first are the same for every n: each number is hashed from the key and
-    its place, see https://docs.jax.dev/en/latest/jep/263-prng.html and ``jax_threefry_partitionable``.
+    its place, as JAX does unless ``jax_threefry_partitionable`` is off, so here it is on. See
+    https://docs.jax.dev/en/latest/jep/263-prng.html.
     """
     leaves, treedef = jax.tree.flatten(space, is_leaf=lambda node: hasattr(node, "sample"))
-    if treedef == jax.tree.structure(0):
-        return leaves[0].sample(key, batch)
-    drawn = [leaf.sample(jax.random.fold_in(key, i), batch) for i, leaf in enumerate(leaves)]
+    with jax.threefry_partitionable(True):
+        if treedef == jax.tree.structure(0):
+            return leaves[0].sample(key, batch)
+        drawn = [leaf.sample(jax.random.fold_in(key, i), batch) for i, leaf in enumerate(leaves)]
     return jax.tree.unflatten(treedef, drawn)
 
 

@@ -22,8 +22,8 @@ from bridges.dlpack import (
     to_jit,
     to_torch,
     torch_device_of,
-    torch_dtype_of,
 )
+from bridges.dtypes import torch_dtype_of
 from envkit.errors import HandoffError
 
 INTEGERS = ["int8", "int16", "int32", "uint8", "uint16", "uint32"]

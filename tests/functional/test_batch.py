@@ -85,6 +85,15 @@ def test_random_actions_of_a_row_do_not_depend_on_the_batch_size():
     assert same_bits(few, rows_of(many, range(3)))
 
 
+def test_nor_on_how_jax_is_set_to_count():
+    draw = jax.jit(WALK.sample_action, static_argnums=1)
+    with jax.threefry_partitionable(False):
+        few, many = draw(KEY, 3), draw(KEY, 50)
+
+    assert same_bits(few, rows_of(many, range(3)))
+    assert same_bits(few, draw(KEY, 3))
+
+
 def test_typed_and_raw_keys_start_the_same_episodes():
     assert same_bits(jitted_init(WALK)(jax.random.key(7), 4), begin(WALK, 4))
     for key in (KEY, jax.random.key(7)):
@@ -264,6 +273,21 @@ def test_a_card_is_asked_a_few_times_whether_more_rows_begin_anew(chunks, ended,
 
     assert np.array_equal(fresh, np.arange(rows) + (np.arange(rows) < ended))
     assert len(made) == rounds
+
+
+@pytest.mark.parametrize(("rows", "loops"), [(1, False), (16, False), (17, True), (600, True)])
+def test_where_nothing_ends_nothing_of_a_restart_is_computed(rows, loops):
+    """All of it stands in a branch. Out of a loop whose rows are always the same XLA takes the reset."""
+
+    def restart(mask, keys):
+        return reset_rows(jnp.tan, mask, keys, keys, ON_HOST)
+
+    traced = jax.make_jaxpr(restart)(jnp.zeros(rows, bool), jnp.zeros(rows))
+
+    (branch,) = (eqn for eqn in traced.eqns if eqn.primitive.name == "cond")
+    outside = {eqn.primitive.name for eqn in traced.eqns if eqn is not branch}
+    assert not outside & {"tan", "while", "cumsum", "scatter", "select_n"}
+    assert ("while" in str(branch)) == loops and "tan" in str(branch)
 
 
 # ------------------------------------------------------------------------------------- rollouts

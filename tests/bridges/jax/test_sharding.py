@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bridges.dlpack import to_torch
 from bridges.jax.env import JaxEnv
 from bridges.jax.policy.jax_policy import JaxPolicy
 from bridges.worlds.gymnax import GymnaxEnv
 from envkit.env.checks import check_env_specs
-from envkit.errors import ArgumentError
+from envkit.errors import ArgumentError, HandoffError
 from envkit.transforms.core.env import TransformedEnv
 from envkit.transforms.episodes import StepCounter
 from tests.bridges.compare import assert_close, assert_same
@@ -183,6 +185,17 @@ def test_results_come_to_the_first_device_part_by_part(pair, monkeypatch):
 
     assert {next(iter(leaf.devices())) for leaf in moved} == set(jax.devices()[:SHARDS])
     assert all(len(leaf.devices()) == 1 for leaf in moved)
+
+
+@on_four
+@pytest.mark.parametrize(
+    "spread", [PartitionSpec("rows"), PartitionSpec()], ids=["split", "copied"]
+)
+def test_an_array_of_several_devices_is_no_tensor(spread):
+    mesh = Mesh(jax.devices()[:SHARDS], ("rows",))
+
+    with pytest.raises(HandoffError, match="gather an array"):
+        to_torch(jax.device_put(jnp.arange(8.0), NamedSharding(mesh, spread)))
 
 
 @on_four
