@@ -28,9 +28,11 @@ class ActionRows:
 
     Args:
         metadata: of each row; they share one layout.
+        first: what the first row is called in messages.
     """
 
-    def __init__(self, metadata: Sequence[EnvMetaData]):
+    def __init__(self, metadata: Sequence[EnvMetaData], *, first: int = 0):
+        self._first = first
         self._runs = [(inputs_by_path(found), rows) for found, rows in _runs(metadata)]
 
     @property
@@ -63,7 +65,7 @@ class ActionRows:
             assert value is not None
             own = None if stepped is None else [row - run.start for row in stepped if row in run]
             part = value[run.start : run.stop].detach().to(rows.device)
-            taken = rule.converted(part, (len(run),), rows=own, first=run.start)
+            taken = rule.converted(part, (len(run),), rows=own, first=self._first + run.start)
             rows[run.start : run.stop].copy_(taken)
 
     def check(self, path: Path, rows: np.ndarray) -> None:
@@ -71,7 +73,9 @@ class ActionRows:
         for inputs, run in self._runs:
             own = rows[run.start : run.stop] if len(self._runs) > 1 else rows
             if inputs[path].values_of(own, own.shape) is None:
-                taken = inputs[path].take(torch.from_numpy(own), (len(run),), first=run.start)
+                taken = inputs[path].take(
+                    torch.from_numpy(own), (len(run),), first=self._first + run.start
+                )
                 own[...] = taken.numpy()
 
     def write_one(

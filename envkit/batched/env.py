@@ -184,19 +184,10 @@ class BatchedEnv(AttributeLookup, ResumablePool):
     def _fast_rollout(
         self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy, *_: Any
     ) -> TensorDictBase | list[TensorDictBase] | None:
-        exchange = self._exchange
-        if stop != "never" or not isinstance(exchange, BufferExchange):
+        exchange = self._rows_for_run(root)
+        if stop != "never" or exchange is None:
             return None
-        if len(self.done_levels) > 1 and () not in self.done_levels:
-            return None  # parts of a row begin anew by themselves
-        if self._share_individual_td or self._entries is not None:
-            return None
-        if not set(self.reward_keys).isdisjoint(self.state_keys):
-            return None  # what is carried from `next` must have a root row
-        is_complete = all(root.get(as_key(path), None) is not None for path in exchange.roots[0])
-        if not (exchange.has_begun and is_complete):
-            return None
-        actions = frozenset(as_path(key) for key in self.action_keys)
+        actions = self._action_paths
         random = policy is None and not self._action_masks and draws_in_order(self.action_spec)
         if random and actions == exchange.inputs[0].keys():
             drawn = self.full_action_spec.rand((steps,), self._action_generator)
@@ -209,6 +200,24 @@ class BatchedEnv(AttributeLookup, ResumablePool):
             return recorded
         done = [] if recorded is None else list(recorded.unbind(len(self.batch_size)))
         return [*done, *nonstop(self, acted, act, steps - len(done), acted=True)]
+
+    @property
+    def _action_paths(self) -> frozenset[Path]:
+        return frozenset(as_path(key) for key in self.action_keys)
+
+    def _rows_for_run(self, root: TensorDictBase) -> BufferExchange | None:
+        """Give the exchange, if a whole run from a root can be recorded in its rows."""
+        exchange = self._exchange
+        if not isinstance(exchange, BufferExchange):
+            return None
+        if len(self.done_levels) > 1 and () not in self.done_levels:
+            return None  # parts of a row begin anew by themselves
+        if self._share_individual_td or self._entries is not None:
+            return None
+        if not set(self.reward_keys).isdisjoint(self.state_keys):
+            return None  # what is carried from `next` must have a root row
+        is_complete = all(root.get(as_key(path), None) is not None for path in exchange.roots[0])
+        return exchange if exchange.has_begun and is_complete else None
 
     def _ended(self, following: TensorDictBase) -> dict[Path, torch.Tensor]:
         """Give masks of what is to be reset, by level; none where nothing is done."""

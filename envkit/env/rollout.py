@@ -60,6 +60,7 @@ def rollout(
     storing_device: Device | None = None,
     set_state: bool | None = None,
     record_state: bool = True,
+    pipeline: int = 1,
 ) -> EnvData:
     """Run a policy for up to ``max_steps`` steps; a method of every env.
 
@@ -88,6 +89,10 @@ def rollout(
         set_state: of the first `reset`, where ``auto_reset`` is set.
         record_state: keep the ``state`` of a stateless env at root and next of every step. It is most of what
             a simulator records, and on a card lies in JAX's share of it.
+        pipeline: into how many parts the rows of a `ParallelEnv` are split, so that the policy acts on one
+            while the others step; at most one for each worker. The policy is called with the rows of one
+            part at a time: the data is the same only if it treats rows apart and draws no random
+            numbers, so it is off by default. Random actions of the env are not affected.
 
     Returns:
         Transitions, batch size ``(*batch, T)``; T is the number of steps really taken.
@@ -96,7 +101,8 @@ def rollout(
         ArgumentError: (a ValueError) ``max_steps`` is below 1, or both ``policy`` and ``actions`` are given.
         ArgumentTypeError: (a TypeError) ``max_steps``, ``callback``, ``tensordict`` or ``out`` is of
             another type.
-        OptionError: (a TypeError) both stop rules are True, or ``out`` is to be a lazy stack.
+        OptionError: (a TypeError) both stop rules are True, ``out`` is to be a lazy stack, or ``pipeline`` is given
+            where rows do not step apart from the policy, or with a stop rule, a callback or a lazy stack.
         PolicyError: (a TypeError) ``policy`` is not callable, or gave something else than actions.
         RolloutError: (a RuntimeError) ``auto_reset=False`` without ``tensordict``; ``actions`` end too
             early; steps cannot be stacked, or do not fit ``out``.
@@ -108,8 +114,10 @@ def rollout(
     if return_contiguous is None:
         return_contiguous = not self._has_varying_sizes
     _require_arguments(callback, tensordict, out, return_contiguous)
+    pipeline = _number_of_parts(pipeline, stop, callback, actions, return_contiguous)
     if set_truncated:
         require_truncated(self)
+    in_parts = pipeline > 1 and policy is not None
     if actions is None:
         act = as_policy(self, policy, trust=trust_policy)
     else:
@@ -123,7 +131,9 @@ def rollout(
         self._expect_run(stop, policy)
     root = _first_root(self, tensordict, auto_reset, set_state)
     steps = None
-    if callback is None and return_contiguous and self._steps_by_itself:
+    if in_parts:
+        steps = self._rollout_in_parts(root, max_steps, act, pipeline)
+    elif callback is None and return_contiguous and self._steps_by_itself:
         steps = self._fast_rollout(stop, root, max_steps, policy, act, record_state)
     if steps is None:
         hidden = unrecorded(self, record_state)
@@ -133,16 +143,12 @@ def rollout(
         ]
     if isinstance(steps, list):
         steps = stack_steps(self, steps, contiguous=return_contiguous)
-    result = steps
-    if storing_device is not None:
-        result = result.to(storing_device)
+    result = steps if storing_device is None else steps.to(storing_device)
     if set_truncated:
         truncate_last(self, result)
     if out is not None:
         result = _written(result, out)
-    if return_contiguous:
-        result.refine_names(..., "time")
-    return result
+    return result.refine_names(..., "time") if return_contiguous else result
 
 
 def _kept(step: TensorDictBase, hidden: list[Key], device: Device | None) -> TensorDictBase:
@@ -163,6 +169,26 @@ def _require_arguments(
         require_tensordict("tensordict", td)
     if out is not None:
         _require_dense(out, return_contiguous)
+
+
+def _number_of_parts(
+    pipeline: int, stop: rules.Stop, callback: object, actions: object, return_contiguous: bool
+) -> int:
+    """Give into how many parts rows are split, and check that nothing is asked for between their steps."""
+    parts = as_int("pipeline", pipeline, least=1, meaning="the parts that the rows are split in")
+    given = {
+        "a rule that stops it (break_when_any_done=True is the default)": stop != "never",
+        "a callback": callback is not None,
+        "actions, which nobody has to wait for": actions is not None,
+        "return_contiguous=False": not return_contiguous,
+    }
+    asked = [name for name, is_given in given.items() if is_given]
+    if asked and parts > 1:
+        raise OptionError(
+            f"pipeline={parts} is given with {', '.join(asked)}, but its parts are at different steps and made "
+            "at once. Pass break_when_any_done=False and no more, or leave pipeline out."
+        )
+    return parts
 
 
 def _number_of(actions: Iterable[Any], max_steps: int, policy: PolicyLike) -> int:

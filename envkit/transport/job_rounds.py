@@ -274,6 +274,11 @@ class JobRounds(Generic[W]):
         self._raise_failures([job])
         return job.request.answers.get(job.worker)
 
+    def collect(self, jobs: Sequence[Job]) -> None:
+        """Wait for some jobs, and raise what they met; see `JobPool.collect`."""
+        self.wait(jobs, len(jobs), None)
+        self._raise_failures(jobs)
+
     def _require_open(self) -> None:
         if self.closed or not self._workers:
             state = "is closed" if self.closed else "was never started"

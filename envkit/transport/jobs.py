@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from envkit.errors import BusyEnvError
 from envkit.transport import wake
+from envkit.transport.failure import Failure
 from envkit.transport.handle import Request, WorkerHandle, pickle_arguments
 from envkit.transport.pool import Pool, Selection, mask_of
 from envkit.transport.processes import CONTROL_CODE, TO_ALL, ProcessPool
@@ -73,6 +74,14 @@ class JobPool(Pool, Protocol):
         """
         ...
 
+    def collect(self, jobs: Sequence[Job]) -> None:
+        """Wait for some jobs; what they have returned is dropped.
+
+        Raises:
+            WorkerError: some failed; it tells of all of these.
+        """
+        ...
+
 
 class ProcessJobPool(ProcessPool):
     """Worker processes that can also be asked one by one; see `JobPool` and `ProcessPool`.
@@ -83,11 +92,10 @@ class ProcessJobPool(ProcessPool):
     def send(self, command: int, rows: Selection = None) -> None:
         """Start a round; see `Pool.send`. The workers it needs must be free."""
         resources = self._require_open()
-        mask = None if rows is None else mask_of(rows, len(self._selected))
-        self._require_free(
-            resources,
-            [h for h in resources.handles if mask is None or mask[list(h.rows)].any()],
-        )
+        if resources.pending:
+            mask = None if rows is None else mask_of(rows, len(self._selected))
+            asked = [h for h in resources.handles if mask is None or mask[list(h.rows)].any()]
+            self._require_free(resources, asked)
         super().send(command, rows)
 
     def _exchange(
@@ -185,3 +193,14 @@ class ProcessJobPool(ProcessPool):
         if request.failures:
             raise self._error(request.failures, request.answers)
         return request.answers.get(job.worker)
+
+    def collect(self, jobs: Sequence[Job]) -> None:
+        resources = self._require_open()
+        while not all(self._is_done(resources, job) for job in jobs):
+            pending = resources.pending.values()
+            self._attend(resources, min(handle.request.deadline for handle in pending))
+        failures: dict[tuple[int, int], list[Failure]] = {}
+        for job in jobs:
+            failures.update(job.request.failures)
+        if failures:
+            raise self._error(failures, {})

@@ -48,8 +48,8 @@ class Outcome(NamedTuple):
 class _Recovering:
     """What both exchanges do about a row that failed and was built anew."""
 
-    _recovery: Any
-    _pool: Any
+    recovery: Any
+    pool: Any
 
     def _answer(self, job: Job) -> Any:
         """Give what a job has returned; None where its row was built anew instead.
@@ -58,14 +58,14 @@ class _Recovering:
             WorkerError: it failed, and is not made good.
         """
         try:
-            return cast(JobPool, self._pool).outcome(job)
+            return cast(JobPool, self.pool).outcome(job)
         except WorkerError as error:
-            self._recovery.repair(error)
+            self.recovery.repair(error)
             return None
 
     def _begin_anew(self, row: int, kind: JobKind) -> None:
         """Count it as told that a row was lost; its next episode begins where the job was to begin one."""
-        self._recovery.tell([row])
+        self.recovery.tell([row])
         if kind != "step":
             self._begin_episode(row)
 
@@ -119,12 +119,12 @@ class BufferJobs(_Recovering, BufferExchange):
     def begin_one(self, row: int, kind: JobKind, td: TensorDictBase) -> Job:
         """Have one row step, or be reset; its worker has no other job."""
         self._mask(row, td)
-        pool = cast(JobPool, self._pool)
+        pool = cast(JobPool, self.pool)
         if kind != "reset":
-            if row in self._recovery.unstarted:
+            if row in self.recovery.unstarted:
                 self._begin_episode(row)
             return pool.begin(row, STEP if kind == "step" else ADVANCE)
-        given = () if row in self._recovery.unstarted else self._states_in(td)
+        given = () if row in self.recovery.unstarted else self._states_in(td)
         if given in ((), self._states):
             return pool.begin(row, RESTART if given else RESET)
         return pool.begin_call(row, "reset_rows", {row: (given, {})})
@@ -134,12 +134,12 @@ class BufferJobs(_Recovering, BufferExchange):
         if not self._masks_are_full:
             for masks in self.masks.values():
                 masks[row] = True
-        if row in self._recovery.unstarted:
+        if row in self.recovery.unstarted:
             self._begin_episode(row)
-        return cast(JobPool, self._pool).begin(row, STEP if kind == "step" else ADVANCE)
+        return cast(JobPool, self.pool).begin(row, STEP if kind == "step" else ADVANCE)
 
     def _begin_episode(self, row: int) -> None:
-        self._recovery.begin({row}, self._reset_rows)
+        self.recovery.begin({row}, self._reset_rows)
 
     def _states_in(self, td: TensorDictBase) -> tuple[Path, ...]:
         return tuple(path for path in self._states if td.get(as_key(path), None) is not None)
@@ -167,11 +167,11 @@ class BufferJobs(_Recovering, BufferExchange):
             WorkerError: it failed, and is not made good.
         """
         self._answer(job)
-        is_lost = row in self._recovery.lost
+        is_lost = row in self.recovery.lost
         if is_lost:
             self._begin_anew(row, kind)
         elif kind == "reset":
-            self._recovery.unstarted.discard(row)
+            self.recovery.unstarted.discard(row)
         self.newest_is_next[row] = kind == "step"
         self._has_roots[row] = True
         self.has_begun = bool(self._has_roots.all())
@@ -179,19 +179,19 @@ class BufferJobs(_Recovering, BufferExchange):
         if kind == "reset":
             return Outcome(None, root)
         if is_lost:
-            return Outcome(self._metadata.lost_next(td), root)
+            return Outcome(self.metadata[0].lost_next(td), root)
         following = self._copied(self.nexts[self.slot], row)
-        return Outcome(_unmasked(self._metadata, td, following), root)
+        return Outcome(_unmasked(self.metadata[0], td, following), root)
 
     def take_together(self, rows: Sequence[int], kind: JobKind) -> tuple[Leaves, Leaves] | None:
         """Do what `take_one` does for several rows, none of which failed: `next`, and the roots that follow, by path.
 
         What a kind does not make is empty. None where a row was lost, which is told one by one.
         """
-        if not self._recovery.lost.isdisjoint(rows):
+        if not self.recovery.lost.isdisjoint(rows):
             return None
         if kind == "reset":
-            self._recovery.unstarted.difference_update(rows)
+            self.recovery.unstarted.difference_update(rows)
         self.newest_is_next[rows] = kind == "step"
         self._has_roots[rows] = True
         self.has_begun = bool(self._has_roots.all())
@@ -253,9 +253,9 @@ class TensorDictJobs(_Recovering, TensorDictExchange):
 
     def begin_one(self, row: int, kind: JobKind, td: TensorDictBase) -> Job:
         """Have one row step, or be reset; its worker has no other job."""
-        pool = cast(JobPool, self._pool)
+        pool = cast(JobPool, self.pool)
         part: TensorDictBase | None = self._moved(td.exclude("next"), row)
-        if row in self._recovery.unstarted:
+        if row in self.recovery.unstarted:
             if kind == "reset":
                 part = None
             else:
@@ -265,7 +265,7 @@ class TensorDictJobs(_Recovering, TensorDictExchange):
         return pool.begin_call(row, kind, not self._individual, {row: (part, {})})
 
     def _begin_episode(self, row: int) -> None:
-        self._recovery.begin({row}, self._reset_wholly)
+        self.recovery.begin({row}, self._reset_wholly)
 
     def take_one(self, row: int, kind: JobKind, td: TensorDictBase, job: Job) -> Outcome:
         """Give what a job that is done has made.
@@ -274,21 +274,21 @@ class TensorDictJobs(_Recovering, TensorDictExchange):
             WorkerError: it failed, and is not made good.
         """
         answer = self._answer(job)
-        if row in self._recovery.lost:
+        if row in self.recovery.lost:
             self._begin_anew(row, kind)
-            following = None if kind == "reset" else self._metadata[row].lost_next(td)
+            following = None if kind == "reset" else self.metadata[row].lost_next(td)
             if kind == "step":
                 self._remember(row, cast(TensorDictBase, following))
             return self._delivered(following, None if kind == "step" else self._last[row])
         made = answer[row]
         if kind == "reset":
-            self._recovery.unstarted.discard(row)
+            self.recovery.unstarted.discard(row)
             self._remember(row, made)
             return self._delivered(None, self._last[row])
         data, root = made if kind == "step_and_maybe_reset" else (made, None)
         following = self._declared(row, data.get("next"))
         self._remember(row, following if root is None else root)
-        following = _unmasked(self._metadata[row], td, following)
+        following = _unmasked(self.metadata[row], td, following)
         return self._delivered(following, None if root is None else self._last[row])
 
     def _delivered(self, *made: TensorDictBase | None) -> Outcome:

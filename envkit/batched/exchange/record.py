@@ -8,16 +8,17 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit.batched.exchange.rows import BufferExchange
+from envkit.batched.exchange.shared_rows import SharedRows
 from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.errors import RolloutError
 
-__all__ = ["Record", "copied", "stacked"]
+__all__ = ["Record", "Stacks", "copied", "stacked"]
 
 Leaves = Mapping[Path, torch.Tensor]
 
@@ -43,36 +44,66 @@ def stacked(written: Mapping[Path, list[torch.Tensor]], steps: int) -> dict[Path
     return {path: torch.stack(values) for path, values in written.items()}
 
 
-class Record:
-    """The roots and outcomes of a rollout, time-major, filled window by window.
+class Stacks(NamedTuple):
+    """Memory for the roots and outcomes of all steps, by path: shape (steps, rows, *leaf)."""
 
-    Args:
-        exchange: rows shared with the sub-envs.
-        root: where the rollout starts.
-        steps: its length.
-        device: where the result is.
-        has_root_rows: every root lies in its slot. Otherwise, where a window is one step, only the roots of episodes
-            that begin anew do.
-    """
+    roots: Leaves
+    nexts: Leaves
 
-    def __init__(
-        self,
-        exchange: BufferExchange,
-        root: TensorDictBase,
-        steps: int,
-        device: Any,
-        *,
-        has_root_rows: bool = True,
-    ):
+    @classmethod
+    def empty(cls, exchange: BufferExchange, steps: int, device: Any) -> Stacks:
+        """Allocate them."""
         exchange.memory.begin()
-        self.roots, self._nexts = (
+        regions = (
             {
                 path: exchange.memory.empty((steps, *rows.shape), rows.dtype, device)
                 for path, rows in region.items()
             }
             for region in (exchange.roots[0], exchange.nexts[0])
         )
-        self._steps = steps
+        return cls(*regions)
+
+    def of(self, rows: range) -> Stacks:
+        """View some of the rows."""
+        at = slice(rows.start, rows.stop)
+        return Stacks(*({path: stack[:, at] for path, stack in part.items()} for part in self))
+
+    def first(self, count: int) -> Stacks:
+        """View the first steps."""
+        return Stacks(*({path: stack[:count] for path, stack in part.items()} for part in self))
+
+    def result(self, others: Leaves, rows: SharedRows, steps: int, device: Any) -> TensorDict:
+        """Show everything, and what was written beside it, with time as the last batch axis."""
+        following = {("next", *path): stack for path, stack in self.nexts.items()}
+        stacks = {**self.roots, **others, **following}
+        batch = rows.batch_size
+        last = {path: stack.movedim(0, len(batch)) for path, stack in stacks.items()}
+        return tensordict_of(last, torch.Size((*batch, steps)), device, rows.node_axes)
+
+
+class Record:
+    """The roots and outcomes of a rollout, time-major, filled window by window.
+
+    Args:
+        exchange: rows shared with the sub-envs.
+        root: where the rollout starts.
+        stacks: where it is recorded.
+        has_root_rows: every root lies in its slot. Otherwise, where a window is one step, only the roots of episodes
+            that begin anew do.
+    """
+
+    def __init__(
+        self,
+        exchange: SharedRows,
+        root: TensorDictBase,
+        stacks: Stacks,
+        device: Any,
+        *,
+        has_root_rows: bool = True,
+    ):
+        self._stacks = stacks
+        self.roots, self._nexts = stacks
+        self.steps = len(next(iter(stacks.nexts.values())))
         self._exchange = exchange
         self._device = device
         self._seen: dict[Path, list[torch.Tensor]] = {path: [] for path in self.roots}
@@ -81,7 +112,6 @@ class Record:
         )
         self._begun: torch.Tensor | None = None  # rows that began anew after it
         self._has_root_rows = has_root_rows
-        exchange.select_all()
         for path, stack in self.roots.items():
             stack[0].copy_(root.get(as_key(path)))
             if has_root_rows:
@@ -90,12 +120,12 @@ class Record:
     def windows(self) -> Iterator[tuple[int, range]]:
         """Give first step and slots of each window, one half of all slots after the other; the first root is in place."""
         exchange, half = self._exchange, self._exchange.num_slots // 2
-        for start in range(0, self._steps, half):
+        for start in range(0, self.steps, half):
             first = start % (2 * half)
             if self._has_root_rows and start and not first:
                 for path, rows in exchange.roots[0].items():
                     rows.copy_(exchange.roots[2 * half][path])
-            yield start, range(first, first + min(half, self._steps - start))
+            yield start, range(first, first + min(half, self.steps - start))
 
     def take_root(self, slot: int) -> dict[Path, torch.Tensor]:
         """Copy the root of a step out of its slot, so that whoever sees it may keep it."""
@@ -134,16 +164,16 @@ class Record:
             kept = stack[following]  # one less at the end: nothing follows the last step
             rows = slice(slots.start + 1, slots.start + 1 + len(kept))
             if self._begun is None:
-                kept.copy_(self._exchange.root_ring[path][rows])
+                kept.copy_(self._exchange.rings.roots[path][rows])
             elif len(kept):
-                kept[0].copy_(self._exchange.next_ring[path][slots.start])
-                fresh = self._exchange.root_ring[path][rows.start, self._begun]
+                kept[0].copy_(self._exchange.rings.nexts[path][slots.start])
+                fresh = self._exchange.rings.roots[path][rows.start, self._begun]
                 kept[0, self._begun] = fresh.to(self._device)
 
     def take_nexts(self, start: int, slots: range) -> None:
         """Copy the outcomes of a window."""
         for path, stack in self._nexts.items():
-            ring = self._exchange.next_ring[path]
+            ring = self._exchange.rings.nexts[path]
             stack[start : start + len(slots)].copy_(ring[slots.start : slots.stop])
 
     def first(self, count: int, written: Mapping[Path, list[torch.Tensor]]) -> TensorDict | None:
@@ -152,18 +182,9 @@ class Record:
             return None
         kept = {path: values[:count] for path, values in written.items()}
         others = stacked({path: values for path, values in kept.items() if values}, count)
-        self.roots, self._nexts = (
-            {path: stack[:count] for path, stack in region.items()}
-            for region in (self.roots, self._nexts)
-        )
-        self._steps = count
-        return self.result(others)
+        stacks = self._stacks.first(count)
+        return stacks.result(others, self._exchange, count, self._device)
 
     def result(self, others: Leaves) -> TensorDict:
         """Show everything with time as the last batch axis."""
-        batch = self._exchange.batch_size
-        following = {("next", *path): stack for path, stack in self._nexts.items()}
-        stacks = {**self.roots, **others, **following}
-        last = {path: stack.movedim(0, len(batch)) for path, stack in stacks.items()}
-        size = torch.Size((*batch, self._steps))
-        return tensordict_of(last, size, self._device, self._exchange.node_axes)
+        return self._stacks.result(others, self._exchange, self.steps, self._device)

@@ -6,6 +6,7 @@ the policy sees, and none of what the policy sees is ever overwritten. One that 
 TensorDict, but the rows themselves, and keeps none of them; one that acts on leaves sees copies of those it reads.
 
 Conventions
+    run     the steps of all rows, or of a part of them; one after the other, or in turns with those of other parts.
     window  steps that lie side by side in one half of the slots; ``slots`` says where.
     time    leading axis in memory; the result shows it last.
     others  root entries that neither env nor action keys account for: what the policy writes beside
@@ -14,22 +15,150 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.batched.exchange.record import Record, copied, stacked
+from envkit.batched.exchange.actors import Actor, Exchange, actor_for
+from envkit.batched.exchange.parts import Parts
+from envkit.batched.exchange.record import Record, Stacks, stacked
 from envkit.batched.exchange.rows import BufferExchange
-from envkit.data.paths import Path, tensordict_of
+from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.data.transition import leaves
-from envkit.env.on_leaves import ActsOnLeaves, LeavesPolicy
-from envkit.env.policy import ActsOnRows, Policy, RowsPolicy
+from envkit.env.policy import Policy
+from envkit.errors import RolloutError
 
-__all__ = ["record_plain", "record_random", "record_rollout"]
+__all__ = ["record_in_parts", "record_plain", "record_random", "record_rollout"]
+
+
+class _TensorDictRun:
+    """Steps of a policy that sees TensorDicts.
+
+    Where it writes under ``next`` or masks a step, which is obeyed step by step only, the steps end: ``asked`` is the
+    acted root that is to be stepped next.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        root: TensorDictBase,
+        act: Policy,
+        stacks: Stacks,
+        action_paths: frozenset[Path],
+        device: Any,
+    ):
+        self.record = Record(exchange, root, stacks, device)
+        self.asked: TensorDictBase | None = None
+        self._exchange, self._act, self._device = exchange, act, device
+        self._action_paths = action_paths
+        self._written: dict[Path, list[torch.Tensor]] = {}
+        self._others = {p: value for p, value in leaves(root) if p not in self.record.roots}
+        self._count = 0
+
+    def steps(self) -> Iterator[None]:
+        """Act and step; each one that was begun is waited for when the next is wanted."""
+        exchange, record = self._exchange, self.record
+        size, axes = exchange.batch_size, exchange.node_axes
+        for start, slots in record.windows():
+            for step, slot in enumerate(slots, start):
+                seen = record.take_root(slot)
+                td = self._act(tensordict_of({**seen, **self._others}, size, self._device, axes))
+                if not self._take(td, seen):
+                    record.keep_seen(start, step + 1 - start)
+                    record.take_nexts(start, range(slots.start, slot))
+                    return
+                exchange.fill(td, None, slot)
+                sent = exchange.wake(td, None, advance=step < record.steps - 1, slot=slot)
+                yield
+                exchange.wait(sent)
+                self._count += 1
+            record.keep_seen(start, len(slots))
+            record.take_nexts(start, slots)
+
+    def _take(self, td: TensorDictBase, seen: dict[Path, torch.Tensor]) -> bool:
+        """Keep what the policy has written, or say that it asks for what is obeyed step by step only."""
+        self._others = {}
+        for path, value in leaves(td):
+            known = seen.get(path)
+            if known is None:
+                if path[0] == "next" or path[-1] == rules.STEP:
+                    self.asked = td
+                    return False
+                self._written.setdefault(path, []).append(value)
+                if path not in self._action_paths and path[-1] != rules.RESET:
+                    self._others[path] = value
+            elif value is not known:
+                known.copy_(value)  # the policy has put another value in its place
+        return True
+
+    def written(self) -> dict[Path, torch.Tensor]:
+        """Give what the policy has written beside what it saw, time in front."""
+        return stacked(self._written, self._count)
+
+    def so_far(self) -> TensorDict | None:
+        """Show the steps before the one that ``asked``, None if that is the first."""
+        return self.record.first(self._count, self._written)
+
+
+class _PlainRun:
+    """Steps of a policy that needs no TensorDict: none is made for a step."""
+
+    asked = None
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        root: TensorDictBase,
+        actor: Actor,
+        stacks: Stacks,
+        others: dict[Path, torch.Tensor],
+        device: Any,
+    ):
+        self.record = Record(exchange, root, stacks, device)
+        self._exchange, self._actor, self._others = exchange, actor, others
+
+    def steps(self) -> Iterator[None]:
+        """Act and step; see `_TensorDictRun.steps`."""
+        exchange, actor, record = self._exchange, self._actor, self.record
+        for start, slots in record.windows():
+            for step, slot in enumerate(slots, start):
+                actor.act(step, slot)
+                sent = exchange.wake(None, None, advance=step < record.steps - 1, slot=slot)
+                record.catch_up()
+                yield
+                exchange.wait(sent)
+            record.put_off(start, slots)
+            actor.take(start, slots)
+        record.catch_up()
+
+    def written(self) -> dict[Path, torch.Tensor]:
+        """Give what the policy has written, and what the caller put beside the root, time in front."""
+        written, steps = self._actor.written(), self.record.steps
+        kept = {
+            path: value.expand(steps, *value.shape).clone()
+            for path, value in self._others.items()
+            if path not in written
+        }
+        return {**kept, **written}
+
+
+def _plain_actor(
+    exchange: Exchange,
+    root: TensorDictBase,
+    act: Policy,
+    steps: int,
+    action_paths: frozenset[Path],
+    device: Any,
+) -> tuple[Actor | None, dict[Path, torch.Tensor]]:
+    """Give what acts in a `_PlainRun`, None where the policy asks for another; and what the caller put beside the root."""
+    others = {path: value for path, value in leaves(root) if path not in exchange.roots[0]}
+    is_plain = all(_is_carried(path, value) for path, value in others.items())
+    if not is_plain or action_paths != exchange.inputs[0].keys():
+        return None, others
+    return actor_for(exchange, root, act, steps, others={*others}, device=device), others
 
 
 def record_rollout(
@@ -56,32 +185,14 @@ def record_rollout(
         or masks a step, which is obeyed step by step only, recording ends: the transitions before it
         (None if there are none), and the acted root that is to be stepped next.
     """
-    record = Record(exchange, root, steps, device)
-    size, axes = exchange.batch_size, exchange.node_axes
-    written: dict[Path, list[torch.Tensor]] = {}
-    others = {path: value for path, value in leaves(root) if path not in record.roots}
-    for start, slots in record.windows():
-        for step, slot in enumerate(slots, start):
-            seen = record.take_root(slot)
-            td = act(tensordict_of({**seen, **others}, size, device, axes))
-            others = {}
-            for path, value in leaves(td):
-                known = seen.get(path)
-                if known is None:
-                    if path[0] == "next" or path[-1] == rules.STEP:
-                        record.keep_seen(start, step + 1 - start)
-                        record.take_nexts(start, range(slots.start, slot))
-                        return record.first(step, written), td
-                    written.setdefault(path, []).append(value)
-                    if path not in action_paths and path[-1] != rules.RESET:
-                        others[path] = value
-                elif value is not known:
-                    known.copy_(value)  # the policy has put another value in its place
-            exchange.slot = slot
-            exchange.wait(exchange.wake(td, exchange.fill(td, None), advance=step < steps - 1))
-        record.keep_seen(start, len(slots))
-        record.take_nexts(start, slots)
-    return record.result(stacked(written, steps)), None
+    exchange.select_all()
+    stacks = Stacks.empty(exchange, steps, device)
+    run = _TensorDictRun(exchange, root, act, stacks, action_paths, device)
+    for _ in run.steps():
+        pass
+    if run.asked is not None:
+        return run.so_far(), run.asked
+    return run.record.result(run.written()), None
 
 
 def record_plain(
@@ -101,158 +212,81 @@ def record_plain(
         None, with nothing done, where the policy must see TensorDicts, reads what only they hold, or
         writes what is obeyed step by step only.
     """
-    others = {path: value for path, value in leaves(root) if path not in exchange.roots[0]}
-    is_plain = all(_is_carried(path, value) for path, value in others.items())
-    if not is_plain or action_paths != exchange.inputs[0].keys():
-        return None
-    actor: _OnRows | _OnLeaves | None = None
-    if isinstance(act, ActsOnLeaves):
-        actor = _OnLeaves.fitting(act.on_leaves(root), exchange, {*others}, device)
-    elif isinstance(act, ActsOnRows):
-        actor = _OnRows.fitting(act.on_rows(root), exchange, steps)
+    actor, others = _plain_actor(exchange, root, act, steps, action_paths, device)
     if actor is None:
         return None
-    record = Record(exchange, root, steps, device)
-    for start, slots in record.windows():
-        for step, slot in enumerate(slots, start):
-            exchange.slot = slot
-            actor.act(step, slot)
-            sent = exchange.wake(None, None, advance=step < steps - 1)
-            record.catch_up()
-            exchange.wait(sent)
-        record.put_off(start, slots)
-        actor.take(start, slots)
-    record.catch_up()
-    written = actor.written()
-    kept = {
-        path: value.expand(steps, *value.shape).clone()
-        for path, value in others.items()
-        if path not in written
-    }
-    return record.result({**kept, **written})
+    exchange.select_all()
+    stacks = Stacks.empty(exchange, steps, device)
+    run = _PlainRun(exchange, root, actor, stacks, others, device)
+    for _ in run.steps():
+        pass
+    return run.record.result(run.written())
+
+
+def record_in_parts(
+    exchange: BufferExchange,
+    root: TensorDictBase,
+    act: Policy,
+    steps: int,
+    count: int,
+    *,
+    action_paths: frozenset[Path],
+    device: Any,
+) -> TensorDict:
+    """Do what `record_rollout` does with each of ``count`` parts of the rows, acting on one while others step.
+
+    The policy is called with the rows of one part at a time.
+
+    Raises:
+        RolloutError: it writes what is obeyed step by step only, or other entries for some parts than for others.
+    """
+    exchange.select_all()
+    stacks = Stacks.empty(exchange, steps, device)
+    with Parts(exchange, count) as parts:
+        runs: list[_PlainRun | _TensorDictRun] = []
+        for part in parts.all:
+            own, memory = root[part.range.start : part.range.stop], stacks.of(part.range)
+            actor, others = _plain_actor(part, own, act, steps, action_paths, device)
+            if actor is None:
+                runs.append(_TensorDictRun(part, own, act, memory, action_paths, device))
+            else:
+                runs.append(_PlainRun(part, own, actor, memory, others, device))
+        _take_turns(runs)
+    written = [run.written() for run in runs]
+    if any(found.keys() != written[0].keys() for found in written):
+        named = [sorted(str(as_key(path)) for path in found) for found in written]
+        raise RolloutError(
+            f"the policy wrote {named} for the parts of the rows, so they cannot be put together. Write the same "
+            "entries whatever the rows, or leave pipeline out."
+        )
+    others = {path: torch.cat([found[path] for found in written], 1) for path in written[0]}
+    return stacks.result(others, exchange, steps, device)
+
+
+def _take_turns(runs: list[_PlainRun | _TensorDictRun]) -> None:
+    """Make a step of each run after the other, until all have ended.
+
+    Raises:
+        RolloutError: one was asked for what is obeyed step by step only.
+    """
+    under_way = [(run, run.steps()) for run in runs]
+    while under_way:
+        for run, steps in list(under_way):
+            try:
+                next(steps)
+            except StopIteration:
+                under_way.remove((run, steps))
+                if run.asked is not None:
+                    raise RolloutError(
+                        "the policy writes under 'next' or a mask '_step', which is obeyed step by step, and "
+                        "pipeline= makes no such steps. Leave pipeline out."
+                    ) from None
 
 
 def _is_carried(path: Path, value: Any) -> bool:
     """Say whether a root entry of the caller's does no more than stay as it is."""
     is_plain = isinstance(value, torch.Tensor) and not value.requires_grad
     return is_plain and path[0] != "next" and path[-1] not in (rules.STEP, rules.RESET)
-
-
-class _OnRows:
-    """A policy that reads the rows themselves and writes its actions there; it keeps none of them."""
-
-    def __init__(self, policy: RowsPolicy, exchange: BufferExchange, steps: int):
-        self._policy, self._exchange = policy, exchange
-        self._written = {
-            path: np.empty((steps, *shape), dtype) for path, (shape, dtype) in policy.writes.items()
-        }
-        self._actions = {path: self._written.pop(path) for path in exchange.inputs[0]}
-        count = min(steps, exchange.num_slots)
-        self._roots = [
-            {path: exchange.roots[slot][path].numpy() for path in policy.reads}
-            for slot in range(count)
-        ]
-        self._inputs = [
-            {path: rows.numpy() for path, rows in exchange.inputs[slot].items()}
-            for slot in range(count)
-        ]
-
-    @classmethod
-    def fitting(
-        cls, policy: RowsPolicy | None, exchange: BufferExchange, steps: int
-    ) -> _OnRows | None:
-        """Make one, unless it reads or writes more than lies in rows, or is recorded beside them."""
-        if policy is None:
-            return None
-        roots, inputs, writes = exchange.roots[0].keys(), exchange.inputs[0], policy.writes
-        is_action = [
-            path in writes
-            and writes[path][0] == rows.shape
-            and torch.from_numpy(np.empty(0, writes[path][1])).dtype == rows.dtype
-            for path, rows in inputs.items()
-        ]
-        fits = roots >= set(policy.reads) and roots.isdisjoint(writes) and all(is_action)
-        return cls(policy, exchange, steps) if fits and not _asks(writes) else None
-
-    def act(self, step: int, slot: int) -> None:
-        """Act on the root of a slot."""
-        inputs = self._inputs[slot]
-        out = inputs
-        if self._written:
-            out = {**inputs, **{path: rows[step] for path, rows in self._written.items()}}
-        self._policy(self._roots[slot], out)
-        self._exchange.check_actions(inputs)
-
-    def take(self, start: int, slots: range) -> None:
-        """Copy the actions of a window."""
-        for path, actions in self._actions.items():
-            ring = self._exchange.input_ring[path]
-            actions[start : start + len(slots)] = ring[slots.start : slots.stop]
-
-    def written(self) -> dict[Path, torch.Tensor]:
-        """Give all that was written, time in front."""
-        entries = {**self._written, **self._actions}
-        return {path: torch.from_numpy(values) for path, values in entries.items()}
-
-
-class _OnLeaves:
-    """A policy that is called with tensors, which it may keep."""
-
-    def __init__(self, policy: LeavesPolicy, exchange: BufferExchange, device: Any):
-        self._act, self._reads, self._device = policy.act, policy.reads, device
-        self._exchange = exchange
-        self._seen: dict[Path, list[torch.Tensor]] = {path: [] for path in policy.reads}
-        self._given: dict[Path, list[torch.Tensor]] = {}
-        self._count = 0
-
-    @classmethod
-    def fitting(
-        cls, policy: LeavesPolicy | None, exchange: BufferExchange, others: set[Path], device: Any
-    ) -> _OnLeaves | None:
-        """Make one, unless it reads more than lies in rows, or writes no action, or more than may stand beside rows."""
-        if policy is None:
-            return None
-        roots, writes = exchange.roots[0].keys(), policy.writes
-        fits = roots >= set(policy.reads) and exchange.inputs[0].keys() <= set(writes)
-        apart = not any(_overlap(path, known) for path in writes for known in roots)
-        nested = any(path != known and _overlap(path, known) for path in writes for known in others)
-        return (
-            cls(policy, exchange, device)
-            if fits and apart and not nested and not _asks(writes)
-            else None
-        )
-
-    def act(self, step: int, slot: int) -> None:
-        """Act on a copy of the root of a slot."""
-        rows = self._exchange.roots[slot]
-        given = [copied(rows[path], self._device) for path in self._reads]
-        written = self._act(given)
-        if self._device is not None:
-            written = {path: value.to(self._device) for path, value in written.items()}
-        for path, value in zip(self._reads, given, strict=True):
-            self._seen[path].append(value)
-        for path, value in written.items():
-            self._given.setdefault(path, []).append(value)
-        self._count += 1
-        self._exchange.fill(written, None)
-
-    def take(self, start: int, slots: range) -> None:
-        """Nothing: what was seen and given is kept as it is."""
-
-    def written(self) -> dict[Path, torch.Tensor]:
-        """Give what was seen, maybe changed in place, and all that was written, time in front."""
-        seen = {path: torch.stack(values).detach() for path, values in self._seen.items()}
-        return seen | stacked(self._given, self._count)
-
-
-def _asks(writes: Iterable[Path]) -> bool:
-    """Say whether a policy writes what is obeyed step by step only."""
-    return any(path[0] == "next" or path[-1] in (rules.STEP, rules.RESET) for path in writes)
-
-
-def _overlap(one: Path, other: Path) -> bool:
-    """Say whether two entries are the same, or one stands below the other."""
-    return all(a == b for a, b in zip(one, other, strict=False))
 
 
 def record_random(
@@ -273,15 +307,16 @@ def record_random(
         ended: gives, by level, what of an outcome is to begin anew; no masks if nothing is.
     """
     steps, apart = len(actions), exchange.has_large_rows
-    record = Record(exchange, root, steps, device, has_root_rows=not apart)
+    exchange.select_all()
+    stacks = Stacks.empty(exchange, steps, device)
+    record = Record(exchange, root, stacks, device, has_root_rows=not apart)
     drawn = dict(leaves(actions))
     for start, slots in record.windows():
-        for path, ring in exchange.input_ring.items():
+        for path, ring in exchange.rings.inputs.items():
             ring[slots.start : slots.stop].copy_(drawn[path][start : start + len(slots)])
         for step, slot in enumerate(slots, start):
-            exchange.slot = slot
             known = record.root_at(step) if apart else None
-            sent = exchange.wake(known, None, advance=not apart and step < steps - 1)
+            sent = exchange.wake(known, None, advance=not apart and step < steps - 1, slot=slot)
             record.catch_up()
             exchange.wait(sent)
             if apart and step < steps - 1:

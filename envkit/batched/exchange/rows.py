@@ -13,27 +13,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.batched.action_checks import ActionRows
 from envkit.batched.exchange.buffers import SLOT, BufferPlan
 from envkit.batched.exchange.delivery import can_wait
 from envkit.batched.exchange.lent_memory import LentMemory
 from envkit.batched.exchange.saved import require_leaves
 from envkit.batched.exchange.selection import refuse_early_part, rows_of
+from envkit.batched.exchange.shared_rows import Rings, SharedRows, fill
 from envkit.batched.host import ADVANCE, RESET, RESTART, STEP
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
-from envkit.data.paths import Path, as_key, node_of, shaped, tensordict_of
+from envkit.data.paths import Path, as_key, node_of, shaped
 from envkit.data.plain import from_plain, plain
-from envkit.errors import StaleDataError, WorkerError
+from envkit.errors import BusyEnvError, StaleDataError, WorkerError
 from envkit.specs import TensorSpec
-from envkit.specs.inputs import ActionInput, require_input
 from envkit.transport import Layout, Pool, Traffic
 from envkit.transport.pool import call_by_row
 
@@ -49,32 +48,14 @@ class Round(NamedTuple):
     advance: bool
 
 
-class Input(NamedTuple):
-    """Where an input of a step lies.
-
-    Attributes:
-        rows, memory: its rows, as a tensor and, if it has a rule, as an array.
-        is_action: it is converted to what its spec says; all else must be that.
-        rule: of an action, see `ActionRows.rule_of_all`.
-    """
-
-    path: Path
-    rows: torch.Tensor
-    memory: Any
-    is_action: bool
-    rule: ActionInput | None
-
-
-class BufferExchange:
+class BufferExchange(SharedRows):
     """Steps and resets through rows in memory that parent and hosts share.
 
-    ``lost`` are the rows of which the last step told that they were lost, see `recovery`.
-
-    ``slot`` is the moment that the next step reads and writes, see `buffers`. Stepping one by one
-    leaves it at 0; `recording` moves it. ``more_inputs`` are sent beside what the specs ask for.
-    Actions are converted, or refused, here: the sub-envs trust their rows. ``has_begun`` says that
-    every row has been reset once; ``node_axes`` are the batch axes of groups of agents; ``newest_is_next`` says, for each, whether what is known now lies in `next`
-    rather than at the root. ``memory`` is where results of many steps are recorded.
+    Stepping one by one leaves ``slot`` as it is; `recording` moves it. ``more_inputs`` are sent beside what the
+    specs ask for. Actions are converted, or refused, here: the sub-envs trust their rows. ``has_begun`` says that
+    every row has been reset once; ``memory`` is where results of many steps are recorded; ``lost`` are the rows
+    of which the last step told that they were lost, see `recovery`. While it ``is_in_parts``, see `parts`, rows are at
+    different moments, and nothing may be asked of them all.
 
     Args:
         metadata: of each row; they share one layout.
@@ -95,97 +76,74 @@ class BufferExchange:
         model, num_rows = metadata[0], len(metadata)
         plan = BufferPlan.of(model, num_rows, more_inputs)
         arrays = pool.bind(_layout(plan, num_rows))
-        self._pool = pool
-        self._recovery = recovery
-        self._metadata = model
-        self.node_axes = model.node_axes()
-        self._device, self._non_blocking = device, False
-        self._slot = arrays[SLOT.name]
-        self.batch_size = torch.Size((num_rows, *model.batch_size))
-        self.num_slots = plan.num_slots
-        self.has_large_rows = plan.has_large_rows
-        self.input_ring, self.root_ring, self.next_ring = (
-            plan.tensors(arrays, region) for region in ("in", "root", "next")
+        super().__init__(
+            Rings(*(plan.tensors(arrays, region) for region in ("in", "root", "next"))),
+            arrays[SLOT.name],
+            metadata,
         )
-        self.inputs = _by_slot(self.input_ring, plan.num_slots)
-        self._actions = ActionRows(metadata)
-        self._filled = [
-            [self._input(path, rows) for path, rows in inputs.items()] for inputs in self.inputs
-        ]
-        self.roots = _by_slot(self.root_ring, plan.num_slots + 1)
-        self.nexts = _by_slot(self.next_ring, plan.num_slots)
+        self.pool = pool
+        self.recovery = recovery
+        self._device, self._non_blocking = device, False
+        self.has_large_rows = plan.has_large_rows
         self.masks = plan.tensors(arrays, "mask")
         for mask in self.masks.values():
             mask.fill_(True)
         self._masks_are_full = True
         self._states = tuple(model.paths("state"))
-        self.newest_is_next = np.zeros(num_rows, bool)
         self._has_roots = np.zeros(num_rows, bool)
         self.has_begun = False
         self.lost: set[int] = set()
         self._rounds = 0  # steps and resets so far
+        self.is_in_parts = False
         self.memory = LentMemory()
-
-    def _input(self, path: Path, rows: torch.Tensor) -> Input:
-        rule = self._actions.rule_of_all(path)
-        memory = None if rule is None else rows.numpy()
-        return Input(path, rows, memory, path in self._actions.paths, rule)
-
-    @property
-    def slot(self) -> int:
-        """The moment that the next step reads and writes."""
-        return int(self._slot[0])
-
-    @slot.setter
-    def slot(self, slot: int) -> None:
-        self._slot.fill(slot)
 
     # --------------------------------------------------------------------------------------- step
 
     def fill(
-        self, given: TensorDictBase | Mapping[Path, Any], mask: torch.Tensor | None
+        self,
+        given: TensorDictBase | Mapping[Path, Any],
+        mask: torch.Tensor | None,
+        slot: int | None = None,
     ) -> list[int] | None:
         """Check the inputs of a step and write them into the rows, where nobody looks before `wake`.
 
         Args:
             given: tensors or arrays by path, of all rows; those of rows that are not stepped may hold anything.
             mask: which parts are stepped, shape (rows,) or (rows, *sub_batch); None: all.
+            slot: where; None: where the last step was.
 
         Returns:
             The rows that are stepped, for `wake`; None: all.
         """
         rows = None if mask is None else rows_of(mask, len(mask))
-        for path, own, memory, is_action, rule in self._filled[int(self._slot[0])]:
-            value = given.get(path, None)
-            found = None if rule is None else rule.values_of(value, own.shape)
-            if found is not None:
-                np.copyto(memory, found)
-            elif is_action:
-                self._actions.write(path, value, own, rows)
-            else:
-                _fill(own, value, path)
+        self.write(given, self.slot if slot is None else slot, rows)
         if mask is not None and mask.ndim > 1:
             return self._select({(rules.STEP,): mask})
         if not self._masks_are_full:
             self._select({})
         return rows
 
-    def check_actions(self, rows: Mapping[Path, np.ndarray]) -> None:
-        """Check actions that were written into the rows of a slot; see `fill`."""
-        for path, value in rows.items():
-            self._actions.check(path, value)
-
-    def wake(self, root: TensorDictBase | None, rows: list[int] | None, *, advance: bool) -> Round:
+    def wake(
+        self,
+        root: TensorDictBase | None,
+        rows: list[int] | None,
+        *,
+        advance: bool,
+        slot: int | None = None,
+    ) -> Round:
         """Have some rows stepped with the inputs as they lie there; None: all.
 
-        ``root`` is what is known before; None where it lies in the rows too.
+        ``root`` is what is known before; None where it lies in the rows too. ``slot`` is that of `fill`.
         """
+        self._require_whole()
         self._rounds += 1
+        if slot is not None:
+            self.slot = slot
         sent = Round(self._rounds, rows, root, advance)
-        if self._recovery.unstarted:
+        if self.recovery.unstarted:
             chosen = range(len(self.newest_is_next)) if rows is None else rows
-            rows = self._recovery.ready(chosen, self._reset_rows)
-        self._pool.send(ADVANCE if advance else STEP, rows)
+            rows = self.recovery.ready(chosen, self._reset_rows)
+        self.pool.send(ADVANCE if advance else STEP, rows)
         return sent
 
     def wait(self, sent: Round) -> dict[Path, torch.Tensor]:
@@ -200,28 +158,58 @@ class BufferExchange:
                 "from the rows that the sub-envs write. Receive a step before the next one, or a reset, "
                 "is begun."
             )
-        try:
-            self._pool.recv()
-        except WorkerError as error:
-            self._recovery.repair(error)
         rows = slice(None) if sent.rows is None else sent.rows
-        self.newest_is_next[rows] = not sent.advance
-        self.lost = self._tell_lost(sent) if self._recovery.lost else set()
-        return self.nexts[int(self._slot[0])]
+        self.newest_is_next[rows] = not sent.advance  # also where others fail, or Ctrl-C comes
+        try:
+            self.pool.recv()
+        except WorkerError as error:
+            self.recovery.repair(error)
+        self.lost = set()
+        if self.recovery.lost:
+            self.lost = self.tell_lost(self, sent.rows, sent.root, advance=sent.advance)
+        return self.nexts[self.slot]
 
-    def _tell_lost(self, sent: Round) -> set[int]:
-        """Write `next` of the rows that were lost, and their root where the others have one."""
-        lost = self._recovery.tell(sent.rows)
-        root = sent.root
-        if root is None:
-            root = tensordict_of(self.roots[self.slot], self.batch_size, None, self.node_axes)
-        for row in lost:
-            outcome = self._metadata.lost_next(cast(TensorDictBase, root[row]))
-            for path, tensor in self.nexts[self.slot].items():
-                tensor[row].copy_(outcome.get(as_key(path)))
-        if sent.advance:
-            self._recovery.begin(lost, self._reset_rows)
+    def tell_lost(
+        self,
+        part: SharedRows,
+        rows: list[int] | None,
+        root: TensorDictBase | None,
+        *,
+        advance: bool,
+    ) -> set[int]:
+        """Write `next` of those of some rows that were lost, and their root where the others have one.
+
+        Args:
+            part: where they are.
+            rows: which were to be stepped; None: all.
+            root: what is known of the part; None where it lies in the rows.
+            advance: the others have a root.
+        """
+        lost = self.recovery.tell(rows)
+        part.write_lost(lost, root)
+        if advance:
+            self.recovery.begin(lost, self._reset_rows)
         return lost
+
+    def step_startable(self, rows: range, command: int) -> None:
+        """Step those of some rows that can be stepped, and wait for them; the others are lost, or begin anew before."""
+        self.pool.send(command, self.recovery.ready(rows, self._reset_rows))
+        try:
+            self.pool.recv()
+        except WorkerError as error:
+            self.recovery.repair(error)
+
+    def _require_whole(self) -> None:
+        """Check that no rollout in parts is under way.
+
+        Raises:
+            BusyEnvError: one is.
+        """
+        if self.is_in_parts:
+            raise BusyEnvError(
+                "rollout(pipeline=...) is under way, so the rows of this env are at different steps. Do not use the "
+                "env in the policy, or leave pipeline out."
+            )
 
     def fresh_rows(self) -> TensorDict:
         """Give the root rows as the last reset or advance left them."""
@@ -246,12 +234,13 @@ class BufferExchange:
         kwargs: list[dict[str, Any]] | None = None,
     ) -> None:
         """Reset what the masks select, all where there are none, and leave the roots in the rows."""
+        self._require_whole()
         self._rounds += 1
         rows = self._select({(*level, rules.RESET): mask for level, mask in masks.items()})
         chosen = set(range(len(self._has_roots)) if rows is None else rows)
         refuse_early_part(chosen, self._has_roots)
         given = () if td is None else self._take_states(td)
-        self._recovery.reset(
+        self.recovery.reset(
             chosen,
             masks,
             partial(self._reset_rows, kwargs=kwargs, given=given),
@@ -267,7 +256,7 @@ class BufferExchange:
         found = {path: td.get(as_key(path), None) for path in self._states}
         given = {path: value for path, value in found.items() if value is not None}
         for path, value in given.items():
-            _fill(self.inputs[self.slot][path], value, path)
+            fill(self.inputs[self.slot][path], value, path)
         return tuple(given)
 
     def _reset_rows(
@@ -280,25 +269,26 @@ class BufferExchange:
 
         Such an env has no root yet, so it begins with all its parts, whatever the masks say.
         """
-        new = self._recovery.unstarted & rows if given else set()
+        new = self.recovery.unstarted & rows if given else set()
         if kwargs is not None or new or given not in ((), self._states):
             inputs = {
                 row: (() if row in new else given, kwargs[row] if kwargs else {})
                 for row in sorted(rows)
             }
-            call_by_row(self._pool, "reset_rows", inputs)
+            call_by_row(self.pool, "reset_rows", inputs)
         elif rows:
             command = RESTART if given else RESET
-            self._pool.send(command, None if len(rows) == len(self._has_roots) else sorted(rows))
-            self._pool.recv()
+            self.pool.send(command, None if len(rows) == len(self._has_roots) else sorted(rows))
+            self.pool.recv()
 
     @property
     def has_lost(self) -> bool:
         """Whether rows were lost that nobody was told of, or that have not begun anew."""
-        return bool(self._recovery.unstarted)
+        return bool(self.recovery.unstarted)
 
     def newest(self) -> TensorDict:
         """Give what is known now of every row, as a root."""
+        self._require_whole()
         slot = self.slot
         root, made = self.roots[slot + 1], self.nexts[slot]
         if not self.newest_is_next.any():
@@ -354,6 +344,7 @@ class BufferExchange:
         Raises:
             ResumeError: it has other entries.
         """
+        self._require_whole()
         for row, known in enumerate(state):
             self._has_roots[row] = self.newest_is_next[row] = known is not None
             if known is None:
@@ -380,14 +371,3 @@ def _layout(plan: BufferPlan, num_rows: int) -> Layout:
         **dict.fromkeys((RESET, RESTART, "reset_rows"), reset),
     }
     return Layout(tuple(plan.fields()), num_rows, traffic, SLOT.name)
-
-
-def _by_slot(region: dict[Path, torch.Tensor], slots: int) -> list[dict[Path, torch.Tensor]]:
-    """Turn leaves with a leading slot axis into one dict of leaves for each slot."""
-    return [{path: tensor[slot] for path, tensor in region.items()} for slot in range(slots)]
-
-
-def _fill(rows: torch.Tensor, value: torch.Tensor | None, path: Path) -> None:
-    require_input(as_key(path), value, rows.shape, rows.dtype)
-    assert value is not None
-    rows.copy_(value.detach() if value.requires_grad else value)

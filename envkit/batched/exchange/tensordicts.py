@@ -73,11 +73,11 @@ class TensorDictExchange:
         individual: bool,
         recovery: Recovery,
     ):
-        self._pool = pool
-        self._recovery = recovery
+        self.pool = pool
+        self.recovery = recovery
         self.lost: set[int] = set()
         self._num_rows = len(metadata)
-        self._metadata = metadata
+        self.metadata = metadata
         self._input_devices = [found.device for found in metadata]
         self._device = device
         self._non_blocking = False
@@ -155,8 +155,8 @@ class TensorDictExchange:
         """Step the selected sub-envs and give the `next` of all rows."""
         td, (parts, mask), advance = sent
         chosen = rows = list(parts)
-        if self._recovery.unstarted:
-            rows = self._recovery.ready(chosen, self._reset_wholly)
+        if self.recovery.unstarted:
+            rows = self.recovery.ready(chosen, self._reset_wholly)
         inputs = {}
         for row in rows:
             part = self._moved(parts[row].exclude(rules.STEP, "next"), row)
@@ -173,8 +173,8 @@ class TensorDictExchange:
         try:
             self._call("step_and_maybe_reset" if advance else "step", inputs, take)
         except WorkerError as error:
-            self._recovery.repair(error)
-        self.lost = self._tell_lost(td, chosen, nexts, advance) if self._recovery.lost else set()
+            self.recovery.repair(error)
+        self.lost = self._tell_lost(td, chosen, nexts, advance) if self.recovery.lost else set()
         if mask is not None:
             nexts = self._keep_unstepped(td, mask, nexts)
         return [nexts[row] for row in range(self._num_rows)]
@@ -187,12 +187,12 @@ class TensorDictExchange:
         advanced: bool,
     ) -> set[int]:
         """Write `next` of the rows that were lost, and their root where the others have one."""
-        lost = self._recovery.tell(stepped)
+        lost = self.recovery.tell(stepped)
         for row in lost:
-            nexts[row] = self._metadata[row].lost_next(self._input(td, row))
+            nexts[row] = self.metadata[row].lost_next(self._input(td, row))
             self._remember(row, nexts[row])
         if advanced:
-            self._recovery.begin(lost, self._reset_wholly)
+            self.recovery.begin(lost, self._reset_wholly)
         return lost
 
     def _keep_unstepped(
@@ -200,7 +200,7 @@ class TensorDictExchange:
     ) -> dict[int, TensorDictBase]:
         """Give `next` of all rows: where ``mask`` is False their root values, or else zeros."""
         complete = {}
-        for row, found in enumerate(self._metadata):
+        for row, found in enumerate(self.metadata):
             skipped: TensorDictBase = found.skipped_next(self._input(td, row))
             if row in self.lost:
                 complete[row] = nexts[row]
@@ -227,7 +227,7 @@ class TensorDictExchange:
             if own and not any(bool(mask.any()) for mask in own.values()):
                 continue
             inputs[row] = None
-            if td is None or row in self._recovery.unstarted:
+            if td is None or row in self.recovery.unstarted:
                 continue
             part = self._input(td, row, "next", *_masks_at(td))
             last = self._last[row]
@@ -243,7 +243,7 @@ class TensorDictExchange:
             self._reset_rows({row: inputs[row] for row in sorted(rows)}, kwargs)
 
         wholly = partial(self._reset_wholly, kwargs=kwargs)
-        self._recovery.reset(set(inputs), masks, reset, wholly)
+        self.recovery.reset(set(inputs), masks, reset, wholly)
         return self.fresh_rows()
 
     def _reset_wholly(self, rows: set[int], kwargs: list[dict[str, Any]] | None = None) -> None:
@@ -261,7 +261,7 @@ class TensorDictExchange:
         failed: WorkerError | None = None
         try:
             checked = not self._individual
-            replies = call_by_row(self._pool, method, inputs, checked)
+            replies = call_by_row(self.pool, method, inputs, checked)
         except WorkerError as error:
             failed, replies = error, error.answers.values()
         for reply in replies:
@@ -300,7 +300,7 @@ class TensorDictExchange:
     def sub_envs_are_on(self, device: torch.device) -> None:
         """Cast inputs to ``device`` from now on."""
         self._input_devices = [device] * self._num_rows
-        self._metadata = [found.to(device) for found in self._metadata]
+        self.metadata = [found.to(device) for found in self.metadata]
 
 
 def _masks_at(td: TensorDictBase) -> list:

@@ -1,0 +1,134 @@
+"""Rows in parts, each with workers of its own, so that one part is acted on while the others step.
+
+A part steps as the whole exchange does, only that its rows are fewer, and that others may be under way when it is
+woken. What fails in a part is made good there, as in a whole step.
+
+Conventions
+    part  consecutive rows, all those of some workers.
+    job   what one worker does, see `envkit.transport.jobs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, cast
+
+from tensordict import TensorDictBase
+
+from envkit.batched.exchange.rows import BufferExchange
+from envkit.batched.exchange.shared_rows import SharedRows
+from envkit.batched.host import ADVANCE, STEP
+from envkit.data.paths import Path
+from envkit.errors import WorkerError
+from envkit.transport.jobs import Job, JobPool
+from envkit.transport.pool import spread_rows
+
+__all__ = ["Part", "Parts"]
+
+
+class Part(SharedRows):
+    """The rows of some workers of an exchange.
+
+    Args:
+        whole: all rows.
+        workers: which of its workers.
+        parts: who knows the others.
+    """
+
+    def __init__(self, whole: BufferExchange, workers: range, parts: Parts):
+        of_worker = whole.pool.rows_of
+        rows = range(of_worker[workers.start].start, of_worker[workers[-1]].stop)
+        super().__init__(
+            whole.rings.of(rows),
+            whole.slots[rows.start : rows.stop],
+            whole.metadata[rows.start : rows.stop],
+            first=rows.start,
+        )
+        self.newest_is_next = whole.newest_is_next[rows.start : rows.stop]
+        self.jobs: list[Job] = []
+        self._whole, self._workers, self._parts = whole, workers, parts
+
+    def fill(self, given: TensorDictBase | Mapping[Path, Any], mask: None, slot: int) -> None:
+        """Check the inputs of a step and write them into a slot; see `BufferExchange.fill`."""
+        self.write(given, slot)
+
+    def wake(self, root: None, rows: None, *, advance: bool, slot: int) -> bool:
+        """Have the rows stepped with the inputs as they lie in a slot, where the root lies too; gives ``advance``."""
+        self.slot = slot
+        self.newest_is_next[:] = not advance
+        pool, command = cast(JobPool, self._whole.pool), ADVANCE if advance else STEP
+        if self._whole.recovery.unstarted.isdisjoint(self.range):
+            for worker in self._workers:
+                self.jobs.append(pool.begin(worker, command))
+        else:
+            self._whole.step_startable(self.range, command)
+        return advance
+
+    def wait(self, advance: bool) -> None:
+        """Wait for the step; see `BufferExchange.wait`."""
+        self._parts.collect([self])
+        if not self._whole.recovery.lost.isdisjoint(self.range):
+            self._whole.tell_lost(self, list(self.range), None, advance=advance)
+
+
+class Parts:
+    """All rows of an exchange in parts; on leaving, none of them is under way, and all are at the same moment.
+
+    Args:
+        whole: its pool gives jobs.
+        count: how many; at most one for each worker.
+    """
+
+    def __init__(self, whole: BufferExchange, count: int):
+        self._whole = whole
+        workers = len(whole.pool.rows_of)
+        self.all = [Part(whole, some, self) for some in spread_rows(workers, count)]
+
+    def __enter__(self) -> Self:
+        self._whole.is_in_parts = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        _: TracebackType | None,
+    ) -> None:
+        try:
+            self.collect(self.all)
+        except WorkerError as error:
+            if raised is None:
+                raise
+            raised.add_note(f"Meanwhile other rows failed:\n{error}")
+        finally:
+            self._align()
+            self._whole.is_in_parts = False
+
+    def collect(self, parts: Sequence[Part]) -> None:
+        """Wait for the jobs of some parts, and make good what failed in them.
+
+        Raises:
+            WorkerError: it cannot be made good.
+        """
+        failed = None
+        try:  # Ctrl-C leaves the jobs to the end of all parts
+            cast(JobPool, self._whole.pool).collect([job for part in parts for job in part.jobs])
+        except WorkerError as error:
+            failed = error
+        for part in parts:
+            part.jobs = []
+        if failed is not None:
+            self._whole.recovery.repair(failed)
+
+    def _align(self) -> None:
+        """Move the newest rows of parts that were interrupted to the moment of the first."""
+        slot = self.all[0].slot
+        for part in self.all[1:]:
+            if part.slot == slot:
+                continue
+            for path, rows in part.nexts[part.slot].items():
+                part.nexts[slot][path].copy_(rows)
+            for path, rows in part.roots[part.slot + 1].items():
+                part.roots[slot + 1][path].copy_(rows)
+            part.slot = slot
