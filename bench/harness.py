@@ -6,12 +6,14 @@ the median over rounds of the ratio within a round. Trust ratios, not seconds.
 Conventions
     work   callable that does the same number of environment steps at each call and returns when
            they are done (synchronised).
+    round  calls of one work in a row, as many as take a fifth of a second, then those of the next.
     ratio  speed of a work over the speed of the reference: 1.0 is equal, 2.0 twice as fast.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import platform
 import statistics
@@ -33,6 +35,7 @@ __all__ = [
     "stepped",
 ]
 
+_ROUND = 0.2  # seconds: shorter ones show what else the machine did
 RESULTS = Path(__file__).parent / "results"
 _LIBRARIES = ("envkit", "jax", "torch", "tensordict", "brax", "gymnasium", "mujoco", "torchrl")
 
@@ -60,19 +63,18 @@ def compare(
 
     Args:
         title: what is compared.
-        works: callables by name; each is called once to warm up and then once a round.
+        works: callables by name; each is called twice before it counts.
         steps: environment steps of one call, the same for all or by name.
         reference: the work all ratios refer to.
-        rounds: timed calls of each work, at least 5.
+        rounds: timed rounds, at least 5.
     """
     for work in works.values():
         work()
+    calls = {name: math.ceil(_ROUND / _seconds(work, 1)) for name, work in works.items()}
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
-            start = time.perf_counter()
-            work()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(_seconds(work, calls[name]))
     count = {name: steps[name] if isinstance(steps, dict) else steps for name in works}
     speeds = {name: [count[name] / s for s in seconds[name]] for name in works}
     rows = []
@@ -98,6 +100,14 @@ def compare(
         )
     record(title, {"reference": reference, "rounds": rounds, "works": [asdict(r) for r in rows]})
     return rows
+
+
+def _seconds(work: Callable[[], object], calls: int) -> float:
+    """Time one of several calls."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        work()
+    return (time.perf_counter() - start) / calls
 
 
 class LoopsTogether:

@@ -14,6 +14,8 @@ Conventions
     policy     see `functional.Policy`; observes leaves by path. None draws from the action space.
     run        dict of time-major arrays: "root" and "next", each as outputs are, "action" and, for a
                policy that writes more (`Acted`), "written" in its place.
+    carried    state of all rows after a run, as its loop carries it. Nobody reads it: where it is given out, XLA on a
+               CPU keeps buffers of the loop apart that else share memory and wait for each other, see docs/performance.md.
     outputs    dict with "state" and "leaves" (arrays by path) and "flags". The leaves of a step
                include its rewards; those of a root do not. A "state" that is not recorded is empty.
                The outputs of the last moment of a program have "shared" if a transform has state: what
@@ -22,7 +24,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -80,6 +82,7 @@ _PARTS = {"state": ROWS, "leaves": ROWS}
 _OUTPUTS = {**_PARTS, "flags": FLAGS}
 _MOMENTS = {name: after_time(spec) for name, spec in _OUTPUTS.items()}
 _RUN = {"root": _MOMENTS, "next": _MOMENTS, "action": after_time(ROWS), "written": after_time(ROWS)}
+_BEGIN = ROWS, ROWS, FLAGS, ROWS
 # What each program takes and gives, apart from static arguments, where rows are spread over devices.
 _SPREAD: dict[str, tuple[tuple[Any, ...], Any]] = {
     "step": ((ROWS, ROWS, ROWS, EVERYWHERE), _OUTPUTS),
@@ -87,7 +90,7 @@ _SPREAD: dict[str, tuple[tuple[Any, ...], Any]] = {
     "advance": ((ROWS, ROWS, ROWS, EVERYWHERE, EVERYWHERE), (_PARTS, _PARTS, FLAGS)),
     "reseed": ((ROWS, EVERYWHERE), ROWS),
     "relayout": ((ROWS,), ROWS),
-    "unroll": (((ROWS, ROWS, FLAGS, ROWS), EVERYWHERE, EVERYWHERE, EVERYWHERE), (_RUN, _OUTPUTS)),
+    "unroll": ((_BEGIN, EVERYWHERE, EVERYWHERE, EVERYWHERE), (_RUN, _OUTPUTS, ROWS)),
 }
 
 
@@ -180,12 +183,10 @@ class Programs:
         return self.env if model is None else self.env.with_model(model)
 
     def _rows(
-        self, constants: Constants, root: Iterable[Path] = (), remembered: Iterable[Path] = ()
+        self, constants: Constants, root: Collection[Path] = (), remembered: Collection[Path] = ()
     ) -> NamedRows:
         each, counted, model = constants
-        return NamedRows(
-            self.env_given(model), self.transforms, each, counted, tuple(root), tuple(remembered)
-        )
+        return NamedRows(self.env_given(model), self.transforms, each, counted, root, remembered)
 
     # ----------------------------------------------------------------------------------- programs
 
@@ -274,8 +275,8 @@ class Programs:
         params: Any,
         key: jax.Array,
         constants: Constants,
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Take many steps, restarting what is done; gives the run and the root after the last step."""
+    ) -> tuple[dict[str, Any], dict[str, Any], Any]:
+        """Take many steps, restarting what is done; gives the run, the root after the last step and `carried`."""
         rows, carry = self._begun(begin, constants)
         carry, made = unroll(
             rows,
@@ -286,7 +287,7 @@ class Programs:
             steps=steps,
             record_state=record_state,
         )
-        return self._run(made), self._root_after(carry)
+        return self._run(made), self._root_after(carry), carry[0].inner
 
     def _until(
         self,
@@ -332,8 +333,7 @@ class Programs:
         return rows, rows.resume(self.read_state(state), root | remembered, flags)
 
     def _root_after(self, carry: tuple[RowState, Timestep]) -> dict[str, Any]:
-        last, timestep = carry
-        return self._outputs(last, replace(timestep, reward={}))
+        return self._outputs(carry[0], replace(carry[1], reward={}))
 
     def _run(self, made: Transition) -> dict[str, Any]:
         root = Timestep(made.observation, {}, made.terminated, made.truncated, made.info)
@@ -360,10 +360,9 @@ class Programs:
         return {"leaves": timestep.observation | timestep.reward, "flags": flags_of(timestep)}
 
     def _write_state(self, state: Any) -> ByPath:
-        packing = self.env.packing
         if not self.packed:
             return self.name_leaves(state)
-        return {(name,): buffer for name, buffer in packing.pack(state).items()}
+        return {(name,): buffer for name, buffer in self.env.packing.pack(state).items()}
 
     def _name_buffers(self, buffers: dict[str, jax.Array] | None) -> ByPath:
         if buffers is None:

@@ -45,7 +45,7 @@ def begin_unroll(
     _refuse_leaks(actor)
     begin, key = _begin(env, td, actor), env._next_key_in()
     lent: Any = begin, actor.params, key, env._constants(td.batch_size)
-    run, last = env._programs.unroll(steps, actor.function, record_state, *lent)
+    run, last, _ = env._programs.unroll(steps, actor.function, record_state, *lent)
 
     def finish() -> tuple[TensorDict, TensorDict]:
         nonlocal lent
