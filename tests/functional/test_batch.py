@@ -17,6 +17,7 @@ from envkit.functional import (
     BatchedEnv,
     FrameSkip,
     TimeLimit,
+    Timestep,
     done_of,
     random_policy,
     row_keys,
@@ -331,6 +332,33 @@ def test_a_compiled_rollout_equals_the_python_loop(env):
         np.testing.assert_allclose(one.next.reward, expected.next.reward, rtol=3e-7, atol=1e-6)
     assert same_bits(carry[0], loop_carry[0])
     assert same_bits(carry[1].observation, loop_carry[1].observation)
+
+
+class Flagged:
+    """Row i shows the four bits of i as the flags of each transition."""
+
+    ROWS = jnp.arange(16)
+
+    def bit(self, place):
+        return (self.ROWS >> place) % 2 == 1
+
+    def restart_where(self, mask, state, timestep):
+        return state, replace(timestep, terminated=self.bit(0), truncated=self.bit(1))
+
+    def step(self, state, action):
+        return state, Timestep(self.ROWS, jnp.ones(16), self.bit(2), self.bit(3))
+
+
+def test_flags_of_roots_and_next_come_out_of_the_loop_as_they_went_in():
+    env = Flagged()
+    root = Timestep(env.ROWS, jnp.zeros(16), env.bit(0), env.bit(1))
+
+    _, made = unroll(env, ((), root), lambda *_: env.ROWS, None, KEY, steps=3)
+
+    flags = made.terminated, made.truncated, made.next.terminated, made.next.truncated
+    for place, flag in enumerate(flags):
+        assert flag.dtype == bool
+        np.testing.assert_array_equal(flag, np.tile(env.bit(place), (3, 1)))
 
 
 @pytest.mark.slow

@@ -137,6 +137,21 @@ def test_at_most_two_programs_compile_before_a_first_call_returns(call, programs
     assert sum(found) == len(programs) <= 2
 
 
+def test_the_program_of_a_run_gives_out_the_state_that_its_loop_carries(walker, monkeypatch):
+    """Nobody reads it; without it the same run takes a tenth longer on a CPU, see docs/performance.md."""
+    programs, given = walker._programs, []
+    unroll = programs.unroll
+    monkeypatch.setattr(programs, "unroll", lambda *args: given.append(unroll(*args)) or given[-1])
+
+    walker.unroll(seeded(walker).reset(), 3)
+
+    ((_, last, carried),) = given
+    expected = programs.read_state(last["state"])
+    assert jax.tree.structure(carried) == jax.tree.structure(expected)
+    for ours, theirs in zip(*map(jax.tree.leaves, (carried, expected)), strict=True):
+        assert (ours == theirs).all()
+
+
 def test_a_second_rollout_compiles_nothing(walker):
     seeded(walker).rollout(3)
     before = walker.traces
