@@ -6,13 +6,11 @@
 # make demo-matrix  the demo's training over 4 seeds and 3 instruction sets
 # make mutate  how many one-line changes of the core the tests notice (takes half an hour)
 # make docs   build the site into .cache/docs, offline, warnings are errors
-# make bench  install peers into a venv of their own, measure, and renew what shows it (make report: only the latter)
+# make bench  measure beside the peers, and renew what shows it (make report: only the latter)
 PYTHON ?= python3
 VENV := .venv
-BENCH_VENV := .venv-bench
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-BENCH_STAMP := $(BENCH_VENV)/.installed
 # The persistent compile cache makes second runs of the suite faster.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.1
@@ -24,12 +22,6 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt torch
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
-
-$(BENCH_STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(BENCH_VENV)
-	$(BENCH_VENV)/bin/python -m pip install -q -c constraints.txt torch
-	$(BENCH_VENV)/bin/python -m pip install -q -c constraints.txt -e '.[dev]'
-	touch $(BENCH_STAMP)
 
 demo: $(STAMP)
 	$(BIN)/python -m envkit demo
@@ -77,12 +69,12 @@ docs: $(STAMP)
 WORKS := gym_pool pool_policy gym_transforms policy_rows async_pool multithreaded collect ray_round brax_step brax_scan \
 	gradient transforms scaling worlds views calls gpu
 
-bench: $(BENCH_STAMP)
-	for work in $(WORKS); do $(BENCH_VENV)/bin/python -m bench.$$work || exit 1; done
-	$(BENCH_VENV)/bin/python -m bench.report
+bench: $(STAMP)
+	for work in $(WORKS); do $(BIN)/python -m bench.$$work || exit 1; done
+	$(BIN)/python -m bench.report
 
 report: $(STAMP)
 	$(BIN)/python -m bench.report
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) .cache .pytest_cache .ruff_cache demo_out
+	rm -rf $(VENV) .cache .pytest_cache .ruff_cache demo_out

@@ -174,8 +174,8 @@ def page(figures: list[Figure]) -> str:
         "# Benchmarks\n",
         "<!-- Written by `python -m bench.report` from bench/results: do not edit. -->\n",
         "Ratios are speeds over that of the reference, measured in turns in the same run: trust them, not the seconds. "
-        "The value is the median over rounds, the spread its lowest and highest round. `make bench` measures anew, in a "
-        "virtual environment of its own, adds lines to `bench/results/` and renews this page; versions and all older lines are there.\n",
+        "The value is the median over rounds, the spread its lowest and highest round. `make bench` measures "
+        "anew, adds lines to `bench/results/` and renews this page; versions and all older lines are there.\n",
         "![Steps per second against batch size](figures/scaling.png)\n",
         "![What a step costs: simulator, hand-off, Python](figures/costs.png)\n",
         "The simulator's part is `lax.scan` with the policy in it; hand-off is what a bare loop takes more that calls the jitted step and "

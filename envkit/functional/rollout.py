@@ -143,8 +143,8 @@ def unroll(
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, numbers)
 
     def body(carry: Carry, step_key: jax.Array) -> tuple[Carry, Transition]:
-        flags = {"auto_reset": auto_reset, "record_state": record_state}
-        carry, made = transition(env, carry, policy, params, step_key, **flags)
+        how = {"auto_reset": auto_reset, "record_state": record_state}
+        carry, made = transition(env, carry, policy, params, step_key, **how)
         return carry, _with_flags_as_bits(made)
 
     carry, made = jax.lax.scan(body, carry, keys)
