@@ -113,7 +113,7 @@ class Record:
         self._begun: torch.Tensor | None = None  # rows that began anew after it
         self._has_root_rows = has_root_rows
         for path, stack in self.roots.items():
-            stack[0].copy_(root.get(as_key(path)))
+            stack[0].copy_(root.get(as_key(path)).detach())  # rows would keep a graph for good
             if has_root_rows:
                 exchange.roots[0][path].copy_(stack[0])
 

@@ -134,6 +134,7 @@ class SharedRows:
         for path, value in rows.items():
             self._actions.check(path, value)
 
+    @torch.no_grad()
     def write_lost(self, lost: set[int], root: TensorDictBase | None) -> None:
         """Write `next` of rows that were lost, from the root of these rows; None where that lies in them too."""
         if root is None:

@@ -1,0 +1,95 @@
+"""Whole rollouts over shared rows give the data of single steps, whatever the policy does, and wherever they begin.
+
+Conventions
+    ways    envs that record a rollout in rows, with the options of that rollout.
+    wanted  the same rollout of `SerialEnv` without rows, which makes one step after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+
+from envkit import GymEnv, ParallelEnv, SerialEnv
+from envkit.batched.env import BatchedEnv
+from tests.bridges.compare import assert_same
+from tests.zoo.envs import Chaos
+
+SEED, ROWS = 3, 4
+
+pytestmark = pytest.mark.usefixtures("warm_fork_server")
+
+together = {"break_when_any_done": False}
+
+
+def cart_pole() -> GymEnv:
+    return GymEnv("CartPole-v1", categorical_action_encoding=True)
+
+
+def lean(observation: torch.Tensor) -> torch.Tensor:
+    return (observation[..., 2] > 0).long()
+
+
+def lean_on_tensordicts(td: TensorDictBase) -> TensorDictBase:
+    return td.set("action", lean(td["observation"]))
+
+
+@pytest.fixture(scope="module")
+def envs():
+    """Give an env without rows, and envs with rows, by name."""
+    made = {
+        "slow": SerialEnv(ROWS, cart_pole, use_buffers=False),
+        "serial": SerialEnv(ROWS, cart_pole),
+        "parallel": ParallelEnv(ROWS, cart_pole, num_processes=2),
+    }
+    yield made
+    for env in made.values():
+        env.close(raise_if_closed=False)
+
+
+WAYS = [("serial", {}), ("parallel", {}), ("parallel", {"pipeline": 2})]
+in_all_ways = pytest.mark.parametrize(("name", "options"), WAYS, ids=["serial", "whole", "parts"])
+ACTS = {"leaves": lean, "TensorDicts": lean_on_tensordicts, "random": None}
+
+
+def rolled(
+    env: BatchedEnv, policy: object, prepare: Callable = bool, steps: int = 40, **options
+) -> TensorDictBase:
+    """Roll out from a root that was prepared before."""
+    env.set_seed(SEED)
+    root = env.reset()
+    prepare(root)
+    start = {"auto_reset": False, "tensordict": root}
+    return env.rollout(steps, policy, **start, **together, **options)
+
+
+# ------------------------------------------------------------------------------- where they begin
+
+
+@in_all_ways
+@pytest.mark.parametrize("policy", ACTS.values(), ids=ACTS)
+def test_a_root_with_a_gradient_leaves_none_in_the_rows(envs, name, options, policy):
+    def prepare(root):
+        root["observation"].requires_grad_()
+
+    data = rolled(envs[name], policy, prepare, **options)
+    after = envs[name].rollout(3, policy, **together, **options)
+
+    assert_same(data, rolled(envs["slow"], policy, prepare))
+    assert not data["observation"].requires_grad and not after["observation"].requires_grad
+
+
+def test_a_row_that_is_lost_leaves_no_gradient_in_the_rows(opened):
+    env = opened(SerialEnv(2, Chaos, use_buffers=True, on_worker_failure="restart"))
+    root = env.reset()
+    root["draw"].requires_grad_()
+    fault = torch.tensor([[Chaos.FAULTS.index("raise")], [0]])
+
+    lost = env.step(root.set("action", fault))
+    after = env.step(env.rand_action(env.reset()).set("action", torch.zeros(2, 1).long()))
+
+    assert lost["next", "truncated"].flatten().tolist() == [True, False]
+    assert not after["next", "draw"].requires_grad
