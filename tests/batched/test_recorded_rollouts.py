@@ -56,7 +56,7 @@ ACTS = {"leaves": lean, "TensorDicts": lean_on_tensordicts, "random": None}
 
 
 def rolled(
-    env: BatchedEnv, policy: object, prepare: Callable = bool, steps: int = 40, **options
+    env: BatchedEnv, policy: object, prepare: Callable = id, steps: int = 40, **options
 ) -> TensorDictBase:
     """Roll out from a root that was prepared before."""
     env.set_seed(SEED)
@@ -93,3 +93,29 @@ def test_a_row_that_is_lost_leaves_no_gradient_in_the_rows(opened):
 
     assert lost["next", "truncated"].flatten().tolist() == [True, False]
     assert not after["next", "draw"].requires_grad
+
+
+# --------------------------------------------------------------------------------- what policies do
+
+
+def halve(td: TensorDictBase) -> TensorDictBase:
+    return td.set("observation", td["observation"].double() / 2)
+
+
+def narrow(td: TensorDictBase) -> TensorDictBase:
+    return td.set("observation", td["observation"][..., :1] + 1)
+
+
+def say_as_integers(td: TensorDictBase) -> TensorDictBase:
+    return td.set("done", td["done"].long() + 3)
+
+
+@in_all_ways
+@pytest.mark.parametrize("change", [halve, narrow, say_as_integers])
+def test_what_a_policy_puts_in_the_place_of_an_entry_keeps_its_form(envs, name, options, change):
+    def act(tensordict: TensorDictBase) -> TensorDictBase:
+        return change(lean_on_tensordicts(tensordict))
+
+    data = rolled(envs[name], act, **options)
+
+    assert_same(data, rolled(envs["slow"], act))

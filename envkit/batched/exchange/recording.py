@@ -91,11 +91,19 @@ class _TensorDictRun:
                 if path not in self._action_paths and path[-1] != rules.RESET:
                     self._others[path] = value
             elif value is not known:
-                known.copy_(value)  # the policy has put another value in its place
+                self._put(path, value, known)
         return True
 
+    def _put(self, path: Path, value: Any, known: torch.Tensor) -> None:
+        """Keep what the policy has put in the place of what it saw: there if it has that form, else beside it."""
+        is_alike = isinstance(value, torch.Tensor) and value.dtype == known.dtype
+        if is_alike and value.shape == known.shape:
+            known.copy_(value)
+        else:
+            self._written.setdefault(path, []).append(value)
+
     def written(self) -> dict[Path, torch.Tensor]:
-        """Give what the policy has written beside what it saw, time in front."""
+        """Give what the policy has written beside what it saw, or in another form, time in front."""
         return stacked(self._written, self._count)
 
     def so_far(self) -> TensorDict | None:
