@@ -15,10 +15,17 @@ from typing import Any
 
 import jax
 
-__all__ = ["jit_with_note"]
+__all__ = ["jit_with_note", "simulator_name"]
 
 NOTE_AFTER_S = 2.0
 _LOGGER = logging.getLogger("envkit")
+
+
+def simulator_name(env: Any) -> str:
+    """Name the class of the innermost env, which a note speaks of."""
+    while hasattr(env, "env"):
+        env = env.env
+    return type(env).__name__
 
 
 def jit_with_note(function: Callable[..., Any], what: str, **options: Any) -> Callable[..., Any]:

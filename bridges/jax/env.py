@@ -26,11 +26,12 @@ from tensordict import TensorDict, TensorDictBase
 
 from bridges.dlpack import jax_device_of, to_jit, to_torch, torch_device_of
 from bridges.dtypes import torch_dtype_of
+from bridges.jax.compile_note import simulator_name
 from bridges.jax.draws import unkeyed_draws
 from bridges.jax.fusing import Fusion, arguments_of, plan_fusion, share, wide_integers
 from bridges.jax.memory import warn_if_full
 from bridges.jax.options import JaxOptions, of_every_env, require_sense
-from bridges.jax.programs import Constants, Programs, simulator_name
+from bridges.jax.programs import Constants, Programs
 from bridges.jax.rendering import picture, pictures
 from bridges.jax.sharding import AXIS, Shards
 from bridges.jax.specs import action_composite, array_leaf, done_composite
@@ -51,7 +52,7 @@ from envkit.functional import (
     StatelessEnv,
     TimeLimit,
 )
-from envkit.functional.autoreset import ON_CARD, ON_HOST, Chunks
+from envkit.functional.autoreset import ON_CARD, ON_HOST
 from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Destination, Device
 from envkit.specs.devices import as_device, destination
@@ -112,8 +113,7 @@ class JaxEnv(ProgramEnv):
         self.episode_length = given.episode_length
         self.categorical_action_encoding = given.categorical_action_encoding
         self.cache_clear_frequency = _clearing(given.cache_clear_frequency)
-        chunks = ON_HOST if device.type == "cpu" else ON_CARD
-        rows = _rows_of(env, given, chunks, axis=None if shards is None else AXIS)
+        rows = _rows_of(env, given, device, axis=None if shards is None else AXIS)
         self._unchanged = Unchanged()
         self._programs = Programs(rows, packed=given.state_layout == "packed", shards=shards)
         jax_device_of(device)  # or say now that JAX does not see it
@@ -360,7 +360,7 @@ class FusedEnv(Wrapper, JaxEnv):
         return (FusedEnv(self.base_env, fusion), more) if fusion and more > 0 else (self, 0)
 
 
-def _rows_of(env: StatelessEnv, given: Any, chunks: Chunks, *, axis: str | None) -> BatchedEnv:
+def _rows_of(env: StatelessEnv, given: Any, device: Any, *, axis: str | None) -> BatchedEnv:
     """Put what the keywords ask for around one env: metrics, then repeated actions, then the time limit."""
     drawn = None
     if given.randomize is not None:
@@ -375,7 +375,7 @@ def _rows_of(env: StatelessEnv, given: Any, chunks: Chunks, *, axis: str | None)
         pool_size=given.pool_size,
         randomization=drawn,
         axis=axis,
-        chunks=chunks,
+        chunks=ON_HOST if device.type == "cpu" else ON_CARD,
     )
 
 

@@ -150,7 +150,8 @@ def start(
 
     def pull(saved: tuple[torch.Tensor, ...], cotangents: list[torch.Tensor]) -> list[torch.Tensor]:
         given = jax.tree.unflatten(treedef, [to_jit(t, copy=False, detach=True) for t in saved])
-        return to_torch(program.vjp(given, rest, to_jit(cotangents, copy=False, detach=True)))
+        back = to_jit(cotangents, copy=False, detach=True)
+        return to_torch(program.vjp(given, rest, back))
 
     return Running(outputs, (lent, rest), tuple(sources), pull)
 

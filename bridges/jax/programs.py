@@ -32,7 +32,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bridges.jax.compile_note import jit_with_note
+from bridges.jax.compile_note import jit_with_note, simulator_name
 from bridges.jax.gradients import Differentiable, vjp_of
 from bridges.jax.sharding import AXIS, EVERYWHERE, FLAGS, ROWS, Shards, after_time
 from bridges.jax.shared_programs import Program, Same, account_of
@@ -52,7 +52,7 @@ from envkit.functional import (
 )
 from envkit.transforms.core.fusable import FusableTransform
 
-__all__ = ["PACKED", "Constants", "Programs", "padded_size", "simulator_name"]
+__all__ = ["PACKED", "Constants", "Programs", "padded_size"]
 
 ByPath = dict[Path, Any]
 Constants = tuple[Sequence[Mapping[str, Any]], jax.Array | None, Any]
@@ -231,7 +231,8 @@ class Programs:
 
         ``follows`` is `RESTART`. The same program is good for a step that nothing follows (`NOTHING`),
         and for a first episode in every row without a step before (`BEGIN`): then `next` means nothing, and of the
-        state only its key is read, the same in every row.
+        state only its key is read, the same in every row. Not on a card, where the host would read at each step which
+        of the two it is.
         """
         rows, inner = self._rows(constants), self.read_state(state)
         rows_here, first = inner.key.shape[0], rows.env.first_origins
@@ -245,11 +246,16 @@ class Programs:
             after, timestep = moment
             return RowState(self._write_state(after.inner), {}, after.shared), timestep
 
-        (following, timestep), origins = jax.lax.cond(
-            follows == BEGIN,
-            lambda: (written(rows.unstepped(before(), rows_here)), first(inner.key)),
-            lambda: (written(rows.step(before(), action)), inner.origin),
-        )
+        def begun() -> Any:
+            return written(rows.unstepped(before(), rows_here)), first(inner.key)
+
+        def stepped() -> Any:
+            return written(rows.step(before(), action)), inner.origin
+
+        if self.env.chunks.asks_first:
+            (following, timestep), origins = jax.lax.cond(follows == BEGIN, begun, stepped)
+        else:
+            (following, timestep), origins = stepped()
         ended = (done_of(timestep) & (follows == RESTART)) | (follows == BEGIN)
         restarted, root = rows.restart_written(
             ended, origins, following, timestep, self._write_state
@@ -391,9 +397,3 @@ class Programs:
 
 def _same_bits(leaf: jax.Array, dtype: Any) -> jax.Array:
     return leaf if leaf.dtype == dtype else jax.lax.bitcast_convert_type(leaf, jnp.dtype(dtype))
-
-
-def simulator_name(env: Any) -> str:
-    while hasattr(env, "env"):
-        env = env.env
-    return type(env).__name__

@@ -21,7 +21,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from bridges.dlpack import to_jax
-from bridges.jax.programs import simulator_name
+from bridges.jax.compile_note import simulator_name
 from bridges.libraries import keywords_told, parameters_of
 from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.transition import leaves

@@ -92,20 +92,20 @@ class ProgramEnv(RowEnv):
         mask = masks.get((), torch.ones(shape, dtype=torch.bool, device=self.device))
         given = to_jit((self._state_in(td), self._mask_in(mask)), copy=False, detach=True)
         # No gradient is lost: rows that are not selected keep what ``td`` holds, graph included.
-        follows = number_to_jit(RESTART, self.device)
-        outputs = self._programs.restart(*given, self._constants(shape, mask), follows)
+        constants, follows = self._constants(shape, mask), number_to_jit(RESTART, self.device)
+        outputs = self._programs.restart(*given, constants, follows)
         return self._out(shape, to_torch(self._kept(outputs)))
 
     def _begun(self, shape: torch.Size) -> dict[str, Any]:
         """Begin an episode in every row; gives the tensors of its root.
 
-        A program that resets takes long to compile. So `advance` does it where that is compiled, or is about to
-        be, and else `restart`: both reset in the same loop, bit for bit.
+        A program that resets takes long to compile. So `advance` does it where it can and is compiled, or is about
+        to be, and else `restart`: both reset in the same loop, bit for bit.
         """
         size, constants = self._size(shape.numel()), self._constants(shape)
         state, action, memory = to_jit(self._first_in(size, constants), copy=False)
         follows = number_to_jit(BEGIN, self.device)
-        if size in self._programs.advancing:
+        if self._programs.env.chunks.asks_first and size in self._programs.advancing:
             _, outputs, flags = self._programs.advance(state, action, memory, constants, follows)
             return to_torch(self._kept(outputs)) | {"flags": to_torch(flags)[3:]}
         every = to_jit(torch.ones(size, dtype=torch.bool, device=self.device), copy=False)

@@ -95,17 +95,19 @@ def unroll_until(
     pieces: list[TensorDict] = []
     made = 0
     while True:
-        lent = _begin(env, td, actor)  # kept until the host has read how many steps were made
+        # What is lent is kept until the host has read how many steps were made.
+        begin, constants = _begin(env, td, actor), env._constants(td.batch_size)
+        rows = to_jit(counted.to(td.device))
         run, last, stopped = env._programs.until(
             capacity,
             actor.function,
             rule,
-            lent,
+            begin,
             actor.params,
             key,
             number_to_jit(made, td.device),
-            env._constants(td.batch_size),
-            to_jit(counted.to(td.device)),
+            constants,
+            rows,
             number_to_jit(min(capacity, steps - made), td.device),
         )
         last, count = env._kept(last), int(stopped.made)

@@ -144,7 +144,8 @@ class Chunks:
     Attributes:
         most: chunks there are at most: each is such a part of the batch.
         least: rows of a chunk at least, where there are as many.
-        asks_first: nothing is counted, listed or copied where no row is to be reset.
+        asks_first: nothing is counted, listed or copied where no row is to be reset. To ask costs little where
+            programs branch by themselves; a card waits for the host to do it.
     """
 
     most: int = 32

@@ -25,6 +25,7 @@ from tensordict import TensorDictBase
 
 from bridges.dlpack import to_jax, to_jit, to_torch
 from bridges.jax.choices import encoded
+from bridges.jax.keys import key_of
 from envkit.data.paths import Path, as_key, as_path, nest
 from envkit.env.policy import Policy, observation_inputs
 from envkit.errors import KeyCollisionError, PolicyError
@@ -141,7 +142,8 @@ class _Stepwise:
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         leaves = {path: self._rows(tensordict, path) for path in self._paths}
         policy, places = self._policy, self._places
-        written = _act_compiled(policy.function, places, policy.params, leaves, self._draw_key())
+        key = self._draw_key()
+        written = _act_compiled(policy.function, places, policy.params, leaves, key)
         for path, leaf in written.items():
             value = to_torch(leaf)
             if path in places.actions:
@@ -149,11 +151,14 @@ class _Stepwise:
             tensordict.set(as_key(path), value.reshape((*tensordict.batch_size, *value.shape[1:])))
         return tensordict
 
-    def _draw_key(self) -> jax.Array:
+    def _draw_key(self) -> Any:
+        """Draw a key where the env draws actions; on a card as a tensor, which the host neither reads nor brings there."""
         generator = self._env._action_generator
-        device = None if generator is None else generator.device
-        seed = torch.randint(2**31 - 1, (), generator=generator, device=device)
-        return jax.random.PRNGKey(int(seed))
+        device = self._env.device if generator is None else generator.device
+        if device is None or device.type == "cpu":
+            return key_of(int(torch.randint(2**31 - 1, (), generator=generator)))
+        kind = {"generator": generator, "device": device, "dtype": torch.int32}
+        return to_jit(torch.randint(-(2**31), 2**31, (2,), **kind).view(torch.uint32), copy=False)
 
     def _rows(self, td: TensorDictBase, path: Path) -> Any:
         value = td.get(as_key(path))

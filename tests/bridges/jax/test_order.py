@@ -18,15 +18,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bridges import dlpack
 from bridges.dlpack import number_to_jit, to_jax, to_jit, torch_device_of
-from bridges.jax import fusing, handoff, stepping, steps, unrolling
+from bridges.jax import env as env_module
+from bridges.jax import fusing, gradients, handoff, stepping, steps, unrolling
 from bridges.jax.env import JaxEnv
+from bridges.jax.policy import jax_policy
+from bridges.jax.policy.jax_policy import JaxPolicy
+from bridges.jax.programs import RESTART
 from bridges.jax.shared_programs import Program
 from envkit import Compose, RewardScaling, RewardSum, StepCounter, TransformedEnv, VecNorm
 from envkit.functional.autoreset import ON_CARD, ON_HOST
 from envkit.specs.devices import as_device
-from tests.zoo.walkers import Walker
+from tests.zoo.walkers import Pendulum, Walker
 
 ROWS = 4
+BORDERS = (env_module, fusing, gradients, handoff, jax_policy, stepping, steps, unrolling)
 
 
 def sees_cuda() -> bool:
@@ -160,6 +165,75 @@ def test_numbers_kept_for_a_card_are_those_of_the_tensors_as_they_are_now(watche
     assert after["step_count"].flatten().tolist() == [7] * ROWS
 
 
+BEGUN = {  # what is begun with a root and a mask of its rows
+    "step": lambda env, td, mask: env.step(td),
+    "step of some rows": lambda env, td, mask: env.step(td.set("_step", mask)),
+    "step and reset": lambda env, td, mask: env.step_and_maybe_reset(td),
+    "step and reset of some rows": lambda env, td, mask: env.step_and_maybe_reset(
+        td.set("_step", mask)
+    ),
+    "reset": lambda env, td, mask: env.reset(),
+    "reset of some rows": lambda env, td, mask: env.reset(td.set("_reset", mask)),
+    "run": lambda env, td, mask: env.unroll(td, 2),
+    "run until": lambda env, td, mask: env.rollout(2, auto_reset=False, tensordict=td),
+    "policy in JAX": lambda env, td, mask: env.rollout(
+        2, STILL, callback=lambda env, td: None, break_when_any_done=False
+    ),
+}
+STILL = JaxPolicy(lambda params, shown, key: 0 * shown["place"])
+
+
+@both_devices
+@pytest.mark.parametrize("kind", ["walker", pytest.param("watched", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("call", BEGUN)
+def test_all_that_was_lent_is_there_when_torch_takes_results(
+    call, kind, device, request, monkeypatch
+):
+    env = request.getfixturevalue(kind)
+    mask = torch.arange(ROWS, device=device) > 1
+    td = pushed(env, device)(env.reset())
+    missing = watch_border(monkeypatch)
+
+    BEGUN[call](env, td, mask)
+
+    assert missing and not any(missing)
+
+
+def watch_border(monkeypatch):
+    """List, each time that torch takes results after something was lent, how much of that is gone by then."""
+    lent, missing = [], []
+
+    def lend(tree, **how):
+        given = to_jit(tree, **how)
+        lent.extend(weakref.ref(leaf) for leaf in jax.tree.leaves(given))
+        return given
+
+    def take(tree):
+        if lent and jax.tree.leaves(tree):
+            jax.block_until_ready(tree)  # jit holds on to arrays of NumPy while a program runs
+            gc.collect()
+            missing.append(sum(reference() is None for reference in lent))
+            lent.clear()  # all that comes later is ordered behind what torch waits for now
+        return dlpack.to_torch(tree)
+
+    for module in BORDERS:
+        monkeypatch.setattr(module, "to_jit", lend, raising=False)
+        monkeypatch.setattr(module, "to_torch", take, raising=False)
+    return missing
+
+
+@both_devices
+def test_what_a_backward_pass_reads_is_there_when_torch_takes_gradients(device, monkeypatch):
+    env = JaxEnv(Pendulum(), batch_size=[ROWS], device=device, requires_grad=True)
+    action = torch.zeros(ROWS, 1, device=device, requires_grad=True)
+    reward = env.step(env.reset().set("action", action))["next", "reward"]
+    missing = watch_border(monkeypatch)
+
+    (reward.sum() * 2).backward()
+
+    assert missing == [0]
+
+
 @both_devices
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["as it is", "converted"])
 def test_what_a_program_reads_is_kept_until_torch_has_its_results(
@@ -272,17 +346,6 @@ def test_a_rollout_that_records_no_state_is_the_same_without_it(walker, device, 
     assert "state" in full.keys() and (without == wanted).all()
 
 
-@both_devices
-@pytest.mark.parametrize("first", range(6))
-def test_memory_that_begins_between_two_multiples_of_16_bytes_is_copied(first, device):
-    tensor = torch.arange(64, dtype=torch.float32, device=device)[first:]
-
-    array = to_jax(tensor, copy=False)
-
-    assert array.unsafe_buffer_pointer() % 16 == 0
-    assert jax.jit(lambda x: x * 2)(array).tolist() == (tensor * 2).tolist()
-
-
 def test_a_device_without_a_number_is_the_current_one():
     assert as_device("cuda") == as_device("cuda:0")
     assert as_device(None) == as_device("cpu") == torch.device("cpu")
@@ -294,6 +357,59 @@ def test_rows_of_an_env_on_a_card_begin_anew_in_large_chunks(walker, device):
 
     assert chunks == (ON_HOST if device == "cpu" else ON_CARD)
     assert pickle.loads(pickle.dumps(walker))._programs.env.chunks == chunks
+
+
+@pytest.mark.slow  # compiles each program for a card
+@pytest.mark.parametrize(("rows", "branches"), [(ROWS, ["cond"]), (1100, ["while"])])
+def test_a_program_on_a_card_asks_once_which_rows_begin_anew_and_nothing_else(
+    rows, branches, monkeypatch
+):
+    """XLA has no branch on a card: the host reads which way it goes."""
+    action, data = torch.linspace(-1, 1, 2 * rows).reshape(rows, 2), []
+    for chunks in (ON_HOST, ON_CARD):
+        monkeypatch.setattr(env_module, "ON_HOST", chunks)
+        env = JaxEnv(Walker(), batch_size=[rows], device="cpu", episode_length=3)
+        env.set_seed(0)
+        env.rollout(2, callback=lambda env, td: None, break_when_any_done=False)
+        td = env.reset()
+        data.append(env.rollout(7, lambda td: td.set("action", action), break_when_any_done=False))
+
+    given = to_jit(env._inputs(td.set("action", action)), copy=False)
+    traced = jax.make_jaxpr(env._programs._advance)(*given, env._constants(td.batch_size), RESTART)
+
+    assert list(branches_of(traced.jaxpr)) == branches
+    assert all((data[0][key] == data[1][key]).all() for key in data[0].keys(True, True))
+
+
+def branches_of(jaxpr):
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("cond", "while"):
+            yield equation.primitive.name
+        for part in jax.tree.leaves(list(equation.params.values()), is_leaf=is_program):
+            if is_program(part):
+                yield from branches_of(getattr(part, "jaxpr", part))
+
+
+def is_program(value):
+    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not sees_cuda(), reason="needs a CUDA device seen by torch and JAX")
+@pytest.mark.parametrize("device", ["cuda"], scope="module")
+@pytest.mark.parametrize("kind", ["walker", "watched"])
+@pytest.mark.parametrize("call", ["step", "step_and_maybe_reset"])
+def test_torch_sees_nothing_in_a_step_that_waits_for_a_card(call, kind, device, request):
+    env = request.getfixturevalue(kind)
+    act = pushed(env, device)
+    _, td = env.step_and_maybe_reset(act(env.reset()))
+    before = torch.cuda.get_sync_debug_mode()
+
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        getattr(env, call)(act(td))
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 @pytest.mark.gpu

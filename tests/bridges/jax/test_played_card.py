@@ -1,0 +1,106 @@
+"""What the host reads of a card, and which card everything is on, shown on one that `played_card` plays.
+
+The tests marked ``gpu`` in `test_order` and `test_gpu` show the same on a real one.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+import torch
+
+from bridges.jax.env import JaxEnv
+from bridges.jax.policy.jax_policy import JaxPolicy
+from envkit import Compose, RewardScaling, RewardSum, StepCounter, TransformedEnv, VecNorm
+from tests.bridges.jax.played_card import played_card
+from tests.zoo.walkers import Walker
+
+ROWS = 4
+
+
+SECOND = torch.device("cuda:1")  # not the current one
+
+
+@pytest.fixture(scope="module")
+def card():
+    with pytest.MonkeyPatch.context() as patch, played_card(patch, SECOND) as card, torch.no_grad():
+        yield card
+
+
+@pytest.fixture(params=["walker", "watched"], scope="module")
+def env(card, request):
+    card.flags = True
+    env = JaxEnv(Walker(), batch_size=[ROWS], device="cuda:1", episode_length=3)
+    env.set_seed(0)
+    if request.param == "watched":
+        vecnorm = VecNorm(in_keys=["place"])
+        chain = Compose(StepCounter(), RewardSum(), RewardScaling(0.0, 2.0), vecnorm)
+        env = TransformedEnv(env, chain)
+    card.flags = False
+    return env
+
+
+def pushed(td):
+    return td.set("action", torch.full((ROWS, 2), 0.05, device=td.device))
+
+
+def drawn_by_jax(params, shown, key):
+    return jnp.zeros((ROWS, 2)) + jnp.float32(key[0] % 2)
+
+
+@pytest.mark.parametrize("call", ["step", "step_and_maybe_reset"])
+def test_the_host_reads_nothing_in_a_step(env, card, call):
+    _, td = env.step_and_maybe_reset(pushed(env.reset()))  # compiled, specs read
+    getattr(env, call)(env.rand_action(td.copy()))
+    card.reads.clear()
+
+    getattr(env, call)(pushed(td.copy()))
+    getattr(env, call)(env.rand_action(td))
+
+    assert card.reads == []
+
+
+RUNS = {
+    "random actions, callback": {"callback": lambda env, td: None},
+    "policy": {"policy": pushed},
+    "policy in JAX, callback": {
+        "policy": JaxPolicy(drawn_by_jax),
+        "callback": lambda env, td: None,
+    },
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_host_reads_no_more_in_a_longer_rollout(env, card, run):
+    counts = []
+    for steps in (2, 2, 9):
+        card.reads.clear()
+        env.rollout(steps, **RUNS[run], break_when_any_done=False)
+        counts.append(len(card.reads))
+
+    _, short, long = counts
+    assert short == long
+
+
+def test_all_of_env_and_data_is_on_the_same_card(env, card):
+    td = env.step_and_maybe_reset(pushed(env.reset()))[1]
+    data = env.rollout(3, pushed, auto_reset=False, tensordict=td, break_when_any_done=False)
+
+    found = {env.device, data.device, *(leaf.device for leaf in data.values(True, True))}
+    found |= {spec.device for spec in env.specs.values(True, True)}
+    assert found == {SECOND}
+
+
+def test_a_read_of_the_card_is_noticed(card):
+    """What the tests above rest on."""
+    card.flags = False
+    card.reads.clear()
+    flags = torch.ones(3, 2, device=SECOND) > 0
+
+    assert not flags.any()
+    assert not (~flags[1:, 0]).all()
+    flags.cpu()
+    with pytest.raises(RuntimeError, match="same device"):
+        flags & torch.ones(3, 2, dtype=torch.bool)
+
+    assert card.reads == ["item", "item", "to cpu"]
