@@ -697,7 +697,8 @@ def test_data_goes_where_the_env_and_each_member_expect_it():
 def test_members_on_two_devices_deliver_to_one():
     members = [counts(device="cuda"), counts(device="cpu")]
     with pytest.raises(
-        ArgumentError, match=r"\['cuda', 'cpu'\].*MixedEnv\(members, device='cuda'\)"
+        ArgumentError,
+        match=r"\['cuda:0', 'cpu'\].*MixedEnv\(members, device='cuda:0'\)",
     ):
         MixedEnv(members)
     env = MixedEnv(members, device="cuda")

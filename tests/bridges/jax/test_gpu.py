@@ -144,19 +144,24 @@ def test_no_step_reads_or_writes_out_of_order(walker, stream):
 @on_gpu
 def test_a_torch_policy_on_the_card_is_compiled(walker):
     torch.manual_seed(0)
-    net = torch.nn.Linear(2, 2, device="cuda")
-    policy = compile_policy(torch.nn.Sequential(FirstOf(), net))
+    module = OfPlace("cuda")
     walker.set_seed(0)
 
-    data, _ = walker.unroll(walker.reset(), 5, policy)
+    data, _ = walker.unroll(walker.reset(), 5, compile_policy(module))
 
-    expected = net(data["place"]).detach()
+    expected = module(data["place"]).detach()
     torch.testing.assert_close(data["action"], expected, rtol=1e-2, atol=1e-2)  # tf32
 
 
-class FirstOf(torch.nn.Module):
+class OfPlace(torch.nn.Module):
+    """A layer that reads the first observation of several."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2, device=device)
+
     def forward(self, place, *others):
-        return place
+        return self.layer(place)
 
 
 @on_gpu
