@@ -26,6 +26,7 @@ from tensordict import TensorDict
 
 from bench.brax_step import policy_for
 from bench.harness import compare, record
+from bridges.dlpack import to_jax
 from bridges.worlds.brax import import_brax
 from envkit import BraxEnv, JaxPolicy, compile_policy
 
@@ -51,7 +52,7 @@ def backend_of(name: str) -> dict[str, str]:
 def acting_like(policy: torch.nn.Sequential) -> tuple[Callable[..., Any], list[Any]]:
     """The network of `policy_for` in JAX: a function ``(params, observation, key)`` and its params."""
     layers = [part for part in policy if isinstance(part, torch.nn.Linear)]
-    params = [(jnp.asarray(one.weight.detach()), jnp.asarray(one.bias.detach())) for one in layers]
+    params = [(to_jax(one.weight, detach=True), to_jax(one.bias, detach=True)) for one in layers]
 
     def act(params: Any, observation: jax.Array, key: jax.Array) -> jax.Array:
         for weight, bias in params:

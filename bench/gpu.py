@@ -1,9 +1,10 @@
 """Brax on a graphics card: stepwise and whole rollouts of ant against a bare scan, and what the hand-off of a step costs.
 
 Nothing is measured without a card. The stepwise loop hands observation, reward and done to torch and the
-action back at each step; the bare scan is one program with the same network in it.
+action back at each step; the bare scan is one program with the same network in it. On a CPU each work runs once, on
+few rows, which shows that it runs.
 
-Run: ``python -m bench.gpu [--quick]``
+Run: ``python -m bench.gpu [--quick] [--device cpu]``
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from bridges.jax.programs import RESTART
 from envkit import BraxEnv, JaxPolicy, compile_policy, configure_gpu
 
 WORKS = (("ant", 4096, 50), ("ant", 16384, 25))
+ON_CPU = ("inverted_pendulum", 8, 3)
 
 
 def synchronised(work: Callable[[], object]) -> Callable[[], None]:
@@ -40,34 +42,42 @@ def synchronised(work: Callable[[], object]) -> Callable[[], None]:
     return run
 
 
-def measure(name: str, rows: int, steps: int, rounds: int) -> None:
-    """Compare ways to step one env at one batch size."""
-    env = BraxEnv(name, backend="spring", batch_size=[rows], device="cuda")
+def works_of(env: BraxEnv, name: str, rows: int, steps: int) -> dict[str, Callable[[], Any]]:
+    """Make ways to step one env at one batch size."""
     env.set_seed(0)
     first = env.reset()
     size = env.observation_spec["observation"].shape[-1]
-    policy = policy_for(size, env.action_spec.shape[-1], "cuda")
+    policy = policy_for(size, env.action_spec.shape[-1], str(env.device))
     act, params = acting_like(policy)
-    works: dict[str, Callable[[], Any]] = {
+    return {
         "bare lax.scan": bare_scan(name, rows, steps, act, params),
         "envkit stepwise, torch policy": envkit_loop(env, steps, policy),
         "envkit unroll, JaxPolicy": envkit_unroll(env, first, steps, JaxPolicy(act, params)),
         "envkit unroll, compile_policy": envkit_unroll(env, first, steps, compile_policy(policy)),
     }
+
+
+def measure(name: str, rows: int, steps: int, rounds: int) -> None:
+    """Compare ways to step one env at one batch size."""
+    env = BraxEnv(name, backend="spring", batch_size=[rows], device="cuda")
     compare(
         f"{name} spring x {rows} on {torch.cuda.get_device_name()}",
-        {title: synchronised(work) for title, work in works.items()},
+        {title: synchronised(work) for title, work in works_of(env, name, rows, steps).items()},
         steps=steps * rows,
         reference="bare lax.scan",
         rounds=rounds,
     )
-    measure_handoff(env, rows)
+    title = f"hand-off of a step, {rows} rows on {torch.cuda.get_device_name()}"
+    record(title, {"rounds": 200, **handoff_of(env, title, rounds=200)})
 
 
-def measure_handoff(env: BraxEnv, rows: int, rounds: int = 200) -> None:
-    """Time what a step costs besides its program, on the host: all that goes in, all that comes out."""
-    td = env.rand_action(env.reset())
-    env.step_and_maybe_reset(td.copy())
+def handoff_of(env: BraxEnv, title: str, rounds: int) -> dict[str, float]:
+    """Time what a step costs besides its program, on the host: all that goes in, all that comes out.
+
+    The root is one that a step gave, as all but the first of a loop are: its state goes back as it is.
+    """
+    _, td = env.step_and_maybe_reset(env.rand_action(env.reset()))
+    td = env.rand_action(td)
     inputs, constants = env._inputs(td), env._constants(td.batch_size)
     lent = to_jit(inputs, copy=False, detach=True)
     follows = number_to_jit(RESTART, env.device)
@@ -87,18 +97,31 @@ def measure_handoff(env: BraxEnv, rows: int, rounds: int = 200) -> None:
         medians[name] = round(statistics.median(seconds) * 1e6, 1)
     total = round(sum(medians.values()), 1)
     leaves = {"leaves_in": len(jax.tree.leaves(lent)), "leaves_out": len(jax.tree.leaves(results))}
-    title = f"hand-off of a step, {rows} rows on {torch.cuda.get_device_name()}"
     print(f"\n{title}: {total} us {medians} {leaves}")
-    record(title, {"rounds": rounds, "total_us": total, **medians, **leaves})
+    return {"total_us": total, **medians, **leaves}
+
+
+def run_on_cpu() -> None:
+    """Run each work once, to show that it runs; speeds of a CPU stand elsewhere."""
+    name, rows, steps = ON_CPU
+    env = BraxEnv(name, backend="spring", batch_size=[rows], device="cpu")
+    for title, work in works_of(env, name, rows, steps).items():
+        work()
+        print(f"{title}: runs")
+    handoff_of(env, f"hand-off of a step, {rows} rows on a CPU", rounds=5)
 
 
 def main() -> None:
     """Run everything, if there is a card."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="fewer rounds, the smaller batch")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args()
+    if options.device == "cpu":
+        run_on_cpu()
+        return
     if not torch.cuda.is_available():
-        print("no CUDA device: nothing was measured")
+        print("no CUDA device: nothing was measured (--device cpu shows that the works run)")
         return
     configure_gpu(0.6)
     for name, rows, steps in WORKS[:1] if options.quick else WORKS:
