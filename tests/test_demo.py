@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from types import SimpleNamespace
 
 import matplotlib.image
 import pytest
@@ -13,9 +14,11 @@ from tensordict import TensorDict
 from bench.demo_matrix import train_once
 from envkit import demo
 from envkit.cli.app import main
+from envkit.demo import job
 from envkit.demo.display import TrainingBar, announcements_said
 from envkit.demo.picture import curves_figure
 from envkit.demo.ppo import PPO, Actor, Normalizer, PPOConfig
+from envkit.specs.devices import as_device
 
 
 def transitions(rewards, terminated, truncated):
@@ -165,3 +168,28 @@ def test_training_reaches_the_goal_on_a_cpu_of_another_instruction_set():
     outcome = train_once(seed=3, caps="sse4_2")
 
     assert outcome["reached"], outcome
+
+
+def test_both_simulators_are_told_where_the_job_computes(monkeypatch):
+    """Of envs that are built on a card, which there is none of here, the device alone is looked at."""
+    told = []
+
+    def built(*args, device=None, **kwargs):
+        told.append(device)
+        return SimpleNamespace(set_seed=lambda seed: None)
+
+    monkeypatch.setattr(job, "BraxEnv", built)
+    monkeypatch.setattr(job, "ParallelEnv", built)
+
+    job.make_envs("cuda:1", seed=0)
+
+    assert told == ["cuda:1", "cuda:1"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_both_simulators_deliver_to_the_card(opened):
+    brax, gym = map(opened, job.make_envs("cuda", seed=0))
+
+    assert brax.device == gym.device == as_device("cuda")
+    assert gym.reset()["observation"].device == gym.device
