@@ -193,9 +193,8 @@ class BatchedEnv(AttributeLookup, ResumablePool):
             drawn = self.full_action_spec.rand((steps,), self._action_generator)
             return record_random(exchange, root, drawn, ended=self._ended, device=self._device)
         run = {"action_paths": actions, "device": self._device}
-        if (recorded := record_plain(exchange, root, act, steps, **run)) is not None:
-            return recorded
-        recorded, acted = record_rollout(exchange, root, act, steps, **run)
+        plain = record_plain(exchange, root, act, steps, **run)
+        recorded, acted = plain or record_rollout(exchange, root, act, steps, **run)
         if acted is None:
             return recorded
         done = [] if recorded is None else list(recorded.unbind(len(self.batch_size)))

@@ -15,6 +15,7 @@ from tensordict import TensorDictBase
 
 from envkit import GymEnv, ParallelEnv, SerialEnv
 from envkit.batched.env import BatchedEnv
+from envkit.errors import BusyEnvError
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Chaos
 
@@ -119,3 +120,61 @@ def test_what_a_policy_puts_in_the_place_of_an_entry_keeps_its_form(envs, name, 
     data = rolled(envs[name], act, **options)
 
     assert_same(data, rolled(envs["slow"], act))
+
+
+def one_step(env: BatchedEnv) -> None:
+    """Step all rows, as one does that plans ahead."""
+    env.step_and_maybe_reset(env.fake_tensordict().exclude("next"))
+
+
+def a_rollout(env: BatchedEnv) -> None:
+    env.rollout(3, lean, **together)
+
+
+def begin_anew(env: BatchedEnv) -> None:
+    env.reset(seed=5)
+
+
+@in_all_ways
+@pytest.mark.parametrize("use", [one_step, a_rollout, begin_anew])
+@pytest.mark.parametrize("calls", [{1}, {2, 3}, {32}, {33}, {40}])
+@pytest.mark.parametrize("reads", ["leaves", "TensorDicts"])
+def test_a_policy_that_uses_the_env_changes_no_step_before(envs, name, options, use, calls, reads):
+    def played(env: BatchedEnv, **options) -> TensorDictBase:
+        count = 0
+
+        def act(observation: torch.Tensor) -> torch.Tensor:
+            nonlocal count
+            count += 1
+            if count in calls:
+                use(env)
+            return lean(observation)
+
+        def act_on_tensordict(tensordict: TensorDictBase) -> TensorDictBase:
+            return tensordict.set("action", act(tensordict["observation"])).set(
+                "turn", tensordict["turn"] + 1
+            )
+
+        def prepare(root: TensorDictBase) -> None:
+            root["turn"] = torch.arange(ROWS)
+
+        policy = act if reads == "leaves" else act_on_tensordict
+        return rolled(env, policy, prepare, **options)
+
+    if options:
+        with pytest.raises(BusyEnvError, match="under way"):
+            played(envs[name], **options)
+    else:
+        assert_same(played(envs[name]), played(envs["slow"]))
+
+
+def test_parts_inside_of_parts_are_refused(envs):
+    env = envs["parallel"]
+    inner = {"auto_reset": False, "tensordict": env.reset()}
+
+    def act(observation: torch.Tensor) -> torch.Tensor:
+        env.rollout(2, lean, pipeline=2, **inner, **together)
+        return lean(observation)
+
+    with pytest.raises(BusyEnvError, match="under way"):
+        env.rollout(3, act, pipeline=2, **together)

@@ -96,6 +96,10 @@ class OnRows:
             ring = self._exchange.rings.inputs[path]
             actions[start : start + len(slots)] = ring[slots.start : slots.stop]
 
+    def entries(self) -> dict[Path, list[torch.Tensor]]:
+        """Nothing: rows are looked at when all is done."""
+        return {}
+
     def written(self) -> dict[Path, torch.Tensor]:
         """Give all that was written, time in front."""
         entries = {**self._written, **self._actions}
@@ -145,6 +149,10 @@ class OnLeaves:
 
     def take(self, start: int, slots: range) -> None:
         """Nothing: what was seen and given is kept as it is."""
+
+    def entries(self) -> dict[Path, list[torch.Tensor]]:
+        """Give what was seen and given so far, a value for each step."""
+        return {**self._seen, **self._given}
 
     def written(self) -> dict[Path, torch.Tensor]:
         """Give what was seen, maybe changed in place, and all that was written, time in front."""

@@ -11,6 +11,8 @@ Conventions
     time    leading axis in memory; the result shows it last.
     others  root entries that neither env nor action keys account for: what the policy writes beside
             its action, or what the caller put there. They are carried as `step_mdp` would.
+    asked   an acted root that is to be stepped next, where a run of all rows goes on step by step: the policy has written
+            under ``next`` or masked the step, or has used the env itself.
 """
 
 from __future__ import annotations
@@ -35,11 +37,7 @@ __all__ = ["record_in_parts", "record_plain", "record_random", "record_rollout"]
 
 
 class _TensorDictRun:
-    """Steps of a policy that sees TensorDicts.
-
-    Where it writes under ``next`` or masks a step, which is obeyed step by step only, the steps end: ``asked`` is the
-    acted root that is to be stepped next.
-    """
+    """Steps of a policy that sees TensorDicts; they end where one is ``asked``, see the module."""
 
     def __init__(
         self,
@@ -57,6 +55,8 @@ class _TensorDictRun:
         self._written: dict[Path, list[torch.Tensor]] = {}
         self._others = {p: value for p, value in leaves(root) if p not in self.record.roots}
         self._count = 0
+        self._at = 0, range(0)  # first step of the window, and its slots before the one acted in
+        self._is_left = False
 
     def steps(self) -> Iterator[None]:
         """Act and step; each one that was begun is waited for when the next is wanted."""
@@ -65,10 +65,13 @@ class _TensorDictRun:
         for start, slots in record.windows():
             for step, slot in enumerate(slots, start):
                 seen = record.take_root(slot)
+                self._at = start, range(slots.start, slot)
                 td = self._act(tensordict_of({**seen, **self._others}, size, self._device, axes))
-                if not self._take(td, seen):
+                if not self._take(td, seen) or self._is_left:
+                    self.asked = td
                     record.keep_seen(start, step + 1 - start)
-                    record.take_nexts(start, range(slots.start, slot))
+                    if not self._is_left:
+                        self.leave()
                     return
                 exchange.fill(td, None, slot)
                 sent = exchange.wake(td, None, advance=step < record.steps - 1, slot=slot)
@@ -78,6 +81,11 @@ class _TensorDictRun:
             record.keep_seen(start, len(slots))
             record.take_nexts(start, slots)
 
+    def leave(self) -> None:
+        """Take what steps have left in the slots; see `BufferExchange.recording`."""
+        self.record.take_nexts(*self._at)
+        self._is_left = True
+
     def _take(self, td: TensorDictBase, seen: dict[Path, torch.Tensor]) -> bool:
         """Keep what the policy has written, or say that it asks for what is obeyed step by step only."""
         self._others = {}
@@ -85,7 +93,6 @@ class _TensorDictRun:
             known = seen.get(path)
             if known is None:
                 if path[0] == "next" or path[-1] == rules.STEP:
-                    self.asked = td
                     return False
                 self._written.setdefault(path, []).append(value)
                 if path not in self._action_paths and path[-1] != rules.RESET:
@@ -107,14 +114,12 @@ class _TensorDictRun:
         return stacked(self._written, self._count)
 
     def so_far(self) -> TensorDict | None:
-        """Show the steps before the one that ``asked``, None if that is the first."""
+        """Show the steps before the one that was ``asked``, None if that is the first."""
         return self.record.first(self._count, self._written)
 
 
 class _PlainRun:
-    """Steps of a policy that needs no TensorDict: none is made for a step."""
-
-    asked = None
+    """Steps of a policy that needs no TensorDict: none is made for a step. They end where one is ``asked``."""
 
     def __init__(
         self,
@@ -126,14 +131,21 @@ class _PlainRun:
         device: Any,
     ):
         self.record = Record(exchange, root, stacks, device)
+        self.asked: TensorDictBase | None = None
         self._exchange, self._actor, self._others = exchange, actor, others
+        self._at = 0, range(0)  # first step of the window, and its slots before the one acted in
+        self._is_left = False
 
     def steps(self) -> Iterator[None]:
         """Act and step; see `_TensorDictRun.steps`."""
         exchange, actor, record = self._exchange, self._actor, self.record
         for start, slots in record.windows():
             for step, slot in enumerate(slots, start):
+                self._at = start, range(slots.start, slot)
                 actor.act(step, slot)
+                if self._is_left:
+                    self.asked = self._acted(step)
+                    return
                 sent = exchange.wake(None, None, advance=step < record.steps - 1, slot=slot)
                 record.catch_up()
                 yield
@@ -141,6 +153,28 @@ class _PlainRun:
             record.put_off(start, slots)
             actor.take(start, slots)
         record.catch_up()
+
+    def leave(self) -> None:
+        """Take what steps have left in the slots; see `BufferExchange.recording`."""
+        self.record.catch_up()
+        self.record.put_off(*self._at)
+        self.record.catch_up()
+        self._is_left = True
+
+    def _acted(self, step: int) -> TensorDictBase:
+        """Give the root of a step as a policy on leaves, which alone can have used the env, has seen and acted on it."""
+        td = self.record.root_at(step)
+        latest = {path: values[-1] for path, values in self._actor.entries().items()}
+        for path, value in {**self._others, **latest}.items():
+            td.set(as_key(path), value)
+        return td
+
+    def so_far(self) -> TensorDict | None:
+        """Show the steps before the one that was ``asked``, None if that is the first."""
+        start, slots = self._at
+        count, entries = start + len(slots), self._actor.entries()
+        kept = {path: [value] * count for path, value in self._others.items()}
+        return self.record.first(count, {**kept, **entries})
 
     def written(self) -> dict[Path, torch.Tensor]:
         """Give what the policy has written, and what the caller put beside the root, time in front."""
@@ -189,15 +223,21 @@ def record_rollout(
         device: where the result is.
 
     Returns:
-        Transitions of batch size (*batch, steps), and None. Where the policy writes under ``next``
-        or masks a step, which is obeyed step by step only, recording ends: the transitions before it
-        (None if there are none), and the acted root that is to be stepped next.
+        Transitions of batch size (*batch, steps), and None. Where one is ``asked``, see the module, recording
+        ends: the transitions before it (None if there are none), and the acted root that is to be stepped next.
     """
     exchange.select_all()
     stacks = Stacks.empty(exchange, steps, device)
-    run = _TensorDictRun(exchange, root, act, stacks, action_paths, device)
-    for _ in run.steps():
-        pass
+    return _recorded(exchange, _TensorDictRun(exchange, root, act, stacks, action_paths, device))
+
+
+def _recorded(
+    exchange: BufferExchange, run: _TensorDictRun | _PlainRun
+) -> tuple[TensorDict | None, TensorDictBase | None]:
+    """Make the steps of a run, and give what `record_rollout` does."""
+    with exchange.recording(run.leave):
+        for _ in run.steps():
+            pass
     if run.asked is not None:
         return run.so_far(), run.asked
     return run.record.result(run.written()), None
@@ -211,7 +251,7 @@ def record_plain(
     *,
     action_paths: frozenset[Path],
     device: Any,
-) -> TensorDict | None:
+) -> tuple[TensorDict | None, TensorDictBase | None] | None:
     """Do what `record_rollout` does, where the policy needs no TensorDict: none is made for a step.
 
     Such is one that acts on rows, or on leaves, as a plain function and a plain TensorDictModule do.
@@ -225,10 +265,7 @@ def record_plain(
         return None
     exchange.select_all()
     stacks = Stacks.empty(exchange, steps, device)
-    run = _PlainRun(exchange, root, actor, stacks, others, device)
-    for _ in run.steps():
-        pass
-    return run.record.result(run.written())
+    return _recorded(exchange, _PlainRun(exchange, root, actor, stacks, others, device))
 
 
 def record_in_parts(

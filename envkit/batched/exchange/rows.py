@@ -11,7 +11,8 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -95,6 +96,7 @@ class BufferExchange(SharedRows):
         self.lost: set[int] = set()
         self._rounds = 0  # steps and resets so far
         self.is_in_parts = False
+        self._leave: Callable[[], None] | None = None  # of a run, see `recording`
         self.memory = LentMemory()
 
     # --------------------------------------------------------------------------------------- step
@@ -135,10 +137,11 @@ class BufferExchange(SharedRows):
 
         ``root`` is what is known before; None where it lies in the rows too. ``slot`` is that of `fill`.
         """
-        self._require_whole()
-        self._rounds += 1
-        if slot is not None:
+        if slot is None:
+            self._hand_over()
+        else:
             self.slot = slot
+        self._rounds += 1
         sent = Round(self._rounds, rows, root, advance)
         if self.recovery.unstarted:
             chosen = range(len(self.newest_is_next)) if rows is None else rows
@@ -211,6 +214,22 @@ class BufferExchange(SharedRows):
                 "env in the policy, or leave pipeline out."
             )
 
+    @contextmanager
+    def recording(self, leave: Callable[[], None]) -> Iterator[None]:
+        """Hold the slots for a run; ``leave`` saves what it has left there before anybody else writes into them."""
+        self._leave = leave
+        try:
+            yield
+        finally:
+            self._leave = None
+
+    def _hand_over(self) -> None:
+        """Have a run that holds the slots save what it has left there: its policy uses the env for something else."""
+        self._require_whole()
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+
     def fresh_rows(self) -> TensorDict:
         """Give the root rows as the last reset or advance left them."""
         return self.deliver(self.roots[self.slot + 1])
@@ -234,7 +253,7 @@ class BufferExchange(SharedRows):
         kwargs: list[dict[str, Any]] | None = None,
     ) -> None:
         """Reset what the masks select, all where there are none, and leave the roots in the rows."""
-        self._require_whole()
+        self._hand_over()
         self._rounds += 1
         rows = self._select({(*level, rules.RESET): mask for level, mask in masks.items()})
         chosen = set(range(len(self._has_roots)) if rows is None else rows)
@@ -299,7 +318,8 @@ class BufferExchange(SharedRows):
         )
 
     def select_all(self) -> None:
-        """Have steps that nothing is filled for move every part of every row."""
+        """Have steps that nothing is filled for move every part of every row; a run that is under way is left."""
+        self._hand_over()
         if not self._masks_are_full:
             self._select({})
 
@@ -344,7 +364,7 @@ class BufferExchange(SharedRows):
         Raises:
             ResumeError: it has other entries.
         """
-        self._require_whole()
+        self._hand_over()
         for row, known in enumerate(state):
             self._has_roots[row] = self.newest_is_next[row] = known is not None
             if known is None:
