@@ -21,6 +21,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.batched.arguments import as_own_kwargs
 from envkit.batched.attributes import AttributeLookup
+from envkit.batched.exchange.actors import asks
 from envkit.batched.exchange.in_place import RowsInPlace
 from envkit.batched.exchange.recording import record_plain, record_random, record_rollout
 from envkit.batched.exchange.rows import BufferExchange
@@ -28,9 +29,10 @@ from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.resuming import ResumablePool
 from envkit.batched.stacking import by_row, empty_rows, keep_unstepped, stack_rows
 from envkit.data.arguments import require_tensordict
-from envkit.data.paths import Path, as_key, as_path
+from envkit.data.paths import Path, as_path
 from envkit.data.resets import collect_reset_masks, done_outside, merge_reset
 from envkit.data.results import EnvData
+from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
 from envkit.env.in_place import InPlace
 from envkit.env.input_checks import in_functorch, require_values
@@ -189,7 +191,7 @@ class BatchedEnv(AttributeLookup, ResumablePool):
             return None
         actions = self._action_paths
         random = policy is None and not self._action_masks and draws_in_order(self.action_spec)
-        if random and actions == exchange.inputs[0].keys():
+        if random and actions == exchange.inputs[0].keys() and not asks(dict(leaves(root))):
             drawn = self.full_action_spec.rand((steps,), self._action_generator)
             return record_random(exchange, root, drawn, ended=self._ended, device=self._device)
         run = {"action_paths": actions, "device": self._device}
@@ -215,8 +217,7 @@ class BatchedEnv(AttributeLookup, ResumablePool):
             return None
         if not set(self.reward_keys).isdisjoint(self.state_keys):
             return None  # what is carried from `next` must have a root row
-        is_complete = all(root.get(as_key(path), None) is not None for path in exchange.roots[0])
-        return exchange if exchange.has_begun and is_complete else None
+        return exchange if exchange.has_begun and exchange.looks_like(root) else None
 
     def _ended(self, following: TensorDictBase) -> dict[Path, torch.Tensor]:
         """Give masks of what is to be reset, by level; none where nothing is done."""

@@ -119,7 +119,8 @@ class ParallelEnv(BatchedEnv):
             raise OptionError(
                 f"pipeline={parts} asks for data in shared rows, which these sub-envs or options do not allow: "
                 "entries without a fixed size, use_buffers=False, lazy stacks, policy_proof, groups that end "
-                "apart, rewards that are carried on, or a root without all entries. Leave pipeline out."
+                "apart, rewards that are carried on, or a root that lacks entries or has them in another form. "
+                "Leave pipeline out."
             )
         if parts > (workers := len(exchange.pool.rows_of)):
             raise OptionError(

@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 
 from envkit import GymEnv, ParallelEnv, SerialEnv
 from envkit.batched.env import BatchedEnv
-from envkit.errors import BusyEnvError
+from envkit.errors import BusyEnvError, OptionError, RolloutError
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Chaos
 
@@ -94,6 +94,40 @@ def test_a_row_that_is_lost_leaves_no_gradient_in_the_rows(opened):
 
     assert lost["next", "truncated"].flatten().tolist() == [True, False]
     assert not after["next", "draw"].requires_grad
+
+
+def half(root: TensorDictBase) -> None:
+    root["_step"] = torch.arange(ROWS) % 2 == 0
+
+
+def told_before(root: TensorDictBase) -> None:
+    root["next"] = root.clone().set("reward", torch.ones(ROWS, 1))
+
+
+def doubles(root: TensorDictBase) -> None:
+    root["observation"] = root["observation"].double() / 3
+
+
+@pytest.mark.parametrize("prepare", [half, told_before, doubles])
+@pytest.mark.parametrize("name", ["serial", "parallel"])
+@pytest.mark.parametrize("policy", ACTS.values(), ids=ACTS)
+def test_what_a_root_asks_for_is_obeyed(envs, name, prepare, policy):
+    data = rolled(envs[name], policy, prepare)
+
+    assert_same(data, rolled(envs["slow"], policy, prepare))
+
+
+@pytest.mark.parametrize(
+    ("prepare", "error", "told"),
+    [
+        (half, RolloutError, "began from"),
+        (told_before, RolloutError, "began from"),
+        (doubles, OptionError, "another form"),
+    ],
+)
+def test_parts_refuse_a_root_that_asks_for_single_steps(envs, prepare, error, told):
+    with pytest.raises(error, match=told):
+        rolled(envs["parallel"], lean, prepare, pipeline=2)
 
 
 # --------------------------------------------------------------------------------- what policies do

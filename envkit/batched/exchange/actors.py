@@ -22,7 +22,7 @@ from envkit.data.paths import Path
 from envkit.env.on_leaves import ActsOnLeaves, LeavesPolicy
 from envkit.env.policy import ActsOnRows, Policy, RowsPolicy
 
-__all__ = ["Actor", "Exchange", "actor_for"]
+__all__ = ["Actor", "Exchange", "actor_for", "asks"]
 
 Exchange = BufferExchange | Part
 
@@ -79,7 +79,7 @@ class OnRows:
             for path, rows in inputs.items()
         ]
         fits = roots >= set(policy.reads) and roots.isdisjoint(writes) and all(is_action)
-        return cls(policy, exchange, steps) if fits and not _asks(writes) else None
+        return cls(policy, exchange, steps) if fits and not asks(writes) else None
 
     def act(self, step: int, slot: int) -> None:
         """Act on the root of a slot."""
@@ -129,7 +129,7 @@ class OnLeaves:
         nested = any(path != known and _overlap(path, known) for path in writes for known in others)
         return (
             cls(policy, exchange, device)
-            if fits and apart and not nested and not _asks(writes)
+            if fits and apart and not nested and not asks(writes)
             else None
         )
 
@@ -163,9 +163,9 @@ class OnLeaves:
 Actor = OnRows | OnLeaves
 
 
-def _asks(writes: Iterable[Path]) -> bool:
-    """Say whether a policy writes what is obeyed step by step only."""
-    return any(path[0] == "next" or path[-1] in (rules.STEP, rules.RESET) for path in writes)
+def asks(entries: Iterable[Path]) -> bool:
+    """Say whether what is obeyed step by step only is among entries of a root."""
+    return any(path[0] == "next" or path[-1] in (rules.STEP, rules.RESET) for path in entries)
 
 
 def _overlap(one: Path, other: Path) -> bool:

@@ -323,8 +323,8 @@ def _take_turns(runs: list[_PlainRun | _TensorDictRun]) -> None:
                 under_way.remove((run, steps))
                 if run.asked is not None:
                     raise RolloutError(
-                        "the policy writes under 'next' or a mask '_step', which is obeyed step by step, and "
-                        "pipeline= makes no such steps. Leave pipeline out."
+                        "the policy, or the TensorDict that the rollout began from, has entries under 'next' or a mask "
+                        "'_step', which are obeyed step by step, and pipeline= makes no such steps. Leave pipeline out."
                     ) from None
 
 

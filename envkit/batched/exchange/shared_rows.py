@@ -106,6 +106,16 @@ class SharedRows:
     def slot(self, slot: int) -> None:
         self.slots.fill(slot)
 
+    def looks_like(self, root: TensorDictBase) -> bool:
+        """Say whether a root has all the entries of one, in the form of their rows."""
+        found = ((root.get(as_key(path), None), rows) for path, rows in self.roots[0].items())
+        return all(
+            isinstance(value, torch.Tensor)
+            and value.dtype == rows.dtype
+            and value.shape == rows.shape
+            for value, rows in found
+        )
+
     def write(
         self,
         given: TensorDictBase | Mapping[Path, Any],
