@@ -129,12 +129,16 @@ class GymLikeEnv(ResumableEnv):
                     raise
             if hasattr(simulator, name):
                 return getattr(simulator, name)
+            cause = None
             if hasattr(simulator, "get_wrapper_attr"):
-                return simulator.get_wrapper_attr(name)
-            raise AttributeError(
+                try:
+                    return simulator.get_wrapper_attr(name)
+                except AttributeError as error:  # names a wrapper that the user has never heard of
+                    cause = error
+            raise AttributeError(  # without a full stop: Python puts the nearest name behind
                 f"neither {type(self).__name__} nor its simulator {type(simulator).__name__} has an "
-                f"attribute {name!r}."
-            )
+                f"attribute {name!r}"
+            ) from cause
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GymLikeEnv:
         return deep_copy(self, memo)

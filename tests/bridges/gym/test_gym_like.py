@@ -201,6 +201,15 @@ def test_unknown_names_are_looked_up_on_the_simulator():
         _ = env.no_such_name
 
 
+def test_a_misspelt_name_is_told_of_the_env_and_not_of_the_outermost_wrapper():
+    with pytest.raises(
+        AttributeError, match=r"neither GymEnv nor its simulator .*'rolout'$"
+    ) as told:
+        _ = GymEnv("CartPole-v1").rolout
+
+    assert isinstance(told.value.obj, GymEnv)  # where Python looks for the nearest name
+
+
 def test_encodings_are_remembered_on_request():
     plain, fast = SlopeEnv(), SlopeEnv()
     fast.fast_encoding()
