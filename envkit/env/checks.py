@@ -19,6 +19,7 @@ from envkit.data.transition import empty_like
 from envkit.env.base import EnvBase
 from envkit.env.conduct import faults
 from envkit.env.deviations import changed_paths, deviations, distinct
+from envkit.env.foreign import known_wrapping_of
 from envkit.errors import ArgumentTypeError, EnvkitError, OutOfSpecError, RolloutError
 
 __all__ = ["check_env_specs"]
@@ -92,11 +93,11 @@ def _require_env(env: object) -> None:
         return
     is_class = isinstance(env, type)
     given = f"the class {env.__name__}" if is_class else f"a {type(env).__name__}"
-    fix = f"{env.__name__}(...)" if is_class else "env"
-    raise ArgumentTypeError(
-        f"check_env_specs was given {given}, but runs an env. Pass an instance: "
-        f"check_env_specs({fix})."
-    )
+    wrapping = known_wrapping_of(env)
+    fix = f"Wrap it: check_env_specs({wrapping})."
+    if wrapping is None:
+        fix = f"Pass an instance: check_env_specs({f'{env.__name__}(...)' if is_class else 'env'})."
+    raise ArgumentTypeError(f"check_env_specs was given {given}, but runs an env of envkit. {fix}")
 
 
 def _by_hand(env: EnvBase, tensordict: TensorDictBase | None, find: partial) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["wrapping_of"]
+__all__ = ["known_wrapping_of", "wrapping_of"]
 
 _WRAPPERS = {
     "brax": "BraxWrapper",
@@ -17,8 +17,13 @@ _WRAPPERS = {
 }
 
 
-def wrapping_of(env: object) -> str:
-    """Say how to wrap what is no env of envkit, as code; as one of Gymnasium's where its library is not known."""
+def known_wrapping_of(env: object) -> str | None:
+    """Say how to wrap an env of another library, as code; None of what comes from none that is known."""
     libraries = [kind.__module__.partition(".")[0] for kind in type(env).__mro__]
     known = [_WRAPPERS[library] for library in libraries if library in _WRAPPERS]
-    return f"{known[0] if known else 'GymWrapper'}(env)"
+    return f"{known[0]}(env)" if known else None
+
+
+def wrapping_of(env: object) -> str:
+    """Say how to wrap what is no env of envkit, as code; as one of Gymnasium's where its library is not known."""
+    return known_wrapping_of(env) or "GymWrapper(env)"

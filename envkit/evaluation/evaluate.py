@@ -25,6 +25,7 @@ from envkit import rules
 from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import Key, as_key
 from envkit.env.base import EnvBase
+from envkit.env.foreign import known_wrapping_of
 from envkit.env.fragments import Fragment, begin_fragment
 from envkit.env.policy import (
     ExplorationType,
@@ -108,9 +109,10 @@ def evaluate(
         RolloutError: (a RuntimeError) an episode did not end in 100,000 steps, and ``max_steps`` is None.
     """
     if not isinstance(env, EnvBase):
+        wrapping = known_wrapping_of(env)
         raise ArgumentTypeError(
-            f"env is {env!r}, of type {type(env).__name__}, but must be an env of envkit. Pass "
-            "GymEnv('CartPole-v1'), say; TorchRLWrapper(env) makes one of TorchRL's."
+            f"env is {env!r}, of type {type(env).__name__}, but must be an env of envkit. "
+            + (f"Wrap it: {wrapping}." if wrapping else "Pass GymEnv('CartPole-v1'), say.")
         )
     wanted = as_int("episodes", episodes, least=1, meaning="how many episodes to play")
     if max_steps is not None:

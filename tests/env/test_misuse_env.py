@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from types import SimpleNamespace
 
+import gymnasium
 import pytest
 import torch
 from tensordict import TensorDict
@@ -424,6 +425,16 @@ MISUSES = {
         lambda: check_env_specs(Custom(td_of(x=[0.0, 0.0]))),
         AssertionError,
         r"'x' has shape \(2,\), its spec says \(1,\).*Correct the specs",
+    ),
+    "an env of another library, checked": (
+        lambda: check_env_specs(gymnasium.make("CartPole-v1")),
+        TypeError,
+        r"given a TimeLimit, but runs an env of envkit. Wrap it: check_env_specs\(GymWrapper\(env\)\)",
+    ),
+    "a class, checked": (
+        lambda: check_env_specs(Count),
+        TypeError,
+        r"the class Count, .*Pass an instance: check_env_specs\(Count\(\.\.\.\)\)",
     ),
     # -- batches
     **{

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import gymnasium
 import pytest
 import torch
 from tensordict import TensorDict
@@ -405,6 +406,8 @@ def test_one_of_several_rewards_counts_where_the_others_are_left_out():
 def test_what_is_no_env_is_refused():
     with pytest.raises(ArgumentTypeError, match=r"env is 'CartPole-v1', of type str"):
         evaluate("CartPole-v1", None)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match=r"of type TimeLimit.*Wrap it: GymWrapper\(env\)"):
+        evaluate(gymnasium.make("CartPole-v1"), None)  # type: ignore[arg-type]
 
 
 def test_an_episode_without_an_end_is_told_with_the_cure(monkeypatch):

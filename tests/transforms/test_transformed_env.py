@@ -9,6 +9,7 @@ import copy
 import pickle
 from functools import partial
 
+import gymnasium
 import pytest
 import torch
 from tensordict import TensorDict
@@ -360,6 +361,13 @@ def test_a_compose_is_a_list():
 def test_what_is_no_env_cannot_be_wrapped(base):
     with pytest.raises(ArgumentError, match=r"base_env is .*must be an environment.*is built"):
         TransformedEnv(base)
+
+
+def test_an_env_of_another_library_is_named_with_its_wrapper():
+    with pytest.raises(
+        ArgumentError, match=r"of type TimeLimit.*Wrap it: TransformedEnv\(GymWrapper\(env\), "
+    ):
+        TransformedEnv(gymnasium.make("CartPole-v1"))
 
 
 def test_a_compose_names_what_is_wrong():

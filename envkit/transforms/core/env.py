@@ -17,6 +17,7 @@ from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS, require_names
 from envkit.env.drawing import fake_step
+from envkit.env.foreign import known_wrapping_of
 from envkit.env.html import Told
 from envkit.env.own_state import OWN
 from envkit.errors import ArgumentTypeError, ResumeError, SpecError
@@ -71,9 +72,11 @@ class TransformedEnv(TransformStepping):
         cache_specs: bool = True,
     ):
         if not isinstance(base_env, EnvBase):
+            wrapping = known_wrapping_of(base_env)
+            fix = "Pass one that is built, e.g. TransformedEnv(GymEnv('Pendulum-v1'), ...)."
             raise ArgumentTypeError(
-                f"base_env is {base_env!r} of type {type(base_env).__name__}, but must be an "
-                "environment. Pass one that is built, e.g. TransformedEnv(GymEnv('Pendulum-v1'), ...)."
+                f"base_env is {base_env!r} of type {type(base_env).__name__}, but must be an environment of envkit. "
+                + (f"Wrap it: TransformedEnv({wrapping}, ...)." if wrapping else fix)
             )
         inner = []
         if auto_unwrap and type(base_env) is TransformedEnv and base_env.is_spec_locked:
