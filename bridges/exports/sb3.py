@@ -58,6 +58,9 @@ class SB3View(VecEnv):
         self._actions: Any = None
         super().__init__(view.num_envs, _flat_space(view.observation_space), view.action_space)
 
+    def __repr__(self) -> str:
+        return f"to_sb3({self.envkit_env!r})"
+
     def reset(self) -> Any:
         """Begin episodes in all rows, from the seed that `seed` was given."""
         if any(self._options):

@@ -29,7 +29,7 @@ from envkit.data.plain import from_plain, plain
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.policy import PolicyLike
-from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError
+from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError, OptionError
 from envkit.late import late
 
 __all__ = ["Collector", "MakeEnv"]
@@ -79,11 +79,15 @@ class Collector:
                     )
                 made = late(_KINDS[backend][not sync])
             known = known_to(made)
-            every = known_to(Collector)
-            hint = f"A {made.__name__} collects {made._kind}."
-            refuse_unknown(
-                made.__name__, options, known, hint if set(options) <= set(every) else ""
-            )
+            of_workers = [
+                name for name in options if name not in known and name in known_to(Collector)
+            ]
+            if of_workers:
+                raise OptionError(
+                    f"{of_workers[0]!r} is a keyword of collectors with workers, and a {made.__name__} collects "
+                    f"{made._kind}. Use Collector(..., backend='process'), or leave it out."
+                )
+            refuse_unknown(made.__name__, options, known)
             return super().__new__(made)
 
     def __init__(
@@ -98,6 +102,16 @@ class Collector:
         **options: Unpack[WorkerOptions],
     ):
         raise NotImplementedError(f"{type(self).__name__} does not say how it collects.")
+
+    def __repr__(self) -> str:
+        if "_delivery" not in vars(self):  # its arguments were refused
+            return super().__repr__()
+        place = {name: vars(self)[name] for name in ("env", "num_workers") if name in vars(self)}
+        asked = ("frames_per_batch", "trajs_per_batch", "total_frames")
+        told = place | {name: getattr(self._options, name) for name in asked}
+        facts = [f"{name}={value!r}" for name, value in told.items() if value is not None]
+        state = "shut down" if self._is_shut_down else f"frames={self.frames}"
+        return f"{type(self).__name__}({', '.join([*facts, state])})"
 
     def _take(self, policy: PolicyLike, table: type, options: Mapping[str, Any]) -> Any:
         """Take over the options that every kind has; gives all of them, checked."""

@@ -214,6 +214,16 @@ def test_the_front_door_names_the_kind_that_takes_no_such_option(options):
         Collector(unbuilt, **ENOUGH, **options)
 
 
+@pytest.mark.parametrize("kind", [Collector, SyncDataCollector])
+def test_a_keyword_of_another_kind_is_told_as_such_and_not_as_misspelt(kind):
+    with pytest.raises(OptionError) as refusal:
+        kind(unbuilt, num_collectors=2, **ENOUGH)
+
+    assert "'num_collectors' is a keyword of collectors with workers" in str(refusal.value)
+    assert "backend='process'" in str(refusal.value)
+    assert "Did you mean" not in str(refusal.value)
+
+
 def test_the_front_door_names_the_backends_that_there_are():
     with pytest.raises(ArgumentError, match=r"backend is 'cloud', but must be one of.*'process'"):
         Collector(unbuilt, backend="cloud", **ENOUGH)

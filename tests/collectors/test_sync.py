@@ -82,6 +82,17 @@ def test_the_worked_example_of_one_env():
     }
 
 
+def test_it_shows_its_env_what_was_asked_for_and_how_far_it_is():
+    collector = Collector(Count, frames_per_batch=4, total_frames=8)
+    collector.next()
+
+    assert repr(collector) == (
+        f"SyncDataCollector(env={collector.env!r}, frames_per_batch=4, total_frames=8, frames=4)"
+    )
+    collector.shutdown()
+    assert repr(collector).endswith("total_frames=8, shut down)")
+
+
 def test_several_envs_have_a_row_each_and_time_comes_last():
     with pytest.warns(UserWarning, match=r"7, no multiple of the 2 envs.*batches have 8 frames"):
         collector = SyncDataCollector(two, frames_per_batch=7)

@@ -90,6 +90,13 @@ def test_spaces_are_those_of_one_row():
     assert view.observation_space.contains(view.reset()[0])
 
 
+def test_it_shows_the_env_it_is_made_of():
+    env = ours()
+
+    assert repr(env) == f"to_sb3({env.envkit_env!r})"
+    env.close()
+
+
 def test_a_seed_repeats(opened):
     view = to_sb3(opened(make("gym/CartPole-v1", 3, backend="serial")))
     actions = np.random.default_rng(0).integers(0, 2, (20, 3))
