@@ -71,6 +71,17 @@ def test_small_tensors_are_left_to_torch():
     assert memory._idle == [] and memory._lent_bytes == 0
 
 
+@pytest.mark.parametrize("device", [CPU, None])
+@pytest.mark.parametrize("large_bytes", [1, 100])
+def test_memory_lies_on_the_cpu_whatever_the_default_of_torch_is(device, large_bytes):
+    memory = LentMemory(large_bytes)
+
+    with torch.device("meta"):
+        given = memory.empty((4,), torch.float32, device)
+
+    assert given.device == CPU
+
+
 def test_rollouts_that_are_held_stay_as_they_are_while_others_are_recorded(monkeypatch):
     env = SerialEnv(2, partial(GymEnv, "CartPole-v1", max_episode_steps=6))
     env.set_seed(0)

@@ -43,14 +43,15 @@ class LentMemory:
     def empty(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None
     ) -> torch.Tensor:
-        """Give a tensor of any values, which belongs to who holds it."""
+        """Give a tensor of any values, which belongs to who holds it; None is the CPU, whatever torch's default is."""
         size_bytes = math.prod(shape) * dtype.itemsize
-        if size_bytes < self._large_bytes or not (device is None or device.type == "cpu"):
+        device = torch.device("cpu") if device is None else device
+        if size_bytes < self._large_bytes or device.type != "cpu":
             return torch.empty(shape, dtype=dtype, device=device)
         self._lent_bytes += size_bytes
         block = self._idle_of(size_bytes)
         if block is None:
-            block = torch.empty(size_bytes, dtype=torch.uint8)
+            block = torch.empty(size_bytes, dtype=torch.uint8, device=device)
         lent: np.ndarray = block.numpy()[:]
         weakref.finalize(lent, self._take_back, block).atexit = False
         return torch.from_numpy(lent).view(dtype).view(shape)
