@@ -117,12 +117,12 @@ def rollout(
     pipeline = _number_of_parts(pipeline, stop, callback, actions, return_contiguous)
     if set_truncated:
         require_truncated(self)
-    in_parts = pipeline > 1 and policy is not None
     if actions is None:
         act = as_policy(self, policy, trust=trust_policy)
     else:
         max_steps = _number_of(actions, max_steps, policy)
         policy = act = replay(self, actions)
+    is_random = act == self.rand_action  # also a `RandomPolicy` of any env
     if policy is None and self._draws_its_own:
         policy = act  # nobody may draw in its place
     if auto_cast_to_device:
@@ -131,7 +131,7 @@ def rollout(
         self._expect_run(stop, policy)
     root = _first_root(self, tensordict, auto_reset, set_state)
     steps = None
-    if in_parts:
+    if pipeline > 1 and not is_random:
         steps = self._rollout_in_parts(root, max_steps, act, pipeline)
     elif callback is None and return_contiguous and self._steps_by_itself:
         steps = self._fast_rollout(stop, root, max_steps, policy, act, record_state)

@@ -226,7 +226,8 @@ class JobRounds(Generic[W]):
             self._await_answers([worker.job], 0, 0.0)
         if worker.job is not None:
             raise BusyEnvError(
-                f"workers {[worker.index]} are still processing a job. Receive it first."
+                f"workers {[worker.index]} are still processing a job. Receive it first; if it is a step of "
+                "rollout(pipeline=...), do not use the env in the policy."
             )
         self._requests += 1
         limit: Limit = "timeout"

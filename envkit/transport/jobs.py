@@ -114,7 +114,10 @@ class ProcessJobPool(ProcessPool):
             return
         self._attend(resources, 0.0)  # one that nobody waited for, after Ctrl-C, may be done
         if busy := self._busy(resources, handles):
-            raise BusyEnvError(f"workers {busy} are still processing a job. Receive it first.")
+            raise BusyEnvError(
+                f"workers {busy} are still processing a job. Receive it first; if it is a step of "
+                "rollout(pipeline=...), do not use the env in the policy."
+            )
 
     def _busy(self, resources: Resources, handles: Sequence[WorkerHandle]) -> list[int]:
         pending = resources.pending

@@ -22,6 +22,7 @@ from torch import nn
 
 from envkit import AsyncEnvPool, GymEnv, ParallelEnv, SerialEnv, TransformedEnv, compile_policy
 from envkit.env.base import EnvBase
+from envkit.env.policy import RandomPolicy
 from envkit.errors import (
     ArgumentError,
     BusyEnvError,
@@ -184,10 +185,11 @@ def test_rows_as_large_as_pictures_are_recorded_alike(opened):
     assert_same(data, rolled(env, 9, act))
 
 
-def test_random_actions_are_those_without_it(pools):
+@pytest.mark.parametrize("policy", [None, RandomPolicy()])
+def test_random_actions_are_those_without_it(pools, policy):
     env = pools(7, 3)
 
-    assert_same(rolled(env, 40, None, pipeline=2), rolled(env, 40, None))
+    assert_same(rolled(env, 40, policy, pipeline=2), rolled(env, 40, None))
 
 
 # ----------------------------------------------------------------------------------------- overlap
@@ -433,6 +435,17 @@ def test_ctrl_c_leaves_a_pool_that_goes_on(opened):
     assert env._exchange.newest()["count"].flatten().tolist() == list(env.c)
     data = env.rollout(2, lambda count: torch.zeros_like(count), pipeline=2, **together)
     assert data["next", "count"].squeeze(-1).tolist() == [[1, 2]] * ROWS
+
+
+def test_a_policy_that_looks_at_rows_that_step_is_told_to_leave_them(opened):
+    env = opened(ParallelEnv(ROWS, partial(Napping, 1000), num_processes=2))
+
+    def act(count: torch.Tensor) -> torch.Tensor:
+        assert count.sum() == next(iter(env.c))
+        return torch.zeros_like(count)
+
+    with pytest.raises(BusyEnvError, match="in the policy"):
+        env.rollout(3, act, pipeline=2, **together)
 
 
 @pytest.mark.parametrize("ask", [EnvBase.reset, EnvBase.rand_step, EnvBase.state_dict])
