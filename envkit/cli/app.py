@@ -200,7 +200,8 @@ def main(arguments: list[str] | None = None) -> None:
         of_command = getattr(error, "ctx", None)
         name = "envkit" if of_command is None else of_command.command_path
         told = " ".join(message().split()).rstrip(".")
-        _tell(f"{told}. See: {name} --help")
+        end = "" if told.endswith("?") else "."
+        _tell(f"{told}{end} See: {name} --help")
     if not given:
         raise SystemExit(2)
     if isinstance(status, int) and status:

@@ -15,13 +15,25 @@ from rich.table import Table
 
 import envkit
 from envkit import EnvBase
+from envkit.errors import ArgumentError
 
 __all__ = ["print_ids", "print_info", "print_worlds", "steps_per_second"]
 
 
 def print_ids(pattern: str | None, world: str | None) -> None:
-    """Print the ids that match, with a remark at those that need the network."""
-    for id in envkit.list_envs(pattern, world):
+    """Print the ids that match, with a remark at those that need the network.
+
+    Raises:
+        ArgumentError: (a ValueError) none does.
+    """
+    found = envkit.list_envs(pattern, world)
+    if not found:
+        asked = "no env can be made here" if pattern is None else f"no id here matches {pattern!r}"
+        where = "" if world is None else f" in the world {world!r}"
+        raise ArgumentError(
+            f"{asked}{where}. Try a part of the name; envkit list --worlds shows which libraries are installed."
+        )
+    for id in found:
         print(f"{id}  (fetches its models)" if id.needs_network else id)
 
 

@@ -80,7 +80,5 @@ def _returns(data: TensorDictBase, reward: Key) -> str:
     if not len(returns):
         return f"no episode ended; {data.get(key).double().mean():.3f} reward a step"
     lengths = stats.lengths[stats.ended].double()
-    return (
-        f"{len(returns)} episodes ended: mean return {returns.mean():.2f}, "
-        f"mean length {lengths.mean():.1f}"
-    )
+    count = "1 episode" if len(returns) == 1 else f"{len(returns)} episodes"
+    return f"{count} ended: mean return {returns.mean():.2f}, mean length {lengths.mean():.1f}"

@@ -101,7 +101,10 @@ def test_a_rollout_says_what_it_returned_and_is_written(run, tmp_path):
     stats = envkit.episode_stats(data)
     returns = stats.returns[stats.ended]
     assert status == 0
-    assert f"{len(returns)} episodes ended: mean return {returns.mean():.2f}" in printed
+    assert (
+        f"{len(returns)} episodes ended: mean return {returns.mean():.2f}" in printed
+        and len(returns) > 1
+    )
     back = envkit.from_parquet(file)
     assert (back["next", "observation"].reshape(-1, 4) == data["next", "observation"]).all()
 
@@ -116,6 +119,12 @@ def test_a_rollout_is_drawn(run, tmp_path, name):
 
     assert status == 0 and f"wrote {file}" in printed
     assert file.stat().st_size > 0
+
+
+def test_a_single_episode_is_told_in_the_singular(run):
+    status, printed, _ = run("rollout", "gym/MountainCar-v0", "--steps", "200")
+
+    assert status == 0 and "\n1 episode ended: mean return -200.00, mean length 200.0" in printed
 
 
 def test_an_episode_that_does_not_end_is_told_as_reward_a_step(run):
@@ -140,6 +149,8 @@ def test_an_episode_that_does_not_end_is_told_as_reward_a_step(run):
         (("rollout",), "See: envkit rollout --help"),
         (("list", "--world"), "--world"),
         (("nonsense",), "nonsense"),
+        (("lst",), "Did you mean 'list'? See: envkit --help"),
+        (("list", "nosuch", "--world", "gym"), "no id here matches 'nosuch' in the world 'gym'"),
         (("--nonsense",), "--nonsense"),
         (("demo", "--device", "gpu"), "cpu or cuda"),
     ],
