@@ -87,7 +87,7 @@ class BraxWrapper(SimulatorEnv):
 
     Args:
         env: a bare `brax.envs.Env`, without Brax's training wrappers.
-        device: where data and simulation are; warns and takes the CPU when None.
+        device: where data and simulation are; without it and ``devices``, warns and takes the CPU.
         from_pixels: not supported.
         **options: see `JaxOptions`.
 
@@ -119,7 +119,7 @@ class BraxWrapper(SimulatorEnv):
                 f"BraxWrapper was given {env!r}, of type {type(env).__name__}, but wraps an env object "
                 f"of Brax. Pass one, or let {fix} build it."
             )
-        if device is None:
+        if device is None and options.get("devices") is None:
             warnings.warn(
                 "no device was given to a Brax env: torch data and JAX arrays stay on the CPU. "
                 "Say device='cpu' (or 'cuda').",
@@ -154,7 +154,7 @@ class BraxEnv(BraxWrapper):
     Args:
         env_name: registered name, e.g. "ant".
         device, from_pixels: of `BraxWrapper`.
-        batch_size, requires_grad, episode_length, reset_mode, pool_size, state_layout: of `JaxEnv`.
+        batch_size, devices, requires_grad, episode_length, reset_mode, pool_size, state_layout: of `JaxEnv`.
         categorical_action_encoding, cache_clear_frequency: of `JaxEnv`.
         metrics, action_repeat, randomize, randomize_at: of `JaxEnv`; the model is ``env.sys``.
         run_type_checks, allow_done_after_reset: of `EnvBase`.
@@ -173,6 +173,7 @@ class BraxEnv(BraxWrapper):
         *,
         batch_size: BatchSize | None = None,
         device: Device | None = None,
+        devices: Sequence[Any] | None = None,
         requires_grad: bool = False,
         episode_length: int | None = None,
         reset_mode: ResetMode = "fresh",
@@ -199,6 +200,7 @@ class BraxEnv(BraxWrapper):
             make(),
             batch_size=batch_size,
             device=device,
+            devices=devices,
             from_pixels=from_pixels,
             requires_grad=requires_grad,
             episode_length=episode_length,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import jax
 import mujoco
 import numpy as np
@@ -9,10 +11,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from bridges.jax.env import JaxEnv
 from bridges.jax.mujoco_pictures import require_drawable
 from bridges.worlds.brax import BraxEnv, BraxWrapper, import_brax
+from envkit.data.keywords import known_to
 from envkit.env.checks import check_env_specs
-from envkit.errors import ArgumentError, OptionError, UnsupportedError
+from envkit.errors import ArgumentError, ArgumentTypeError, OptionError, UnsupportedError
 from envkit.functional import row_keys
 from tests.bridges.compare import assert_close, assert_same, replay, replaying
 
@@ -313,6 +317,19 @@ def test_a_wrapper_of_brax_is_refused():
 def test_no_device_is_a_warning():
     with pytest.warns(UserWarning, match="device='cpu'"):
         BraxEnv("fast")
+
+
+def test_every_keyword_of_a_stateless_env_is_one_of_a_brax_env_too():
+    assert set(known_to(JaxEnv)) - {"env"} <= set(inspect.signature(BraxEnv).parameters)
+
+
+@pytest.mark.filterwarnings("error:no device was given")
+def test_rows_are_spread_over_the_devices_that_are_named():
+    env = BraxEnv("fast", batch_size=[4 * jax.device_count()], devices=jax.devices())
+
+    assert env.rollout(3).shape == (4 * jax.device_count(), 3)
+    with pytest.raises(ArgumentTypeError, match=r"devices is 'cpu'.*must be a list"):
+        BraxEnv("fast", batch_size=[4], devices="cpu")
 
 
 def test_pixels_are_refused():
