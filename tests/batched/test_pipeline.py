@@ -437,6 +437,57 @@ def test_ctrl_c_leaves_a_pool_that_goes_on(opened):
     assert data["next", "count"].squeeze(-1).tolist() == [[1, 2]] * ROWS
 
 
+def interrupting(method: Callable, *calls: int, before: bool = False) -> Callable:
+    """Have Ctrl-C come as some calls of a method, counted from 1, return, or before they do anything."""
+    count = 0
+
+    def call(*args):
+        nonlocal count
+        count += 1
+        if before and count in calls:
+            raise KeyboardInterrupt
+        made = method(*args)
+        if count in calls:
+            raise KeyboardInterrupt
+        return made
+
+    return call
+
+
+def idle(count: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(count)
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("call", [1, 2, 3, 4, 6, 7, 8])
+def test_ctrl_c_while_jobs_are_begun_loses_none(opened, monkeypatch, call, before):
+    env = opened(ParallelEnv(ROWS, partial(Count, 1000), num_processes=4))
+    env.reset()
+    begin = interrupting(env._pool.begin, call, before=before)
+    monkeypatch.setattr(env._pool, "begin", begin)
+
+    with pytest.raises(KeyboardInterrupt):
+        env.rollout(5, idle, pipeline=2, **together)
+
+    assert env._exchange.newest()["count"].flatten().tolist() == list(env.c)
+    data = env.rollout(2, idle, pipeline=2, **together)
+    assert data["next", "count"].squeeze(-1).tolist() == [[1, 2]] * ROWS
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_second_ctrl_c_leaves_the_wait_to_the_next_use(opened, monkeypatch, before):
+    env = opened(ParallelEnv(ROWS, partial(Count, 1000), num_processes=4))
+    env.reset()
+    collect = interrupting(env._pool.collect, 3, 4, before=before)
+    monkeypatch.setattr(env._pool, "collect", collect)
+
+    with pytest.raises(KeyboardInterrupt):
+        env.rollout(5, idle, pipeline=2, **together)
+
+    assert env._exchange.newest()["count"].flatten().tolist() == list(env.c)
+    assert env.reset()["count"].eq(0).all() and list(env.c) == [0] * ROWS
+
+
 def test_a_policy_that_looks_at_rows_that_step_is_told_to_leave_them(opened):
     env = opened(ParallelEnv(ROWS, partial(Napping, 1000), num_processes=2))
 

@@ -46,7 +46,10 @@ class Part(SharedRows):
             first=rows.start,
         )
         self.newest_is_next = whole.newest_is_next[rows.start : rows.stop]
-        self.jobs: list[Job] = []
+        self._jobs: list[Job] = []
+        self._asked: tuple[int, int] | None = (
+            None  # requests before the step under way, and its command
+        )
         self._whole, self._workers, self._parts = whole, workers, parts
 
     def fill(self, given: TensorDictBase | Mapping[Path, Any], mask: None, slot: int) -> None:
@@ -55,12 +58,15 @@ class Part(SharedRows):
 
     def wake(self, root: None, rows: None, *, advance: bool, slot: int) -> bool:
         """Have the rows stepped with the inputs as they lie in a slot, where the root lies too; gives ``advance``."""
+        pool, command = cast(JobPool, self._whole.pool), ADVANCE if advance else STEP
+        is_startable = self._whole.recovery.unstarted.isdisjoint(self.range)
+        if is_startable:
+            self._asked = pool.requests, command
         self.slot = slot
         self.newest_is_next[:] = not advance
-        pool, command = cast(JobPool, self._whole.pool), ADVANCE if advance else STEP
-        if self._whole.recovery.unstarted.isdisjoint(self.range):
+        if is_startable:
             for worker in self._workers:
-                self.jobs.append(pool.begin(worker, command))
+                self._jobs.append(pool.begin(worker, command))
         else:
             self._whole.step_startable(self.range, command)
         return advance
@@ -70,6 +76,23 @@ class Part(SharedRows):
         self._parts.collect([self])
         if not self._whole.recovery.lost.isdisjoint(self.range):
             self._whole.tell_lost(self, list(self.range), None, advance=advance)
+
+    def under_way(self) -> list[Job]:
+        """Give the jobs of the step under way; those that Ctrl-C kept from being begun, or from being known, too."""
+        if self._asked is None or len(self._jobs) == len(self._workers):
+            return self._jobs
+        pool, (requests, command) = cast(JobPool, self._whole.pool), self._asked
+        self.newest_is_next[:] = command == STEP
+        known = {job.worker for job in self._jobs}
+        for worker in self._workers:
+            if worker not in known:
+                begun = pool.begun_since(worker, requests)
+                self._jobs.append(begun or pool.begin(worker, command))
+        return self._jobs
+
+    def forget(self) -> None:
+        """Say that the step is over."""
+        self._asked, self._jobs = None, []
 
 
 class Parts:
@@ -95,15 +118,29 @@ class Parts:
         raised: BaseException | None,
         _: TracebackType | None,
     ) -> None:
+        self._whole.finish_parts, self._whole.is_in_parts = self.finish, False
         try:
-            self.collect(self.all)
+            self.finish()
         except WorkerError as error:
             if raised is None:
                 raise
             raised.add_note(f"Meanwhile other rows failed:\n{error}")
-        finally:
-            self._align()
-            self._whole.is_in_parts = False
+
+    def finish(self) -> None:
+        """Wait for all rows and bring them to the same moment; where Ctrl-C comes, the next use of the rows does.
+
+        Raises:
+            WorkerError: some failed, and cannot be made good.
+        """
+        failed = None
+        try:
+            self.collect(self.all)
+        except WorkerError as error:
+            failed = error
+        self._align()
+        self._whole.finish_parts = None
+        if failed is not None:
+            raise failed
 
     def collect(self, parts: Sequence[Part]) -> None:
         """Wait for the jobs of some parts, and make good what failed in them.
@@ -113,11 +150,13 @@ class Parts:
         """
         failed = None
         try:  # Ctrl-C leaves the jobs to the end of all parts
-            cast(JobPool, self._whole.pool).collect([job for part in parts for job in part.jobs])
+            cast(JobPool, self._whole.pool).collect(
+                [job for part in parts for job in part.under_way()]
+            )
         except WorkerError as error:
             failed = error
         for part in parts:
-            part.jobs = []
+            part.forget()
         if failed is not None:
             self._whole.recovery.repair(failed)
 

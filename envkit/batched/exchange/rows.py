@@ -56,7 +56,7 @@ class BufferExchange(SharedRows):
     specs ask for. Actions are converted, or refused, here: the sub-envs trust their rows. ``has_begun`` says that
     every row has been reset once; ``memory`` is where results of many steps are recorded; ``lost`` are the rows
     of which the last step told that they were lost, see `recovery`. While it ``is_in_parts``, see `parts`, rows are at
-    different moments, and nothing may be asked of them all.
+    different moments, and nothing may be asked of them all; ``finish_parts`` ends that where Ctrl-C did not.
 
     Args:
         metadata: of each row; they share one layout.
@@ -96,6 +96,7 @@ class BufferExchange(SharedRows):
         self.lost: set[int] = set()
         self._rounds = 0  # steps and resets so far
         self.is_in_parts = False
+        self.finish_parts: Callable[[], None] | None = None
         self._leave: Callable[[], None] | None = None  # of a run, see `recording`
         self.memory = LentMemory()
 
@@ -203,7 +204,7 @@ class BufferExchange(SharedRows):
             self.recovery.repair(error)
 
     def _require_whole(self) -> None:
-        """Check that no rollout in parts is under way.
+        """Check that no rollout in parts is under way, and end one that Ctrl-C has left.
 
         Raises:
             BusyEnvError: one is.
@@ -213,6 +214,8 @@ class BufferExchange(SharedRows):
                 "rollout(pipeline=...) is under way, so the rows of this env are at different steps. Do not use the "
                 "env in the policy, or leave pipeline out."
             )
+        if self.finish_parts is not None:
+            self.finish_parts()
 
     @contextmanager
     def recording(self, leave: Callable[[], None]) -> Iterator[None]:
