@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
-from envkit.data.arguments import as_bool
+from envkit.data.arguments import as_bool, as_int
 from envkit.data.keywords import Default
 from envkit.env.options import EnvOptions
 from envkit.errors import OptionError
@@ -60,6 +60,13 @@ class JaxOptions(EnvOptions, _Own, total=False):
     """
 
 
+_COUNTS = {
+    "episode_length": "the steps of an episode, or None for no limit",
+    "pool_size": "how many beginnings there are",
+    "action_repeat": "action_repeat=1 for no repetition",
+}
+
+
 def of_every_env(options: JaxOptions) -> EnvOptions:
     """Leave out what envs over JAX alone take; what nobody takes stays, for `EnvBase` to refuse."""
     own = _Own.__annotations__
@@ -70,11 +77,15 @@ def require_sense(given: Any) -> None:
     """Check keywords that mean nothing as they are: a string for a switch would switch it on.
 
     Raises:
-        ArgumentTypeError: (a TypeError) what switches something on or off is no bool.
+        ArgumentTypeError: (a TypeError) what switches something on or off is no bool, or a number of things no int.
+        ArgumentError: (a ValueError) a number of things is below 1.
         OptionError: (a TypeError) it is said when models are drawn, and not how.
     """
     for name in ("requires_grad", "metrics", "categorical_action_encoding"):
         as_bool(name, getattr(given, name))
+    for name, meaning in _COUNTS.items():
+        if getattr(given, name) is not None or name != "episode_length":
+            setattr(given, name, as_int(name, getattr(given, name), least=1, meaning=meaning))
     if given.randomize_at is not None and given.randomize is None:
         raise OptionError(
             f"randomize_at={given.randomize_at!r} says when rows draw a model, but nothing says how. Pass "

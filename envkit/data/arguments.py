@@ -7,7 +7,6 @@ no env: what a number means is told by who asks.
 from __future__ import annotations
 
 import math
-import operator
 import os
 from pathlib import Path
 from typing import Any
@@ -16,37 +15,10 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from envkit.arrays.integers import as_int
 from envkit.errors import ArgumentError, ArgumentTypeError, DataTypeError
 
 __all__ = ["as_batch_size", "as_bool", "as_file", "as_int", "as_number", "require_tensordict"]
-
-
-def as_int(name: str, value: Any, *, least: int, meaning: str) -> int:
-    """Give an integer argument as an int.
-
-    Args:
-        name: of the argument.
-        value: an int, or what can stand for one: a NumPy integer, a tensor of one integer.
-        least: smallest value that is accepted.
-        meaning: what it is, for messages: "the most steps to take".
-
-    Raises:
-        ArgumentTypeError: it is no integer, or a bool, which Python takes for one.
-        ArgumentError: it is below ``least``.
-    """
-    try:
-        if getattr(value, "dtype", type(value)) in (bool, np.bool_, torch.bool):
-            raise TypeError("a bool is no number")
-        number = operator.index(value)
-    except TypeError as error:
-        raise ArgumentTypeError(
-            f"{name} is {value!r}, but must be an int of at least {least}. Pass {meaning}."
-        ) from error
-    if number < least:
-        raise ArgumentError(
-            f"{name} is {number}, but must be an int of at least {least}. Pass {meaning}."
-        )
-    return number
 
 
 def as_number(name: str, value: Any, *, meaning: str) -> float:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envkit.arrays.integers import as_int
 from envkit.errors import ArgumentError
 
 __all__ = ["Box", "Discrete", "MultiDiscrete", "sample_space"]
@@ -73,8 +74,8 @@ class Discrete:
     n: int
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ArgumentError(f"a Discrete space needs n >= 1, but got {self.n}.")
+        n = as_int("n of Discrete", self.n, least=1, meaning="how many integers there are")
+        object.__setattr__(self, "n", n)
 
     @property
     def shape(self) -> tuple[int, ...]:

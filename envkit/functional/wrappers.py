@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from envkit import rules
-from envkit.errors import ArgumentError, KeyCollisionError
+from envkit.arrays.integers import as_int
+from envkit.errors import KeyCollisionError
 from envkit.functional.core import EnvWrapper, Timestep, WrapperState, done_of, normalize
 from envkit.functional.spaces import sample_space
 from envkit.functional.structure import conform, name_of, nested, strong
@@ -44,10 +45,10 @@ class TimeLimit(EnvWrapper):
     limit: int | None
 
     def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise ArgumentError(
-                f"a time limit must be at least 1 step, but got {self.limit}. Pass None for no limit."
-            )
+        if self.limit is not None:
+            meaning = "the steps of an episode, or None for no limit"
+            limit = as_int("limit of TimeLimit", self.limit, least=1, meaning=meaning)
+            object.__setattr__(self, "limit", limit)
 
     def reset(self, key: jax.Array, /) -> tuple[TimeLimitState, Timestep]:
         """Start an episode with no step elapsed."""
@@ -76,11 +77,9 @@ class FrameSkip(EnvWrapper):
     frames: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.frames, int) or self.frames < 1:
-            raise ArgumentError(
-                f"an action is repeated for an integer number of frames, at least 1, but got {self.frames!r}. "
-                "Pass action_repeat=1 for no repetition."
-            )
+        meaning = "action_repeat=1 for no repetition"
+        frames = as_int("frames of FrameSkip", self.frames, least=1, meaning=meaning)
+        object.__setattr__(self, "frames", frames)
 
     def reset(self, key: jax.Array, /) -> tuple[Any, Timestep]:
         """Start an episode; no frame is skipped."""

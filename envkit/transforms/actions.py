@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
+from envkit.data.arguments import as_int
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.transition import stepped_rows
 from envkit.errors import ArgumentError, BatchSizeError, MissingKeyError, NoParentError, SpecError
@@ -157,13 +159,20 @@ class DiscreteActionProjection(_Choosing):
         include_forward: bool = True,
     ):
         super().__init__(in_keys_inv=[action_key])
-        if max_actions < num_actions_effective:
+        self.num_actions_effective = as_int(
+            "num_actions_effective",
+            num_actions_effective,
+            least=1,
+            meaning="the options of the env",
+        )
+        self.max_actions = as_int(
+            "max_actions", max_actions, least=1, meaning="the options the user may give"
+        )
+        if self.max_actions < self.num_actions_effective:
             raise ArgumentError(
                 f"max_actions is {max_actions}, but must be at least num_actions_effective, "
                 f"{num_actions_effective}."
             )
-        self.num_actions_effective = num_actions_effective
-        self.max_actions = max_actions
         self.include_forward = include_forward
         self._is_one_hot = True
         self._generator: torch.Generator | None = None
@@ -218,6 +227,17 @@ class DiscreteActionProjection(_Choosing):
         )
 
 
+def _interval_counts(given: int | Sequence[int] | torch.Tensor) -> int | list[int]:
+    """Check a number of bins, or one for each element."""
+    listed = given.tolist() if isinstance(given, torch.Tensor | np.ndarray) else given
+    if isinstance(listed, Sequence) and not isinstance(listed, str):
+        return [
+            as_int(f"num_intervals[{number}]", count, least=1, meaning="the bins of that element")
+            for number, count in enumerate(listed)
+        ]
+    return as_int("num_intervals", listed, least=1, meaning="how many bins, or a list of such")
+
+
 class SamplingStrategy(IntEnum):
     """Where in its bin a discrete action lies."""
 
@@ -241,6 +261,7 @@ class ActionDiscretizer(_Choosing):
         categorical: False: the user gives one-hot bins, those of all elements side by side.
 
     Raises:
+        ArgumentError: (a ValueError) a number of bins is below 1.
         SpecError: when specs are read: the action is not a bounded continuous one, or has another
             number of elements.
     """
@@ -265,8 +286,7 @@ class ActionDiscretizer(_Choosing):
             in_keys_inv=[action_key],
             out_keys_inv=[action_key if out_action_key is None else out_action_key],
         )
-        whole = isinstance(num_intervals, int)
-        self.num_intervals = num_intervals if whole else torch.as_tensor(num_intervals).tolist()
+        self.num_intervals = _interval_counts(num_intervals)
         self.sampling = SamplingStrategy.MEDIAN if sampling is None else SamplingStrategy(sampling)
         self.categorical = categorical
         self._generator: torch.Generator | None = None

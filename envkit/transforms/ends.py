@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
+from envkit.data.arguments import as_int
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import ArgumentError, PlacementError
 from envkit.specs import Categorical, Composite, Unbounded
@@ -69,13 +70,13 @@ class RandomTruncationTransform(EpisodeTransform):
         done_key: Key = "done",
     ):
         super().__init__()
-        if not 1 <= min_horizon <= max_horizon:
+        self.min_horizon = as_int("min_horizon", min_horizon, least=1, meaning="a number of steps")
+        self.max_horizon = as_int("max_horizon", max_horizon, least=1, meaning="a number of steps")
+        if self.min_horizon > self.max_horizon:
             raise ArgumentError(
-                f"min_horizon is {min_horizon} and max_horizon {max_horizon}, but they must be at least 1 and "
-                "in that order."
+                f"min_horizon is {min_horizon} and max_horizon {max_horizon}, but must be in that order. "
+                "Swap them."
             )
-        self.min_horizon = min_horizon
-        self.max_horizon = max_horizon
         self.prob = _probability("prob", prob)
         given = self.prob if first_episode_prob is None else first_episode_prob
         self.first_episode_prob = _probability("first_episode_prob", given)

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from tensordict import TensorDictBase
 
+from envkit.data.arguments import as_int
 from envkit.data.paths import Key, as_path
 from envkit.errors import ArgumentError, MissingKeyError
 from envkit.transforms.core.leafwise import require_negative
@@ -21,16 +22,17 @@ from envkit.transforms.postprocess import time_axis
 __all__ = ["Episodes", "cat_frames", "require_window"]
 
 
-def require_window(N: int, padding: str) -> None:
-    """Check how many frames are joined, and what stands for those before the first.
+def require_window(N: int, padding: str) -> int:
+    """Check how many frames are joined, which it gives, and what stands for those before the first.
 
     Raises:
+        ArgumentTypeError: (a TypeError) ``N`` is no integer.
         ArgumentError: (a ValueError) ``N`` below 1, or an unknown padding.
     """
-    if N < 1:
-        raise ArgumentError(f"N is {N}, but must be at least 1.")
+    N = as_int("N", N, least=1, meaning="how many frames to join")
     if padding not in ("same", "constant"):
         raise ArgumentError(f"padding is {padding!r}, but must be 'same' or 'constant'.")
+    return N
 
 
 def cat_frames(

@@ -20,6 +20,7 @@ from tensordict import TensorDictBase
 from envkit import rules
 from envkit.arrays import episode_counters
 from envkit.arrays.leaves import Changes, Leaves
+from envkit.data.arguments import as_int
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.resets import collect_reset_masks
 from envkit.errors import ArgumentError, KeyCollisionError, NoParentError, ResetMaskError
@@ -206,10 +207,9 @@ class StepCounter(FusableTransform, EpisodeTransform):
         update_done: bool = True,
     ):
         super().__init__()
-        if max_steps is not None and max_steps < 1:
-            raise ArgumentError(
-                f"max_steps is {max_steps}, but an episode has at least 1 step. None sets no limit."
-            )
+        if max_steps is not None:
+            meaning = "the length of an episode, or None for no limit"
+            max_steps = as_int("max_steps", max_steps, least=1, meaning=meaning)
         self.max_steps = max_steps
         self.truncated_key = _name(truncated_key, "truncated_key")
         self.step_count_key = _name(step_count_key, "step_count_key")

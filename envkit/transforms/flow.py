@@ -16,10 +16,11 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.arrays import episode_counters
+from envkit.data.arguments import as_int
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.transition import empty_like
 from envkit.env.base import EnvBase
-from envkit.errors import ArgumentError, ArgumentTypeError
+from envkit.errors import ArgumentTypeError
 from envkit.specs import Composite
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.route import kept_where_skipped
@@ -123,9 +124,8 @@ class FrameSkipTransform(SteppingTransform):
 
     def __init__(self, frame_skip: int = 1):
         super().__init__()
-        if frame_skip < 1:
-            raise ArgumentError(f"frame_skip is {frame_skip}, but must be at least 1.")
-        self.frame_skip = frame_skip
+        meaning = "the steps of the env for each step of the user"
+        self.frame_skip = as_int("frame_skip", frame_skip, least=1, meaning=meaning)
 
     def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
         env, given = self._env(), td.get(rules.STEP, None)
@@ -226,9 +226,7 @@ class NoopResetEnv(SteppingTransform):
 
     def __init__(self, noops: int = 30, random: bool = True):
         super().__init__()
-        if noops < 0:
-            raise ArgumentError(f"noops is {noops}, but must be a number of steps.")
-        self.noops = noops
+        self.noops = as_int("noops", noops, least=0, meaning="a number of steps")
         self.random = random
         self._parts: list[_Part] | None = None
 

@@ -20,9 +20,9 @@ from tensordict import TensorDictBase
 
 from envkit.arrays import elementwise
 from envkit.arrays.leaves import Changes, Leaves
+from envkit.data.arguments import as_int
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import (
-    ArgumentError,
     KeyCollisionError,
     MissingKeyError,
     PlacementError,
@@ -232,8 +232,8 @@ class CatFrames(_Windowed):
         mask_key: Key | None = None,
     ):
         keys = "pixels" if in_keys is None else in_keys
+        N = require_window(N, padding)
         super().__init__(keys, out_keys, N, dim, reset_key)
-        require_window(N, padding)
         self.N = N
         self.padding = padding
         self.padding_value = padding_value
@@ -368,9 +368,8 @@ class TimeMaxPool(_Windowed):
         T: int = 1,
         reset_key: Key | None = None,
     ):
+        T = as_int("T", T, least=1, meaning="how many frames to look at")
         super().__init__("observation" if in_keys is None else in_keys, out_keys, T, -1, reset_key)
-        if T < 1:
-            raise ArgumentError(f"T is {T}, but must be at least 1.")
         self.T = T
 
     def _shown(self, window: Any) -> Any:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from envkit.data.arguments import as_int
 from envkit.errors import ArgumentError, SpecError, SpecFitError
 from envkit.specs import TensorSpec, Unbounded
 from envkit.transforms.core.base import Keys
@@ -246,7 +247,5 @@ def _first_of_middle(size: int, wanted: int) -> int:
 
 
 def _sizes(w: int, h: int | None) -> tuple[int, int]:
-    h = w if h is None else h
-    if w < 1 or h < 1:
-        raise ArgumentError(f"w is {w} and h is {h}, but images have at least one row and column.")
-    return w, h
+    w = as_int("w", w, least=1, meaning="the rows of an image")
+    return w, w if h is None else as_int("h", h, least=1, meaning="the columns of an image")

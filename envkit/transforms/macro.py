@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
+from envkit.data.arguments import as_int
 from envkit.data.paths import Key, as_key, as_path
 from envkit.errors import ArgumentError, MissingKeyError
 from envkit.specs import Composite, TensorSpec
@@ -209,9 +210,9 @@ class ActionChunkTransform(Transform):
         done_key: Key | None = "done",
     ):
         super().__init__([action_key], [chunk_key, pad_key])
-        if chunk_size < 1:
-            raise ArgumentError(f"chunk_size is {chunk_size}, but must be at least 1.")
-        self.chunk_size = chunk_size
+        self.chunk_size = as_int(
+            "chunk_size", chunk_size, least=1, meaning="the actions of a chunk"
+        )
         self.action_key = action_key
         self.chunk_key = chunk_key
         self.pad_key = pad_key

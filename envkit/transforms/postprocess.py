@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from envkit.data.arguments import as_int
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.transition import leaves
 from envkit.errors import ArgumentError, BatchSizeError, DoneError, MissingKeyError
@@ -27,9 +28,7 @@ _MASKS: tuple[Key, ...] = ("mask", ("collector", "mask"))
 
 
 def _number_of_steps(given: int) -> int:
-    if given < 1:
-        raise ArgumentError(f"n_steps is {given}, but must be at least 1.")
-    return given
+    return as_int("n_steps", given, least=1, meaning="the longest window")
 
 
 class MultiStep(nn.Module):

@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
+from envkit.data.arguments import as_int
 from envkit.data.paths import Key, as_key, as_path
 from envkit.errors import ArgumentError, MissingKeyError, PlacementError
 from envkit.specs import Composite
@@ -53,13 +54,15 @@ class RandomCropTensorDict(RecordedTransform):
             alone are taken. Ignored where data has no such entry.
 
     Raises:
+        ArgumentError: (a ValueError) ``sub_seq_len`` is below 1.
         PlacementError: (a RuntimeError, from forward) a sequence is shorter than the stretch, or data has
             no batch axis.
     """
 
     def __init__(self, sub_seq_len: int, sample_dim: int = -1, mask_key: Key | None = None):
         super().__init__()
-        self.sub_seq_len = sub_seq_len
+        meaning = "the steps of a stretch"
+        self.sub_seq_len = as_int("sub_seq_len", sub_seq_len, least=1, meaning=meaning)
         self.sample_dim = sample_dim
         self.mask_key = mask_key
 
@@ -120,8 +123,7 @@ class BurnInTransform(RecordedTransform):
                     f"BurnInTransform was given a {type(module).__name__}, which reads and writes no "
                     "TensorDicts. Wrap it: TensorDictModule(module, in_keys=[...], out_keys=[...])."
                 )
-        if burn_in < 0:
-            raise ArgumentError(f"burn_in is {burn_in}, but must be a number of steps.")
+        burn_in = as_int("burn_in", burn_in, least=0, meaning="a number of steps")
         written = {as_path(key) for module in modules for key in module.out_keys}
         hidden = sorted(as_key(path[1:]) for path in written if path[0] == "next" and path[1:])
         read = sorted(

@@ -492,7 +492,7 @@ MISUSES = {
     "a limit of no step": (
         lambda: StepCounter(0),
         ValueError,
-        "max_steps is 0.*None sets no limit",
+        "max_steps is 0.*None for no limit",
     ),
     "a random default": (
         lambda: TensorDictPrimer(m=Unbounded((1,)), random=True, default_value=1.0),

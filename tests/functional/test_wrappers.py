@@ -75,7 +75,7 @@ def test_a_time_limit_of_none_only_counts():
 
 
 def test_a_time_limit_below_one_step_is_refused():
-    with pytest.raises(ArgumentError, match="Pass None"):
+    with pytest.raises(ArgumentError, match="None for no limit"):
         TimeLimit(Countdown(3), limit=0)
 
 
@@ -111,7 +111,7 @@ def test_frame_skip_stops_where_the_episode_is_cut_short():
 
 @pytest.mark.parametrize("frames", [0, 1.5, "2"])
 def test_frame_skip_takes_only_a_positive_integer(frames):
-    with pytest.raises(ValueError, match=r"at least 1, but got .*Pass action_repeat=1"):
+    with pytest.raises(ValueError, match=r"at least 1.*Pass action_repeat=1"):
         FrameSkip(Countdown(3), frames)
 
 
@@ -323,7 +323,7 @@ def test_a_box_with_swapped_bounds_is_refused():
 
 
 def test_a_discrete_space_has_a_value():
-    with pytest.raises(ArgumentError, match="n >= 1"):
+    with pytest.raises(ArgumentError, match="n of Discrete is 0"):
         Discrete(0)
     assert Discrete(1).sample(KEY) == 0
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from envkit.errors import EncodingError, SpecError
+from envkit.arrays.integers import as_int
+from envkit.errors import ArgumentError, EncodingError, SpecError
 from envkit.specs.annotations import Device, Numbers, Shape, Value
 from envkit.specs.base import TensorSpec
 from envkit.specs.devices import as_device
@@ -136,7 +137,7 @@ class OneHot(SingleChoice, HotChoice):
     ):
         self._n = _checked_n(n)
         self._register = {} if use_register else None
-        super().__init__(_ending_in(self, n, shape, "n"), device, dtype)
+        super().__init__(_ending_in(self, self._n, shape, "n"), device, dtype)
         self.update_mask(mask)
 
     @property
@@ -339,9 +340,14 @@ class MultiOneHot(MultipleChoice, HotChoice):
 
 
 def _checked_n(n: Any) -> int:
-    if n < 1 or int(n) != n:
-        raise SpecError(f"a choice has {n} options. Give it a whole number, at least one.")
-    return int(n)
+    plain = n.item() if isinstance(n, Tensor | np.generic) else n
+    whole = int(plain) if isinstance(plain, float) and plain.is_integer() else plain
+    try:
+        return as_int("n", whole, least=1, meaning="the number of options")
+    except ArgumentError as error:
+        raise SpecError(
+            f"a choice has {n!r} options. Give it a whole number, at least one."
+        ) from error
 
 
 def _no_choices_in(spec: LeafSpec) -> SpecError:

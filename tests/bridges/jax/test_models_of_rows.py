@@ -97,7 +97,7 @@ def test_the_specs_hold_and_say_what_is_drawn(env):
 
 
 def test_an_action_is_repeated_a_whole_number_of_times():
-    with pytest.raises(ArgumentError, match=r"got 0\. Pass action_repeat=1"):
+    with pytest.raises(ArgumentError, match=r"action_repeat is 0, .*Pass action_repeat=1"):
         sleds(action_repeat=0)
 
 

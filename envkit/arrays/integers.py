@@ -1,0 +1,41 @@
+"""Whether a value is an integer that a call can use, where a number of things is asked for.
+
+What it means is told by who asks. It knows bools of every library by the name of their dtype, and no library.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from envkit.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["as_int"]
+
+
+def as_int(name: str, value: Any, *, least: int, meaning: str) -> int:
+    """Give an integer argument as an int.
+
+    Args:
+        name: of the argument.
+        value: an int, or what can stand for one: a NumPy integer, a tensor of one integer.
+        least: smallest value that is accepted.
+        meaning: what it is, for messages: "the most steps to take".
+
+    Raises:
+        ArgumentTypeError: it is no integer, or a bool, which Python takes for one.
+        ArgumentError: it is below ``least``.
+    """
+    try:
+        if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
+            raise TypeError("a bool is no number")
+        number = operator.index(value)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"{name} is {value!r}, but must be an int of at least {least}. Pass {meaning}."
+        ) from error
+    if number < least:
+        raise ArgumentError(
+            f"{name} is {number}, but must be an int of at least {least}. Pass {meaning}."
+        )
+    return number
