@@ -484,6 +484,11 @@ MISUSES = {
         ValueError,
         "must be a Transform or a function.*got int",
     ),
+    "a list of transforms": (
+        lambda: TransformedEnv(Count(), [StepCounter(), InitTracker()]),
+        ValueError,
+        r"got list\. Put several into one: Compose\(t1, t2\)",
+    ),
     "an index out of range": (
         lambda: Compose(StepCounter()).insert(7, InitTracker()),
         ValueError,

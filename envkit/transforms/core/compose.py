@@ -68,8 +68,10 @@ def as_transform(given: Any) -> Transform:
     if _is_torchrl(given):
         return late("from_torchrl_transform")(given)
     if not callable(given):
+        several = isinstance(given, list | tuple | nn.ModuleList)
+        fix = "Put several into one: Compose(t1, t2)." if several else "Pass StepCounter(), say."
         raise ArgumentError(
-            f"a transform must be a Transform or a function td -> td, got {type(given).__name__}."
+            f"a transform must be a Transform or a function td -> td, got {type(given).__name__}. {fix}"
         )
     if isinstance(given, type) and issubclass(given, Transform):
         raise ArgumentTypeError(
