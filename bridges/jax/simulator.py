@@ -130,4 +130,10 @@ class SimulatorEnv(JaxEnv):
                 core = vars(self).get("_core")
                 if name.startswith("_") or core is None:
                     raise
+            try:
                 return getattr(core.env, name)
+            except AttributeError as error:  # names a class that the user has never heard of
+                raise AttributeError(  # without a full stop: Python puts the nearest name behind
+                    f"neither {type(self).__name__} nor its simulator {type(core.env).__name__} has an "
+                    f"attribute {name!r}"
+                ) from error
