@@ -90,7 +90,7 @@ class MixedEnv(EnvBase):
             self.add_module(member.name, member.env)
         for kind, spec in joined_specs(shared, self.batch_size, self.device).items():
             setattr(self, f"full_{kind}_spec", spec)
-        is_stateful = torch.zeros(self.batch_size, dtype=torch.bool)
+        is_stateful = torch.zeros(self.batch_size, dtype=torch.bool, device="cpu")
         for member in self.members:
             is_stateful[member.rows] = member.env.batch_locked
         self._moments = Moments(is_stateful)
@@ -183,7 +183,7 @@ class MixedEnv(EnvBase):
 
     def _rows_of(self, masks: Mapping[Path, torch.Tensor]) -> torch.Tensor:
         """Say which rows the `_reset` masks of all levels touch."""
-        touched = torch.zeros(self.batch_size, dtype=torch.bool)
+        touched = torch.zeros(self.batch_size, dtype=torch.bool, device="cpu")
         for mask in masks.values():
             touched |= mask.reshape(len(touched), -1).any(-1).cpu()
         return touched
@@ -212,7 +212,11 @@ class MixedEnv(EnvBase):
                 "a partial reset came before the first full one, or after a step that failed, so what the "
                 "other rows show is not known. Call reset() once without a mask."
             )
-        rows = self._rows_of(masks) if masks else torch.ones(self.batch_size, dtype=torch.bool)
+        rows = (
+            self._rows_of(masks)
+            if masks
+            else torch.ones(self.batch_size, dtype=torch.bool, device="cpu")
+        )
         take = Member.part_to_reset if masks else Member.part
         parts: dict[str, Any] = {}
         for member in self.members:

@@ -33,7 +33,7 @@ class Moments:
     def __init__(self, is_stateful: torch.Tensor):
         self._is_stateful = is_stateful
         self.are_told = bool(is_stateful.any())
-        self._now = torch.zeros(is_stateful.shape, dtype=torch.int64)
+        self._now = torch.zeros(is_stateful.shape, dtype=torch.int64, device="cpu")
 
     def begin_anew(self) -> None:
         """Forget all: the simulators were seeded."""

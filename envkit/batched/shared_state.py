@@ -161,4 +161,6 @@ def _remove(path: str, maker_pid: int) -> None:
 
 def _field(name: str, tensor: Tensor) -> Field:
     dtype = torch.int16 if tensor.dtype == torch.bfloat16 else tensor.dtype
-    return Field(name, tuple(tensor.shape), torch.empty(0, dtype=dtype).numpy().dtype.str)
+    return Field(
+        name, tuple(tensor.shape), torch.empty(0, dtype=dtype, device="cpu").numpy().dtype.str
+    )

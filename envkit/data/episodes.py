@@ -97,7 +97,7 @@ class EpisodeNumbers:
         if ids is None:
             outside |= _frozen(batch, ended)
             self._go_on(batch)
-            ids = torch.arange(len(ended))[:, None].expand(ended.shape)
+            ids = torch.arange(len(ended), device="cpu")[:, None].expand(ended.shape)
         pieces = list(self._pieces(ids, ended, outside))
         if is_whole:
             self._open.clear()
@@ -154,7 +154,9 @@ def _ids(batch: TensorDictBase) -> tuple[torch.Tensor | None, bool]:
 def _outside(batch: TensorDictBase, ids: torch.Tensor | None) -> torch.Tensor:
     """Mark padding, and steps from a root whose episode has ended already."""
     steps = batch.batch_size[-1]
-    outside = torch.zeros(batch.batch_size.numel() // max(steps, 1), steps, dtype=torch.bool)
+    outside = torch.zeros(
+        batch.batch_size.numel() // max(steps, 1), steps, dtype=torch.bool, device="cpu"
+    )
     done: Any = batch.get("done", None)
     if done is not None:
         outside |= done.reshape(*outside.shape, -1).any(-1).cpu()
@@ -195,18 +197,18 @@ def _frozen(batch: TensorDictBase, ended: torch.Tensor) -> torch.Tensor:
 def _next_begin(begins: torch.Tensor) -> torch.Tensor:
     """Give for each step where, after it, the next piece of its row begins."""
     steps = begins.shape[1]
-    at = torch.arange(steps).expand(begins.shape).where(begins, steps)
+    at = torch.arange(steps, device="cpu").expand(begins.shape).where(begins, steps)
     after = torch.cat([at[:, 1:], torch.full_like(at[:, :1], steps)], 1)
     return after.flip(1).cummin(1).values.flip(1)
 
 
 def _spread(pieces: list[Piece], shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
     """Write the number of the episode, and that of the step in it, at each step."""
-    episode = torch.full(shape, -1, dtype=torch.int64)
+    episode = torch.full(shape, -1, dtype=torch.int64, device="cpu")
     step = episode.clone()
     for row, start, stop, number, first, _ in pieces:
         episode[row, start:stop] = number
-        step[row, start:stop] = torch.arange(first, first + stop - start)
+        step[row, start:stop] = torch.arange(first, first + stop - start, device="cpu")
     return episode, step
 
 
@@ -219,7 +221,7 @@ def _carried(batch: TensorDictBase) -> list[Key]:
 
 def _same(last: TensorDictBase, root: TensorDictBase, keys: list[Key]) -> torch.Tensor:
     """Say of each row whether it begins where it ended, NaN included."""
-    same = torch.ones(last.batch_size.numel(), dtype=torch.bool)
+    same = torch.ones(last.batch_size.numel(), dtype=torch.bool, device="cpu")
     for key in keys:
         was, now = last.get(key), root.get(key)
         if was.is_nested:  # of unlike shapes, which one row alone has

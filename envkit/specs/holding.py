@@ -81,7 +81,7 @@ def test_of(spec: TensorSpec) -> Test:
 
 
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
-    return array_of(torch.empty(0, dtype=dtype)).dtype
+    return array_of(torch.empty(0, dtype=dtype, device="cpu")).dtype
 
 
 def _finite(dtype: np.dtype) -> Test:

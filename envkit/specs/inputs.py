@@ -68,7 +68,7 @@ class ActionInput:
         self.key = key
         self.shape, self.dtype = spec.shape, spec.dtype
         self._spec = _without_mask(spec).to("cpu")
-        self._own = array_of(torch.empty(0, dtype=spec.dtype)).dtype
+        self._own = array_of(torch.empty(0, dtype=spec.dtype, device="cpu")).dtype
         self._sizes = sizes_of(self._spec)
         self._holds = test_of(self._spec)
         spells_in_floats = bool(self._sizes) and spec.dtype.is_floating_point

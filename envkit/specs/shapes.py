@@ -132,7 +132,7 @@ def with_dynamic(shape: torch.Size, axis: int) -> torch.Size:
 
 def shape_after(op: ShapeOp, shape: torch.Size) -> torch.Size:
     """Tell the shape of ``op(tensor)`` for a tensor of ``shape``, dynamic axes included."""
-    probe = torch.empty((), dtype=torch.bool)
+    probe = torch.empty((), dtype=torch.bool, device="cpu")
     if -1 in shape:
         probed = op(probe.expand([_UNKNOWN if size == -1 else size for size in shape])).shape
         result = torch.Size(-1 if size > _UNKNOWN // 2 else size for size in probed)
@@ -252,7 +252,7 @@ def split_index(index: Any, ndim: int) -> tuple[Any, ...]:
 
 def _index_item(item: Any) -> Any:
     if isinstance(item, bool):
-        return torch.tensor(item)
+        return torch.tensor(item, device="cpu")
     if isinstance(item, (list, tuple, range, np.ndarray)):
         return torch.as_tensor(np.asarray(item))
     if item is None or isinstance(item, (int, np.integer, slice, EllipsisType, Tensor)):

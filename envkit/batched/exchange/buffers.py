@@ -142,7 +142,7 @@ _BITS = {torch.bfloat16: torch.int16}  # dtypes NumPy lacks travel as the same n
 
 def _field(region: str, path: Path, leaf: object, slots: int) -> Field:
     shape, dtype = tuple(leaf.shape), leaf.dtype  # type: ignore[attr-defined]
-    stored = torch.empty(0, dtype=_BITS.get(dtype, dtype)).numpy().dtype
+    stored = torch.empty(0, dtype=_BITS.get(dtype, dtype), device="cpu").numpy().dtype
     name, ahead = "/".join((region, *path)), int(region == "root")
     return _SpecField(name, shape, stored.str, slots, ahead, torch_dtype=dtype)
 

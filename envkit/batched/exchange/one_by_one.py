@@ -228,7 +228,7 @@ def _scatter(memory: torch.Tensor, rows: Sequence[int], values: torch.Tensor) ->
     if has_array(memory):
         memory.numpy()[rows] = values.numpy(force=True)
     else:
-        memory.index_copy_(0, torch.tensor(rows), values)
+        memory.index_copy_(0, torch.tensor(rows, device="cpu"), values)
 
 
 class TensorDictJobs(_Recovering, TensorDictExchange):

@@ -174,7 +174,7 @@ class Stack(TensorSpec):
 
     def enumerate(self, use_mask: bool = False) -> Value:
         lists = self._mapped_members(lambda spec: spec.enumerate(use_mask))
-        pick = digits(torch.tensor([len(values) for values in lists]))
+        pick = digits(torch.tensor([len(values) for values in lists], device="cpu"))
         picked = [v[column.to(v.device)] for v, column in zip(lists, pick.unbind(1), strict=True)]
         return self._join(picked, self._stack_dim + 1)
 

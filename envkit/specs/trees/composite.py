@@ -174,7 +174,7 @@ class Composite(Batched):
 
     def enumerate(self, use_mask: bool = False) -> TensorDictBase:
         lists = self._make(lambda spec: spec.enumerate(use_mask))
-        pick = digits(torch.tensor([len(values) for values in lists.values()]))
+        pick = digits(torch.tensor([len(values) for values in lists.values()], device="cpu"))
         columns = zip(lists.items(), pick.unbind(1), strict=True)
         data = {k: values[column.to(values.device)] for (k, values), column in columns}
         return self._pack(data, (len(pick),))
