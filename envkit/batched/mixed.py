@@ -31,6 +31,7 @@ from envkit.data.resets import collect_reset_masks
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.exclusive import InUse
+from envkit.env.foreign import known_wrapping_of
 from envkit.env.html import Told
 from envkit.env.own_state import OWN
 from envkit.env.pending import Pending
@@ -371,9 +372,12 @@ def _require_members(members: list[EnvBase]) -> None:
         )
     for number, env in enumerate(members):
         if not isinstance(env, EnvBase):
+            wrapping = known_wrapping_of(env)
+            cure = "Build it first: MixedEnv([make(), ...]) instead of MixedEnv([make, ...])."
+            if wrapping is not None:
+                cure = f"Wrap it and give it a batch axis first: SerialEnv(1, lambda: {wrapping})."
             raise ArgumentTypeError(
-                f"member {number} is {env!r}, of type {type(env).__name__}, but must be an env. Build it first: "
-                "MixedEnv([make(), ...]) instead of MixedEnv([make, ...])."
+                f"member {number} is {env!r}, of type {type(env).__name__}, but must be an env. {cure}"
             )
         if env.batch_dims != 1:
             raise SpecError(

@@ -383,6 +383,11 @@ def test_rollouts_through_transforms_go_on_from_the_newest_data(stop):
     assert (data["next", "count"] == data["next", "step_count"] * 2.0 + 3.0).all()
 
 
+def test_an_env_of_another_library_is_no_member_before_it_is_wrapped():
+    with pytest.raises(ArgumentTypeError, match=r"SerialEnv\(1, lambda: GymWrapper\(env\)\)"):
+        MixedEnv([gymnasium.make("CartPole-v1")])
+
+
 def test_a_function_is_no_member():
     with pytest.raises(ArgumentTypeError, match=r"member 0 is .*GymEnv.*Build it first"):
         MixedEnv([partial(GymEnv, "CartPole-v1")])
