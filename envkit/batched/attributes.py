@@ -10,6 +10,7 @@ Conventions
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +40,16 @@ class AttributeLookup:
             if pool is None:
                 raise NotStartedError(
                     f"{type(self).__name__} has no attribute {name!r} of its own, and its sub-envs are "
-                    "not running to be asked. Start them first, e.g. with reset()."
+                    f"not running to be asked.{_guess(type(self), name)} Start them first, e.g. with reset()."
                 )
             calls = _Calls(pool, self._in_use)
             return _looked_up(self._attribute_type, type(self).__name__, calls, (name,))
+
+
+def _guess(kind: type, name: str) -> str:
+    """Name what a class has of its own that a misspelt name may have meant."""
+    close = difflib.get_close_matches(name, dir(kind), n=1, cutoff=0.8)
+    return f" If you meant {close[0]!r}, that needs no start." if close else ""
 
 
 class _Calls:

@@ -140,6 +140,14 @@ def test_showing_an_attribute_fetches_nothing():
 
 
 @pytest.mark.parametrize("make", ON_BOTH.values(), ids=ON_BOTH)
+def test_a_name_of_its_own_that_is_misspelt_is_guessed_before_the_start(make):
+    env = make(2, partial(Rich, 3))
+
+    with pytest.raises(NotStartedError, match=r"'rolout'.*If you meant 'rollout'"):
+        _ = env.rolout
+
+
+@pytest.mark.parametrize("make", ON_BOTH.values(), ids=ON_BOTH)
 def test_nothing_can_be_asked_before_the_start_nor_after_the_end(make):  # V30
     env = make(2, partial(Rich, 3))
 
