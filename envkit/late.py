@@ -7,10 +7,11 @@ name, in the table of the front door or in the one below. A contract of import-l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
-__all__ = ["PRELOADED", "is_public", "late"]
+__all__ = ["PRELOADED", "is_public", "late", "told_elsewhere"]
 
 _NOT_PUBLIC = {
     "EnvPoolAsyncEnvPool": "bridges.worlds.envpool.async_pool",
@@ -34,3 +35,21 @@ def late(name: str) -> Any:
 def is_public(name: str) -> bool:
     """Say whether the front door offers a name."""
     return name in import_module("envkit")._HOME_OF
+
+
+def told_elsewhere(package: str) -> Callable[[str], NoReturn]:
+    """Make the ``__getattr__`` of a package where users look for what the front door offers.
+
+    It raises ImportError, not AttributeError, for such a name: of the latter ``from package import name`` would
+    drop the message.
+    """
+
+    def missing(name: str) -> NoReturn:
+        if is_public(name):
+            raise ImportError(
+                f"{name!r} is not in {package}, but in envkit itself. Write: from envkit import {name}",
+                name=package,
+            )
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return missing

@@ -26,6 +26,9 @@ MAY_LOOK_UP = {
     "envkit.transforms.core.compose",
     "envkit.transforms.frames",
     "bridges.exports.torchrl_transforms",
+    "envkit.collectors",
+    "envkit.envs",
+    "envkit.transforms",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 import textwrap
@@ -200,3 +201,12 @@ def test_available_libraries_are_listed_without_importing_them():
     """)
 
     assert done.stdout == "True False\n"
+
+
+@pytest.mark.parametrize("package", ["envs", "transforms", "collectors"])
+def test_what_is_looked_for_in_a_package_is_said_to_be_in_envkit(package):
+    with pytest.raises(ImportError, match=r"Write: from envkit import GymEnv$"):
+        exec(f"from envkit.{package} import GymEnv")
+    with pytest.raises(ImportError, match="cannot import name 'NoSuchEnv'"):
+        exec(f"from envkit.{package} import NoSuchEnv")
+    assert not hasattr(importlib.import_module(f"envkit.{package}"), "no_such_thing")

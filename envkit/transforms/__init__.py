@@ -4,3 +4,10 @@
 environment; the other modules hold the transforms themselves, one concept each. This package knows
 `EnvBase` and TensorDict, and neither JAX, nor processes, nor simulators.
 """
+
+from typing import TYPE_CHECKING
+
+from envkit.late import told_elsewhere
+
+if not TYPE_CHECKING:  # a misspelt name would pass
+    __getattr__ = told_elsewhere(__name__)
