@@ -282,7 +282,7 @@ def test_known_envs_are_listed_and_attributes_found_on_the_simulator(fast):
     assert fast.action_size == 1
     assert fast.observation_size == 2
     with pytest.raises(
-        AttributeError, match="neither BraxEnv nor its simulator Fast .*'no_such_thing'"
+        AttributeError, match=r"neither BraxEnv nor its simulator Fast .*'no_such_thing'"
     ):
         fast.no_such_thing  # noqa: B018
 
