@@ -22,7 +22,7 @@ MAY_LOOK_UP = {
     "envkit.env.base",
     "envkit.env.construction",
     "envkit.batched.workers",
-    "envkit.collectors.collector",
+    "envkit.collectors.kinds",
     "envkit.transforms.core.compose",
     "envkit.transforms.frames",
     "bridges.exports.torchrl_transforms",

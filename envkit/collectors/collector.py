@@ -19,18 +19,18 @@ from tensordict import TensorDictBase
 
 from envkit.batched.settings import RayOptions
 from envkit.collectors.delivery import Delivery
+from envkit.collectors.kinds import kind_for, require_known
 from envkit.collectors.metering import ProgressBar
 from envkit.collectors.runner import COLLECTOR, Batch
 from envkit.collectors.settings import WorkerOptions, checked
 from envkit.collectors.turns import asked_for, in_turn, require_open
 from envkit.collectors.whole_episodes import EpisodeStore
-from envkit.data.keywords import ShownKeywords, completed, known_to, refuse_unknown
+from envkit.data.keywords import ShownKeywords, completed
 from envkit.data.plain import from_plain, plain
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.policy import PolicyLike
-from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError, OptionError
-from envkit.late import late
+from envkit.errors import ArgumentTypeError, MissingKeyError
 
 __all__ = ["Collector", "MakeEnv"]
 
@@ -71,23 +71,8 @@ class Collector:
         def __new__(
             cls, *args: Any, backend: str | None = None, sync: bool = True, **options: Any
         ) -> Any:
-            made = cls
-            if cls is Collector:
-                if backend not in _KINDS:
-                    raise ArgumentError(
-                        f"backend is {backend!r}, but must be one of {[name for name in _KINDS if name]}."
-                    )
-                made = late(_KINDS[backend][not sync])
-            known = known_to(made)
-            of_workers = [
-                name for name in options if name not in known and name in known_to(Collector)
-            ]
-            if of_workers:
-                raise OptionError(
-                    f"{of_workers[0]!r} is a keyword of collectors with workers, and a {made.__name__} collects "
-                    f"{made._kind}. Use Collector(..., backend='process'), or leave it out."
-                )
-            refuse_unknown(made.__name__, options, known)
+            made = kind_for(backend, sync) if cls is Collector else cls
+            require_known(made, options, Collector)
             return super().__new__(made)
 
     def __init__(
@@ -396,14 +381,6 @@ class Collector:
 
     def __exit__(self, *error: Any) -> None:
         self.shutdown()
-
-
-_KINDS: dict[str | None, tuple[str, str]] = {
-    None: ("SyncDataCollector", "SyncDataCollector"),
-    "direct": ("SyncDataCollector", "SyncDataCollector"),
-    "process": ("MultiSyncDataCollector", "MultiaSyncDataCollector"),
-    "ray": ("MultiSyncDataCollector", "MultiaSyncDataCollector"),
-}
 
 
 def _valid_frames(batch: TensorDictBase) -> int:
