@@ -159,11 +159,23 @@ class NamedRows:
         timestep: Timestep,
         write: Callable[[Any], Any],
     ) -> tuple[RowState, Timestep]:
-        """Restart as `restart_where` does, the state of the env being as ``write`` writes it."""
-        inner, fresh, shared = self._restarted(mask, origins, state, write)
+        """Restart as `restart_where` does, the state of the env being as ``write`` writes it.
+
+        Where no row restarts, everything stays as it is, and transforms see nothing.
+        """
         kept = _leaves(timestep)
-        fresh |= {path: jnp.zeros_like(kept[path]) for path in self._remembered}
-        root = {path: rules.choose(mask, leaf, kept[path]) for path, leaf in fresh.items()}
+
+        def begun() -> tuple[Any, ByPath, Shared]:
+            inner, fresh, shared = self._restarted(mask, origins, state, write)
+            fresh |= {path: jnp.zeros_like(kept[path]) for path in self._remembered}
+            chosen = {path: rules.choose(mask, leaf, kept[path]) for path, leaf in fresh.items()}
+            return inner, chosen, shared
+
+        def unchanged() -> tuple[Any, ByPath, Shared]:
+            shown = self._shown_by_reset | self._remembered
+            return state.inner, {path: kept[path] for path in shown}, state.shared
+
+        inner, root, shared = self.env.chunks.where_any(mask, begun, unchanged)
         return self._moment(inner, {path: kept[path] for path in self._carried} | root, shared)
 
     def restart(

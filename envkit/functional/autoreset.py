@@ -156,6 +156,10 @@ class Chunks:
         """Give the number of rows that are reset together in a batch."""
         return min(num_rows, max(self.least, -(-num_rows // self.most)))
 
+    def where_any(self, mask: jax.Array, begun: Callable[[], S], unchanged: Callable[[], S]) -> S:
+        """Give what ``begun`` does where a row of ``mask`` is set, which ``unchanged`` gives where none is."""
+        return jax.lax.cond(mask.any(), begun, unchanged) if self.asks_first else begun()
+
 
 ON_HOST = Chunks()
 ON_CARD = Chunks(most=4, least=1024, asks_first=False)
@@ -220,9 +224,7 @@ def reset_rows(
         return jax.lax.while_loop(lambda carry: carry[0] < count, body, (jnp.int32(0), values))[1]
 
     # In most steps of most runs nothing is done, and listing the rows costs more than a small env's step.
-    if chunks.asks_first:
-        return jax.lax.cond(mask.any(), restarted, lambda values: values, values)
-    return restarted(values)
+    return chunks.where_any(mask, lambda: restarted(values), lambda: values)
 
 
 def _reset_together(

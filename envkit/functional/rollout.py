@@ -89,7 +89,7 @@ def transition(
     moving: jax.Array | None = None,
 ) -> tuple[Carry, Transition]:
     """Make one step of a rollout; `unroll` is a loop of these. RowsEnv out of ``moving`` stay as they are."""
-    state, root = env.restart_where(done_of(carry[1]), *carry) if auto_reset else carry
+    state, root = _restarted(env, *carry) if auto_reset else carry
     action = policy(params, root.observation, key)
     if moving is None:
         after, timestep = env.step(state, action)
@@ -106,6 +106,13 @@ def transition(
         next_state=env.pack(after) if record_state else None,
     )
     return (after, timestep), recorded
+
+
+def _restarted(env: RowsEnv, state: Any, timestep: Timestep) -> Carry:
+    """Start new episodes where one has ended. No other row has a flag: said so, XLA need not carry them."""
+    unset = jnp.zeros_like(timestep.terminated)
+    going_on = replace(timestep, terminated=unset, truncated=unset)
+    return env.restart_where(done_of(timestep), state, going_on)
 
 
 def unroll(
@@ -144,24 +151,43 @@ def unroll(
 
     def body(carry: Carry, step_key: jax.Array) -> tuple[Carry, Transition]:
         how = {"auto_reset": auto_reset, "record_state": record_state}
-        carry, made = transition(env, carry, policy, params, step_key, **how)
-        return carry, _with_flags_as_bits(made)
+        (state, shown), made = transition(
+            env, (carry[0], _with_flags(carry[1])), policy, params, step_key, **how
+        )
+        return (state, _with_byte(shown)), _recorded(made)
 
-    carry, made = jax.lax.scan(body, carry, keys)
-    return carry, _with_flags_from_bits(made)
+    (state, shown), made = jax.lax.scan(body, (carry[0], _with_byte(carry[1])), keys)
+    terminated, truncated, *following = _flags_in(made.terminated, 4)
+    ended = replace(made.next, terminated=following[0], truncated=following[1])
+    made = replace(made, terminated=terminated, truncated=truncated, next=ended)
+    return (state, _with_flags(shown)), made
 
 
-def _with_flags_as_bits(made: Transition) -> Transition:
-    """Put the four flags of a row into one byte: each array that a loop writes costs a CPU 0.1 us."""
+def _byte_of(*flags: jax.Array) -> jax.Array:
+    """Put the flags of a row into one byte: each array that a loop carries or writes costs a CPU 0.1 us."""
+    return reduce(or_, (flag.astype(jnp.uint8) << place for place, flag in enumerate(flags)))
+
+
+def _flags_in(byte: jax.Array, count: int) -> list[jax.Array]:
+    return [(byte >> place) & 1 != 0 for place in range(count)]
+
+
+_NOTHING: Any = None
+
+
+def _with_byte(shown: Timestep) -> Timestep:
+    """Carry both flags as one byte, in the place of the first."""
+    byte = _byte_of(shown.terminated, shown.truncated)
+    return replace(shown, terminated=byte, truncated=_NOTHING)
+
+
+def _with_flags(shown: Timestep) -> Timestep:
+    terminated, truncated = _flags_in(shown.terminated, 2)
+    return replace(shown, terminated=terminated, truncated=truncated)
+
+
+def _recorded(made: Transition) -> Transition:
+    """Record the four flags of a row as one byte."""
     flags = made.terminated, made.truncated, made.next.terminated, made.next.truncated
-    bits = (flag.astype(jnp.uint8) << place for place, flag in enumerate(flags))
-    nothing: Any = None
-    following = replace(made.next, terminated=nothing, truncated=nothing)
-    return replace(made, terminated=reduce(or_, bits), truncated=nothing, next=following)
-
-
-def _with_flags_from_bits(made: Transition) -> Transition:
-    byte = made.terminated
-    flags = [(byte >> place) & 1 != 0 for place in range(4)]
-    following = replace(made.next, terminated=flags[2], truncated=flags[3])
-    return replace(made, terminated=flags[0], truncated=flags[1], next=following)
+    following = replace(made.next, terminated=_NOTHING, truncated=_NOTHING)
+    return replace(made, terminated=_byte_of(*flags), truncated=_NOTHING, next=following)

@@ -12,9 +12,13 @@ import torch
 from tensordict import TensorDict
 
 from bridges.jax.env import JaxEnv
+from bridges.jax.fusing import arguments_of
 from bridges.jax.programs import padded_size
+from bridges.jax.transformed_rows import NamedRows
+from bridges.jax.unchanged import Unchanged
 from envkit import (
     Compose,
+    ObservationNorm,
     ParallelEnv,
     RewardScaling,
     SerialEnv,
@@ -34,7 +38,7 @@ from envkit.errors import (
     PolicyError,
     StateStructureError,
 )
-from envkit.functional import Box, Timestep
+from envkit.functional import BatchedEnv, Box, Timestep
 from envkit.specs import Categorical, OneHot
 from tests.bridges.compare import (
     assert_close,
@@ -150,6 +154,27 @@ def test_the_program_of_a_run_gives_out_the_state_that_its_loop_carries(walker, 
     assert jax.tree.structure(carried) == jax.tree.structure(expected)
     for ours, theirs in zip(*map(jax.tree.leaves, (carried, expected)), strict=True):
         assert (ours == theirs).all()
+
+
+def test_where_nothing_ends_nothing_of_what_transforms_show_of_a_reset_is_computed():
+    """All of a restart stands in one branch, so that other steps do not pay for it."""
+    norm = ObservationNorm(loc=0.5, scale=3.0, in_keys=["place"])
+    constants = arguments_of([norm], Unchanged(), None)
+    rows = NamedRows(BatchedEnv(Walker()), [norm], constants)
+
+    def begun(key):
+        state, _ = rows.env.init(key, 40)
+        return rows.unstepped(rows.begin(state, {}), 40)
+
+    def restarted(mask, moment):
+        return rows.restart_where(mask, *moment)
+
+    moment = jax.eval_shape(begun, jax.random.PRNGKey(0))
+    traced = jax.make_jaxpr(restarted)(jax.ShapeDtypeStruct((40,), bool), moment)
+
+    (branch,) = (eqn for eqn in traced.eqns if eqn.primitive.name == "cond")
+    outside = {eqn.primitive.name for eqn in traced.eqns if eqn is not branch}
+    assert "mul" in str(branch) and not outside & {"mul", "add", "select_n", "while", "scatter"}
 
 
 def test_a_second_rollout_compiles_nothing(walker):
