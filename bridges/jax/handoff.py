@@ -265,8 +265,13 @@ class RowEnv(EnvBase):
         return torch.cat([rows, rows.new_zeros(missing)])
 
     def _flags_in(self, td: TensorDictBase) -> torch.Tensor:
-        blank = torch.zeros(*td.batch_size, 1, dtype=torch.bool, device=self.device)
-        flags = torch.stack([td.get(name, blank) for name in DONE_LEAVES])
+        given = [td.get(name, None) for name in DONE_LEAVES]
+        if any(flag is None for flag in given):
+            blank = torch.zeros(*td.batch_size, 1, dtype=torch.bool, device=self.device)
+            given = [blank if flag is None else flag for flag in given]
+        flags = torch.stack(given)
+        if td.batch_size and self._is_own_size(td):
+            return flags if td.batch_dims == 1 else flags.flatten(1, -2)
         rows = flags.flatten(1, -2) if td.batch_size else flags[:, None]
         return self._padded(rows.transpose(0, 1)).transpose(0, 1)
 

@@ -23,7 +23,7 @@ from tensordict import TensorDict, TensorDictBase
 from bridges.dlpack import number_to_jit, to_jit, to_torch
 from bridges.jax.choices import encoded
 from bridges.jax.handoff import RowEnv
-from bridges.jax.policy.inputs import Actor, actor_for, free_entries
+from bridges.jax.policy.inputs import Actor, PolicySpecs, actor_for, free_entries
 from envkit.data.paths import Key, Path, as_key, as_path, tensordict_of
 from envkit.env.fragments import Begun
 from envkit.env.recorded import unrecorded
@@ -41,7 +41,8 @@ def begin_unroll(
     env: RowEnv, td: TensorDictBase, steps: int, policy: Any, *, record_state: bool
 ) -> Begun:
     """Begin what `JaxEnv.unroll` documents: the program runs when this returns, and what it gives waits for it."""
-    actor = actor_for(env, policy, td)
+    free = free_entries(env, td)
+    actor = actor_for(env, policy, td, free)
     _refuse_leaks(actor)
     begin, key = _begin(env, td, actor), env._next_key_in()
     lent: Any = begin, actor.params, key, env._constants(td.batch_size)
@@ -50,9 +51,10 @@ def begin_unroll(
     def finish() -> tuple[TensorDict, TensorDict]:
         nonlocal lent
         reached = env._kept(last)
-        data = _recorded(env, td, steps, run, actor)
+        others = _others(free, actor, run)
+        data = _recorded(env, td, steps, run, actor, others)
         lent = None  # until torch has what was made of it
-        return data, _following(env, td, reached, actor, run)
+        return data, _following(env, td, reached, actor, others)
 
     return finish
 
@@ -89,7 +91,8 @@ def unroll_until(
     Returns:
         The steps that were taken.
     """
-    actor, hidden = actor_for(env, policy, td), unrecorded(env, record_state)
+    free = free_entries(env, td)
+    actor, hidden = actor_for(env, policy, td, free), unrecorded(env, record_state)
     key, capacity = env._next_key_in(), min(_CHUNK, 1 << (steps - 1).bit_length())
     counted = torch.arange(env._size(td.numel())) < td.numel()
     pieces: list[TensorDict] = []
@@ -111,14 +114,15 @@ def unroll_until(
             number_to_jit(min(capacity, steps - made), td.device),
         )
         last, count = env._kept(last), int(stopped.made)
-        piece = _recorded(env, td, capacity, run, actor).exclude(*hidden)[..., :count]
+        others = _others(free_entries(env, td), actor, run)
+        piece = _recorded(env, td, capacity, run, actor, others).exclude(*hidden)[..., :count]
         if pieces:
             _repeat(td["done"].squeeze(-1), pieces[-1], piece, env.reward_keys)
         pieces.append(piece)
         made += count
         if made == steps or bool(stopped.ended):
             return pieces[0] if len(pieces) == 1 else cast(TensorDict, torch.cat(pieces, td.ndim))
-        td = _following(env, td, last, actor, run)
+        td = _following(env, td, last, actor, others)
 
 
 def _repeat(done: torch.Tensor, before: TensorDict, piece: TensorDict, paid: list[Key]) -> None:
@@ -139,34 +143,49 @@ def _begin(env: RowEnv, td: TensorDictBase, actor: Actor) -> tuple[Any, Any, Any
 
 
 def _following(
-    env: RowEnv, td: TensorDictBase, last: dict[str, Any], actor: Actor, run: dict[str, Any]
+    env: RowEnv,
+    td: TensorDictBase,
+    last: dict[str, Any],
+    actor: Actor,
+    others: Mapping[Path, torch.Tensor],
 ) -> TensorDict:
     """Name the root after the last step of a run that began at ``td``."""
     following = env._out(td.batch_size, to_torch(last))
     for path in actor.carries:
         key = as_key(path)
         following.set(key, following.get(key).to(td.get(key).dtype))
-    for path, value in _others(env, td, actor, run).items():
+    for path, value in others.items():
         following.set(as_key(path), value)
     return following
 
 
 def _others(
-    env: RowEnv, td: TensorDictBase, actor: Actor, run: dict[str, Any]
-) -> dict[Path, torch.Tensor]:
+    free: Mapping[Path, torch.Tensor], actor: Actor, run: dict[str, Any]
+) -> Mapping[Path, torch.Tensor]:
     """List the tensors of a root that nobody reads or writes."""
+    if not free:
+        return free
     used = {*actor.carries, *_acted(run)}
-    return {path: leaf for path, leaf in free_entries(env, td).items() if path not in used}
+    return {path: leaf for path, leaf in free.items() if path not in used}
 
 
 def _recorded(
-    env: RowEnv, td: TensorDictBase, steps: int, run: dict[str, Any], actor: Actor
+    env: RowEnv,
+    td: TensorDictBase,
+    steps: int,
+    run: dict[str, Any],
+    actor: Actor,
+    others: Mapping[Path, torch.Tensor],
 ) -> TensorDict:
     """Name time-major arrays and put time last: views, no copies."""
     shape, run = td.batch_size, to_torch(run)
+    rows, is_flat = shape.numel(), len(shape) == 1
 
     def placed(leaf: torch.Tensor) -> torch.Tensor:
-        leaf = leaf[:, : shape.numel()]
+        if leaf.shape[1] != rows:
+            leaf = leaf[:, :rows]
+        if is_flat:
+            return leaf.transpose(0, 1)
         return leaf.reshape(steps, *shape, *leaf.shape[2:]).movedim(0, len(shape))
 
     root, following = (
@@ -179,16 +198,16 @@ def _recorded(
             following[path] = following[path].to(actor.writes["next", *path])
         else:
             del following[path]
-    for path, value in _others(env, td, actor, run).items():
+    for path, value in others.items():
         event = value.shape[len(shape) :]
         root[path] = value.unsqueeze(len(shape)).expand(*shape, steps, *event).clone()
-    actions = set(map(as_path, env.action_keys))
+    action_specs = PolicySpecs.of(env).action_specs
     for path, leaf in _acted(run).items():
         value = placed(leaf)
         if path in actor.writes:
             value = value.to(actor.writes[path])
-        elif path in actions:
-            value = encoded(value, env.full_action_spec[as_key(path)])
+        elif path in action_specs:
+            value = encoded(value, action_specs[path])
         side, name = (following, path[1:]) if path[0] == "next" else (root, path)
         side[name] = value
     entries = root | {("next", *path): leaf for path, leaf in following.items()}

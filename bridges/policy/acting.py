@@ -140,13 +140,13 @@ class Stepwise:
     def _planned(self, td: TensorDictBase) -> _Plan:
         """Decide how to act on data of this form."""
         unchanged = Unchanged(self._module)
-        is_module = isinstance(self._module, TensorDictModuleBase)
-        is_free = not is_module and takes_tensordict(self._module)
+        sees_root = takes_tensordict(self._module)
+        is_free = sees_root and not isinstance(self._module, TensorDictModuleBase)
         keys = tuple(td.keys()) if is_free else None
         if why := self._refusal(unchanged) or self._obstacle(td, unchanged):
             return _Plan(unchanged, keys, td.batch_size, why=why)
         try:
-            signature = signature_for(self._env, self._module, self._given(td))
+            signature = signature_for(self._env, self._module, self._given(td), sees_root=sees_root)
         except MissingKeyError as error:  # the module says it in its own way
             return _Plan(unchanged, keys, td.batch_size, why=str(error))
         found = self._attempt(signature, td.numel(), in_numpy)

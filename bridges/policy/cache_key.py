@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from enum import Enum
 from functools import partial
 from types import FunctionType, MethodType
@@ -32,10 +32,14 @@ _EMPTY = frozenset({dict, OrderedDict, list, tuple})
 _LIBRARIES = {"torch", "tensordict", "torchrl", "numpy", "jax", "envkit", "bridges", "builtins"}
 
 
-def key_of(module: torch.nn.Module) -> Hashable:
-    """Give the key of a module; one walk over its attributes, no tensor is read."""
-    named = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-    return _Walk(named).key(module)
+def key_of(module: torch.nn.Module, named: Iterable[torch.Tensor]) -> Hashable:
+    """Give the key of a module; one walk over its attributes, no tensor is read.
+
+    Args:
+        module: the module.
+        named: its parameters and buffers, which are looked up by name.
+    """
+    return _Walk({id(tensor) for tensor in named}).key(module)
 
 
 class _Same:
@@ -94,11 +98,25 @@ class _Walk:
         self._around.append(id(value))
         try:
             if isinstance(value, Mapping):
-                return tuple((self.key(name), self.key(item)) for name, item in value.items())
+                return self._of_entries(value)
             keys = map(self.key, value)
             return tuple(keys) if isinstance(value, list | tuple) else frozenset(keys)
         finally:
             self._around.pop()
+
+    def _of_entries(self, entries: Mapping[Any, Any]) -> Hashable:
+        """Tell names and what stands under them, most of which `key` would not have to look into."""
+        found: list[Any] = []
+        for name, item in entries.items():
+            found.append(name if type(name) is str else self.key(name))
+            kind = type(item)
+            if kind in _PLAIN:
+                found.append((kind, item))
+            elif kind in _EMPTY and not item:
+                found.append((kind, ()))
+            else:
+                found.append(self.key(item))
+        return tuple(found)
 
     def _of_tensor(self, tensor: torch.Tensor) -> Hashable:
         if id(tensor) in self._named:

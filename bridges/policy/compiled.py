@@ -71,6 +71,7 @@ class CompiledPolicy(torch.nn.Module):
         self.translations = 0
         self._found: dict[Any, Any] = {}
         self._refused: dict[Any, str] = {}
+        self._asked: tuple[Any, Any, bool] = (None, None, False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module itself.
@@ -82,7 +83,7 @@ class CompiledPolicy(torch.nn.Module):
             PolicyError: (a TypeError) there is no "observation" in the TensorDict.
         """
         root = args[0] if len(args) == 1 and not kwargs else None
-        if not isinstance(root, TensorDictBase) or takes_tensordict(self.module):
+        if not isinstance(root, TensorDictBase) or self.sees_root:
             return self.module(*args, **kwargs)
         observation = root.get("observation", None)
         if observation is None:
@@ -99,7 +100,8 @@ class CompiledPolicy(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or one in another process, translates for itself."""
-        return {**super().__getstate__(), "_found": {}, "_refused": {}}
+        asked = None, None, False
+        return {**super().__getstate__(), "_found": {}, "_refused": {}, "_asked": asked}
 
     def translation(self, signature: Signature, rows: int, make: Make[_T]) -> _T:
         """Translate the module for entries of some shapes, or find that this was done.
@@ -135,8 +137,15 @@ class CompiledPolicy(torch.nn.Module):
         return made
 
     def _now(self, make: Make[Any], signature: Signature) -> Hashable:
-        return make, signature, exploration_type(), key_of(self.module), self._layout()
-
-    def _layout(self) -> tuple[Any, ...]:
         named = tensors_by_name(self.module)
-        return tuple((name, value.shape, value.dtype) for name, value in named.items())
+        layout = tuple((name, value.shape, value.dtype) for name, value in named.items())
+        seen = key_of(self.module, named.values())
+        return make, signature, exploration_type(), seen, layout
+
+    @property
+    def sees_root(self) -> bool:
+        """Whether the module takes a TensorDict: asked again where its forward is another function."""
+        forward = getattr(self.module.forward, "__func__", None)
+        if forward is None or self._asked[:2] != (type(self.module), forward):
+            self._asked = type(self.module), forward, takes_tensordict(self.module)
+        return self._asked[2]

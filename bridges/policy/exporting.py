@@ -29,7 +29,7 @@ from bridges.policy.errors import STEPWISE, refusal
 from bridges.policy.known_outcomes import known_outcomes
 from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
-from envkit.env.policy import observation_inputs, takes_tensordict
+from envkit.env.policy import observation_inputs
 from envkit.env.stepping import Stepping
 from envkit.errors import MissingKeyError, TranslationError
 
@@ -52,7 +52,11 @@ class Signature:
 
 
 def signature_for(
-    env: Stepping, module: torch.nn.Module, given: Mapping[Path, tuple[torch.Size, torch.dtype]]
+    env: Stepping,
+    module: torch.nn.Module,
+    given: Mapping[Path, tuple[torch.Size, torch.dtype]],
+    *,
+    sees_root: bool,
 ) -> Signature:
     """Say what a policy is called with in an env.
 
@@ -60,6 +64,7 @@ def signature_for(
         env: names what a plain module reads and writes.
         module: the policy.
         given: all that it may read, with the shape of one row.
+        sees_root: it `takes_tensordict`.
 
     Raises:
         MissingKeyError: (a KeyError) it reads something else.
@@ -67,7 +72,7 @@ def signature_for(
     writes = None
     if isinstance(module, TensorDictModuleBase):
         reads = [as_path(key) for key in module.in_keys]
-    elif takes_tensordict(module):
+    elif sees_root:
         reads = list(given)
     else:
         reads = [as_path(key) for key in observation_inputs(env)]

@@ -260,14 +260,18 @@ def observation_inputs(env: Stepping) -> list[Key]:
     "info", and what transforms have added for bookkeeping (`StepCounter`, `RewardSum`, ...) are not
     observations in that sense and are left out.
     """
-    books = env._books
-    state = {as_path(key) for key in env.full_state_spec.keys(True, True)}
-    paths = {key: as_path(key) for key in env.full_observation_spec.keys(True, True)}
-    return [
-        key
-        for key, path in paths.items()
-        if path not in books and (len(path) == 1 or (path not in state and path[0] != "info"))
-    ]
+
+    def read() -> list[Key]:
+        books = env._books
+        state = {as_path(key) for key in env.full_state_spec.keys(True, True)}
+        paths = {key: as_path(key) for key in env.full_observation_spec.keys(True, True)}
+        return [
+            key
+            for key, path in paths.items()
+            if path not in books and (len(path) == 1 or (path not in state and path[0] != "info"))
+        ]
+
+    return [*env._declared.cached("observation_inputs", read)]
 
 
 def policy_device(policy: Any) -> torch.device | None:

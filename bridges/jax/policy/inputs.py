@@ -32,8 +32,9 @@ from envkit.data.transition import leaves
 from envkit.env.policy import observation_inputs
 from envkit.errors import ArgumentError, InputError, MissingKeyError, PolicyError
 from envkit.rules import DONE_LEAVES
+from envkit.specs import TensorSpec
 
-__all__ = ["Actor", "actor_for", "free_entries", "is_compilable"]
+__all__ = ["Actor", "PolicySpecs", "actor_for", "free_entries", "is_compilable"]
 
 _FLAGS: tuple[Path, ...] = tuple((name,) for name in DONE_LEAVES)
 
@@ -62,13 +63,16 @@ def is_compilable(policy: Any) -> bool:
     return policy is None or isinstance(policy, JaxPolicy | CompiledPolicy)
 
 
-def actor_for(env: RowEnv, policy: Any, td: TensorDictBase) -> Actor:
+def actor_for(
+    env: RowEnv, policy: Any, td: TensorDictBase, free: Mapping[Path, torch.Tensor]
+) -> Actor:
     """Bring a policy into the form that the programs of ``env`` take.
 
     Args:
         env: its specs say what the policy is given and what actions are.
         policy: None, a `JaxPolicy`, or what `compile_policy` gave.
         td: root to start from.
+        free: its `free_entries`.
 
     Raises:
         PolicyError: (a TypeError) any other policy.
@@ -78,12 +82,11 @@ def actor_for(env: RowEnv, policy: Any, td: TensorDictBase) -> Actor:
     if policy is None:
         return Actor()
     if isinstance(policy, JaxPolicy):
-        paths = tuple(as_path(key) for key in observation_inputs(env))
-        return Actor(
-            _InJax(policy.function, paths, _action_leaves(env), Places.of(env)), policy.params
-        )
+        specs = PolicySpecs.of(env)
+        acting = _InJax(policy.function, specs.reads, specs.actions, specs.places)
+        return Actor(acting, policy.params)
     if isinstance(policy, CompiledPolicy):
-        return _translated(env, policy, td)
+        return _translated(env, policy, td, free)
     hint = "compile_policy(module)" if isinstance(policy, torch.nn.Module) else "a JaxPolicy"
     raise PolicyError(
         f"unroll compiles the policy into its program, but got {type(policy).__name__}. Pass {hint}, or "
@@ -91,19 +94,22 @@ def actor_for(env: RowEnv, policy: Any, td: TensorDictBase) -> Actor:
     )
 
 
-def _translated(env: RowEnv, policy: CompiledPolicy, td: TensorDictBase) -> Actor:
-    shown, others = _shown(env), free_entries(env, td)
-    given = {path: (value.shape[td.ndim :], value.dtype) for path, value in others.items()}
-    signature = signature_for(env, policy.module, {**shown, **given})
+def _translated(
+    env: RowEnv, policy: CompiledPolicy, td: TensorDictBase, free: Mapping[Path, torch.Tensor]
+) -> Actor:
+    specs = PolicySpecs.of(env)
+    shown, actions = specs.shown, specs.actions
+    given = {path: (value.shape[td.ndim :], value.dtype) for path, value in free.items()}
+    root = {**shown, **given}
+    signature = signature_for(env, policy.module, root, sees_root=policy.sees_root)
     translation = policy.translation(signature, env._size(td.numel()), in_jax)
-    actions = _action_leaves(env)
     missing = [as_key(leaf.path) for leaf in actions if leaf.path not in translation.writes]
     if missing:
         raise MissingKeyError(
             f"the policy writes {list(map(as_key, translation.writes))}, but not {missing}. Name its "
             "output as the env names its action."
         )
-    carries = tuple(path for path in translation.reads if path in others)
+    carries = tuple(path for path in translation.reads if path in free)
     remembers = tuple(path for path in carries if ("next", *path) in translation.writes)
     function = _Translated(translation, actions, frozenset(shown) - set(_FLAGS) | set(carries))
     tensors = translation.tensors(policy, env.device or torch.device("cpu"))
@@ -111,6 +117,45 @@ def _translated(env: RowEnv, policy: CompiledPolicy, td: TensorDictBase) -> Acto
 
 
 # --------------------------------------------------------------------------------- what it is given
+
+
+@dataclass(frozen=True)
+class PolicySpecs:
+    """What the specs of an env say of its policies.
+
+    Attributes:
+        shown: what a root shows: event shape and dtype, by path.
+        reads: what a plain policy is called with.
+        actions: how each action is written.
+        action_specs: their specs, by path.
+        places: what a policy may write.
+        taken: entries that are shown or are actions.
+    """
+
+    shown: Mapping[Path, tuple[torch.Size, torch.dtype]]
+    reads: tuple[Path, ...]
+    actions: tuple[_ActionLeaf, ...]
+    action_specs: Mapping[Path, TensorSpec]
+    places: Places
+    taken: frozenset[Path]
+
+    @classmethod
+    def of(cls, env: RowEnv) -> PolicySpecs:
+        """Read the specs of an env: once where they are locked."""
+        return env._declared.cached("policy_specs", lambda: cls._read(env))
+
+    @classmethod
+    def _read(cls, env: RowEnv) -> PolicySpecs:
+        shown, actions = _shown(env), env.full_action_spec
+        of_path = {as_path(key): actions[key] for key in env.action_keys}
+        return cls(
+            shown,
+            tuple(map(as_path, observation_inputs(env))),
+            _action_leaves(env),
+            of_path,
+            Places.of(env),
+            frozenset((*shown, *of_path)),
+        )
 
 
 def _shown(env: RowEnv) -> dict[Path, tuple[torch.Size, torch.dtype]]:
@@ -124,12 +169,12 @@ def _shown(env: RowEnv) -> dict[Path, tuple[torch.Size, torch.dtype]]:
 
 def free_entries(env: RowEnv, td: TensorDictBase) -> dict[Path, torch.Tensor]:
     """List the tensors of a root that are neither the env's, nor actions, masks or `next`."""
-    taken = {*_shown(env), *(as_path(key) for key in env.action_keys)}
+    taken = PolicySpecs.of(env).taken
     return {
         path: value
         for path, value in leaves(td)
-        if isinstance(value, torch.Tensor)
-        and path not in taken
+        if path not in taken
+        and isinstance(value, torch.Tensor)
         and path[0] not in ("state", "next")
         and not path[-1].startswith("_")
     }

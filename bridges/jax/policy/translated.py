@@ -70,8 +70,9 @@ class Translation:
         They are copied, so nothing that is written to them later is seen by a program that runs.
         """
         named = tensors_by_name(policy.module)
-        values = [named[name] for name in self.graph.tensors.values()]
-        return [to_jit(value.to(device), detach=True) for value in values]
+        values = (named[name].detach().to(device) for name in self.graph.tensors.values())
+        owned = tuple(value.clone(memory_format=torch.contiguous_format) for value in values)
+        return list(to_jit(owned, copy=False))
 
     @cached_property
     def _constants(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from bridges.jax.policy.jax_policy import JaxPolicy
 from bridges.policy.compiled import CompiledPolicy, compile_policy
 from envkit.batched.serial import SerialEnv
 from envkit.data.transition import leaves
+from envkit.env.spec_names import SpecNames
 from envkit.errors import (
     ArgumentError,
     KeyCollisionError,
@@ -715,3 +716,37 @@ def test_a_translation_error_reaches_the_caller_of_rollout(walker):
 
     with pytest.raises(TranslationError, match="has no translation to JAX"):
         seeded(walker).rollout(3, compile_policy(module))
+
+
+@pytest.mark.parametrize("acting", ["nobody", "jax", "torch"])
+def test_a_run_like_the_last_one_reads_no_spec(walker, steered, monkeypatch, acting):
+    """What specs say of policies is read once: to read it takes as long as hundreds of steps of a small env."""
+    in_jax = JaxPolicy(uniform_noise, {"gain": jnp.float32(1.0)})
+    policy = {"nobody": None, "jax": in_jax, "torch": steered}[acting]
+    _, root = walker.unroll(seeded(walker).reset(), STEPS, policy)
+    specs_of, read = SpecNames._specs_of, []
+    monkeypatch.setattr(
+        SpecNames, "_specs_of", lambda env, side: read.append(side) or specs_of(env, side)
+    )
+
+    walker.unroll(root, STEPS, policy)
+
+    assert read == []
+
+
+def test_a_forward_that_is_replaced_by_one_on_tensordicts_is_given_the_tensordict(walker):
+    class Halves(nn.Module):
+        def forward(self, place, lamps, level):
+            return place / 2
+
+    def forward(self, tensordict):
+        return tensordict.set("action", -tensordict["place"])
+
+    policy, begin = compile_policy(Halves()), seeded(walker).reset()
+    halved, _ = walker.unroll(begin, 1, policy)
+
+    Halves.forward = forward
+    turned, _ = walker.unroll(begin, 1, policy)
+
+    torch.testing.assert_close(halved["action"], halved["place"] / 2)
+    torch.testing.assert_close(turned["action"], -turned["place"])
