@@ -237,6 +237,23 @@ class EnvHost:
             forms.check_outcome(made[0].get("next"))
             forms.check_root(made[1])
 
+    def call_skip_rows(self, skipped: dict[int, tuple[bool, bool]]) -> None:
+        """Have rows that their masks leave out pass a step.
+
+        Args:
+            skipped: by row, whether a root is to follow, and whether its episode has ended, so that a new one begins.
+        """
+
+        def skip(row: int, how: tuple[bool, bool]) -> None:
+            advance, has_ended = how
+            assert self._rows is not None
+            if isinstance(self._rows, TensorDictRows):
+                self._rows.step([row], advance=advance)
+            elif advance and has_ended:
+                self._rows.reset(row)
+
+        self._for_each(skipped, skip)
+
     def call_set_seed(self, seeds: dict[int, int]) -> None:
         """Seed envs by row."""
         self._for_each(seeds, lambda row, seed: self.envs[row - self.first].set_seed(seed))

@@ -41,6 +41,8 @@ from envkit.errors import (
     WorkerTimeoutError,
 )
 from tests.batched.test_faults import interrupt_at_random
+from tests.bridges.compare import assert_same
+from tests.zoo.drift import make_gym
 from tests.zoo.envs import Chaos, Count
 
 PATIENCE_S, SOON_S = 30.0, 0.2
@@ -206,6 +208,52 @@ def test_rows_do_not_pass_by_a_transform_around_a_pool(new_pool):
         BypassError, match=r"'async_step_send'.*Put them inside the envs of the pool"
     ):
         env.async_step_send(root)
+
+
+@pytest.mark.parametrize("kind", ["step", "step_and_maybe_reset"])
+@pytest.mark.parametrize("seed", range(4))
+def test_gymnasium_envs_that_are_left_out_do_not_move(new_pool, kind, seed):
+    pool, singles = new_pool([partial(make_gym, 3)] * 2), [make_gym(3), make_gym(3)]
+    pool.set_seed(seed)
+    singles[1].set_seed(singles[0].set_seed(seed))
+    roots, alone = pool.reset(), [single.reset() for single in singles]
+    generator = torch.Generator().manual_seed(seed)
+
+    for _ in range(12):
+        given = {
+            "action": torch.rand(2, 1, generator=generator),
+            "_step": torch.rand(2, generator=generator) < 0.6,
+        }
+        getattr(pool, f"async_{kind}_send")(roots.update(given))
+        received = getattr(pool, f"async_{kind}_recv")(min_get=2)
+        for row, single in enumerate(singles):
+            own = alone[row].update({key: value[row] for key, value in given.items()})
+            made = getattr(single, kind)(own)
+            parts = (received, made) if kind == "step" else (received[0], made[0])
+            assert_same(parts[0][row], parts[1], without=(ENV_INDEX,))
+            alone[row] = single.maybe_reset(single.step_mdp(made)) if kind == "step" else made[1]
+        roots = pool.maybe_reset(pool.step_mdp(received)) if kind == "step" else received[1]
+        for row, own in enumerate(alone):
+            assert_same(roots[row], own, without=(ENV_INDEX,))
+
+
+@pytest.mark.parametrize("known", ["a root", "a step"])
+def test_a_gymnasium_env_that_has_ended_and_is_left_out_begins_anew(new_pool, known):
+    pool = new_pool([partial(make_gym, 2)])
+    root = pool.set_seed(0) and pool.reset()
+    if known == "a step":
+        for _ in range(2):
+            pool.async_step_send(root.set("action", torch.zeros(1, 1)))
+            root = pool.step_mdp(pool.async_step_recv())
+    ended = root.update({"done": torch.tensor([[True]]), "action": torch.zeros(1, 1)})
+
+    pool.async_step_and_maybe_reset_send(ended.set("_step", torch.tensor([False])))
+    data, following = pool.async_step_and_maybe_reset_recv()
+
+    assert data["next", "observation"].equal(ended["observation"]) and data["next", "done"].all()
+    assert not following["observation"].equal(ended["observation"])
+    assert not following["done"].any()
+    assert following["observation"].flatten().tolist() == [place.item() for place in pool.place]
 
 
 def test_only_selected_envs_are_stepped(new_pool):

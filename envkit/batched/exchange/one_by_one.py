@@ -123,11 +123,28 @@ class BufferJobs(_Recovering, BufferExchange):
         if kind != "reset":
             if row in self.recovery.unstarted:
                 self._begin_episode(row)
+            if not bool(self.masks[(rules.STEP,)][row].any()):
+                return self._begin_skipped(row, kind, td)
             return pool.begin(row, STEP if kind == "step" else ADVANCE)
         given = () if row in self.recovery.unstarted else self._states_in(td)
         if given in ((), self._states):
             return pool.begin(row, RESTART if given else RESET)
         return pool.begin_call(row, "reset_rows", {row: (given, {})})
+
+    def _begin_skipped(self, row: int, kind: JobKind, td: TensorDictBase) -> Job:
+        """Have a row that is left out pass a step: what is known of it stays, but where it has ended and begins anew."""
+        root, following = self.roots[self.slot + 1], self.nexts[self.slot]
+        flags = self.metadata[row].paths("done")
+        advance, is_next = kind != "step", self.newest_is_next[row]
+        for path in root:
+            if not advance and not is_next:
+                following[path][row].copy_(root[path][row])
+            elif advance and is_next and path not in flags:  # those of a root are not set
+                root[path][row].copy_(following[path][row])
+        given = (td.get(as_key(path), None) for path in flags)
+        has_ended = any(flag is not None and bool(flag.any()) for flag in given)
+        skipped = {row: (advance, has_ended)}
+        return cast(JobPool, self.pool).begin_call(row, "skip_rows", skipped)
 
     def begin_whole(self, row: int, kind: JobKind) -> Job:
         """Have one row step, with all its parts; its worker has no other job."""

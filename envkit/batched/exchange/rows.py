@@ -387,10 +387,11 @@ class BufferExchange(SharedRows):
 def _layout(plan: BufferPlan, num_rows: int) -> Layout:
     """Lay out the rows of a plan, and say what of them each command and method moves."""
     asked = (SLOT.name, *plan.names("in", "mask"))
-    reset = Traffic(asked, plan.names("root"))
+    reset, known = Traffic(asked, plan.names("root")), plan.names("next", "root")
     traffic: dict[int | str, Traffic] = {
         STEP: Traffic(asked, plan.names("next")),
-        ADVANCE: Traffic(asked, plan.names("next", "root")),
+        ADVANCE: Traffic(asked, known),
+        "skip_rows": Traffic((*asked, *known), known),
         **dict.fromkeys((RESET, RESTART, "reset_rows"), reset),
     }
     return Layout(tuple(plan.fields()), num_rows, traffic, SLOT.name)
