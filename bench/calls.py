@@ -1,11 +1,11 @@
-"""Count what a warm step calls: Python functions of envkit's own, and how often control changes module.
+"""Count what a warm step, or a run, calls: Python functions of envkit's own, and how often control changes module.
 
 Counts do not depend on how busy a machine is, so they may be compared across commits. What a worker
 process does for a step is not counted. How often a parent looks for its workers' answers depends on when
 they come: the least of some steps counts.
 
 Conventions
-    calls      calls of Python functions defined in ``envkit`` or ``bridges``, per step.
+    calls      calls of Python functions defined in ``envkit`` or ``bridges``, per step, or per run of `unroll`, however long.
     functions  different ones among them.
     changes    calls whose function lives in another module than its nearest caller of envkit's own.
 
@@ -23,6 +23,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 import gymnasium
+import jax
+import jax.numpy as jnp
 import torch
 
 from bench.harness import record
@@ -33,12 +35,14 @@ from envkit import (
     EnvBase,
     GymEnv,
     InitTracker,
+    JaxPolicy,
     MixedEnv,
     ParallelEnv,
     RewardSum,
     SerialEnv,
     StepCounter,
     TransformedEnv,
+    compile_policy,
 )
 
 _ROOT = Path(__file__).parents[1]
@@ -48,7 +52,7 @@ _WARM_STEPS, _COUNTED_STEPS = 3, 20
 
 @dataclass(frozen=True)
 class Counted:
-    """What one warm step of an env calls."""
+    """What one warm step, or run, of an env calls."""
 
     env: str
     calls: int
@@ -102,6 +106,32 @@ def count_step(name: str, env: EnvBase) -> Counted:
         env.close(raise_if_closed=False)
 
 
+def count_run(name: str, policy: Any) -> Counted:
+    """Count one `unroll` of an env that has made some like it."""
+    env = BraxEnv("fast", batch_size=[64], device="cpu")
+    env.set_seed(0)
+    root = env.reset()
+    for _ in range(_WARM_STEPS):
+        _, root = env.unroll(root, 3, policy)
+    return count(name, lambda: env.unroll(root, 3, policy))
+
+
+def act(params: Any, observation: jax.Array, key: jax.Array) -> jax.Array:
+    """Act by one layer, in JAX."""
+    return observation @ params
+
+
+def runs() -> dict[str, Any]:
+    """Give what acts in a run, by name."""
+    return {
+        "unroll, random actions": None,
+        "unroll, JaxPolicy": JaxPolicy(act, jnp.zeros((2, 1))),
+        "unroll, compile_policy": compile_policy(
+            torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+        ),
+    }
+
+
 def make_cartpole() -> EnvBase:
     """One CartPole, as every pool here holds."""
     return GymEnv("CartPole-v1")
@@ -133,6 +163,7 @@ def main() -> None:
     gymnasium.logger.min_level = gymnasium.logger.ERROR
     torch.set_num_threads(1)
     rows = [count_step(name, make()) for name, make in ENVS.items()]
+    rows += [count_run(f"JaxEnv x64, {name}", policy) for name, policy in runs().items()]
     print(f"{'one warm step':40s} {'calls':>6s} {'functions':>10s} {'changes':>8s}")
     for row in rows:
         print(f"{row.env:40s} {row.calls:6d} {row.functions:10d} {row.changes:8d}")

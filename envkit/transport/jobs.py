@@ -89,14 +89,12 @@ class ProcessJobPool(ProcessPool):
     Rounds wait for all workers, so none may be begun while jobs are under way.
     """
 
-    def send(self, command: int, rows: Selection = None) -> None:
-        """Start a round; see `Pool.send`. The workers it needs must be free."""
-        resources = self._require_open()
-        if resources.pending:
-            mask = None if rows is None else mask_of(rows, len(self._selected))
-            asked = [h for h in resources.handles if mask is None or mask[list(h.rows)].any()]
-            self._require_free(resources, asked)
-        super().send(command, rows)
+    def _make_room(self, resources: Resources, rows: Selection) -> None:
+        """Check that the workers of a round are free, and finish the last one."""
+        mask = None if rows is None else mask_of(rows, len(self._selected))
+        asked = [h for h in resources.handles if mask is None or mask[list(h.rows)].any()]
+        self._require_free(resources, asked)
+        super()._make_room(resources, rows)
 
     def _exchange(
         self, name: str, handles: Sequence[WorkerHandle], *args: Any, **kwargs: Any
@@ -187,9 +185,14 @@ class ProcessJobPool(ProcessPool):
 
     def _finish_round(self, resources: Resources) -> None:
         """Wait for the workers that this round has asked; others may have jobs."""
-        pending = resources.pending
-        while any(handle.request is self._round for handle in pending.values()):
-            self._attend(resources, self._round.deadline)
+        pending, begun = resources.pending, self._round
+        while pending:
+            for handle in pending.values():
+                if handle.request is begun:
+                    break
+            else:
+                return
+            self._attend(resources, begun.deadline)
 
     def outcome(self, job: Job) -> Any:
         request = job.request

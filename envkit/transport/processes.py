@@ -153,7 +153,7 @@ class ProcessPool(Rounds):
         if resources is None or self._closed or os.getpid() != resources.owner_pid:
             resources = self._require_open()
         if resources.pending:
-            self._finish_abandoned(resources)
+            self._make_room(resources, rows)
         if rows is None:
             handles, code = resources.handles, TO_ALL[command]
         else:
@@ -171,6 +171,10 @@ class ProcessPool(Rounds):
                 write(handle.waker, code)
             except BrokenPipeError:
                 continue  # `recv` finds out how it ended
+
+    def _make_room(self, resources: Resources, rows: Selection) -> None:
+        """See to it that a round of some rows can begin while workers have not answered yet."""
+        self._finish_abandoned(resources)
 
     def recv(self) -> None:
         """Wait for every worker that was woken."""
