@@ -270,4 +270,4 @@ def _shown(value: Any) -> str:
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
     """Give the NumPy dtype that is spelled like a torch dtype."""
-    return torch.empty(0, dtype=dtype).numpy().dtype
+    return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype

@@ -265,7 +265,9 @@ class GymLikeEnv(ResumableEnv):
         flags = {"terminated": terminated, "truncated": truncated, "done": done}
         for name, shape in forms.flags.items():
             if flags.get(name) is not None:
-                entries[name] = torch.as_tensor(flags[name], dtype=torch.bool).reshape(shape)
+                entries[name] = torch.as_tensor(
+                    flags[name], dtype=torch.bool, device="cpu"
+                ).reshape(shape)
         return self._to_tensordict(entries, info)
 
     def _step_forms(self) -> _StepForms:

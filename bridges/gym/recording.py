@@ -291,7 +291,7 @@ class _Record:
         for path, stack in self._stacks.items():
             roots[path] = stack.tensor(count).roll(1, 0)
         for path in DONE:
-            roots[path] = torch.zeros(count, 1, dtype=torch.bool)
+            roots[path] = torch.zeros(count, 1, dtype=torch.bool, device="cpu")
         for start, entries in self._starts.items():
             if start < count:
                 for path, value in entries.items():

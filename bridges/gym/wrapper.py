@@ -192,7 +192,7 @@ class GymWrapper(GymLikeEnv):
 
     def _reward_form(self) -> tuple[tuple[int, ...], np.dtype]:
         spec = self.reward_spec
-        return tuple(spec.shape), torch.empty(0, dtype=spec.dtype).numpy().dtype
+        return tuple(spec.shape), torch.empty(0, dtype=spec.dtype, device="cpu").numpy().dtype
 
     def _reset_simulator(self, mask: torch.Tensor | None, **kwargs: Any) -> Any:
         if self._vector is None:

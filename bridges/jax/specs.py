@@ -69,7 +69,8 @@ def _action_leaf(space: Any, batch: torch.Size, device: Any, categorical: bool) 
     if isinstance(space, Box):
         dtype = torch_dtype_of(space.dtype)
         low, high = (
-            torch.as_tensor(np.array(bound), dtype=dtype) for bound in (space.low, space.high)
+            torch.as_tensor(np.array(bound), dtype=dtype, device="cpu")
+            for bound in (space.low, space.high)
         )
         spec = Bounded(low, high, low.shape, device, dtype)
         return spec.expand(*batch, *low.shape)

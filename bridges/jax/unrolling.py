@@ -94,7 +94,7 @@ def unroll_until(
     free = free_entries(env, td)
     actor, hidden = actor_for(env, policy, td, free), unrecorded(env, record_state)
     key, capacity = env._next_key_in(), min(_CHUNK, 1 << (steps - 1).bit_length())
-    counted = torch.arange(env._size(td.numel())) < td.numel()
+    counted = torch.arange(env._size(td.numel()), device="cpu") < td.numel()
     pieces: list[TensorDict] = []
     made = 0
     while True:

@@ -145,7 +145,7 @@ def _export(module: torch.nn.Module, signature: Signature, rows: int | None) -> 
     written: dict[Path, torch.dtype] = {}
     by_path = _ByPath(module, signature, written.update)
     examples = [
-        torch.zeros(rows or _EXAMPLE_ROWS, *shape, dtype=dtype)
+        torch.zeros(rows or _EXAMPLE_ROWS, *shape, dtype=dtype, device="cpu")
         for _, shape, dtype in signature.reads
     ]
     axis = torch.export.Dim("rows")

@@ -54,7 +54,7 @@ def _put(x: Any, places: tuple[Any, ...], values: Any, how: str) -> Any:
 
 def _dtype_of(dtype: torch.dtype) -> Any:
     try:
-        return torch.empty(0, dtype=dtype).numpy().dtype
+        return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     except TypeError as error:
         raise NotImplementedError(f"NumPy has no {dtype}") from error
 

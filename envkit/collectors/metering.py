@@ -51,7 +51,9 @@ class EpisodeMeter:
         paid = rewards[0].reshape(*batch.batch_size, -1).sum(-1).double().reshape(-1).cpu()
         valid = ids >= 0
         numbers, places = ids[valid].unique(return_inverse=True)
-        sums = torch.zeros(len(numbers), dtype=torch.float64).index_add_(0, places, paid[valid])
+        sums = torch.zeros(len(numbers), dtype=torch.float64, device="cpu").index_add_(
+            0, places, paid[valid]
+        )
         counts = places.bincount(minlength=len(numbers))
         going_on = set(following.tolist())
         for number in abandoned(self._sums, numbers.tolist(), going_on, self._stride):

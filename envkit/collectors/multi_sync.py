@@ -107,8 +107,8 @@ class MultiSyncDataCollector(WorkerCollector):
         if dim == "stack" or self._episodes is not None:
             data = cast(TensorDictBase, torch.stack(cast(Any, datas)))
             if self._options.preemptive_threshold is not None:
-                steps = torch.arange(self._steps)
-                valid = torch.tensor([part.valid for part in parts])
+                steps = torch.arange(self._steps, device="cpu")
+                valid = torch.tensor([part.valid for part in parts], device="cpu")
                 mask = steps < valid.reshape(-1, *(1,) * len(self.batch_size), 1)
                 data.set((COLLECTOR, "mask"), mask.expand(data.batch_size).clone())
             return data

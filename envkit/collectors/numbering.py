@@ -27,7 +27,7 @@ class TrajectoryNumbers:
 
     def __init__(self, rows: int, *, first: int = 0, stride: int = 1):
         self.stride = stride
-        self.current = torch.zeros(rows, dtype=torch.int64)
+        self.current = torch.zeros(rows, dtype=torch.int64, device="cpu")
         self.restart(first)
 
     def count(self, ended: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,7 @@ class TrajectoryNumbers:
         renewed = rows & ~self._is_unused
         count = int(renewed.sum())
         ended = self.current[renewed].tolist()
-        self.current[renewed] = self.following + torch.arange(count) * self.stride
+        self.current[renewed] = self.following + torch.arange(count, device="cpu") * self.stride
         self.following += count * self.stride
         self._is_unused |= renewed
         return ended
@@ -64,10 +64,10 @@ class TrajectoryNumbers:
     def restart(self, first: int) -> None:
         """Number all rows anew, from ``first`` on."""
         rows = len(self.current)
-        self.current = first + torch.arange(rows) * self.stride
+        self.current = first + torch.arange(rows, device="cpu") * self.stride
         self.following = first + rows * self.stride
         """The number of the next trajectory that begins."""
-        self._is_unused = torch.ones(rows, dtype=torch.bool)
+        self._is_unused = torch.ones(rows, dtype=torch.bool, device="cpu")
 
     def state_dict(self) -> dict[str, Any]:
         """Give what the next numbers depend on."""

@@ -138,11 +138,11 @@ class EnvRunner:
             The numbers of the trajectories that end by this.
         """
         if rows is None or self.root is None:
-            rows = torch.ones(self.env.batch_size, dtype=torch.bool)
+            rows = torch.ones(self.env.batch_size, dtype=torch.bool, device="cpu")
             return self._take_root(self.env.reset(), rows)
         self._require_unmoved()
         batch = self.env.batch_size
-        rows = torch.as_tensor(rows)
+        rows = rows if isinstance(rows, torch.Tensor) else torch.as_tensor(rows, device="cpu")
         if rows.shape != batch or rows.dtype != torch.bool:
             raise ArgumentError(
                 f"index is of shape {tuple(rows.shape)} and dtype {rows.dtype}, but must be a bool mask of the "

@@ -8,10 +8,21 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from envkit import AsyncEnvPool, EnvCreator, MixedEnv, ParallelEnv, SerialEnv
+from bridges.jax.env import JaxEnv
+from envkit import (
+    AsyncEnvPool,
+    EnvCreator,
+    GymEnv,
+    MixedEnv,
+    ParallelEnv,
+    SerialEnv,
+    SyncDataCollector,
+    compile_policy,
+)
 from envkit.env.base import EnvBase
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Count
+from tests.zoo.walkers import Pendulum
 
 pytestmark = pytest.mark.usefixtures("warm_fork_server")
 
@@ -40,8 +51,15 @@ def elsewhere() -> Iterator[None]:
     torch.set_default_device(previous)
 
 
+def cartpole() -> GymEnv:
+    return GymEnv("CartPole-v1", categorical_action_encoding=True)
+
+
 KINDS: dict[str, Callable[[], EnvBase]] = {
     "single": OnCpu,
+    "gymnasium": cartpole,
+    "vector": lambda: GymEnv("CartPole-v1", categorical_action_encoding=True, num_envs=2),
+    "rows": lambda: SerialEnv(2, cartpole),
     "serial": lambda: SerialEnv(2, OnCpu),
     "parallel": lambda: ParallelEnv(2, OnCpu),
     "pipes": lambda: ParallelEnv(2, OnCpu, use_buffers=False),
@@ -97,6 +115,30 @@ def test_rollouts_with_a_policy_are_those_of_the_cpu(opened, parts, way, elsewhe
     with torch.device("cpu"):
         assert torch.equal(data["action"], data["count"] % 2)
         assert torch.equal(data["next", "count"], data["count"] + 1)
+
+
+def test_a_compiled_run_is_that_of_the_cpu(elsewhere):
+    def run() -> TensorDict:
+        with torch.device("cpu"):
+            torch.manual_seed(0)
+            policy = compile_policy(torch.nn.Linear(3, 1))
+        env = JaxEnv(Pendulum(), batch_size=[4], device="cpu")
+        env.set_seed(0)
+        return env.rollout(5, policy, break_when_any_done=False)
+
+    found = run()
+
+    with torch.device("cpu"):
+        assert_same(found, run())
+
+
+def test_a_collector_numbers_episodes_on_the_cpu(elsewhere):
+    collector = SyncDataCollector(OnCpu, None, frames_per_batch=7, total_frames=7)
+
+    (batch,) = collector
+
+    with torch.device("cpu"):
+        assert batch["collector", "traj_ids"].tolist() == [0, 0, 0, 1, 1, 1, 2]
 
 
 def uses_on_cpu(make: Callable[[], EnvBase]) -> list[TensorDict]:
