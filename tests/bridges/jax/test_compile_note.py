@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import jax
@@ -40,7 +41,8 @@ def test_a_long_compilation_is_announced_and_its_end_too(
     assert last.startswith("compiling the step of Ant took 0.")
 
 
-def test_a_short_one_is_not(caplog):
+def test_a_short_one_is_not(monkeypatch, caplog):
+    monkeypatch.setattr(compile_note, "NOTE_AFTER_S", 60.0)
     run = compile_note.jit_with_note(slow_to_trace, "the step of Ant")
 
     run(jnp.zeros(2))
@@ -49,8 +51,9 @@ def test_a_short_one_is_not(caplog):
 
 
 def test_nothing_is_announced_after_an_error(monkeypatch, caplog):
-    jax.jit(slow_to_trace)(1.0)  # JAX has started
-    monkeypatch.setattr(compile_note, "NOTE_AFTER_S", 0.5)
+    made, timer = [], threading.Timer
+    monkeypatch.setattr(compile_note, "NOTE_AFTER_S", 600.0)
+    monkeypatch.setattr(threading, "Timer", lambda *args: made.append(timer(*args)) or made[-1])
 
     def fails(x):
         raise ValueError("no")
@@ -58,9 +61,10 @@ def test_nothing_is_announced_after_an_error(monkeypatch, caplog):
     run = compile_note.jit_with_note(fails, "it")
     with pytest.raises(ValueError, match="no"):
         run(1.0)
-    time.sleep(0.6)
 
-    assert not caplog.messages
+    (waiting,) = made
+    waiting.join(60.0)
+    assert not waiting.is_alive() and not caplog.messages
 
 
 def test_programs_of_an_env_are_named_after_its_simulator(monkeypatch, caplog):
