@@ -119,7 +119,7 @@ class BufferExchange(SharedRows):
             The rows that are stepped, for `wake`; None: all.
         """
         rows = None if mask is None else rows_of(mask, len(mask))
-        self.write(given, self.slot if slot is None else slot, rows)
+        self.write(given, self.slots[0] if slot is None else slot, rows)
         if mask is not None and mask.ndim > 1:
             return self._select({(rules.STEP,): mask})
         if not self._masks_are_full:
@@ -138,10 +138,10 @@ class BufferExchange(SharedRows):
 
         ``root`` is what is known before; None where it lies in the rows too. ``slot`` is that of `fill`.
         """
-        if slot is None:
-            self._hand_over()
-        else:
+        if slot is not None:
             self.slot = slot
+        elif self._leave or self.is_in_parts or self.finish_parts:
+            self._hand_over()
         self._rounds += 1
         sent = Round(self._rounds, rows, root, advance)
         if self.recovery.unstarted:
@@ -171,7 +171,7 @@ class BufferExchange(SharedRows):
         self.lost = set()
         if self.recovery.lost:
             self.lost = self.tell_lost(self, sent.rows, sent.root, advance=sent.advance)
-        return self.nexts[self.slot]
+        return self.nexts[self.slots[0]]
 
     def tell_lost(
         self,

@@ -25,7 +25,15 @@ from bridges.jax.policy import jax_policy
 from bridges.jax.policy.jax_policy import JaxPolicy
 from bridges.jax.programs import RESTART
 from bridges.jax.shared_programs import Program
-from envkit import Compose, RewardScaling, RewardSum, StepCounter, TransformedEnv, VecNorm
+from envkit import (
+    Compose,
+    MixedEnv,
+    RewardScaling,
+    RewardSum,
+    StepCounter,
+    TransformedEnv,
+    VecNorm,
+)
 from envkit.functional.autoreset import ON_CARD, ON_HOST
 from envkit.specs.devices import as_device
 from tests.zoo.walkers import Pendulum, Walker
@@ -220,6 +228,22 @@ def watch_border(monkeypatch):
         monkeypatch.setattr(module, "to_jit", lend, raising=False)
         monkeypatch.setattr(module, "to_torch", take, raising=False)
     return missing
+
+
+@both_devices
+def test_what_two_members_of_a_batch_were_lent_is_there_when_torch_takes_results(
+    walker, device, monkeypatch
+):
+    other = JaxEnv(Walker(), batch_size=[ROWS], device=device, episode_length=3)
+    env = MixedEnv([walker, other])
+    env.set_seed(0)
+    action = torch.full((2 * ROWS, 2), 0.05, device=device)
+    td = env.reset().set("action", action)
+    missing = watch_border(monkeypatch)
+
+    env.step(td)
+
+    assert missing and not any(missing)
 
 
 @both_devices
