@@ -14,10 +14,11 @@ import torch
 
 from bridges.dlpack import number_to_jit, to_jit
 from bridges.jax.handoff import RowEnv
-from bridges.jax.unchanged import Unchanged, reading_waits
+from bridges.jax.unchanged import Unchanged
 from envkit.data.paths import Path, as_path
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Composite
+from envkit.specs.devices import reading_waits
 from envkit.transforms.core.base import Transform, books_of
 from envkit.transforms.core.fusable import FusableTransform
 

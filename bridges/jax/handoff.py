@@ -29,12 +29,13 @@ from bridges.jax.choices import integers_of, is_choice
 from bridges.jax.gradients import Differentiable, Running, start
 from bridges.jax.programs import KEY, PACKED, Constants, Programs, padded_size
 from bridges.jax.specs import action_composite
-from bridges.jax.unchanged import Unchanged, reading_waits
+from bridges.jax.unchanged import Unchanged
 from envkit.data.paths import Key, Path, as_key, tensordict_of
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
 from envkit.errors import InputError, MissingKeyError
 from envkit.rules import DONE_LEAVES
+from envkit.specs.devices import reading_waits
 from envkit.specs.inputs import ActionInput, action_inputs
 
 __all__ = ["RowEnv"]

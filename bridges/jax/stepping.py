@@ -244,6 +244,10 @@ class ProgramEnv(RowEnv):
         if stop == "never" and steps:
             self._programs.advancing.add(self._size(self.numel()))
 
+    @property
+    def _cannot_drop_steps(self) -> str | None:
+        return None if self._steps_by_itself else type(self).__name__
+
     _unrecorded = ("state",)
 
     def _runs_at_once(self, policy: Any) -> bool:

@@ -15,10 +15,10 @@ from tensordict import TensorDictBase
 from bridges.dlpack import number_to_jit, to_torch
 from bridges.jax.gradients import Running
 from bridges.jax.programs import RESTART
-from bridges.jax.unchanged import reading_waits
 from envkit.data.carrying import carry
 from envkit.env.pending import Pending
 from envkit.rules import STEP
+from envkit.specs.devices import reading_waits
 
 __all__ = ["ProgramAdvance", "ProgramStep"]
 

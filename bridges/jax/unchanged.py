@@ -17,12 +17,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Unchanged", "reading_waits"]
-
-
-def reading_waits(tensor: torch.Tensor) -> bool:
-    """Say whether the host waits for a device where it reads a tensor's values."""
-    return not tensor.is_cpu
+__all__ = ["Unchanged"]
 
 
 _NOTHING = None, 0, 0, None

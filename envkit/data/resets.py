@@ -19,12 +19,14 @@ from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.transition import choose_leaf, drop_private, leaves
 from envkit.errors import PrimerError
 from envkit.specs import Composite
+from envkit.specs.devices import reading_waits
 
 __all__ = [
     "any_done",
     "collect_reset_masks",
     "done_outside",
     "forget",
+    "mark_done",
     "merge_reset",
     "terminated_or_truncated",
     "undeclared",
@@ -183,7 +185,7 @@ def forget(
                 "TensorDictPrimer with reset_key=."
             )
         mask, kept = _ended(ended, level, levels[level]), root.get(as_key(path))
-        if mask is not None and bool(mask.any()):
+        if mask is not None and (reading_waits(mask) or bool(mask.any())):
             mask = rules.reset_mask(mask, mask.shape, root.batch_dims, level)
             mask = rules.reduce_mask(mask, kept.shape, root.batch_dims)
             root.set(as_key(path), rules.choose(mask, torch.zeros_like(kept), kept))
@@ -195,6 +197,27 @@ def any_done(td: TensorDictBase, done_levels: Mapping[Path, list[str]]) -> bool:
     Where a level has flags, these decide for all levels below it. A level's mask is the OR of its done
     leaves, in their shape.
     """
+    masks = _what_ended(td, done_levels)
+    if not any(bool(mask.any()) for mask in masks.values()):
+        return False
+    _ask_for(td, masks)
+    return True
+
+
+def mark_done(td: TensorDictBase, done_levels: Mapping[Path, list[str]]) -> None:
+    """Do what `any_done` does without asking whether any flag is set: the masks may be of nothing."""
+    _ask_for(td, _what_ended(td, done_levels))
+
+
+def _ask_for(td: TensorDictBase, masks: Mapping[Path, torch.Tensor]) -> None:
+    for level, mask in masks.items():
+        td.set(as_key((*level, rules.RESET)), mask)
+
+
+def _what_ended(
+    td: TensorDictBase, done_levels: Mapping[Path, list[str]]
+) -> dict[Path, torch.Tensor]:
+    """Give the masks of the levels that decide and have flags in ``td``."""
     if len(done_levels) > 1:
         done_levels = {
             level: names
@@ -202,12 +225,7 @@ def any_done(td: TensorDictBase, done_levels: Mapping[Path, list[str]]) -> bool:
             if rules.governing_level(level, done_levels) == level
         }
     masks = {level: _ended(td, level, names) for level, names in done_levels.items()}
-    if not any(bool(mask.any()) for mask in masks.values() if mask is not None):
-        return False
-    for level, mask in masks.items():
-        if mask is not None:
-            td.set(as_key((*level, rules.RESET)), mask)
-    return True
+    return {level: mask for level, mask in masks.items() if mask is not None}
 
 
 def done_outside(mask: torch.Tensor, td: TensorDictBase, done_keys: Iterable[Key]) -> bool:

@@ -8,7 +8,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, cast
 
 import torch
@@ -20,7 +20,7 @@ from envkit.env.policy import Policy
 from envkit.env.stepping import Stepping
 from envkit.specs import Composite, StackedComposite
 
-__all__ = ["LOOPS", "Callback", "nonstop", "until_any_done"]
+__all__ = ["LOOPS", "Callback", "checked_now_and_then", "nonstop", "until_any_done"]
 
 Callback = Callable[[Any, TensorDictBase], Any]
 
@@ -90,6 +90,33 @@ def until_all_done(
             return
         if callback is not None:
             callback(env, td)
+        last, td = td, env.step_mdp(td)
+
+
+def checked_now_and_then(
+    env: Stepping, td: TensorDictBase, act: Policy, steps: int, stop: rules.Stop, every: int
+) -> Iterator[TensorDictBase]:
+    """Step on without asking whether a stop rule ends it, which is asked after ``every`` steps; drop what was too much.
+
+    Only for envs whose steps change nothing but data. Frozen rows are stepped too, and shown as if they were not.
+    """
+    made: list[TensorDictBase] = []
+    ends: list[torch.Tensor] = []
+    last, ended = None, None
+    for index in range(steps):
+        td = env.step(act(td))
+        if stop == "all" and last is not None and ended.ndim:
+            td = _repeat_frozen(~ended, td, last, env.full_reward_spec, env.state_keys)
+        ended = env._rows_done(td.get("next"))
+        made.append(td)
+        ends.append(ended.all() if stop == "all" else ended.any())
+        if len(made) == every or index == steps - 1:
+            flags = torch.stack(ends).cpu().tolist()
+            if True in flags:
+                yield from made[: flags.index(True) + 1]
+                return
+            yield from made
+            made, ends = [], []
         last, td = td, env.step_mdp(td)
 
 

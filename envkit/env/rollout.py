@@ -22,7 +22,7 @@ from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.paths import Key, as_key
 from envkit.data.results import EnvData
 from envkit.data.transition import leaves
-from envkit.env.loops import LOOPS
+from envkit.env.loops import LOOPS, checked_now_and_then
 from envkit.env.policy import PolicyLike, as_policy, on_device, policy_device, replay
 from envkit.env.recorded import require_truncated, stack_steps, truncate_last, unrecorded
 from envkit.env.stepping import Stepping
@@ -61,6 +61,7 @@ def rollout(
     set_state: bool | None = None,
     record_state: bool = True,
     pipeline: int = 1,
+    check_every: int = 1,
 ) -> EnvData:
     """Run a policy for up to ``max_steps`` steps; a method of every env.
 
@@ -93,6 +94,9 @@ def rollout(
             while the others step; at most one for each worker. The policy is called with the rows of one
             part at a time: the data is the same only if it treats rows apart and draws no random
             numbers, so it is off by default. Random actions of the env are not affected.
+        check_every: after how many steps a stop rule is asked about all of them. To ask waits for a card. What was
+            stepped too far is dropped: the data is the same, but the policy is called for it, up to
+            ``check_every - 1`` times, and draws what it draws. Only for envs whose steps change nothing but data.
 
     Returns:
         Transitions, batch size ``(*batch, T)``; T is the number of steps really taken.
@@ -102,7 +106,8 @@ def rollout(
         ArgumentTypeError: (a TypeError) ``max_steps``, ``callback``, ``tensordict`` or ``out`` is of
             another type.
         OptionError: (a TypeError) both stop rules are True, ``out`` is to be a lazy stack, or ``pipeline`` is given
-            where rows do not step apart from the policy, or with a stop rule, a callback or a lazy stack.
+            where rows do not step apart from the policy, or with a stop rule, a callback or a lazy stack, or
+            ``check_every`` where steps cannot be dropped, or with a callback.
         PolicyError: (a TypeError) ``policy`` is not callable, or gave something else than actions.
         RolloutError: (a RuntimeError) ``auto_reset=False`` without ``tensordict``; ``actions`` end too
             early; steps cannot be stacked, or do not fit ``out``.
@@ -115,6 +120,7 @@ def rollout(
         return_contiguous = not self._has_varying_sizes
     _require_arguments(callback, tensordict, out, return_contiguous)
     pipeline = _number_of_parts(pipeline, stop, callback, actions, return_contiguous)
+    check_every = _between_checks(self, check_every, callback)
     if set_truncated:
         require_truncated(self)
     if actions is None:
@@ -136,11 +142,12 @@ def rollout(
     elif callback is None and return_contiguous and self._steps_by_itself:
         steps = self._fast_rollout(stop, root, max_steps, policy, act, record_state)
     if steps is None:
+        if check_every == 1 or stop == "never":
+            made = LOOPS[stop](self, root, act, max_steps, callback)
+        else:
+            made = checked_now_and_then(self, root, act, max_steps, stop, check_every)
         hidden = unrecorded(self, record_state)
-        steps = [
-            _kept(step, hidden, storing_device)
-            for step in LOOPS[stop](self, root, act, max_steps, callback)
-        ]
+        steps = [_kept(step, hidden, storing_device) for step in made]
     if isinstance(steps, list):
         steps = stack_steps(self, steps, contiguous=return_contiguous)
     result = steps if storing_device is None else steps.to(storing_device)
@@ -189,6 +196,26 @@ def _number_of_parts(
             "at once. Pass break_when_any_done=False and no more, or leave pipeline out."
         )
     return parts
+
+
+def _between_checks(env: Stepping, check_every: int, callback: object) -> int:
+    """Give how many steps are made before a stop rule is asked, and check that some of them may be dropped."""
+    every = as_int(
+        "check_every", check_every, least=1, meaning="after how many steps flags are read"
+    )
+    if every == 1:
+        return 1
+    if callback is not None:
+        raise OptionError(
+            f"check_every={every} is given with a callback, which would be called for steps that are dropped "
+            "afterwards. Leave one of them out."
+        )
+    if kind := env._cannot_drop_steps:
+        raise OptionError(
+            f"check_every={every} takes steps that may be dropped, but {kind} changes with each step, and not in its "
+            "data alone. Leave check_every out."
+        )
+    return every
 
 
 def _number_of(actions: Iterable[Any], max_steps: int, policy: PolicyLike) -> int:

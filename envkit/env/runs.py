@@ -88,6 +88,11 @@ class WholeRuns:
         """Offer steps whose outcome is read where it was made; None: there are only TensorDicts."""
         return None
 
+    @property
+    def _cannot_drop_steps(self) -> str | None:
+        """Name what, here or inside, changes something else than data when it steps; None: steps may be dropped."""
+        return type(self).__name__
+
     _unrecorded: tuple[str, ...] = ()
     """Nodes at root and next that a fragment leaves out unless it is told to record them."""
 

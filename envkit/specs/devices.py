@@ -1,4 +1,4 @@
-"""Which device an argument names, and whether data can be delivered there.
+"""Which device an argument names, whether data can be delivered there, and whether the host waits to read it.
 
 It knows torch's devices alone; where the programs of JAX run is `bridges.dlpack`'s to say.
 """
@@ -12,7 +12,7 @@ import torch
 from envkit.errors import ArgumentError, ArgumentTypeError, DeviceNameError
 from envkit.specs.annotations import Device
 
-__all__ = ["as_device", "destination", "require_memory"]
+__all__ = ["as_device", "destination", "reading_waits", "require_memory"]
 
 
 def as_device(device: Device | None) -> torch.device:
@@ -56,6 +56,11 @@ def _unknown(device: object) -> DeviceNameError:
     return DeviceNameError(
         f"device is {device!r}, which torch knows no device by. Pass 'cpu', 'cuda', or one of several cards: 'cuda:1'."
     )
+
+
+def reading_waits(tensor: torch.Tensor) -> bool:
+    """Say whether the host waits for a device where it reads a tensor's values."""
+    return not tensor.is_cpu
 
 
 def require_memory(device: torch.device | None, owner: str) -> None:

@@ -96,6 +96,8 @@ class ActionScaling(_ActionForm):
         StatisticsError: (a RuntimeError) without numbers, data comes before the specs of an env were read.
     """
 
+    computes_only = True
+
     loc: torch.Tensor | None
     scale: torch.Tensor | None
 
@@ -260,6 +262,8 @@ class FlattenAction(_ActionForm):
         SpecFitError: (a RuntimeError) when specs are read: an action has no such axes, or spells choices.
         StatisticsError: (a RuntimeError) the sizes of the axes are not known.
     """
+
+    computes_only = True
 
     def __init__(
         self,

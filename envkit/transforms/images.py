@@ -52,6 +52,8 @@ class ToTensorImage(_ImageTransform):
         shape_tolerant: leave the axes alone if the last one has not 3 channels.
     """
 
+    computes_only = True
+
     def __init__(
         self,
         from_int: bool | None = None,
@@ -91,6 +93,8 @@ class GrayScale(_ImageTransform):
         in_keys, out_keys: images; ``"pixels"``, in place.
     """
 
+    computes_only = True
+
     WEIGHTS = (0.2989, 0.587, 0.114)
 
     def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
@@ -121,6 +125,8 @@ class Resize(_ImageTransform):
     Raises:
         ArgumentError: (a ValueError) a size below 1, or another interpolation.
     """
+
+    computes_only = True
 
     _SMOOTH = ("bilinear", "bicubic")
     _STEPPED = ("nearest", "nearest-exact")
@@ -182,6 +188,8 @@ class Crop(_ImageTransform):
         SpecFitError: (a RuntimeError) a value has no rows and columns.
     """
 
+    computes_only = True
+
     def __init__(
         self,
         w: int,
@@ -233,6 +241,8 @@ class CenterCrop(Crop):
     Raises:
         ArgumentError: see `Crop`.
     """
+
+    computes_only = True
 
     def __init__(self, w: int, h: int | None = None, in_keys: Keys = None, out_keys: Keys = None):
         super().__init__(w, h, in_keys=in_keys, out_keys=out_keys)

@@ -60,6 +60,8 @@ class RenameTransform(MomentTransform):
         KeyCollisionError: when specs are read: a new name is taken.
     """
 
+    computes_only = True
+
     def __init__(
         self,
         in_keys: Keys,

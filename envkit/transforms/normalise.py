@@ -118,6 +118,8 @@ class ObservationNorm(_Affine):
         StatisticsError: (a RuntimeError) values or specs are asked for before there are numbers.
     """
 
+    computes_only = True
+
     def __init__(
         self,
         loc: Number | None = None,

@@ -155,6 +155,8 @@ class UnsqueezeTransform(_ShapeTransform):
         ArgumentError: (a ValueError) the axis is not negative and that is not allowed.
     """
 
+    computes_only = True
+
     def __init__(
         self,
         dim: int,
@@ -200,6 +202,8 @@ class SqueezeTransform(UnsqueezeTransform):
         allow_positive_dim, in_keys, out_keys, in_keys_inv, out_keys_inv: see `UnsqueezeTransform`.
     """
 
+    computes_only = True
+
     _view = UnsqueezeTransform._view_back
     _view_back = UnsqueezeTransform._view
 
@@ -214,6 +218,8 @@ class PermuteTransform(_ShapeTransform):
     Raises:
         ArgumentError: (a ValueError) ``dims`` is no reordering of ``-len(dims), ..., -1``.
     """
+
+    computes_only = True
 
     def __init__(
         self,

@@ -68,6 +68,8 @@ class DTypeCastTransform(ArrayTransform):
         ArgumentError: (a ValueError) out_keys without in_keys.
     """
 
+    computes_only = True
+
     def __init__(
         self,
         dtype_in: torch.dtype,
@@ -145,6 +147,8 @@ class DoubleToFloat(DTypeCastTransform):
         in_keys_inv, out_keys_inv: entries the env takes.
     """
 
+    computes_only = True
+
     def __init__(
         self,
         in_keys: Keys = None,
@@ -172,6 +176,8 @@ class ClipTransform(ArrayTransform):
         ArgumentTypeError: (a TypeError and a ValueError) no bound is given.
         ArgumentError: (a ValueError) ``low`` is not below ``high``.
     """
+
+    computes_only = True
 
     def __init__(
         self,
@@ -252,6 +258,8 @@ class SignTransform(ArrayTransform):
         in_keys, out_keys: entries the env gives.
         in_keys_inv, out_keys_inv: entries the env takes.
     """
+
+    computes_only = True
 
     def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
         return elementwise.sign(value)
@@ -352,6 +360,8 @@ class SuccessReward(Transform):
     Raises:
         MissingKeyError: there is no such observation.
     """
+
+    computes_only = True
 
     only_adds_done = True
 

@@ -83,6 +83,10 @@ class Transform(OwnState):
     """A promise: done flags that the env before has set stay set, and nothing must happen before a
     reset. Then the env may be told to step and to reset what is done in one go."""
 
+    computes_only = False
+    """A promise of this very class, not of those that derive from it: its hooks look at nothing but data and
+    settings, and change nothing but data; they draw, count and remember nothing. See `is_pure`."""
+
     gives_nan = False
     """NaN stands for values that it cannot know."""
 
@@ -118,6 +122,11 @@ class Transform(OwnState):
             list(self.in_keys_inv) if out_keys_inv is None else as_keys(out_keys_inv)
         )
         self.missing_tolerance = False
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether the hooks may be called for nothing: where no row is reset, and for steps that are dropped."""
+        return bool(vars(type(self)).get("computes_only", False))
 
     @property
     def _declared_keys(self) -> list[Key]:

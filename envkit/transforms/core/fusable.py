@@ -156,6 +156,10 @@ class FusableTransform(Transform):
         )
 
     @property
+    def is_pure(self) -> bool:
+        return super().is_pure or (self.fuses and not self.state())
+
+    @property
     def stacks(self) -> bool:
         """Whether rows that are envs of their own may be stacked for the hooks over leaves.
 

@@ -1,7 +1,8 @@
 """How resets and steps go through transforms, to an env and back.
 
-`TransformStepping` decides when each hook runs, and which rows it sees. What masks select and what survives is
-asked of `rules` through `transition`, as in `EnvBase`. It does not know any transform.
+`TransformStepping` decides when each hook runs, and which rows it sees; what becomes of a step that is under way
+stands in `steps`. What masks select and what survives is asked of `rules` through `transition`, as in `EnvBase`. It
+does not know any transform.
 
 Conventions
     inner    the side of the stepper, after the inverse pass; outer: the user's side.
@@ -14,15 +15,13 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.data.paths import Key, as_key, as_path, leaf_paths
-from envkit.data.resets import collect_reset_masks, merge_reset
 from envkit.data.results import EnvData
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase, OutputLeaf
@@ -30,7 +29,8 @@ from envkit.env.pending import Pending
 from envkit.env.policy import PolicyLike
 from envkit.specs import Composite
 from envkit.transforms.core.base import Transform
-from envkit.transforms.core.route import Route, kept_where_skipped
+from envkit.transforms.core.route import Route
+from envkit.transforms.core.steps import TransformedStep
 from envkit.transforms.core.wrapper import TransformHolder
 
 __all__ = ["TransformStepping"]
@@ -191,13 +191,13 @@ class TransformStepping(TransformHolder):
             mask = rules.step_mask(mask, inner.batch_size)
             inner = inner.exclude(rules.STEP, inplace=True)
             mask = None if bool(mask.all()) else mask
-        step = _TransformedStep(self, td, advance, route, inner, mask)
+        step = TransformedStep(self, td, advance, route, inner, mask)
         if advance and mask is None and td.get("next", None) is None:
             outside = [leaf for transform in route.outside for leaf in transform.flat()]
             step.resets_too = all(leaf.only_adds_done for leaf in outside)
         return self._with_inner(step)
 
-    def _with_inner(self, step: _TransformedStep) -> Pending:
+    def _with_inner(self, step: TransformedStep) -> Pending:
         """Have the stepper make its part of a step."""
         stepper = step.route.stepper
         if step.mask is None:
@@ -238,7 +238,7 @@ class TransformStepping(TransformHolder):
     def _step_inverted(self, td: TensorDictBase) -> TensorDictBase:
         """Step with an input that has been through the inverse pass, for a transform of this env."""
         given, mask = td.exclude("next", rules.STEP).copy(), td.get(rules.STEP, None)
-        step = _TransformedStep(self, td, False, self._route, given, mask)
+        step = TransformedStep(self, td, False, self._route, given, mask)
         return self._with_inner(step).begin().recv()
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
@@ -252,37 +252,6 @@ class TransformStepping(TransformHolder):
             return self.step(td)
         self._check_batch(td)
         return route.stepper._step_last(td)
-
-    def _both_shown(self, step: _TransformedStep) -> tuple[TensorDictBase, TensorDictBase]:
-        """Receive a step whose stepper has reset what is done, and show both; reset the rest."""
-        assert step.inner is not None
-        done, root = step.inner.recv()
-        ended = done.get("next").select(*self._route.stepper.done_keys)
-        data = step.attached(step.route.shown_next(step.given, done), done)
-        following = self.step_mdp(data)
-        if not self.any_done(following):
-            return data, following
-        root = self._also_reset(root, following, ended)
-        masks = collect_reset_masks(following, self.done_levels, self.full_done_spec)
-        fresh = self._shown_root(following, root)
-        if not self.allow_done_after_reset:
-            self._checks.refuse_done(fresh, following, masks, self)
-        return data, merge_reset(following, fresh, masks, keeps_last=self.keeps_last_output)
-
-    def _also_reset(
-        self, root: TensorDictBase, asked: TensorDictBase, ended: TensorDictBase
-    ) -> TensorDictBase:
-        """Reset in the stepper what ``asked`` wants reset and the stepper has not begun anew."""
-        stepper = self._route.stepper
-        stepper.any_done(ended)
-        late = {}
-        for key in stepper.reset_keys:
-            mask = asked.get(key, None)
-            if mask is not None:
-                late[key] = rules.still_to_reset(mask, ended.get(key, None))
-        if not any(bool(mask.any()) for mask in late.values()):
-            return root
-        return stepper._reset_anew(root.update(late))
 
     # --------------------------------------------------------------------------- as one program
 
@@ -331,70 +300,10 @@ class TransformStepping(TransformHolder):
         return self._runner._begin_run(*run)
 
     @property
+    def _cannot_drop_steps(self) -> str | None:
+        impure = (type(leaf).__name__ for leaf in self._transform.flat() if not leaf.is_pure)
+        return self.base_env._cannot_drop_steps or next(impure, None)
+
+    @property
     def _unrecorded(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.base_env._unrecorded
-
-
-@dataclass(slots=True, eq=False)
-class _TransformedStep(Pending):
-    """A step on its way through transforms.
-
-    Attributes:
-        route: how it goes.
-        given: ``td`` after the inverse pass, without masks; what the stepper is given.
-        mask: which rows move; None: all.
-        inner: the step of the stepper; None where no row moves.
-        resets_too: that one also resets what is done.
-    """
-
-    env: TransformStepping
-    route: Route
-    given: TensorDictBase
-    mask: torch.Tensor | None
-    inner: Pending | None = field(default=None, init=False)
-    resets_too: bool = field(default=False, init=False)
-
-    def check(self) -> Self:
-        if self.inner is not None:
-            self.inner.check()
-        return self
-
-    def begin(self) -> Self:
-        if self.inner is not None:
-            self.inner.begin()
-        return self
-
-    def stepped(self) -> TensorDictBase:
-        done = None if self.inner is None else self.inner.stepped()
-        if self.mask is not None:
-            return self.attached(self._masked_next(self.mask, done), done)
-        assert done is not None
-        return self.attached(self.route.shown_next(self.given, done), done)
-
-    def attached(self, following: TensorDictBase, done: TensorDictBase | None) -> TensorDictBase:
-        """Give the data with its ``next``, and with the inputs of the stepper's step, ``done``, that are recorded."""
-        env, td = self.env, self.td
-        if td.get(rules.STEP, None) is not None:
-            td = td.exclude(rules.STEP, inplace=True)
-        for key in (env._declared.table or env._table).recorded:
-            value = None if done is None else done.get(key, None)
-            value = self.given.get(key, None) if value is None else value
-            if value is not None:  # reshaped behind transforms of batch size
-                td.set(key, value.reshape((*td.batch_size, *value.shape[self.given.batch_dims :])))
-        return env._attach_next(td, following)
-
-    def _masked_next(self, mask: torch.Tensor, done: TensorDictBase | None) -> TensorDictBase:
-        """Show the rows that moved, if any did, among the others."""
-        env, route, given = self.env, self.route, self.given
-        skipped = env._skipped_next(self.td)
-        if done is None:
-            return skipped
-        shown = mask.reshape(self.td.batch_size).to(skipped.device)  # which transforms may change
-        if not env.batch_locked and given.batch_size == self.td.batch_size:
-            stepped = route.shown_next(given[mask], done[mask])  # type: ignore[arg-type]
-            return env._checks.scatter(shown, stepped, skipped)
-        stepped = route.shown_next(given.set(rules.STEP, mask), done)
-        return kept_where_skipped(shown, stepped, skipped)
-
-    def with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
-        return self.env._both_shown(self) if self.resets_too else Pending.with_root(self)

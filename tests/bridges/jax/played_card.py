@@ -132,5 +132,6 @@ def _play_torch(patch: pytest.MonkeyPatch, card: PlayedCard) -> None:
     for name, function in replaced.items():
         patch.setattr(kind, name, function)
     patch.setattr(kind, "data_ptr", data_ptr)
+    patch.setattr(FakeTensor, "tolist", lambda self: self.numpy().tolist())
     patch.setattr(kind, "__invert__", lambda self: torch.bitwise_not(self))
     patch.setattr(torch, "Generator", lambda device="cpu": made("cpu"))

@@ -11,7 +11,15 @@ import torch
 
 from bridges.jax.env import JaxEnv
 from bridges.jax.policy.jax_policy import JaxPolicy
-from envkit import Compose, RewardScaling, RewardSum, StepCounter, TransformedEnv, VecNorm
+from envkit import (
+    ClipTransform,
+    Compose,
+    RewardScaling,
+    RewardSum,
+    StepCounter,
+    TransformedEnv,
+    VecNorm,
+)
 from tests.bridges.jax.played_card import played_card
 from tests.zoo.walkers import Walker
 
@@ -27,7 +35,7 @@ def card():
         yield card
 
 
-@pytest.fixture(params=["walker", "watched"], scope="module")
+@pytest.fixture(params=["walker", "watched", "clipped"], scope="module")
 def env(card, request):
     card.flags = True
     env = JaxEnv(Walker(), batch_size=[ROWS], device="cuda:1", episode_length=3)
@@ -36,6 +44,11 @@ def env(card, request):
         vecnorm = VecNorm(in_keys=["place"])
         chain = Compose(StepCounter(), RewardSum(), RewardScaling(0.0, 2.0), vecnorm)
         env = TransformedEnv(env, chain)
+    if request.param == "clipped":  # outside of the programs, as all that has a way in
+        env = TransformedEnv(
+            env, Compose(StepCounter(), ClipTransform("place", None, "action", low=-1, high=1))
+        )
+    _ = env.specs, getattr(env, "_route", None)  # both read bounds, which are in order
     card.flags = False
     return env
 
@@ -80,6 +93,22 @@ def test_the_host_reads_no_more_in_a_longer_rollout(env, card, run):
 
     _, short, long = counts
     assert short == long
+
+
+@pytest.mark.parametrize("stop", ["any", "all"])
+def test_a_stop_rule_is_asked_once_in_so_many_steps(env, card, stop):
+    if getattr(env, "_cannot_drop_steps", None):
+        env = env.base_env
+    rules = {"break_when_any_done": stop == "any", "break_when_all_done": stop == "all"}
+    counts, others = [], []
+    for every in (6, 6, 3, 2):
+        card.reads.clear()
+        env.rollout(6, pushed, **rules, check_every=every)
+        counts.append(card.reads.count("to cpu"))
+        others.append(len(card.reads) - counts[-1])
+
+    assert counts == [1, 1, 2, 3]
+    assert len(set(others[1:])) == 1
 
 
 def test_all_of_env_and_data_is_on_the_same_card(env, card):

@@ -1,0 +1,138 @@
+"""Transforms outside of programs, told of resets without the question whether there are any: the data is the same.
+
+On a card the question waits; here reading on the CPU counts as waiting.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bridges.jax import fusing, handoff
+from bridges.jax import steps as bridge_steps
+from bridges.jax.env import JaxEnv
+from envkit import (
+    ActionScaling,
+    CatFrames,
+    ClipTransform,
+    Compose,
+    DTypeCastTransform,
+    ObservationNorm,
+    PermuteTransform,
+    RandomTruncationTransform,
+    RenameTransform,
+    RewardSum,
+    SignTransform,
+    StepCounter,
+    TargetReturn,
+    TransformedEnv,
+    UnsqueezeTransform,
+)
+from envkit.transforms.core import steps as transform_steps
+from tests.bridges.jax.test_order import HostReads
+from tests.zoo.walkers import Walker
+
+ROWS = 4
+
+
+def clip():
+    """A transform with a way in, so that it and all behind it run outside of programs."""
+    return ClipTransform("place", None, "action", low=-0.5, high=0.5)
+
+
+CHAINS = {
+    "clip": lambda: [clip()],
+    "scaling": lambda: [ActionScaling(loc=0.0, scale=2.0)],
+    "cast": lambda: [DTypeCastTransform(torch.float32, torch.float64, "place", None, "action")],
+    "norm": lambda: [ObservationNorm(0.1, 2.0, in_keys="place", in_keys_inv="action")],
+    "rename": lambda: [RenameTransform("place", "seen", "action", "push")],
+    "sign": lambda: [SignTransform("place", None, "action")],
+    "shapes": lambda: [
+        clip(),
+        UnsqueezeTransform(-1, in_keys="place"),
+        PermuteTransform((-1, -2), in_keys="place"),
+    ],
+    "memory": lambda: [StepCounter(), clip(), RewardSum(), CatFrames(2, -1, "place")],
+    "return": lambda: [clip(), TargetReturn(3.0), StepCounter(step_count_key="count")],
+}
+IMPURE = {
+    "a function": lambda: [clip(), lambda td: td],
+    "more ends": lambda: [clip(), StepCounter(2)],
+    "random ends": lambda: [clip(), StepCounter(), RandomTruncationTransform(1, 5)],
+}
+
+
+@pytest.fixture(scope="module")
+def walker():
+    return JaxEnv(Walker(), batch_size=[ROWS], episode_length=3)
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    for module in (fusing, handoff, bridge_steps, transform_steps):
+        monkeypatch.setattr(module, "reading_waits", lambda tensor: True)
+
+
+def acted(env, td):
+    (key,), spec = env.action_keys, env.action_spec
+    return td.set(key, torch.linspace(-0.9, 0.9, 2 * ROWS, dtype=spec.dtype).reshape(ROWS, 2))
+
+
+def stepped(env, steps=8):
+    """Make steps and the resets that follow them; gives each transition and each root."""
+    env.set_seed(0)
+    td, seen = env.reset(), []
+    for _ in range(steps):
+        data, td = env.step_and_maybe_reset(acted(env, td))
+        seen += [data.clone(), td.clone()]
+    return seen
+
+
+def is_same(first, second):
+    return set(first.keys(True, True)) == set(second.keys(True, True)) and (first == second).all()
+
+
+@pytest.mark.parametrize("chain", [*CHAINS, *IMPURE])
+def test_the_data_is_the_same(walker, chain, request):
+    make = (CHAINS | IMPURE)[chain]
+    expected = stepped(TransformedEnv(walker, Compose(*make())))
+    request.getfixturevalue("waiting")
+    found = stepped(TransformedEnv(walker, Compose(*make())))
+
+    assert any(step["next", "done"].any() for step in expected[::2])
+    assert all(is_same(*pair) for pair in zip(expected, found, strict=True))
+
+
+@pytest.mark.usefixtures("waiting")
+@pytest.mark.parametrize("chain", CHAINS)
+def test_no_flag_is_read(walker, chain):
+    env = TransformedEnv(walker, Compose(*CHAINS[chain]()))
+    stepped(env, 4)
+    td = acted(env, env.reset())
+
+    with HostReads() as reads:
+        env.step_and_maybe_reset(td)
+
+    assert reads.found == []
+
+
+@pytest.mark.usefixtures("waiting")
+@pytest.mark.parametrize("chain", IMPURE)
+def test_flags_are_read_where_a_reset_of_nothing_could_leave_a_trace(walker, chain):
+    env = TransformedEnv(walker, Compose(*IMPURE[chain]()))
+    td = acted(env, env.reset())
+
+    with HostReads() as reads:
+        env.step_and_maybe_reset(td)
+
+    assert reads.found
+
+
+def test_a_promise_is_not_inherited():
+    class Counting(ClipTransform):
+        def _reset(self, td, td_reset):
+            self.resets = getattr(self, "resets", 0) + 1
+            return super()._reset(td, td_reset)
+
+    assert clip().is_pure and not Counting("place", None, "action", low=0, high=1).is_pure
+    assert StepCounter().is_pure and not type("Own", (StepCounter,), {"_reset": clip})().is_pure
