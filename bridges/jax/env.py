@@ -30,29 +30,24 @@ from bridges.jax.compile_note import simulator_name
 from bridges.jax.draws import unkeyed_draws
 from bridges.jax.fusing import Fusion, arguments_of, plan_fusion, share, wide_integers
 from bridges.jax.memory import warn_if_full
-from bridges.jax.options import JaxOptions, of_every_env, require_sense
+from bridges.jax.options import JaxOptions, ResetRows, of_every_env, require_sense
 from bridges.jax.programs import Constants, Programs
 from bridges.jax.rendering import picture, pictures
+from bridges.jax.rows import chunks_on, rows_of
 from bridges.jax.sharding import AXIS, Shards
 from bridges.jax.specs import action_composite, array_leaf, done_composite
 from bridges.jax.stepping import ProgramEnv
 from bridges.jax.transformed_rows import observation_leaves
 from bridges.jax.unchanged import Unchanged
-from envkit.data.arguments import as_int, require_tensordict
+from envkit.data.arguments import require_tensordict
 from envkit.data.keywords import completed
 from envkit.data.paths import Key, Path, as_key, leaf_paths, tensordict_of
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
-from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError
+from envkit.errors import ArgumentError, MissingKeyError
 from envkit.functional import (
-    BatchedEnv,
-    FrameSkip,
-    Metrics,
-    Randomization,
     StatelessEnv,
-    TimeLimit,
 )
-from envkit.functional.autoreset import ON_CARD, ON_HOST
 from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Destination, Device
 from envkit.specs.devices import as_device, destination
@@ -97,10 +92,6 @@ class JaxEnv(ProgramEnv):
     ):
         given = completed(JaxOptions, options)
         require_sense(given)
-        if given.state_layout not in ("packed", "nested"):
-            raise ArgumentError(
-                f"state_layout is {given.state_layout!r}, but must be 'packed' or 'nested'."
-            )
         shards = None if given.devices is None else Shards(given.devices)
         if device is None:
             device = "cpu" if shards is None else torch_device_of(shards.devices[0])
@@ -112,8 +103,9 @@ class JaxEnv(ProgramEnv):
         self.state_layout = given.state_layout
         self.episode_length = given.episode_length
         self.categorical_action_encoding = given.categorical_action_encoding
-        self.cache_clear_frequency = _clearing(given.cache_clear_frequency)
-        rows = _rows_of(env, given, device, axis=None if shards is None else AXIS)
+        self.cache_clear_frequency = given.cache_clear_frequency
+        self._reset_rows: ResetRows = given.reset_rows
+        rows = rows_of(env, given, device, axis=None if shards is None else AXIS)
         self._unchanged = Unchanged()
         self._programs = Programs(rows, packed=given.state_layout == "packed", shards=shards)
         jax_device_of(device)  # or say now that JAX does not see it
@@ -131,7 +123,11 @@ class JaxEnv(ProgramEnv):
             )
         if device is not None:
             jax_device_of(device)  # or say now that JAX does not see it
-        return super().to(*args, **kwargs)  # type: ignore[return-value]
+        super().to(*args, **kwargs)
+        rows, chunks = self._programs.env, chunks_on(self.device, self._reset_rows)
+        if chunks != rows.chunks:
+            self._programs = self._programs.over(rows.with_chunks(chunks))
+        return self
 
     def _faults(self) -> Iterable[str]:
         return unkeyed_draws(self._programs.env)
@@ -360,41 +356,9 @@ class FusedEnv(Wrapper, JaxEnv):
         return (FusedEnv(self.base_env, fusion), more) if fusion and more > 0 else (self, 0)
 
 
-def _rows_of(env: StatelessEnv, given: Any, device: Any, *, axis: str | None) -> BatchedEnv:
-    """Put what the keywords ask for around one env: metrics, then repeated actions, then the time limit."""
-    drawn = None
-    if given.randomize is not None:
-        drawn = Randomization.of(env, given.randomize, given.randomize_at or "episode")
-    if given.metrics:
-        env = Metrics(env)
-    if given.action_repeat != 1:
-        env = FrameSkip(env, given.action_repeat)
-    return BatchedEnv(
-        TimeLimit(env, given.episode_length),
-        reset_mode=given.reset_mode,
-        pool_size=given.pool_size,
-        randomization=drawn,
-        axis=axis,
-        chunks=ON_HOST if device.type == "cpu" else ON_CARD,
-    )
-
-
 def _require_entries(td: TensorDictBase, keys: Sequence[Key], expected: str) -> None:
     if missing := [key for key in keys if td.get(key, None) is None]:
         raise MissingKeyError(
             f"the TensorDict has no {', '.join(map(repr, missing))}; it has "
             f"{sorted(map(str, td.keys(True, True)))}. Pass {expected}."
         )
-
-
-def _clearing(frequency: Any) -> int:
-    """Check after how many steps caches are cleared; 0 is never."""
-    if frequency is None or frequency is False:
-        return 0
-    if frequency is True:
-        raise ArgumentTypeError(
-            "cache_clear_frequency is True, which does not say how often. Pass a number of steps, or "
-            "False to keep what is compiled."
-        )
-    meaning = "the number of steps after which JAX forgets what it compiled, or False for never"
-    return as_int("cache_clear_frequency", frequency, least=0, meaning=meaning)

@@ -27,7 +27,8 @@ from bridges.dlpack import to_jit
 from bridges.dtypes import torch_dtype_of
 from bridges.jax.choices import integers_of, is_choice
 from bridges.jax.gradients import Differentiable, Running, start
-from bridges.jax.programs import KEY, PACKED, Constants, Programs, padded_size
+from bridges.jax.programs import KEY, PACKED, Constants, Programs
+from bridges.jax.rows import padded_size
 from bridges.jax.specs import action_composite
 from bridges.jax.unchanged import Unchanged
 from envkit.data.paths import Key, Path, as_key, tensordict_of

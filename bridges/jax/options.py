@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, get_args
 
 from envkit.data.arguments import as_bool, as_int
 from envkit.data.keywords import Default
 from envkit.env.options import EnvOptions
-from envkit.errors import OptionError
+from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from envkit.functional import RandomizeAt, Randomizer, ResetMode
 
-__all__ = ["JaxOptions", "of_every_env", "require_sense"]
+__all__ = ["JaxOptions", "ResetRows", "of_every_env", "require_sense"]
+
+ResetRows = Literal["done", "all"]
 
 
 class _Own(TypedDict, total=False):
@@ -20,6 +22,7 @@ class _Own(TypedDict, total=False):
     episode_length: Annotated[int | None, Default(None)]
     reset_mode: Annotated[ResetMode, Default("fresh")]
     pool_size: Annotated[int, Default(64)]
+    reset_rows: Annotated[ResetRows, Default("done")]
     cache_clear_frequency: Annotated[int | bool, Default(False)]
     state_layout: Annotated[Literal["packed", "nested"], Default("packed")]
     categorical_action_encoding: Annotated[bool, Default(False)]
@@ -43,6 +46,9 @@ class JaxOptions(EnvOptions, _Own, total=False):
         reset_mode: where episodes begin: "fresh" draws each anew, "pool" takes one of ``pool_size``
             beginnings, "cached" the one of the row's first episode. All cost the same.
         pool_size: see ``reset_mode``.
+        reset_rows: which rows a program computes a reset of after a step: "done", those that have ended, which a card's
+            host must be asked for; or "all", and keeps what it needs: nothing waits for the host then. It pays on a
+            card where a reset costs little beside a step. Episodes are the same, but for rounding.
         cache_clear_frequency: forget all that JAX has compiled, in this process, after this many steps, as
             the reference API does by default; False never does.
         state_layout: "packed" (two tensors) or "nested" (one tensor a leaf, slower). Data of
@@ -60,6 +66,7 @@ class JaxOptions(EnvOptions, _Own, total=False):
     """
 
 
+_WORDS = {"state_layout": ("packed", "nested"), "reset_rows": get_args(ResetRows)}
 _COUNTS = {
     "episode_length": "the steps of an episode, or None for no limit",
     "pool_size": "how many beginnings there are",
@@ -74,11 +81,11 @@ def of_every_env(options: JaxOptions) -> EnvOptions:
 
 
 def require_sense(given: Any) -> None:
-    """Check keywords that mean nothing as they are: a string for a switch would switch it on.
+    """Check keywords that mean nothing as they are, and write numbers as ints: a string would switch something on.
 
     Raises:
         ArgumentTypeError: (a TypeError) what switches something on or off is no bool, or a number of things no int.
-        ArgumentError: (a ValueError) a number of things is below 1.
+        ArgumentError: (a ValueError) a number of things is below 1, or a word none of those that are known.
         OptionError: (a TypeError) it is said when models are drawn, and not how.
     """
     for name in ("requires_grad", "metrics", "categorical_action_encoding"):
@@ -86,8 +93,27 @@ def require_sense(given: Any) -> None:
     for name, meaning in _COUNTS.items():
         if getattr(given, name) is not None or name != "episode_length":
             setattr(given, name, as_int(name, getattr(given, name), least=1, meaning=meaning))
+    given.cache_clear_frequency = _clearing(given.cache_clear_frequency)
+    for name, words in _WORDS.items():
+        if getattr(given, name) not in words:
+            raise ArgumentError(
+                f"{name} is {getattr(given, name)!r}, but must be {' or '.join(map(repr, words))}."
+            )
     if given.randomize_at is not None and given.randomize is None:
         raise OptionError(
             f"randomize_at={given.randomize_at!r} says when rows draw a model, but nothing says how. Pass "
             "randomize=f too, a function (key, model) -> model, or leave randomize_at out."
         )
+
+
+def _clearing(frequency: Any) -> int:
+    """Check after how many steps caches are cleared; 0 is never."""
+    if frequency is None or frequency is False:
+        return 0
+    if frequency is True:
+        raise ArgumentTypeError(
+            "cache_clear_frequency is True, which does not say how often. Pass a number of steps, or "
+            "False to keep what is compiled."
+        )
+    meaning = "the number of steps after which JAX forgets what it compiled, or False for never"
+    return as_int("cache_clear_frequency", frequency, least=0, meaning=meaning)

@@ -52,7 +52,7 @@ from envkit.functional import (
 )
 from envkit.transforms.core.fusable import FusableTransform
 
-__all__ = ["PACKED", "Constants", "Programs", "padded_size"]
+__all__ = ["PACKED", "Constants", "Programs"]
 
 ByPath = dict[Path, Any]
 Constants = tuple[Sequence[Mapping[str, Any]], jax.Array | None, Any]
@@ -63,17 +63,6 @@ _SIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
 
 PACKED: tuple[Path, Path] = (("floats",), ("words",))
 KEY: Path = ("key",)  # of the state leaf by leaf: what the next episode of a row is drawn from
-
-
-def padded_size(rows: int, own: int, multiple: int) -> int:
-    """Give the size to compile for: the env's own as it is, any other rounded up to a power of two.
-
-    Sizes from 1 to N thus take about log2(N) programs. ``multiple`` must divide all but the own size.
-    """
-    if rows == own:
-        return own
-    size = 1 << max(rows - 1, 0).bit_length()
-    return -(-size // multiple) * multiple
 
 
 NOTHING, RESTART, BEGIN = range(3)  # what follows a step, see `Programs.advance`
@@ -140,6 +129,13 @@ class Programs:
         """A copy shares what is compiled while it is equal, and counts its own traces."""
         make = partial(Programs, packed=self.packed, compiled=self.compiled, shards=self.shards)
         return make, (self.env, self.transforms)
+
+    def over(self, env: BatchedEnv) -> Programs:
+        """Give programs like these over other rows; what they trace is counted with what these did."""
+        make, (_, transforms) = self.__reduce__()
+        programs = make(env, transforms)
+        programs.traces = self.traces
+        return programs
 
     @property
     def advancing(self) -> set[int]:

@@ -35,6 +35,8 @@ from envkit.functional.core import EnvWrapper, Timestep, WrapperState
 from envkit.functional.randomization import Drawn, Randomization
 
 __all__ = [
+    "ALL_ON_CARD",
+    "ALL_ON_HOST",
     "ON_CARD",
     "ON_HOST",
     "Chunks",
@@ -146,11 +148,13 @@ class Chunks:
         least: rows of a chunk at least, where there are as many.
         asks_first: nothing is counted, listed or copied where no row is to be reset. To ask costs little where
             programs branch by themselves; a card waits for the host to do it.
+        branches: rows that are one chunk are reset behind a branch; else at each step, and kept where they end.
     """
 
     most: int = 32
     least: int = 16
     asks_first: bool = True
+    branches: bool = True
 
     def size(self, num_rows: int) -> int:
         """Give the number of rows that are reset together in a batch."""
@@ -166,6 +170,10 @@ ON_CARD = Chunks(most=4, least=1024, asks_first=False)
 """After each chunk the host asks a card whether there are more, and so few rows take it as long as one.
 
 Whether there are any it would ask as well."""
+
+ALL_ON_HOST = Chunks(most=1)
+ALL_ON_CARD = Chunks(most=1, asks_first=False, branches=False)
+"""The host is asked nothing: every row is reset at each step."""
 
 
 def restart_where(
@@ -206,7 +214,7 @@ def reset_rows(
         return values
     chunk = chunks.size(num_rows)
     if chunk == num_rows:
-        return _reset_together(reset, mask, origins, values)
+        return _reset_together(reset, mask, origins, values, chunks.branches)
 
     def restarted(values: Any) -> Any:
         count = mask.sum(dtype=jnp.int32)
@@ -228,9 +236,13 @@ def reset_rows(
 
 
 def _reset_together(
-    reset: Callable[[Origin], Any], mask: jax.Array, origins: Origin, values: Any
+    reset: Callable[[Origin], Any],
+    mask: jax.Array,
+    origins: Origin,
+    values: Any,
+    branches: bool,
 ) -> Any:
-    """Do what `reset_rows` does where all rows are one chunk: reset them together, or none.
+    """Do what `reset_rows` does where all rows are one chunk: reset them together, or none if it ``branches``.
 
     Of a loop, in which the rows are the same in every round, XLA would take the reset out, and make it at every step.
     """
@@ -238,7 +250,7 @@ def _reset_together(
     def begun() -> Any:
         return jax.tree.map(partial(rules.choose, mask), reset(origins), values)
 
-    return jax.lax.cond(mask.any(), begun, lambda: values)
+    return jax.lax.cond(mask.any(), begun, lambda: values) if branches else begun()
 
 
 def _masked_first(mask: jax.Array, size: int) -> jax.Array:

@@ -87,9 +87,19 @@ class BatchedEnv:
 
     def with_model(self, model: Any) -> BatchedEnv:
         """Give the same rows stepped with another model of the same structure; see `ModelledEnv`."""
-        other = copy(self)
+        other = self._like_this()
         other.env = self.env.with_model(model)
-        # What it has found out of shapes holds for every model; to find it out again takes a trace.
+        return other
+
+    def with_chunks(self, chunks: Chunks) -> BatchedEnv:
+        """Give the same rows, of which others begin anew together."""
+        other = self._like_this()
+        other.chunks = chunks
+        return other
+
+    def _like_this(self) -> BatchedEnv:
+        """Copy this; what it has found out of shapes holds for the copy, and to find it out again takes a trace."""
+        other = copy(self)
         vars(other).update(template=self.template, packing=self.packing)
         return other
 

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from bridges.jax.env import JaxEnv
 from bridges.jax.fusing import arguments_of
-from bridges.jax.programs import padded_size
+from bridges.jax.rows import padded_size
 from bridges.jax.transformed_rows import NamedRows
 from bridges.jax.unchanged import Unchanged
 from envkit import (

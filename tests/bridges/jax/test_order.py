@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import pickle
 import weakref
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +21,12 @@ from bridges import dlpack
 from bridges.dlpack import number_to_jit, to_jax, to_jit, torch_device_of
 from bridges.jax import env as env_module
 from bridges.jax import fusing, gradients, handoff, stepping, steps, unrolling
+from bridges.jax import rows as rows_module
 from bridges.jax.env import JaxEnv
 from bridges.jax.policy import jax_policy
 from bridges.jax.policy.jax_policy import JaxPolicy
-from bridges.jax.programs import RESTART
+from bridges.jax.programs import RESTART, Programs
+from bridges.jax.rows import chunks_on
 from bridges.jax.shared_programs import Program
 from envkit import (
     Compose,
@@ -36,7 +39,7 @@ from envkit import (
 )
 from envkit.functional.autoreset import ON_CARD, ON_HOST
 from envkit.specs.devices import as_device
-from tests.zoo.walkers import Pendulum, Walker
+from tests.zoo.walkers import Pendulum, Walker, unlike_any
 
 ROWS = 4
 BORDERS = (env_module, fusing, gradients, handoff, jax_policy, stepping, steps, unrolling)
@@ -383,26 +386,61 @@ def test_rows_of_an_env_on_a_card_begin_anew_in_large_chunks(walker, device):
     assert pickle.loads(pickle.dumps(walker))._programs.env.chunks == chunks
 
 
+@pytest.fixture
+def as_on_a_card(monkeypatch):
+    """Let programs begin rows anew as on a card."""
+    card = torch.device("cuda", 0)
+    monkeypatch.setattr(env_module, "chunks_on", lambda device, which: chunks_on(card, which))
+    monkeypatch.setattr(rows_module, "chunks_on", lambda device, which: chunks_on(card, which))
+
+
 @pytest.mark.slow  # compiles each program for a card
-@pytest.mark.parametrize(("rows", "branches"), [(ROWS, ["cond"]), (1100, ["while"])])
-def test_a_program_on_a_card_asks_once_which_rows_begin_anew_and_nothing_else(
-    rows, branches, monkeypatch
+@pytest.mark.parametrize(
+    ("rows", "reset_rows", "branches"),
+    [(ROWS, "done", ["cond"]), (1100, "done", ["while"]), (ROWS, "all", []), (1100, "all", [])],
+)
+def test_a_program_on_a_card_asks_once_which_rows_begin_anew_or_never(
+    rows, reset_rows, branches, request
 ):
     """XLA has no branch on a card: the host reads which way it goes."""
     action, data = torch.linspace(-1, 1, 2 * rows).reshape(rows, 2), []
-    for chunks in (ON_HOST, ON_CARD):
-        monkeypatch.setattr(env_module, "ON_HOST", chunks)
-        env = JaxEnv(Walker(), batch_size=[rows], device="cpu", episode_length=3)
+
+    def act(td):
+        return td.set("action", action)
+
+    for fixture in ((), ("as_on_a_card",)):
+        [request.getfixturevalue(name) for name in fixture]
+        env = JaxEnv(Walker(), batch_size=[rows], episode_length=3, reset_rows=reset_rows)
         env.set_seed(0)
         env.rollout(2, callback=lambda env, td: None, break_when_any_done=False)
         td = env.reset()
-        data.append(env.rollout(7, lambda td: td.set("action", action), break_when_any_done=False))
+        data.append(env.rollout(7, act, break_when_any_done=False))
 
-    given = to_jit(env._inputs(td.set("action", action)), copy=False)
+    given = to_jit(env._inputs(act(td)), copy=False)
     traced = jax.make_jaxpr(env._programs._advance)(*given, env._constants(td.batch_size), RESTART)
 
     assert list(branches_of(traced.jaxpr)) == branches
     assert all((data[0][key] == data[1][key]).all() for key in data[0].keys(True, True))
+
+
+@pytest.mark.usefixtures("as_on_a_card")
+@pytest.mark.parametrize(("reset_rows", "branches"), [("done", ["cond"]), ("all", [])])
+def test_a_run_on_a_card_asks_at_each_step_or_never(reset_rows, branches, monkeypatch):
+    traced = []
+
+    def unroll(programs, steps, policy, record_state, *args):
+        own = partial(unrolled, programs, steps, policy, record_state)
+        traced.append(jax.make_jaxpr(own)(*args).jaxpr)
+        return unrolled(programs, steps, policy, record_state, *args)
+
+    unrolled = Programs._unroll
+    monkeypatch.setattr(Programs, "_unroll", unroll)
+    env = JaxEnv(unlike_any(Walker), batch_size=[ROWS], episode_length=3, reset_rows=reset_rows)
+
+    data = env.rollout(7, break_when_any_done=False)
+
+    assert data["next", "done"][:, 2].all() and not data["next", "done"][:, 3].any()
+    assert [list(branches_of(program)) for program in traced] == [branches]
 
 
 def branches_of(jaxpr):

@@ -11,6 +11,7 @@ import torch
 
 from bridges.jax.env import JaxEnv
 from bridges.jax.policy.jax_policy import JaxPolicy
+from bridges.jax.rows import chunks_on
 from envkit import (
     ClipTransform,
     Compose,
@@ -109,6 +110,23 @@ def test_a_stop_rule_is_asked_once_in_so_many_steps(env, card, stop):
 
     assert counts == [1, 1, 2, 3]
     assert len(set(others[1:])) == 1
+
+
+@pytest.mark.parametrize("reset_rows", ["done", "all"])
+def test_an_env_that_moves_begins_rows_anew_as_its_device_does_it_best(card, reset_rows):
+    card.flags = True
+    env = JaxEnv(Walker(), batch_size=[ROWS], reset_rows=reset_rows)
+    here = env._programs.env.chunks
+    env.to("cpu")
+    assert env._programs.env.chunks == here == chunks_on(torch.device("cpu"), reset_rows)
+
+    env.to("cuda:1")
+    card.flags = False
+    _, td = env.step_and_maybe_reset(pushed(env.reset()))
+
+    assert env._programs.env.chunks == chunks_on(SECOND, reset_rows) != here
+    assert td.device == SECOND
+    assert env.to("cpu")._programs.env.chunks == here
 
 
 def test_all_of_env_and_data_is_on_the_same_card(env, card):

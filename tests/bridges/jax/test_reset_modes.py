@@ -9,7 +9,7 @@ import torch
 from bridges.jax.env import JaxEnv
 from bridges.worlds.brax import BraxEnv
 from envkit.errors import ArgumentError
-from tests.zoo.walkers import Pendulum
+from tests.zoo.walkers import Pendulum, Walker
 
 
 def beginnings(**options):
@@ -60,6 +60,37 @@ def test_brax_takes_these_keywords_and_refuses_other_modes():
     assert env.cache_clear_frequency == 7
     with pytest.raises(ArgumentError, match="fresh"):
         BraxEnv("fast", reset_mode="stale", **options)
+
+
+@pytest.mark.parametrize("rows", [6, 40])
+@pytest.mark.parametrize("run", ["step by step", "in one program", "until one ends"])
+def test_episodes_are_the_same_whichever_rows_are_reset(rows, run):
+    """40 rows are begun anew 16 at a time, or all at once."""
+    how = {
+        "step by step": {"callback": lambda env, td: None, "break_when_any_done": False},
+        "in one program": {"break_when_any_done": False},
+        "until one ends": {},
+    }[run]
+    done, every = (
+        JaxEnv(Walker(), batch_size=[rows], episode_length=9, reset_rows=which)
+        for which in ("done", "all")
+    )
+    for env in (done, every):
+        env.set_seed(3)
+    action = torch.linspace(0.1, 0.9, 2 * rows).reshape(rows, 2)
+    policy = None if run == "in one program" else lambda td: td.set("action", action)
+    expected, found = (env.rollout(30, policy, **how) for env in (done, every))
+
+    assert set(found.keys(True, True)) == set(expected.keys(True, True))
+    for key in expected.keys(True, True):
+        torch.testing.assert_close(found[key], expected[key], rtol=1e-6, atol=1e-6)
+    ends = expected["next", "done"][..., 0].sum(1)
+    assert run == "until one ends" or (ends > 1).all()
+
+
+def test_rows_are_reset_where_they_are_done_or_all_of_them():
+    with pytest.raises(ArgumentError, match="reset_rows is 'most', but must be 'done' or 'all'"):
+        JaxEnv(Pendulum(), batch_size=[3], reset_rows="most")
 
 
 @pytest.mark.parametrize(
