@@ -1,8 +1,8 @@
 """Brax on a graphics card: stepwise and whole rollouts of ant against a bare scan, and what the hand-off of a step costs.
 
 Nothing is measured without a card. The stepwise loop hands observation, reward and done to torch and the
-action back at each step; the bare scan is one program with the same network in it. On a CPU each work runs once, on
-few rows, which shows that it runs.
+action back at each step; the bare scan is one program with the same network in it. Both also run with all rows reset at
+each step, for which the host is asked nothing. On a CPU each work runs once, on few rows, which shows that it runs.
 
 Run: ``python -m bench.gpu [--quick] [--device cpu]``
 """
@@ -42,32 +42,38 @@ def synchronised(work: Callable[[], object]) -> Callable[[], None]:
     return run
 
 
-def works_of(env: BraxEnv, name: str, rows: int, steps: int) -> dict[str, Callable[[], Any]]:
+def works_of(name: str, rows: int, steps: int, device: str) -> dict[str, Callable[[], Any]]:
     """Make ways to step one env at one batch size."""
-    env.set_seed(0)
-    first = env.reset()
+    how = {"backend": "spring", "batch_size": [rows], "device": device}
+    env, every = BraxEnv(name, **how), BraxEnv(name, reset_rows="all", **how)
+    first, first_of_all = (one.reset() for one in (env, every))
     size = env.observation_spec["observation"].shape[-1]
     policy = policy_for(size, env.action_spec.shape[-1], str(env.device))
     act, params = acting_like(policy)
     return {
         "bare lax.scan": bare_scan(name, rows, steps, act, params),
         "envkit stepwise, torch policy": envkit_loop(env, steps, policy),
+        "envkit stepwise, all rows reset": envkit_loop(every, steps, policy),
         "envkit unroll, JaxPolicy": envkit_unroll(env, first, steps, JaxPolicy(act, params)),
         "envkit unroll, compile_policy": envkit_unroll(env, first, steps, compile_policy(policy)),
+        "envkit unroll, JaxPolicy, all rows reset": envkit_unroll(
+            every, first_of_all, steps, JaxPolicy(act, params)
+        ),
     }
 
 
 def measure(name: str, rows: int, steps: int, rounds: int) -> None:
     """Compare ways to step one env at one batch size."""
-    env = BraxEnv(name, backend="spring", batch_size=[rows], device="cuda")
+    works = works_of(name, rows, steps, "cuda")
     compare(
         f"{name} spring x {rows} on {torch.cuda.get_device_name()}",
-        {title: synchronised(work) for title, work in works_of(env, name, rows, steps).items()},
+        {title: synchronised(work) for title, work in works.items()},
         steps=steps * rows,
         reference="bare lax.scan",
         rounds=rounds,
     )
     title = f"hand-off of a step, {rows} rows on {torch.cuda.get_device_name()}"
+    env = BraxEnv(name, backend="spring", batch_size=[rows], device="cuda")
     record(title, {"rounds": 200, **handoff_of(env, title, rounds=200)})
 
 
@@ -104,10 +110,10 @@ def handoff_of(env: BraxEnv, title: str, rounds: int) -> dict[str, float]:
 def run_on_cpu() -> None:
     """Run each work once, to show that it runs; speeds of a CPU stand elsewhere."""
     name, rows, steps = ON_CPU
-    env = BraxEnv(name, backend="spring", batch_size=[rows], device="cpu")
-    for title, work in works_of(env, name, rows, steps).items():
+    for title, work in works_of(name, rows, steps, "cpu").items():
         work()
         print(f"{title}: runs")
+    env = BraxEnv(name, backend="spring", batch_size=[rows], device="cpu")
     handoff_of(env, f"hand-off of a step, {rows} rows on a CPU", rounds=5)
 
 

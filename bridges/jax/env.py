@@ -66,8 +66,8 @@ class JaxEnv(ProgramEnv):
         **options: see `JaxOptions`.
 
     Envs that are equal run the same compiled programs: of the same class, with the same attributes of ``env`` by
-    value, the same ``episode_length``, ``reset_mode``, ``pool_size``, ``state_layout``, ``devices``, ``metrics``,
-    ``action_repeat``, ``randomize`` and ``randomize_at``. The second one compiles nothing, at the batch sizes that the first has used. Functions, and objects that are not
+    value, the same ``episode_length``, ``reset_mode``, ``pool_size``, ``reset_rows``, ``state_layout``, ``devices``,
+    ``metrics``, ``action_repeat``, ``randomize`` and ``randomize_at``. The second one compiles nothing, at the batch sizes that the first has used. Functions, and objects that are not
     made in Python, count by identity, and so do fused transforms.
 
     Actions are converted and refused as `envkit.specs.inputs` says. On an accelerator their values are not

@@ -19,7 +19,7 @@ import numpy as np
 
 from bridges import offscreen
 from bridges.jax.mujoco_pictures import require_drawable
-from bridges.jax.options import JaxOptions
+from bridges.jax.options import JaxOptions, ResetRows
 from bridges.jax.simulator import EnvNames, ModelledCore, SimulatorEnv, quietly, require_name
 from bridges.libraries import require
 from envkit.data.keywords import refuse_unknown
@@ -154,8 +154,8 @@ class BraxEnv(BraxWrapper):
     Args:
         env_name: registered name, e.g. "ant".
         device, from_pixels: of `BraxWrapper`.
-        batch_size, devices, requires_grad, episode_length, reset_mode, pool_size, state_layout: of `JaxEnv`.
-        categorical_action_encoding, cache_clear_frequency: of `JaxEnv`.
+        batch_size, devices, requires_grad, episode_length, reset_mode, pool_size, reset_rows: of `JaxEnv`.
+        state_layout, categorical_action_encoding, cache_clear_frequency: of `JaxEnv`.
         metrics, action_repeat, randomize, randomize_at: of `JaxEnv`; the model is ``env.sys``.
         run_type_checks, allow_done_after_reset: of `EnvBase`.
         **brax_kwargs: go to Brax, e.g. ``backend="spring"``.
@@ -178,6 +178,7 @@ class BraxEnv(BraxWrapper):
         episode_length: int | None = None,
         reset_mode: ResetMode = "fresh",
         pool_size: int = 64,
+        reset_rows: ResetRows = "done",
         cache_clear_frequency: int | bool = False,
         state_layout: Literal["packed", "nested"] = "packed",
         categorical_action_encoding: bool = False,
@@ -206,6 +207,7 @@ class BraxEnv(BraxWrapper):
             episode_length=episode_length,
             reset_mode=reset_mode,
             pool_size=pool_size,
+            reset_rows=reset_rows,
             cache_clear_frequency=cache_clear_frequency,
             state_layout=state_layout,
             categorical_action_encoding=categorical_action_encoding,

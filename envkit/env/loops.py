@@ -102,10 +102,10 @@ def checked_now_and_then(
     """
     made: list[TensorDictBase] = []
     ends: list[torch.Tensor] = []
-    last, ended = None, None
+    last, ended = td, None
     for index in range(steps):
         td = env.step(act(td))
-        if stop == "all" and last is not None and ended.ndim:
+        if stop == "all" and ended is not None and ended.ndim:
             td = _repeat_frozen(~ended, td, last, env.full_reward_spec, env.state_keys)
         ended = env._rows_done(td.get("next"))
         made.append(td)

@@ -6,19 +6,24 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from functools import partial
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
 from bridges.jax.env import JaxEnv
 from bridges.jax.memory import configure_gpu, warn_if_full
+from bridges.jax.policy.jax_policy import JaxPolicy
+from bridges.jax.programs import Programs
 from bridges.policy.compiled import compile_policy
 from bridges.worlds.brax import BraxEnv
 from envkit.env.checks import check_env_specs
 from envkit.errors import ArgumentError, StartedError
 from tests.bridges.compare import assert_close
-from tests.zoo.walkers import Pendulum, Walker
+from tests.zoo.walkers import Pendulum, Walker, unlike_any
 
 GIB = 2**30
 
@@ -77,6 +82,42 @@ def test_a_card_that_jax_has_taken_is_warned_of(monkeypatch, free, reserved, war
         warn_if_full(torch.device("cuda:0"))
 
     assert [str(w.message).startswith("only 4.0 of 80.0 GiB") for w in caught] == [True] * warns
+
+
+class OfPlace(torch.nn.Module):
+    """A layer that reads the first observation of several."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2, device=device)
+
+    def forward(self, place, *others):
+        return self.layer(place)
+
+
+def test_products_have_the_precision_that_jax_is_asked_for_and_those_of_compiled_policies_all(
+    monkeypatch,
+):
+    """A card multiplies float32 in TF32 unless it is told otherwise, see docs/gpu.md."""
+    found = []
+
+    def unroll(programs, steps, policy, record_state, *args):
+        traced = jax.make_jaxpr(partial(unrolled, programs, steps, policy, record_state))(*args)
+        found.append("Precision.HIGHEST" in str(traced))
+        return unrolled(programs, steps, policy, record_state, *args)
+
+    unrolled = Programs._unroll
+    monkeypatch.setattr(Programs, "_unroll", unroll)
+    env = JaxEnv(unlike_any(Walker), batch_size=[3])
+    compiled = compile_policy(OfPlace("cpu"))
+    own = JaxPolicy(lambda params, shown, key: shown["place"] @ params, jnp.eye(2))
+
+    for policy in (compiled, own):
+        for precision in (None, "highest", None):
+            with jax.default_matmul_precision(precision):
+                env.unroll(env.reset(), 2, policy)
+
+    assert found == [True, True, False, True]  # a program that was asked for before is found again
 
 
 # ------------------------------------------------------------------------------------ on a card
@@ -150,18 +191,20 @@ def test_a_torch_policy_on_the_card_is_compiled(walker):
     data, _ = walker.unroll(walker.reset(), 5, compile_policy(module))
 
     expected = module(data["place"]).detach()
-    torch.testing.assert_close(data["action"], expected, rtol=1e-2, atol=1e-2)  # tf32
+    torch.testing.assert_close(data["action"], expected, rtol=1e-5, atol=1e-5)
 
 
-class OfPlace(torch.nn.Module):
-    """A layer that reads the first observation of several."""
+@on_gpu
+def test_a_policy_in_jax_is_as_exact_as_on_a_cpu_where_that_is_asked_for(walker):
+    weights = np.random.default_rng(0).random((2, 2), np.float32)
+    policy = JaxPolicy(lambda params, shown, key: shown["place"] @ params, jnp.asarray(weights))
+    walker.set_seed(0)
 
-    def __init__(self, device):
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 2, device=device)
+    with jax.default_matmul_precision("highest"):
+        data, _ = walker.unroll(walker.reset(), 5, policy)
 
-    def forward(self, place, *others):
-        return self.layer(place)
+    expected = data["place"].cpu() @ torch.from_numpy(weights)
+    torch.testing.assert_close(data["action"].cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
 @on_gpu
