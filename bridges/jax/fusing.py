@@ -19,8 +19,9 @@ from envkit.data.paths import Path, as_path
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Composite
 from envkit.specs.devices import reading_waits
-from envkit.transforms.core.base import Transform, books_of
+from envkit.transforms.core.base import Transform
 from envkit.transforms.core.fusable import FusableTransform
+from envkit.transforms.core.spec_hooks import books_of
 
 __all__ = ["Fusion", "arguments_of", "plan_fusion", "share", "wide_integers"]
 

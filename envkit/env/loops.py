@@ -20,7 +20,7 @@ from envkit.env.policy import Policy
 from envkit.env.stepping import Stepping
 from envkit.specs import Composite, StackedComposite
 
-__all__ = ["LOOPS", "Callback", "checked_now_and_then", "nonstop", "until_any_done"]
+__all__ = ["Callback", "nonstop", "steps_of", "until_any_done"]
 
 Callback = Callable[[Any, TensorDictBase], Any]
 
@@ -93,7 +93,29 @@ def until_all_done(
         last, td = td, env.step_mdp(td)
 
 
-def checked_now_and_then(
+LOOPS: dict[rules.Stop, Callable] = {
+    "never": nonstop,
+    "any": until_any_done,
+    "all": until_all_done,
+}
+
+
+def steps_of(
+    env: Stepping,
+    td: TensorDictBase,
+    act: Policy,
+    steps: int,
+    stop: rules.Stop,
+    callback: Callback | None,
+    check_every: int,
+) -> Iterator[TensorDictBase]:
+    """Give the transitions of a rollout; a stop rule is asked after ``check_every`` steps."""
+    if check_every == 1 or stop == "never":
+        return LOOPS[stop](env, td, act, steps, callback)
+    return _checked_now_and_then(env, td, act, steps, stop, check_every)
+
+
+def _checked_now_and_then(
     env: Stepping, td: TensorDictBase, act: Policy, steps: int, stop: rules.Stop, every: int
 ) -> Iterator[TensorDictBase]:
     """Step on without asking whether a stop rule ends it, which is asked after ``every`` steps; drop what was too much.
@@ -118,13 +140,6 @@ def checked_now_and_then(
             yield from made
             made, ends = [], []
         last, td = td, env.step_mdp(td)
-
-
-LOOPS: dict[rules.Stop, Callable] = {
-    "never": nonstop,
-    "any": until_any_done,
-    "all": until_all_done,
-}
 
 
 def _repeat_frozen(

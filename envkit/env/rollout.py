@@ -22,7 +22,7 @@ from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.paths import Key, as_key
 from envkit.data.results import EnvData
 from envkit.data.transition import leaves
-from envkit.env.loops import LOOPS, checked_now_and_then
+from envkit.env.loops import steps_of
 from envkit.env.policy import PolicyLike, as_policy, on_device, policy_device, replay
 from envkit.env.recorded import require_truncated, stack_steps, truncate_last, unrecorded
 from envkit.env.stepping import Stepping
@@ -142,11 +142,8 @@ def rollout(
     elif callback is None and return_contiguous and self._steps_by_itself:
         steps = self._fast_rollout(stop, root, max_steps, policy, act, record_state)
     if steps is None:
-        if check_every == 1 or stop == "never":
-            made = LOOPS[stop](self, root, act, max_steps, callback)
-        else:
-            made = checked_now_and_then(self, root, act, max_steps, stop, check_every)
         hidden = unrecorded(self, record_state)
+        made = steps_of(self, root, act, max_steps, stop, callback, check_every)
         steps = [_kept(step, hidden, storing_device) for step in made]
     if isinstance(steps, list):
         steps = stack_steps(self, steps, contiguous=return_contiguous)

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from tensordict import TensorDictBase
 
-from envkit.data.paths import Key, Path, as_key, as_path
+from envkit.data.paths import Key, as_key, as_path
 from envkit.env.own_state import OwnState
 from envkit.errors import ArgumentError, MissingKeyError, SpecTypeError, TransformOwnerError
 from envkit.specs import Composite
 from envkit.transforms.core.in_buffers import give_buffers_both_passes
 from envkit.transforms.core.wrapper import TransformHolder
 
-__all__ = ["OWNERSHIP", "Keys", "Transform", "TransformLike", "as_keys", "books_of"]
+__all__ = ["OWNERSHIP", "Keys", "Transform", "TransformLike", "as_keys"]
 
 OWNERSHIP = ("_owner_ref", "_owner_is_env")
 """Attributes that say whom a transform belongs to, and not what it does."""
@@ -48,18 +48,6 @@ def as_keys(keys: Keys) -> list[Key]:
     if isinstance(keys, str) or (isinstance(keys, tuple) and all(isinstance(k, str) for k in keys)):
         return [as_key(as_path(cast(Key, keys)))]
     return [as_key(as_path(key)) for key in keys]
-
-
-def books_of(transform: Transform, before: Composite, after: Composite) -> set[Path]:
-    """List the observations that a transform adds for its bookkeeping, from output specs.
-
-    These are all that it adds or its private memory, as it says.
-    """
-    if not (transform.keeps_books or transform.keeps_memory):
-        return set()
-    shown, known = (set(spec["full_observation_spec"].keys(True, True)) for spec in (after, before))
-    added = (as_path(key) for key in shown - known)
-    return {path for path in added if transform.keeps_books or path[-1].startswith("_")}
 
 
 class Transform(OwnState):

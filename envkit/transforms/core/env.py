@@ -23,10 +23,10 @@ from envkit.env.own_state import OWN
 from envkit.errors import ArgumentTypeError, ResumeError, SpecError
 from envkit.specs import Composite, StackedComposite
 from envkit.specs.annotations import Destination
-from envkit.transforms.core.base import Transform, TransformLike, books_of
+from envkit.transforms.core.base import Transform, TransformLike
 from envkit.transforms.core.compose import Compose, as_transform
 from envkit.transforms.core.rows import TransformedCore, transformed_core
-from envkit.transforms.core.spec_hooks import require_declared
+from envkit.transforms.core.spec_hooks import books_of, require_declared
 from envkit.transforms.core.stepping import TransformStepping
 from envkit.transforms.core.wrapper import TransformHolder
 

@@ -1,4 +1,5 @@
-"""Spec hooks written for one leaf, as hooks for the Composite that an env declares; and what all hooks must declare.
+"""Spec hooks written for one leaf, as hooks for the Composite that an env declares; what all hooks must declare, and
+which of it are books.
 
 A hook such as `Transform.transform_observation_spec` takes and gives a Composite. Where every entry
 is changed alike it is easier to write for a leaf. These decorators decide which leaves that is: those the
@@ -15,11 +16,11 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from envkit.data.paths import as_path
+from envkit.data.paths import Path, as_path
 from envkit.errors import MissingKeyError
 from envkit.specs import Composite, TensorSpec
 
-__all__ = ["apply_to_composite", "apply_to_composite_inv", "require_declared"]
+__all__ = ["apply_to_composite", "apply_to_composite_inv", "books_of", "require_declared"]
 
 _INPUTS = ("full_action_spec", "full_state_spec")
 
@@ -98,3 +99,15 @@ def require_declared(transform: Any, *specs: Composite) -> None:
                 "actions); if it is misspelt, the entries known there are "
                 f"{sorted('.'.join(path) for path in declared)}."
             )
+
+
+def books_of(transform: Any, before: Composite, after: Composite) -> set[Path]:
+    """List the observations that a transform adds for its bookkeeping, from output specs.
+
+    These are all that it adds or its private memory, as it says.
+    """
+    if not (transform.keeps_books or transform.keeps_memory):
+        return set()
+    shown, known = (set(spec["full_observation_spec"].keys(True, True)) for spec in (after, before))
+    added = (as_path(key) for key in shown - known)
+    return {path for path in added if transform.keeps_books or path[-1].startswith("_")}
