@@ -27,6 +27,7 @@ from envkit import rules
 from envkit.data.paths import Key, Path, as_key, as_path, tensordict_of
 from envkit.data.transition import leaves
 from envkit.env.policy import Policy
+from envkit.env.runs import Run
 from envkit.specs import Composite, TensorSpec, draws_in_order
 from envkit.specs.inputs import ActionInput
 
@@ -67,14 +68,14 @@ class Recorder:
     go_on: Callable[[TensorDictBase, int], Iterable[TensorDictBase]]
     stops: bool
 
-    def record(self, root: TensorDictBase, steps: int, policy: Any, act: Policy) -> Recorded:
-        """Do a whole rollout; arguments and result are those of `EnvBase._fast_rollout`."""
-        record = _Record(self, steps)
-        if not record.fits(root):
+    def record(self, run: Run) -> Recorded:
+        """Do a whole rollout, as `EnvBase._fast_rollout` promises."""
+        record = _Record(self, run.steps)
+        if not record.fits(run.root):
             return None
-        if policy is None and draws_in_order(self.action):
-            return self._record_random(record, root)
-        return self._record_policy(record, root, act)
+        if run.policy is None and draws_in_order(self.action):
+            return self._record_random(record, run.root)
+        return self._record_policy(record, run.root, run.act)
 
     def _record_policy(self, record: _Record, root: TensorDictBase, act: Policy) -> Recorded:
         paths = list(self.core.action.leaves)

@@ -33,7 +33,7 @@ from envkit.data.transition import empty_like, leaves
 from envkit.env.base import EnvBase
 from envkit.env.loops import nonstop, until_any_done
 from envkit.env.options import EnvOptions
-from envkit.env.policy import Policy
+from envkit.env.runs import Run
 from envkit.env.seeding import seed_chain
 from envkit.errors import (
     ArgumentError,
@@ -316,13 +316,11 @@ class GymWrapper(GymLikeEnv):
         else:
             self._vector.begin_logs()
 
-    def _fast_rollout(
-        self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy, *_: Any
-    ) -> TensorDictBase | list[TensorDictBase] | None:
-        if self.row_core() is None or stop == "all" or self._gave_up:
+    def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
+        if self.row_core() is None or run.stop == "all" or self._gave_up:
             return None
-        self._check_batch(root)
-        follow = until_any_done if stop == "any" else nonstop
+        self._check_batch(run.root)
+        follow = until_any_done if run.stop == "any" else nonstop
         recorder = Recorder(
             core=self.core,
             observation=self.full_observation_spec,
@@ -333,10 +331,10 @@ class GymWrapper(GymLikeEnv):
             inputs=self._action_inputs,
             generator=self._action_generator,
             device=self.device,
-            go_on=lambda td, left: follow(self, td, act, left, acted=True),
-            stops=stop == "any",
+            go_on=lambda td, left: follow(self, td, run.act, left, acted=True),
+            stops=run.stop == "any",
         )
-        return recorder.record(root, steps, policy, act)
+        return recorder.record(run)
 
 
 def _batch_of(env: Any, batch_size: BatchSize | None) -> tuple[int, ...]:

@@ -123,7 +123,7 @@ class Programs:
         self.reseed = self._differentiable("reseed", self._reseed)
         self.relayout = self._differentiable("relayout", self._relayout)
         self.unroll = self._program("unroll", self._unroll, static=3)
-        self.until = self._program("until", self._until, static=3)
+        self.until = self._program("until", self._until, static=4)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy shares what is compiled while it is equal, and counts its own traces."""
@@ -296,6 +296,7 @@ class Programs:
         capacity: int,
         policy: Any,
         rule: StopRule,
+        check_every: int,
         begin: Begin,
         params: Any,
         key: jax.Array,
@@ -317,6 +318,7 @@ class Programs:
             capacity=capacity,
             limit=limit,
             start=start,
+            check_every=check_every,
             record_state=True,
         )
         return self._run(made), self._root_after(carry), stopped

@@ -37,6 +37,7 @@ from envkit.env.fragments import Begun
 from envkit.env.input_checks import require_actions
 from envkit.env.pending import LocalStep, Pending
 from envkit.env.policy import PolicyLike
+from envkit.env.runs import Run
 from envkit.env.seeding import checked_seed, drawn_seed
 from envkit.errors import ArgumentError, GradientError
 from envkit.rules import STEP
@@ -253,29 +254,20 @@ class ProgramEnv(RowEnv):
     def _runs_at_once(self, policy: Any) -> bool:
         return is_compilable(policy) and not (policy is None and self._draws_its_own)
 
-    def _begin_run(
-        self, root: TensorDictBase, steps: int, policy: Any, record_state: bool
-    ) -> Begun:
-        self._count_steps(steps)
-        return begin_unroll(self, root, steps, policy, record_state=record_state)
+    def _begin_run(self, run: Run) -> Begun:
+        self._count_steps(run.steps)
+        return begin_unroll(self, run.root, run.steps, run.policy, record_state=run.record_state)
 
-    def _fast_rollout(
-        self,
-        stop: rules.Stop,
-        root: TensorDictBase,
-        steps: int,
-        policy: Any,
-        act: Any,
-        record_state: bool,
-    ) -> TensorDictBase | None:
+    def _fast_rollout(self, run: Run) -> TensorDictBase | None:
+        root, steps, policy = run.root, run.steps, run.policy
         if not is_compilable(policy) or self._gives_gradients(root, policy):
             return None
-        if stop == "never":
-            return self.unroll(root, steps, policy, record_state=record_state)[0]
+        if run.stop == "never":
+            return self.unroll(root, steps, policy, record_state=run.record_state)[0]
         if self._programs.shards is not None:
             return None
         self._count_steps(steps)
-        return unroll_until(self, root, steps, policy, stop, record_state=record_state)
+        return unroll_until(self, run)
 
 
 _PROGRAM = frozenset(("_step",))

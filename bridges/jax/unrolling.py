@@ -27,8 +27,8 @@ from bridges.jax.policy.inputs import Actor, PolicySpecs, actor_for, free_entrie
 from envkit.data.paths import Key, Path, as_key, as_path, tensordict_of
 from envkit.env.fragments import Begun
 from envkit.env.recorded import unrecorded
+from envkit.env.runs import Run
 from envkit.errors import PolicyError
-from envkit.functional import StopRule
 
 __all__ = ["begin_unroll", "unroll_until"]
 
@@ -69,30 +69,14 @@ def _refuse_leaks(actor: Actor) -> None:
         )
 
 
-def unroll_until(
-    env: RowEnv,
-    td: TensorDictBase,
-    steps: int,
-    policy: Any,
-    rule: StopRule,
-    *,
-    record_state: bool,
-) -> TensorDict:
-    """Take up to ``steps`` steps, until any row or all rows are done, as `rollout` does.
+def unroll_until(env: RowEnv, wanted: Run) -> TensorDict:
+    """Take steps until any row or all rows are done, as `rollout` does; gives those that were taken.
 
-    Args:
-        env: the env.
-        td: root to start from, in which nothing is done.
-        steps: most steps.
-        policy: what `JaxEnv.unroll` takes.
-        rule: "any" stops at the first end, "all" freezes what is done and waits for the rest.
-        record_state: keep ``state`` of every step. The program records it in any case, some steps at a time.
-
-    Returns:
-        The steps that were taken.
+    The program records the state in any case, some steps at a time.
     """
+    td, steps = wanted.root, wanted.steps
     free = free_entries(env, td)
-    actor, hidden = actor_for(env, policy, td, free), unrecorded(env, record_state)
+    actor, hidden = actor_for(env, wanted.policy, td, free), unrecorded(env, wanted.record_state)
     key, capacity = env._next_key_in(), min(_CHUNK, 1 << (steps - 1).bit_length())
     counted = torch.arange(env._size(td.numel()), device="cpu") < td.numel()
     pieces: list[TensorDict] = []
@@ -104,7 +88,8 @@ def unroll_until(
         run, last, stopped = env._programs.until(
             capacity,
             actor.function,
-            rule,
+            wanted.stop,
+            wanted.check_every,
             begin,
             actor.params,
             key,

@@ -32,6 +32,7 @@ from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.drawing import allow_options
 from envkit.env.pending import Pending
+from envkit.env.runs import Run
 from envkit.errors import ArgumentError, BusyEnvError, UnsupportedError
 from envkit.late import late
 from envkit.specs import Composite, NonTensor, TensorSpec, draws_in_order
@@ -184,7 +185,7 @@ class AsyncEnvPool(BatchedEnv):
         self._require_idle()
         return super()._set_seeds(seed, static=static)
 
-    def _fast_rollout(self, *_: Any) -> None:
+    def _fast_rollout(self, run: Run) -> None:
         return None
 
     # ------------------------------------------------------------------------------- one by one

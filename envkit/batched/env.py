@@ -38,7 +38,7 @@ from envkit.env.in_place import InPlace
 from envkit.env.input_checks import in_functorch, require_values
 from envkit.env.loops import nonstop
 from envkit.env.pending import Pending
-from envkit.env.policy import Policy
+from envkit.env.runs import Run
 from envkit.env.seeding import seed_chain
 from envkit.env.starts import refuse_start
 from envkit.errors import (
@@ -183,20 +183,19 @@ class BatchedEnv(AttributeLookup, ResumablePool):
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         raise NotImplementedError("batched envs step through their workers.")
 
-    def _fast_rollout(
-        self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy, *_: Any
-    ) -> TensorDictBase | list[TensorDictBase] | None:
+    def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
+        root, steps, act = run.root, run.steps, run.act
         exchange = self._rows_for_run(root)
-        if stop != "never" or exchange is None:
+        if run.stop != "never" or exchange is None:
             return None
         actions = self._action_paths
-        random = policy is None and not self._action_masks and draws_in_order(self.action_spec)
+        random = run.policy is None and not self._action_masks and draws_in_order(self.action_spec)
         if random and actions == exchange.inputs[0].keys() and not asks(dict(leaves(root))):
             drawn = self.full_action_spec.rand((steps,), self._action_generator)
             return record_random(exchange, root, drawn, ended=self._ended, device=self._device)
-        run = {"action_paths": actions, "device": self._device}
-        plain = record_plain(exchange, root, act, steps, **run)
-        recorded, acted = plain or record_rollout(exchange, root, act, steps, **run)
+        how = {"action_paths": actions, "device": self._device}
+        plain = record_plain(exchange, root, act, steps, **how)
+        recorded, acted = plain or record_rollout(exchange, root, act, steps, **how)
         if acted is None:
             return recorded
         done = [] if recorded is None else list(recorded.unbind(len(self.batch_size)))

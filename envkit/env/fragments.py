@@ -21,6 +21,7 @@ from envkit.data.resets import undeclared
 from envkit.data.transition import copied
 from envkit.env.policy import Policy
 from envkit.env.recorded import stack_steps, unrecorded
+from envkit.env.runs import Run
 from envkit.env.stepping import Stepping
 
 __all__ = ["Begun", "Fragment", "begin_fragment"]
@@ -62,8 +63,14 @@ def begin_fragment(wanted: Fragment, root: TensorDictBase) -> Begun:
     env = wanted.env
     at_once = wanted.resets and wanted.interrupted is None and env._steps_by_itself
     if at_once and env._runs_at_once(wanted.policy):
-        return env._begin_run(root, wanted.steps, wanted.policy, wanted.record_state)
+        return env._begin_run(_run_of(wanted, root))
     return lambda: _recorded(wanted, root, at_once)
+
+
+def _run_of(wanted: Fragment, root: TensorDictBase) -> Run:
+    own = wanted.policy is None and wanted.env._draws_its_own
+    policy = wanted.act if own else wanted.policy
+    return Run("never", root, wanted.steps, policy, wanted.act, wanted.record_state)
 
 
 def _recorded(
@@ -71,8 +78,7 @@ def _recorded(
 ) -> tuple[TensorDictBase, TensorDictBase]:
     env, steps, act = wanted.env, wanted.steps, wanted.act
     if at_once and not env._has_varying_sizes:
-        policy = act if wanted.policy is None and env._draws_its_own else wanted.policy
-        recorded = env._fast_rollout("never", root, steps, policy, act, wanted.record_state)
+        recorded = env._fast_rollout(_run_of(wanted, root))
         if recorded is not None:
             if isinstance(recorded, list):
                 data = _stacked(wanted, recorded)

@@ -25,6 +25,7 @@ from envkit.data.transition import leaves
 from envkit.env.loops import steps_of
 from envkit.env.policy import PolicyLike, as_policy, on_device, policy_device, replay
 from envkit.env.recorded import require_truncated, stack_steps, truncate_last, unrecorded
+from envkit.env.runs import Run
 from envkit.env.stepping import Stepping
 from envkit.errors import (
     ArgumentError,
@@ -95,8 +96,8 @@ def rollout(
             part at a time: the data is the same only if it treats rows apart and draws no random
             numbers, so it is off by default. Random actions of the env are not affected.
         check_every: after how many steps a stop rule is asked about all of them. To ask waits for a card. What was
-            stepped too far is dropped: the data is the same, but the policy is called for it, up to
-            ``check_every - 1`` times, and draws what it draws. Only for envs whose steps change nothing but data.
+            stepped too far is dropped: the data is the same, but a policy that acts step by step is called for it, up
+            to ``check_every - 1`` times, and draws what it draws. Only for envs whose steps change nothing but data.
 
     Returns:
         Transitions, batch size ``(*batch, T)``; T is the number of steps really taken.
@@ -140,7 +141,8 @@ def rollout(
     if pipeline > 1 and not is_random:
         steps = self._rollout_in_parts(root, max_steps, act, pipeline)
     elif callback is None and return_contiguous and self._steps_by_itself:
-        steps = self._fast_rollout(stop, root, max_steps, policy, act, record_state)
+        run = Run(stop, root, max_steps, policy, act, record_state, check_every)
+        steps = self._fast_rollout(run)
     if steps is None:
         hidden = unrecorded(self, record_state)
         made = steps_of(self, root, act, max_steps, stop, callback, check_every)

@@ -10,6 +10,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -18,30 +19,37 @@ from envkit import rules
 from envkit.env.in_place import InPlace
 from envkit.errors import OptionError
 
-__all__ = ["WholeRuns"]
+__all__ = ["Run", "WholeRuns"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Many steps that an env may make at once.
+
+    Attributes:
+        stop: when it ends.
+        root: where to start, nothing in it done.
+        steps: most steps.
+        policy: what the user passed.
+        act: the same as a callable from TensorDict to TensorDict.
+        record_state: keep what `_unrecorded` names.
+        check_every: after how many steps the rule in ``stop`` is asked.
+    """
+
+    stop: rules.Stop
+    root: TensorDictBase
+    steps: int
+    policy: Any
+    act: Any
+    record_state: bool = True
+    check_every: int = 1
 
 
 class WholeRuns:
     """The part of an environment that does more than a step at once; most do not."""
 
-    def _fast_rollout(
-        self,
-        stop: rules.Stop,
-        root: TensorDictBase,
-        steps: int,
-        policy: Any,
-        act: Any,
-        record_state: bool,
-    ) -> TensorDictBase | list[TensorDictBase] | None:
+    def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
         """Do a whole rollout at once, or None to leave it to the loop of steps.
-
-        Args:
-            stop: when it ends.
-            root: where to start, nothing in it done.
-            steps: most steps.
-            policy: what the user passed.
-            act: the same as a callable from TensorDict to TensorDict.
-            record_state: keep what `_unrecorded` names.
 
         Returns:
             The transitions, stacked along a last axis of time or as a list; `rollout` does the rest.
@@ -75,12 +83,10 @@ class WholeRuns:
         """Say whether many steps with this policy can be one program that runs by itself; see `_begin_run`."""
         return False
 
-    def _begin_run(
-        self, root: TensorDictBase, steps: int, policy: Any, record_state: bool
-    ) -> Callable[[], tuple[TensorDictBase, TensorDictBase]]:
+    def _begin_run(self, run: Run) -> Callable[[], tuple[TensorDictBase, TensorDictBase]]:
         """Begin many steps as one program, where `_runs_at_once` says so; see `fragments`.
 
-        It takes what `_fast_rollout` does; the result gives the transitions, and the root that follows them.
+        The result gives the transitions, and the root that follows them. It stops for nobody.
         """
         raise NotImplementedError(f"{type(self).__name__} steps one by one.")
 

@@ -12,6 +12,7 @@ Conventions
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -50,6 +51,7 @@ def unroll_until(
     capacity: int,
     limit: int | jax.Array,
     start: int | jax.Array = 0,
+    check_every: int = 1,
     record_state: bool = False,
 ) -> tuple[Carry, Transition, Stopped]:
     """Act and step until any row, or all rows, are done; nothing is reset.
@@ -63,6 +65,8 @@ def unroll_until(
         rule: what ends the run.
         capacity: see the module; static.
         limit: most steps of this call, up to ``capacity``.
+        check_every: after how many steps the loop asks whether it goes on, for which a card waits for its host;
+            static. Of steps beyond the end nothing is kept.
 
     Returns:
         The carry after the last step, the time-major transitions, and how the run ended.
@@ -90,10 +94,22 @@ def unroll_until(
         carry, made = one(carry, index, last)
         return index + 1, carry, made if waits else None, _written(record, made, index)
 
+    def body_unless_finished(_: Any, loop: Any) -> Any:
+        index, carry, last, record = loop
+        goes_on = unfinished(loop)
+        after, made = one(carry, index, last)
+        after = _if(goes_on, after, carry)
+        record = _written(record, _if(goes_on, made, _entry(record, index)), index)
+        return index + goes_on, after, _if(goes_on, made, last) if waits else None, record
+
+    def several(loop: Any) -> Any:
+        return jax.lax.fori_loop(0, check_every, body_unless_finished, loop)
+
     like = jax.eval_shape(lambda: one(carry, jnp.int32(0), None)[1])
     last = _blank(like) if waits else None
     loop = (jnp.int32(0), carry, last, _blank(like, capacity))
-    index, carry, _, record = jax.lax.while_loop(unfinished, body, loop)
+    loop = jax.lax.while_loop(unfinished, body if check_every == 1 else several, loop)
+    index, carry, _, record = loop
     return carry, record, Stopped(index, ended(carry[1]))
 
 
@@ -106,6 +122,16 @@ def _written(record: Transition, made: Transition, index: jax.Array) -> Transiti
     return jax.tree.map(
         lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, index, 0), record, made
     )
+
+
+def _entry(record: Transition, index: jax.Array) -> Transition:
+    take = partial(jax.lax.dynamic_index_in_dim, index=index, axis=0, keepdims=False)
+    return jax.tree.map(take, record)
+
+
+def _if(condition: jax.Array, fresh: Any, kept: Any) -> Any:
+    """Take all of one tree or all of another, whatever the dtypes of its leaves."""
+    return jax.tree.map(partial(jax.lax.select, condition), fresh, kept)
 
 
 def _frozen(moving: jax.Array, made: Transition, last: Transition) -> Transition:

@@ -14,7 +14,7 @@ from tests.zoo.jax_envs import Countdown
 KEY = jax.random.PRNGKey(0)
 
 
-def run(rule, counted, limit=5):
+def run(rule, counted, limit=5, **how):
     """Run three rows that end after 1, 3 and 9 steps."""
     env = BatchedEnv(Countdown(start=9))
     state, timestep = env.init(KEY, 3)
@@ -23,12 +23,11 @@ def run(rule, counted, limit=5):
     def policy(params, observation, key):
         return jnp.zeros(3, jnp.int32)
 
-    return unroll_until(
-        *(env, carry, policy, None, KEY, jnp.array(counted)), rule=rule, capacity=5, limit=limit
-    )
+    given = env, carry, policy, None, KEY, jnp.array(counted)
+    return unroll_until(*given, rule=rule, capacity=5, limit=limit, **how)
 
 
-@pytest.mark.parametrize(
+RUNS = pytest.mark.parametrize(
     ("rule", "counted", "limit", "made", "ended"),
     [
         ("any", [True, True, True], 5, 1, True),
@@ -39,10 +38,26 @@ def run(rule, counted, limit=5):
         ("all", [True, True, True], 4, 4, False),
     ],
 )
+
+
+@RUNS
 def test_only_rows_that_count_end_a_run(rule, counted, limit, made, ended):
     _, _, stopped = run(rule, counted, limit)
 
     assert (int(stopped.made), bool(stopped.ended)) == (made, ended)
+
+
+@RUNS
+@pytest.mark.parametrize("every", [2, 3, 9])
+def test_nothing_is_kept_of_steps_beyond_the_end(rule, counted, limit, made, ended, every):
+    carry, recorded, stopped = run(rule, counted, limit)
+    after, others, so_too = run(rule, counted, limit, check_every=every)
+
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, (carry, stopped), (after, so_too)))
+    same = jax.tree.map(
+        lambda *pair: jnp.array_equal(*(leaf[:made] for leaf in pair)), recorded, others
+    )
+    assert jax.tree.all(same)
 
 
 def test_a_row_that_is_done_waits_for_the_others_and_is_paid_nothing():

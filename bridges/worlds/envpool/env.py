@@ -33,7 +33,7 @@ from envkit.env.input_checks import require_actions
 from envkit.env.loops import nonstop
 from envkit.env.options import EnvOptions
 from envkit.env.pending import LocalStep, Pending
-from envkit.env.policy import Policy
+from envkit.env.runs import Run
 from envkit.env.seeding import seed_chain
 from envkit.errors import BatchSizeError, OptionError, ResumeError
 from envkit.specs import Categorical, Composite, Unbounded, draws_in_order
@@ -232,16 +232,15 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
             return made
         return self._checks.scatter(mask, made[mask], self._skipped_next(td))
 
-    def _fast_rollout(
-        self, stop: rules.Stop, root: TensorDictBase, steps: int, policy: Any, act: Policy, *_: Any
-    ) -> TensorDictBase | list[TensorDictBase] | None:
-        if stop != "never" or not self._is_plain:
+    def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
+        root, steps, act = run.root, run.steps, run.act
+        if run.stop != "never" or not self._is_plain:
             return None
         recorder = Recorder(self._rows, self._observed, self._acted, root)
         others = recorder.others(root)
         if others is None:
             return None
-        if policy is None and not self._action_masks and draws_in_order(self.action_spec):
+        if run.policy is None and not self._action_masks and draws_in_order(self.action_spec):
             drawn = self.action_spec.rand((steps,), self._action_generator)
             return recorder.random(drawn, others)
         return recorder.acting(

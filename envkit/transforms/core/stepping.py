@@ -27,6 +27,7 @@ from envkit.data.transition import leaves
 from envkit.env.base import EnvBase, OutputLeaf
 from envkit.env.pending import Pending
 from envkit.env.policy import PolicyLike
+from envkit.env.runs import Run
 from envkit.specs import Composite
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.route import Route
@@ -289,15 +290,15 @@ class TransformStepping(TransformHolder):
     def _expect_run(self, stop: rules.Stop, policy: Any) -> None:
         self._route.stepper._expect_run(stop, policy)
 
-    def _fast_rollout(self, *run: Any) -> TensorDictBase | list[TensorDictBase] | None:
-        return None if self._runner is None else self._runner._fast_rollout(*run)
+    def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
+        return None if self._runner is None else self._runner._fast_rollout(run)
 
     def _runs_at_once(self, policy: Any) -> bool:
         return self._runner is not None and self._runner._runs_at_once(policy)
 
-    def _begin_run(self, *run: Any) -> Any:
+    def _begin_run(self, run: Run) -> Any:
         assert self._runner is not None
-        return self._runner._begin_run(*run)
+        return self._runner._begin_run(run)
 
     @property
     def _cannot_drop_steps(self) -> str | None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from bridges.gym.env import GymEnv
 from bridges.gym.wrapper import GymWrapper
 from envkit import EnvBase
+from envkit.env.runs import Run
 from envkit.errors import BatchSizeError, ClosedEnvError
 from tests.zoo.gym_envs import Informed, Sampler
 
@@ -194,8 +195,8 @@ def test_plain_policies_are_recorded_at_once(policy):
     env = GymEnv("CartPole-v1")
     act = policy or env.rand_action
 
-    whole = env._fast_rollout("never", env.reset(), 30, policy, act, True)
-    episode = env._fast_rollout("any", env.reset(), 300, policy, act, True)
+    whole = env._fast_rollout(Run("never", env.reset(), 30, policy, act))
+    episode = env._fast_rollout(Run("any", env.reset(), 300, policy, act))
 
     assert whole.batch_size == (30,)
     assert episode["next", "done"].flatten().tolist() == [False] * (len(episode) - 1) + [True]

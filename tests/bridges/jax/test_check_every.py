@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bridges.jax.env import JaxEnv
+from bridges.jax.policy.jax_policy import JaxPolicy
 from envkit import (
     Compose,
     GymEnv,
@@ -59,6 +60,10 @@ def rolled(env, steps, stop, **how):
     return env.rollout(steps, policy, **rules, **how), policy.calls
 
 
+def is_same(first, second):
+    return set(first.keys(True, True)) == set(second.keys(True, True)) and (first == second).all()
+
+
 @pytest.mark.parametrize("every", [2, 3, 50])
 @pytest.mark.parametrize("stop", ["any", "all"])
 @pytest.mark.parametrize("kind", ["walker", "single", "watched"])
@@ -69,8 +74,7 @@ def test_the_data_is_that_of_a_rollout_that_asks_after_each_step(kind, stop, eve
 
     steps = expected.batch_size[-1]
     assert 1 < steps < 40 and found.batch_size == expected.batch_size
-    assert set(found.keys(True, True)) == set(expected.keys(True, True))
-    assert (found == expected).all()
+    assert is_same(found, expected)
     assert asked == steps and called == min(40, -(-steps // every) * every)
 
 
@@ -102,14 +106,25 @@ def test_no_more_steps_than_were_asked_for(walker):
     assert data.shape == (ROWS, 2) and calls == 2
 
 
-def test_rules_that_stop_nothing_and_programs_that_stop_themselves_are_left_alone(walker):
+def test_a_rule_that_stops_nothing_is_not_asked(walker):
     data, calls = rolled(walker, 11, "never", check_every=4)
-    walker.set_seed(0)
-    random = walker.rollout(11, check_every=4)
-    walker.set_seed(0)
 
     assert data.shape == (ROWS, 11) and calls == 11
-    assert (random == walker.rollout(11)).all()
+
+
+@pytest.mark.parametrize("every", [3, 100])
+@pytest.mark.parametrize("stop", ["any", "all"])
+@pytest.mark.parametrize(
+    "policy", [None, JaxPolicy(lambda params, shown, key: 0.1 + shown["place"])]
+)
+def test_programs_ask_as_seldom_and_keep_nothing_of_what_is_too_much(walker, policy, stop, every):
+    rules = {"break_when_any_done": stop == "any", "break_when_all_done": stop == "all"}
+    results = []
+    for how in ({}, {"check_every": every}):
+        walker.set_seed(2)
+        results.append(walker.rollout(40, policy, **rules, **how))
+
+    assert results[0].shape[1] < 40 and is_same(*results)
 
 
 @pytest.mark.parametrize(
