@@ -108,7 +108,7 @@ def rollout(
             another type.
         OptionError: (a TypeError) both stop rules are True, ``out`` is to be a lazy stack, or ``pipeline`` is given
             where rows do not step apart from the policy, or with a stop rule, a callback or a lazy stack, or
-            ``check_every`` where steps cannot be dropped, or with a callback.
+            ``check_every`` where steps cannot be dropped, or with a callback or an iterator of actions.
         PolicyError: (a TypeError) ``policy`` is not callable, or gave something else than actions.
         RolloutError: (a RuntimeError) ``auto_reset=False`` without ``tensordict``; ``actions`` end too
             early; steps cannot be stacked, or do not fit ``out``.
@@ -121,7 +121,7 @@ def rollout(
         return_contiguous = not self._has_varying_sizes
     _require_arguments(callback, tensordict, out, return_contiguous)
     pipeline = _number_of_parts(pipeline, stop, callback, actions, return_contiguous)
-    check_every = _between_checks(self, check_every, callback)
+    check_every = _between_checks(self, check_every, callback, actions)
     if set_truncated:
         require_truncated(self)
     if actions is None:
@@ -197,7 +197,7 @@ def _number_of_parts(
     return parts
 
 
-def _between_checks(env: Stepping, check_every: int, callback: object) -> int:
+def _between_checks(env: Stepping, check_every: int, callback: object, actions: object) -> int:
     """Give how many steps are made before a stop rule is asked, and check that some of them may be dropped."""
     every = as_int(
         "check_every", check_every, least=1, meaning="after how many steps flags are read"
@@ -208,6 +208,11 @@ def _between_checks(env: Stepping, check_every: int, callback: object) -> int:
         raise OptionError(
             f"check_every={every} is given with a callback, which would be called for steps that are dropped "
             "afterwards. Leave one of them out."
+        )
+    if not isinstance(actions, Sized | None):
+        raise OptionError(
+            f"check_every={every} is given with actions of type {type(actions).__name__}, of which more would be "
+            "taken than are done. Pass a list of them, or leave check_every out."
         )
     if kind := env._cannot_drop_steps:
         raise OptionError(

@@ -158,6 +158,18 @@ def test_a_callback_is_called_for_no_step_that_is_dropped(walker):
         walker.rollout(5, callback=lambda env, td: None, check_every=4)
 
 
+def test_no_more_actions_are_taken_than_are_done(walker):
+    actions = [torch.full((ROWS, 2), 0.9)] * 30
+    results = []
+    for how in ({}, {"check_every": 7}):
+        walker.set_seed(0)
+        results.append(walker.rollout(30, actions=actions, **how))
+
+    assert results[0].shape[1] < 30 and is_same(*results)
+    with pytest.raises(OptionError, match="actions of type list_iterator, of which more"):
+        walker.rollout(30, actions=iter(actions), check_every=7)
+
+
 @pytest.mark.parametrize("every", [0, -1])
 def test_at_least_one_step_is_made_between_two_checks(walker, every):
     with pytest.raises(ArgumentError, match="check_every"):
