@@ -86,10 +86,15 @@ class ActionRows:
         Raises:
             InputError, MissingKeyError: see `ActionInput.take`.
         """
-        rule = next(inputs[path] for inputs, run in self._runs if row in run)
-        rule.require_form(value, ())
+        rule = self.require_form(path, value, row)
         assert value is not None
         rows[row].copy_(rule.take(value.detach().to(rows.device), first=row))
+
+    def require_form(self, path: Path, value: torch.Tensor | None, row: int) -> ActionInput:
+        """Check one action of one row but for its numbers, which may be anything, and give its rule; see `write_one`."""
+        rule = next(inputs[path] for inputs, run in self._runs if row in run)
+        rule.require_form(value, ())
+        return rule
 
     @property
     def are_alike(self) -> bool:

@@ -14,6 +14,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from envkit import (
+    ActionDiscretizer,
     AsyncEnvPool,
     GymEnv,
     ProcessorAsyncEnvPool,
@@ -82,6 +83,10 @@ def cartpole():
 
 def pendulum():
     return GymEnv("Pendulum-v1")
+
+
+def binned():
+    return TransformedEnv(pendulum(), ActionDiscretizer(5))
 
 
 def acting(td, value=0):
@@ -261,6 +266,28 @@ def test_only_selected_envs_are_stepped(new_pool):
     td = acting(pool.reset()).set("_step", torch.tensor([True, False]))
 
     assert pool.step(td)["next", "count"].flatten().tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("kind", ["step", "step_and_maybe_reset"])
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(cartpole, {}), (cartpole, {"stack": "lazy"}), (binned, {}), (binned, {"stack": "lazy"})],
+)
+def test_the_action_of_an_env_that_is_left_out_may_be_anything(new_pool, kind, make, options):
+    pool = new_pool([make] * 2, **options)
+    root = pool.rand_action(pool.set_seed(0) and pool.reset())
+    bad = torch.full_like(root["action"][1], 99)
+    root[1].set("action", bad) if options else root["action"][1].copy_(bad)
+
+    with pytest.raises(InputError, match=r"'action' of row 1 is"):
+        getattr(pool, f"async_{kind}_send")(root.copy().set("_step", torch.tensor([False, True])))
+    getattr(pool, f"async_{kind}_send")(root.copy().set("_step", torch.tensor([True, False])))
+    received = getattr(pool, f"async_{kind}_recv")(min_get=2)
+
+    data = received if kind == "step" else received[0]
+    moved = data["next", "observation"] != data["observation"]
+    assert moved.any(-1).tolist() == [True, False]
+    assert data["action"][1].equal(bad)
 
 
 # ------------------------------------------------------------------------------------ one by one

@@ -84,15 +84,21 @@ class BufferJobs(_Recovering, BufferExchange):
     def fill_one(self, row: int, kind: JobKind, td: TensorDictBase) -> None:
         """Check the inputs of a job of one row and write them, where nobody looks before `begin_one`.
 
+        Actions of a row that is left out stay as they lie there.
+
         Raises:
             InputError, MissingKeyError: see `ActionInput.take`.
+            StepMaskError: the mask does not fit.
         """
         if kind == "reset":
             self._write_states(row, td)
             return
+        is_left_out = _is_left_out(td)
         for path, rows, _, is_action, _ in self._filled[self.slot]:
             value = td.get(path, None)
-            if is_action:
+            if is_action and is_left_out:
+                self._actions.require_form(path, value, row)
+            elif is_action:
                 self._actions.write_one(path, value, rows, row)
             else:
                 require_input(as_key(path), value, rows.shape[1:], rows.dtype)
@@ -260,9 +266,21 @@ class TensorDictJobs(_Recovering, TensorDictExchange):
 
         Raises:
             InputError, MissingKeyError: see `ActionInput.take`.
+            StepMaskError: the mask does not fit.
         """
         if kind != "reset":
-            self._checked(row, td)
+            self._usable(row, td)
+
+    def _usable(self, row: int, part: TensorDictBase) -> TensorDictBase:
+        """Give a row's part as `_checked` does; one that is left out with actions of 0: its transforms look at them."""
+        if not _is_left_out(part):
+            return self._checked(row, part)
+        zeros, device = {}, part.device or torch.device("cpu")
+        for path, rule in self._actions[row].items():
+            if not self._individual:
+                rule.require_form(part.get(as_key(path), None))
+            zeros[as_key(path)] = torch.zeros(rule.shape, dtype=rule.dtype, device=device)
+        return part.copy().update(zeros)
 
     def fill_together(self, rows: Sequence[int], kind: JobKind, given: Leaves) -> bool:
         """Say that rows are filled one by one."""
@@ -278,7 +296,7 @@ class TensorDictJobs(_Recovering, TensorDictExchange):
             else:
                 self._begin_episode(row)
         if part is not None and kind != "reset":
-            part = self._checked(row, part)
+            part = self._usable(row, part)
         return pool.begin_call(row, kind, not self._individual, {row: (part, {})})
 
     def _begin_episode(self, row: int) -> None:
@@ -312,6 +330,12 @@ class TensorDictJobs(_Recovering, TensorDictExchange):
         if self._device is None:
             return Outcome(*(part if part is None else part.copy() for part in made))
         return Outcome(*(part if part is None else part.to(self._device) for part in made))
+
+
+def _is_left_out(td: TensorDictBase) -> bool:
+    """Say whether a `_step` mask leaves out all of a row, whose actions may be anything then."""
+    mask = td.get(rules.STEP, None)
+    return mask is not None and not bool(rules.step_mask(mask, td.batch_size).any())
 
 
 def _unmasked(
