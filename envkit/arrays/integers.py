@@ -13,29 +13,28 @@ from envkit.errors import ArgumentError, ArgumentTypeError
 __all__ = ["as_int"]
 
 
-def as_int(name: str, value: Any, *, least: int, meaning: str) -> int:
+def as_int(name: str, value: Any, *, least: int | None, meaning: str) -> int:
     """Give an integer argument as an int.
 
     Args:
         name: of the argument.
         value: an int, or what can stand for one: a NumPy integer, a tensor of one integer.
-        least: smallest value that is accepted.
+        least: smallest value that is accepted; None accepts all.
         meaning: what it is, for messages: "the most steps to take".
 
     Raises:
         ArgumentTypeError: it is no integer, or a bool, which Python takes for one.
         ArgumentError: it is below ``least``.
     """
+    wanted = "an int" if least is None else f"an int of at least {least}"
     try:
         if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
             raise TypeError("a bool is no number")
         number = operator.index(value)
     except TypeError as error:
         raise ArgumentTypeError(
-            f"{name} is {value!r}, but must be an int of at least {least}. Pass {meaning}."
+            f"{name} is {value!r}, but must be {wanted}. Pass {meaning}."
         ) from error
-    if number < least:
-        raise ArgumentError(
-            f"{name} is {number}, but must be an int of at least {least}. Pass {meaning}."
-        )
+    if least is not None and number < least:
+        raise ArgumentError(f"{name} is {number}, but must be {wanted}. Pass {meaning}.")
     return number

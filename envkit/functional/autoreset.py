@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 
 from envkit import rules
+from envkit.arrays.integers import as_int
 from envkit.errors import ArgumentError
 from envkit.functional.core import EnvWrapper, Timestep, WrapperState
 from envkit.functional.randomization import Drawn, Randomization
@@ -87,7 +88,7 @@ class Episodic(EnvWrapper):
             what is drawn is part of the beginning: a pool has ``pool_size`` models, "cached" one a row.
 
     Raises:
-        ArgumentError: an unknown mode, or an empty pool.
+        ArgumentError: an unknown mode, or a pool that is empty or no number.
     """
 
     reset_mode: ResetMode = "fresh"
@@ -99,8 +100,8 @@ class Episodic(EnvWrapper):
             raise ArgumentError(
                 f"reset_mode={self.reset_mode!r} is not one of {get_args(ResetMode)}. Pass one of these."
             )
-        if self.pool_size < 1:
-            raise ArgumentError(f"pool_size is {self.pool_size}, but must be at least 1.")
+        size = as_int("pool_size", self.pool_size, least=1, meaning="how many beginnings there are")
+        object.__setattr__(self, "pool_size", size)
 
     def reset(self, key: jax.Array, /) -> tuple[EpisodeState, Timestep]:
         """Begin the first episode of a row, and carry the key of the one after it."""

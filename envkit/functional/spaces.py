@@ -97,11 +97,14 @@ class MultiDiscrete:
     nvec: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "nvec", tuple(map(int, self.nvec)))
-        if min(self.nvec, default=0) < 1:
-            raise ArgumentError(
-                f"a MultiDiscrete space needs one entry or more, each n >= 1, but got {self.nvec}."
-            )
+        meaning = "how many integers the entry has"
+        entries = (
+            as_int(f"nvec[{index}] of MultiDiscrete", n, least=1, meaning=meaning)
+            for index, n in enumerate(self.nvec)
+        )
+        object.__setattr__(self, "nvec", tuple(entries))
+        if not self.nvec:
+            raise ArgumentError("a MultiDiscrete space needs one entry or more, but got none.")
 
     @property
     def shape(self) -> tuple[int, ...]:

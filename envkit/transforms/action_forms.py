@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.arrays import elementwise
+from envkit.data.arguments import as_bool
 from envkit.data.paths import Key, Path, as_path
 from envkit.errors import ArgumentError, MissingKeyError, SpecFitError, StatisticsError
 from envkit.specs import Bounded, BoundedContinuous, Composite, TensorSpec, Unbounded
@@ -127,7 +128,7 @@ class ActionScaling(_ActionForm):
                 "ActionScaling with in_keys_inv=[] has no action whose bounds say how to scale. Pass loc= "
                 "and scale=."
             )
-        self.standard_normal = standard_normal
+        self.standard_normal = as_bool("standard_normal", standard_normal)
         self._from_bounds = loc is None
         self.register_buffer("loc", None if loc is None else as_buffer(loc))
         self.register_buffer("scale", None if scale is None else as_buffer(scale))

@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.data.arguments import as_int
+from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.transition import stepped_rows
 from envkit.errors import ArgumentError, BatchSizeError, MissingKeyError, NoParentError, SpecError
@@ -173,7 +173,7 @@ class DiscreteActionProjection(_Choosing):
                 f"max_actions is {max_actions}, but must be at least num_actions_effective, "
                 f"{num_actions_effective}."
             )
-        self.include_forward = include_forward
+        self.include_forward = as_bool("include_forward", include_forward)
         self._is_one_hot = True
         self._generator: torch.Generator | None = None
 
@@ -288,7 +288,7 @@ class ActionDiscretizer(_Choosing):
         )
         self.num_intervals = _interval_counts(num_intervals)
         self.sampling = SamplingStrategy.MEDIAN if sampling is None else SamplingStrategy(sampling)
-        self.categorical = categorical
+        self.categorical = as_bool("categorical", categorical)
         self._generator: torch.Generator | None = None
         self.register_buffer("low", torch.zeros(()), persistent=False)
         self.register_buffer("high", torch.zeros(()), persistent=False)

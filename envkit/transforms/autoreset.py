@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
+from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.resets import collect_reset_masks
 from envkit.data.transition import empty_like, leaves
@@ -129,10 +130,10 @@ class AutoResetTransform(_AutoReset):
         fill_bool: bool = False,
     ):
         super().__init__()
-        self.replace = replace
+        self.replace = as_bool("replace", replace)
         self.fill_float = float(fill_float)
-        self.fill_int = fill_int
-        self.fill_bool = fill_bool
+        self.fill_int = as_int("fill_int", fill_int, least=None, meaning="what integers are there")
+        self.fill_bool = as_bool("fill_bool", fill_bool)
 
     def _fill(self, dtype: torch.dtype) -> torch.Tensor:
         if dtype.is_floating_point or dtype.is_complex:

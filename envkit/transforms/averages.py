@@ -17,6 +17,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.arrays import averages
 from envkit.arrays.averages import Averages
+from envkit.data.arguments import as_bool
 from envkit.data.inference import lasting
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import ArgumentError, StatisticsError, UnsupportedError
@@ -92,10 +93,9 @@ class VecNormV2(EpisodeTransform):
             )
         if not 0 < decay <= 1:
             raise ArgumentError(f"decay is {decay}, but must lie in (0, 1]; 1 forgets nothing.")
-        self.stateful = stateful
-        self.decay = decay
-        self.eps = eps
-        self.reduce_batch_dims = reduce_batch_dims
+        self.stateful = as_bool("stateful", stateful)
+        self.decay, self.eps = decay, eps
+        self.reduce_batch_dims = as_bool("reduce_batch_dims", reduce_batch_dims)
         self.frozen = False
         self.shared_lock: AbstractContextManager = nullcontext() if lock is None else lock
         self.kept = torch.nn.ModuleDict(

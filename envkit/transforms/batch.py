@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
+from envkit.data.arguments import as_bool
 from envkit.errors import ArgumentError, PlacementError
 from envkit.specs import Composite
 from envkit.transforms.core.base import Transform
@@ -55,7 +56,7 @@ class BatchSizeTransform(Transform):
         self.batch_size = None if batch_size is None else torch.Size(batch_size)
         self.reshape_fn = reshape_fn
         self.reset_func = reset_func
-        self.env_kwarg = env_kwarg
+        self.env_kwarg = as_bool("env_kwarg", env_kwarg)
 
     # ---------------------------------------------------------------------------------------- calls
 

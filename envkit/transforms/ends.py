@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.data.arguments import as_int
+from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import ArgumentError, PlacementError
 from envkit.specs import Categorical, Composite, Unbounded
@@ -199,7 +199,7 @@ class TerminateTransform(EpisodeTransform):
                 f"stop is {stop!r}, but must be a function of the data after a step."
             )
         self.stop = stop
-        self.write_done = write_done
+        self.write_done = as_bool("write_done", write_done)
 
     def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
         stops = torch.as_tensor(self.stop(next_td), dtype=torch.bool, device=next_td.device)

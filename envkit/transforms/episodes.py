@@ -20,7 +20,7 @@ from tensordict import TensorDictBase
 from envkit import rules
 from envkit.arrays import episode_counters
 from envkit.arrays.leaves import Changes, Leaves
-from envkit.data.arguments import as_int
+from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.resets import collect_reset_masks
 from envkit.errors import ArgumentError, KeyCollisionError, NoParentError, ResetMaskError
@@ -213,7 +213,7 @@ class StepCounter(FusableTransform, EpisodeTransform):
         self.max_steps = max_steps
         self.truncated_key = _name(truncated_key, "truncated_key")
         self.step_count_key = _name(step_count_key, "step_count_key")
-        self.update_done = update_done
+        self.update_done = as_bool("update_done", update_done)
 
     @property
     def fuses(self) -> bool:

@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.arrays import episode_counters
-from envkit.data.arguments import as_int
+from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.transition import empty_like
 from envkit.env.base import EnvBase
@@ -227,7 +227,7 @@ class NoopResetEnv(SteppingTransform):
     def __init__(self, noops: int = 30, random: bool = True):
         super().__init__()
         self.noops = as_int("noops", noops, least=0, meaning="a number of steps")
-        self.random = random
+        self.random = as_bool("random", random)
         self._parts: list[_Part] | None = None
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

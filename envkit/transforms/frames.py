@@ -20,7 +20,7 @@ from tensordict import TensorDictBase
 
 from envkit.arrays import elementwise
 from envkit.arrays.leaves import Changes, Leaves
-from envkit.data.arguments import as_int
+from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import (
     KeyCollisionError,
@@ -237,9 +237,9 @@ class CatFrames(_Windowed):
         self.N = N
         self.padding = padding
         self.padding_value = padding_value
-        self.as_inverse = as_inverse
+        self.as_inverse = as_bool("as_inverse", as_inverse)
         self.done_key: Key = "done" if done_key is None else done_key
-        self.future = future
+        self.future = as_bool("future", future)
         self.mask_key = mask_key
 
     def make_rb_transform_and_sampler(self, batch_size: int, **sampler_kwargs: Any) -> tuple:

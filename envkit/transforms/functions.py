@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 
+from envkit.data.arguments import as_bool
 from envkit.data.plain import from_plain, plain
 from envkit.errors import MissingKeyError, StatisticsError
 from envkit.specs import Composite, NonTensor, TensorSpec, Unbounded, make_composite_from_td
@@ -51,7 +52,7 @@ class UnaryTransform(LeafTransform):
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
         self.fn: Callable[..., Any] = fn
         self.inv_fn = fn if inv_fn is None else inv_fn
-        self.use_raw_nontensor = use_raw_nontensor
+        self.use_raw_nontensor = as_bool("use_raw_nontensor", use_raw_nontensor)
         self._batch = torch.Size(())
 
     @property

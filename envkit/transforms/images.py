@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from envkit.data.arguments import as_int
+from envkit.data.arguments import as_bool, as_int
 from envkit.errors import ArgumentError, SpecError, SpecFitError
 from envkit.specs import TensorSpec, Unbounded
 from envkit.transforms.core.base import Keys
@@ -65,10 +65,10 @@ class ToTensorImage(_ImageTransform):
         shape_tolerant: bool = False,
     ):
         super().__init__(in_keys, out_keys)
-        self.from_int = from_int
-        self.unsqueeze = unsqueeze
+        self.from_int = None if from_int is None else as_bool("from_int", from_int)
+        self.unsqueeze = as_bool("unsqueeze", unsqueeze)
         self.dtype = dtype
-        self.shape_tolerant = shape_tolerant
+        self.shape_tolerant = as_bool("shape_tolerant", shape_tolerant)
 
     def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
         divides = not value.is_floating_point() if self.from_int is None else self.from_int
@@ -201,8 +201,8 @@ class Crop(_ImageTransform):
     ):
         super().__init__(in_keys, out_keys)
         self.w, self.h = _sizes(w, h)
-        self.top = top
-        self.left = left
+        self.top = as_int("top", top, least=None, meaning="the first row of the rectangle")
+        self.left = as_int("left", left, least=None, meaning="its first column")
 
     def _corner(self, rows: int, columns: int) -> tuple[int, int]:
         """Say where the rectangle begins in an image of this size."""

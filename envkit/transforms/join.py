@@ -16,6 +16,7 @@ from tensordict import TensorDictBase
 from envkit import rules
 from envkit.arrays import elementwise
 from envkit.arrays.leaves import Changes, Leaves
+from envkit.data.arguments import as_bool
 from envkit.data.paths import Key, as_path
 from envkit.errors import (
     ArgumentError,
@@ -75,11 +76,11 @@ class CatTensors(MomentTransform):
                 f"dim is {dim}, but without in_keys must be -1: entries with one axis are joined. "
                 "Name the entries."
             )
-        self._takes_all, self.sort = in_keys is None, sort
+        self._takes_all, self.sort = in_keys is None, as_bool("sort", sort)
         super().__init__(self._ordered(as_keys(in_keys)), [out_key])
         self.dim = require_negative("dim", dim)
-        self.del_keys = del_keys
-        self.unsqueeze_if_oor = unsqueeze_if_oor
+        self.del_keys = as_bool("del_keys", del_keys)
+        self.unsqueeze_if_oor = as_bool("unsqueeze_if_oor", unsqueeze_if_oor)
 
     def _ordered(self, keys: Sequence[Key]) -> list[Key]:
         return sorted(keys, key=as_path) if self.sort else list(keys)
@@ -214,7 +215,7 @@ class Stack(Transform):
             )
         super().__init__(in_keys, [out_key], in_key_inv, out_keys_inv)
         self.dim = require_negative("dim", dim, allow_positive=allow_positive_dim)
-        self.del_keys = del_keys
+        self.del_keys = as_bool("del_keys", del_keys)
 
     @property
     def only_adds_done(self) -> bool:  # type: ignore[override]

@@ -17,6 +17,7 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.arrays.leaves import Changes, Leaves
+from envkit.data.arguments import as_bool
 from envkit.data.paths import Key, Path, as_path
 from envkit.errors import ArgumentError, KeyCollisionError, MissingKeyError
 from envkit.specs import Composite
@@ -71,7 +72,7 @@ class RenameTransform(MomentTransform):
         create_copy: bool = False,
     ):
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
-        self.create_copy = create_copy
+        self.create_copy = as_bool("create_copy", create_copy)
         self._require_distinct(self.in_keys, self.out_keys, "")
         self._require_distinct(self.in_keys_inv, self.out_keys_inv, "_inv")
 
@@ -251,8 +252,8 @@ class SelectTransform(_Choosing):
     def __init__(self, *selected_keys: Key, keep_rewards: bool = True, keep_dones: bool = True):
         super().__init__()
         self.selected_keys = as_keys(list(selected_keys))
-        self.keep_rewards = keep_rewards
-        self.keep_dones = keep_dones
+        self.keep_rewards = as_bool("keep_rewards", keep_rewards)
+        self.keep_dones = as_bool("keep_dones", keep_dones)
         self.only_adds_done = keep_dones
 
     def _kept(self) -> list[Key]:
@@ -308,7 +309,7 @@ class ExcludeTransform(_Choosing):
     def __init__(self, *excluded_keys: Key, inverse: bool = False):
         super().__init__()
         self.excluded_keys = as_keys(list(excluded_keys))
-        self.inverse = inverse
+        self.inverse = as_bool("inverse", inverse)
 
     @property
     def only_adds_done(self) -> bool:  # type: ignore[override]

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.data.arguments import as_int
+from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import Key, as_key, as_path
 from envkit.errors import ArgumentError, MissingKeyError
 from envkit.specs import Composite, TensorSpec
@@ -54,13 +54,9 @@ class MultiAction(SteppingTransform):
         chunk_key: Key | None = None,
     ):
         super().__init__()
-        if dim < 1:
-            raise ArgumentError(
-                f"dim is {dim}, but must be at least 1, the first axis after the batch."
-            )
-        self.dim = dim
-        self.stack_rewards = stack_rewards
-        self.stack_observations = stack_observations
+        self.dim = as_int("dim", dim, least=1, meaning="1, the first axis after the batch, or more")
+        self.stack_rewards = as_bool("stack_rewards", stack_rewards)
+        self.stack_observations = as_bool("stack_observations", stack_observations)
         self.action_key = action_key
         self.chunk_key = chunk_key
 
@@ -216,7 +212,7 @@ class ActionChunkTransform(Transform):
         self.action_key = action_key
         self.chunk_key = chunk_key
         self.pad_key = pad_key
-        self.time_dim = time_dim
+        self.time_dim = as_int("time_dim", time_dim, least=None, meaning="the axis of time, -2")
         self.done_key = done_key
 
     @property

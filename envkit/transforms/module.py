@@ -20,6 +20,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import nn
 
+from envkit.data.arguments import as_bool
 from envkit.data.paths import Key, as_path
 from envkit.env.policy import policy_device
 from envkit.errors import ArgumentError, MissingKeyError
@@ -78,12 +79,13 @@ class ModuleTransform(Transform):
         made = module_factory() if module is None and module_factory is not None else module
         wrapped = _on_tensordicts(cast(nn.Module, made), as_keys(in_keys), as_keys(out_keys))
         reads, writes = as_keys(wrapped.in_keys), as_keys(wrapped.out_keys)  # type: ignore[arg-type]
+        self.no_grad = as_bool("no_grad", no_grad)
+        self.inverse = as_bool("inverse", inverse)
         if inverse:
             super().__init__(in_keys_inv=writes, out_keys_inv=reads)
         else:
             super().__init__(in_keys=reads, out_keys=writes)
         self.module = wrapped if device is None else wrapped.to(device)
-        self.no_grad, self.inverse = no_grad, inverse
         self._changes: dict[str, SpecChange] = {
             "observation": observation_spec_transform,
             "reward": reward_spec_transform,

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from envkit.arrays import elementwise
+from envkit.data.arguments import as_bool
 from envkit.data.inference import lasting
 from envkit.data.paths import Key, as_key, as_path
 from envkit.errors import ArgumentError, MissingKeyError, NoParentError, StatisticsError
@@ -95,7 +96,7 @@ class RewardScaling(_Affine):
         super().__init__("reward" if in_keys is None else in_keys, out_keys)
         self.register_buffer("loc", as_buffer(loc))
         self.register_buffer("scale", as_buffer(scale))
-        self.standard_normal = standard_normal
+        self.standard_normal = as_bool("standard_normal", standard_normal)
 
     def extra_repr(self) -> str:
         return f"loc={self.loc}, scale={self.scale}, standard_normal={self.standard_normal}"
@@ -139,7 +140,7 @@ class ObservationNorm(_Affine):
                 "init_stats."
             )
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
-        self.standard_normal = standard_normal
+        self.standard_normal = as_bool("standard_normal", standard_normal)
         self.eps = 1e-6 if eps is None else eps
         self.register_buffer("loc", None)
         self.register_buffer("scale", None)

@@ -19,6 +19,7 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase
 
 from envkit.arrays import episode_counters
 from envkit.arrays.leaves import Changes, Leaves
+from envkit.data.arguments import as_bool
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.transition import empty_like, leaves
 from envkit.errors import ArgumentError, MissingKeyError, PrimerError
@@ -82,12 +83,12 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
             )
         given = specs if primers is None else primers
         self.primers = given.clone() if isinstance(given, Composite) else Composite(dict(given))
-        self.random = bool(random)
+        self.random = False if random is None else as_bool("random", random)
         self.default_value = 0.0 if default_value is None else default_value
         self.reset_key = reset_key
-        self.expand_specs = expand_specs
-        self.single_default_value = single_default_value
-        self.call_before_env_reset = call_before_env_reset
+        self.expand_specs = None if expand_specs is None else as_bool("expand_specs", expand_specs)
+        self.single_default_value = as_bool("single_default_value", single_default_value)
+        self.call_before_env_reset = as_bool("call_before_env_reset", call_before_env_reset)
         self._defaults = self._by_path(self.default_value)
         self._generator: torch.Generator | None = None
         self._was_checked = False

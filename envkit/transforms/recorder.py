@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import as_path
 from envkit.errors import ArgumentError, SpecError
 from envkit.specs import TensorSpec
@@ -74,8 +75,12 @@ class VideoRecorder(EpisodeTransform, LeafTransform):
         **kwargs: object,
     ):
         super().__init__("pixels" if in_keys is None else in_keys, out_keys)
-        if skip is not None and skip < 1:
-            raise ArgumentError(f"skip is {skip}, but must be at least 1, which keeps every frame.")
+        if skip is not None:
+            skip = as_int("skip", skip, least=1, meaning="1, which keeps every frame, or more")
+        if max_frames is not None:
+            max_frames = as_int(
+                "max_frames", max_frames, least=0, meaning="the most frames to keep"
+            )
         if len(self.in_keys) != 1:
             raise ArgumentError(
                 f"VideoRecorder records one entry, got in_keys {self.in_keys}. Use one for each."
@@ -83,9 +88,9 @@ class VideoRecorder(EpisodeTransform, LeafTransform):
         self.logger = logger
         self.tag = "video" if tag is None else tag
         self.skip = skip
-        self.make_grid = make_grid
+        self.make_grid = None if make_grid is None else as_bool("make_grid", make_grid)
         self.max_frames = max_frames
-        self.dump_on_done = dump_on_done
+        self.dump_on_done = as_bool("dump_on_done", dump_on_done)
         self.video_kwargs = kwargs if fps is None else {**kwargs, "fps": fps}
         self._crop = None if center_crop is None else CenterCrop(center_crop)
         self._frames: list[torch.Tensor] = []

@@ -63,7 +63,7 @@ class RandomCropTensorDict(RecordedTransform):
         super().__init__()
         meaning = "the steps of a stretch"
         self.sub_seq_len = as_int("sub_seq_len", sub_seq_len, least=0, meaning=meaning)
-        self.sample_dim = sample_dim
+        self.sample_dim = as_int("sample_dim", sample_dim, least=None, meaning="an axis")
         self.mask_key = mask_key
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

@@ -8,6 +8,7 @@ import envkit
 from envkit import AsyncEnvPool, Collector, GymEnv, JaxEnv, ParallelEnv, SerialEnv
 from envkit.data.arguments import as_int
 from envkit.errors import ArgumentTypeError, SpecError
+from envkit.functional import BatchedEnv, Episodic
 from tests.zoo.envs import Count
 from tests.zoo.walkers import Pendulum
 
@@ -63,6 +64,12 @@ WHOLE = {
     "limit of a stateless env": lambda count: envkit.TimeLimit(None, count),
     "repeats in a stateless env": lambda count: envkit.FrameSkip(None, count),
     "integers of a space": lambda count: envkit.Discrete(count),
+    "integers of an entry": lambda count: envkit.MultiDiscrete((3, count)),
+    "beginnings of an episode": lambda count: Episodic(None, "pool", count),
+    "beginnings of rows": lambda count: BatchedEnv(None, pool_size=count),
+    "frames to drop": lambda count: envkit.VideoRecorder(skip=count),
+    "frames to keep": lambda count: envkit.VideoRecorder(max_frames=count),
+    "axis of actions": lambda count: envkit.MultiAction(dim=count),
     "limit of a JaxEnv": lambda count: JaxEnv(Pendulum(), episode_length=count),
     "beginnings of a JaxEnv": lambda count: JaxEnv(Pendulum(), pool_size=count),
     "repeats in a JaxEnv": lambda count: JaxEnv(Pendulum(), action_repeat=count),
@@ -76,6 +83,49 @@ def test_a_number_of_things_is_an_int(call, value):
         call(value)
 
 
+SIGNED = {
+    "first row": lambda number: envkit.Crop(8, top=number),
+    "first column": lambda number: envkit.Crop(8, left=number),
+    "axis": lambda number: envkit.FlattenObservation(number, -1, ["pixels"]),
+    "axis of frames": lambda number: envkit.CatFrames(2, number),
+    "axis of time": lambda number: envkit.ActionChunkTransform(2, time_dim=number),
+    "axis of a stretch": lambda number: envkit.RandomCropTensorDict(2, number),
+    "integer that fills": lambda number: envkit.AutoResetTransform(fill_int=number),
+}
+
+
+@pytest.mark.parametrize("value", [True, -2.5, "5"])
+@pytest.mark.parametrize("call", SIGNED.values(), ids=SIGNED)
+def test_a_number_that_may_be_negative_is_an_int(call, value):
+    with pytest.raises(ArgumentTypeError, match=rf"is {value!r}, but must be an int\. Pass"):
+        call(value)
+    call(np.int64(-2))
+
+
+FLAGS = {
+    "random": lambda flag: envkit.NoopResetEnv(random=flag),
+    "update_done": lambda flag: envkit.StepCounter(update_done=flag),
+    "as_inverse": lambda flag: envkit.CatFrames(2, -1, as_inverse=flag),
+    "sort": lambda flag: envkit.CatTensors(["a", "b"], sort=flag),
+    "allow_positive_dim": lambda flag: envkit.UnsqueezeTransform(
+        -1, allow_positive_dim=flag, in_keys=["a"]
+    ),
+    "standard_normal": lambda flag: envkit.ObservationNorm(0, 1, ["a"], standard_normal=flag),
+    "stateful": lambda flag: envkit.VecNormV2(["a"], stateful=flag),
+    "expand_specs": lambda flag: envkit.TensorDictPrimer(expand_specs=flag),
+    "from_int": lambda flag: envkit.ToTensorImage(from_int=flag),
+    "keep_rewards": lambda flag: envkit.SelectTransform("a", keep_rewards=flag),
+}
+
+
+@pytest.mark.parametrize("value", ["no", 2, 0.0])
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_flag_of_a_transform_is_a_bool(name, value):
+    with pytest.raises(ArgumentTypeError, match=rf"{name} is {value!r}, but must be a bool"):
+        FLAGS[name](value)
+    FLAGS[name](True)
+
+
 @pytest.mark.parametrize("call", WHOLE.values(), ids=WHOLE)
 def test_a_numpy_integer_is_one(call):
     call(np.int64(4))
@@ -87,6 +137,17 @@ def test_options_are_whole(kind):
         with pytest.raises(SpecError, match=rf"has {value!r} options"):
             kind(value)
     assert all(kind(value).n == 3 for value in (3, 3.0, np.int64(3), torch.tensor(3)))
+
+
+@pytest.mark.parametrize("kind", [envkit.MultiCategorical, envkit.MultiOneHot])
+def test_options_of_each_choice_are_whole(kind):
+    for value in (True, 2.5, "5", 0):
+        with pytest.raises(SpecError, match=rf"has {value!r} options"):
+            kind([3, value])
+    for kept in (torch.tensor, np.array):
+        with pytest.raises(SpecError, match=r"has 2.5 options"):
+            kind(kept([3, 2.5]))
+        assert list(kind(kept([3, 4])).nvec) == list(kind([3, 4.0]).nvec) == [3, 4]
 
 
 def test_bins_of_a_tensor():

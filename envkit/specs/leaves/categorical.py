@@ -217,7 +217,7 @@ class MultiCategorical(MultipleChoice):
         mask: Numbers | None = None,
     ):
         device = as_device(device)
-        counts = torch.atleast_1d(torch.as_tensor(nvec, dtype=torch.int64, device=device))
+        counts = torch.atleast_1d(_counts_in(nvec, device))
         if not counts.numel():
             raise _no_choices_in(self)
         _checked_n(int(counts.min()))
@@ -309,7 +309,7 @@ class MultiOneHot(MultipleChoice, HotChoice):
         dtype: torch.dtype | None = torch.bool,
         mask: Numbers | None = None,
     ):
-        self._nvec = tuple(_checked_n(int(n)) for n in nvec)
+        self._nvec = tuple(map(_checked_n, nvec))
         if not self._nvec:
             raise _no_choices_in(self)
         super().__init__(_ending_in(self, sum(self._nvec), shape, "sum(nvec)"), device, dtype)
@@ -346,8 +346,21 @@ def _checked_n(n: Any) -> int:
         return as_int("n", whole, least=1, meaning="the number of options")
     except ArgumentError as error:
         raise SpecError(
-            f"a choice has {n!r} options. Give it a whole number, at least one."
+            f"a choice has {plain!r} options. Give it a whole number, at least one."
         ) from error
+
+
+def _counts_in(nvec: Numbers, device: torch.device | None) -> Tensor:
+    """Give numbers of options as int64; floats that are whole are numbers of options, others and bools are refused."""
+    if not isinstance(nvec, Tensor | np.ndarray):
+        listed = np.asarray(nvec, object).flat
+    elif str(nvec.dtype).removeprefix("torch.").startswith(("int", "uint")):
+        listed = ()  # no need to look at each
+    else:
+        listed = nvec.flatten().tolist()
+    for n in listed:
+        _checked_n(n)
+    return torch.as_tensor(nvec, dtype=torch.int64, device=device)
 
 
 def _no_choices_in(spec: LeafSpec) -> SpecError:

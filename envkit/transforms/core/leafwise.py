@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from envkit.arrays.leaves import Changes, Leaves
+from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import Key, Path, as_path
 from envkit.errors import ArgumentError, MissingKeyError, PositiveAxisError, SpecError
 from envkit.specs import (
@@ -250,8 +251,11 @@ def require_negative(name: str, dim: int, *, allow_positive: bool = False) -> in
     """Check that an axis counts from the end.
 
     Raises:
+        ArgumentTypeError: it is no int, or ``allow_positive`` no bool.
         PositiveAxisError: (a ValueError and a RuntimeError) it does not, and ``allow_positive`` is not set.
     """
+    dim = as_int(name, dim, least=None, meaning="an axis: -1 is the last")
+    allow_positive = as_bool("allow_positive_dim", allow_positive)
     if dim >= 0 and not allow_positive:
         raise PositiveAxisError(
             f"{name} is {dim}, but must be negative: axes count from the end, so that they mean the "
