@@ -22,7 +22,7 @@ from torch import nn
 from envkit.data.paths import Key, Path, as_path
 from envkit.env.on_leaves import ActionWriter, CallModule, CallOnLeaves
 from envkit.env.stepping import Stepping
-from envkit.errors import NoParentError, PolicyError, RolloutError
+from envkit.errors import BatchSizeError, NoParentError, PolicyError, RolloutError
 from envkit.specs import TensorSpec
 
 __all__ = [
@@ -158,6 +158,7 @@ class RandomPolicy:
 
         Raises:
             NoParentError: (a RuntimeError) there is no spec to draw from.
+            BatchSizeError: (a RuntimeError) what it draws has other batch axes than ``tensordict``.
         """
         if self.action_spec is None:
             raise NoParentError(
@@ -165,9 +166,16 @@ class RandomPolicy:
                 "RandomPolicy(env.full_action_spec)."
             )
         drawn = self.action_spec.rand()
-        if isinstance(drawn, TensorDictBase):
-            return tensordict.update(drawn)
-        return tensordict.set(self.action_key, drawn)
+        try:
+            if isinstance(drawn, TensorDictBase):
+                return tensordict.update(drawn)
+            return tensordict.set(self.action_key, drawn)
+        except RuntimeError as error:  # which does not say whose sizes they are
+            raise BatchSizeError(
+                f"the action_spec of RandomPolicy has shape {tuple(self.action_spec.shape)}, but was to draw for data of "
+                f"batch size {tuple(tensordict.batch_size)}. Pass that of the env that is run, batch axes included: "
+                "RandomPolicy(env.full_action_spec), or RandomPolicy(), which asks that env."
+            ) from error
 
     def __repr__(self) -> str:
         return (

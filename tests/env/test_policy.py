@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from envkit import (
+    Collector,
     Compose,
     GymEnv,
     InitTracker,
@@ -22,8 +23,8 @@ from envkit import (
     TransformedEnv,
     UnsqueezeTransform,
 )
-from envkit.env.policy import observation_inputs
-from envkit.errors import PolicyError
+from envkit.env.policy import RandomPolicy, observation_inputs
+from envkit.errors import BatchSizeError, PolicyError
 from envkit.specs import Composite, Unbounded
 from tests.zoo.envs import Count
 from tests.zoo.jax_envs import Pendulum
@@ -109,3 +110,17 @@ def test_random_actions_of_the_env_are_a_policy_like_any_other():
     torch.manual_seed(0)
 
     assert (drawn == env.rollout(3)).all()
+
+
+@pytest.mark.parametrize("name", ["action_spec", "full_action_spec"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_random_policy_with_the_spec_of_another_batch_says_which_to_pass(name, rows):
+    env, other = SerialEnv(3, Count), SerialEnv(rows, Count)
+    policy = RandomPolicy(getattr(other, name))
+    told = rf"shape \({rows},.* batch size \(3,\)\. .*RandomPolicy\(env.full_action_spec\)"
+
+    with pytest.raises(BatchSizeError, match=told):
+        env.rollout(2, policy)
+    with pytest.raises(BatchSizeError, match=told):
+        next(iter(Collector(env, policy, frames_per_batch=6, total_frames=6)))
+    env.rollout(2, RandomPolicy(getattr(env, name)))
