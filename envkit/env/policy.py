@@ -106,7 +106,7 @@ def as_policy(env: Stepping, policy: PolicyLike, *, trust: bool = False) -> Poli
 
     Args:
         env: its specs name the inputs and outputs of a plain callable.
-        policy: None for random actions; one that `BindsToEnv`, such as a compiled one; a
+        policy: None or ``env.rand_action`` for random actions; one that `BindsToEnv`, such as a compiled one; a
             TensorDictModule, or a callable with one argument named ``tensordict`` or ``td`` or
             annotated as a TensorDict, is called with the TensorDict, and what it returns in a new
             one is merged into that; any other callable gets the observation
@@ -127,6 +127,8 @@ def as_policy(env: Stepping, policy: PolicyLike, *, trust: bool = False) -> Poli
             f"policy must be callable, got {type(policy).__name__}. "
             "Pass a module, a function, or None for random actions."
         )
+    if policy == env.rand_action:
+        return env.rand_action
     if type(policy) is TensorDictModule:
         return CallModule(policy, _CallOnRoot(policy))
     if trust or takes_tensordict(policy):

@@ -185,9 +185,10 @@ def test_rows_as_large_as_pictures_are_recorded_alike(opened):
     assert_same(data, rolled(env, 9, act))
 
 
-@pytest.mark.parametrize("policy", [None, RandomPolicy()])
+@pytest.mark.parametrize("policy", [None, RandomPolicy(), "rand_action"])
 def test_random_actions_are_those_without_it(pools, policy):
     env = pools(7, 3)
+    policy = env.rand_action if policy == "rand_action" else policy
 
     assert_same(rolled(env, 40, policy, pipeline=2), rolled(env, 40, None))
 
