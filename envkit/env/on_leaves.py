@@ -88,15 +88,21 @@ class CallOnLeaves:
 class ActionWriter:
     """Write what a user gives as the action, or as a tuple of actions, into a TensorDict.
 
-    How many elements an action has is looked at in the first call only.
+    How many elements an action has is looked at in the first call only, unless ``checks_each`` is set.
+
+    Attributes:
+        given_by: how messages begin: who gives what.
+        cure: the verb that says how to give it.
     """
 
-    def __init__(self, env: Stepping):
+    given_by, cure = "the policy returned", "Return"
+
+    def __init__(self, env: Stepping, *, checks_each: bool = False):
         self.actions: dict[Key, TensorSpec] = {
             key: env.full_action_spec[key] for key in env.action_keys
         }
         self.batch_dims = env.batch_dims
-        self._was_called = False
+        self._checks_each, self._was_called = checks_each, False
 
     def __call__(self, tensordict: TensorDictBase, actions: Any) -> TensorDictBase:
         for key, action in self.named(actions, tensordict.batch_size).items():
@@ -109,14 +115,14 @@ class ActionWriter:
             actions = (actions,)
         if len(actions) != len(self.actions):
             raise PolicyError(
-                f"the policy returned {len(actions)} values, but the env has the action keys "
-                f"{list(self.actions)}. Return one tensor for each of them."
+                f"{self.given_by} {len(actions)} values, but the env has the action keys "
+                f"{list(self.actions)}. {self.cure} one tensor for each of them."
             )
         found = {}
         for key, action in zip(self.actions, actions, strict=True):
             if not isinstance(action, torch.Tensor) and self.actions[key].dtype is not None:
                 action = self._as_tensor(action, key)
-            if not self._was_called:
+            if self._checks_each or not self._was_called:
                 self._check_size(action, key, batch)
             found[key] = action
         self._was_called = True
@@ -128,8 +134,8 @@ class ActionWriter:
             return torch.as_tensor(action)
         except (TypeError, ValueError, RuntimeError) as error:
             raise PolicyError(
-                f"the policy returned {action!r}, of type {type(action).__name__}, as {key!r}, but "
-                f"the env takes {self.actions[key]}. Return a tensor."
+                f"{self.given_by} {action!r}, of type {type(action).__name__}, as {key!r}, but "
+                f"the env takes {self.actions[key]}. {self.cure} a tensor."
             ) from error
 
     def _check_size(self, action: Any, key: Key, batch: torch.Size) -> None:
@@ -137,10 +143,10 @@ class ActionWriter:
         if spec.dtype is None or -1 in spec.shape:
             return
         shape = torch.Size((*batch, *spec.shape[self.batch_dims :]))
-        if action.numel() != shape.numel():
+        if action.numel() != shape.numel() or action.shape[: len(batch)] != batch:
             raise PolicyError(
-                f"the policy returned a tensor of shape {tuple(action.shape)} as {key!r}, but the "
-                f"env takes {tuple(shape)}: {spec}. Return one value for each element."
+                f"{self.given_by} a tensor of shape {tuple(action.shape)} as {key!r}, but the "
+                f"env takes {tuple(shape)}: {spec}. {self.cure} one value for each element."
             )
 
 

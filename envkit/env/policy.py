@@ -191,20 +191,30 @@ def replay(env: Stepping, actions: Iterable[Any]) -> Policy:
     Args:
         env: says what its actions are called.
         actions: one item for each step: what a plain callable would return, or a TensorDict of actions.
+
+    What is given raises `PolicyError` (a TypeError) when an item is no action, and `RolloutError` when there is none.
     """
-    upcoming = iter(actions)
-    write = ActionWriter(env)
+    upcoming = enumerate(actions)
+    write = ActionWriter(env, checks_each=True)
+    write.cure = "Pass"
 
     def act(tensordict: TensorDictBase) -> TensorDictBase:
-        action = next(upcoming, None)
+        number, action = next(upcoming, (None, None))
         if action is None:
             raise RolloutError(
                 "actions ended before the rollout did. Pass one for each step, or a list, whose length is "
                 "the most steps that are taken."
             )
-        if isinstance(action, TensorDictBase):
+        write.given_by = f"item {number} of actions holds"
+        if not isinstance(action, TensorDictBase):
+            return write(tensordict, action)
+        try:
             return tensordict.update(action)
-        return write(tensordict, action)
+        except RuntimeError as error:  # which tells no sizes
+            raise PolicyError(
+                f"item {number} of actions is a TensorDict of batch size {tuple(action.batch_size)}, but the env has "
+                f"{tuple(tensordict.batch_size)}. Pass one action for each row."
+            ) from error
 
     return act
 

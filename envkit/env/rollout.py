@@ -109,7 +109,8 @@ def rollout(
         OptionError: (a TypeError) both stop rules are True, ``out`` is to be a lazy stack, or ``pipeline`` is given
             where rows do not step apart from the policy, or with a stop rule, a callback or a lazy stack, or
             ``check_every`` where steps cannot be dropped, or with a callback or an iterator of actions.
-        PolicyError: (a TypeError) ``policy`` is not callable, or gave something else than actions.
+        PolicyError: (a TypeError) ``policy`` is not callable, or gave something else than actions, or an item of
+            ``actions`` is none.
         RolloutError: (a RuntimeError) ``auto_reset=False`` without ``tensordict``; ``actions`` end too
             early; steps cannot be stacked, or do not fit ``out``.
         BatchSizeError: ``out`` does not have room for the result.

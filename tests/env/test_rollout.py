@@ -12,7 +12,7 @@ from torch import nn
 
 from envkit import GymEnv, SerialEnv, StepCounter, TransformedEnv
 from envkit.data.paths import as_path
-from envkit.errors import BatchSizeError, DoneError
+from envkit.errors import BatchSizeError, DoneError, PolicyError
 from envkit.specs import Composite, Unbounded
 from tests.zoo.envs import Count, StatelessCount
 from tests.zoo.shaped_envs import Groups, Growing, Quiet, Several, Wordy
@@ -294,6 +294,24 @@ def test_several_actions_are_returned_as_a_tuple():
     assert data["deep", "force"].unique().tolist() == [0.5]
     with pytest.raises(TypeError, match=r"returned 1 values.*button.*Return one tensor"):
         env.rollout(3, lambda count, twice: button)
+
+
+@pytest.mark.parametrize(
+    ("item", "told"),
+    [
+        (torch.zeros(3, 1), r"holds a tensor of shape \(3, 1\).*takes \(2, 1\).*Pass one value"),
+        (torch.zeros(1, 2), r"holds a tensor of shape \(1, 2\).*takes \(2, 1\).*Pass one value"),
+        ((torch.zeros(2, 1),) * 2, r"holds 2 values.*\['action'\]\. Pass one tensor"),
+        ("left", r"holds 'left', of type str.*Pass a tensor"),
+        (TensorDict({"action": torch.zeros(3, 1)}, [3]), r"batch size \(3,\).*\(2,\)\. Pass one"),
+    ],
+)
+@pytest.mark.parametrize("number", [0, 1])
+def test_actions_that_do_not_fit_are_not_those_of_a_policy(two, item, told, number):
+    fitting = torch.zeros(2, 1, dtype=torch.int64)
+
+    with pytest.raises(PolicyError, match=rf"^item {number} of actions .*{told}"):
+        two.rollout(3, actions=[fitting] * number + [item] * 2)
 
 
 @pytest.mark.parametrize("policy", [3, "random", torch.zeros(1)])
