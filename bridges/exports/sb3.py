@@ -73,12 +73,17 @@ class SB3View(VecEnv):
         return _flat(self.view.observations(root))
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Have the next `reset` begin with a seed, drawn by NumPy without one; gives one number a row.
+        """Have the next `reset` begin with a seed, drawn by NumPy without one.
+
+        That library counts it up from row to row. Here it is what ``set_seed`` of the env is given, which decides
+        about all rows, and what is returned is that seed once for each row.
 
         Raises:
             ArgumentError: (a ValueError) it is no integer, negative, or too large.
         """
-        return super().seed(None if seed is None else checked_seed(seed))
+        first = super().seed(None if seed is None else checked_seed(seed))[0]
+        self._seeds = [first] * self.num_envs
+        return self._seeds
 
     def step_async(self, actions: np.ndarray) -> None:
         """Take the actions of the step that `step_wait` makes."""

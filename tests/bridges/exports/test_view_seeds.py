@@ -65,6 +65,19 @@ def test_a_refused_seed_does_not_wait_for_the_next_reset():
     assert np.array_equal(view.reset(), other.reset())
 
 
+def test_the_seeds_of_rows_are_the_one_that_they_are_seeded_with_together():
+    view = to_sb3(poles())
+
+    assert view.seed(3) == [3, 3]
+    first, second = view.reset()
+
+    assert not np.array_equal(first, second)
+    seed, same = view.seed()
+    assert seed == same
+    drawn = view.reset()
+    assert np.array_equal(seeded_sb3(poles(), seed), drawn)
+
+
 def test_no_seed_at_all_is_drawn_by_numpy():
     np.random.seed(0)
     first = seeded_sb3(poles(), None)
