@@ -83,9 +83,10 @@ def load(path: str | os.PathLike[str], /, *, strict: bool = True, **parts: Any) 
     held = _contents(path)
     missing, left = sorted(parts.keys() - held.keys()), sorted(held.keys() - parts.keys())
     if missing or left:
+        wrong = {"asked for and not there": missing, "there and not asked for": left}
+        told = ", ".join(f"{names} are {how}" for how, names in wrong.items() if names)
         raise MissingKeyError(
-            f"{path} holds the parts {sorted(held)}: {missing} are asked for and not there, {left} are there and "
-            "not asked for. Pass what was saved, None for what is only to be returned."
+            f"{path} holds the parts {sorted(held)}: {told}. Pass what was saved, None for what is only to be returned."
         )
     for name, part in parts.items():
         _require_kind(name, part, held[name]["kind"])

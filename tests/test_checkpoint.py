@@ -102,6 +102,14 @@ def test_parts_that_are_missing_or_left_over_are_named(tmp_path):
         MissingKeyError, match=r"\['optimiser'\] are asked for.*\['steps'\] are there"
     ):
         envkit.load(path, policy=policy, optimiser=None)
+    with pytest.raises(
+        MissingKeyError, match=r"'steps'\]: \['more'\] are asked for and not there\."
+    ):
+        envkit.load(path, policy=policy, steps=None, more=None)
+    with pytest.raises(
+        MissingKeyError, match=r"'steps'\]: \['steps'\] are there and not asked for\."
+    ):
+        envkit.load(path, policy=policy)
     with pytest.raises(ArgumentTypeError, match=r"'steps' was given int.*steps=None"):
         envkit.load(path, policy=policy, steps=3)
     with pytest.raises(ArgumentTypeError, match=r"'policy' was saved as state_dict.*Generator"):
