@@ -212,7 +212,7 @@ def test_rows_do_not_pass_by_a_transform_around_a_pool(new_pool):
     with pytest.raises(
         BypassError, match=r"'async_step_send'.*Put them inside the envs of the pool"
     ):
-        env.async_step_send(root)
+        env.async_step_send(root)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["step", "step_and_maybe_reset"])
@@ -353,7 +353,7 @@ def test_random_actions_are_drawn_for_the_rows_that_came(new_pool, makers):
 
 def test_jobs_give_what_calls_for_all_give(new_pool, opened):
     pool, serial = new_pool([cartpole] * 3), opened(SerialEnv(3, cartpole))
-    pool.set_seed(1), serial.set_seed(1)
+    assert pool.set_seed(1) == serial.set_seed(1)
     pool.async_reset_send(env_index=[0, 1, 2])
     td, wanted = pool.async_reset_recv(min_get=3), serial.reset()
     assert (td.exclude("env_index") == wanted).all()
@@ -674,7 +674,8 @@ def test_what_was_taken_before_an_error_is_given_next(new_pool):
 @pytest.mark.parametrize("stack", ["dense", "lazy"])
 def test_ctrl_c_at_any_moment_drops_no_step_and_makes_none_twice(opened, stack):
     pool = opened(AsyncEnvPool([lambda: Count(10**6)] * 3, backend="process", stack=stack))
-    seen = [(None, pool.reset())]
+    first = pool.reset()
+    seen = [(first, first)]
 
     def newest(env):
         rows = ((root, i) for _, root in reversed(seen) for i in range(len(root)))
