@@ -190,10 +190,10 @@ class JobRounds(Generic[W]):
 
     # ---------------------------------------------------------------------------------------- jobs
 
-    def begin(self, worker: int, command: int) -> Job:
-        """Have a worker that is free carry out a command on all its rows."""
+    def begin(self, worker: int, command: int, rows: list[int] | None = None) -> Job:
+        """Have a worker that is free carry out a command on some of its rows; None: all."""
         self._require_open()
-        return self._begin_command(self._workers[worker], command, None)
+        return self._begin_command(self._workers[worker], command, rows)
 
     @property
     def requests(self) -> int:

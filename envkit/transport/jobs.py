@@ -22,7 +22,7 @@ from envkit.transport import wake
 from envkit.transport.failure import Failure
 from envkit.transport.handle import Request, WorkerHandle, pickle_arguments
 from envkit.transport.pool import Pool, Selection, mask_of
-from envkit.transport.processes import CONTROL_CODE, TO_ALL, ProcessPool
+from envkit.transport.processes import CONTROL_CODE, TO_ALL, TO_CHOSEN, ProcessPool
 from envkit.transport.resources import Resources
 
 __all__ = ["Job", "JobPool", "ProcessJobPool"]
@@ -39,8 +39,8 @@ class Job:
 class JobPool(Pool, Protocol):
     """A pool whose workers can also be asked one by one."""
 
-    def begin(self, worker: int, command: int) -> Job:
-        """Have a worker that is free carry out a command on all its rows."""
+    def begin(self, worker: int, command: int, rows: list[int] | None = None) -> Job:
+        """Have a worker that is free carry out a command on some of its rows; None: all."""
         ...
 
     def begin_call(self, worker: int, method: str, *args: Any, **kwargs: Any) -> Job:
@@ -122,10 +122,15 @@ class ProcessJobPool(ProcessPool):
         jobs = [h for h in handles if h.reply in pending and h.request is not self._round]
         return [handle.index for handle in jobs]
 
-    def begin(self, worker: int, command: int) -> Job:
+    def begin(self, worker: int, command: int, rows: list[int] | None = None) -> Job:
         resources, handle, job = self._job(worker, self._commands.get(command) or str(command))
         if not job.request.failures:
-            self._hand(resources, handle, job, TO_ALL[command])
+            code = TO_ALL[command]
+            if rows is not None:
+                own = slice(handle.rows.start, handle.rows.stop)
+                self._selected[own] = mask_of(rows, len(self._selected))[own]
+                code = TO_CHOSEN[command]
+            self._hand(resources, handle, job, code)
         return job
 
     def begin_call(self, worker: int, method: str, *args: Any, **kwargs: Any) -> Job:

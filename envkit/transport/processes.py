@@ -32,10 +32,10 @@ from envkit.transport.worker import (
     SELECTED,
 )
 
-__all__ = ["CONTROL_CODE", "TO_ALL", "ProcessPool"]
+__all__ = ["CONTROL_CODE", "TO_ALL", "TO_CHOSEN", "ProcessPool"]
 
 TO_ALL = [wake.encode(command | ALL_ROWS) for command in range(256)]
-_TO_CHOSEN = [wake.encode(command | CHOSEN_ROWS) for command in range(256)]
+TO_CHOSEN = [wake.encode(command | CHOSEN_ROWS) for command in range(256)]
 CONTROL_CODE, _BIND = wake.encode(CONTROL), wake.encode(BIND)
 
 
@@ -157,7 +157,7 @@ class ProcessPool(Rounds):
         if rows is None:
             handles, code = resources.handles, TO_ALL[command]
         else:
-            handles, code = self._select(resources, rows), _TO_CHOSEN[command]
+            handles, code = self._select(resources, rows), TO_CHOSEN[command]
         name = self._commands.get(command) or str(command)
         begun = self._round = self._request(name, failures=self._round.failures)
         pending, write = resources.pending, wake.write

@@ -489,6 +489,49 @@ def test_a_second_ctrl_c_leaves_the_wait_to_the_next_use(opened, monkeypatch, be
     assert env.reset()["count"].eq(0).all() and list(env.c) == [0] * ROWS
 
 
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("call", [2, 3, 4, 5])
+def test_ctrl_c_while_a_row_that_was_lost_begins_anew_loses_no_step(
+    opened, monkeypatch, call, before
+):
+    make = partial(ParallelEnv, ROWS, partial(Chaos, 1000), num_processes=2, **RESTARTING)
+    env, calm = opened(make()), opened(make())
+    first = played(env, planned(s3r3="raise"), 4, pipeline=2)
+    root = env.step_mdp(first[..., -1])
+    for flag in (
+        "done",
+        "terminated",
+        "truncated",
+    ):  # so that nobody resets it before it is stepped
+        root[flag].zero_()
+    count = iter(range(1, 100))
+
+    def interrupting_all(method: Callable) -> Callable:
+        def asked(*args):
+            number = next(count)
+            if number == call and before:
+                raise KeyboardInterrupt
+            made = method(*args)
+            if number == call:
+                raise KeyboardInterrupt
+            return made
+
+        return asked
+
+    with monkeypatch.context() as patched:
+        for name in ("send", "recv", "begin", "collect"):
+            patched.setattr(env._pool, name, interrupting_all(getattr(env._pool, name)))
+        with pytest.raises(KeyboardInterrupt):
+            env.rollout(6, following({}), auto_reset=False, tensordict=root, pipeline=2, **together)
+
+    newest = env._exchange.newest()
+    counts = newest["count"].flatten().tolist()[:3]
+    assert counts == list(env.c)[:3]
+    after = env.step(newest.set("action", torch.zeros(ROWS, 1, dtype=torch.int64)))
+    assert after["next", "count"].flatten().tolist()[:3] == [count + 1 for count in counts]
+    assert_same(played(env, {}, pipeline=2), played(calm, {}))
+
+
 def test_a_policy_that_looks_at_rows_that_step_is_told_to_leave_them(opened):
     env = opened(ParallelEnv(ROWS, partial(Napping, 1000), num_processes=2))
 

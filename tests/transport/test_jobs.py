@@ -31,9 +31,9 @@ class Waits(Counter):
 def new_pool(request):
     with ExitStack() as stack:
 
-        def start(make_host=Counter, rows=4, **options):
+        def start(make_host=Counter, rows=4, workers=4, **options):
             options = {"commands": COMMANDS, "timeout_s": PATIENCE_S, **options}
-            pool = KINDS[request.param](make_host, rows, rows, **options)
+            pool = KINDS[request.param](make_host, rows, workers, **options)
             stack.callback(pool.close)
             pool.start()
             return pool, pool.bind(layout(rows))
@@ -50,6 +50,16 @@ def test_jobs_are_done_by_their_workers_alone(new_pool):
     assert set(done) == set(jobs)
     assert [pool.outcome(job) for job in jobs] == [None, None]
     assert arrays["value"][:, 0].tolist() == [0, 1, 0, 1]
+
+
+def test_a_job_moves_the_rows_that_it_is_for(new_pool):
+    pool, arrays = new_pool(rows=6, workers=2)
+
+    jobs = [pool.begin(0, STEP, [0, 2]), pool.begin(1, STEP, [4])]
+    pool.wait(jobs, 2, PATIENCE_S)
+    pool.collect([pool.begin(1, STEP)])
+
+    assert arrays["value"][:, 0].tolist() == [1, 0, 1, 1, 2, 1]
 
 
 def test_what_is_ready_is_given_while_another_works(new_pool, tmp_path):

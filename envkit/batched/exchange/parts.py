@@ -11,6 +11,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -25,6 +26,9 @@ from envkit.transport.jobs import Job, JobPool
 from envkit.transport.pool import spread_rows
 
 __all__ = ["Part", "Parts"]
+
+Chosen = dict[int, list[int] | None]
+"""The workers that are woken, and which of their rows move; None: all."""
 
 
 class Part(SharedRows):
@@ -47,10 +51,10 @@ class Part(SharedRows):
         )
         self.newest_is_next = whole.newest_is_next[rows.start : rows.stop]
         self._jobs: list[Job] = []
-        self._asked: tuple[int, int] | None = (
-            None  # requests before the step under way, and its command
-        )
-        self._whole, self._workers, self._parts = whole, workers, parts
+        # Of the step under way: requests before it, its command, its slot, and the rows it moves.
+        self._asked: tuple[int, int, int, Chosen] | None = None
+        self._all: Chosen = dict.fromkeys(workers)
+        self._whole, self._parts = whole, parts
 
     def fill(self, given: TensorDictBase | Mapping[Path, Any], mask: None, slot: int) -> None:
         """Check the inputs of a step and write them into a slot; see `BufferExchange.fill`."""
@@ -59,17 +63,29 @@ class Part(SharedRows):
     def wake(self, root: None, rows: None, *, advance: bool, slot: int) -> bool:
         """Have the rows stepped with the inputs as they lie in a slot, where the root lies too; gives ``advance``."""
         pool, command = cast(JobPool, self._whole.pool), ADVANCE if advance else STEP
-        is_startable = self._whole.recovery.unstarted.isdisjoint(self.range)
-        if is_startable:
-            self._asked = pool.requests, command
+        chosen = self._all
+        if not self._whole.recovery.unstarted.isdisjoint(self.range):
+            chosen = self._startable(slot)
+        self._asked = pool.requests, command, slot, chosen
         self.slot = slot
         self.newest_is_next[:] = not advance
-        if is_startable:
-            for worker in self._workers:
-                self._jobs.append(pool.begin(worker, command))
-        else:
-            self._whole.step_startable(self.range, command)
+        for worker, rows in chosen.items():
+            self._jobs.append(pool.begin(worker, command, rows))
         return advance
+
+    def _startable(self, slot: int) -> Chosen:
+        """Give the rows that a step in a slot can move; those that were built anew begin there, as in a whole step."""
+        before = self.slot
+        try:
+            self.slot = slot
+            ready = self._whole.startable(self.range)
+        finally:
+            self.slot = before
+        of_worker = self._whole.pool.rows_of
+        chosen = {
+            worker: [row for row in ready if row in of_worker[worker]] for worker in self._all
+        }
+        return {worker: rows for worker, rows in chosen.items() if rows}
 
     def wait(self, advance: bool) -> None:
         """Wait for the step; see `BufferExchange.wait`."""
@@ -79,15 +95,16 @@ class Part(SharedRows):
 
     def under_way(self) -> list[Job]:
         """Give the jobs of the step under way; those that Ctrl-C kept from being begun, or from being known, too."""
-        if self._asked is None or len(self._jobs) == len(self._workers):
+        if self._asked is None or len(self._jobs) == len(self._asked[-1]):
             return self._jobs
-        pool, (requests, command) = cast(JobPool, self._whole.pool), self._asked
+        pool, (requests, command, slot, chosen) = cast(JobPool, self._whole.pool), self._asked
+        self.slot = slot
         self.newest_is_next[:] = command == STEP
         known = {job.worker for job in self._jobs}
-        for worker in self._workers:
+        for worker, rows in chosen.items():
             if worker not in known:
                 begun = pool.begun_since(worker, requests)
-                self._jobs.append(begun or pool.begin(worker, command))
+                self._jobs.append(begun or pool.begin(worker, command, rows))
         return self._jobs
 
     def forget(self) -> None:
@@ -133,14 +150,22 @@ class Parts:
             WorkerError: some failed, and cannot be made good.
         """
         failed = None
-        try:
-            self.collect(self.all)
-        except WorkerError as error:
-            failed = error
+        for wait in (self._wait_for_resets, partial(self.collect, self.all)):
+            try:
+                wait()
+            except WorkerError as error:
+                failed = error
         self._align()
         self._whole.finish_parts = None
         if failed is not None:
             raise failed
+
+    def _wait_for_resets(self) -> None:
+        """Wait for rows that were built anew and were about to begin when Ctrl-C came; see `collect`."""
+        try:
+            self._whole.pool.recv()
+        except WorkerError as error:
+            self._whole.recovery.repair(error)
 
     def collect(self, parts: Sequence[Part]) -> None:
         """Wait for the jobs of some parts, and make good what failed in them.

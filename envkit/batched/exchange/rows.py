@@ -195,13 +195,9 @@ class BufferExchange(SharedRows):
             self.recovery.begin(lost, self._reset_rows)
         return lost
 
-    def step_startable(self, rows: range, command: int) -> None:
-        """Step those of some rows that can be stepped, and wait for them; the others are lost, or begin anew before."""
-        self.pool.send(command, self.recovery.ready(rows, self._reset_rows))
-        try:
-            self.pool.recv()
-        except WorkerError as error:
-            self.recovery.repair(error)
+    def startable(self, rows: range) -> list[int]:
+        """Give those of some rows that can be stepped, as lost ones cannot; those that were built anew begin an episode."""
+        return self.recovery.ready(rows, self._reset_rows)
 
     def _require_whole(self) -> None:
         """Check that no rollout in parts is under way, and end one that Ctrl-C has left.
