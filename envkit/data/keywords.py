@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, Unpack, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Unpack, get_args, get_origin, get_type_hints
 
 from envkit.errors import OptionError
 
 __all__ = [
+    "ChecksKeywords",
     "Default",
     "ShownKeywords",
     "completed",
@@ -40,7 +41,25 @@ class ShownKeywords:
     """Class attribute ``__signature__``: what Python, editors and notebooks show of the constructor, one by one."""
 
     def __get__(self, instance: Any, owner: type) -> inspect.Signature:
+        if instance is not None:  # which is called with what its __call__ takes
+            raise AttributeError(f"{owner.__name__} object has no attribute '__signature__'")
         return inspect.Signature(keywords_of(owner.__init__)[1:])
+
+
+class ChecksKeywords:
+    """Refuse what the ``__init__`` of a subclass does not take, with the nearest name that it does.
+
+    Python itself guesses none before 3.13. A subclass whose ``__init__`` takes any keyword is left to itself.
+    """
+
+    __signature__ = ShownKeywords()  # or Python would show that of __new__
+
+    if not TYPE_CHECKING:  # which would look for the keywords here
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if kwargs and (known := known_to(cls)) is not None:
+                refuse_unknown(cls.__name__, kwargs, known)
+            return super().__new__(cls)
 
 
 def completed(table: type, given: Mapping[str, Any]) -> Any:

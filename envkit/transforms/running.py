@@ -102,7 +102,7 @@ class VecNorm(CoupledTransform, ArrayTransform):
     )
 
     def __new__(cls, *args: Any, new_api: bool = False, **kwargs: Any) -> Any:
-        return VecNormV2(*args, **kwargs) if new_api else super().__new__(cls)
+        return VecNormV2(*args, **kwargs) if new_api else super().__new__(cls, *args, **kwargs)
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from tensordict import TensorDictBase
 
+from envkit.data.keywords import ChecksKeywords
 from envkit.data.paths import Key, as_key, as_path
 from envkit.env.own_state import OwnState
 from envkit.errors import ArgumentError, MissingKeyError, SpecTypeError, TransformOwnerError
@@ -50,7 +51,7 @@ def as_keys(keys: Keys) -> list[Key]:
     return [as_key(as_path(key)) for key in keys]
 
 
-class Transform(OwnState):
+class Transform(OwnState, ChecksKeywords):
     """Base of all transforms.
 
     Args:
@@ -104,11 +105,9 @@ class Transform(OwnState):
     ):
         super().__init__()
         self.in_keys = as_keys(in_keys)
-        self.out_keys = list(self.in_keys) if out_keys is None else as_keys(out_keys)
+        self.out_keys = as_keys(self.in_keys if out_keys is None else out_keys)
         self.in_keys_inv = as_keys(in_keys_inv)
-        self.out_keys_inv = (
-            list(self.in_keys_inv) if out_keys_inv is None else as_keys(out_keys_inv)
-        )
+        self.out_keys_inv = as_keys(self.in_keys_inv if out_keys_inv is None else out_keys_inv)
         self.missing_tolerance = False
 
     @property
