@@ -98,7 +98,6 @@ class ActionScaling(_ActionForm):
     """
 
     computes_only = True
-
     loc: torch.Tensor | None
     scale: torch.Tensor | None
 
