@@ -69,8 +69,8 @@ class Part(SharedRows):
         self._asked = pool.requests, command, slot, chosen
         self.slot = slot
         self.newest_is_next[:] = not advance
-        for worker, rows in chosen.items():
-            self._jobs.append(pool.begin(worker, command, rows))
+        for worker, moving in chosen.items():
+            self._jobs.append(pool.begin(worker, command, moving))
         return advance
 
     def _startable(self, slot: int) -> Chosen:
