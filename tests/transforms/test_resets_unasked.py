@@ -29,7 +29,7 @@ from envkit import (
     UnsqueezeTransform,
 )
 from envkit.transforms.core import steps as transform_steps
-from tests.bridges.jax.test_order import HostReads
+from tests.bridges.jax.test_order import HostReads, on_gpu
 from tests.zoo.walkers import Walker
 
 ROWS = 4
@@ -62,20 +62,25 @@ IMPURE = {
 }
 
 
-@pytest.fixture(scope="module")
-def walker():
-    return JaxEnv(Walker(), batch_size=[ROWS], episode_length=3)
+@pytest.fixture(scope="module", params=["cpu", on_gpu("cuda")])
+def walker(request):
+    return JaxEnv(Walker(), batch_size=[ROWS], episode_length=3, device=request.param)
+
+
+def let_reading_wait(monkeypatch, waits):
+    for module in (fusing, handoff, bridge_steps, transform_steps):
+        monkeypatch.setattr(module, "reading_waits", lambda tensor: waits)
 
 
 @pytest.fixture
 def waiting(monkeypatch):
-    for module in (fusing, handoff, bridge_steps, transform_steps):
-        monkeypatch.setattr(module, "reading_waits", lambda tensor: True)
+    let_reading_wait(monkeypatch, True)
 
 
 def acted(env, td):
     (key,), spec = env.action_keys, env.action_spec
-    return td.set(key, torch.linspace(-0.9, 0.9, 2 * ROWS, dtype=spec.dtype).reshape(ROWS, 2))
+    push = torch.linspace(-0.9, 0.9, 2 * ROWS, dtype=spec.dtype, device=spec.device)
+    return td.set(key, push.reshape(ROWS, 2))
 
 
 def stepped(env, steps=8):
@@ -93,11 +98,13 @@ def is_same(first, second):
 
 
 @pytest.mark.parametrize("chain", [*CHAINS, *IMPURE])
-def test_the_data_is_the_same(walker, chain, request):
+def test_the_data_is_the_same(walker, chain, monkeypatch):
     make = (CHAINS | IMPURE)[chain]
-    expected = stepped(TransformedEnv(walker, Compose(*make())))
-    request.getfixturevalue("waiting")
-    found = stepped(TransformedEnv(walker, Compose(*make())))
+    seen = []
+    for waits in (False, True):
+        let_reading_wait(monkeypatch, waits)
+        seen.append(stepped(TransformedEnv(walker, Compose(*make()))))
+    expected, found = seen
 
     assert any(step["next", "done"].any() for step in expected[::2])
     assert all(is_same(*pair) for pair in zip(expected, found, strict=True))

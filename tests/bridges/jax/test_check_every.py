@@ -17,15 +17,15 @@ from envkit import (
     VecNorm,
 )
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
-from tests.bridges.jax.test_order import HostReads
+from tests.bridges.jax.test_order import HostReads, on_gpu
 from tests.zoo.walkers import Walker
 
 ROWS = 4
 
 
-@pytest.fixture(scope="module")
-def walker():
-    return JaxEnv(Walker(), batch_size=[ROWS], episode_length=9)
+@pytest.fixture(scope="module", params=["cpu", on_gpu("cuda")])
+def walker(request):
+    return JaxEnv(Walker(), batch_size=[ROWS], episode_length=9, device=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ class Pushing:
     def __call__(self, td):
         self.calls += 1
         rows = torch.linspace(0.02, 0.3, max(self.batch.numel(), 1)).reshape(*self.batch, 1)
-        return td.set(self.key, rows.expand(*self.batch, 2).clone())
+        return td.set(self.key, rows.expand(*self.batch, 2).to(td.device, copy=True))
 
 
 def rolled(env, steps, stop, **how):
@@ -159,7 +159,7 @@ def test_a_callback_is_called_for_no_step_that_is_dropped(walker):
 
 
 def test_no_more_actions_are_taken_than_are_done(walker):
-    actions = [torch.full((ROWS, 2), 0.9)] * 30
+    actions = [torch.full((ROWS, 2), 0.9, device=walker.device)] * 30
     results = []
     for how in ({}, {"check_every": 7}):
         walker.set_seed(0)
