@@ -12,8 +12,8 @@ Conventions
                state; rows that count for such state, bool (rows,), None if there is none; and the model that
                the env is stepped with, None where it has none that is an argument, see `ModelledEnv`.
     policy     see `functional.Policy`; observes leaves by path. None draws from the action space.
-    run        dict of time-major arrays: "root" and "next", each as outputs are, "action" and, for a
-               policy that writes more (`Acted`), "written" in its place.
+    run        dict of time-major arrays: "root" and "next", each as outputs are, but for flags of shape
+               (3, time, rows); "action" and, for a policy that writes more (`Acted`), "written" in its place.
     carried    state of all rows after a run, as its loop carries it. Nobody reads it: where it is given out, XLA on a
                CPU keeps buffers of the loop apart that else share memory and wait for each other, see docs/performance.md.
     outputs    dict with "state" and "leaves" (arrays by path) and "flags". The leaves of a step
@@ -361,7 +361,10 @@ class Programs:
 
     def _shown(self, timestep: Timestep) -> dict[str, Any]:
         """List what a timestep of named rows shows; time, if any, stays in front of the rows."""
-        return {"leaves": timestep.observation | timestep.reward, "flags": flags_of(timestep)}
+        flags = flags_of(timestep)
+        if flags.ndim == 2:  # those of a run are copied by a CPU to have one more axis
+            flags = flags[..., None]
+        return {"leaves": timestep.observation | timestep.reward, "flags": flags}
 
     def _write_state(self, state: Any) -> ByPath:
         if not self.packed:

@@ -308,8 +308,8 @@ def _overwritten(leaves: ByPath, written: ByPath) -> ByPath:
 
 
 def flags_of(timestep: Timestep) -> jax.Array:
-    """Stack the done flags of rows, bool (3, rows, 1): as one array they are handed over once."""
-    return jnp.stack([done_of(timestep), timestep.terminated, timestep.truncated])[..., None]
+    """Stack the done flags of rows, bool (3, rows), time in front of rows: as one array they are handed over once."""
+    return jnp.stack([done_of(timestep), timestep.terminated, timestep.truncated])
 
 
 def _leaves(timestep: Timestep) -> ByPath:

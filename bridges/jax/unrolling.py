@@ -165,6 +165,8 @@ def _recorded(
     """Name time-major arrays and put time last: views, no copies."""
     shape, run = td.batch_size, to_torch(run)
     rows, is_flat = shape.numel(), len(shape) == 1
+    for side in ("root", "next"):
+        run[side]["flags"] = run[side]["flags"].unsqueeze(-1)
 
     def placed(leaf: torch.Tensor) -> torch.Tensor:
         if leaf.shape[1] != rows:

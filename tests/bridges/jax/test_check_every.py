@@ -17,15 +17,15 @@ from envkit import (
     VecNorm,
 )
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
-from tests.bridges.jax.test_order import HostReads, on_gpu
+from tests.bridges.jax.test_order import HostReads, sees_cuda
 from tests.zoo.walkers import Walker
 
 ROWS = 4
 
 
-@pytest.fixture(scope="module", params=["cpu", on_gpu("cuda")])
-def walker(request):
-    return JaxEnv(Walker(), batch_size=[ROWS], episode_length=9, device=request.param)
+@pytest.fixture(scope="module")
+def walker():
+    return JaxEnv(Walker(), batch_size=[ROWS], episode_length=9)
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,15 @@ def test_the_data_is_that_of_a_rollout_that_asks_after_each_step(kind, stop, eve
     assert 1 < steps < 40 and found.batch_size == expected.batch_size
     assert is_same(found, expected)
     assert asked == steps and called == min(40, -(-steps // every) * every)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not sees_cuda(), reason="needs a CUDA device seen by torch and JAX")
+@pytest.mark.parametrize("stop", ["any", "all"])
+def test_so_it_is_on_a_card(stop):
+    env = JaxEnv(Walker(), batch_size=[ROWS], episode_length=9, device="cuda")
+
+    assert is_same(rolled(env, 40, stop)[0], rolled(env, 40, stop, check_every=4)[0])
 
 
 @pytest.mark.parametrize("stop", ["any", "all"])
