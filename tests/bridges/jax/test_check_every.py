@@ -50,7 +50,7 @@ class Pushing:
     def __call__(self, td):
         self.calls += 1
         rows = torch.linspace(0.02, 0.3, max(self.batch.numel(), 1)).reshape(*self.batch, 1)
-        return td.set(self.key, rows.expand(*self.batch, 2).to(td.device, copy=True))
+        return td.set(self.key, rows.expand(*self.batch, 2).to(td.device).clone())
 
 
 def rolled(env, steps, stop, **how):
