@@ -420,7 +420,8 @@ def test_a_program_on_a_card_asks_once_which_rows_begin_anew_or_never(
     traced = jax.make_jaxpr(env._programs._advance)(*given, env._constants(td.batch_size), RESTART)
 
     assert list(branches_of(traced.jaxpr)) == branches
-    assert all((data[0][key] == data[1][key]).all() for key in data[0].keys(True, True))
+    for key in data[0].keys(True, True):  # resets that are fused with steps may round otherwise
+        torch.testing.assert_close(data[1][key], data[0][key], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("as_on_a_card")
