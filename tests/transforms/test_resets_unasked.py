@@ -29,6 +29,7 @@ from envkit import (
     UnsqueezeTransform,
 )
 from envkit.transforms.core import steps as transform_steps
+from envkit.transforms.core.fusable import FusableTransform
 from tests.bridges.jax.test_order import HostReads, on_gpu
 from tests.zoo.walkers import Walker
 
@@ -108,6 +109,29 @@ def test_the_data_is_the_same(walker, chain, monkeypatch):
 
     assert any(step["next", "done"].any() for step in expected[::2])
     assert all(is_same(*pair) for pair in zip(expected, found, strict=True))
+
+
+class Shifted(FusableTransform):
+    """Changes what steps show, and nothing that resets show."""
+
+    only_adds_done = True
+
+    def step_leaves(self, root, following, constants):
+        return {("place",): following["place",] + 1}
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_rows_that_go_on_keep_what_transforms_made_of_their_step(waits, monkeypatch):
+    env = JaxEnv(Walker(), batch_size=[ROWS], episode_length=9)
+    let_reading_wait(monkeypatch, waits)
+    seen = stepped(TransformedEnv(env, Compose(*CHAINS["scaling"](), Shifted())), 9)
+
+    ended = torch.stack([step["next", "done"][:, 0] for step in seen[::2]])
+    assert (ended.any(1) & ~ended.all(1)).any()  # some rows begin anew while others go on
+    for data, root in zip(seen[::2], seen[1::2], strict=True):
+        on = ~data["next", "done"][:, 0]
+        assert torch.equal(root["place"][on], data["next", "place"][on])
+        assert (root["place"][~on] < 1).all()
 
 
 @pytest.mark.usefixtures("waiting")
