@@ -36,7 +36,7 @@ class Figure:
     bench: str
     title: str
     machine: str
-    date: str
+    run: str  # when it was recorded, ISO 8601; works of one comparison share it
     work: str
     speed: float | None  # steps per second; None where the value is no ratio of speeds
     value: float  # the ratio to the reference, or the number
@@ -44,20 +44,29 @@ class Figure:
     high: float
     reference: str | None
 
+    @property
+    def date(self) -> str:
+        """The day of the run."""
+        return self.run[:10]
+
+
+def recorded(folder: Path = RESULTS) -> Iterator[Figure]:
+    """Read every recorded figure, in the order of the lines."""
+    for file in sorted(folder.glob("*.jsonl")):
+        if file.stem not in _NO_SPEEDS:
+            for line in file.read_text().splitlines():
+                yield from _figures(file.stem, json.loads(line))
+
 
 def read(folder: Path = RESULTS) -> list[Figure]:
     """Read the last figure of each work from all recorded lines, in the order of first appearance."""
     last: dict[tuple[str, ...], Figure] = {}
-    for file in sorted(folder.glob("*.jsonl")):
-        if file.stem not in _NO_SPEEDS:
-            for line in file.read_text().splitlines():
-                for figure in _figures(file.stem, json.loads(line)):
-                    key = (figure.bench, figure.title, figure.machine, figure.work)
-                    last[key] = figure
+    for figure in recorded(folder):
+        last[figure.bench, figure.title, figure.machine, figure.work] = figure
     newest = {(f.bench, f.title, f.machine): f for f in last.values()}
     for figure in last.values():
         key = (figure.bench, figure.title, figure.machine)
-        newest[key] = max(newest[key], figure, key=lambda f: f.date)
+        newest[key] = max(newest[key], figure, key=lambda f: f.run)
     return [  # a ratio to what is the reference no longer says nothing beside the others
         figure
         for figure in last.values()
@@ -69,7 +78,7 @@ def _figures(bench: str, line: dict[str, Any]) -> Iterator[Figure]:
     if "title" not in line:
         return
     machine = line.get("accelerator") or f"{line.get('cores')} cores"
-    where = (bench, _STEPS.sub("", line["title"]), machine, line["date"][:10])
+    where = (bench, _STEPS.sub("", line["title"]), machine, line["date"])
     for row in line.get("works", line.get("rows", [])):
         name = row.get("work") or row["env"]
         if "ratio" in row:
@@ -244,8 +253,6 @@ def _rows(figures: list[Figure]) -> Iterator[str]:
 _README_ROWS = (
     ("CartPole × 32 in worker processes, a policy acts", "gym_pool", "CartPole-v1 x 32",
      "bare loop, one process", "envkit ParallelEnv", "gymnasium AsyncVectorEnv", "TorchRL ParallelEnv"),
-    ("the same, random actions", "gym_pool", "CartPole-v1 x 32",
-     "", "envkit ParallelEnv, random actions", "", ""),
     ("CartPole × 32 in this process", "gym_pool", "CartPole-v1 x 32",
      "bare loop, one process", "envkit SerialEnv", "gymnasium SyncVectorEnv", "TorchRL SerialEnv"),
     ("CartPole, one env", "gym_pool", "one CartPole-v1, a policy acts",
@@ -274,40 +281,50 @@ _README_ROWS = (
 
 
 def table(figures: list[Figure]) -> str:
-    """Write the table of README.md: of the machine without a card that measured most."""
+    """Write the table of README.md: of the machine without a GPU that measured most.
+
+    The cells of a row come from one run, the newest of those that measured most of its works. What that run left out
+    stays empty.
+    """
     cores = [f.machine for f in figures if f.machine.endswith(" cores")]
     machine = max(dict.fromkeys(cores), key=cores.count)
-    found = {(f.bench, f.title, f.work): f for f in figures if f.machine == machine}
     rows = [
-        "| steps per second | bare simulator | envkit | gymnasium | TorchRL |",
-        "| --- | --- | --- | --- | --- |",
+        "| steps per second | bare simulator | envkit | gymnasium | TorchRL | measured |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for label, bench, title, *works in _README_ROWS:
-        cells = [_cell(found, bench, title, work) for work in works]
-        rows.append(" | ".join([f"| {label}", *cells]) + " |")
+        runs: dict[str, dict[str, Figure]] = {}
+        for figure in figures:
+            if (figure.bench, figure.title, figure.machine) == (bench, title, machine):
+                runs.setdefault(figure.run, {})[figure.work] = figure
+        found = max(
+            runs.items(), key=lambda run: (len(run[1].keys() & set(works)), run[0]), default=None
+        )
+        if found is None or works[1] not in found[1]:
+            raise SystemExit(
+                f"README's table wants {works[1]!r} of {title!r}: run python -m bench.{bench}, or change _README_ROWS."
+            )
+        cells = [_cell(found[1].get(work)) for work in works]
+        rows.append(" | ".join([f"| {label}", *cells, found[0][:10]]) + " |")
     return "\n".join(rows)
 
 
-def _cell(found: dict[tuple[str, str, str], Figure], bench: str, title: str, work: str) -> str:
-    if not work:
+def _cell(figure: Figure | None) -> str:
+    if figure is None:
         return ""
-    if (bench, title, work) not in found:
-        raise SystemExit(
-            f"README's table wants {work!r} of {title!r}: run python -m bench.{bench}, or change _README_ROWS."
-        )
-    figure = found[bench, title, work]
+    assert figure.speed is not None
     ours = figure.reference is None or figure.reference.startswith("envkit")
     shows_ratio = figure.work != figure.reference and not ours
     return speed(figure.speed) + (f" ({number(figure.value)})" if shows_ratio else "")
 
 
-def with_table(readme: str, figures: list[Figure]) -> str:
-    """Put the table between the markers of a README."""
+def with_table(readme: str, folder: Path = RESULTS) -> str:
+    """Put the table of what was recorded between the markers of a README."""
     before, marker, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (marker and end):
         raise SystemExit(f"README.md wants the markers {BEGIN} and {END}.")
-    return f"{before}{BEGIN}\n{table(figures)}\n{END}{after}"
+    return f"{before}{BEGIN}\n{table(list(recorded(folder)))}\n{END}{after}"
 
 
 def tell(judged: list[Judged]) -> None:
@@ -327,7 +344,7 @@ def main() -> None:
     found = read()
     tell(judge(found))
     PAGE.write_text(page(found))
-    README.write_text(with_table(README.read_text(), found))
+    README.write_text(with_table(README.read_text()))
     figures.draw(found)
 
 

@@ -1,7 +1,7 @@
 """Find optional libraries, and say which extra brings a missing one.
 
 Conventions
-    extra  name in ``pip install 'envkit[extra]'``.
+    extra  name in ``pip install -e '.[extra]'``, run in a clone of envkit.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from envkit.errors import (
     MissingLibraryError,
     UnknownEnvError,
 )
+from envkit.installing import install_hint
 
 __all__ = [
     "LIBRARIES",
@@ -79,10 +80,10 @@ def require(library: str) -> ModuleType:
         name = _top(library)
         if isinstance(error, ModuleNotFoundError) and _top(error.name) == name:
             raise explained(error) from error
-        wanted = f"envkit[{LIBRARIES[name]}]" if name in LIBRARIES else name
+        again = install_hint(LIBRARIES[name]) if name in LIBRARIES else f"Run: pip install '{name}'"
         raise BrokenLibraryError(
-            f"{name!r} is installed, but fails when it is imported: {type(error).__name__}: {error}. What it "
-            f"needs may be missing or of another version. Install it anew with: pip install '{wanted}'",
+            f"{name!r} is installed, but importing it fails: {type(error).__name__}: {error}. A library that it "
+            f"needs may be missing or have another version. {again}",
             name=name,
         ) from error
 
@@ -93,7 +94,7 @@ def explained(error: ModuleNotFoundError) -> ImportError:
     if library not in LIBRARIES:
         return error
     return MissingLibraryError(
-        f"{library!r} is not installed. Install it with: pip install 'envkit[{LIBRARIES[library]}]'",
+        f"{library!r} is not installed. {install_hint(LIBRARIES[library])}",
         name=library,
     )
 

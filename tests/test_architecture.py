@@ -130,25 +130,3 @@ def test_every_module_says_what_it_does():
     for name, file in modules(ROOT).items():
         source = file.read_text()
         assert not source.strip() or ast.get_docstring(ast.parse(source)), name
-
-
-def functions_of(source: str) -> Iterator[tuple[str, int]]:
-    """Name the functions of a source, each with its lines behind signature and docstring."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            body = node.body[int(ast.get_docstring(node) is not None) :]
-            yield node.name, node.end_lineno - body[0].lineno + 1 if body else 0
-
-
-def test_modules_and_functions_stay_short():
-    sources = {name: file.read_text() for name, file in modules(ROOT).items()}
-
-    long = [name for name, source in sources.items() if source.count("\n") > 400]
-    long += [
-        f"{name}.{function}"
-        for name, source in sources.items()
-        for function, lines in functions_of(source)
-        if lines > 40
-    ]
-
-    assert long == []

@@ -161,7 +161,7 @@ def test_a_missing_library_is_an_import_error_that_names_the_extra(library, uses
     assert len(lines) == len(uses)
     for line in lines:
         assert f"'{library}' is not installed" in line
-        assert f"pip install 'envkit[{extra}]'" in line
+        assert f"pip install -e '.[{extra}]'" in line
 
 
 def test_envkit_works_without_what_an_env_does_not_need():

@@ -73,7 +73,7 @@ def test_the_benchmarks_are_those_that_were_recorded_last():
 
     renew = "python -m bench.report"
     assert report.PAGE.read_text() == report.page(figures), renew
-    assert report.README.read_text() == report.with_table(report.README.read_text(), figures), renew
+    assert report.README.read_text() == report.with_table(report.README.read_text()), renew
 
 
 def test_a_figure_of_a_short_run_does_not_hide_what_it_left_out(tmp_path):
@@ -96,6 +96,25 @@ def test_a_figure_of_a_short_run_does_not_hide_what_it_left_out(tmp_path):
         "ours": (0.9, "2026-01-02"),
         "peer": (0.1, "2026-01-01"),
     }
+
+
+def test_a_row_of_the_readme_takes_its_cells_from_one_run(monkeypatch):
+    def figures(run: str, **speeds: float) -> list[report.Figure]:
+        return [
+            report.Figure("pool", "work", "2 cores", run, name, speed, 0.5, 0.5, 0.5, "bare")
+            for name, speed in speeds.items()
+        ]
+
+    monkeypatch.setattr(
+        report, "_README_ROWS", (("label", "pool", "work", "bare", "ours", "", "peer"),)
+    )
+    both = figures("2026-01-01T10", bare=1e6, ours=2e6, peer=3e6)
+    newer = figures("2026-01-02T10", bare=4e6, ours=5e6)
+
+    assert report.table(both + newer).endswith(
+        "| label | 1.0 M | 2.0 M (0.50) |  | 3.0 M (0.50) | 2026-01-01 |"
+    )
+    assert report.table(newer).endswith("| label | 4.0 M | 5.0 M (0.50) |  |  | 2026-01-02 |")
 
 
 def test_lines_that_compare_nothing_give_their_numbers(tmp_path):

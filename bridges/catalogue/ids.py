@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bridges.catalogue.table import WORLDS, Kind, World
 from bridges.libraries import require
 from envkit.errors import ArgumentError, ArgumentTypeError, BrokenLibraryError, MissingLibraryError
+from envkit.installing import install_hint
 
 if TYPE_CHECKING:  # torch would be the longest part of naming the worlds
     from envkit.env.base import EnvBase
@@ -52,7 +53,7 @@ class WorldInfo:
         kind: "stateless", "stateful" or "batched", see `make`.
         library: what brings its envs.
         version: of the library; None where it is not installed.
-        extra: ``pip install 'envkit[extra]'`` installs it; None where nothing has to be.
+        extra: ``pip install -e '.[extra]'`` installs it, run in a clone of envkit; None where nothing has to be.
         num_envs: how many can be made here; None where the library cannot be read.
         problem: why it cannot.
     """
@@ -211,11 +212,9 @@ def _unknown(id: str, readable: Mapping[str, frozenset[str]]) -> str:
     if near:
         told.append(f"Did you mean {' or '.join(map(repr, list(near)[:3]))}?")
     missing = [world.extra for world in _all_worlds().values() if world.name not in readable]
-    if extras := [extra for extra in missing if extra]:
-        told.append(
-            f"Worlds that are not installed may have it: pip install 'envkit[{','.join(extras)}]'."
-        )
     told.append("envkit.list_envs() lists what can be made.")
+    if extras := [extra for extra in missing if extra]:
+        told.append(f"Worlds that are not installed may have it. {install_hint(*extras)}")
     return " ".join(told)
 
 

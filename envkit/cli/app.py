@@ -14,6 +14,7 @@ import typer
 
 from envkit.cli import completion
 from envkit.errors import ArgumentError, EnvkitError
+from envkit.installing import DISTRIBUTION, install_hint
 
 __all__ = ["app", "main"]
 
@@ -41,7 +42,7 @@ def _print_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
-        typer.echo(f"envkit {version('envkit')}")
+        typer.echo(f"envkit {version(DISTRIBUTION)}")
         raise typer.Exit
 
 
@@ -154,8 +155,7 @@ def demo(
         from envkit.demo import GoalMissedError, run
     except ModuleNotFoundError as error:
         raise SystemExit(
-            f"the demo needs {error.name!r}, which is not installed. "
-            "Install it with: pip install 'envkit[demo]'"
+            f"the demo needs {error.name!r}, which is not installed. {install_hint('demo')}"
         ) from error
     _require_device(device)
     try:

@@ -23,6 +23,8 @@ from typing import Literal
 from rich.console import Console
 from rich.markup import escape
 
+from envkit.installing import DISTRIBUTION, install_hint
+
 __all__ = ["Finding", "examine"]
 
 LIBRARIES = (
@@ -71,7 +73,11 @@ def _versions() -> Iterator[Finding]:
     yield Finding("Python", "ok", f"{platform.python_version()} on {platform.platform()}")
     found = {name: version for name in LIBRARIES if (version := _version_of(name))}
     told = ", ".join(f"{name} {version}" for name, version in found.items())
-    yield Finding("versions", "ok", f"envkit {_version_of('envkit')}, {told}")
+    yield Finding("versions", "ok", f"envkit {_version_of(DISTRIBUTION)}, {told}")
+    if stranger := _version_of("envkit"):
+        told = f"the distribution 'envkit' {stranger} is installed beside {DISTRIBUTION}: both bring a package envkit"
+        cure = "pip uninstall envkit, then in the folder of your clone: pip install -e ."
+        yield Finding("versions", "broken", told, cure)
     for known in _KNOWN_BAD:
         if all(_matches(found.get(name), text) for name, text in known.pair.items()):
             pair = " with ".join(f"{name} {found[name]}" for name in known.pair)
@@ -156,9 +162,7 @@ def _devices() -> Iterator[Finding]:
     else:
         yield Finding("torch", "ok", f"computes on {of_torch}")
     if _version_of("jax") is None:
-        yield Finding(
-            "JAX", "note", "not installed: no stateless envs", "pip install 'envkit[jax]'"
-        )
+        yield Finding("JAX", "note", "not installed: no stateless envs", install_hint("jax"))
         return
     works, of_jax = _tried(_JAX)
     if not works:
@@ -257,9 +261,7 @@ def _worlds() -> Iterator[Finding]:
     for world in envkit.worlds():
         if world.version is None:
             told = "not installed"
-            yield Finding(
-                f"world {world.name}", "note", told, f"pip install 'envkit[{world.extra}]'"
-            )
+            yield Finding(f"world {world.name}", "note", told, install_hint(str(world.extra)))
         elif world.problem:
             yield Finding(f"world {world.name}", "broken", world.problem)
         else:

@@ -16,6 +16,7 @@ from rich.table import Table
 import envkit
 from envkit import EnvBase
 from envkit.errors import ArgumentError
+from envkit.installing import install_command
 
 __all__ = ["print_ids", "print_info", "print_worlds", "steps_per_second"]
 
@@ -41,7 +42,7 @@ def print_worlds() -> None:
     """Print a table of the worlds, installed or not."""
     table = Table("world", "kind", "library", "version", "envs", box=None)
     for world in envkit.worlds():
-        missing = f"pip install 'envkit[{world.extra}]'"
+        missing = install_command(str(world.extra))
         version = world.version or missing
         envs = world.problem or ("" if world.num_envs is None else str(world.num_envs))
         told = (world.name, world.kind, world.library, version, envs)

@@ -16,6 +16,7 @@ from tensordict import TensorDictBase
 from envkit.collectors.numbering import abandoned
 from envkit.data.transition import leaves
 from envkit.errors import MissingLibraryError
+from envkit.installing import install_hint
 
 __all__ = ["EpisodeMeter", "ProgressBar"]
 
@@ -121,8 +122,7 @@ class ProgressBar:
             from tqdm.auto import tqdm
         except ImportError as error:
             raise MissingLibraryError(
-                "progress=True shows a bar by tqdm, which is not installed. Install it with: "
-                "pip install 'envkit[viz]'."
+                f"progress=True shows a bar by tqdm, which is not installed. {install_hint('viz')}"
             ) from error
         self._bar: Any = tqdm(total=total, unit="frames")
         self._meter = EpisodeMeter(stride)

@@ -29,7 +29,7 @@ def test_a_library_that_fails_at_import_is_named_with_what_it_says_and_the_cure(
     with pytest.raises(BrokenLibraryError, match="no such instruction") as told:
         require("gymnax")
 
-    assert "pip install 'envkit[gymnax]'" in str(told.value)
+    assert "pip install -e '.[gymnax]'" in str(told.value)
     assert "\n" not in str(told.value)
     assert isinstance(told.value.__cause__, RuntimeError)
 
@@ -44,7 +44,7 @@ def test_a_library_that_lacks_another_is_not_called_missing_itself(a_module):
 def test_a_missing_library_names_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "jumanji", None)  # which makes its import fail
 
-    with pytest.raises(MissingLibraryError, match=r"pip install 'envkit\[jumanji\]'"):
+    with pytest.raises(MissingLibraryError, match=r"pip install -e '\.\[jumanji\]'"):
         require("jumanji")
 
 

@@ -185,7 +185,7 @@ def test_a_library_that_writes_is_missed_before_anything_is_stepped(run, tmp_pat
 
     status, printed, errors = run("rollout", "gym/CartPole-v1", "--out", str(out))
 
-    assert (status, printed) == (2, "") and "'envkit[parquet]'" in errors
+    assert (status, printed) == (2, "") and "'.[parquet]'" in errors
     assert not out.exists()
 
 
@@ -467,7 +467,7 @@ def test_a_backend_that_was_chosen_and_does_not_draw_is_broken(no_opengl, chosen
 CORE_ONLY = """
 import importlib.machinery, importlib.metadata
 
-CORE = {"envkit", "array-api-compat", "cloudpickle", "numpy", "rich", "tensordict", "torch", "typer"}
+CORE = {"envkit-rl", "array-api-compat", "cloudpickle", "numpy", "rich", "tensordict", "torch", "typer"}
 GONE = {
     *("brax", "chess", "dm_control", "envpool", "gymnasium", "gymnax", "h5py", "imageio", "imageio_ffmpeg", "jax"),
     *("jaxlib", "jumanji", "matplotlib", "minari", "mujoco", "mujoco_playground", "pettingzoo", "pyarrow", "ray"),
@@ -503,7 +503,7 @@ def test_the_doctor_works_with_nothing_but_the_core(core_only):
     assert (status, errors) == (0, "")
     assert "ok     worker processes" in printed and "broken" not in printed
     for extra in ("jax", "brax", "gym", "envpool"):
-        assert f"cure: pip install 'envkit[{extra}]'" in printed
+        assert f"pip install -e '.[{extra}]'" in printed
 
 
 @pytest.mark.slow
@@ -520,14 +520,14 @@ def test_a_library_that_is_missing_is_told_with_its_extra(core_only, arguments, 
     status, _, errors = core_only(*arguments)
 
     assert status == 2 and errors.count("\n") == 1
-    assert errors.endswith(f"pip install 'envkit[{extra}]'\n")
+    assert errors.endswith(f"pip install -e '.[{extra}]'\n")
 
 
 @pytest.mark.slow
 def test_worlds_that_are_missing_are_listed_with_their_extras(core_only):
     _, printed, _ = core_only("list", "--worlds")
 
-    assert all(f"'envkit[{name}]'" in printed for name in ("brax", "gym", "dm_control"))
+    assert all(f"'.[{name}]'" in printed for name in ("brax", "gym", "dm_control"))
 
 
 @pytest.mark.slow

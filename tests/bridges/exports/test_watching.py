@@ -177,7 +177,7 @@ def test_a_video_shows_itself_inline(tmp_path):
 
 
 def test_mp4_is_written_at_any_size(tmp_path):
-    reason = "pip install 'envkit[video]'"
+    reason = "pip install -e '.[video]'"
     ffmpeg = pytest.importorskip("imageio_ffmpeg", reason=reason).get_ffmpeg_exe()
     seen = Video(torch.zeros(3, 3, 33, 35, dtype=torch.uint8), fps=5)
 

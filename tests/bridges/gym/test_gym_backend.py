@@ -118,4 +118,4 @@ def test_without_the_library_there_are_no_names_and_no_envs():  # W22
     )
 
     assert done.returncode == 0, done.stderr
-    assert "envkit[gym]" in done.stdout
+    assert "[gym]" in done.stdout

@@ -69,7 +69,7 @@ def test_a_missing_ray_names_the_extra(make, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
 
     with pytest.raises(
-        MissingLibraryError, match=r"'ray' is not installed.*pip install 'envkit\[ray\]'"
+        MissingLibraryError, match=r"'ray' is not installed.*pip install -e '\.\[ray\]'"
     ):
         make()
 

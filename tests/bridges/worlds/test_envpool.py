@@ -474,7 +474,7 @@ def test_a_value_of_another_type_than_the_library_takes_is_told():
 def test_a_missing_library_is_told_when_an_env_is_made(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
 
-    with pytest.raises(MissingLibraryError, match=r"pip install 'envkit\[envpool\]'"):
+    with pytest.raises(MissingLibraryError, match=r"pip install -e '\.\[envpool\]'"):
         cartpole()
 
     assert MultiThreadedEnv.available_envs == []

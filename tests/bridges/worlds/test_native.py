@@ -53,7 +53,7 @@ def test_an_unknown_name_or_keyword_is_told_with_the_nearest():
 def test_a_library_that_is_missing_is_told_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "chess", None)
 
-    with pytest.raises(MissingLibraryError, match=r"pip install 'envkit\[chess\]'"):
+    with pytest.raises(MissingLibraryError, match=r"pip install -e '\.\[chess\]'"):
         native.build("Chess")
 
 
