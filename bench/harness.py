@@ -25,6 +25,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from envkit.installing import DISTRIBUTION
+
 __all__ = [
     "LoopsTogether",
     "Measured",
@@ -37,7 +39,7 @@ __all__ = [
 
 _ROUND = 0.2  # seconds: shorter ones show what else the machine did
 RESULTS = Path(__file__).parent / "results"
-_LIBRARIES = ("envkit", "jax", "torch", "tensordict", "brax", "gymnasium", "mujoco", "torchrl")
+_LIBRARIES = (DISTRIBUTION, "jax", "torch", "tensordict", "brax", "gymnasium", "mujoco", "torchrl")
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def test_a_missing_library_is_told_with_the_extra_that_brings_it(monkeypatch):
         monkeypatch.delitem(sys.modules, f"envkit.demo.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "tqdm", None)
 
-    with pytest.raises(SystemExit, match=r"envkit\[demo\]"):
+    with pytest.raises(SystemExit, match=r"'\.\[demo\]'"):
         main(["demo"])
 
 

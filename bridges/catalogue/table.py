@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bridges.libraries import LIBRARIES, explained
 from envkit.errors import BrokenLibraryError, EnvkitError
+from envkit.installing import DISTRIBUTION
 
 if TYPE_CHECKING:  # torch would be the longest part of naming the worlds
     from envkit.env.base import EnvBase
@@ -68,7 +69,7 @@ class World:
     kind: Kind
     load: Callable[[], WorldModule]
     library: str | None = None
-    distribution: str = "envkit"
+    distribution: str = DISTRIBUTION
     limit: str | None = None
 
     @property
@@ -115,7 +116,7 @@ def _ours(
 ) -> World:
     """Describe a world that is a module in ``bridges/worlds``."""
     load = partial(importlib.import_module, f"bridges.worlds.{home}")
-    return World(name, kind, load, library, distribution or library or "envkit", limit)
+    return World(name, kind, load, library, distribution or library or DISTRIBUTION, limit)
 
 
 WORLDS: Mapping[str, World] = MappingProxyType(

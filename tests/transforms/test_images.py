@@ -492,7 +492,7 @@ def test_a_folder_says_what_is_wrong(tmp_path, monkeypatch):
     with pytest.raises(ArgumentError, match="format is 'avi'"):
         VideoFolder(tmp_path, format="avi")
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    with pytest.raises(MissingLibraryError, match=r"envkit\[video\]"):
+    with pytest.raises(MissingLibraryError, match=r"'\.\[video\]'"):
         VideoFolder(tmp_path, format="mp4")
 
 

@@ -205,7 +205,7 @@ def test_a_world_that_is_not_installed_names_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "brax", None)
     monkeypatch.setitem(sys.modules, "brax.envs", None)
 
-    with pytest.raises(MissingLibraryError, match=r"envkit\[brax\]"):
+    with pytest.raises(MissingLibraryError, match=r"'\.\[brax\]'"):
         make("brax/ant")
 
 

@@ -112,7 +112,7 @@ def test_a_row_that_is_not_there_is_refused(monkeypatch):
     with pytest.raises(MissingKeyError, match="no entry with 1 to 16 numbers"):
         plot_rollout(TensorDict({"wide": torch.zeros(2, 99)}, [2]))
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(MissingLibraryError, match=r"envkit\[viz\]"):
+    with pytest.raises(MissingLibraryError, match=r"'\.\[viz\]'"):
         plot_rollout(data)
 
 

@@ -333,5 +333,5 @@ def test_a_missing_torchrl_is_told_with_the_extra_that_brings_it(monkeypatch):
 
     monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
 
-    with pytest.raises(MissingLibraryError, match=r"envkit\[torchrl\]"):
+    with pytest.raises(MissingLibraryError, match=r"'\.\[torchrl\]'"):
         to_torchrl(Count())

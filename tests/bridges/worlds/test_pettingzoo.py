@@ -781,7 +781,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mpe2", None)
 
-    with pytest.raises(MissingLibraryError, match=r"envkit\[pettingzoo\]"):
+    with pytest.raises(MissingLibraryError, match=r"'\.\[pettingzoo\]'"):
         PettingZooEnv("mpe/simple_v3")
     assert PettingZooEnv.available_envs == []
 
