@@ -24,7 +24,6 @@ from bench.harness import record
 from bridges.dlpack import to_jax, to_jit, to_torch
 from bridges.jax.env import JaxEnv
 from envkit import configure_gpu
-from tests.zoo.walkers import Walker
 
 ROUNDS = 10
 
@@ -175,6 +174,7 @@ def precision(place: Place) -> dict[str, Any]:
 
 def rollouts_agree_with_the_cpu(place: Place) -> dict[str, Any]:
     """Roll an env out with masks on the device and on the CPU, and give the largest differences."""
+    from tests.zoo.walkers import Walker  # opens JAX's devices, so only after configure_gpu
 
     def run(device: torch.device) -> Any:
         env = JaxEnv(Walker(), batch_size=[256], device=device, episode_length=50)

@@ -134,6 +134,7 @@ def _checked_tensor_of(array: Any) -> torch.Tensor:
     try:
         return torch.from_dlpack(array)  # gives JAX torch's stream, which then waits for the value
     except _REFUSALS as error:
+        array.block_until_ready()  # raises what the program raised, which is not about the handoff
         raise HandoffError(
             f"a JAX array of dtype {array.dtype} and shape {array.shape} cannot become a torch "
             f"tensor: {error}. Cast it to a dtype both have (int4 to int8), and gather an array that "

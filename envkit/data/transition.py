@@ -150,9 +150,9 @@ def _of_part(
 
 
 def choose_leaf(mask: torch.Tensor, fresh: Any, kept: Any) -> Any:
-    """Do what `rules.choose` does, for leaves that are no tensors as well."""
+    """Do what `rules.choose` does, for leaves that are no tensors as well, and for a mask on another device."""
     if isinstance(fresh, torch.Tensor) and isinstance(kept, torch.Tensor):
-        return rules.choose(mask, fresh, kept)
+        return rules.choose(mask.to(fresh.device), fresh, kept)
     if mask.ndim == 0:
         return fresh if bool(mask) else kept
     if _is_object(fresh):

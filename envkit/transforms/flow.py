@@ -242,7 +242,8 @@ class NoopResetEnv(SteppingTransform):
         assert self.container is not None
         base = self.container.base_env
         if self._parts is None:
-            self._parts = [(part, _generator(seed)) for part, seed in base._seeded_parts]
+            device = base.device or torch.device("cpu")
+            self._parts = [(part, _generator(seed, device)) for part, seed in base._seeded_parts]
         begun = self._begun(td, td_reset.batch_size)
         wanted = self._lengths(begun.cpu(), self._parts).to(begun.device)
         root = td_reset
@@ -277,15 +278,18 @@ class NoopResetEnv(SteppingTransform):
         for part, generator in parts if self.random and self.noops else ():
             if bool(begun[part].any()):
                 shape = begun[part].shape
-                lengths[part] = torch.randint(1, self.noops + 1, shape, generator=generator)
+                kind = {} if generator is None else {"device": generator.device}
+                lengths[part] = torch.randint(
+                    1, self.noops + 1, shape, generator=generator, **kind
+                ).to(lengths.device)
         return lengths * begun
 
     def extra_repr(self) -> str:
         return f"noops={self.noops}, random={self.random}"
 
 
-def _generator(seed: int | None) -> torch.Generator | None:
-    return None if seed is None else torch.Generator().manual_seed(seed)
+def _generator(seed: int | None, device: torch.device) -> torch.Generator | None:
+    return None if seed is None else torch.Generator(device).manual_seed(seed)
 
 
 class RemoveEmptySpecs(Transform):

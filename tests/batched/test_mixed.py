@@ -720,7 +720,7 @@ def test_members_on_two_devices_deliver_to_one():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_jax_rows_on_a_gpu_stand_beside_processes():
-    env = MixedEnv([jax_rows(device="cuda"), SerialEnv(2, make_gym)])
+    env = MixedEnv([jax_rows(device="cuda"), SerialEnv(2, make_gym)], device="cuda")
 
     data = env.rollout(4, break_when_any_done=False)
     moved = env.to("cpu").rollout(4, break_when_any_done=False)
