@@ -15,6 +15,10 @@ Ownership
                   brings there waits for nothing, and may be written where a dropped tensor lay: so
                   every program takes a tensor, and numbers lie there before, see `number_to_jit`.
 
+    graphs        on a card, JAX replays a program as a CUDA graph. That cannot copy from memory of another kind than
+                  it was recorded with, and since jax 0.11 JAX's memory is mapped, while torch's is not. So arguments
+                  that come now from one, now from the other, go through `adopted`.
+
 Conventions
     dtypes  cross as they are, 64-bit ones apart, see `bridges.dtypes`.
     keys    typed PRNG keys cross as raw uint32 words.
@@ -51,6 +55,7 @@ _PlainArray: Any = getattr(_inside, "ArrayImpl", None)
 _capsule_of: Any = getattr(_inside, "buffer_to_dlpack_managed_tensor", None)
 
 __all__ = [
+    "adopted",
     "jax_device_of",
     "number_to_jit",
     "to_jax",
@@ -186,6 +191,26 @@ def to_jit(
     if isinstance(next(iter(handed), None), np.ndarray):
         handed[0] = to_jax(leaves[0], copy=copy, dtype=dtype, detach=detach)
     return jax.tree.unflatten(treedef, handed)
+
+
+def adopted(tree: PyTree) -> PyTree:
+    """Copy arrays that may lie in torch's memory of a card into JAX's own; those on a CPU stay what they are.
+
+    torch's stream waits for the copies, so the tensors whose memory was lent may be dropped at once.
+    """
+    leaves = jax.tree.leaves(tree)
+    if not leaves or not isinstance(leaves[0], jax.Array) or leaves[0].platform() == "cpu":
+        return tree
+    copies = _copied(tree)
+    to_torch(jax.tree.leaves(copies)[0])
+    return copies
+
+
+@functools.partial(
+    jax.jit, compiler_options={"xla_gpu_graph_min_graph_size": 1 << 30}
+)  # no graph: see the module
+def _copied(tree: PyTree) -> PyTree:
+    return jax.tree.map(jnp.copy, tree)
 
 
 def jax_device_of(device: torch.device | str) -> JaxDevice:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.dlpack import to_jit
+from bridges.dlpack import adopted, to_jit
 from bridges.dtypes import torch_dtype_of
 from bridges.jax.choices import integers_of, is_choice
 from bridges.jax.gradients import Differentiable, Running, start
@@ -160,7 +160,10 @@ class RowEnv(EnvBase):
         rows: dict[Path, Any] = {}
         for path, value in self._own_state_in(td).items():
             array = self._unchanged.find(value) if reading_waits(value) else None
-            rows[path] = self._rows_in(td, value, copy=False) if array is None else array
+            given = self._rows_in(td, value, copy=False) if array is None else array
+            if array is None and reading_waits(value) and not self.requires_grad:
+                given = adopted(to_jit(given, copy=False, detach=True))
+            rows[path] = given
         return rows
 
     def _own_state_in(self, td: TensorDictBase) -> Rows:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from bridges.dlpack import number_to_jit, to_jit, to_torch
+from bridges.dlpack import adopted, number_to_jit, to_jit, to_torch
 from bridges.jax.gradients import is_wanted
 from bridges.jax.handoff import RowEnv
 from bridges.jax.keys import key_of, split
@@ -91,7 +91,7 @@ class ProgramEnv(RowEnv):
             return self._out(shape, self._begun(shape))
         masks = collect_reset_masks(td, self.done_levels, self.full_done_spec)
         mask = masks.get((), torch.ones(shape, dtype=torch.bool, device=self.device))
-        given = to_jit((self._state_in(td), self._mask_in(mask)), copy=False, detach=True)
+        given = adopted(to_jit((self._state_in(td), self._mask_in(mask)), copy=False, detach=True))
         # No gradient is lost: rows that are not selected keep what ``td`` holds, graph included.
         constants, follows = self._constants(shape, mask), number_to_jit(RESTART, self.device)
         outputs = self._programs.restart(*given, constants, follows)
@@ -104,7 +104,7 @@ class ProgramEnv(RowEnv):
         to be, and else `restart`: both reset in the same loop, bit for bit.
         """
         size, constants = self._size(shape.numel()), self._constants(shape)
-        state, action, memory = to_jit(self._first_in(size, constants), copy=False)
+        state, action, memory = adopted(to_jit(self._first_in(size, constants), copy=False))
         follows = number_to_jit(BEGIN, self.device)
         if self._programs.env.chunks.asks_first and size in self._programs.advancing:
             _, outputs, flags = self._programs.advance(state, action, memory, constants, follows)

@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.dlpack import number_to_jit, to_jit, to_torch
+from bridges.dlpack import adopted, number_to_jit, to_jit, to_torch
 from bridges.jax.choices import encoded
 from bridges.jax.handoff import RowEnv
 from bridges.jax.policy.inputs import Actor, PolicySpecs, actor_for, free_entries
@@ -124,7 +124,7 @@ def _begin(env: RowEnv, td: TensorDictBase, actor: Actor) -> tuple[Any, Any, Any
     carried = {path: env._rows_in(td, td.get(as_key(path)), copy=True) for path in actor.carries}
     remembered = {path: carried.pop(path) for path in actor.remembers}
     begin = env._state_in(td), env._root_in(td) | carried, env._flags_in(td), remembered
-    return to_jit(begin, copy=False, detach=True)
+    return adopted(to_jit(begin, copy=False, detach=True))
 
 
 def _following(
