@@ -123,8 +123,12 @@ class MemoryKindError(EnvkitError, RuntimeError):
     """Rows are to lie in two kinds of memory at once."""
 
 
+class SharedEnvError(EnvkitError, ValueError):
+    """Two rows of a batch were given the same env, or the same simulator."""
+
+
 class NotResetError(EnvkitError, RuntimeError):
-    """An env was stepped before its first reset."""
+    """An env was stepped before its first reset, or after a seed and before the reset that must follow it."""
 
 
 class UnknownStateError(EnvkitError, RuntimeError):

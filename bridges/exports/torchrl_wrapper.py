@@ -6,6 +6,7 @@ It imports nothing of TorchRL: who has an env of theirs has done so.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -121,6 +122,11 @@ class TorchRLWrapper(EnvBase):
 
     def _set_seed(self, seed: int | None) -> None:
         self.torchrl_env.set_seed(seed)
+
+    def _moved(self) -> Iterator[object]:
+        yield from super()._moved()
+        if self.batch_locked:
+            yield self.torchrl_env
 
     # ------------------------------------------------------------------------------ place and life
 

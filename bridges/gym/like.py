@@ -14,7 +14,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, Unpack
 
 import torch
@@ -347,6 +347,10 @@ class GymLikeEnv(ResumableEnv):
 
     def _set_seed(self, seed: int | None) -> None:
         self._simulator.reset(seed=seed)
+
+    def _moved(self) -> Iterator[object]:
+        yield from super()._moved()
+        yield getattr(self._env, "unwrapped", self._env)
 
     # ---------------------------------------------------------------------------------------- rest
 

@@ -227,6 +227,7 @@ class GymWrapper(GymLikeEnv):
             return super().set_seed(seed, static_seed)
         following = self._vector.seed(seed, static=static_seed)
         self._seed_actions(seed)
+        self._after_seed()
         self._seed_is_static = static_seed
         return following
 
@@ -319,6 +320,8 @@ class GymWrapper(GymLikeEnv):
     def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
         if self.row_core() is None or run.stop == "all" or self._gave_up:
             return None
+        if self._unshown is not None:
+            self._require_shown()
         self._check_batch(run.root)
         follow = until_any_done if run.stop == "any" else nonstop
         recorder = Recorder(

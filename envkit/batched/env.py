@@ -148,6 +148,8 @@ class BatchedEnv(AttributeLookup, ResumablePool):
                 f"{type(self).__name__} was stepped before its first reset, so its sub-envs are in no "
                 "episode. Call reset() first, and step from what it returns."
             )
+        if self._unshown is not None:
+            self._require_shown()
         given = mask = td.get(rules.STEP, None)
         if mask is not None:
             mask = rules.step_mask(mask, td.batch_size)
@@ -216,7 +218,8 @@ class BatchedEnv(AttributeLookup, ResumablePool):
             return None
         if not set(self.reward_keys).isdisjoint(self.state_keys):
             return None  # what is carried from `next` must have a root row
-        return exchange if exchange.has_begun and exchange.looks_like(root) else None
+        has_begun = exchange.has_begun and self._unshown is None
+        return exchange if has_begun and exchange.looks_like(root) else None
 
     def _ended(self, following: TensorDictBase) -> dict[Path, torch.Tensor]:
         """Give masks of what is to be reset, by level; none where nothing is done."""
@@ -227,6 +230,8 @@ class BatchedEnv(AttributeLookup, ResumablePool):
     def _in_place(self) -> InPlace | None:
         exchange = self._exchange
         if type(exchange) is not BufferExchange or not exchange.has_begun:
+            return None
+        if self._unshown is not None:
             return None
         if len(self._batch_size) > 1:
             return None  # parts of a row may be masked
@@ -310,6 +315,7 @@ class BatchedEnv(AttributeLookup, ResumablePool):
         self._started()
         following = self._set_seeds(seed, static=static_seed)
         self._seed_actions(seed)
+        self._after_seed()
         self._seed, self._seed_is_static = seed, static_seed
         return following
 

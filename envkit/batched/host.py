@@ -23,6 +23,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.batched import unsigned  # noqa: F401 (it says how messages hold such tensors)
+from envkit.batched.apart import Apart
 from envkit.batched.creation_context import holding
 from envkit.batched.exchange.buffers import SLOT, BufferPlan
 from envkit.batched.host_rows import TensorDictRows, bind_rows, row_core
@@ -95,6 +96,7 @@ class HostFactory:
         self.without_gradients = without_gradients
         self.own_random_numbers = own_random_numbers
         self.choices = choices or {}
+        self.apart = Apart()
 
     def __call__(self, rows: range) -> EnvHost:
         if self.num_threads is not None:
@@ -105,7 +107,7 @@ class HostFactory:
             torch.seed()
         makers = [self.makers[row] for row in rows]
         own = self.own_random_numbers
-        return EnvHost(makers, rows, self.described, self.choices, has_own_numbers=own)
+        return EnvHost(makers, rows, self.described, self.choices, self.apart, has_own_numbers=own)
 
 
 class EnvHost:
@@ -117,6 +119,7 @@ class EnvHost:
         rows: range,
         described: frozenset[int],
         choices: Mapping[str, Any],
+        apart: Apart,
         *,
         has_own_numbers: bool = False,
     ):
@@ -125,6 +128,7 @@ class EnvHost:
         self.described = described
         self._makers = makers
         self._choices = choices
+        self._apart = apart
         self._rows: Any = None
         self._states: tuple[Path, ...] = ()
         self._forms: dict[int, OutputForms] = {}
@@ -148,6 +152,7 @@ class EnvHost:
                 f"the create function of env {row} returned {type(env).__name__}, but must "
                 f"return an envkit environment. Wrap it: {wrapping_of(env)}."
             )
+        self._apart.require("env", row, env)
         return env
 
     def describe(self) -> dict[int, EnvMetaData]:

@@ -13,13 +13,14 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
+from envkit.batched.apart import Apart
 from envkit.batched.joining import common_device, joined_specs, require_free, shared_leaves
 from envkit.batched.members import STATE, Member, delivered, members_of
 from envkit.batched.mixed_steps import MixedStep
@@ -181,6 +182,11 @@ class MixedEnv(EnvBase):
                 raise counted_from(member.rows.start, error) from None
             step.parts[member.name] = own
         return step
+
+    def _moved(self) -> Iterator[object]:
+        yield from super()._moved()
+        for member in self.members:
+            yield from member.env._moved()
 
     def _rows_of(self, masks: Mapping[Path, torch.Tensor]) -> torch.Tensor:
         """Say which rows the `_reset` masks of all levels touch."""
@@ -370,6 +376,7 @@ def _require_members(members: list[EnvBase]) -> None:
             "MixedEnv got an empty list, but needs at least one env. "
             "Pass envs with one batch axis each: MixedEnv([BraxEnv(...), ParallelEnv(...)])."
         )
+    apart = Apart()
     for number, env in enumerate(members):
         if not isinstance(env, EnvBase):
             wrapping = known_wrapping_of(env)
@@ -379,6 +386,7 @@ def _require_members(members: list[EnvBase]) -> None:
             raise ArgumentTypeError(
                 f"member {number} is {env!r}, of type {type(env).__name__}, but must be an env. {cure}"
             )
+        apart.require("member", number, env)
         if env.batch_dims != 1:
             raise SpecError(
                 f"member {number} has batch size {tuple(env.batch_size)}, but a mixed env "

@@ -120,6 +120,8 @@ class JobQueues:
             )
         if kind != "reset":
             _require_begun([env for env in rows.envs if not exchange.has_root(env)])
+        if cast(Any, self._owner)._unshown is not None:
+            self._settle_seeds(rows.envs, kind)
         together = rows.leaves is not None and exchange.fill_together(rows.envs, kind, rows.leaves)
         if not together:
             for index, env in enumerate(rows.envs):
@@ -210,6 +212,15 @@ class JobQueues:
     def _without(self, ready: list[_Sent]) -> dict[int, _Sent]:
         taken = {sent.env for sent in ready}
         return {env: sent for env, sent in self._sent.items() if env not in taken}
+
+    def _settle_seeds(self, envs: Sequence[int], kind: JobKind) -> None:
+        """Refuse steps of envs that a seed has reset since their last reset, and note resets of them."""
+        unshown = cast(Any, self._owner)._unshown
+        if kind != "reset" and bool(unshown[list(envs)].any()):
+            cast(Any, self._owner)._require_shown()
+        unshown[list(envs)] = False
+        if not unshown.any():
+            cast(Any, self._owner)._unshown = None
 
     def _recv_slot(self, kind: JobKind, env: int, timeout: float | None) -> Made:
         if type(env) is not int:

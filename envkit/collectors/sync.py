@@ -119,7 +119,13 @@ class SyncDataCollector(Collector):
 
     @in_turn
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
-        return self._runner.seed(seed, static=static_seed)
+        self._settle()
+        following = self._runner.seed(seed, static=static_seed)
+        if self._runner.frames:
+            ended = self._runner.begin_anew()
+            if self._episodes is not None:
+                self._episodes.cut(ended)
+        return following
 
     @in_turn
     def reset(self, index: torch.Tensor | None = None) -> None:

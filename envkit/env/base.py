@@ -325,6 +325,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         following = next_seed(seed)
         self._set_seed(seed)  # type: ignore[arg-type]
         self._seed_actions(seed)
+        self._after_seed()
         return seed if static_seed else following
 
     def _seed_actions(self, seed: int | None) -> None:

@@ -15,6 +15,7 @@ Conventions
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import torch
@@ -134,6 +135,11 @@ class EnvModule(OwnState):
             mode: False stops it, and forgets what was written down.
         """
         return self
+
+    def _moved(self) -> Iterator[object]:
+        """Give the objects that steps change, which no two rows of a batch may share: envs and simulators."""
+        if self.batch_locked:
+            yield self
 
     _gave_up: bool = False
     """The episode was given up by a load that is not strict, and no data has told it yet."""

@@ -15,7 +15,7 @@ Conventions
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from envkit.env.pending import LocalStep, OverriddenStep, Pending
 from envkit.env.runs import WholeRuns
 from envkit.env.spec_names import SpecNames
 from envkit.env.starts import start_keywords
-from envkit.errors import BatchSizeError, ClosedEnvError
+from envkit.errors import BatchSizeError, ClosedEnvError, NotResetError
 
 __all__ = ["Stepping"]
 
@@ -70,6 +70,12 @@ class Stepping(WholeRuns, SpecNames, ABC):
 
     _completes_outputs = False
     """`_reset` gives every flag, in its shape."""
+
+    _has_begun = False
+    """`reset` was called."""
+
+    _unshown: torch.Tensor | None = None
+    """Rows whose simulator was reset by a seed, which no `reset` has shown since; None where there are none."""
 
     _acts_at_once: bool
     """Whether steps of this class are `LocalStep`s, which `step` then makes without one."""
@@ -154,6 +160,9 @@ class Stepping(WholeRuns, SpecNames, ABC):
             checks.require_dtypes(fresh, "_reset")
         if not self.allow_done_after_reset:
             checks.refuse_done(fresh, tensordict, masks, self)
+        self._has_begun = True
+        if self._unshown is not None:
+            self._unshown = _still_unshown(self._unshown, masks)
         if tensordict is None:
             return fresh
         return merge_reset(tensordict, fresh, masks, keeps_last=self.keeps_last_output)
@@ -195,6 +204,8 @@ class Stepping(WholeRuns, SpecNames, ABC):
             require_tensordict("what step() was given", tensordict)
         if self._acts_at_once:
             self._check_batch(tensordict)
+            if self._unshown is not None:
+                self._require_shown()
             return self._stepped(tensordict)
         return self._make_step(tensordict, advance=False).begin().stepped()
 
@@ -342,7 +353,31 @@ class Stepping(WholeRuns, SpecNames, ABC):
     def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
         """Refuse data that does not fit, and give the step; nothing moves before it is begun."""
         self._check_batch(td)
+        if self._unshown is not None:
+            self._require_shown()
         return LocalStep(self, td, advance)
+
+    def _after_seed(self) -> None:
+        """Note that a seed has reset simulators in the middle of their episodes."""
+        if self._has_begun and self._keeps_state is not None:
+            self._unshown = torch.ones(self.batch_size, dtype=torch.bool, device="cpu")
+
+    def _require_shown(self) -> None:
+        """Refuse a step that would lead from the root of one episode into another one."""
+        raise NotResetError(
+            f"{type(self).__name__} was seeded in the middle of an episode, which resets its simulator, and is stepped "
+            "before a reset. Call reset() after set_seed(), and step from what it returns."
+        )
 
     def _check_inputs(self, td: TensorDictBase) -> None:
         """Refuse what `_step` would refuse, where that can be told before."""
+
+
+def _still_unshown(
+    rows: torch.Tensor, masks: Mapping[tuple[str, ...], torch.Tensor]
+) -> torch.Tensor | None:
+    """Take the rows that a reset has shown out of those that it has not."""
+    if masks:
+        root = masks.get(())
+        rows = rows if root is None else rows & ~root.reshape(rows.shape).cpu()
+    return rows if masks and bool(rows.any()) else None

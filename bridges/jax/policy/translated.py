@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import torch
 
 from bridges.dlpack import to_jax, to_jit
@@ -39,11 +40,14 @@ class Translation:
         graph: what it computes.
         reads: entries it takes.
         writes: entries it gives, with the dtypes torch gives them.
+        constants: NumPy arrays of the tensors that are no parameter and no buffer, by name. They belong to no
+            trace, since one translation serves many programs.
     """
 
     graph: Graph
     reads: tuple[Path, ...]
     writes: dict[Path, torch.dtype]
+    constants: Mapping[str, np.ndarray]
 
     def __call__(
         self, tensors: Any, entries: Mapping[Path, jax.Array], key: jax.Array
@@ -56,7 +60,9 @@ class Translation:
             key: one PRNG key for all that the module draws in this call.
         """
         graph = self.graph
-        values: dict[str, Any] = dict(self._constants)
+        values: dict[str, Any] = {
+            name: jnp.asarray(value) for name, value in self.constants.items()
+        }
         values.update(zip(graph.tensors, tensors, strict=True))
         values.update(zip(graph.inputs, (entries[path] for path in self.reads), strict=True))
         for step in graph.steps:
@@ -74,10 +80,6 @@ class Translation:
         owned = tuple(value.clone(memory_format=torch.contiguous_format) for value in values)
         return list(to_jit(owned, copy=False))
 
-    @cached_property
-    def _constants(self) -> dict[str, Any]:
-        return {name: to_jax(value, detach=True) for name, value in self.graph.constants.items()}
-
 
 def in_jax(exported: Exported, signature: Signature, module: torch.nn.Module) -> Translation:
     """Make a JAX function of an exported module; see `CompiledPolicy.translation`.
@@ -88,7 +90,11 @@ def in_jax(exported: Exported, signature: Signature, module: torch.nn.Module) ->
     _refuse_doubles(module)
     reads = tuple(path for path, _, _ in signature.reads)
     graph = Graph(exported.program, [".".join(path) for path in reads], TABLE, JAX)
-    return Translation(graph, reads, dict(exported.writes))
+    with jax.ensure_compile_time_eval():  # this may be called while a program is traced
+        constants = {
+            name: np.asarray(to_jax(value, detach=True)) for name, value in graph.constants.items()
+        }
+    return Translation(graph, reads, dict(exported.writes), constants)
 
 
 def _refuse_doubles(module: torch.nn.Module) -> None:

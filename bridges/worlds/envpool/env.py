@@ -298,6 +298,7 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
         self._rows = self._rows.seeded(seeds)
         object.__setattr__(self, "_env", self._rows.pool)
         self._seed_actions(seed)
+        self._after_seed()
         self._seed_is_static = static_seed
         return following
 

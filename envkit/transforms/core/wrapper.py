@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from tensordict import TensorDictBase
@@ -91,6 +92,9 @@ class Wrapper(EnvBase):
     @property
     def _keeps_state(self) -> str | None:
         return self.base_env._keeps_state
+
+    def _moved(self) -> Iterator[object]:
+        yield from self.base_env._moved()
 
     @property
     def _says_no_state(self) -> str | None:

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
+from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
+from torchrl.modules import ProbabilisticActor, TanhNormal
 
 from bridges.gym.env import GymEnv
 from bridges.jax import unrolling
@@ -750,3 +751,54 @@ def test_a_forward_that_is_replaced_by_one_on_tensordicts_is_given_the_tensordic
 
     torch.testing.assert_close(halved["action"], halved["place"] / 2)
     torch.testing.assert_close(turned["action"], -turned["place"])
+
+
+# --------------------------------------------------------------- one translation in several programs
+
+
+class Held(nn.Module):
+    """Adds a tensor that is neither a parameter nor a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = torch.tensor([0.25])
+
+    def forward(self, observation):
+        return torch.tanh(observation[..., [0]] + self.shift)
+
+
+class MadeInside(nn.Module):
+    """Multiplies by a tensor that its forward makes."""
+
+    def forward(self, observation):
+        return torch.tanh(observation[..., :1] * torch.tensor([0.5]))
+
+
+def bounded_normal():
+    """An actor whose distribution holds the bounds of the actions, as recipes of PPO and SAC have it."""
+    net = nn.Sequential(nn.Linear(2, 2), NormalParamExtractor())
+    return ProbabilisticActor(
+        TensorDictModule(net, ["observation"], ["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        distribution_class=TanhNormal,
+        distribution_kwargs={"low": torch.tensor([-2.0]), "high": torch.tensor([2.0])},
+        return_log_prob=True,
+    )
+
+
+@pytest.mark.parametrize("make", [Held, MadeInside, bounded_normal])
+def test_one_compiled_policy_serves_several_programs(make):
+    policy = compile_policy(make())
+    small = JaxEnv(Pendulum(), batch_size=[3])
+    large = JaxEnv(Pendulum(), batch_size=[5], episode_length=4)
+
+    runs = [
+        env.unroll(seeded(env).reset(), steps, policy)[0]
+        for env, steps in ((small, 3), (small, 4), (large, 3))
+    ]
+    rollout = seeded(small).rollout(4, policy, break_when_any_done=False)
+
+    assert all(run["action"].abs().max() <= 2 for run in runs)
+    if make is not bounded_normal:
+        for run in (*runs, rollout):
+            torch.testing.assert_close(run["action"], policy.module(run["observation"]))
