@@ -11,6 +11,7 @@ Conventions
 
 from __future__ import annotations
 
+import random
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -24,7 +25,7 @@ import torch
 
 from envkit.env.base import EnvBase
 
-__all__ = ["key_of"]
+__all__ = ["is_own_object", "key_of", "state_of"]
 
 _VALUES = (type(None), bool, int, str, bytes, complex, Enum, type, slice, torch.dtype, torch.device)
 _PLAIN = frozenset({type(None), bool, int, str})
@@ -40,6 +41,11 @@ def key_of(module: torch.nn.Module, named: Iterable[torch.Tensor]) -> Hashable:
         named: its parameters and buffers, which are looked up by name.
     """
     return _Walk({id(tensor) for tensor in named}).key(module)
+
+
+def state_of(value: Any, named: Iterable[torch.Tensor]) -> Hashable:
+    """Give the key of one attribute of a module, generators of random numbers by where they are."""
+    return _Walk({id(tensor) for tensor in named}, reads_generators=True).key(value)
 
 
 class _Same:
@@ -65,8 +71,9 @@ class _Same:
 class _Walk:
     """One walk. An object that is met again is told by its identity; so is a container in itself."""
 
-    def __init__(self, named: set[int]):
+    def __init__(self, named: set[int], *, reads_generators: bool = False):
         self._named = named
+        self._reads_generators = reads_generators
         self._met: dict[int, Any] = {}  # holds them, so that no other object gets their ids
         self._around: list[int] = []
 
@@ -132,11 +139,22 @@ class _Walk:
             return self.key(value.__func__), self.key(value.__self__)
         if isinstance(value, partial):
             return self.key(value.func), self.key(value.args), self.key(value.keywords)
+        if self._reads_generators and isinstance(value, random.Random):
+            return (value.getstate(),)
+        if self._reads_generators and isinstance(value, np.random.Generator):
+            return (repr(value.bit_generator.state),)
+        if self._reads_generators and isinstance(value, np.random.RandomState):
+            return (repr(value.get_state()),)
         is_policy = isinstance(value, torch.nn.Module) and not isinstance(value, EnvBase)
-        is_own = type(value).__module__.partition(".")[0] not in _LIBRARIES
-        if is_policy or is_own:
+        if is_policy or is_own_object(value):
             return (self.key(getattr(value, "__dict__", None)),)
         return ()
+
+
+def is_own_object(value: Any) -> bool:
+    """Say whether a value is an object of the author's, with attributes that a forward may change."""
+    is_library = type(value).__module__.partition(".")[0] in _LIBRARIES
+    return not is_library and not isinstance(value, type) and hasattr(value, "__dict__")
 
 
 def _held(cell: Any) -> Any:

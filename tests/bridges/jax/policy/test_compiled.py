@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -18,12 +19,15 @@ from tensordict.nn import InteractionType, TensorDictModule, set_interaction_typ
 from torch import nn
 from torch.distributions import Distribution
 
+from bridges.jax.env import JaxEnv
 from bridges.jax.policy.translated import in_jax
 from bridges.policy.compiled import compile_policy
 from bridges.policy.exporting import Signature
+from envkit.batched.serial import SerialEnv
 from envkit.errors import TranslationError
 from tests.bridges.jax.policy.networks import Calls
 from tests.bridges.jax.policy.policies import drawing
+from tests.zoo.walkers import Pendulum
 
 ACTION = (("action",),)
 
@@ -595,3 +599,78 @@ def test_other_names_of_a_tensordict_module_are_kept():
     out = run(compile_policy(module), PLACE, torch.ones(3, 2))
 
     assert set(out) == {("deep", "action")}
+
+
+# ------------------------------------------------------- forwards that change something in Python
+
+
+class Schedule:
+    """Says how often it was asked."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def ask(self):
+        self.asked += 1
+        return float(self.asked)
+
+
+class Impure(nn.Module):
+    """Adds a number that Python makes, and no graph repeats."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.calls, self.seen, self.last = 0, [], None
+        self.own, self.schedule = np.random.default_rng(0), Schedule()
+
+    def forward(self, observation):
+        return torch.tanh(observation[..., :1] + self._number(observation))
+
+    def _number(self, observation):
+        match self.kind:
+            case "calls":
+                self.calls += 1
+                return self.calls
+            case "seen":
+                self.seen.append(1)
+                return len(self.seen)
+            case "last":
+                self.last = observation
+                return 0.0
+            case "own":
+                return float(self.own.uniform())
+            case "schedule":
+                return self.schedule.ask()
+            case "`random`":
+                return random.random()
+            case _:
+                return float(np.random.uniform())
+
+
+IMPURE = ("calls", "seen", "last", "own", "schedule", "`random`", "`numpy.random`")
+
+
+@pytest.mark.parametrize("kind", IMPURE)
+def test_a_forward_that_changes_something_in_python_is_refused_by_programs(kind):
+    env = JaxEnv(Pendulum(), batch_size=[3])
+    module = Impure(kind)
+
+    with torch.no_grad(), pytest.raises(TranslationError, match=f"changes .*{kind}.*would repeat"):
+        env.rollout(3, compile_policy(module))
+
+    assert (module.calls, module.seen, module.last, module.schedule.asked) == (0, [], None, 0)
+    assert module.own.uniform() == np.random.default_rng(0).uniform()
+
+
+@pytest.mark.parametrize("kind", IMPURE)
+def test_a_forward_that_changes_something_in_python_acts_as_the_module_step_by_step(kind, opened):
+    def actions(wrap):
+        random.seed(0)
+        np.random.seed(0)
+        env = opened(SerialEnv(2, lambda: JaxEnv(Pendulum())))
+        env.set_seed(0)
+        with torch.no_grad():
+            return env.rollout(4, wrap(Impure(kind)), break_when_any_done=False)["action"]
+
+    assert torch.equal(actions(compile_policy), actions(lambda module: module))

@@ -776,7 +776,7 @@ class MadeInside(nn.Module):
 
 def bounded_normal():
     """An actor whose distribution holds the bounds of the actions, as recipes of PPO and SAC have it."""
-    net = nn.Sequential(nn.Linear(2, 2), NormalParamExtractor())
+    net = nn.Sequential(nn.Linear(3, 2), NormalParamExtractor())
     return ProbabilisticActor(
         TensorDictModule(net, ["observation"], ["loc", "scale"]),
         in_keys=["loc", "scale"],
