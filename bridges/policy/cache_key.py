@@ -28,6 +28,9 @@ from envkit.env.base import EnvBase
 __all__ = ["is_own_object", "key_of", "state_of"]
 
 _VALUES = (type(None), bool, int, str, bytes, complex, Enum, type, slice, torch.dtype, torch.device)
+_FEW = 1024
+"""Values of a tensor that are compared; larger ones are told by identity and by what torch counts of writes."""
+
 _PLAIN = frozenset({type(None), bool, int, str})
 _EMPTY = frozenset({dict, OrderedDict, list, tuple})
 _LIBRARIES = {"torch", "tensordict", "torchrl", "numpy", "jax", "envkit", "bridges", "builtins"}
@@ -45,7 +48,7 @@ def key_of(module: torch.nn.Module, named: Iterable[torch.Tensor]) -> Hashable:
 
 def state_of(value: Any, named: Iterable[torch.Tensor]) -> Hashable:
     """Give the key of one attribute of a module, generators of random numbers by where they are."""
-    return _Walk({id(tensor) for tensor in named}, reads_generators=True).key(value)
+    return _Walk({id(tensor) for tensor in named}, in_trace=True).key(value)
 
 
 class _Same:
@@ -71,9 +74,9 @@ class _Same:
 class _Walk:
     """One walk. An object that is met again is told by its identity; so is a container in itself."""
 
-    def __init__(self, named: set[int], *, reads_generators: bool = False):
+    def __init__(self, named: set[int], *, in_trace: bool = False):
         self._named = named
-        self._reads_generators = reads_generators
+        self._in_trace = in_trace  # where tensors have no values, and generators are looked at
         self._met: dict[int, Any] = {}  # holds them, so that no other object gets their ids
         self._around: list[int] = []
 
@@ -128,7 +131,8 @@ class _Walk:
     def _of_tensor(self, tensor: torch.Tensor) -> Hashable:
         if id(tensor) in self._named:
             return "named"
-        return _Same(tensor), None if tensor.is_inference() else tensor._version
+        writes = None if tensor.is_inference() else tensor._version
+        return _Same(tensor), writes, None if self._in_trace else few_values(tensor)
 
     def _within(self, value: Any) -> tuple[Hashable, ...]:
         """Look into an object of which more than its identity matters."""
@@ -139,16 +143,44 @@ class _Walk:
             return self.key(value.__func__), self.key(value.__self__)
         if isinstance(value, partial):
             return self.key(value.func), self.key(value.args), self.key(value.keywords)
-        if self._reads_generators and isinstance(value, random.Random):
+        if self._in_trace and isinstance(value, random.Random):
             return (value.getstate(),)
-        if self._reads_generators and isinstance(value, np.random.Generator):
+        if self._in_trace and isinstance(value, np.random.Generator):
             return (repr(value.bit_generator.state),)
-        if self._reads_generators and isinstance(value, np.random.RandomState):
+        if self._in_trace and isinstance(value, np.random.RandomState):
             return (repr(value.get_state()),)
         is_policy = isinstance(value, torch.nn.Module) and not isinstance(value, EnvBase)
         if is_policy or is_own_object(value):
-            return (self.key(getattr(value, "__dict__", None)),)
+            of_classes = [_values_of(cls) for cls in own_classes(value)]
+            return self.key(getattr(value, "__dict__", None)), *map(self.key, of_classes)
         return ()
+
+
+def few_values(value: Any) -> bytes | None:
+    """Give the values of a tensor or an array of the CPU that is small, as bytes; None for all else."""
+    if isinstance(value, torch.Tensor):
+        if value.device.type != "cpu" or value.layout != torch.strided or value.numel() > _FEW:
+            return None
+        value = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    if isinstance(value, np.ndarray) and value.size <= _FEW * 8 and value.dtype != object:
+        return value.tobytes()
+    return None
+
+
+def own_classes(value: Any) -> list[type]:
+    """Give the class of a value and those above it that belong to no library."""
+    classes = type(value).__mro__
+    return [cls for cls in classes if cls.__module__.partition(".")[0] not in _LIBRARIES]
+
+
+def _values_of(cls: type) -> dict[str, Any]:
+    """Give the attributes of a class that are values; methods are told by identity."""
+    return {
+        name: value
+        for name, value in vars(cls).items()
+        if not (name.startswith("__") and name.endswith("__"))
+        and not isinstance(value, classmethod | staticmethod | property)
+    }
 
 
 def is_own_object(value: Any) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
+from bridges.policy.cache_key import few_values, own_classes
 from bridges.policy.exporting import Exported, Signature, tensors_by_name
 from bridges.policy.graph import Graph
 from bridges.policy.library import NUMPY, table_for
@@ -41,7 +42,7 @@ class Evaluation:
     reads: tuple[Path, ...]
     writes: tuple[Path, ...]
     agreed: set[torch.Size] = field(default_factory=set)
-    _programs: dict[int, tuple[list[int], Program]] = field(default_factory=dict)
+    _programs: dict[int, tuple[list[Any], Program]] = field(default_factory=dict)
 
     def program(self, module: torch.nn.Module, inputs: Sequence[np.ndarray]) -> Program:
         """Give the function for as many rows as ``inputs`` have; see `straightened`.
@@ -55,13 +56,18 @@ class Evaluation:
         rows = len(inputs[0])
         named = tensors_by_name(module)
         tensors = {name: named[own].detach() for name, own in self.graph.tensors.items()}
-        places = [tensor.data_ptr() for tensor in tensors.values()]
+        places = [_place(tensor) for tensor in tensors.values()]
         known, program = self._programs.get(rows, (None, None))
         if program is None or known != places:
             arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
             program = straightened(self.graph, arrays, inputs)
             self._programs[rows] = places, program
         return program
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Say where a tensor lies, and how."""
+    return tensor.data_ptr(), tensor.stride(), tensor.dtype
 
 
 def in_numpy(exported: Exported, signature: Signature, module: torch.nn.Module) -> Evaluation:
@@ -98,16 +104,24 @@ def _obstacle(parts: Sequence[torch.nn.Module], tensors: Sequence[torch.Tensor])
         return _SCRIPTED
     if any(is_lazy(tensor) for tensor in tensors):
         return "a parameter is not initialised yet"
-    if any(part._forward_hooks or part._forward_pre_hooks for part in parts):
+    if any(part._forward_hooks or part._forward_pre_hooks for part in parts) or any(
+        _global_hooks()
+    ):
         return "the module has hooks"
     return ""
+
+
+def _global_hooks() -> tuple[Any, ...]:
+    """Give the hooks that torch calls for every module."""
+    of_all = torch.nn.modules.module
+    return of_all._global_forward_hooks, of_all._global_forward_pre_hooks
 
 
 class Unchanged:
     """Whether a module is what it was: attributes and parts by identity, tensors by their memory.
 
-    This is asked at every call, so it does not look into what an attribute holds: `cache_key` does, when
-    a policy is bound.
+    This is asked at every call, so it looks only into tensors and arrays of few values that an attribute holds:
+    `cache_key` looks into the others when a policy is bound.
 
     Attributes:
         obstacle: what keeps the module from being evaluated in NumPy; empty if nothing does.
@@ -123,10 +137,22 @@ class Unchanged:
         for part in () if self.obstacle == _SCRIPTED else parts:
             held += [part._parameters, part._buffers, part._modules]  # type: ignore[list-item]
             held += [part._forward_hooks, part._forward_pre_hooks]  # type: ignore[list-item]
+        if self.obstacle != _SCRIPTED:
+            held += [
+                *_global_hooks(),
+                *(cls.__dict__ for part in parts for cls in own_classes(part)),
+            ]
         self._empty = [values for values in held if not values]
         self._held = [(values, tuple(values.values())) for values in held if values]
         known = [] if self.obstacle else tensors
-        self._tensors = [(tensor, tensor.data_ptr()) for tensor in known]
+        self._tensors = [(tensor, _place(tensor)) for tensor in known]
+        few = [
+            value
+            for part in parts
+            for value in part.__dict__.values()
+            if few_values(value) is not None
+        ]
+        self._constants = [(value, few_values(value)) for value in few]
         self.size = sum(tensor.numel() for tensor in known)
 
     def __bool__(self) -> bool:
@@ -136,7 +162,10 @@ class Unchanged:
             if len(values) != len(seen) or not all(map(is_, values.values(), seen)):
                 return False
         for tensor, place in self._tensors:
-            if tensor.data_ptr() != place:
+            if _place(tensor) != place:
+                return False
+        for value, seen in self._constants:
+            if few_values(value) != seen:
                 return False
         return exploration_type() is self._exploration
 

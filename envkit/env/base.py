@@ -350,11 +350,13 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         """Give where the random actions of this env are, if it was seeded; classes add what else they hold."""
         if self._action_seed is None and self._action_generator is None:
             return {}
-        return {"seed": self._action_seed, "actions": plain(self._action_generator)}
+        own = {"seed": self._action_seed, "actions": plain(self._action_generator)}
+        return own if self._unshown is None else {**own, "unshown": plain(self._unshown)}
 
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
         self._action_seed = state.get("seed")
         self._action_generator = from_plain(state.get("actions"))
+        self._unshown, self._has_begun = from_plain(state.get("unshown")), True
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Release the simulator.

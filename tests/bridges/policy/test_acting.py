@@ -9,6 +9,7 @@ import warnings
 from functools import partial
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -497,3 +498,61 @@ def test_what_a_plain_function_does_to_its_input_is_recorded_and_does_not_reach_
     assert torch.equal(
         data["next", "observation"][:, 0].abs() > 0, wanted["next", "observation"][:, 0].abs() > 0
     )
+
+
+# ------------------------------------------------------------- what may change between two calls
+
+NUMBERS = np.array([1.0, 2.0, 3.0, 4.0], dtype=np.float32)
+
+
+class Changing(nn.Module):
+    """Reads a weight, a tensor, an array and an attribute of its class."""
+
+    gain = 1.0
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+        self.array = NUMBERS.copy()
+        self.shift = torch.from_numpy(self.array.copy())
+
+    def forward(self, observation):
+        shown = self.linear(observation) * self.gain
+        return shown + self.shift + torch.from_numpy(self.array)
+
+
+def transposed(module):
+    module.linear.weight.data = module.linear.weight.data.T
+
+
+def written_through_numpy(module):
+    np.multiply(module.shift.numpy(), 10, out=module.shift.numpy())
+
+
+def written_in_place(module):
+    module.array += 5
+
+
+def of_the_class(module):
+    type(module).gain = 3.0
+
+
+@pytest.mark.parametrize(
+    "change", [transposed, written_through_numpy, written_in_place, of_the_class]
+)
+def test_what_changes_between_two_calls_is_seen(change, env, monkeypatch):
+    monkeypatch.setattr(Changing, "gain", 1.0)
+    module = Changing()
+    policy = TensorDictModule(module, in_keys=["observation"], out_keys=["action"])
+    act = compile_policy(policy).bound_to(env)
+    root = TensorDict({"observation": torch.randn(3, 4)}, batch_size=[3])
+
+    before = act(root.clone())["action"]
+    change(module)
+    after = act(root.clone())["action"]
+    expected = module(root["observation"])
+
+    assert act.evaluated_with == "NumPy"
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, expected)
