@@ -150,6 +150,31 @@ class Collector:
             ArgumentError: (a ValueError) they are of another architecture.
         """
 
+    @property
+    def requested_frames_per_batch(self) -> int | None:
+        """Transitions in a batch, as they were asked for; None where batches are of whole episodes alone."""
+        return self._options.frames_per_batch
+
+    @property
+    def frames_per_batch(self) -> int:
+        """Transitions that a batch has, over all envs; more than were asked for where envs step side by side."""
+        return self._frames_each
+
+    @property
+    def total_frames(self) -> int:
+        """Transitions after which the collector is at its end; -1 where there is no end."""
+        return -1 if self._options.total_frames is None else self._options.total_frames
+
+    @property
+    def _amounts(self) -> dict[str, Any]:
+        """Give what `stats` of every kind says."""
+        return {
+            "total_frames": self.total_frames,
+            "requested_frames_per_batch": self.requested_frames_per_batch,
+            "completed": self.is_finished,
+            "policy_version": self.policy_version,
+        }
+
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
         """Seed all envs of all workers, one chain; gives the seed after the last."""
         raise NotImplementedError

@@ -15,7 +15,7 @@ from envkit.collectors.workers import WorkerCollector
 from envkit.data.arguments import as_bool
 from envkit.data.plain import from_plain, plain
 from envkit.env.policy import PolicyLike
-from envkit.errors import ArgumentError, OptionError
+from envkit.errors import OptionError
 
 __all__ = ["MultiAsyncCollector", "MultiaSyncDataCollector"]
 
@@ -56,11 +56,6 @@ class MultiaSyncDataCollector(WorkerCollector):
         )
 
     def _require_kind(self, given: Any) -> None:
-        if given.cat_results is not None:
-            raise ArgumentError(
-                f"cat_results is {given.cat_results!r}, but batches of {type(self).__name__} come from one worker each. "
-                "Leave it out, or use MultiSyncDataCollector."
-            )
         for name, unset in (("prefetch", 0), ("preemptive_threshold", None)):
             if getattr(given, name) != unset:
                 raise OptionError(

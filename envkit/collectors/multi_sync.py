@@ -56,6 +56,10 @@ class MultiSyncDataCollector(WorkerCollector):
         )
 
     def _require_kind(self, given: Any) -> None:
+        storage = getattr(given.replay_buffer, "storage", None)
+        holds_steps = given.replay_buffer is not None and getattr(storage, "ndim", 1) == 1
+        if holds_steps and given.trajs_per_batch is None and given.cat_results in (None, "stack"):
+            given.cat_results = 0 if given.preemptive_threshold is None else -1
         if given.cat_results is None:
             given.cat_results = "stack"
         _require_joinable(given)

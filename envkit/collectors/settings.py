@@ -25,14 +25,16 @@ __all__ = ["CollectorOptions", "WorkerOptions", "checked", "checked_workers", "r
 
 
 class CollectorOptions(TypedDict, total=False):
-    """Keywords of every collector. Exactly one of the first two is given.
+    """Keywords of every collector. One of the first two is given.
 
     Args:
         frames_per_batch: transitions in a batch, over all envs; with a batch of B envs, each makes
             ``ceil(frames_per_batch / B)`` steps, with a warning where that is more.
         trajs_per_batch: whole episodes in a batch instead, in the order in which they end. Frames of
-            unfinished ones wait; none is lost or used twice.
-        traj_format: "padded" gives episodes a row each, with a mask beside ``traj_ids``; "cat" one after the other.
+            unfinished ones wait; none is lost or used twice. ``frames_per_batch`` then is how many transitions are made
+            at once.
+        traj_format: "padded" gives episodes a row each, with a mask beside ``traj_ids``; "cat" one after the other. Into a
+            ``replay_buffer`` they always go one after the other.
         total_frames: frames after which the collector is at its end, a multiple of ``frames_per_batch``; None
             or -1 sets no end.
         device: stands in for each of the next three that is not given.
@@ -112,8 +114,9 @@ class WorkerOptions(CollectorOptions, total=False):
             they are.
         num_threads: torch threads of this process while the workers run; None leaves them alone.
         num_sub_threads: torch threads of each worker.
-        cat_results: how batches of workers are joined: "stack" puts an axis of workers in front, an int
-            concatenates along that axis, -1 along time. `MultiSyncDataCollector` alone; None is "stack".
+        cat_results: how batches of workers are joined. "stack" puts an axis of workers in front, an int
+            concatenates along that axis, -1 along time. None is "stack", and with a ``replay_buffer`` both are 0: a
+            buffer holds transitions, not workers. Batches of `MultiaSyncDataCollector` come from one worker each.
         on_worker_failure: "raise", or "restart": a lost worker is replaced by one with the newest weights, its
             unfinished episodes end with ``truncated``.
         max_restarts: with "restart", how many there may be before the error is raised after all.
@@ -224,10 +227,10 @@ def _check_threshold(given: Any) -> None:
 
 
 def _check_amounts(given: Any) -> None:
-    if (given.frames_per_batch is None) == (given.trajs_per_batch is None):
+    if given.frames_per_batch is None and given.trajs_per_batch is None:
         raise OptionError(
-            f"frames_per_batch is {given.frames_per_batch} and trajs_per_batch is {given.trajs_per_batch}. Pass "
-            "one of them: transitions in a batch, or whole episodes."
+            "frames_per_batch and trajs_per_batch are both None. Pass one of them: transitions in a batch, or whole "
+            "episodes."
         )
     for name, meaning in (
         ("frames_per_batch", "the transitions of a batch"),
@@ -246,7 +249,8 @@ def _check_amounts(given: Any) -> None:
     if given.prefetch > 1:
         raise ArgumentError(f"prefetch is {given.prefetch}, but at most 1 batch is made ahead.")
     frames, total = given.frames_per_batch, given.total_frames
-    if frames is not None and total is not None and total % frames:
+    by_episode = given.trajs_per_batch is not None
+    if frames is not None and not by_episode and total is not None and total % frames:
         below = total - total % frames
         near = f"{below} or {below + frames}" if below else f"{frames}"
         raise ArgumentError(
@@ -254,6 +258,13 @@ def _check_amounts(given: Any) -> None:
         )
     if given.traj_format not in ("padded", "cat"):
         raise ArgumentError(f"traj_format is {given.traj_format!r}, but must be 'padded' or 'cat'.")
+    if given.traj_format == "cat" and not by_episode:
+        raise ArgumentError(
+            "traj_format is 'cat', but batches are of frames_per_batch transitions. Pass trajs_per_batch= for batches of "
+            "whole episodes, or leave traj_format out."
+        )
+    if by_episode and given.replay_buffer is not None:
+        given.traj_format = "cat"  # a buffer holds transitions, and no padding
 
 
 def _as_limit(name: str, value: Any) -> int | None:

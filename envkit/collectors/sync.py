@@ -147,11 +147,12 @@ class SyncDataCollector(Collector):
         """Tell what was collected and where time went.
 
         Returns:
-            ``frames``, ``batches``, ``episodes``, and ``seconds`` spent in "envs", in the "policy", and in
+            ``frames``, ``total_frames``, ``requested_frames_per_batch``, ``completed``, ``policy_version``, ``batches``, ``episodes``, and ``seconds`` spent in "envs", in the "policy", and in
             "transfer" to ``storing_device``; a program that makes a whole batch counts as "envs".
         """
         runner = self._runner
         return {
+            **self._amounts,
             "frames": runner.frames,
             "batches": self.iter,
             "episodes": runner.episodes,

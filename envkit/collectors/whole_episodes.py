@@ -25,6 +25,9 @@ __all__ = ["EpisodeStore"]
 
 _IDS = ("collector", "traj_ids")
 
+RANDOM = ("collector", "random_action")
+"""Where a batch has random actions and others: which are random, bool of its batch size."""
+
 _LONG = 100_000
 """Steps after which an episode that has not ended is told of: whoever waits for it may wait for ever."""
 
@@ -115,7 +118,6 @@ class EpisodeStore:
         data.names = ["time"]
         if layout == "padded":
             data = split_trajectories(data)
-            data = data if data.batch_dims == 2 else data.unsqueeze(0)
         self._whole = deque(islice(self._whole, count, None))
         return data
 
@@ -138,4 +140,24 @@ def _keep(pieces: _Pieces, piece: TensorDictBase) -> int:
 
 
 def _joined(pieces: Sequence[TensorDictBase]) -> TensorDictBase:
+    """Concatenate pieces in time; what a policy writes is zero where random actions were taken, and RANDOM says where."""
+    keys = [set(piece.keys(True, True)) - {RANDOM} for piece in pieces]
+    every = set().union(*keys)
+    if any(own != every for own in keys):
+        pieces = [
+            _completed(piece, every - own, pieces) for piece, own in zip(pieces, keys, strict=True)
+        ]
     return cast(TensorDictBase, torch.cat(cast(Any, pieces)))
+
+
+def _completed(
+    piece: TensorDictBase, missing: Collection[Any], pieces: Sequence[TensorDictBase]
+) -> TensorDictBase:
+    """Add what a piece of random actions lacks, as zeros of the form that it has in another piece."""
+    completed, steps = piece.copy(), piece.batch_size[0]
+    for key in missing:
+        like = next(value for other in pieces if (value := other.get(key, None)) is not None)
+        completed.set(key, like.new_zeros(steps, *like.shape[1:]))
+    if missing or RANDOM not in completed.keys(True, True):
+        completed.set(RANDOM, torch.full((steps,), bool(missing), device=piece.device))
+    return completed

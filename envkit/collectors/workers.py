@@ -271,7 +271,7 @@ class WorkerCollector(Collector):
         """Tell what was collected and where time went.
 
         Returns:
-            ``frames``, ``batches``, ``episodes``, ``seconds`` spent in "envs", in the "policy" and in "transfer" of batches
+            ``frames``, ``total_frames``, ``requested_frames_per_batch``, ``completed``, ``policy_version``, ``batches``, ``episodes``, ``seconds`` spent in "envs", in the "policy" and in "transfer" of batches
             and weights, summed over the workers, joining of batches here included, and ``workers``: the same of each, in
             a list. Workers have made more frames than were delivered where batches wait.
         """
@@ -282,7 +282,12 @@ class WorkerCollector(Collector):
                 total[name] += one.get(name, 0)
             for name, spent in one.get("seconds", {}).items():
                 total["seconds"][name] += spent
-        return {**total, "batches": self.iter, "workers": [dict(one) for one in self._crew.counted]}
+        return {
+            **self._amounts,
+            **total,
+            "batches": self.iter,
+            "workers": [dict(one) for one in self._crew.counted],
+        }
 
     @property
     def worker_pids(self) -> list[int]:

@@ -51,8 +51,8 @@ def split_trajectories(
     Returns:
         Data of batch size ``(trajectories, longest)``, rows in the order of the data, and ``mask``
         beside the ids: bool of that shape, True where a step is no padding. Tensors are 0 where it is
-        False, other data repeats the last step. Where no step needs padding the batch size of the
-        data is kept. Data without ids gets some.
+        False, other data repeats the last step. Where each row of the data is one trajectory, its batch size is
+        kept, and ``(T,)`` becomes ``(1, T)``. Data without ids gets some.
 
     Raises:
         ArgumentError: the data has no time axis.
@@ -72,7 +72,8 @@ def split_trajectories(
     begins = _by_ids(data, ids) if known else _by_flags(data, done_key or ("next", "done"))
     rows, mask = _rows(begins)
     if mask.all() and mask.shape[1] == data.batch_size[-1]:
-        split, mask = data.copy(), mask.reshape(data.batch_size)
+        split = data.copy() if data.batch_dims > 1 else data.unsqueeze(0)
+        mask = mask.reshape(split.batch_size)
     else:
         split = _padded(data, rows, mask)
     if ids is None:

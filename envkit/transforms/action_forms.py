@@ -183,14 +183,29 @@ class ActionScaling(_ActionForm):
         return self.loc, self.scale
 
     def normalize(self, action: torch.Tensor) -> torch.Tensor:
-        """Turn an action of the env into one of the user."""
+        """Turn an action of the env into one of the user.
+
+        Raises:
+            ArgumentError: (a ValueError) ``loc`` or ``scale`` would give it another shape.
+        """
+        self._require_shape(action)
         value = elementwise.standardised(action, *self._numbers())
         return value if self.standard_normal else (value + 1) / 2
 
     def denormalize(self, action: torch.Tensor) -> torch.Tensor:
-        """Turn an action of the user into one of the env."""
+        """Turn an action of the user into one of the env; see `normalize`."""
+        self._require_shape(action)
         value = action if self.standard_normal else action * 2 - 1
         return elementwise.scaled(value, *self._numbers())
+
+    def _require_shape(self, action: torch.Tensor) -> None:
+        """Refuse numbers that would give the action another shape."""
+        for name, numbers in zip(("loc", "scale"), self._numbers(), strict=True):
+            if numbers.ndim and not _fits(numbers.shape, action.shape):
+                raise ArgumentError(
+                    f"ActionScaling has a {name} of shape {tuple(numbers.shape)}, but the action has shape "
+                    f"{tuple(action.shape)}. Pass numbers that broadcast to the action's last axes."
+                )
 
     def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
         return self.normalize(value)
@@ -222,6 +237,12 @@ class ActionScaling(_ActionForm):
             f"loc={self.loc}, scale={self.scale}, standard_normal={self.standard_normal}, "
             f"{super().extra_repr()}"
         )
+
+
+def _fits(shape: torch.Size, action: torch.Size) -> bool:
+    """Say whether numbers of a shape broadcast to an action, and leave its shape as it is."""
+    pairs = zip(reversed(shape), reversed(action), strict=False)
+    return len(shape) <= len(action) and all(size in (1, of_action) for size, of_action in pairs)
 
 
 def _finite_box(leaf: TensorSpec) -> BoundedContinuous | None:

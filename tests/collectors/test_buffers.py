@@ -8,7 +8,14 @@ import pytest
 import torch
 from torchrl.data import LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer
 
-from envkit import Collector, MultiStep, RewardSum, SerialEnv, SyncDataCollector
+from envkit import (
+    Collector,
+    MultiStep,
+    MultiSyncDataCollector,
+    RewardSum,
+    SerialEnv,
+    SyncDataCollector,
+)
 from tests.collectors.test_resume import Saved
 from tests.collectors.test_workers import still
 from tests.zoo.envs import Count
@@ -183,3 +190,87 @@ def test_a_step_that_a_buffer_refuses_has_no_other_put_in_twice():
     resumed.next()
 
     assert buffer == [0, 1, 2, 3, 4, 5]
+
+
+# ------------------------------------------------------------------------ transitions, and no padding
+
+
+@pytest.mark.parametrize("options", [{}, {"cat_results": "stack"}])
+def test_workers_put_transitions_into_a_buffer_and_no_rows_of_workers(options):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
+    make = {"frames_per_batch": 16, "total_frames": 32, **options}
+
+    with MultiSyncDataCollector(
+        [partial(Count, 5)] * 2, still, replay_buffer=buffer, **make
+    ) as collector:
+        list(collector)
+
+    assert len(buffer) == 32
+    assert buffer.sample().batch_size == (4,)
+    held = buffer.storage[:32]
+    for start in range(0, 32, 8):  # each worker's steps stay together
+        assert len(set((held[IDS][start : start + 8] % 2).flatten().tolist())) == 1
+
+
+def test_whole_episodes_go_into_a_buffer_without_padding():
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(200),
+        sampler=SliceSampler(num_slices=2, traj_key=IDS),
+        batch_size=4,
+    )
+    lengths = [partial(Count, 3), partial(Count, 5)]
+    collector = SyncDataCollector(
+        lambda: SerialEnv(2, lengths),
+        still,
+        trajs_per_batch=2,
+        total_frames=24,
+        replay_buffer=buffer,
+    )
+
+    list(collector)
+
+    assert len(buffer) == collector.frames >= 24
+    assert buffer.storage[: len(buffer)].batch_size == (len(buffer),)
+    assert buffer.sample().batch_size == (4,)
+
+
+def test_frames_per_batch_beside_trajs_per_batch_says_how_many_steps_are_made_at_once():
+    collector = SyncDataCollector(
+        lambda: Count(5), still, frames_per_batch=3, trajs_per_batch=2, total_frames=20
+    )
+
+    batches = list(collector)
+
+    assert [tuple(batch.shape) for batch in batches] == [(2, 5)] * 2
+    assert collector.frames_per_batch == collector.requested_frames_per_batch == 3
+
+
+def test_a_layout_of_episodes_wants_batches_of_episodes():
+    with pytest.raises(ValueError, match="Pass trajs_per_batch="):
+        SyncDataCollector(lambda: Count(5), still, frames_per_batch=4, traj_format="cat")
+
+
+@pytest.mark.parametrize("layout", ["padded", "cat"])
+def test_episodes_that_begin_with_random_actions_go_on_with_those_of_a_policy(layout):
+    """The random ones have nothing that the policy writes beside its action: zeros, and a mask that says where."""
+    env = Count(8)
+
+    def telling(td):
+        return td.update({**still(td.copy()).select(*env.action_keys), "value": td["count"] + 1.0})
+
+    collector = SyncDataCollector(
+        lambda: Count(8),
+        telling,
+        frames_per_batch=5,
+        init_random_frames=5,
+        trajs_per_batch=1,
+        total_frames=16,
+        traj_format=layout,
+    )
+
+    first, second = (batch.reshape(-1) for batch in collector)
+
+    random = first["collector", "random_action"]
+    assert random.tolist() == [True] * 5 + [False] * 3
+    assert torch.equal(first["value"].squeeze(-1) != 0, ~random)
+    assert ("collector", "random_action") not in second.keys(True)

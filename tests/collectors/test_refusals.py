@@ -48,7 +48,6 @@ def unbuilt():
 
 WRONG_VALUES = [
     (OptionError, r"Pass one of them: transitions", {}),
-    (OptionError, r"Pass one of them: transitions", {"frames_per_batch": 4, "trajs_per_batch": 1}),
     (ArgumentError, r"frames_per_batch is 0, but must be an int of at least 1", {"frames_per_batch": 0}),
     (ArgumentTypeError, r"frames_per_batch is 2\.5", {"frames_per_batch": 2.5}),
     (ArgumentTypeError, r"frames_per_batch is '4'", {"frames_per_batch": "4"}),
@@ -181,8 +180,6 @@ def test_ways_to_join_that_there_are_not_are_refused(error, text, options):
 @pytest.mark.parametrize(
     ("error", "options"),
     [
-        (ArgumentError, {"cat_results": "stack"}),
-        (ArgumentError, {"cat_results": 0}),
         (OptionError, {"preemptive_threshold": 0.0}),
         (OptionError, {"prefetch": 1}),
         (OptionError, {"sync": True}),

@@ -73,7 +73,7 @@ def test_flags_may_be_named_although_there_are_ids():
     data["next", "mine"] = torch.tensor([F, F, T, F, F, F, F])[:, None]
 
     assert split_trajectories(data, done_key=("next", "mine")).shape == (2, 4)
-    assert split_trajectories(data).shape == (7,)
+    assert split_trajectories(data).shape == split_trajectories(data)["mask"].shape == (1, 7)
 
 
 def test_the_rows_of_a_batch_are_cut_one_by_one():
@@ -97,16 +97,17 @@ def test_equal_ids_in_two_rows_are_two_trajectories():
 
 
 @pytest.mark.parametrize("size", [(3,), (2, 3), (2, 2, 3)])
-def test_full_trajectories_keep_their_shape(size):
+def test_full_trajectories_keep_their_shape_and_one_has_an_axis_before_time(size):
     done = torch.zeros(*size, 1, dtype=torch.bool)
     done[..., -1, :] = True
     data = TensorDict({"x": torch.rand(size), "next": {"done": done}}, size)
 
     split = split_trajectories(data)
 
-    assert split.shape == size
-    assert split["mask"].shape == size and split["mask"].all()
-    assert split["x"].equal(data["x"])
+    rows = size if len(size) > 1 else (1, *size)
+    assert split.shape == rows
+    assert split["mask"].shape == rows and split["mask"].all()
+    assert split["x"].equal(data["x"].reshape(rows))
 
 
 def test_the_data_is_not_written_to():

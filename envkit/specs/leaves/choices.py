@@ -323,6 +323,9 @@ class HotChoice(Choices):
     def _in_range(self, index: Tensor) -> Tensor:
         return index  # one read off a value always is
 
+    def _as_own(self, value: Tensor) -> Tensor:
+        return value  # the largest entry is the option, also of fractions
+
     def _to_tensor(self, raw: Any, ignore_device: bool = False) -> Tensor:
         if not isinstance(raw, Tensor):
             array = np.array(raw)

@@ -24,6 +24,7 @@ from envkit.specs import shapes
 from envkit.specs.annotations import Device, Place, Shape
 from envkit.specs.base import TensorSpec, checks_values, require_dtype
 from envkit.specs.devices import as_device
+from envkit.specs.leaves.order import saturated
 from envkit.specs.shapes import Index, ShapeOp, as_shape, known, lead
 
 __all__ = ["LeafSpec"]
@@ -217,7 +218,11 @@ class LeafSpec(TensorSpec):
         if value.is_floating_point() or value.is_complex():
             value = torch.where(value.isnan(), 0, value)
         spec = self if value.device == self._device else self.to(value.device)
-        return spec._nearest(value.to(self._dtype))  # type: ignore[attr-defined]
+        return spec._nearest(spec._as_own(value))  # type: ignore[attr-defined]
+
+    def _as_own(self, value: Tensor) -> Tensor:
+        """Give a value in the spec's dtype, at the end of its range where it lies beyond."""
+        return saturated(value, self._dtype)
 
     # -- conversion --------------------------------------------------------------------
 

@@ -58,6 +58,20 @@ def clamp(values: Tensor, low: int, high: int) -> Tensor:
     return clamped.round() if clamped.is_floating_point() else clamped
 
 
+def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast values; those beyond the range of an integer dtype become the nearest that it holds."""
+    if dtype not in _INTEGERS or values.dtype == dtype:
+        return values.to(dtype)
+    low, high = range_of(dtype)
+    wide = (values.real if values.is_complex() else values).double()
+    above, below = wide >= high, wide <= low
+    cast = torch.where(above | below, 0, values).to(dtype)
+    return torch.where(above, high, torch.where(below, low, cast)).to(dtype)
+
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 def range_of(dtype: torch.dtype) -> tuple[Any, Any]:
     """Tell the least and the greatest finite value of a dtype, as Python numbers."""
     if dtype == torch.bool:

@@ -127,7 +127,7 @@ class Compose(Transform):
         transform = as_transform(transform)
         transform._belong_to(self)
         self.transforms.insert(index, transform)
-        if not self.training:
+        if not self.training or self.container is not None:
             transform.eval()
         self._changed()
 

@@ -107,8 +107,7 @@ class TransformedEnv(TransformStepping):
     def _set_transform(self, given: Any) -> None:
         transform = as_transform(given)
         transform._belong_to(self)
-        if not self.training:
-            transform.eval()
+        transform.eval()  # in an env dropout and the like rest, as in TorchRL; train() brings them back
         previous = self._modules.get("_transform")
         if isinstance(previous, Transform):
             previous.reset_parent()

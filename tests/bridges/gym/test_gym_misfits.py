@@ -32,7 +32,7 @@ def recorded(env):
 
 
 def in_rows(env):
-    env = SerialEnv(2, partial(_itself, env))
+    env = SerialEnv(1, partial(_itself, env))
     env.rollout(3)
 
 
