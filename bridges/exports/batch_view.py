@@ -16,7 +16,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -27,6 +27,8 @@ from tensordict import TensorDictBase
 
 from bridges.exports.spaces import asked_space, shown_space
 from envkit import rules
+from envkit.batched.attributes import chosen_rows
+from envkit.batched.env import BatchedEnv
 from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths, nest
 from envkit.env.as_gym import as_tensor, shown_and_infos, spelled
 from envkit.env.base import EnvBase
@@ -37,8 +39,10 @@ from envkit.errors import (
     ArgumentTypeError,
     InputError,
     NotResetError,
+    UnsupportedError,
 )
 from envkit.specs import Composite, NonTensor, TensorSpec
+from envkit.transforms.core.env import TransformedEnv
 
 __all__ = ["BatchView"]
 
@@ -98,15 +102,96 @@ class BatchView:
         self._root: TensorDictBase | None = None
         self._in_place: InPlace | None = None
 
+    # -------------------------------------------------------------------------------- single rows
+
+    @property
+    def pool(self) -> Any:
+        """The pool of single envs, behind transforms too; None where all rows are one object."""
+        inner = self.env
+        while isinstance(inner, TransformedEnv):
+            inner = inner.base_env
+        return inner if isinstance(inner, BatchedEnv) else None
+
+    def get_attr(self, name: str, indices: Any = None) -> list[Any]:
+        """Give an attribute of each of some rows; where all rows are one object, the same for each.
+
+        Raises:
+            AttributeError: there is none of this name.
+        """
+        if name == "render_mode":
+            return [self.render_mode] * len(chosen_rows(indices, self.num_envs))
+        if self.pool is not None:
+            return self.pool.get_attr(name, indices)
+        return self._of_rows(getattr(self.env, name), indices)
+
+    def set_attr(self, name: str, values: Sequence[Any], indices: Any = None) -> None:
+        """Set an attribute of each of some rows, to one value each.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) all rows are one object, and not all get the same value.
+        """
+        rows = chosen_rows(indices, self.num_envs)
+        if self.pool is not None:
+            for row, value in zip(rows, values, strict=True):
+                self.pool.set_attr(name, value, row)
+            return
+        if len(set(rows)) != self.num_envs or any(value is not values[0] for value in values):
+            raise self._shared(f"set {name!r} to one value for all rows")
+        setattr(self.env, name, values[0])
+
+    def call(self, name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        """Call a method of each of some rows.
+
+        Raises:
+            AttributeError: there is none of this name.
+            UnsupportedError: (a NotImplementedError) all rows are one object, and some of them are named.
+        """
+        if self.pool is not None:
+            return self.pool.call(name, *args, indices=indices, **kwargs)
+        if len(set(chosen_rows(indices, self.num_envs))) != self.num_envs:
+            raise self._shared(f"call {name!r} for all rows")
+        found = getattr(self.env, name)
+        return self._of_rows(found(*args, **kwargs) if callable(found) else found, indices)
+
+    def _of_rows(self, value: Any, indices: Any) -> list[Any]:
+        """Give each row its own of a list with one value a row; anything else is the same for each."""
+        is_list = isinstance(value, list | tuple) and len(value) == self.num_envs
+        return [value[row] if is_list else value for row in chosen_rows(indices, self.num_envs)]
+
+    def _shared(self, fix: str) -> UnsupportedError:
+        kind = type(self.env).__name__
+        return UnsupportedError(
+            f"the {self.num_envs} rows of this {kind} are one object, so some of them cannot be asked apart. Use a pool of "
+            f"single envs, e.g. SerialEnv, or {fix}."
+        )
+
     # ------------------------------------------------------------------------------------- calls
 
-    def reset(self, mask: np.ndarray | None = None) -> Moment:
-        """Begin episodes, in the rows of ``mask`` or in all of them, and give the root."""
+    def reset(
+        self, mask: np.ndarray | None = None, options: Sequence[Mapping[str, Any]] | None = None
+    ) -> Moment:
+        """Begin episodes, in the rows of ``mask`` or in all of them, and give the root.
+
+        Args:
+            mask: bool ``(num_envs,)``.
+            options: of the simulator's reset, for each row.
+
+        Raises:
+            ArgumentError: (a ValueError) there are options, and the rows are no single envs that take some.
+        """
+        given: dict[str, Any] = {}
+        if options is not None and any(options):
+            if self.pool is None:
+                raise ArgumentError(
+                    f"options are {list(options)}, but {type(self.env).__name__} resets all its rows as one. Use a pool "
+                    "of single envs, e.g. SerialEnv, or leave the options out."
+                )
+            given["list_of_kwargs"] = [{"options": dict(one)} if one else {} for one in options]
         if mask is None:
-            self._root = self.env.reset()
+            self._root = self.env.reset(**given)
         else:
             chosen = self._on_device(mask).unsqueeze(-1)
-            self._root = self.env.reset(self.root.copy().set(rules.RESET, chosen))
+            self._root = self.env.reset(self.root.copy().set(rules.RESET, chosen), **given)
         self._missing, self._in_place = None, self.env._in_place()
         return self._root
 

@@ -108,14 +108,15 @@ class GymVectorView(VectorEnv):
 
         Args:
             seed: of the env's `set_seed`, which gives every row its own.
-            options: a "reset_mask", bool ``(num_envs,)``, and nothing else.
+            options: a "reset_mask", bool ``(num_envs,)``, and options of the simulators, which each row that is reset
+                gets. Those need a pool of single envs.
 
         Raises:
             ArgumentTypeError: (a TypeError) ``seed`` is a list: rows are seeded together.
-            ArgumentError: (a ValueError) another option, a mask of another form or of no row, a seed beside a mask that
+            ArgumentError: (a ValueError) options where all rows are one object, a mask of another form or of no row, a seed beside a mask that
                 leaves rows out, or with "next_step" a mask that leaves out rows which ended in the step before.
         """
-        mask = self._reset_mask(options)
+        mask, others = self._reset_mask(options)
         if mask is not None and self.autoreset_mode == AutoresetMode.NEXT_STEP:
             self._require_none_waits(mask)
         if seed is not None:
@@ -129,27 +130,26 @@ class GymVectorView(VectorEnv):
                     "but the rows of an env are seeded together. Reset all of them, or leave the seed out."
                 )
             self.view.env.set_seed(seed)
-        root = self.view.reset(mask)
+        root = self.view.reset(mask, [others] * self.num_envs)
         self._ended = self.view.ended(root)
         shown = self._all if mask is None else mask
         return self.view.observations(root), _told(self.view.infos(root), shown)
 
-    def _reset_mask(self, options: Mapping[str, Any] | None) -> np.ndarray | None:
+    def _reset_mask(
+        self, options: Mapping[str, Any] | None
+    ) -> tuple[np.ndarray | None, dict[str, Any]]:
+        """Take the mask out of options; gives both."""
         given = dict(options or {})
         mask = given.pop("reset_mask", None)
-        if given:
-            raise ArgumentError(
-                f"options are {sorted(given)}, but an env of envkit knows 'reset_mask' alone. Leave them out."
-            )
         if mask is None:
-            return None
+            return None, given
         mask = mask.numpy(force=True) if isinstance(mask, torch.Tensor) else np.array(mask)
         if mask.dtype != bool or mask.shape != (self.num_envs,) or not mask.any():
             raise ArgumentError(
                 f"reset_mask is {mask.dtype} of shape {mask.shape} and chooses {np.count_nonzero(mask)} rows, but "
                 f"must be bool of shape {(self.num_envs,)} and choose one row or more."
             )
-        return mask
+        return mask, given
 
     def _require_none_waits(self, mask: np.ndarray) -> None:
         """Check that no row which is left out has ended: it has begun anew already, and would be shown too early."""
@@ -159,6 +159,36 @@ class GymVectorView(VectorEnv):
                 f"reset_mask leaves out rows {waiting}, which have ended and begin anew in the next step. Choose them "
                 "too, or step first."
             )
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of each row's env, wrapper or simulator; an attribute is given as it is.
+
+        Raises:
+            AttributeError: there is none of this name.
+        """
+        return tuple(self.view.call(name, *args, **kwargs))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Give an attribute of each row's env, wrapper or simulator."""
+        return tuple(self.view.get_attr(name))
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of each row's env, wrapper or simulator.
+
+        Args:
+            name: of the attribute.
+            values: a list or tuple of one value for each row, or one value for all.
+
+        Raises:
+            ArgumentError: (a ValueError) there is another number of values than of rows.
+        """
+        each = list(values) if isinstance(values, list | tuple) else [values] * self.num_envs
+        if len(each) != self.num_envs:
+            raise ArgumentError(
+                f"values has {len(each)} entries, but there are {self.num_envs} rows. Pass one for each, or one value for "
+                "all that is no list."
+            )
+        self.view.set_attr(name, each)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
         """Advance every row: observations, rewards, terminations, truncations, infos.

@@ -18,7 +18,6 @@ from bridges.exports.batch_view import BatchView
 from envkit.data.paths import Key
 from envkit.env.base import EnvBase
 from envkit.env.seeding import checked_seed
-from envkit.errors import ArgumentError, UnsupportedError
 
 __all__ = ["SB3View", "to_sb3"]
 
@@ -45,8 +44,8 @@ def to_sb3(env: EnvBase, *, info_keys: Iterable[Key] = ()) -> SB3View:
 class SB3View(VecEnv):
     """An env of envkit as a ``VecEnv``; see `to_sb3`.
 
-    Rewards are float32, as that library stores them. Attributes and methods are looked up on the env, which is
-    one object for all rows: where it gives a list of one value a row, each row gets its own, else all get the same.
+    Rewards are float32, as that library stores them. Attributes and methods are those of single envs where the rows are
+    a pool of them. Where all rows are one object, as of Brax, they are those of the object, the same for each row.
 
     Attributes:
         envkit_env: the env itself.
@@ -63,12 +62,11 @@ class SB3View(VecEnv):
 
     def reset(self) -> Any:
         """Begin episodes in all rows, from the seed that `seed` was given."""
-        if any(self._options):
-            raise ArgumentError(f"options are {self._options}, but an env of envkit knows none.")
         if self._seeds[0] is not None:
             self.envkit_env.set_seed(self._seeds[0])
         self._reset_seeds()
-        root = self.view.reset()
+        root = self.view.reset(options=self._options)
+        self._reset_options()
         self.reset_infos = self._infos_of(root)
         return _flat(self.view.observations(root))
 
@@ -128,29 +126,33 @@ class SB3View(VecEnv):
     # --------------------------------------------------------------------------------- attributes
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Give an attribute of the env for each of the rows."""
-        if attr_name == "render_mode":
-            return [self.view.render_mode] * len(self._rows(indices))
-        return self._by_row(getattr(self.envkit_env, attr_name), indices)
-
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Set an attribute of the env, for all rows.
+        """Give an attribute of each of some rows: of its env, its wrappers or its simulator.
 
         Raises:
-            UnsupportedError: (a NotImplementedError) for some of the rows.
+            AttributeError: there is none of this name.
         """
-        if len(self._rows(indices)) != self.num_envs:
-            raise UnsupportedError(
-                f"the rows {indices} share their env with the others. Set {attr_name!r} for all rows."
-            )
-        setattr(self.envkit_env, attr_name, value)
+        return self.view.get_attr(attr_name, self._rows(indices))
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Set an attribute of each of some rows, where it is: in the env, a wrapper or the simulator.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) all rows are one object, and some of them are named.
+        """
+        rows = self._rows(indices)
+        self.view.set_attr(attr_name, [value] * len(rows), rows)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Call a method of the env once, and give each of the rows its result."""
-        result = getattr(self.envkit_env, method_name)(*method_args, **method_kwargs)
-        return self._by_row(result, indices)
+        """Call a method of each of some rows, and give what each call returned.
+
+        Raises:
+            AttributeError: there is none of this name.
+            UnsupportedError: (a NotImplementedError) all rows are one object, and some of them are named.
+        """
+        rows = self._rows(indices)
+        return self.view.call(method_name, *method_args, indices=rows, **method_kwargs)
 
     def env_is_wrapped(
         self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None
@@ -165,14 +167,6 @@ class SB3View(VecEnv):
 
     def _rows(self, indices: Any) -> list[int]:
         return list(self._get_indices(indices))
-
-    def _by_row(self, value: Any, indices: Any) -> list[Any]:
-        each = (
-            isinstance(value, Sequence)
-            and not isinstance(value, str)
-            and len(value) == self.num_envs
-        )
-        return [value[row] if each else value for row in self._rows(indices)]
 
 
 def _flat_space(space: spaces.Space) -> spaces.Space:

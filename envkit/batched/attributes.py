@@ -2,7 +2,8 @@
 
 What a batched env does not have itself is looked up on its sub-envs. This module decides which
 names are passed on and what comes back: a sequence of one value per sub-env, which can be called
-where the values are methods, and looked into further. It does not know where the sub-envs live.
+where the values are methods, and looked into further. `AttributeLookup.get_attr`, `set_attr` and `call` address
+single sub-envs. It does not know where the sub-envs live.
 
 Conventions
     path  names one after the other: ``env.unwrapped.spec`` has the path ``("unwrapped", "spec")``.
@@ -11,15 +12,18 @@ Conventions
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from envkit.data.paths import Path
 from envkit.env.exclusive import InUse
-from envkit.errors import NotStartedError
+from envkit.errors import ArgumentError, NotStartedError
 from envkit.transport import Pool
+from envkit.transport.pool import call_by_row
 
-__all__ = ["AttributeLookup", "LocalAttribute", "WorkerAttribute"]
+__all__ = ["AttributeLookup", "LocalAttribute", "WorkerAttribute", "chosen_rows"]
 
 
 class AttributeLookup:
@@ -44,6 +48,136 @@ class AttributeLookup:
                 )
             calls = _Calls(pool, self._in_use)
             return _looked_up(self._attribute_type, type(self).__name__, calls, (name,))
+
+    # ------------------------------------------------------------------------------ single sub-envs
+
+    def get_attr(self, name: str, indices: int | Iterable[int] | None = None) -> list[Any]:
+        """Give an attribute of sub-envs, of their wrappers or of their simulators.
+
+        Args:
+            name: of the attribute.
+            indices: numbers of the sub-envs; None: all of them.
+
+        Returns:
+            One value for each, in their order. From worker processes values are copies.
+
+        Raises:
+            AttributeError: a sub-env has none of this name.
+
+        Example:
+            >>> pool = SerialEnv(2, lambda: GymEnv("CartPole-v1"))
+            >>> pool.get_attr("gravity")
+            [9.8, 9.8]
+        """
+        return self._apply(partial(_got, name), indices)
+
+    def set_attr(self, name: str, value: Any, indices: int | Iterable[int] | None = None) -> None:
+        """Set an attribute of sub-envs, where it is: in the env, a wrapper, or the simulator.
+
+        A new name is set on the simulator.
+
+        Args:
+            name: of the attribute.
+            value: what each of them gets.
+            indices: numbers of the sub-envs; None: all of them.
+
+        Example:
+            >>> pool.set_attr("gravity", 5.0, indices=[1])
+            >>> pool.get_attr("gravity")
+            [9.8, 5.0]
+        """
+        self._apply(partial(_set, name, value), indices)
+
+    def call(
+        self, name: str, *args: Any, indices: int | Iterable[int] | None = None, **kwargs: Any
+    ) -> list[Any]:
+        """Call a method of sub-envs, of their wrappers or of their simulators.
+
+        Args:
+            name: of the method; an attribute that cannot be called is given as it is.
+            *args, **kwargs: of the method.
+            indices: numbers of the sub-envs; None: all of them.
+
+        Returns:
+            What each call returned, in their order.
+
+        Raises:
+            AttributeError: a sub-env has none of this name.
+        """
+        return self._apply(partial(_called, name, args, kwargs), indices)
+
+    def _apply(self, ask: Callable[[Any], Any], indices: int | Iterable[int] | None) -> list[Any]:
+        owner = cast(Any, self)
+        rows = chosen_rows(indices, owner.num_workers)
+        pool = owner._started()
+        with owner._in_use:
+            replies = call_by_row(pool, "apply", dict.fromkeys(rows, ask))
+        found = {row: value for reply in replies for row, value in reply.items()}
+        for missing in found.values():
+            if isinstance(missing, _Missing):
+                raise AttributeError(
+                    f"the sub-envs of {type(self).__name__} have no attribute {missing.name!r}."
+                )
+        return [found[row] for row in rows]
+
+
+def chosen_rows(indices: Any, count: int) -> list[int]:
+    """Give numbers of sub-envs as a list.
+
+    Raises:
+        ArgumentError: (a ValueError) there is none of such a number.
+    """
+    if indices is None:
+        return list(range(count))
+    rows = [indices] if isinstance(indices, int) else [int(index) for index in indices]
+    if wrong := [row for row in rows if not -count <= row < count]:
+        raise ArgumentError(
+            f"indices has {wrong}, but there are {count} sub-envs. Pass numbers from 0 to {count - 1}."
+        )
+    return [row % count for row in rows]
+
+
+@dataclass(frozen=True)
+class _Missing:
+    """Stands for an attribute that an env does not have, since an error of one would end the others' calls."""
+
+    name: str
+
+
+def _layers(env: Any) -> list[Any]:
+    """Give an env, what it is around, and the wrappers and the simulator inside, from the outside in."""
+    found = [env]
+    while "base_env" in env.__dict__.get("_modules", {}):
+        env = env.base_env
+        found.append(env)
+    inner = env.__dict__.get("_env")
+    while inner is not None and inner not in found:
+        found.append(inner)
+        inner = getattr(inner, "__dict__", {}).get("env")
+    return found
+
+
+def _owner(name: str, env: Any) -> Any:
+    """Give what has an attribute of a name; None if nothing has."""
+    for layer in _layers(env):
+        if name in getattr(layer, "__dict__", {}) or hasattr(type(layer), name):
+            return layer
+    return None
+
+
+def _got(name: str, env: Any) -> Any:
+    owner = _owner(name, env)
+    return getattr(env, name, _Missing(name)) if owner is None else getattr(owner, name)
+
+
+def _set(name: str, value: Any, env: Any) -> None:
+    owner = _owner(name, env)
+    setattr(_layers(env)[-1] if owner is None else owner, name, value)
+
+
+def _called(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], env: Any) -> Any:
+    found = _got(name, env)
+    return found(*args, **kwargs) if callable(found) else found
 
 
 def _guess(kind: type, name: str) -> str:

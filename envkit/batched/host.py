@@ -57,6 +57,7 @@ COMMAND_NAMES: dict[int | str, str] = {
     "reset_rows": "reset",
     "states": "state_dict",
     "load_states": "load_state_dict",
+    "apply": "a call of single envs",
 }
 """What the user called where a command or call fails; other calls have the name of their method."""
 
@@ -311,6 +312,10 @@ class EnvHost:
     ) -> list[Any]:
         """Call a method of every env."""
         return [method(*args, **kwargs) for method in self.call_get_attribute(path)]
+
+    def call_apply(self, asked: dict[int, Callable[[EnvBase], Any]]) -> dict[int, Any]:
+        """Call a function with each of some envs."""
+        return self._for_each(asked, lambda row, ask: ask(self.envs[row - self.first]))
 
     def call_move(self, device: torch.device) -> None:
         """Move every env to a device."""
