@@ -147,7 +147,10 @@ def _sample_floats(key: jax.Array, box: Box, shape: tuple[int, ...]) -> jax.Arra
     has_low, has_high = np.isfinite(box.low), np.isfinite(box.high)
     low, high = np.where(has_low, box.low, 0), np.where(has_high, box.high, 1)
     bounded = jax.random.uniform(key, shape)
-    drawn = low + (high - low) * bounded
+    with np.errstate(over="ignore"):
+        wide = np.isinf(high - low)  # halves of such bounds have a difference that is a float
+    half = np.where(wide, 0.5, 1.0).astype(low.dtype)
+    drawn = (low * half + (high * half - low * half) * bounded) / half
     if not (has_low & has_high).all():
         tail = jax.random.exponential(key, shape)
         free = jax.random.normal(key, shape)

@@ -10,7 +10,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from envkit.arrays import elementwise
 from envkit.data.arguments import as_bool
 from envkit.data.inference import lasting
 from envkit.data.paths import Key, as_key, as_path
+from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, MissingKeyError, NoParentError, StatisticsError
 from envkit.specs import TensorSpec
 from envkit.transforms.core.base import Keys
@@ -180,7 +181,7 @@ class ObservationNorm(_Affine):
     def init_stats(
         self,
         num_iter: int,
-        reduce_dim: int | Sequence[int] = 0,
+        reduce_dim: int | Sequence[int] | None = None,
         cat_dim: int | None = None,
         key: Key | None = None,
         keep_dims: Sequence[int] | None = None,
@@ -189,9 +190,10 @@ class ObservationNorm(_Affine):
 
         Args:
             num_iter: least number of steps, over all envs of the batch.
-            reduce_dim: axes of the recorded data ``(*batch, T, *event)`` that are averaged.
-            cat_dim: axis along which episodes are joined, one of ``reduce_dim``; that itself by
-                default, if it is one.
+            reduce_dim: axes of the recorded data ``(*batch, T, *event)`` that are averaged, negative ones counted from
+                the end; None: all batch axes and time.
+            cat_dim: axis along which episodes are joined, one of ``reduce_dim``; that itself if it is one, and time
+                by default.
             key: entry that is measured; needed when there are several in_keys.
             keep_dims: averaged axes that stay, of size one.
 
@@ -200,14 +202,18 @@ class ObservationNorm(_Affine):
             StatisticsError: there are numbers already, or several entries and no ``key``.
             MissingKeyError, ArgumentError: ``key`` or ``cat_dim`` is wrong.
         """
-        axes = (reduce_dim,) if isinstance(reduce_dim, int) else tuple(reduce_dim)
-        joins = axes[0] if cat_dim is None and len(axes) == 1 else cat_dim
+        source = self._measured(key)
+        time, ndim = self._time_axis(source)
+        given = tuple(range(time + 1)) if reduce_dim is None else reduce_dim
+        axes = tuple(axis % ndim for axis in ((given,) if isinstance(given, int) else given))
+        joins = axes[0] if len(axes) == 1 else time
+        joins = joins if cat_dim is None else cat_dim % ndim
         if joins not in axes:
             raise ArgumentError(
-                f"cat_dim is {cat_dim}, but must be one of reduce_dim={axes}: episodes are joined along "
+                f"cat_dim is {cat_dim}, but must be one of reduce_dim={reduce_dim}: episodes are joined along "
                 "an axis that is averaged."
             )
-        data = torch.cat(self._episodes(self._measured(key), num_iter), joins)
+        data = torch.cat(self._episodes(source, num_iter), joins)
         loc, scale = (
             _squeezed(number, axes, keep_dims, data.ndim)
             for number in (data.mean(axes, keepdim=True), data.std(axes, keepdim=True))
@@ -235,13 +241,22 @@ class ObservationNorm(_Affine):
             raise MissingKeyError(f"key is {source!r}, but ObservationNorm normalises {keys}.")
         return source
 
-    def _episodes(self, key: Key, num_iter: int) -> list[torch.Tensor]:
-        env = self.parent
-        if env is None:
+    def _stood_in(self) -> EnvBase:
+        if self.parent is None:
             raise NoParentError(
                 "init_stats plays in the environment, but this ObservationNorm is in none. Put it into "
                 "a TransformedEnv first."
             )
+        return self.parent
+
+    def _time_axis(self, key: Key) -> tuple[int, int]:
+        """Give the axis of time in what a rollout records of an entry, and how many axes that has."""
+        env = self._stood_in()
+        fake = env.fake_tensordict()
+        return fake.batch_dims, cast(torch.Tensor, fake.get(key)).ndim + 1
+
+    def _episodes(self, key: Key, num_iter: int) -> list[torch.Tensor]:
+        env = self._stood_in()
         episodes, steps = [], 0
         while steps < num_iter:
             data = env.rollout(max_steps=num_iter)

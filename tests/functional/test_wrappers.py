@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+from gymnasium import spaces
 
 import envkit.functional
 from envkit.errors import ArgumentError, KeyCollisionError, StateStructureError
@@ -28,6 +30,7 @@ from envkit.functional import (
 )
 from envkit.functional.core import done_of
 from envkit.functional.structure import conform
+from envkit.specs import Bounded
 from tests.zoo.jax_envs import Countdown, NoisyWalk, Pendulum, Sled, Team
 
 KEY = jax.random.PRNGKey(0)
@@ -373,3 +376,25 @@ def test_several_choices_are_drawn_each_within_its_own_options():
     assert [set(column.tolist()) for column in drawn.T] == [{0, 1, 2}, {0}, {0, 1}]
     with pytest.raises(ArgumentError, match=r"nvec\[1\] of MultiDiscrete is 0, .*at least 1"):
         MultiDiscrete((2, 0))
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(-np.inf, np.inf), (0.5, np.inf), (-np.inf, 0.5), (-3e38, 3e38), (-1.0, 2.0)],
+)
+def test_a_box_and_its_spec_draw_from_one_distribution_and_gymnasium_from_the_same(low, high):
+    bounds = np.float32(low), np.float32(high)
+    space = spaces.Box(*bounds, (4000,), np.float32, seed=0)
+    spec = Bounded(torch.tensor(bounds[0]), torch.tensor(bounds[1]), (4000,))
+
+    drawn = [
+        np.asarray(Box(*bounds).sample(KEY, (4000,))),
+        spec.rand((), torch.Generator().manual_seed(0)).numpy(),
+        space.sample(),
+    ]
+
+    parts = np.linspace(0.05, 0.95, 10)
+    first, *others = (np.quantile(values.astype(float), parts) for values in drawn)
+    assert all(((values >= low) & (values <= high)).all() for values in drawn)
+    for other in others:
+        np.testing.assert_allclose(other, first, atol=0.1 * (first[-1] - first[0]))

@@ -169,8 +169,8 @@ def test_normalising_says_what_is_missing():
         several.init_stats(3)
     with pytest.raises(MissingKeyError, match="key is 'c'"):
         several.init_stats(3, key="c")
-    with pytest.raises(ArgumentError, match="cat_dim is None"):
-        several.init_stats(3, reduce_dim=(0, 1), key="count")
+    with pytest.raises(ArgumentError, match="cat_dim is 0"):
+        several.init_stats(3, reduce_dim=1, cat_dim=0, key="count")
 
 
 # ------------------------------------------------------------------------------ running statistics
@@ -359,3 +359,26 @@ def test_running_statistics_check_their_arguments():
         VecNorm(["a", "b"], shapes=[(1,)])
     with pytest.raises(MissingKeyError, match=r"reads \['observation'\]"):
         _ = TransformedEnv(Count(3), VecNorm()).observation_spec
+
+
+def test_statistics_of_a_batch_are_taken_over_rows_and_time():
+    env = TransformedEnv(SerialEnv(3, partial(GymCount, 4)), ObservationNorm(in_keys=["count"]))
+
+    env.transform.init_stats(12)
+
+    seen = torch.tensor([0.0, 1.0, 2.0, 3.0]).repeat(3)
+    assert env.transform.loc.shape == env.transform.scale.shape == (1,)
+    torch.testing.assert_close(env.transform.loc, seen.mean()[None])
+    torch.testing.assert_close(env.transform.scale, seen.std()[None])
+    assert env.rollout(3)["count"].shape == (3, 3, 1)
+
+
+def test_axes_of_statistics_may_be_counted_from_the_end():
+    first, second = (
+        TransformedEnv(GymCount(4), ObservationNorm(in_keys=["count"])) for _ in range(2)
+    )
+
+    first.transform.init_stats(4, reduce_dim=(0, 1), cat_dim=0)
+    second.transform.init_stats(4, reduce_dim=(-2, -1), cat_dim=0)
+
+    assert torch.equal(first.transform.loc, second.transform.loc)

@@ -115,21 +115,43 @@ class BoundedContinuous(Bounded):
     domain = "continuous"
 
     def rand(self, shape: Shape = (), generator: Generator | None = None) -> Tensor:
-        low, scale, factor = self._scales()
+        """Draw uniformly; from a Gaussian where no bound is finite, from an exponential where one is.
+
+        Source: gymnasium.spaces.Box.sample.
+        """
+        low, scale, factor, has_tails = self._scales()
         unit = torch.rand(
             (*lead(shape), *low.shape), generator=generator, dtype=low.dtype, device=self._device
         )
         value = torch.addcmul(low, unit, scale)
-        return from_coordinates(value if factor is None else value.mul_(factor), self._dtype)
+        value = value if factor is None else value.mul_(factor)
+        if has_tails:
+            value = self._with_tails(value, generator)
+        return from_coordinates(value, self._dtype)
 
-    def _scales(self) -> tuple[Tensor, Tensor, Tensor | None]:
+    @property
+    def has_tails(self) -> bool:
+        """Whether a bound is infinite."""
+        return self._scales()[3]
+
+    def _with_tails(self, value: Tensor, generator: Generator | None) -> Tensor:
+        """Draw again where a bound is infinite."""
+        open_low, open_high = self._low.isinf(), self._high.isinf()
+        tail = torch.empty_like(value).exponential_(generator=generator)
+        free = torch.empty_like(value).normal_(generator=generator)
+        value = torch.where(open_high & ~open_low, self._low + tail, value)
+        value = torch.where(open_low & ~open_high, self._high - tail, value)
+        return torch.where(open_low & open_high, free, value)
+
+    def _scales(self) -> tuple[Tensor, Tensor, Tensor | None, bool]:
         if is_compiling():  # a trace has no values to look at, and none to keep
-            return _float_sampler(self._low, self._high)
+            return *_float_sampler(self._low, self._high), False
         return self._prepared(self._make_scales)
 
-    def _make_scales(self) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _make_scales(self) -> tuple[Tensor, Tensor, Tensor | None, bool]:
         low, scale, factor = _float_sampler(self._low, self._high)
-        return low, scale, factor if bool((factor != 1).any()) else None
+        has_tails = bool((self._low.isinf() | self._high.isinf()).any())
+        return low, scale, factor if bool((factor != 1).any()) else None, has_tails
 
 
 def _float_sampler(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:

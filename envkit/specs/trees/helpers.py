@@ -49,7 +49,7 @@ def draws_in_order(spec: TensorSpec) -> bool:
     Not so for normal values, which torch draws in blocks, nor for several leaves, whose draws take
     turns.
     """
-    return isinstance(spec, _DRAWN_IN_ORDER)
+    return isinstance(spec, _DRAWN_IN_ORDER) and not getattr(spec, "has_tails", False)
 
 
 def make_composite_from_td(

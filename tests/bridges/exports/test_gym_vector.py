@@ -362,7 +362,6 @@ def test_the_env_may_be_used_in_other_ways_between_the_steps_of_a_view():
             ArgumentError,
             r"leaves rows \[1\]",
         ),
-        (lambda: begun().reset(options={"low": 1}), ArgumentError, "'low'"),
         (lambda: begun().reset(options={"reset_mask": np.zeros(3, bool)}), ArgumentError, "0 rows"),
         (lambda: begun().reset(options={"reset_mask": np.zeros(2, bool)}), ArgumentError, "shape"),
     ],

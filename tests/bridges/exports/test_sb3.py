@@ -17,7 +17,7 @@ from envkit import (
     make,
     to_sb3,
 )
-from envkit.errors import ArgumentError, ArgumentTypeError, InputError, UnsupportedError
+from envkit.errors import ArgumentError, ArgumentTypeError, InputError
 from tests.bridges.exports.test_gym_vector import LENGTHS, Drawn, Walk
 from tests.zoo.envs import Count
 
@@ -171,13 +171,11 @@ def test_attributes_and_methods_are_those_of_each_row():
 
     assert view.get_attr("length") == list(LENGTHS)
     assert view.get_attr("length", [0, 2]) == [LENGTHS[0], LENGTHS[2]]
-    assert view.get_attr("num_workers") == [3, 3, 3]
     assert view.has_attr("length") and not view.has_attr("nothing_like_it")
     assert view.env_is_wrapped(Monitor) == [False] * 3
     view.set_attr("mark", 4)
-    assert view.envkit_env.mark == 4
-    with pytest.raises(UnsupportedError, match="share their env"):
-        view.set_attr("mark", 5, indices=[0])
+    view.set_attr("mark", 5, indices=[0])
+    assert view.get_attr("mark") == [5, 4, 4]
 
 
 @pytest.mark.parametrize(
@@ -186,17 +184,11 @@ def test_attributes_and_methods_are_those_of_each_row():
         (lambda: to_sb3(Walk(3)), ArgumentTypeError, "to_sb3 was given.*shows an env of envkit"),
         (lambda: to_sb3(Count()), ArgumentError, "num_envs"),
         (lambda: played(ours(), [[0, 1]]), InputError, r"shape \(2,\)"),
-        (lambda: with_options(ours()).reset(), ArgumentError, "options"),
     ],
 )
 def test_a_mistake_is_told_with_its_cure(call, error, told):
     with pytest.raises(error, match=told):
         call()
-
-
-def with_options(view):
-    view.set_options({"low": 0.1})
-    return view
 
 
 # --------------------------------------------------------------------------------------- training

@@ -116,9 +116,9 @@ def test_rows_that_are_one_object_are_asked_and_set_together():
     vec.set_attr("note", "ours")
 
     assert vec.get_attr("note", indices=[1]) == ["ours"]
-    with pytest.raises(UnsupportedError, match="one object.*SerialEnv"):
+    with pytest.raises(UnsupportedError, match=r"one object.*SerialEnv"):
         vec.set_attr("note", "other", indices=[0])
-    with pytest.raises(UnsupportedError, match="one object.*SerialEnv"):
+    with pytest.raises(UnsupportedError, match=r"one object.*SerialEnv"):
         vec.env_method("extra_repr", indices=[0])
     vec.set_options({"start": 1})
     with pytest.raises(ArgumentError, match="resets all its rows as one"):
