@@ -16,8 +16,9 @@ from tensordict import TensorDictBase
 
 from bridges.exports.frames import draws_states, pace_of, painter_of, without_transforms
 from bridges.exports.video import Video, as_video_path, require_pace
-from envkit.data.arguments import as_int
+from envkit.data.arguments import as_bool, as_int
 from envkit.env.base import EnvBase
+from envkit.env.learning import not_learning
 from envkit.env.policy import PolicyLike, as_policy
 from envkit.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 
@@ -34,6 +35,8 @@ def record(
     steps: int | None = None,
     rows: int | Sequence[int] = 1,
     fps: float | None = None,
+    *,
+    update_stats: bool = False,
     **options: Any,
 ) -> Video:
     """Play a policy from a reset on, draw it, and write the video.
@@ -50,6 +53,7 @@ def record(
         steps: None plays until every row that is shown has ended an episode, at most 1000 steps.
         rows: how many rows are shown side by side, from the first on; or their numbers, counted through the batch.
         fps: None takes the pace of the env's own time, at most 60, or 15 where it has none.
+        update_stats: True lets transforms that learn, such as `VecNorm`, learn from what is played.
         **options: for the renderer, such as ``height``, ``width`` and ``camera`` of MuJoCo's.
 
     Returns:
@@ -71,7 +75,8 @@ def record(
         )
     pace = None if fps is None else require_pace(fps)
     shown = _rows_of(env, rows)
-    frames = _side_by_side(_played(env, policy, steps, shown, options))
+    with not_learning(env, update_stats=as_bool("update_stats", update_stats)):
+        frames = _side_by_side(_played(env, policy, steps, shown, options))
     seen = Video(frames, pace_of(env) if pace is None else pace)
     seen.save(path)
     return seen

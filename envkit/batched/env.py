@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -326,6 +327,12 @@ class BatchedEnv(AttributeLookup, ResumablePool):
         seeds, _ = seed_chain(self._seed, self.num_workers, static=self._seed_is_static)
         return list(enumerate(seeds))
 
+    def _swap_frozen(self, wanted: Any) -> Any:
+        rows = range(self.num_workers)
+        asked = {row: partial(_swapped, True if wanted is True else wanted[row]) for row in rows}
+        replies = call_by_row(self._started(), "apply", asked)
+        return {row: before for reply in replies for row, before in reply.items()}
+
     def _set_seeds(self, seed: int | None, *, static: bool) -> int:
         seeds, following = seed_chain(seed, self.num_workers, static=static)
         pool, of_row = self._started(), dict(enumerate(seeds))
@@ -401,3 +408,7 @@ class _PoolStep(Pending):
         env, data = self.env, self.stepped()
         root = env.step_mdp(data)
         return data, env._take_fresh(root) if env.any_done(root) else root
+
+
+def _swapped(wanted: Any, env: EnvBase) -> Any:
+    return env._swap_frozen(wanted)

@@ -183,6 +183,12 @@ class MixedEnv(EnvBase):
             step.parts[member.name] = own
         return step
 
+    def _swap_frozen(self, wanted: Any) -> Any:
+        each = [True] * len(self.members) if wanted is True else wanted
+        return [
+            member.env._swap_frozen(one) for member, one in zip(self.members, each, strict=True)
+        ]
+
     def _moved(self) -> Iterator[object]:
         yield from super()._moved()
         for member in self.members:

@@ -93,9 +93,22 @@ def _runner_in(
     runner = EnvRunner(env, policy, bind, parts.options, first_number=first_number, stride=stride)
     tells_itself = isinstance(policy, BindsToEnv) or not isinstance(policy, nn.Module)
     if not (tells_itself or parts.trust_policy or parts.cudagraph_policy):
+        before = env._swap_frozen(True)
         runner.begin_anew()
         _try_out(env, policy, parts, runner)
+        env._swap_frozen(before)
+        if _learns(before):  # what it has learnt from this root, it learns from the first one
+            runner.root = None
     return runner
+
+
+def _learns(frozen: Any) -> bool:
+    """Say whether what `EnvBase._swap_frozen` gave names a transform."""
+    if isinstance(frozen, Mapping):
+        return any(map(_learns, frozen.values()))
+    if isinstance(frozen, list | tuple):
+        return any(map(_learns, frozen))
+    return isinstance(frozen, bool)
 
 
 def _made_env(parts: Parts) -> EnvBase:

@@ -20,6 +20,7 @@ from envkit.env.base import EnvBase
 from envkit.env.conduct import faults
 from envkit.env.deviations import changed_paths, deviations, distinct
 from envkit.env.foreign import known_wrapping_of
+from envkit.env.learning import not_learning
 from envkit.errors import ArgumentTypeError, EnvkitError, OutOfSpecError, RolloutError
 
 __all__ = ["check_env_specs"]
@@ -53,6 +54,18 @@ def check_env_specs(
             Of an env whose data is right: what it does wrong, see `conduct`.
     """
     _require_env(env)
+    with not_learning(env):
+        _check(env, return_contiguous, check_dtype, seed, tensordict, break_when_any_done)
+
+
+def _check(
+    env: EnvBase,
+    return_contiguous: bool | None,
+    check_dtype: bool,
+    seed: int | None,
+    tensordict: TensorDictBase | None,
+    break_when_any_done: bool | None,
+) -> None:
     if seed is not None:
         env.set_seed(seed)
     run = partial(

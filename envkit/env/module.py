@@ -141,6 +141,14 @@ class EnvModule(OwnState):
         if self.batch_locked:
             yield self
 
+    def _swap_frozen(self, wanted: Any) -> Any:
+        """Freeze what learns in this env, or bring it to where it was; gives how it was before.
+
+        Args:
+            wanted: True freezes; otherwise what an earlier call gave.
+        """
+        return None
+
     _gave_up: bool = False
     """The episode was given up by a load that is not strict, and no data has told it yet."""
 

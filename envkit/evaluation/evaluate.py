@@ -27,6 +27,7 @@ from envkit.data.paths import Key, as_key
 from envkit.env.base import EnvBase
 from envkit.env.foreign import known_wrapping_of
 from envkit.env.fragments import Fragment, begin_fragment
+from envkit.env.learning import not_learning
 from envkit.env.policy import (
     ExplorationType,
     PolicyLike,
@@ -61,6 +62,7 @@ def evaluate(
     seed: int | None = None,
     max_steps: int | None = None,
     deterministic: bool = True,
+    update_stats: bool = False,
 ) -> Comparison: ...
 @overload
 def evaluate(
@@ -71,6 +73,7 @@ def evaluate(
     seed: int | None = None,
     max_steps: int | None = None,
     deterministic: bool = True,
+    update_stats: bool = False,
 ) -> Evaluation: ...
 def evaluate(
     env: EnvBase,
@@ -80,6 +83,7 @@ def evaluate(
     seed: int | None = None,
     max_steps: int | None = None,
     deterministic: bool = True,
+    update_stats: bool = False,
 ) -> Evaluation | Comparison:
     """Play episodes and say what they come to; the same call for every env.
 
@@ -97,6 +101,8 @@ def evaluate(
             the result says which.
         max_steps: longest episode. One that is longer is cut, and counts with its return so far.
         deterministic: act by ``ExplorationType.DETERMINISTIC``; False: by ``RANDOM``.
+        update_stats: True lets transforms that learn, such as `VecNorm`, learn while policies play. By default they
+            stand still, so that each policy sees the same env.
 
     Returns:
         The episodes with their mean return and its interval; for a dict of policies these by name, and their
@@ -123,7 +129,8 @@ def evaluate(
         raise ArgumentError("policy is an empty dict. Pass one policy, or several by name.")
     acts_at_its_best = as_bool("deterministic", deterministic)
     kind = ExplorationType.DETERMINISTIC if acts_at_its_best else ExplorationType.RANDOM
-    with _left_as_it_was(env), torch.no_grad(), set_exploration_type(kind):
+    still = not_learning(env, update_stats=as_bool("update_stats", update_stats))
+    with _left_as_it_was(env), still, torch.no_grad(), set_exploration_type(kind):
         if not isinstance(policy, Mapping):
             return played.by(policy, seed)
         return Comparison({name: played.by(one, seed) for name, one in policy.items()})

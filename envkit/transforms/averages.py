@@ -74,6 +74,8 @@ class VecNormV2(EpisodeTransform):
         StatisticsError: (a RuntimeError) there are none yet, or they were kept for rows of another batch size.
     """
 
+    learns = True
+
     def __init__(
         self,
         in_keys: Keys,
@@ -165,6 +167,8 @@ class VecNormV2(EpisodeTransform):
         self, key: Key, value: torch.Tensor, mask: torch.Tensor | None, batch_dims: int
     ) -> Averages:
         kept, event = self._kept(key), value.shape[batch_dims:]
+        if self.frozen and not kept.exist:
+            return averages.nothing(value)
         self._begin(
             key, event if self.reduce_batch_dims else value.shape, value.dtype, value.device
         )

@@ -104,6 +104,8 @@ class VecNorm(CoupledTransform, ArrayTransform):
     def __new__(cls, *args: Any, new_api: bool = False, **kwargs: Any) -> Any:
         return VecNormV2(*args, **kwargs) if new_api else super().__new__(cls, *args, **kwargs)
 
+    learns = True
+
     def __init__(
         self,
         in_keys: Keys = None,
@@ -126,7 +128,7 @@ class VecNorm(CoupledTransform, ArrayTransform):
         self.decay = decay
         self.eps = eps
         self.shapes = None if shapes is None else [tuple(shape) for shape in shapes]
-        self.frozen = False
+        self.frozen = False  # see `Transform.learns`
         self.shared_lock: AbstractContextManager = nullcontext() if lock is None else lock
         self.moments = nn.ModuleDict({module_name(key): _Moments() for key in self.in_keys})
         if shared_td is not None:

@@ -72,6 +72,13 @@ class Transform(OwnState, ChecksKeywords):
     """A promise: done flags that the env before has set stay set, and nothing must happen before a
     reset. Then the env may be told to step and to reset what is done in one go."""
 
+    learns = False
+    """What it sees changes what it does to later data, as running averages. It then leaves itself as it is while
+    ``frozen`` is True, which `evaluate` and the like set."""
+
+    frozen = False
+    """Nothing is learnt from what comes."""
+
     computes_only = False
     """A promise of this very class, not of those that derive from it: its hooks look at nothing but data and
     settings, and change nothing but data; they draw, count and remember nothing. See `is_pure`."""

@@ -305,6 +305,14 @@ class TransformedEnv(TransformStepping):
                 "device", lambda: self._transform.transform_env_device(self.base_env.device)
             )
 
+    def _swap_frozen(self, wanted: Any) -> Any:
+        own, inner = (True, True) if wanted is True else wanted
+        learning = [one for one in self._transform.modules() if getattr(one, "learns", False)]
+        before = [one.frozen for one in learning]
+        for number, one in enumerate(learning):
+            one.frozen = True if own is True else own[number]
+        return before, self.base_env._swap_frozen(inner)
+
     # -------------------------------------------------------------------------------- seed and place
 
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:

@@ -96,6 +96,9 @@ class Wrapper(EnvBase):
     def _moved(self) -> Iterator[object]:
         yield from self.base_env._moved()
 
+    def _swap_frozen(self, wanted: Any) -> Any:
+        return self.base_env._swap_frozen(wanted)
+
     @property
     def _says_no_state(self) -> str | None:
         return self.base_env._says_no_state
