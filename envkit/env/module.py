@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 import torch
 
@@ -138,7 +138,7 @@ class EnvModule(OwnState):
 
     def _moved(self) -> Iterator[object]:
         """Give the objects that steps change, which no two rows of a batch may share: envs and simulators."""
-        if self.batch_locked:
+        if cast(Any, self).batch_locked:
             yield self
 
     def _swap_frozen(self, wanted: Any) -> Any:

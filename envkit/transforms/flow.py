@@ -278,7 +278,7 @@ class NoopResetEnv(SteppingTransform):
         for part, generator in parts if self.random and self.noops else ():
             if bool(begun[part].any()):
                 shape = begun[part].shape
-                kind = {} if generator is None else {"device": generator.device}
+                kind: dict[str, Any] = {} if generator is None else {"device": generator.device}
                 lengths[part] = torch.randint(
                     1, self.noops + 1, shape, generator=generator, **kind
                 ).to(lengths.device)
