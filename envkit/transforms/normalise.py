@@ -202,17 +202,21 @@ class ObservationNorm(_Affine):
             StatisticsError: there are numbers already, or several entries and no ``key``.
             MissingKeyError, ArgumentError: ``key`` or ``cat_dim`` is wrong.
         """
+        given = (reduce_dim,) if isinstance(reduce_dim, int) else reduce_dim
+        refusal = ArgumentError(
+            f"cat_dim is {cat_dim}, but must be one of reduce_dim={reduce_dim}: episodes are joined along "
+            "an axis that is averaged."
+        )
+        counts_alike = given is not None and cat_dim is not None and min(*given, cat_dim) >= 0
+        if counts_alike and cat_dim not in given:  # needs no env to be seen
+            raise refusal
         source = self._measured(key)
         time, ndim = self._time_axis(source)
-        given = tuple(range(time + 1)) if reduce_dim is None else reduce_dim
-        axes = tuple(axis % ndim for axis in ((given,) if isinstance(given, int) else given))
+        axes = tuple(axis % ndim for axis in (range(time + 1) if given is None else given))
         joins = axes[0] if len(axes) == 1 else time
         joins = joins if cat_dim is None else cat_dim % ndim
         if joins not in axes:
-            raise ArgumentError(
-                f"cat_dim is {cat_dim}, but must be one of reduce_dim={reduce_dim}: episodes are joined along "
-                "an axis that is averaged."
-            )
+            raise refusal
         data = torch.cat(self._episodes(source, num_iter), joins)
         loc, scale = (
             _squeezed(number, axes, keep_dims, data.ndim)
