@@ -207,8 +207,8 @@ class ObservationNorm(_Affine):
             f"cat_dim is {cat_dim}, but must be one of reduce_dim={reduce_dim}: episodes are joined along "
             "an axis that is averaged."
         )
-        counts_alike = given is not None and cat_dim is not None and min(*given, cat_dim) >= 0
-        if counts_alike and cat_dim not in given:  # needs no env to be seen
+        is_outside = given is not None and cat_dim is not None and cat_dim not in given
+        if is_outside and min((*(given or ()), cat_dim or 0)) >= 0:  # no env has to be asked
             raise refusal
         source = self._measured(key)
         time, ndim = self._time_axis(source)
