@@ -571,3 +571,22 @@ def test_a_mask_cannot_be_changed_by_an_exported_program():
         exported(lambda x: spec.update_mask(x > 0), torch.ones(3))
 
     assert spec.mask is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "nearest"),
+    [
+        (Bounded(0, 255, (1,), dtype=torch.uint8), 300.0, 255),
+        (Bounded(-10, 10, (1,), dtype=torch.int8), 200, 10),
+        (Bounded(0, 10, (1,), dtype=torch.int64), float("inf"), 10),
+        (Categorical(5, shape=(1,)), 1e30, 4),
+    ],
+)
+def test_a_value_beyond_the_range_of_a_dtype_is_projected_to_the_nearest_and_does_not_wrap(
+    spec, value, nearest
+):
+    assert spec.project(torch.tensor([value])).tolist() == [nearest]
+
+
+def test_fractions_are_projected_to_the_option_of_the_largest():
+    assert OneHot(3).project(torch.tensor([0.1, 0.9, 0.3])).tolist() == [False, True, False]

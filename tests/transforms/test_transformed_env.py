@@ -13,13 +13,16 @@ import gymnasium
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
 
 from envkit import (
+    ActionScaling,
     Bounded,
     Compose,
     Composite,
     GymEnv,
     MixedEnv,
+    ModuleTransform,
     SerialEnv,
     StepCounter,
     Transform,
@@ -692,3 +695,27 @@ def test_a_mixed_env_may_be_transformed_as_a_whole():
 
     assert data["next", "step_count"].squeeze(-1).tolist() == [[1, 2, 3, 1, 2]] * 3
     check_env_specs(env)
+
+
+@pytest.mark.parametrize("how", ["given", "appended", "inserted", "assigned"])
+def test_modules_of_transforms_are_in_eval_mode_in_an_env(how):
+    dropout = ModuleTransform(
+        module=TensorDictModule(torch.nn.Dropout(0.9), in_keys=["count"], out_keys=["count"])
+    )
+    env = TransformedEnv(Count(3), dropout if how == "given" else None)
+    if how == "appended":
+        env.append_transform(dropout)
+    elif how == "inserted":
+        env.insert_transform(0, dropout)
+    elif how == "assigned":
+        env.transform = dropout
+
+    assert not any(module.training for module in dropout.modules())
+
+
+def test_numbers_of_a_scaling_never_give_an_action_another_shape():
+    scaling = ActionScaling(loc=torch.arange(7.0), scale=torch.ones(7))
+
+    with pytest.raises(ValueError, match=r"loc of shape \(7,\), but the action has shape \(4, 1\)"):
+        scaling.normalize(torch.zeros(4, 1))
+    assert scaling.denormalize(torch.zeros(4, 7)).shape == (4, 7)
