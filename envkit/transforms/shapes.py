@@ -252,7 +252,7 @@ class ExpandAs(Transform):
     Args:
         in_key: the entry; its axes are the first ones of the other.
         ref_key: the other entry. Where a reset does not give it, its spec says the shape.
-        out_key: where the outcome goes; in place by default.
+        out_key: where the outcome goes; in place by default. A flag under another name is an observation.
 
     Raises:
         MissingKeyError: there is no such entry.
@@ -307,10 +307,13 @@ class ExpandAs(Transform):
             spec[self.ref_key] for spec in kinds if spec.get(self.ref_key, None) is not None
         )
         self._event = like.shape[output_spec.ndim :]
-        for spec in kinds:
+        copies_flag = self.out_keys[0] != self.in_keys[0]  # which ends no episode
+        for kind, spec in zip(OUTPUTS, kinds, strict=True):
             leaf = spec.get(self.in_keys[0], None)
             if leaf is not None:
-                spec[self.out_keys[0]] = reshaped(
+                is_shown = kind == "done" and copies_flag
+                shown = output_spec["full_observation_spec"] if is_shown else spec
+                shown[self.out_keys[0]] = reshaped(
                     leaf, lambda value: _to_the_right(value, like.shape)
                 )
         return output_spec

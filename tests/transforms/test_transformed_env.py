@@ -20,6 +20,7 @@ from envkit import (
     Bounded,
     Compose,
     Composite,
+    ExpandAs,
     GymEnv,
     MixedEnv,
     ModuleTransform,
@@ -719,3 +720,17 @@ def test_numbers_of_a_scaling_never_give_an_action_another_shape():
     with pytest.raises(ValueError, match=r"loc of shape \(7,\), but the action has shape \(4, 1\)"):
         scaling.normalize(torch.zeros(4, 1))
     assert scaling.denormalize(torch.zeros(4, 7)).shape == (4, 7)
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_a_flag_that_is_expanded_under_another_name_is_an_observation(pool):
+    def make():
+        return TransformedEnv(Count(3), ExpandAs(in_key="done", ref_key="count", out_key="wide"))
+
+    env = SerialEnv(2, make) if pool else make()
+    data = env.rollout(3)
+
+    assert "wide" in env.full_observation_spec.keys()
+    assert "wide" not in env.full_done_spec.keys()
+    assert torch.equal(data["next", "wide"], data["next", "done"].expand_as(data["next", "count"]))
+    env.close(raise_if_closed=False)
