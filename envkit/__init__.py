@@ -80,6 +80,7 @@ _HOMES = {
     "envkit.envs.trading": ("FinancialRegimeEnv",),
     "envkit.envs.tictactoe": ("TicTacToeEnv",),
     "envkit.env.checks": ("check_env_specs",),
+    "envkit.errors": ("EnvSpecWarning",),
     "envkit.env.drawing": ("make_tensordict",),
     "envkit.env.groups": ("MarlGroupMapType", "check_marl_grouping"),
     "envkit.functional": (

@@ -93,6 +93,7 @@ from envkit.envs.model_based.imagined import ImaginedEnv as ImaginedEnv
 from envkit.envs.pendulum import PendulumEnv as PendulumEnv
 from envkit.envs.tictactoe import TicTacToeEnv as TicTacToeEnv
 from envkit.envs.trading import FinancialRegimeEnv as FinancialRegimeEnv
+from envkit.errors import EnvSpecWarning as EnvSpecWarning
 from envkit.evaluation.evaluate import evaluate as evaluate
 from envkit.evaluation.outcome import Comparison as Comparison
 from envkit.evaluation.outcome import Difference as Difference

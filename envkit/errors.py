@@ -29,6 +29,7 @@ __all__ = [
     "DoneError",
     "EmptySpecError",
     "EncodingError",
+    "EnvSpecWarning",
     "EnvkitError",
     "FetchError",
     "FusionError",
@@ -121,6 +122,10 @@ class StartedError(EnvkitError, RuntimeError):
 
 class MemoryKindError(EnvkitError, RuntimeError):
     """Rows are to lie in two kinds of memory at once."""
+
+
+class EnvSpecWarning(UserWarning):
+    """`check_env_specs` found something unusual in an env whose data is right."""
 
 
 class SharedEnvError(EnvkitError, ValueError):

@@ -197,10 +197,18 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         seed: int | None = None,
         tensordict: TensorDictBase | None = None,
         break_when_any_done: bool | None = None,
+        *,
+        strict: bool = False,
     ) -> None:
         """Compare a few steps with the specs; see `envkit.check_env_specs`."""
         late("check_env_specs")(
-            self, return_contiguous, check_dtype, seed, tensordict, break_when_any_done
+            self,
+            return_contiguous,
+            check_dtype,
+            seed,
+            tensordict,
+            break_when_any_done,
+            strict=strict,
         )
 
     # ------------------------------------------------------------------------------------- states

@@ -7,6 +7,7 @@ by hand is compared as far as it goes. It fixes nothing.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -14,6 +15,7 @@ from functools import partial
 import torch
 from tensordict import TensorDictBase
 
+from envkit.data.arguments import as_bool
 from envkit.data.paths import as_key
 from envkit.data.transition import empty_like
 from envkit.env.base import EnvBase
@@ -21,7 +23,13 @@ from envkit.env.conduct import faults
 from envkit.env.deviations import changed_paths, deviations, distinct
 from envkit.env.foreign import known_wrapping_of
 from envkit.env.learning import not_learning
-from envkit.errors import ArgumentTypeError, EnvkitError, OutOfSpecError, RolloutError
+from envkit.errors import (
+    ArgumentTypeError,
+    EnvkitError,
+    EnvSpecWarning,
+    OutOfSpecError,
+    RolloutError,
+)
 
 __all__ = ["check_env_specs"]
 
@@ -33,10 +41,16 @@ def check_env_specs(
     seed: int | None = None,
     tensordict: TensorDictBase | None = None,
     break_when_any_done: bool | None = None,
+    *,
+    strict: bool = False,
 ) -> None:
     """Compare random steps of an env with its specs, and look at what else it does; silent when all is well.
 
-    The env is seeded: with ``seed``, else with the seed that it has.
+    The env is seeded: with ``seed``, else with the seed that it has. Transforms that learn, such as `VecNorm`, learn
+    nothing from it.
+
+    What makes the data of an env wrong is an error. What is unusual is one `EnvSpecWarning` with all points: random
+    numbers that ``set_seed`` does not decide, of a global generator or of one that the env hides, and rewards in float64.
 
     Args:
         env: any environment.
@@ -45,6 +59,7 @@ def check_env_specs(
         seed: seeds the env first.
         tensordict: what to start from.
         break_when_any_done: stop rule of the rollout.
+        strict: True raises for what is unusual, too.
 
     Raises:
         ArgumentTypeError: ``env`` is no env, or the class of one.
@@ -54,18 +69,39 @@ def check_env_specs(
             Of an env whose data is right: what it does wrong, see `conduct`.
     """
     _require_env(env)
+    as_bool("strict", strict)
     with not_learning(env):
-        _check(env, return_contiguous, check_dtype, seed, tensordict, break_when_any_done)
+        wrong, unusual = _found(
+            env, return_contiguous, check_dtype, seed, tensordict, break_when_any_done
+        )
+    if strict:
+        wrong, unusual = [*wrong, *unusual], []
+    if wrong:
+        raise OutOfSpecError(
+            f"{env} does not do what its specs say:\n{_listed(wrong)}\nCorrect the specs, or what _reset and _step return."
+        )
+    if unusual:
+        warnings.warn(
+            f"the data of {env} is as its specs say, but some of it is unusual:\n{_listed(unusual)}\nPass strict=True for "
+            "an error instead.",
+            EnvSpecWarning,
+            stacklevel=2,
+        )
 
 
-def _check(
+def _listed(lines: list[str]) -> str:
+    return "\n".join(f"  - {line}" for line in distinct(lines))
+
+
+def _found(
     env: EnvBase,
     return_contiguous: bool | None,
     check_dtype: bool,
     seed: int | None,
     tensordict: TensorDictBase | None,
     break_when_any_done: bool | None,
-) -> None:
+) -> tuple[list[str], list[str]]:
+    """List what is wrong with an env, and where nothing is, what is unusual."""
     if seed is not None:
         env.set_seed(seed)
     run = partial(
@@ -92,13 +128,7 @@ def _check(
         problems = _by_hand(env, tensordict, find) or [str(error)]
     else:
         problems += _alone(env, tensordict, find)
-    problems = problems or faults(env, seed, tensordict)
-    if problems:
-        raise OutOfSpecError(
-            f"{env} does not do what its specs say:\n"
-            + "\n".join(f"  - {problem}" for problem in distinct(problems))
-            + "\nCorrect the specs, or what _reset and _step return."
-        )
+    return (problems, []) if problems else faults(env, seed, tensordict)
 
 
 def _require_env(env: object) -> None:

@@ -46,8 +46,10 @@ _GENERATORS = {
 }
 
 
-def faults(env: EnvBase, seed: int | None, start: TensorDictBase | None) -> list[str]:
-    """List what an env does wrong, whose data is as its specs say.
+def faults(
+    env: EnvBase, seed: int | None, start: TensorDictBase | None
+) -> tuple[list[str], list[str]]:
+    """List what an env does wrong, whose data is as its specs say; and where nothing is, what is unusual.
 
     The global generators are left as they were.
 
@@ -60,7 +62,9 @@ def faults(env: EnvBase, seed: int | None, start: TensorDictBase | None) -> list
     before = _states()
     try:
         seed = _some_seed(env, seed)
-        return _of_seeding(env, seed) or _faults_of(env, start, _seeded_too(env, seed))
+        if lines := _of_seeding(env, seed):
+            return lines, []
+        return _faults_of(env, start, seed)
     finally:
         for name, generator in _GENERATORS.items():
             generator.write(before[name])
@@ -70,21 +74,28 @@ def _states() -> dict[str, Any]:
     return {name: generator.read() for name, generator in _GENERATORS.items()}
 
 
-def _faults_of(env: EnvBase, start: TensorDictBase | None, seeded: set[str]) -> list[str]:
-    core = env
+def _faults_of(
+    env: EnvBase, start: TensorDictBase | None, seed: int
+) -> tuple[list[str], list[str]]:
+    core, seeded = env, _seeded_too(env, seed)
     while isinstance(inner := getattr(core, "base_env", None), EnvBase):
         core = inner
-    lines = list(core._faults())
+    wrong, unusual = list(core._faults()), list(_wide_rewards(core))
     try:
-        lines += [
-            *_drawn_elsewhere(core, start, seeded),
-            *_of_a_step(core, start),
-            *_of_masks(core, start),
-        ]
+        wrong += [*_of_a_step(core, start), *_of_masks(core, start)]
+        wrong += _of_reset_masks(core, start, seed)
+        elsewhere = list(_drawn_elsewhere(core, start, seeded))
+        unusual += elsewhere or _unseeded(core, start, seed)
     except EnvkitError:  # the core cannot be run by itself, with data that is for what is around it
         if core is env:
             raise
-    return lines
+    return wrong, [] if wrong else unusual
+
+
+def _wide_rewards(env: EnvBase) -> Iterator[str]:
+    for key in env.reward_keys:
+        if env.full_reward_spec[key].dtype == torch.float64:
+            yield f"the reward {key!r} is float64, and most losses take float32: cast it, e.g. with DoubleToFloat"
 
 
 def _begun(env: EnvBase, start: TensorDictBase | None) -> TensorDictBase:
@@ -127,6 +138,63 @@ def _drawn_elsewhere(env: EnvBase, start: TensorDictBase | None, seeded: set[str
             yield (
                 f"a reset or a step draws from the global generator of {name}, which set_seed does not "
                 "touch: draw from a generator of the env's own, made anew in _set_seed"
+            )
+
+
+def _unseeded(env: EnvBase, start: TensorDictBase | None, seed: int) -> Iterator[str]:
+    """Look whether the same seed gives the same reset and step again."""
+    runs = []
+    for _ in range(2):
+        env.set_seed(seed)
+        root = _begun(env, start)
+        runs.append((root.clone(), env.step(root.clone()).get("next").clone()))
+    if any(_differ(*pair) for pair in zip(*runs, strict=True)):
+        yield (
+            f"a reset and a step after set_seed({seed}) give other data than the ones after set_seed({seed}) before: seed "
+            "in _set_seed whatever the env draws from"
+        )
+
+
+def _differ(one: TensorDictBase, other: TensorDictBase) -> bool:
+    known, now = ({path for path, _ in leaves(td)} for td in (one, other))
+    return known != now or bool(list(changed_paths(one, other)))
+
+
+def _of_reset_masks(env: EnvBase, start: TensorDictBase | None, seed: int) -> Iterator[str]:
+    """Look whether a batch-locked env leaves the rows in their episodes that a `_reset` mask leaves out.
+
+    That shows in the next step of these rows, unless steps draw random numbers: a reset may shift those.
+    """
+    if not (env.batch_locked and env.batch_dims and env.numel() > 1) or env.keeps_last_output:
+        return
+
+    def next_of_others(*, resets: bool, reseed: int | None = None) -> TensorDictBase | None:
+        env.set_seed(seed)
+        td = _begun(env, start)
+        actions = td.select(*env.action_keys)
+        root = env.step_mdp(env.step(td))
+        if bool(env._rows_done(root).any()) or isinstance(root, LazyStackedTensorDict):
+            return None
+        chosen = torch.zeros(root.batch_size, dtype=torch.bool, device=root.device)
+        chosen.view(-1)[::2] = True
+        if resets:
+            root = env.reset(root.set(rules.RESET, chosen.unsqueeze(-1)))
+        if reseed is not None:
+            env.set_seed(reseed)
+        return cast(TensorDictBase, env.step(root.update(actions)).get("next")[~chosen]).clone()
+
+    try:
+        one, other = (next_of_others(resets=False, reseed=seed + more) for more in (1, 2))
+        if one is None or other is None or _differ(one, other):
+            return
+        kept, after = next_of_others(resets=False), next_of_others(resets=True)
+    except EnvkitError:
+        return  # it says so when a mask comes, or where it is seeded in the middle of an episode
+    if kept is not None and after is not None:
+        for path in changed_paths(kept, after):
+            yield (
+                f"{as_key(path)!r} of rows that a '_reset' mask leaves out changes after the reset: a batched env must "
+                "honour the mask in _reset, see docs/custom_envs.md"
             )
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from envkit import (
     EnvBase,
+    EnvSpecWarning,
     GymEnv,
     JaxEnv,
     ModuleTransform,
@@ -379,7 +380,13 @@ MASK = (
 )
 
 
-@broken(f"'count' {MASK}", f"'reward' {MASK}")
+RESET_MASK = (
+    "of rows that a '_reset' mask leaves out changes after the reset: a batched env must honour the mask in _reset, see "
+    "docs/custom_envs.md"
+)
+
+
+@broken(f"'count' {MASK}", f"'reward' {MASK}", f"'count' {RESET_MASK}")
 class A_batch_that_ignores_masks(Sound):
     batch = (3,)
 
@@ -402,7 +409,6 @@ def global_draws(library):
     )
 
 
-@broken(*map(global_draws, ("torch", "NumPy", "Python")))
 class Draws_that_no_seed_decides(Sound):
     def _reset(self, td):
         torch.rand(1), np.random.rand()
@@ -411,6 +417,45 @@ class Draws_that_no_seed_decides(Sound):
     def _step(self, td):
         random.random()
         return super()._step(td)
+
+
+class Draws_from_a_hidden_generator(Sound):
+    """Its seed does nothing."""
+
+    def declare(self):
+        self.hidden = torch.Generator()
+
+    def _reset(self, td):
+        self.count = -torch.randint(10**9, (1,), generator=self.hidden)
+        return self.out()
+
+
+class Pays_in_float64(Sound):
+    def declare(self):
+        self.reward_spec = Unbounded((1,), dtype=torch.float64)
+
+    def out(self, **entries):
+        entries = {name: v.double() if name == "reward" else v for name, v in entries.items()}
+        return super().out(**entries)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines"),
+    [
+        (Draws_that_no_seed_decides, [*map(global_draws, ("torch", "NumPy", "Python"))]),
+        (Draws_from_a_hidden_generator, ["a reset and a step after set_seed(3) give other data"]),
+        (Pays_in_float64, ["the reward 'reward' is float64, and most losses take float32"]),
+    ],
+)
+def test_what_is_unusual_is_one_warning_and_an_error_if_that_is_asked_for(kind, lines):
+    with pytest.warns(EnvSpecWarning) as told:
+        check_env_specs(kind(), seed=3)
+    with pytest.raises(OutOfSpecError) as refused:
+        kind().check_env_specs(seed=3, strict=True)
+
+    assert len(told) == 1
+    for text in (str(told[0].message), str(refused.value)):
+        assert [line in text for line in lines] == [True] * len(lines)
 
 
 @dataclass(frozen=True)
@@ -441,7 +486,28 @@ def test_a_batch_that_honours_masks_passes():
             self.count = self.count + moves
             return self.out(reward=moves.float(), terminated=self.count >= 9)
 
+        def _reset(self, td):
+            mask = None if td is None else td.get("_reset", None)
+            if mask is None:
+                return super()._reset(td)
+            self.count = torch.where(mask, 0, self.count)
+            return self.out()
+
     check_env_specs(Honest())
+
+
+def test_a_batch_whose_reset_ignores_its_mask_is_found_though_its_steps_honour_theirs():
+    class Forgets(A_batch_that_ignores_masks):
+        def _step(self, td):
+            moves = td.get("_step", torch.ones(3, dtype=torch.bool))[:, None]
+            self.count = self.count + moves
+            return self.out(reward=moves.float(), terminated=self.count >= 9)
+
+    with pytest.raises(OutOfSpecError) as told:
+        check_env_specs(Forgets())
+
+    assert f"'count' {RESET_MASK}" in str(told.value)
+    assert "'_step' mask" not in str(told.value)
 
 
 def test_a_check_leaves_a_seeded_env_as_its_seed_does():
