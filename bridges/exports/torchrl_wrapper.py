@@ -123,8 +123,8 @@ class TorchRLWrapper(EnvBase):
     def _set_seed(self, seed: int | None) -> None:
         self.torchrl_env.set_seed(seed)
 
-    def _moved(self) -> Iterator[object]:
-        yield from super()._moved()
+    def _movable_objects(self) -> Iterator[object]:
+        yield from super()._movable_objects()
         if self.batch_locked:
             yield self.torchrl_env
 

@@ -348,8 +348,8 @@ class GymLikeEnv(ResumableEnv):
     def _set_seed(self, seed: int | None) -> None:
         self._simulator.reset(seed=seed)
 
-    def _moved(self) -> Iterator[object]:
-        yield from super()._moved()
+    def _movable_objects(self) -> Iterator[object]:
+        yield from super()._movable_objects()
         yield getattr(self._env, "unwrapped", self._env)
 
     # ---------------------------------------------------------------------------------------- rest

@@ -34,7 +34,7 @@ class Apart:
             self._require(what, row, env)
 
     def _require(self, what: str, row: int, env: EnvBase) -> None:
-        for moved in env._moved():
+        for moved in env._movable_objects():
             other, reference = self._owners.get(id(moved), (row, None))
             if other != row and reference is not None and reference() is moved:
                 kind = "env" if isinstance(moved, EnvBase) else "simulator"

@@ -69,9 +69,11 @@ class AttributeLookup:
             >>> pool.get_attr("gravity")
             [9.8, 9.8]
         """
-        return self._apply(partial(_got, name), indices)
+        return self._ask_rows(partial(_got, name), indices)
 
-    def set_attr(self, name: str, value: Any, indices: int | Iterable[int] | None = None) -> None:
+    def set_attr(
+        self, name: str, value: object, indices: int | Iterable[int] | None = None
+    ) -> None:
         """Set an attribute of sub-envs, where it is: in the env, a wrapper, or the simulator.
 
         A new name is set on the simulator.
@@ -86,10 +88,14 @@ class AttributeLookup:
             >>> pool.get_attr("gravity")
             [9.8, 5.0]
         """
-        self._apply(partial(_set, name, value), indices)
+        self._ask_rows(partial(_set, name, value), indices)
 
     def call(
-        self, name: str, *args: Any, indices: int | Iterable[int] | None = None, **kwargs: Any
+        self,
+        name: str,
+        *args: object,
+        indices: int | Iterable[int] | None = None,
+        **kwargs: object,
     ) -> list[Any]:
         """Call a method of sub-envs, of their wrappers or of their simulators.
 
@@ -104,9 +110,11 @@ class AttributeLookup:
         Raises:
             AttributeError: a sub-env has none of this name.
         """
-        return self._apply(partial(_called, name, args, kwargs), indices)
+        return self._ask_rows(partial(_called, name, args, kwargs), indices)
 
-    def _apply(self, ask: Callable[[Any], Any], indices: int | Iterable[int] | None) -> list[Any]:
+    def _ask_rows(
+        self, ask: Callable[[Any], Any], indices: int | Iterable[int] | None
+    ) -> list[Any]:
         owner = cast(Any, self)
         rows = chosen_rows(indices, owner.num_workers)
         pool = owner._started()

@@ -189,10 +189,10 @@ class MixedEnv(EnvBase):
             member.env._swap_frozen(one) for member, one in zip(self.members, each, strict=True)
         ]
 
-    def _moved(self) -> Iterator[object]:
-        yield from super()._moved()
+    def _movable_objects(self) -> Iterator[object]:
+        yield from super()._movable_objects()
         for member in self.members:
-            yield from member.env._moved()
+            yield from member.env._movable_objects()
 
     def _rows_of(self, masks: Mapping[Path, torch.Tensor]) -> torch.Tensor:
         """Say which rows the `_reset` masks of all levels touch."""

@@ -136,7 +136,7 @@ class EnvModule(OwnState):
         """
         return self
 
-    def _moved(self) -> Iterator[object]:
+    def _movable_objects(self) -> Iterator[object]:
         """Give the objects that steps change, which no two rows of a batch may share: envs and simulators."""
         if cast(Any, self).batch_locked:
             yield self

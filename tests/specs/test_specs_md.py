@@ -63,7 +63,8 @@ def test_section_1_the_family():
 
 def test_section_2_making_values():
     assert Bounded(-1, 1, shape=(4, 3)).rand((2,)).shape == (2, 4, 3)
-    assert Bounded(-1, float("inf"), (1000,)).rand().max() > 1e30
+    tail = Bounded(-1, float("inf"), (1000,)).rand()
+    assert tail.min() >= -1 and 1 < tail.max() < 100  # the review's word: as Gymnasium draws
     assert Bounded(1, 2, shape=(1,)).zero() == 0
     assert not OneHot(4).zero().any() and not OneHot(4).is_in(OneHot(4).zero())
     assert Categorical(3).enumerate().tolist() == [0, 1, 2]

@@ -170,7 +170,7 @@ def test_the_trial_leaves_no_traces():
     assert env.observation_spec["normal"].shape == (4, 1)
 
     assert norm.num_batches_tracked == 0
-    assert transform.training
+    assert not transform.training  # in an env
 
 
 # ------------------------------------------------------------------------------------- as a module

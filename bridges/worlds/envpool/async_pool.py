@@ -36,6 +36,9 @@ class EnvPoolAsyncEnvPool(AsyncEnvPool):
 
     backend = "envpool"
 
+    def _swap_frozen(self, wanted: Any) -> Any:
+        return None  # envs of the library learn nothing
+
     def __init__(
         self,
         env_makers: str | Sequence[str],

@@ -93,8 +93,8 @@ class Wrapper(EnvBase):
     def _keeps_state(self) -> str | None:
         return self.base_env._keeps_state
 
-    def _moved(self) -> Iterator[object]:
-        yield from self.base_env._moved()
+    def _movable_objects(self) -> Iterator[object]:
+        yield from self.base_env._movable_objects()
 
     def _swap_frozen(self, wanted: Any) -> Any:
         return self.base_env._swap_frozen(wanted)
