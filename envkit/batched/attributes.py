@@ -101,7 +101,7 @@ class AttributeLookup:
 
         Args:
             name: of the method; an attribute that cannot be called is given as it is.
-            *args, **kwargs: of the method.
+            args, kwargs: of the method.
             indices: numbers of the sub-envs; None: all of them.
 
         Returns:
