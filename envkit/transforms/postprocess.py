@@ -18,12 +18,13 @@ from envkit.data.arguments import as_int
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.transition import leaves
 from envkit.errors import ArgumentError, BatchSizeError, DoneError, MissingKeyError
-from envkit.rules import DONE_LEAVES
 from envkit.transforms.core.base import Keys, Transform, as_keys
 from envkit.transforms.sequences import RecordedTransform
 
 __all__ = ["MultiStep", "MultiStepTransform", "Reward2GoTransform", "time_axis"]
 
+# Flags that say where an episode is cut, whether or not the state after it has a value.
+_CUTS = ("done", "truncated")
 _MASKS: tuple[Key, ...] = ("mask", ("collector", "mask"))
 
 
@@ -36,7 +37,10 @@ class MultiStep(nn.Module):
 
     For each step t, with k the number of steps until ``n_steps``, the end of the episode or the end of
     the data, whichever comes first: ``next.reward`` is ``sum_{i<k} gamma**i * r[t+i]``, and the
-    observations in ``next`` are those of step t+k-1. Done flags stay those of t.
+    observations in ``next`` and ``terminated`` are those of step t+k-1: a target that is
+    ``reward + gamma * value(next) * ~terminated`` takes no value after the end of an episode.
+    ``done`` and ``truncated`` stay those of t, so that episodes are still cut where they end. Where the
+    data has no ``terminated``, it is added: ``done``, but for what was ``truncated``.
 
     Adds ``steps_to_next_obs`` (k, int64), ``gamma`` (``gamma**k``), ``nonterminal`` (k > 1) of shape
     ``(*batch, T)``, and ``("next", "original_reward")``.
@@ -48,8 +52,8 @@ class MultiStep(nn.Module):
         done_key: the flag in ``next`` that ends an episode, shape ``(*batch, T, 1)``.
         mask_key: mask of the steps that are no padding, shape ``(*batch, T)``; None looks for
             ``mask`` and ``("collector", "mask")``.
-        done_keys: entries of ``next`` that stay those of t; by default all that are named ``done``,
-            ``terminated`` or ``truncated``.
+        done_keys: entries of ``next`` that stay those of t; by default all that are named ``done`` or
+            ``truncated``. TorchRL keeps ``("done", "terminated", "truncated")``.
 
     Raises:
         ArgumentError: (a ValueError) ``n_steps`` is below 1, or ``gamma`` outside (0, 1].
@@ -79,7 +83,7 @@ class MultiStep(nn.Module):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Give data with n-step returns, batch size ``(*batch, T)``; the input is not written to."""
         td = tensordict.copy()
-        following = td.get("next")
+        following = self._with_terminated(td.get("next"))
         valid = self._valid(td)
         reaches = self._reaches(following, valid)
         length = torch.stack(reaches).sum(0)
@@ -94,6 +98,18 @@ class MultiStep(nn.Module):
         td.set("gamma", self.gamma ** length.to(torch.get_default_dtype()))
         td.set("nonterminal", (length > 1) & valid)
         return td
+
+    def _with_terminated(self, following: TensorDictBase) -> TensorDictBase:
+        level = as_path(self.done_key)[:-1]
+        key = as_key((*level, "terminated"))
+        if self.done_keys is not None or following.get(key, None) is not None:
+            return following
+        done, truncated = (
+            following.get(as_key((*level, name)), None) for name in ("done", "truncated")
+        )
+        if done is None:
+            return following
+        return following.copy().set(key, done if truncated is None else done & ~truncated)
 
     def _valid(self, td: TensorDictBase) -> torch.Tensor:
         for key in _MASKS if self.mask_key is None else (self.mask_key,):
@@ -122,7 +138,7 @@ class MultiStep(nn.Module):
         return total
 
     def _from_last(self, following: TensorDictBase, length: torch.Tensor) -> TensorDictBase:
-        """Take every entry but rewards and done flags from the last step of the window."""
+        """Take every entry but rewards and flags that say where episodes are cut from the last step of the window."""
         axis = length.ndim - 1
         last = torch.arange(length.shape[-1], device=length.device) + length - 1
         shown = following.copy()
@@ -138,7 +154,7 @@ class MultiStep(nn.Module):
     def _stays(self, path: Path) -> bool:
         """Whether an entry of ``next`` is not taken from the last step of the window."""
         kept = {as_path(key) for key in (*self.reward_keys, self.done_key, *(self.done_keys or ()))}
-        return path in kept or (self.done_keys is None and path[-1] in DONE_LEAVES)
+        return path in kept or (self.done_keys is None and path[-1] in _CUTS)
 
 
 def _later(value: torch.Tensor, steps: int, axis: int = -1) -> torch.Tensor:

@@ -202,7 +202,7 @@ INVERSE = {
     "RandomCropTensorDict": (lambda lib: lib.RandomCropTensorDict(2), steps),
     "MultiStepTransform, too short": (lambda lib: lib.MultiStepTransform(3, 0.5), lambda: steps(3)),
     "MultiStepTransform over an end": (
-        lambda lib: lib.MultiStepTransform(3, 0.5),
+        lambda lib: lib.MultiStepTransform(3, 0.5, done_keys=["done", "terminated", "truncated"]),
         lambda: steps(6, ends=(2,)),
     ),
     "MultiStepTransform, other flags": (
@@ -306,6 +306,10 @@ def test_n_step_transitions_reach_across_writes():
         return buffer[:]
 
     check_same(call)
+
+
+def test_targets_know_that_a_window_reaches_an_end():
+    differs("ends-of-windows", lambda lib: lib.MultiStepTransform(3, 0.5).inv(steps(6, ends=(2,))))
 
 
 def test_the_number_of_steps_may_change_between_writes():

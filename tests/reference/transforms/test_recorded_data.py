@@ -235,7 +235,9 @@ def test_a_function_goes_into_a_replay_buffer_and_anything_else_is_refused():
 
 PASSES = {
     "returns to go": lambda lib: lib.Reward2GoTransform(0.9, out_keys=["to_go"]),
-    "steps joined": lambda lib: lib.MultiStepTransform(n_steps=2, gamma=0.9),
+    "steps joined": lambda lib: lib.MultiStepTransform(
+        n_steps=2, gamma=0.9, done_keys=["done", "terminated", "truncated"]
+    ),
     "frames joined": lambda lib: lib.CatFrames(2, -1, ["action"], as_inverse=True),
     "another name": lambda lib: lib.RenameTransform([], [], ["b"], ["a"]),
 }
