@@ -13,9 +13,13 @@ from __future__ import annotations
 
 import inspect
 import os
-import pickle
 import random
+import zipfile
 from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,7 +27,7 @@ import torch
 from tensordict import TensorDictBase, is_tensorclass
 
 from envkit.data.arguments import as_file
-from envkit.data.files import file_to_read, require_place, telling, whole_file
+from envkit.data.files import file_to_read, require_place, telling, undamaged, whole_file
 from envkit.data.plain import from_plain, plain
 from envkit.errors import ArgumentTypeError, MissingKeyError, ResumeError
 
@@ -55,12 +59,15 @@ def save(path: str | os.PathLike[str], /, **parts: Any) -> None:
     """
     require_place(as_file("path", path))
     held = {name: _read(name, part)._asdict() for name, part in parts.items()}
-    with whole_file(path) as file, telling(path):
+    with whole_file(path) as file, telling(path), _with_checksums():
         torch.save({"envkit": _VERSION, "parts": held}, file)
 
 
 def load(path: str | os.PathLike[str], /, *, strict: bool = True, **parts: Any) -> dict[str, Any]:
-    """Put the parts in a file back, all of them.
+    """Put the parts in a file back: all of them, or none where one does not fit.
+
+    All bytes of the file are compared with their checksums before a part changes. What the parts held is kept
+    in memory until all fit.
 
     Args:
         path: what `save` wrote.
@@ -77,7 +84,9 @@ def load(path: str | os.PathLike[str], /, *, strict: bool = True, **parts: Any) 
             has changed then.
         MissingFileError: (a FileNotFoundError) there is no such file.
         ArgumentError: (a ValueError) ``path`` is no path, or that of a folder.
-        ResumeError: (a RuntimeError) the file is not one that `save` wrote, or a part does not get where it was.
+        ResumeError: (a RuntimeError) the file is damaged, or not one that `save` wrote; or a part does not fit, or
+            does not get where it was. The message names the part, and those that could not be put back, as envs that
+            cannot say where they are.
         ArgumentTypeError: (a TypeError) a part is of another kind than the one that was saved.
     """
     held = _contents(path)
@@ -88,44 +97,144 @@ def load(path: str | os.PathLike[str], /, *, strict: bool = True, **parts: Any) 
         raise MissingKeyError(
             f"{path} holds the parts {sorted(held)}: {told}. Pass what was saved, None for what is only to be returned."
         )
+    saved = {name: _State(part["kind"], part["state"]) for name, part in held.items()}
     for name, part in parts.items():
-        _require_kind(name, part, held[name]["kind"])
+        _require_kind(name, part, saved[name].kind)
     restored = dict(parts)
-    in_order = sorted(held, key=lambda name: held[name]["kind"] in _GENERATORS)  # loading may draw
-    for name in in_order:
-        kind, state = held[name]["kind"], held[name]["state"]
+    for name, (kind, state) in saved.items():
         if kind == "value":
-            restored[name] = from_plain(state)
-        elif kind == "state_dict":
-            _load_state_dict(parts[name], state, strict=strict)
-        else:
-            _GENERATORS[kind].write(parts[name], state)
+            with undamaged(path, f"a file of envkit.save with a part {name!r}", ResumeError):
+                restored[name] = from_plain(state)
+    _restore_all(path, parts, saved, strict=strict)
     return restored
+
+
+def _restore_all(
+    path: str | os.PathLike[str],
+    parts: Mapping[str, Any],
+    saved: Mapping[str, _State],
+    *,
+    strict: bool,
+) -> None:
+    """Restore the parts that are restored in place; those that were, are put back if one does not fit.
+
+    Raises:
+        ResumeError: a part does not fit. The message says which parts could not be put back, if there are any.
+    """
+    before: dict[str, _State | None] = {
+        name: _now(name, parts[name]) for name, (kind, _) in saved.items() if kind != "value"
+    }
+    # Parts that cannot be put back come first: if one of them does not fit, the others were not touched.
+    # Generators come last, because loading may draw.
+    in_order = sorted(
+        before, key=lambda name: (before[name] is not None, saved[name].kind in _GENERATORS)
+    )
+    begun: list[str] = []
+    try:
+        for name in in_order:
+            begun.append(name)
+            _restore(parts[name], saved[name], strict=strict)
+    except BaseException as error:
+        left = [name for name in reversed(begun) if not _put_back(parts[name], before[name])]
+        if not isinstance(error, Exception):
+            raise
+        outcome = (
+            f"The parts {left} could not be put back: build them again before you use them."
+            if left
+            else "All parts are as they were."
+        )
+        told = str(error).strip() or type(error).__name__
+        raise ResumeError(
+            f"the part {begun[-1]!r} of {path} does not fit what was passed, {type(parts[begun[-1]]).__name__}. "
+            f"Pass what was built like the one that was saved. {outcome} What was raised: {told}"
+        ) from error
+
+
+def _now(name: str, part: Any) -> _State | None:
+    """Give the state of a part before it is loaded; None where the part cannot say it."""
+    try:
+        return deepcopy(_read(name, part))
+    except Exception:  # of any class, by what the part is; the part is then loaded first
+        return None
+
+
+def _put_back(part: Any, state: _State | None) -> bool:
+    """Load what a part held before; gives whether it does again."""
+    if state is None:
+        return False
+    try:
+        _restore(part, state, strict=True)
+    except Exception:  # the caller names the part
+        return False
+    return True
+
+
+def _restore(part: Any, state: _State, *, strict: bool) -> None:
+    if state.kind == "state_dict":
+        _load_state_dict(part, state.state, strict=strict)
+    else:
+        _GENERATORS[state.kind].write(part, state.state)
 
 
 # ----------------------------------------------------------------------------------------- the file
 
 
 def _contents(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read the parts of a file, all bytes of which were compared with their checksums.
+
+    Raises:
+        ResumeError: the file is damaged, or `save` did not write it.
+    """
     path = file_to_read(path)
-    try:
+    _require_undamaged(path)
+    with undamaged(path, "a file of envkit.save", ResumeError):
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except _UNREADABLE as error:
-        raise ResumeError(
-            f"{path} is no whole file of envkit.save: torch.load(path, weights_only=True) fails with "
-            f"{type(error).__name__}. Load it by what wrote it; if envkit did, it was damaged since: take another one."
-        ) from error
     if not isinstance(found, dict) or found.get("envkit") != _VERSION:
         told = found.get("envkit") if isinstance(found, dict) else None
         raise ResumeError(
             f"{path} was not written by envkit.save in the form this version reads, {_VERSION} (it says {told!r}). "
-            "Load it by what wrote it."
+            "Load it with the program that wrote it."
         )
-    return found["parts"]
+    parts = found.get("parts")
+    if not isinstance(parts, dict) or not all(_is_part(part) for part in parts.values()):
+        raise ResumeError(
+            f"{path} is damaged, or another program wrote it: it has no dict of parts with a kind and a state each. "
+            "Load an older file of envkit.save."
+        )
+    return parts
 
 
-_UNREADABLE = (EOFError, LookupError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError)
-"""What torch.load raises of files that are no files of torch, or damaged."""
+def _require_undamaged(path: Path) -> None:
+    """Compare all bytes of a file that ``torch.save`` wrote with the checksums in it.
+
+    ``torch.load`` does not: it reads what a flipped bit has made of a number.
+
+    Raises:
+        ResumeError: they differ, or the file has no end or no beginning.
+    """
+    with undamaged(path, "a file of envkit.save", ResumeError), zipfile.ZipFile(path) as archive:
+        member = archive.testzip()
+    if member is not None:
+        raise ResumeError(
+            f"{path} is damaged: its part {member!r} is not what was written, by the checksum beside it. Load an "
+            "older file of envkit.save, or a copy of this one."
+        )
+
+
+@contextmanager
+def _with_checksums() -> Iterator[None]:
+    """Have ``torch.save`` write checksums, which a program may have turned off for its own files."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
+
+
+def _is_part(part: Any) -> bool:
+    kinds = {"value", "state_dict", *_GENERATORS}
+    return isinstance(part, dict) and "state" in part and part.get("kind") in kinds
 
 
 # --------------------------------------------------------------------------------------- kinds of parts

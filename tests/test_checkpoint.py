@@ -194,3 +194,136 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, full_disk):
 
     assert envkit.load(path, weights=None)["weights"].shape == (10,)
     assert os.listdir(tmp_path) == ["a.pt"]
+
+
+def test_a_file_cut_anywhere_is_damaged(tmp_path):
+    path = tmp_path / "a.pt"
+    envkit.save(path, weights=torch.ones(300))
+    whole = path.read_bytes()
+
+    for left in (0, 1, 40, 600, len(whole) // 2, len(whole) - 30, len(whole) - 1):
+        path.write_bytes(whole[:left])
+        with pytest.raises(ResumeError, match=r"a\.pt is damaged"):
+            envkit.load(path, weights=None)
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path, checks):
+    path, generator = tmp_path / "a.pt", random.Random(4)
+    torch.serialization.set_crc32_options(checks)
+    try:
+        envkit.save(path, weights=torch.arange(50.0), steps=3)
+        assert torch.serialization.get_crc32_options() is checks
+    finally:
+        torch.serialization.set_crc32_options(True)
+    whole, noticed = path.read_bytes(), 0
+
+    for _ in range(100):
+        harmed = bytearray(whole)
+        harmed[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
+        path.write_bytes(harmed)
+        try:
+            found = envkit.load(path, weights=None, steps=None)
+        except ResumeError:
+            noticed += 1
+        else:
+            assert found["weights"].equal(torch.arange(50.0)) and found["steps"] == 3
+
+    assert noticed > 20
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        {"envkit": 1},
+        {"envkit": 1, "parts": [3]},
+        {"envkit": 1, "parts": {"w": 3}},
+        {"envkit": 1, "parts": {"w": {"kind": "cake", "state": 1}}},
+        {"envkit": 1, "parts": {"w": {"kind": "value", "state": {"__kind__": "cake"}}}},
+        {"envkit": 1, "parts": {"w": {"kind": "value", "state": {"__kind__": "array"}}}},
+    ],
+)
+def test_a_malformed_file_is_damaged(contents, tmp_path):
+    torch.save(contents, tmp_path / "a.pt")
+
+    with pytest.raises(ResumeError, match=r"a\.pt is damaged, or "):
+        envkit.load(tmp_path / "a.pt", w=None)
+
+
+class Stubborn:
+    """Takes a state dict in two parts, and refuses the second."""
+
+    def __init__(self, *, says: bool = True):
+        self.says, self.first = says, 0
+
+    def state_dict(self):
+        if not self.says:
+            raise ResumeError("lost")
+        return {"first": self.first}
+
+    def load_state_dict(self, state):
+        self.first = state["first"]
+        if self.first == 1:
+            raise KeyError("second")
+
+
+def test_no_part_changes_where_one_does_not_fit(tmp_path, opened):
+    path = tmp_path / "a.pt"
+    names = ("env", "policy", "optimiser", "mine")
+    env = opened(SerialEnv(2, cartpole)).record_for_resume()
+    played(env, env.reset(), 5)
+    good = torch.nn.Linear(4, 2)
+    held = (env, good, torch.optim.Adam(good.parameters()), torch.Generator().manual_seed(8))
+    envkit.save(path, **dict(zip(names, held, strict=True)), torch=torch)
+    other = opened(SerialEnv(2, cartpole)).record_for_resume()
+    other.set_seed(5)
+    start = other.reset()["observation"].clone()
+    other.set_seed(5)
+    bad = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    before = {key: value.clone() for key, value in bad.state_dict().items()}
+    generator = torch.Generator().manual_seed(3)
+    drawn = torch.rand(1, generator=generator)
+    generator.manual_seed(3)
+    torch.manual_seed(21)
+    wanted = torch.rand(1)
+    torch.manual_seed(21)
+
+    optimiser = torch.optim.Adam(bad.parameters())
+    with pytest.raises(ResumeError, match=r"part 'policy' of .*a\.pt .*Sequential") as told:
+        envkit.load(path, env=other, policy=bad, optimiser=optimiser, mine=generator, torch=torch)
+
+    assert "All parts are as they were." in str(told.value)
+    assert other.reset()["observation"].equal(start)
+    assert all(value.equal(before[key]) for key, value in bad.state_dict().items())
+    assert torch.rand(1, generator=generator).equal(drawn)
+    assert torch.rand(1).equal(wanted)
+
+
+def test_a_part_that_cannot_say_where_it_was_is_loaded_first_and_named(tmp_path):
+    path, policy = tmp_path / "a.pt", torch.nn.Linear(1, 1)
+    saved = Stubborn()
+    saved.first = 1
+    envkit.save(path, policy=torch.nn.Linear(1, 1), odd=saved)
+    before = policy.weight.clone()
+
+    with pytest.raises(ResumeError, match=r"part 'odd'.* \['odd'\] could not be put back"):
+        envkit.load(path, policy=policy, odd=Stubborn(says=False))
+
+    assert policy.weight.equal(before)
+
+
+def test_ctrl_c_while_parts_are_loaded_puts_them_back(tmp_path):
+    class Interrupted(Stubborn):
+        def load_state_dict(self, state):
+            self.first += 1
+            if self.first == 1:
+                raise KeyboardInterrupt
+
+    path, policy = tmp_path / "a.pt", torch.nn.Linear(1, 1)
+    envkit.save(path, policy=torch.nn.Linear(1, 1), odd=Stubborn())
+    before = policy.weight.clone()
+
+    with pytest.raises(KeyboardInterrupt):
+        envkit.load(path, policy=policy, odd=Interrupted())
+
+    assert policy.weight.equal(before)

@@ -13,6 +13,7 @@ Conventions
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_non_tensor
 
+from envkit.data.files import undamaged
 from envkit.data.paths import Path, as_key, nest
 from envkit.errors import ArgumentError, ArgumentTypeError, BatchSizeError
 
@@ -87,19 +89,30 @@ class Layout:
 
     def to_json(self) -> str:
         """Write the layout down."""
-        return json.dumps({"version": 1, **asdict(self)})
+        told = json.dumps(asdict(self))
+        return json.dumps({"version": 1, "checksum": zlib.crc32(told.encode()), **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str | bytes, source: Any) -> Layout:
         """Read what `to_json` wrote.
 
         Raises:
-            ArgumentError: (a ValueError) a newer envkit wrote it.
+            ArgumentError: (a ValueError) a newer envkit wrote it, or it is damaged.
         """
-        told = json.loads(text)
+        with undamaged(source, "a dataset of envkit"):
+            return cls._read(json.loads(text), source)
+
+    @classmethod
+    def _read(cls, told: dict[str, Any], source: Any) -> Layout:
         if told.pop("version", None) != 1:
             raise ArgumentError(
                 f"{source} was written in a form that this version of envkit does not read. Update envkit."
+            )
+        checksum = told.pop("checksum", None)  # files of older versions have none
+        if checksum is not None and checksum != zlib.crc32(json.dumps(told).encode()):
+            raise ArgumentError(
+                f"{source} is damaged: the list of its entries is not what was written, by the checksum beside it. "
+                "Take a copy of the file, or write it again."
             )
         columns = [
             Column(tuple(one["path"]), one["name"], one["dtype"], tuple(one["shape"]))

@@ -22,7 +22,7 @@ from bridges.exports.columns import TEXT, Column, Layout, arrays_of, data_of, re
 from bridges.exports.hdf5_file import append, hdf5_file, quoted
 from bridges.libraries import require
 from envkit.data.episodes import EpisodeNumbers
-from envkit.data.files import file_to_read, whole_file
+from envkit.data.files import file_to_read, undamaged, whole_file
 from envkit.data.results import EnvData
 from envkit.errors import ArgumentError
 
@@ -70,16 +70,13 @@ def from_hdf5(path: str | os.PathLike[str]) -> EnvData:
     Raises:
         MissingFileError: (a FileNotFoundError) there is no such file.
         ArgumentTypeError: (a TypeError) ``path`` is no path.
-        ArgumentError: (a ValueError) there is a folder of that name, `to_hdf5` did not write it.
+        ArgumentError: (a ValueError) there is a folder of that name, `to_hdf5` did not write it, or it is damaged:
+            numbers are compared with checksums.
         MissingLibraryError: (an ImportError) h5py is not installed.
     """
     h5py = require("h5py")
     path = file_to_read(path)
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise ArgumentError(f"{path} is no complete HDF5 file: {error}") from error
-    with file:
+    with undamaged(path, "an HDF5 file of to_hdf5"), h5py.File(path, "r") as file:
         if "envkit" not in file:
             raise ArgumentError(
                 f"{path} does not say which entries it holds, so to_hdf5 did not write it. Read it with h5py."
@@ -89,7 +86,7 @@ def from_hdf5(path: str | os.PathLike[str]) -> EnvData:
         arrays = {
             column.path: _read(file["data"], column, layout, steps) for column in layout.columns
         }
-    return data_of(layout, arrays)
+        return data_of(layout, arrays)
 
 
 class _Writer:

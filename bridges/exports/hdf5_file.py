@@ -128,7 +128,10 @@ def append(group: Any, name: str, values: np.ndarray, axis: int = 0) -> None:
         return
     growing = tuple(None if at == axis else size for at, size in enumerate(values.shape))
     dtype = require("h5py").string_dtype() if values.dtype == object else None
-    group.create_dataset(name, data=values, dtype=dtype, chunks=True, maxshape=growing)
+    # Text lies outside of chunks, where HDF5 has no checksums.
+    group.create_dataset(
+        name, data=values, dtype=dtype, chunks=True, maxshape=growing, fletcher32=dtype is None
+    )
 
 
 def quoted(path: Path) -> Path:

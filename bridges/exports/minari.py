@@ -23,13 +23,13 @@ from bridges.exports.minari_roles import Roles, kept_layout, roles_of, spaces_of
 from bridges.exports.recovered import env_spec_of
 from bridges.libraries import require
 from envkit.data.episodes import EpisodeNumbers, Piece
-from envkit.data.files import telling, whole_folder
+from envkit.data.files import telling, undamaged, whole_folder
 from envkit.data.keywords import refuse_unknown
 from envkit.data.paths import Path, as_key
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.foreign import wrapping_of
-from envkit.errors import ArgumentError, ArgumentTypeError, EnvkitError, MissingFileError
+from envkit.errors import ArgumentError, ArgumentTypeError, MissingFileError
 
 __all__ = ["MinariMetadata", "from_minari", "to_minari"]
 
@@ -132,15 +132,8 @@ def from_minari(dataset_id: str) -> EnvData:
         raise MissingFileError(
             f"there is no dataset {dataset_id!r} in {target.parent}. Fetch it: minari.download_dataset({dataset_id!r})."
         )
-    try:
+    with undamaged(target, "a whole Minari dataset"):
         return data_of_dataset(minari.load_dataset(dataset_id))
-    except EnvkitError:
-        raise
-    except (OSError, ValueError, KeyError, AssertionError) as error:
-        raise ArgumentError(
-            f"{target} is no complete Minari dataset: {error}. Write or fetch it anew; minari.delete_dataset"
-            f"({dataset_id!r}) removes what is there."
-        ) from error
 
 
 # ---------------------------------------------------------------------------------------- names

@@ -24,7 +24,7 @@ from tensordict import TensorDictBase
 from bridges.exports.columns import TEXT, Column, Layout, arrays_of, data_of, read_batches
 from bridges.libraries import require
 from envkit.data.episodes import EpisodeNumbers, EpisodeSteps
-from envkit.data.files import file_to_read, telling, whole_file
+from envkit.data.files import file_to_read, telling, undamaged, whole_file
 from envkit.data.paths import Path
 from envkit.data.results import EnvData
 from envkit.errors import ArgumentError
@@ -65,7 +65,9 @@ def to_parquet(
             if table is None or writer is None:
                 table = _Table(layout)
                 with telling(path):
-                    writer = parquet.ParquetWriter(file, table.schema, use_dictionary=table.texts)
+                    writer = parquet.ParquetWriter(
+                        file, table.schema, use_dictionary=table.texts, write_page_checksum=True
+                    )
                 stack.callback(_close, writer, path)
             _write(writer, table.add(batch), path)
         if table is not None:
@@ -83,16 +85,16 @@ def from_parquet(path: str | os.PathLike[str]) -> EnvData:
     Raises:
         MissingFileError: (a FileNotFoundError) there is no such file.
         ArgumentTypeError: (a TypeError) ``path`` is no path.
-        ArgumentError: (a ValueError) there is a folder of that name, `to_parquet` did not write it, or rows were taken out of it.
+        ArgumentError: (a ValueError) there is a folder of that name, `to_parquet` did not write it, rows were taken out of it, or
+            it is damaged: pages are compared with checksums.
         MissingLibraryError: (an ImportError) pyarrow is not installed.
     """
-    arrow, parquet = require("pyarrow"), require("pyarrow.parquet")
+    parquet = require("pyarrow.parquet")
     path = file_to_read(path)
-    try:
-        file = parquet.ParquetFile(path)
-    except arrow.ArrowInvalid as error:
-        raise ArgumentError(f"{os.fspath(path)} is no complete Parquet file: {error}") from error
-    with file:
+    with (
+        undamaged(path, "a Parquet file of to_parquet"),
+        parquet.ParquetFile(path, page_checksum_verification=True) as file,
+    ):
         metadata = file.schema_arrow.metadata or {}
         if b"envkit" not in metadata:
             raise ArgumentError(

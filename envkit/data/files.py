@@ -1,6 +1,6 @@
 """Files and folders that are complete or not there: written under another name, flushed, then renamed.
 
-This module knows no format. What fails while a file is written is told as one error that names the file. Which paths
+This module knows no format. What fails while a file is written, or read, is told as one error that names the file. Which paths
 are taken, and what is said of others, is one rule for all that writes or reads files: `whole_file`, `whole_folder`
 and `file_to_read` apply it.
 """
@@ -8,9 +8,13 @@ and `file_to_read` apply it.
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import stat
+import struct
 import sys
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -18,9 +22,9 @@ from typing import IO
 
 from envkit.data.arguments import as_file
 from envkit.data.unfinished import claimed, remove_unfinished
-from envkit.errors import ArgumentError, MissingFileError, WriteError
+from envkit.errors import ArgumentError, EnvkitError, MissingFileError, WriteError
 
-__all__ = ["file_to_read", "require_place", "telling", "whole_file", "whole_folder"]
+__all__ = ["file_to_read", "require_place", "telling", "undamaged", "whole_file", "whole_folder"]
 
 
 @contextmanager
@@ -167,6 +171,37 @@ def telling(path: str | os.PathLike[str]) -> Iterator[None]:
             f"{os.fspath(path)} cannot be written: {reason}. Nothing is left of it, and what was there before is "
             "as it was. Free space, or choose a folder that exists and that you may write to."
         ) from error
+
+
+@contextmanager
+def undamaged(
+    path: str | os.PathLike[str], kind: str, error: type[EnvkitError] = ArgumentError
+) -> Iterator[None]:
+    """Raise what fails while a file is read as an error that says that the file is damaged.
+
+    Args:
+        path: of the file, or of the folder of a dataset.
+        kind: of file that was expected, with its article.
+        error: to raise in place of what a library raises of bytes that it cannot read.
+    """
+    try:
+        yield
+    except EnvkitError:
+        raise
+    except _UNREADABLE as found:
+        reason = (str(found).strip() or "no reason is given").splitlines()[0]
+        raise error(
+            f"{os.fspath(path)} is damaged, or is not {kind}: {type(found).__name__} was raised ({reason}). Read it "
+            "with the program that wrote it, or take a copy of the file."
+        ) from found
+
+
+_UNREADABLE = (
+    *(AssertionError, AttributeError, EOFError, LookupError, NotImplementedError, OSError),
+    *(OverflowError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError),
+    *(struct.error, zipfile.BadZipFile, zlib.error),
+)
+"""What libraries raise of damaged files."""
 
 
 def _flush(path: Path) -> None:

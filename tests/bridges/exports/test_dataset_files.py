@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import random
 import tracemalloc
 import weakref
 from functools import partial
@@ -428,7 +429,7 @@ def test_files_of_others_are_refused(form, tmp_path):
 
     with pytest.raises(ArgumentError, match=r"so to_.* did not write it"):
         read(tmp_path / f"other{path.suffix}")
-    with pytest.raises(ArgumentError, match="is no"):
+    with pytest.raises(ArgumentError, match="is damaged, or is not a"):
         read(path)
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "nowhere")
@@ -440,3 +441,37 @@ def test_a_parquet_file_that_lacks_steps_is_refused(tmp_path):
 
     with pytest.raises(ArgumentError, match="has 7 steps, which are not all those of 2 rows"):
         from_parquet(tmp_path / "b")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_flipped_bit_is_noticed_or_changes_nothing(form, seed):
+    write, read, path = form
+    data = two_rows(40)
+    write(data, path)
+    whole, generator = path.read_bytes(), random.Random(seed)
+    noticed = 0
+
+    for _ in range(30):
+        harmed = bytearray(whole)
+        harmed[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
+        path.write_bytes(harmed)
+        try:
+            found = read(path)
+        except (ArgumentError, MemoryError):  # MemoryError: the bit was in the size of an array
+            noticed += 1
+        else:
+            assert_equal(found, data)
+
+    assert noticed
+
+
+def test_a_number_that_changed_in_an_hdf5_file_is_noticed(tmp_path):
+    data = two_rows(40)
+    data["next", "reward"][:] = 0.40625
+    path = to_hdf5(data, tmp_path / "a.hdf5")
+    harmed = bytearray(path.read_bytes())
+    harmed[harmed.index(data["next", "reward"][0].numpy().tobytes()[:64]) + 3] ^= 0x80
+    path.write_bytes(harmed)
+
+    with pytest.raises(ArgumentError, match=r"a\.hdf5 is damaged, .*filter returned failure"):
+        from_hdf5(path)

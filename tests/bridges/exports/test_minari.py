@@ -438,6 +438,6 @@ def test_a_damaged_dataset_is_told_with_its_folder(folder, name, left):
     file.unlink() if left is None else file.write_bytes(held[: int(left * len(held))])
 
     with pytest.raises(
-        ArgumentError, match=r"mine-v0 is no complete Minari dataset: .*delete_data"
+        ArgumentError, match=r"mine-v0 is damaged, or is not a whole Minari dataset"
     ):
         from_minari("mine-v0")
