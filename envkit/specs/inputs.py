@@ -12,14 +12,15 @@ Conventions
 Decided here, by what the spec describes
     choices spelled one-hot   floats choose their largest entry, before anything is cast; integers and
                               bools are one-hot already, or refused.
-    other integers, bools     integers and bools in the range of the spec change their dtype; floats never
-                              become integers.
-    floats                    floats are rounded to the dtype. Bounds are left to the simulator, as in
-                              gymnasium; NaN and infinity are refused.
+    other integers, bools     integers and bools in the range of the spec change their dtype, and so do
+                              floats that are whole numbers.
+    floats                    floats are rounded to the dtype, and integers that it holds exactly become
+                              floats. Bounds are left to the simulator, as in gymnasium; NaN and infinity
+                              are refused.
     All else is refused. Which options a mask allows changes with every step: the env knows.
 
 Values on an accelerator are not looked at, which would make every step wait for it; only where
-integers are cast to another dtype, which could change them silently, they are.
+a cast to or from integers could change them silently, they are.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from envkit.specs.trees.composite import Composite
 __all__ = ["ActionInput", "action_inputs", "counted_from", "require_input"]
 
 
+_END_OF_INTEGERS = 2.0**63
 _NOT_IN_NUMPY = (torch.bfloat16, torch.complex32, torch.complex64, torch.complex128)
 
 
@@ -70,7 +72,7 @@ class ActionInput:
         self._spec = _without_mask(spec).to("cpu")
         self._own = array_of(torch.empty(0, dtype=spec.dtype, device="cpu")).dtype
         self._sizes = sizes_of(self._spec)
-        self._holds = test_of(self._spec)
+        self._test = test_of(self._spec)
         spells_in_floats = bool(self._sizes) and spec.dtype.is_floating_point
         self.takes_as_is = not (spells_in_floats or spec.dtype in _NOT_IN_NUMPY)
 
@@ -154,25 +156,33 @@ class ActionInput:
             return
         require_input(self.key, value, shape, None)
         assert value is not None
-        if not self._takes(value.dtype):
-            like = "another float" if self.dtype.is_floating_point else "another integer or bool"
+        if value.dtype != self.dtype and (value.dtype.is_complex or self.dtype.is_complex):
             raise InputError(
-                f"{self.key!r} has dtype {value.dtype}, but the env takes {self.dtype}, or {like}. "
+                f"{self.key!r} has dtype {value.dtype}, but the env takes {self.dtype}. "
                 f"Convert it: value.to({self.dtype})."
             )
 
-    def _takes(self, dtype: torch.dtype) -> bool:
-        if dtype == self.dtype:
-            return True
-        if dtype.is_complex or self.dtype.is_complex:
-            return False
-        if self._sizes:
-            return True
-        return dtype.is_floating_point == self.dtype.is_floating_point
-
     def _may_change(self, value: Tensor) -> bool:
-        """Say whether casting an integer could give another one."""
-        return value.dtype != self.dtype and not value.is_floating_point()
+        """Say whether a cast to or from integers could give another number."""
+        if value.dtype == self.dtype:
+            return False
+        return not value.is_floating_point() or not (self.dtype.is_floating_point or self._sizes)
+
+    def _holds(self, rows: np.ndarray) -> bool:
+        """Say whether all rows are values of the spec, or become such by a cast that changes none."""
+        own_kind = self._in_own_kind(rows)
+        return own_kind is not None and self._test(own_kind)
+
+    def _in_own_kind(self, rows: np.ndarray) -> np.ndarray | None:
+        """Show integers as floats or floats as integers, as the spec has it; None where one would change."""
+        gives_floats = self.dtype.is_floating_point
+        if self._sizes or (rows.dtype.kind == "f") == gives_floats:
+            return rows
+        with np.errstate(invalid="ignore", over="ignore"):
+            cast = rows.astype(self._own if gives_floats else np.int64)
+            floats = cast if gives_floats else rows
+            is_kept = (np.abs(floats) < _END_OF_INTEGERS) & (cast.astype(rows.dtype) == rows)
+        return cast if is_kept.all() else None
 
     def _refuse(
         self, found: np.ndarray, lead: Sequence[int], rows: Sequence[int] | None, first: int | None
@@ -187,12 +197,16 @@ class ActionInput:
 
     def _error(self, row: np.ndarray, where: str) -> InputError:
         cure = "Bring it there, e.g. with env.action_spec.project(action)."
+        demand = demand_of(self._spec, row)
         if row.dtype.kind == "f" and not np.isfinite(row).all():
             cure = "NaN and infinity come from the policy, or from what it was given."
+        elif self._in_own_kind(row) is None:
+            demand = f"the env takes {self.dtype}, to which a cast would change it"
+            cure = "Round it, or choose among the options, before it is given."
+            if self.dtype.is_floating_point:
+                cure = f"Pass floats: value.to({self.dtype}) rounds it."
         shown = np.array2string(row, threshold=16, separator=", ").replace("\n", "")
-        return InputError(
-            f"{self.key!r}{where} is {shown}, but {demand_of(self._spec, row)}. {cure}"
-        )
+        return InputError(f"{self.key!r}{where} is {shown}, but {demand}. {cure}")
 
 
 def require_input(key: Any, value: Any, shape: Sequence[int], dtype: torch.dtype | None) -> None:

@@ -148,6 +148,20 @@ def test_envs_have_keywords_of_their_own(new_pool):
 # ----------------------------------------------------------------------------------- all at once
 
 
+def test_a_pool_takes_whole_floats_as_integers_and_no_others(new_pool):
+    pool = new_pool([Count] * 2)
+    root = pool.reset()
+
+    stepped = pool.step(acting(root.clone(), 1.0))["next", "count"]
+
+    assert (
+        stepped.flatten().tolist()
+        == pool.step(acting(pool.reset(), 1))["next", "count"].flatten().tolist()
+    )
+    with pytest.raises(InputError, match=r"is \[0.7\], but the env takes torch.int64"):
+        pool.step(acting(pool.reset(), 0.7))
+
+
 @pytest.mark.parametrize("make", [cartpole, Chaos], ids=["gym", "custom"])
 def test_all_at_once_it_gives_the_data_of_a_serial_env(new_pool, opened, make):
     pool, serial = new_pool([make] * 3), opened(SerialEnv(3, make))

@@ -211,18 +211,20 @@ CASES = [
         r"'action' has shape \(2, 2\), but the env takes \(2, 1\)",
     ),
     Case(
-        "floats for an index",
-        [*INDICES, "index", "serial count", "serial count, rows", "parallel count"],
-        step_with(action=lambda a: a.to(torch.float16)),
+        "a float between two choices",
+        [*INDICES, "index", *COUNTS],
+        step_with(action=last_row_as_float(lambda row: row.fill_(0.7))),
+        (InputError, WorkerError),
+        r"'action'.* is .*0\.7.*, but the env takes torch.int\d+, to which a cast would change it",
         InputError,
-        r"'action' has dtype torch.float16, but the env takes .*Convert it: value.to\(torch",
     ),
     Case(
-        "integers for a force",
+        "an integer between two forces",
         [*PENDULUMS, "brax", "serial bounds", "serial bounds, rows"],
-        step_with(action=lambda a: a.to(torch.int32)),
+        step_with(action=lambda a: torch.full_like(a, 2**24 + 1, dtype=torch.int64)),
+        (InputError, WorkerError),
+        r"'action'.* is .*16777217.*, but the env takes torch.float32, to which a cast .*Pass floats",
         InputError,
-        r"'action' has dtype torch.int32, but the env takes torch.float32, or another float",
     ),
     Case(
         "action without data",
@@ -698,6 +700,21 @@ def test_actions_of_rows_that_are_not_stepped_are_not_looked_at(envs, kind):
     assert torch.equal(out["next", "observation"][0], out["observation"][0])
     with pytest.raises(InputError, match="of row 0"):
         env.step(td.set("_step", torch.tensor([T, F])))
+
+
+@pytest.mark.parametrize("kind", [*INDICES, "index", *COUNTS, *PENDULUMS, "brax", "serial bounds"])
+def test_whole_numbers_mean_the_same_as_integers_and_as_floats(envs, kind):
+    env = envs(kind).env
+    outcomes = []
+
+    for dtype in (torch.int64, torch.float64):
+        env.set_seed(0)
+        root = env.reset()
+        ones = torch.ones_like(env.rand_action(root.clone())["action"], dtype=dtype)
+        root = TensorDict(dict(root.items()), root.batch_size)  # without a device, which would cast
+        outcomes.append(env.step(root.set("action", ones))["next"])
+
+    assert_equal(*outcomes)
 
 
 @pytest.mark.parametrize("kind", BATCHED)

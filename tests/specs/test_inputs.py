@@ -134,19 +134,80 @@ def test_no_integer_wraps_around(kind, number):
     "kind", [kind for kind, spec in SPECS.items() if not spec.dtype.is_floating_point]
 )
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_floats_never_become_integers_but_for_one_hot(kind, dtype):
+def test_whole_floats_are_the_integers_they_equal(kind, dtype):
     spec = SPECS[kind]
     value = spec.rand()
+    if kind == "unbounded integers":
+        value = value % 100  # which float16 and bfloat16 hold exactly
 
     found = taken(spec, value.to(dtype))
 
-    assert torch.equal(found, value) if "hot" in kind else found is None
+    assert found is not None and found.dtype == spec.dtype and torch.equal(found, value)
 
 
-@pytest.mark.parametrize("dtype", [*INTEGERS, torch.complex64])
-def test_only_floats_become_floats(dtype):
-    with pytest.raises(InputError, match=r"dtype torch.*env takes torch.float32, or another float"):
-        ActionInput(SPECS["bounded"], "force").take(torch.zeros(2, dtype=dtype))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind
+        for kind, spec in SPECS.items()
+        if not spec.dtype.is_floating_point and "hot" not in kind
+    ],
+)
+@pytest.mark.parametrize("number", [0.7, 0.9999999, 1.0000001, -0.3])
+def test_floats_between_integers_are_refused_with_their_row(kind, number):
+    spec = SPECS[kind]
+    values = torch.stack([spec.rand(), spec.rand()]).double()
+    values[1].view(-1)[0] = number
+
+    with pytest.raises(
+        InputError, match=r"of row 1 is .*env takes torch.*a cast would change.*Round"
+    ):
+        ActionInput(spec, "gear").take(values, (2,))
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, 1e30, -1e30, 2.0**63, 2.0**64])
+@pytest.mark.parametrize("kind", ["bounded integers", "unbounded integers", "categorical"])
+def test_floats_that_no_integer_equals_are_refused(kind, number):
+    spec = SPECS[kind]
+
+    assert taken(spec, torch.full(spec.shape, number, dtype=torch.float64)) is None
+
+
+def test_a_whole_float_out_of_range_is_refused_as_an_integer_is():
+    with pytest.raises(InputError, match=r"is 3\., but must be an integer from 0 to 2"):
+        ActionInput(SPECS["categorical"], "action").take(torch.tensor(3.0))
+
+
+@pytest.mark.parametrize("wanted", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_become_floats_that_hold_them_exactly(dtype, wanted):
+    value = torch.tensor([0, 1]).to(dtype)
+
+    found = taken(Bounded(-1.0, 1.0, (2,), dtype=wanted), value)
+
+    assert found is not None and found.dtype == wanted and found.tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "number"),
+    [
+        (torch.float32, 2**24 + 1),
+        (torch.float16, 2**11 + 1),
+        (torch.float16, 10**6),
+        (torch.float64, 2**53 + 1),
+        (torch.float32, 2**63 - 1),
+    ],
+)
+def test_integers_between_floats_are_refused(wanted, number):
+    check = ActionInput(Unbounded((2,), dtype=wanted), "force")
+
+    with pytest.raises(InputError, match=r"a cast would change it.*Pass floats: value\.to"):
+        check.take(torch.tensor([0, number]))
+
+
+def test_complex_numbers_are_no_actions_of_others():
+    with pytest.raises(InputError, match=r"dtype torch.complex64, but the env takes torch.float32"):
+        ActionInput(SPECS["bounded"], "force").take(torch.zeros(2, dtype=torch.complex64))
 
 
 @pytest.mark.parametrize("wanted", FLOATS)
@@ -247,7 +308,11 @@ def test_rows_that_are_not_stepped_are_not_looked_at():
     [
         (None, MissingKeyError, r"no 'force'.*rand_action"),
         (torch.zeros(3), InputError, r"shape \(3,\), but the env takes \(2,\)"),
-        (torch.zeros(2, dtype=torch.int64), InputError, r"int64.*value.to\(torch.float32\)"),
+        (
+            torch.zeros(2, dtype=torch.complex64),
+            InputError,
+            r"complex64.*value.to\(torch.float32\)",
+        ),
         (torch.zeros(2, device="meta"), InputError, r"meta device"),
         (np.zeros(2, np.float32), InputError, r"type ndarray, but the env takes a tensor"),
     ],

@@ -117,7 +117,7 @@ def dtypes_of(spec: TensorSpec) -> list[torch.dtype]:
     if isinstance(spec, OneHot):
         return [torch.bool, torch.int8, torch.int64, torch.float32, torch.float64]
     if isinstance(spec, Categorical):
-        return [torch.uint8, torch.int8, torch.int32, torch.int64]
+        return [torch.uint8, torch.int8, torch.int32, torch.int64, torch.float32, torch.float64]
     return [torch.float16, torch.float32, torch.float64]
 
 

@@ -209,3 +209,14 @@ def test_sub_envs_must_be_reset_before_their_first_step():
         return lib.SerialEnv(2, lambda: zoo.counter(lib)).step(root)["next", "count"]
 
     differs("step-before-reset", early)
+
+
+def test_batched_envs_take_an_action_in_a_dtype_that_changes_no_value():
+    def chosen(lib, number):
+        env = lib.SerialEnv(2, lambda: zoo.counter(lib))
+        root = env.reset().set("action", torch.full((2, 1), number))
+        return env.step(root)["next", "reward"]
+
+    check_works_alike(lambda lib: chosen(lib, 2.0))
+    found = differs("actions-are-whole", lambda lib: chosen(lib, 0.7))
+    assert "InputError" in found and "torchrl: [" in found
