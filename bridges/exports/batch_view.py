@@ -25,11 +25,12 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from bridges.exports.episode_infos import EpisodeInfos
 from bridges.exports.spaces import asked_space, shown_space
 from envkit import rules
 from envkit.batched.attributes import chosen_rows
 from envkit.batched.env import BatchedEnv
-from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths, nest
+from envkit.data.paths import Key, Path, as_key, as_path, info_names, leaf_paths, nest
 from envkit.env.as_gym import as_tensor, shown_and_infos, spelled
 from envkit.env.base import EnvBase
 from envkit.env.exclusive import InUse
@@ -56,7 +57,7 @@ class BatchView:
         env: of batch size ``(num_envs,)``, with one action, one reward and done flags at the root.
         spaces: module of spaces of the gym library that is asked for.
         whose: name of the view, for messages.
-        info_keys: observation entries, or nodes of them, that are infos.
+        info_keys: observation entries, or nodes of them, that are infos beside those of the env.
         to_numpy: arrays instead of tensors.
 
     Attributes:
@@ -87,7 +88,8 @@ class BatchView:
         self._action_spec = env.full_action_spec[self._action]
         hidden = {path for path in leaf_paths(env.full_state_spec) if path[0] == "state"}
         paths = [path for path in leaf_paths(env.full_observation_spec) if path not in hidden]
-        self._shown, self._infos = shown_and_infos(paths, info_keys)
+        self._shown, infos = shown_and_infos(paths, env._infos, info_keys)
+        self._infos = info_names(infos)
         specs = Composite(
             {as_key(path): env.single_full_observation_spec[as_key(path)] for path in self._shown}
         )
@@ -98,6 +100,7 @@ class BatchView:
         )
         self.action_space = asked_space(env.single_full_action_spec[self._action], spaces)
         self._action_path = as_path(self._action)
+        self._episodes = EpisodeInfos(env)
         self._missing: str | None = "the env was stepped before its first reset"
         self._root: TensorDictBase | None = None
         self._in_place: InPlace | None = None
@@ -289,8 +292,12 @@ class BatchView:
         return nest({path: self._value(at.get(as_key(path))) for path in self._shown})
 
     def infos(self, at: Moment) -> dict[Path, Any]:
-        """Give the entries that are infos, by path."""
-        return {path: self._value(at.get(as_key(path))) for path in self._infos}
+        """Give the infos, by path in an info dict; see `envkit.data.paths.info_names`."""
+        return {name: self._value(at.get(as_key(path))) for path, name in self._infos.items()}
+
+    def episode_infos(self, ended: np.ndarray) -> dict[int, dict[str, Any]]:
+        """Give the info "episode" of rows that ended in the last step, where a wrapper inside tells it."""
+        return self._episodes.of(np.flatnonzero(ended).tolist())
 
     def rewards(self, at: Moment) -> Any:
         """Give the rewards, shape ``(num_envs,)``."""

@@ -50,7 +50,7 @@ def to_gym_vector(
             one in ``infos["final_obs"]``. "disabled": the caller resets ended rows with
             ``reset(options={"reset_mask": mask})``; a step before that is refused. A
             `gymnasium.vector.AutoresetMode` is taken, too.
-        info_keys: observation entries that are shown among the infos instead, with all below them.
+        info_keys: observation entries that are infos beside those of the env, with all below them.
         to_numpy: False gives tensors on the env's device where arrays would be, and takes them as actions;
             ``final_obs`` then holds the last observations of all rows in one tensor. Gymnasium's wrappers need arrays.
 
@@ -205,12 +205,14 @@ class GymVectorView(VectorEnv):
     def _step_then_reset_later(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
         """Skip rows that ended in the step before: they show the episode that has begun since."""
         following, _ = self.view.advance(actions, ~self._ended if self._ended.any() else None)
-        self._ended = self.view.ended(following)
-        return self._result(following, following, {})
+        return self._shown_as_it_is(following)
 
     def _step_and_reset(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
         following, root = self.view.advance(actions)
-        return self._result(following, root, self._last_moments(following))
+        last = self._last_moments(following)
+        if last:
+            last["final_info"] = self._with_episodes(last["final_info"], last["_final_info"])
+        return self._result(following, root, last)
 
     def _step_alone(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
         if self._ended.any():
@@ -218,9 +220,26 @@ class GymVectorView(VectorEnv):
                 f"rows {np.flatnonzero(self._ended).tolist()} have ended and were not reset. Call "
                 'reset(options={"reset_mask": terminated | truncated}) first, or take another autoreset.'
             )
-        following = self.view.step(actions)
-        self._ended = self.view.ended(following)
-        return self._result(following, following, {})
+        return self._shown_as_it_is(self.view.step(actions))
+
+    def _shown_as_it_is(self, following: Moment) -> tuple[Any, Any, Any, Any, Infos]:
+        """Show what a step gave, and have rows that ended reset later."""
+        self._ended = ended = self.view.ended(following)
+        told = self._with_episodes({}, ended)
+        return self._result(following, following, told)
+
+    def _with_episodes(self, infos: Infos, ended: np.ndarray) -> Infos:
+        """Add what wrappers inside told of the episodes that ended, as the library joins infos."""
+        if not ended.any():
+            return infos
+        found = self.view.episode_infos(ended)
+        if found:
+            infos = {
+                name: told for name, told in infos.items() if name not in ("episode", "_episode")
+            }
+        for row, told in found.items():
+            infos = self._add_info(infos, {"episode": told}, row)
+        return infos
 
     def _result(
         self, following: Moment, shown: Moment, final: Infos

@@ -17,7 +17,7 @@ import torch
 from bridges.exports.columns import TEXT, Column, Layout
 from bridges.exports.hdf5_file import quoted
 from bridges.exports.spaces import asked_space, shown_space
-from envkit.data.paths import Path, as_key, leaf_paths, nest
+from envkit.data.paths import Path, as_key, infos_in, leaf_paths, nest
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, MissingKeyError
 from envkit.specs import MultiOneHot, OneHot, TensorSpec
@@ -113,12 +113,13 @@ def roles_of(layout: Layout, env: EnvBase | None) -> Roles:
     carried = {path for path in root & following if path not in _FLAGS and path[0] != "state"}
     if env is None:
         flags = {path for path in carried if path[-1:] in _FLAGS}  # of agents
-        observations = {path for path in carried - flags if path[0] != "collector"}
+        known = carried - flags - infos_in(carried)
+        observations = {path for path in known if path[0] != "collector"}
         actions = {path for path in root - following if path[-1] == "action"}
         reward: Path = ("reward",)
     else:
         hidden = {path for path in leaf_paths(env.full_state_spec) if path[0] == "state"}
-        observations = set(leaf_paths(env.full_observation_spec)) - hidden
+        observations = set(leaf_paths(env.full_observation_spec)) - hidden - env._infos
         actions = set(leaf_paths(env.full_action_spec))
         rewards = leaf_paths(env.full_reward_spec)
         if len(rewards) != 1:

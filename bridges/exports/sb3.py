@@ -11,12 +11,14 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
 from bridges.exports.batch_view import BatchView
-from envkit.data.paths import Key
+from envkit.data.paths import Key, Path, nest
 from envkit.env.base import EnvBase
+from envkit.env.in_place import Moment
 from envkit.env.seeding import checked_seed
 
 __all__ = ["SB3View", "to_sb3"]
@@ -26,11 +28,13 @@ def to_sb3(env: EnvBase, *, info_keys: Iterable[Key] = ()) -> SB3View:
     """Show an env of batch size ``(num_envs,)`` as a ``VecEnv`` of Stable-Baselines3.
 
     The state of a stateless env stays inside the view. Several observation entries are a dict, for
-    ``MultiInputPolicy``; those of nested entries are called by their dotted names, since that library nests none.
+    ``MultiInputPolicy``. That library nests none: the parts of a nested name are joined by "_" (``agent_place``). A name
+    that is then taken, or that ``torch.nn.ModuleDict`` refuses, such as "values", gets "_" behind.
+    Infos of the env are in the info dict of each row, the "episode" of ``Monitor`` in sub-envs as well.
 
     Args:
         env: with one action, one reward, and done flags at its root.
-        info_keys: observation entries that are shown in the infos instead, with all below them.
+        info_keys: observation entries that are infos beside those of the env, with all below them.
 
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no env.
@@ -55,7 +59,9 @@ class SB3View(VecEnv):
         self.view = view
         self.envkit_env = view.env
         self._actions: Any = None
-        super().__init__(view.num_envs, _flat_space(view.observation_space), view.action_space)
+        space = view.observation_space
+        self._names = _names(space) if isinstance(space, spaces.Dict) else None
+        super().__init__(view.num_envs, self._flat_space(space), view.action_space)
 
     def __repr__(self) -> str:
         return f"to_sb3({self.envkit_env!r})"
@@ -68,7 +74,7 @@ class SB3View(VecEnv):
         root = self.view.reset(options=self._options)
         self._reset_options()
         self.reset_infos = self._infos_of(root)
-        return _flat(self.view.observations(root))
+        return self._shown(root)
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Have the next `reset` begin with a seed, drawn by NumPy without one.
@@ -100,23 +106,42 @@ class SB3View(VecEnv):
         for info, cut in zip(infos, (truncated & ~terminated).tolist(), strict=True):
             info["TimeLimit.truncated"] = cut
         if done.any():
-            last, begun = _flat(view.observations(following)), self._infos_of(root)
+            last, begun = self._shown(following), self._infos_of(root)
             for row in np.flatnonzero(done).tolist():
                 infos[row]["terminal_observation"] = _row(last, row)
                 self.reset_infos[row] = begun[row]
+            for row, told in view.episode_infos(done).items():
+                infos[row]["episode"] = told
+        for row in np.flatnonzero(~done).tolist():
+            if isinstance(
+                infos[row].get("episode"), dict
+            ):  # read in every step, zeros but at the end
+                del infos[row]["episode"]
         return (
-            _flat(view.observations(root)),
+            self._shown(root),
             view.rewards(following).astype(np.float32),
             done,
             infos,
         )
 
+    def _flat_space(self, space: spaces.Space) -> spaces.Space:
+        if self._names is None:
+            return space
+        leaves = _leaves(space)
+        return spaces.Dict({name: leaves[path] for path, name in self._names.items()})
+
+    def _shown(self, at: Moment) -> Any:
+        """Give the observation of a moment, nested ones under their flat names."""
+        tree = self.view.observations(at)
+        if self._names is None:
+            return tree
+        return {name: _at(tree, path) for path, name in self._names.items()}
+
     def _infos_of(self, td: Any) -> list[dict[str, Any]]:
-        entries = {".".join(path): value for path, value in self.view.infos(td).items()}
-        if not entries:
-            return [{} for _ in range(self.num_envs)]
+        entries = self.view.infos(td)
         return [
-            {name: value[row] for name, value in entries.items()} for row in range(self.num_envs)
+            nest({path: value[row] for path, value in entries.items()})
+            for row in range(self.num_envs)
         ]
 
     def close(self) -> None:
@@ -169,22 +194,35 @@ class SB3View(VecEnv):
         return list(self._get_indices(indices))
 
 
-def _flat_space(space: spaces.Space) -> spaces.Space:
-    return spaces.Dict(_flat(space.spaces)) if isinstance(space, spaces.Dict) else space
+def _names(space: spaces.Dict) -> dict[Path, str]:
+    """Name the leaves of a space as SB3's networks accept them: as they are, nested ones with "_" between the parts.
+
+    A name that is taken, or that a ``torch.nn.ModuleDict`` refuses, gets "_" behind.
+    """
+    names: dict[Path, str] = {}
+    refused = set(dir(torch.nn.ModuleDict()))
+    for path in sorted(_leaves(space), key=lambda path: (len(path), path)):
+        name = "_".join(path).replace(".", "_")
+        while not name or name in refused or name in names.values():
+            name += "_"
+        names[path] = name
+    return names
 
 
-def _flat(tree: Any) -> Any:
-    """Name the leaves of a nested dict by their dotted names; anything else stays."""
-    if not isinstance(tree, Mapping):
-        return tree
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        inner = value.spaces if isinstance(value, spaces.Dict) else value
-        if isinstance(inner, Mapping):
-            flat |= {f"{name}.{below}": leaf for below, leaf in _flat(inner).items()}
-        else:
-            flat[name] = value
-    return flat
+def _leaves(space: spaces.Space) -> dict[Path, spaces.Space]:
+    if not isinstance(space, spaces.Dict):
+        return {(): space}
+    return {
+        (name, *path): leaf
+        for name, part in space.spaces.items()
+        for path, leaf in _leaves(part).items()
+    }
+
+
+def _at(tree: Any, path: Path) -> Any:
+    for name in path:
+        tree = tree[name]
+    return tree
 
 
 def _row(tree: Any, row: int) -> Any:

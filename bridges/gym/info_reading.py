@@ -17,7 +17,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from bridges.gym.info import default_info_dict_reader
-from envkit.data.paths import as_path
+from envkit.data.paths import Path, as_path, leaf_paths
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
 from envkit.env.declared import require_names
@@ -37,6 +37,7 @@ class InfoReading(EnvBase):
 
     info_dict_reader: list[Reader]
     convert_actions_to_numpy: bool
+    _read_infos: frozenset[Path] = frozenset()
 
     # ------------------------------------------------------------------- what it asks of the simulator
 
@@ -94,6 +95,14 @@ class InfoReading(EnvBase):
         self.info_dict_reader.append(info_dict_reader)
         return self
 
+    @property
+    def _infos(self) -> frozenset[Path]:
+        return self._infos_by_place() | self._read_infos
+
+    def _infos_by_place(self) -> frozenset[Path]:
+        """Give the infos that the specs declare without a reader: those below a node "info"."""
+        return super()._infos
+
     def _declare_infos(self, spec: Composite | Mapping[str, Any] | None) -> None:
         if not spec:
             return
@@ -108,6 +117,7 @@ class InfoReading(EnvBase):
         declared = self.full_observation_spec.clone()
         declared.update(spec if self.device is None else Composite(dict(spec)).to(self.device))
         self.full_observation_spec = declared
+        self._read_infos |= set(leaf_paths(Composite(dict(spec))))
 
     def _info_of_one_step(self) -> dict[str, Any]:
         """Take a step of its own; the env must be reset afterwards."""

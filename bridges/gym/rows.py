@@ -37,7 +37,12 @@ class GymCore:
         observation, action: codecs of its spaces; ``observation`` is None when only pixels count.
         frame_skip: inner steps per step; rewards are summed, and a finished episode stops them.
         pixels: also write the rendered frame, uint8 (height, width, 3), to ``("pixels",)``.
+
+    Attributes:
+        episode: the entry "episode" in the info of the step that ended an episode last, or None.
     """
+
+    episode: Any = None
 
     def __init__(
         self,
@@ -158,7 +163,7 @@ class GymRows:
             for _, index, action, step, put in zip(
                 rows, indices, actions, steps, puts, strict=True
             ):
-                observation, reward, terminated, truncated, _ = step(action)
+                observation, reward, terminated, truncated, info = step(action)
                 put(observation)
                 try:
                     rewards[index] = reward
@@ -167,6 +172,7 @@ class GymRows:
                 stepped += 1
                 if terminated or truncated:
                     ended.append((index, bool(terminated), bool(truncated)))
+                    self._cores[index].episode = info.get("episode")
                     if advance:
                         fresh.append((index, self._resets[index]()[0]))
         finally:  # what was stepped before an error is not lost

@@ -17,10 +17,11 @@ from typing import Any, Self, Unpack, cast
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from bridges.gym.backend import library_of
 from bridges.gym.frames import draw, require_frames, shape_of_frame
+from bridges.gym.info_reading import Outcome
 from bridges.gym.like import GymLikeEnv
 from bridges.gym.recording import Recorder
 from bridges.gym.rows import GymCore, reward_array
@@ -28,7 +29,7 @@ from bridges.gym.spaces import Codec, codec_of
 from bridges.gym.vector import VectorCore, is_vector
 from envkit import rules
 from envkit.data.arguments import as_batch_size, as_bool
-from envkit.data.paths import Key, as_key, as_path, nest
+from envkit.data.paths import Key, Path, as_key, as_path, nest
 from envkit.data.transition import empty_like, leaves
 from envkit.env.base import EnvBase
 from envkit.env.loops import nonstop, until_any_done
@@ -140,6 +141,11 @@ class GymWrapper(GymLikeEnv):
             done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=batch, device=device
         )
 
+    def _infos_by_place(self) -> frozenset[Path]:
+        return (
+            frozenset()
+        )  # the entries of an observation space are observations, whatever they are called
+
     def _reward_of_one(self) -> Composite:
         space = _published(self._env, "reward_space")
         if space is None:
@@ -193,6 +199,19 @@ class GymWrapper(GymLikeEnv):
     def _reward_form(self) -> tuple[tuple[int, ...], np.dtype]:
         spec = self.reward_spec
         return tuple(spec.shape), torch.empty(0, dtype=spec.dtype, device="cpu").numpy().dtype
+
+    def _next_of(self, outcome: Outcome) -> TensorDict:
+        self.core.episode = outcome[-1].get("episode")
+        return super()._next_of(outcome)
+
+    @property
+    def _last_episode(self) -> Any:
+        """What the info of the last step said of the episode that ended there; of a vector env, of all rows.
+
+        None of wrappers around a vector env: a reset of some rows has Gymnasium's forget the counts of all.
+        """
+        is_wrapped = self._vector is not None and self._env is not self._env.unwrapped
+        return None if is_wrapped else self.core.episode
 
     def _reset_simulator(self, mask: torch.Tensor | None, **kwargs: Any) -> Any:
         if self._vector is None:

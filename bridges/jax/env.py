@@ -129,6 +129,11 @@ class JaxEnv(ProgramEnv):
             self._programs = self._programs.over(rows.with_chunks(chunks))
         return self
 
+    @property
+    def _infos(self) -> frozenset[Path]:
+        gives_infos = bool(jax.tree.leaves(self._programs.env.template[1].info))
+        return super()._infos if gives_infos else frozenset()
+
     def _faults(self) -> Iterable[str]:
         return unkeyed_draws(self._programs.env)
 
@@ -300,7 +305,7 @@ class FusedEnv(Wrapper, JaxEnv):
         self._declared.hold(inputs, outputs)
         self._declared.added_flags = env._declared.added_flags
         self._transforms = transforms
-        self._own_books = fusion.books
+        self._own_books, self._own_infos = fusion.books, fusion.infos
         self._unchanged = Unchanged()
         self._programs = Programs(
             env._programs.env,
@@ -323,6 +328,10 @@ class FusedEnv(Wrapper, JaxEnv):
     @property
     def _books(self) -> frozenset[Path]:
         return self._own_books
+
+    @property
+    def _infos(self) -> frozenset[Path]:
+        return self._own_infos
 
     def _next_key(self) -> np.ndarray:
         return self.base_env._next_key()

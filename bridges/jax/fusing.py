@@ -21,7 +21,7 @@ from envkit.specs import Composite
 from envkit.specs.devices import reading_waits
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.fusable import FusableTransform
-from envkit.transforms.core.spec_hooks import books_of
+from envkit.transforms.core.spec_hooks import books_of, infos_behind
 
 __all__ = ["Fusion", "arguments_of", "plan_fusion", "share", "wide_integers"]
 
@@ -37,12 +37,14 @@ class Fusion:
         taken: transforms that do, first to last.
         inputs, outputs: specs of the env seen through them.
         books: observations that are bookkeeping, see `Transform.keeps_books`.
+        infos: observations that are infos.
     """
 
     taken: tuple[FusableTransform, ...]
     inputs: Composite
     outputs: Composite
     books: frozenset[Path]
+    infos: frozenset[Path]
 
 
 def plan_fusion(env: RowEnv, transforms: Sequence[Transform]) -> Fusion | None:
@@ -61,7 +63,7 @@ def plan_fusion(env: RowEnv, transforms: Sequence[Transform]) -> Fusion | None:
         None where it could take none of them.
     """
     taken: list[FusableTransform] = []
-    books = set(env._books)
+    books, infos = set(env._books), set(env._infos)
     inputs, outputs = env.input_spec.clone(), env.output_spec.clone()
     for transform in transforms:
         before = inputs.clone(), outputs.clone()
@@ -73,10 +75,11 @@ def plan_fusion(env: RowEnv, transforms: Sequence[Transform]) -> Fusion | None:
             break
         taken.append(transform)
         books |= books_of(transform, before[1], outputs)
+        infos = infos_behind(infos, before[1], outputs)
     runs_all = len(taken) == len(transforms)  # of no transforms, too
     if not (runs_all or taken):
         return None
-    return Fusion(tuple(taken), inputs, outputs, frozenset(books))
+    return Fusion(tuple(taken), inputs, outputs, frozenset(books), frozenset(infos))
 
 
 def _runs(env: RowEnv, transform: FusableTransform) -> bool:

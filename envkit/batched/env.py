@@ -279,6 +279,11 @@ class BatchedEnv(AttributeLookup, ResumablePool):
         return frozenset[Path]().union(*(found.books for found in self._metadata))
 
     @property
+    def _infos(self) -> frozenset[Path]:
+        self._started_specs()
+        return frozenset[Path]().union(*(found.infos for found in self._metadata))
+
+    @property
     def _gives_nan(self) -> bool:  # type: ignore[override]
         self._started_specs()
         return any(found.gives_nan for found in self._metadata)

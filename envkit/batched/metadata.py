@@ -84,6 +84,7 @@ class EnvMetaData:
         action_masks: actions, each with the entry that says which of its options are allowed.
         gives_nan: whether NaN stands for values that the env cannot know.
         books: observations that its transforms have added for bookkeeping.
+        infos: observations that are infos.
         keeps_state: the kind of env whose simulator keeps a state of its own, if one does.
         says_no_state: the kind of env that may keep an episode where no state dict sees it, if one does.
         cannot_start_at_state: the kind of env that cannot begin at a state it is given, if one cannot.
@@ -105,6 +106,7 @@ class EnvMetaData:
     says_no_state: str | None = None
     cannot_start_at_state: str | None = None
     books: frozenset[Path] = frozenset()
+    infos: frozenset[Path] = frozenset()
     gives_nan: bool = False
 
     @classmethod
@@ -137,6 +139,7 @@ class EnvMetaData:
             says_no_state=env._says_no_state,
             cannot_start_at_state=env._cannot_start_at_state,
             books=env._books,
+            infos=env._infos,
             gives_nan=env._gives_nan,
         )
 

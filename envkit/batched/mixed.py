@@ -128,6 +128,10 @@ class MixedEnv(EnvBase):
         return frozenset[Path]().union(*(member.env._books for member in self.members))
 
     @property
+    def _infos(self) -> frozenset[Path]:
+        return frozenset[Path]().union(*(member.env._infos for member in self.members))
+
+    @property
     def _gives_nan(self) -> bool:  # type: ignore[override]
         return any(member.env._gives_nan for member in self.members)
 

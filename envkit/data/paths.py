@@ -26,6 +26,8 @@ __all__ = [
     "as_key",
     "as_path",
     "has_entry",
+    "info_names",
+    "infos_in",
     "leaf_paths",
     "nest",
     "node_axes",
@@ -46,6 +48,31 @@ def leaf_paths(spec: Composite) -> list[Path]:
     """List the leaves of a composite by depth, then name."""
     paths = [as_path(key) for key in spec.keys(True, True)]
     return sorted(paths, key=lambda path: (len(path), ".".join(path)))
+
+
+def infos_in(paths: Iterable[Path]) -> frozenset[Path]:
+    """Give the entries that are infos by their place: below a node "info", but not in a stateless env's state."""
+    return frozenset(path for path in paths if "info" in path[:-1] and path[0] != "state")
+
+
+def info_names(paths: Iterable[Path]) -> dict[Path, Path]:
+    """Name infos for an info dict: without "info", which says what they are; whole where two would be called alike.
+
+    Example:
+        >>> info_names([("info", "fuel"), ("lives",)])
+        {('info', 'fuel'): ('fuel',), ('lives',): ('lives',)}
+    """
+    paths = list(paths)
+    short = {
+        path: tuple(name for name in path[:-1] if name != "info") + path[-1:] for path in paths
+    }
+    is_clear = all(
+        one[: len(other)] != other
+        for here, one in short.items()
+        for there, other in short.items()
+        if here != there
+    )
+    return short if is_clear else {path: path for path in paths}
 
 
 def nodes(spec: Composite, path: Path = ()) -> list[tuple[Path, Composite]]:

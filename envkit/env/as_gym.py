@@ -5,7 +5,7 @@ env reads back: a stateless env's state, what transforms count. It knows no gym 
 puts it behind an env class of the one that is asked for.
 
 Conventions
-    shown   observation entries that are not moved to the info dictionary.
+    shown   observation entries that are neither infos of the env nor moved to them.
     tree    nested dict with sorted keys; leaves are tensors, or arrays with ``to_numpy``: copies, so that whoever
             changes them does not change what the env reads at its next step.
     flags   those of the root where it has some, else those that all levels agree on.
@@ -13,14 +13,14 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase, is_non_tensor
 
-from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths
+from envkit.data.paths import Key, Path, as_key, as_path, info_names, leaf_paths, nest
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, InputError, MissingKeyError
 from envkit.specs import (
@@ -54,7 +54,9 @@ class GymView:
         self.env = env
         self.to_numpy = to_numpy
         self._root: TensorDictBase | None = None
-        self._shown, self._infos = shown_and_infos(leaf_paths(env.full_observation_spec), info_keys)
+        paths = leaf_paths(env.full_observation_spec)
+        self._shown, infos = shown_and_infos(paths, env._infos, info_keys)
+        self._infos = info_names(infos)
 
     @property
     def observation_spec(self) -> Composite:
@@ -77,7 +79,7 @@ class GymView:
         if seed is not None:
             self.seed(seed)
         self._root = self.env.reset(**kwargs)
-        return self._tree(self._root, self._shown), self._tree(self._root, self._infos)
+        return self._tree(self._root, self._shown), self._told(self._root)
 
     def step(self, action: Any) -> tuple[dict[str, Any], Any, Any, Any, dict[str, Any]]:
         """Advance by one step, and give observation, reward, terminated, truncated and infos.
@@ -101,7 +103,7 @@ class GymView:
             self._rewards(following),
             self._flag(following, "terminated"),
             self._flag(following, "truncated"),
-            self._tree(following, self._infos),
+            self._told(following),
         )
 
     def seed(self, seed: int | None) -> int | None:
@@ -153,13 +155,10 @@ class GymView:
         return self._value(value)
 
     def _tree(self, td: TensorDictBase, paths: list[Path]) -> dict[str, Any]:
-        tree: dict[str, Any] = {}
-        for path in paths:
-            node = tree
-            for name in path[:-1]:
-                node = node.setdefault(name, {})
-            node[path[-1]] = self._value(td.get(as_key(path)))
-        return tree
+        return nest({path: self._value(td.get(as_key(path))) for path in paths})
+
+    def _told(self, td: TensorDictBase) -> dict[str, Any]:
+        return nest({name: self._value(td.get(as_key(path))) for path, name in self._infos.items()})
 
     def _value(self, value: Any) -> Any:
         if is_non_tensor(value):
@@ -172,12 +171,13 @@ class GymView:
 
 
 def shown_and_infos(
-    paths: Collection[Path], info_keys: Iterable[Key] | str | None
+    paths: Collection[Path], own: Set[Path], info_keys: Iterable[Key] | str | None
 ) -> tuple[list[Path], list[Path]]:
     """Divide observation entries into those that are shown and those that are infos, both sorted.
 
     Args:
         paths: the entries.
+        own: those that are infos of the env; others are passed over.
         info_keys: see `GymView`.
 
     Raises:
@@ -191,7 +191,9 @@ def shown_and_infos(
                 f"info_keys names {as_key(path)!r}, but the observations of the env are "
                 f"{[as_key(known) for known in paths]}. Name one of them, or a node above."
             )
-    infos = sorted(path for path in paths if any(_is_below(path, above) for above in moved))
+    infos = sorted(
+        path for path in paths if path in own or any(_is_below(path, above) for above in moved)
+    )
     return sorted(set(paths) - set(infos)), infos
 
 

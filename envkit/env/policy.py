@@ -276,19 +276,18 @@ class _CallOnRoot:
 def observation_inputs(env: Stepping) -> list[Key]:
     """List what a plain policy sees: observation entries in declared order.
 
-    Nested entries that the env also reads back as state (a simulator's own state), what stands under
-    "info", and what transforms have added for bookkeeping (`StepCounter`, `RewardSum`, ...) are not
-    observations in that sense and are left out.
+    Nested entries that the env also reads back as state (a simulator's own state), infos, and what transforms
+    have added for bookkeeping (`StepCounter`, `RewardSum`, ...) are not observations in that sense and are left out.
     """
 
     def read() -> list[Key]:
-        books = env._books
+        hidden = env._books | env._infos
         state = {as_path(key) for key in env.full_state_spec.keys(True, True)}
         paths = {key: as_path(key) for key in env.full_observation_spec.keys(True, True)}
         return [
             key
             for key, path in paths.items()
-            if path not in books and (len(path) == 1 or (path not in state and path[0] != "info"))
+            if path not in hidden and (len(path) == 1 or path not in state)
         ]
 
     return [*env._declared.cached("observation_inputs", read)]

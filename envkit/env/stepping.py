@@ -24,7 +24,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.data.arguments import require_tensordict
 from envkit.data.carrying import carry
-from envkit.data.paths import Path
+from envkit.data.paths import Path, as_path, infos_in
 from envkit.data.resets import any_done, collect_reset_masks, forget, merge_reset, undeclared
 from envkit.data.results import EnvData
 from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
@@ -107,6 +107,13 @@ class Stepping(WholeRuns, SpecNames, ABC):
     def _books(self) -> frozenset[Path]:
         """Observations that transforms have added for bookkeeping; see `Transform.keeps_books`."""
         return frozenset()
+
+    @property
+    def _infos(self) -> frozenset[Path]:
+        """Observation entries that are infos: recorded, but not shown to policies; here those below a node "info"."""
+        return self._declared.cached(
+            "infos", lambda: infos_in(as_path(key) for key in self.observation_keys)
+        )
 
     @abstractmethod
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:

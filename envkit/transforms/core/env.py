@@ -6,7 +6,8 @@ and state. How resets and steps go through them stands in `stepping`. It does no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -26,7 +27,7 @@ from envkit.specs.annotations import Destination
 from envkit.transforms.core.base import Transform, TransformLike
 from envkit.transforms.core.compose import Compose, as_transform
 from envkit.transforms.core.rows import TransformedCore, transformed_core
-from envkit.transforms.core.spec_hooks import books_of, require_declared
+from envkit.transforms.core.spec_hooks import books_of, infos_behind, require_declared
 from envkit.transforms.core.stepping import TransformStepping
 from envkit.transforms.core.wrapper import TransformHolder
 
@@ -240,6 +241,18 @@ class TransformedEnv(TransformStepping):
         for leaf, before, after in zip(self._transform.flat(), shown, shown[1:], strict=False):
             own |= books_of(leaf, before, after)
         return self.base_env._books | own
+
+    @property
+    def _infos(self) -> frozenset[Path]:
+        return self._declared.cached("infos", self._found_infos)
+
+    def _found_infos(self) -> frozenset[Path]:
+        self._read_specs()
+        infos: Set[Path] = self.base_env._infos
+        shown = [*(outputs for _, outputs in self._stages), self.output_spec]
+        for before, after in itertools.pairwise(shown):
+            infos = infos_behind(infos, before, after)
+        return frozenset(infos)
 
     @property
     def _recorded_inputs(self) -> tuple[Key, ...]:  # type: ignore[override]

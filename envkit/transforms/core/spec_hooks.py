@@ -12,15 +12,21 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import wraps
 from typing import Any
 
-from envkit.data.paths import Path, as_path
+from envkit.data.paths import Path, as_path, infos_in
 from envkit.errors import MissingKeyError
 from envkit.specs import Composite, TensorSpec
 
-__all__ = ["apply_to_composite", "apply_to_composite_inv", "books_of", "require_declared"]
+__all__ = [
+    "apply_to_composite",
+    "apply_to_composite_inv",
+    "books_of",
+    "infos_behind",
+    "require_declared",
+]
 
 _INPUTS = ("full_action_spec", "full_state_spec")
 
@@ -111,3 +117,19 @@ def books_of(transform: Any, before: Composite, after: Composite) -> set[Path]:
     shown, known = (set(spec["full_observation_spec"].keys(True, True)) for spec in (after, before))
     added = (as_path(key) for key in shown - known)
     return {path for path in added if transform.keeps_books or path[-1].startswith("_")}
+
+
+def infos_behind(infos: Set[Path], before: Composite, after: Composite) -> set[Path]:
+    """List the infos behind a transform, from output specs: those that it leaves, and what it adds below "info".
+
+    An info that it gives another name is an observation, unless the new name is below "info".
+
+    Args:
+        infos: before the transform.
+        before, after: output specs of the env on both sides of it.
+    """
+    known, shown = (
+        {as_path(key) for key in spec["full_observation_spec"].keys(True, True)}
+        for spec in (before, after)
+    )
+    return (infos & shown) | infos_in(shown - known)

@@ -2,26 +2,28 @@
 
 from functools import partial
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envkit import (
-    Composite,
     GymWrapper,
     SerialEnv,
     StepCounter,
     TransformedEnv,
-    Unbounded,
     make,
     to_sb3,
 )
+from envkit.data.paths import nest
 from envkit.errors import ArgumentError, ArgumentTypeError, InputError
 from tests.bridges.exports.test_gym_vector import LENGTHS, Drawn, Walk
 from tests.zoo.envs import Count
 
 sb3 = pytest.importorskip("stable_baselines3")
+from stable_baselines3 import PPO  # noqa: E402
 from stable_baselines3.common.evaluation import evaluate_policy  # noqa: E402
 from stable_baselines3.common.monitor import Monitor  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize  # noqa: E402
@@ -125,38 +127,59 @@ def test_a_time_limit_is_told_apart_from_an_end(opened):
 
 
 def test_several_observations_are_a_flat_dict():
-    env = TransformedEnv(walks(), StepCounter())
-    view = to_sb3(env)
+    view = to_sb3(TransformedEnv(walks(), StepCounter()))
 
     observation = view.reset()
 
-    assert (
-        set(observation)
-        == set(view.observation_space.spaces)
-        == {"observation", "place", "step_count"}
-    )
+    names = {"observation", "step_count"}
+    assert set(observation) == set(view.observation_space.spaces) == names
 
 
-class Nested(Count):
-    def __init__(self):
-        super().__init__()
-        self.observation_spec = Composite(
-            count=self.observation_spec["count"], a=Composite(b=Unbounded((2,)))
+class Named(gymnasium.Env):
+    """Shows the number 1 at the first of some paths, 2 at the second, and so on."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, *paths):
+        self.shown = {path: np.full(1, number, np.float32) for number, path in enumerate(paths, 1)}
+        self.observation_space = self._nested({path: spaces.Box(0, 9, (1,)) for path in paths})
+
+    def _nested(self, leaves):
+        tree = nest(leaves)
+        return spaces.Dict(
+            {
+                name: spaces.Dict(part) if isinstance(part, dict) else part
+                for name, part in tree.items()
+            }
         )
 
-    def _reset(self, td=None, **kwargs):
-        out = super()._reset(td, **kwargs)
-        return out.set(("a", "b"), self.observation_spec["a", "b"].zero())
+    def reset(self, *, seed=None, options=None):
+        return nest(self.shown), {}
 
-    def _step(self, td):
-        out = super()._step(td)
-        return out.set(("a", "b"), self.observation_spec["a", "b"].zero())
+    def step(self, action):
+        return nest(self.shown), 0.0, False, False, {}
 
 
-def test_nested_entries_have_dotted_names():
-    view = to_sb3(SerialEnv(2, Nested))
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        ([("agent", "place"), ("agent", "speed")], ["agent_place", "agent_speed"]),
+        ([("a", "b"), ("a_b",), ("a_b_",)], ["a_b__", "a_b", "a_b_"]),
+        ([("values",), ("type",), ("x.y",)], ["values_", "type_", "x_y"]),
+        ([("a", "b_c"), ("a_b", "c"), ("top",)], ["a_b_c", "a_b_c_", "top"]),
+    ],
+)
+def test_names_are_such_that_a_network_can_be_built(paths, names):
+    env = to_sb3(SerialEnv(2, lambda: GymWrapper(Named(*paths))))
 
-    assert set(view.reset()) == {"a.b", "count"}
+    model = PPO("MultiInputPolicy", env, n_steps=4, batch_size=8, n_epochs=1, device="cpu")
+    model.learn(8)
+
+    shown = env.reset()
+    assert {name: shown[name][0, 0] for name in shown} == {
+        name: number for number, name in enumerate(names, 1)
+    }
+    assert env.observation_space.contains({name: shown[name][0] for name in shown})
 
 
 def test_pictures_of_a_pool_are_tiled():
