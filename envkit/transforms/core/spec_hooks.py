@@ -132,4 +132,4 @@ def infos_behind(infos: Set[Path], before: Composite, after: Composite) -> set[P
         {as_path(key) for key in spec["full_observation_spec"].keys(True, True)}
         for spec in (before, after)
     )
-    return (infos & shown) | infos_in(shown - known)
+    return {*(infos & shown), *infos_in(shown - known)}
