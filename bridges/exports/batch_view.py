@@ -26,7 +26,7 @@ import torch
 from tensordict import TensorDictBase
 
 from bridges.exports.episode_infos import EpisodeInfos
-from bridges.exports.spaces import asked_space, shown_space
+from bridges.exports.spaces import NO_SPACE, asked_space, shown_space
 from envkit import rules
 from envkit.batched.attributes import chosen_rows
 from envkit.batched.env import BatchedEnv
@@ -46,8 +46,6 @@ from envkit.specs import Composite, NonTensor, TensorSpec
 from envkit.transforms.core.env import TransformedEnv
 
 __all__ = ["BatchView"]
-
-_NO_SPACE = (torch.bfloat16, torch.complex32, torch.complex64, torch.complex128)
 
 
 class BatchView:
@@ -371,7 +369,7 @@ def _require_arrays(specs: Composite, whose: str) -> None:
                 f"{whose} shows arrays of one shape, but {key!r} is {type(leaf).__name__} of shape {tuple(leaf.shape)}. "
                 "Leave it out with ExcludeTransform, or make it an array in the env."
             )
-        if leaf.dtype in _NO_SPACE:
+        if leaf.dtype in NO_SPACE:
             raise ArgumentError(
                 f"{whose} shows {key!r}, whose dtype is {leaf.dtype}, and no space has that. Convert it with a "
                 "transform, or leave it out with ExcludeTransform."

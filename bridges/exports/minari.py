@@ -69,7 +69,8 @@ def to_minari(
         The ``minari.MinariDataset``. An episode that the end of the data cut is marked truncated. Entries that are
         neither observations, actions, rewards nor flags are its infos, but for a stateless env's ``state``, which
         is left out. ``recover_environment()`` works where ``env`` is an env of Gymnasium, an open pool of such, or
-        made by `make` from numbers and text, and no transforms were added; else ``env_spec`` is None.
+        made by `make` from numbers and text, no transforms were added, and Gymnasium can make its wrappers
+        again; else ``env_spec`` is None. No second env is made to find that out.
 
     Raises:
         ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) the id is malformed or taken, metadata is of another
@@ -277,23 +278,19 @@ class _Writer:
         for paths, name in ((roles.observations, "observations"), (roles.infos, "infos")):
             for path in paths:
                 place = _named(name, path, paths)
-                now = self._held(path, parts[path])
-                following = self._held(path, parts["next", *path])
+                now = roles.held(path, parts[path])
+                following = roles.held(path, parts["next", *path])
                 _require_carried(path, before.get(place), now, following)
                 last[place] = following[-1:]
                 append(group, place, np.concatenate([now, last[place]]) if piece.ended else now)
         for path in roles.actions:
-            append(group, _named("actions", path, roles.actions), self._held(path, parts[path]))
+            append(group, _named("actions", path, roles.actions), roles.held(path, parts[path]))
         for path in roles.alone:
             append(group, _named("infos", path, ()), parts[path])
         for name, values in self._flags(parts).items():
             append(group, name, values)
         if not piece.ended:
             self._last[piece.episode] = {place: rows.copy() for place, rows in last.items()}
-
-    def _held(self, path: Path, values: np.ndarray) -> np.ndarray:
-        choice = self.roles.choices.get(path)
-        return values if choice is None else choice.indices(values, path)
 
     def _flags(self, parts: Mapping[Path, np.ndarray]) -> dict[str, np.ndarray]:
         def flag(name: str) -> np.ndarray | None:

@@ -66,8 +66,7 @@ def _own(episode: Any, layout: Layout, roles: Roles) -> Iterator[tuple[Path, np.
 
 
 def _coded(roles: Roles, column: Column, values: Any) -> np.ndarray:
-    choice = roles.choices.get(column.path)
-    return _text(values) if choice is None else choice.codes(values, column.held_dtype)
+    return roles.coded(column.path, _text(values), column.held_dtype)
 
 
 def _text(values: Any) -> np.ndarray:

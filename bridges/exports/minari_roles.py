@@ -3,12 +3,13 @@
 Conventions
     carried  entries that are under ``next`` as well: a step's is the next root's. They have a row more than steps.
     choice   one-hot codes, held as indices, as users of gym write actions.
+    start    the first option of a discrete space of Gymnasium. Data counts options from 0, a dataset from there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,13 @@ import torch
 
 from bridges.exports.columns import TEXT, Column, Layout
 from bridges.exports.hdf5_file import quoted
+from bridges.exports.recovered import spaces_inside
 from bridges.exports.spaces import asked_space, shown_space
+from bridges.gym.spaces import codec_of
 from envkit.data.paths import Path, as_key, infos_in, leaf_paths, nest
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, MissingKeyError
-from envkit.specs import MultiOneHot, OneHot, TensorSpec
+from envkit.specs import Categorical, MultiCategorical, MultiOneHot, OneHot, TensorSpec
 
 __all__ = ["Choice", "Roles", "kept_layout", "roles_of", "spaces_of"]
 
@@ -71,6 +74,7 @@ class Roles:
         infos: carried entries that are no observations.
         alone: entries that are not carried, ``next`` included.
         choices: paths of one-hot codes.
+        starts: paths of options that are not counted from 0 in the dataset, with the first option of each.
     """
 
     observations: tuple[Path, ...]
@@ -79,11 +83,13 @@ class Roles:
     infos: tuple[Path, ...]
     alone: tuple[Path, ...]
     choices: Mapping[Path, Choice]
+    starts: Mapping[Path, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Write the roles down as lists and text."""
         choices = [[path, one.sizes, one.is_single] for path, one in self.choices.items()]
-        return {**vars(self), "choices": choices}
+        starts = [[path, np.asarray(one).tolist()] for path, one in self.starts.items()]
+        return {**vars(self), "choices": choices, "starts": starts}
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> Roles:
@@ -96,7 +102,20 @@ class Roles:
             name: tuple(map(tuple, told[name]))
             for name in ("observations", "actions", "infos", "alone")
         }
-        return cls(**paths, reward=tuple(told["reward"]), choices=choices)
+        starts = {tuple(path): np.array(start) for path, start in told.get("starts", ())}
+        return cls(**paths, reward=tuple(told["reward"]), choices=choices, starts=starts)
+
+    def held(self, path: Path, values: np.ndarray) -> np.ndarray:
+        """Write values as the dataset holds them: options as numbers, counted as Gymnasium counts them."""
+        if path in self.choices:
+            values = self.choices[path].indices(values, path)
+        return values + self.starts[path] if path in self.starts else values
+
+    def coded(self, path: Path, values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """Undo `held`."""
+        if path in self.starts:
+            values = values - self.starts[path]
+        return self.choices[path].codes(values, dtype) if path in self.choices else values
 
 
 def roles_of(layout: Layout, env: EnvBase | None) -> Roles:
@@ -144,6 +163,7 @@ def roles_of(layout: Layout, env: EnvBase | None) -> Roles:
         infos=tuple(sorted(carried - observations)),
         alone=tuple(sorted(set(kept) - carried - actions)),
         choices={} if env is None else _choices(env, observations | actions),
+        starts={} if env is None else _starts(env, observations, actions),
     )
 
 
@@ -167,8 +187,18 @@ def _require_of_env(env: EnvBase, found: Iterable[Column]) -> None:
         if spec.dtype is not None and not (is_alike and column.dtype == _name(spec.dtype)):
             raise ArgumentError(
                 f"the entry {as_key(column.path)!r} is {column.dtype} of shape {column.shape}, but env gives "
-                f"{_name(spec.dtype)} of shape {sizes}. Pass the env whose data this is, with its transforms."
+                f"{_name(spec.dtype)} of shape {sizes}. {_fix(column, spec, is_alike)}"
             )
+
+
+def _fix(column: Column, spec: TensorSpec, is_alike: bool) -> str:
+    key = as_key(column.path)
+    if is_alike and column.path[0] != "next" and spec.dtype is not None:
+        return (
+            f"Convert it, as the env did when it took it: data[{key!r}] = data[{key!r}].to({spec.dtype}). Or pass the env "
+            "whose data this is, with its transforms."
+        )
+    return "Pass the env whose data this is, with its transforms."
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -191,6 +221,21 @@ def _choices(env: EnvBase, paths: Iterable[Path]) -> dict[Path, Choice]:
             found[path] = Choice((spec.n,), True)
         elif isinstance(spec, MultiOneHot):
             found[path] = Choice(tuple(int(size) for size in spec.nvec), False)
+    return found
+
+
+def _starts(env: EnvBase, observations: set[Path], actions: set[Path]) -> dict[Path, Any]:
+    """Give the first option of each entry whose space in Gymnasium does not count from 0."""
+    inside = spaces_inside(env)
+    found = {}
+    for space, key, paths in zip(
+        inside or (), ("observation", "action"), (observations, actions), strict=False
+    ):
+        for path, (leaf, _) in codec_of(space, categorical=True, key=key).leaves.items():
+            if path in paths and isinstance(leaf.spec, Categorical | MultiCategorical):
+                start = np.asarray(leaf.decode(leaf.spec.zero())).reshape(tuple(leaf.spec.shape))
+                if start.any():
+                    found[path] = start
     return found
 
 
@@ -226,6 +271,8 @@ def spaces_of(layout: Layout, roles: Roles, env: EnvBase | None, spaces: Any) ->
 
     def space(path: Path) -> Any:
         spec = None if env is None else _spec_of(env, path)
+        if path in roles.starts:
+            return _from(roles.starts[path], asked_space(spec, spaces), spaces)
         if spec is not None and path in roles.choices:
             return asked_space(spec, spaces)
         column = columns[path]
@@ -237,6 +284,15 @@ def spaces_of(layout: Layout, roles: Roles, env: EnvBase | None, spaces: Any) ->
         _tree({path: space(path) for path in paths}, spaces)
         for paths in (roles.observations, roles.actions)
     )  # type: ignore[return-value]
+
+
+def _from(start: np.ndarray, counted: Any, spaces: Any) -> Any:
+    """Give a space of options that counts from ``start`` instead of 0."""
+    if isinstance(counted, spaces.Discrete):
+        return spaces.Discrete(int(counted.n), start=int(start.reshape(-1)[0]))
+    return spaces.MultiDiscrete(
+        counted.nvec, counted.dtype, start=np.broadcast_to(start, counted.nvec.shape)
+    )
 
 
 def _tree(members: Mapping[Path, Any], spaces: Any) -> Any:

@@ -17,7 +17,10 @@ import torch
 from bridges.gym.spaces import space_of
 from envkit.specs import Binary, Categorical, Composite, MultiOneHot, OneHot, TensorSpec
 
-__all__ = ["asked_space", "shown_space"]
+__all__ = ["NO_SPACE", "asked_space", "shown_space"]
+
+NO_SPACE = (torch.bfloat16, torch.complex32, torch.complex64, torch.complex128)
+"""Dtypes that no space of a gym library has."""
 
 
 def shown_space(spec: TensorSpec, spaces: Any) -> Any:

@@ -180,6 +180,137 @@ def test_an_env_that_make_made_is_recovered_with_its_keywords():
     assert_equal(from_minari("swing-v0"), one_by_one(data))
 
 
+class Single(gymnasium.Env):
+    """One of it can be there at a time, as of a simulator that listens at a port."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(3, start=-1)
+    is_taken = False
+
+    def __init__(self):
+        if Single.is_taken:
+            raise OSError("the port is taken")
+        Single.is_taken = True
+
+    def close(self):
+        Single.is_taken = False
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.full(2, action, np.float32), float(action), False, False, {"twice": 2 * action}
+
+
+class Halved(gymnasium.ActionWrapper):
+    """Keeps no arguments for Gymnasium to make it again."""
+
+    def action(self, action):
+        return action
+
+
+@pytest.fixture
+def single(monkeypatch):
+    entry_point = f"{Single.__module__}:{Single.__qualname__}"
+    gymnasium.register("Single-v0", entry_point=entry_point)
+    yield
+    del gymnasium.registry["Single-v0"]
+    Single.is_taken = False
+
+
+def test_no_second_env_is_made_to_say_how_it_is_made(single):
+    env = GymEnv("Single-v0", info=True)
+
+    dataset = to_minari(played(env, 9), "single-v0", env=env)
+
+    env.close()
+    recovered = dataset.recover_environment()
+    assert recovered.observation_space == dataset.observation_space == Single.observation_space
+    assert recovered.action_space == dataset.action_space == Single.action_space
+    assert set(dataset[0].infos) >= {"twice"}
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        Halved,
+        gymnasium.wrappers.AddRenderObservation,
+        lambda env: gymnasium.wrappers.TransformReward(env, lambda reward: reward),
+    ],
+    ids=["no arguments kept", "other arguments kept", "a function"],
+)
+def test_wrappers_that_gymnasium_cannot_make_again_are_not_recovered(wrap):
+    env = envkit.GymWrapper(wrap(gymnasium.make("CartPole-v1", render_mode="rgb_array")))
+    data = env.rollout(3)
+
+    dataset = to_minari(data, "wrapped-v0", env=env)
+
+    assert dataset.env_spec is None and dataset.total_steps == len(data)
+
+
+def test_wrappers_with_plain_arguments_are_recovered():
+    made = gymnasium.make("CartPole-v1", max_episode_steps=7)
+    env = envkit.GymWrapper(gymnasium.wrappers.FrameStackObservation(made, 3))
+
+    dataset = to_minari(env.rollout(3), "stacked-v0", env=env)
+
+    assert dataset.recover_environment().observation_space.shape == (3, 4)
+
+
+class Counted(gymnasium.Env):
+    """Shows which action was taken last, counted from where its spaces begin."""
+
+    def __init__(self, space):
+        self.observation_space = self.action_space = space
+
+    def _first(self):
+        return np.asarray(self.action_space.start) + 0
+
+    def reset(self, *, seed=None, options=None):
+        return self._first(), {}
+
+    def step(self, action):
+        return np.asarray(action), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gymnasium.spaces.Discrete(4, start=-3),
+        gymnasium.spaces.MultiDiscrete([2, 3], start=[5, -1]),
+        gymnasium.spaces.MultiDiscrete([3, 3], start=[5, -1]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("categorical", [False, True])
+@pytest.mark.parametrize("is_pool", [False, True])
+def test_options_are_counted_as_gymnasium_counts_them(space, categorical, is_pool):
+    def make():
+        return envkit.GymWrapper(Counted(space), categorical_action_encoding=categorical)
+
+    env = SerialEnv(2, make) if is_pool else make()
+    data = played(env, 12)
+
+    dataset = to_minari(data, "mine-v0", env=env)
+
+    episode = dataset[0]
+    assert dataset.action_space == dataset.observation_space == space
+    assert all(np.asarray(one) in space for one in episode.actions)
+    assert np.array_equal(episode.observations[1:], episode.actions)
+    assert_equal(from_minari("mine-v0"), one_by_one(data))
+
+
+def test_an_action_of_another_dtype_is_told_how_to_convert():
+    env = GymEnv("Pendulum-v1")
+    data = env.rollout(3)
+    data["action"] = data["action"].double()
+
+    with pytest.raises(
+        ArgumentError, match=r"'action' is float64 .* float32.*\.to\(torch.float32\)"
+    ):
+        to_minari(data, "swing-v0", env=env)
+
+
 def test_the_state_of_a_simulator_is_left_out():
     data = Count().rollout(5)
     with_state = data.clone()
