@@ -132,6 +132,7 @@ def start(
     rest: tuple[Any, ...] = (),
     *,
     requires_grad: bool,
+    holders: tuple[Any, ...] = (),
 ) -> Running:
     """Call a program with tensors, which it borrows until its result is taken.
 
@@ -141,6 +142,8 @@ def start(
         rest: its other arguments.
         requires_grad: let gradients flow into ``inputs``, if any of them asks for one. Otherwise their
             values alone are used.
+        holders: what the program knows weakly. The graph keeps it, since the backward pass may be traced when
+            the caller has let go of it.
     """
     lent = to_jit(inputs, copy=False, detach=True)
     outputs = program.run(*lent, *rest)
@@ -148,12 +151,26 @@ def start(
         return Running(outputs, (lent, rest))
     sources, treedef = jax.tree.flatten(inputs)
 
-    def pull(saved: tuple[torch.Tensor, ...], cotangents: list[torch.Tensor]) -> list[torch.Tensor]:
-        given = jax.tree.unflatten(treedef, [to_jit(t, copy=False, detach=True) for t in saved])
-        back = to_jit(cotangents, copy=False, detach=True)
-        return to_torch(program.vjp(given, rest, back))
-
+    pull = _Pull(program, treedef, rest, holders)
     return Running(outputs, (lent, rest), tuple(sources), pull)
+
+
+@dataclass(frozen=True)
+class _Pull:
+    """The backward pass of one call; see `start`."""
+
+    program: Differentiable
+    treedef: Any
+    rest: tuple[Any, ...]
+    holders: tuple[Any, ...]
+
+    def __call__(
+        self, saved: tuple[torch.Tensor, ...], cotangents: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        leaves = [to_jit(tensor, copy=False, detach=True) for tensor in saved]
+        given = jax.tree.unflatten(self.treedef, leaves)
+        back = to_jit(cotangents, copy=False, detach=True)
+        return to_torch(self.program.vjp(given, self.rest, back))
 
 
 class _Border(torch.autograd.Function):

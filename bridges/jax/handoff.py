@@ -75,7 +75,9 @@ class RowEnv(EnvBase):
     def _start(
         self, program: Differentiable, inputs: tuple[Any, ...], rest: tuple[Any, ...] = ()
     ) -> Running:
-        return start(program, inputs, rest, requires_grad=self.requires_grad)
+        transforms = self._programs.transforms if self.requires_grad else ()
+        holders = tuple(transform.container for transform in transforms)
+        return start(program, inputs, rest, requires_grad=self.requires_grad, holders=holders)
 
     # ----------------------------------------------------------------- what programs take beside rows
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import resource
+import weakref
 from pathlib import Path
 
 import jax
@@ -19,6 +20,7 @@ from tensordict.nn import TensorDictModule
 
 from bridges.jax.env import JaxEnv
 from envkit import (
+    Compose,
     ParallelEnv,
     RewardScaling,
     RewardSum,
@@ -372,6 +374,29 @@ def test_gradients_flow_through_transforms_that_run_inside_the_program(env):
         gradients.append(policy.weight.grad)
 
     torch.testing.assert_close(gradients[1], 2 * gradients[0])
+
+
+@pytest.mark.parametrize(
+    "transform", [lambda: RewardSum(), lambda: Compose(StepCounter(5), RewardSum())]
+)
+def test_a_graph_keeps_an_env_that_went_out_of_scope(transform):
+    weight = torch.ones(1, requires_grad=True)
+
+    def loss():
+        inner = JaxEnv(Pendulum(), batch_size=[2], requires_grad=True)
+        env = TransformedEnv(inner, transform())
+        env.set_seed(0)
+        data = env.rollout(3, lambda td: td.set("action", weight.expand(2, 1)))
+        return data["next", "episode_reward"].sum(), weakref.ref(env)
+
+    total, env = loss()
+    gc.collect()
+    total.backward()
+    del total
+    gc.collect()
+
+    assert weight.grad.abs() > 0
+    assert env() is None
 
 
 def test_sub_envs_of_one_process_give_gradients_and_worker_processes_none():
