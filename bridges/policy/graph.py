@@ -26,7 +26,7 @@ from bridges.policy.errors import STEPWISE, is_own
 from bridges.policy.ops.table import Library, Op
 from envkit.errors import TranslationError
 
-__all__ = ["Graph", "Step", "filled"]
+__all__ = ["Graph", "Step", "filled", "packet_of"]
 
 # What they check holds by construction, or is the caller's to keep, as for any compiled function; of a
 # matrix, NaN tells what torch would have raised.
@@ -172,6 +172,12 @@ def _op_of(node: Node, table: Mapping[str, Op], library: Library) -> Op:
 def _operator_of(node: Node) -> Any:
     """Give what is called; an operator that raises for some values stands behind a token of its order."""
     return node.args[1] if node.target is with_effects else node.target
+
+
+def packet_of(node: Node) -> str:
+    """Name the operator of a node without its overload: that of ATen, or a function of Python's."""
+    target = _operator_of(node)
+    return _name_of(target).partition(".")[0] or getattr(target, "__name__", "")
 
 
 def _name_of(target: Any) -> str:

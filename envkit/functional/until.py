@@ -115,7 +115,8 @@ def unroll_until(
 
 def _blank(like: Any, *time: int) -> Any:
     """Make zeros of the shapes in ``like``, behind axes of the sizes ``time``."""
-    return jax.tree.map(lambda leaf: jnp.zeros((*time, *leaf.shape), leaf.dtype), like)
+    with jax.enable_x64(True):  # a policy may give 64 bits
+        return jax.tree.map(lambda leaf: jnp.zeros((*time, *leaf.shape), leaf.dtype), like)
 
 
 def _written(record: Transition, made: Transition, index: jax.Array) -> Transition:

@@ -23,14 +23,22 @@ from tensordict import TensorDictBase
 from bridges.jax.choices import integers_in_jax, is_choice
 from bridges.jax.handoff import RowEnv
 from bridges.jax.policy.jax_policy import JaxPolicy, Places, act
-from bridges.jax.policy.translated import Translation, in_jax
+from bridges.jax.policy.translated import Translation, in_jax, narrowed
+from bridges.jax.policy.widths import INT32
 from bridges.jax.transformed_rows import Acted
 from bridges.policy.compiled import CompiledPolicy
+from bridges.policy.errors import STEPWISE
 from bridges.policy.exporting import signature_for
 from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
 from envkit.env.policy import observation_inputs
-from envkit.errors import ArgumentError, InputError, MissingKeyError, PolicyError
+from envkit.errors import (
+    ArgumentError,
+    InputError,
+    MissingKeyError,
+    PolicyError,
+    TranslationError,
+)
 from envkit.rules import DONE_LEAVES
 from envkit.specs import TensorSpec
 
@@ -111,9 +119,37 @@ def _translated(
         )
     carries = tuple(path for path in translation.reads if path in free)
     remembers = tuple(path for path in carries if ("next", *path) in translation.writes)
-    function = _Translated(translation, actions, frozenset(shown) - set(_FLAGS) | set(carries))
+    lasting = frozenset(shown) - set(_FLAGS) | set(carries)
+    _refuse_wide_memory(translation, lasting)
+    function = _Translated(translation, actions, lasting)
     tensors = translation.tensors(policy, env.device or torch.device("cpu"))
     return Actor(function, tensors, carries, remembers, translation.writes)
+
+
+_MOST_A_STEP = 1024
+"""Growth of an integer in one step with which it stays within 32 bits for two million steps, as a counter does."""
+
+
+def _refuse_wide_memory(translation: Translation, lasting: Collection[Path]) -> None:
+    """Check that what goes on into the next root fits into the 32 bits in which programs carry it.
+
+    Raises:
+        TranslationError: it may not.
+    """
+    writes = list(translation.writes.items())
+    for place, span in translation.widths.outputs.items():
+        path, dtype = writes[place]
+        kept = path[1:] if path[0] == "next" else path
+        if kept not in lasting:
+            continue
+        low, high = INT32[0] - _MOST_A_STEP, INT32[1] + _MOST_A_STEP
+        if span is not None and low <= span[0] and span[1] <= high:
+            continue
+        bits = "a float" if span is None else f"an integer from {span[0]} to {span[1]}"
+        raise TranslationError(
+            f"the module writes {as_key(path)!r} as {bits} of {dtype}, but a program carries 32 bits to the next step. "
+            f"Cast it to torch.float32 or torch.int32, bound it with clamp or %, or {STEPWISE}."
+        )
 
 
 # --------------------------------------------------------------------------------- what it is given
@@ -199,6 +235,7 @@ class _ActionLeaf:
     def read(self, value: jax.Array) -> jax.Array:
         """Bring what a torch policy wrote into the env's own encoding; see `specs.inputs`."""
         self._check(value, self.event)
+        value = narrowed(value)
         if self.is_one_hot:
             return integers_in_jax(value, self.space).astype(self.dtype)
         self._check_dtype(value)
@@ -283,6 +320,11 @@ class _Translated:
         rows = next(iter(observation.values())).shape[0]
         never = dict.fromkeys(_FLAGS, jnp.zeros((rows, 1), bool))
         written = self.translation(params, {**never, **observation}, key)
+        written |= {
+            path: narrowed(value)
+            for path, value in written.items()
+            if (path[1:] if path[0] == "next" else path) in self.lasting
+        }
         read = {leaf.path: leaf.read(written[leaf.path]) for leaf in self.actions}
         return _acted(written, read, self.lasting)
 

@@ -9,6 +9,7 @@ so does all of a tensor that was to be written to. In integers that is the least
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -59,6 +60,28 @@ def _argsort(x: Any, axis: int, descending: bool) -> Any:
     return jnp.argsort(x, axis=axis, stable=True, descending=descending)
 
 
+def _placed(plain: Callable[..., Any], extreme: Callable[..., Any]) -> Callable[..., Any]:
+    """Find the first place of an extreme; NaN is one.
+
+    JAX's own function cannot be lowered for 64 bits that are switched on within a trace.
+    """
+
+    def place(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+        if x.dtype.itemsize < 8:
+            return plain(x, axis, keepdims=keepdims)
+        flat = x.reshape(-1) if axis is None or not x.ndim else x
+        at = 0 if axis is None or not x.ndim else axis % x.ndim
+        best = extreme(flat, at, keepdims=True)
+        places = jax.lax.broadcasted_iota(jnp.int32, flat.shape, at)
+        is_best = (flat == best) | (flat != flat)
+        found = jnp.where(is_best, places, jnp.int32(flat.shape[at])).min(at)
+        if not keepdims:
+            return found
+        return found.reshape((1,) * x.ndim) if axis is None else jnp.expand_dims(found, at)
+
+    return place
+
+
 def _dtype_of(dtype: torch.dtype) -> Any:
     name = str(dtype).removeprefix("torch.")
     return jax.dtypes.canonicalize_dtype(jnp.dtype(name))  # 64 bits become 32 where JAX has no 64
@@ -75,6 +98,8 @@ JAX = Library(
         erfinv=jax.lax.erf_inv,
         lgamma=special.gammaln,
         digamma=special.digamma,
+        argmax=_placed(jnp.argmax, jnp.max),
+        argmin=_placed(jnp.argmin, jnp.min),
         argsort=_argsort,
         cummax=jax.lax.cummax,
         cummin=jax.lax.cummin,
