@@ -23,7 +23,7 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.data.arguments import as_bool, as_int
-from envkit.data.paths import Key, as_key
+from envkit.data.paths import Key, as_key, as_path
 from envkit.env.base import EnvBase
 from envkit.env.foreign import known_wrapping_of
 from envkit.env.fragments import Fragment, begin_fragment
@@ -39,11 +39,13 @@ from envkit.env.seeding import checked_seed, drawn_seed
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
+    MissingKeyError,
     ResumeError,
     RolloutError,
     WorkerError,
 )
 from envkit.evaluation.outcome import Comparison, Evaluation
+from envkit.evaluation.stats import Agents, checked_agents, one_number
 from envkit.evaluation.tally import Tally
 
 __all__ = ["evaluate"]
@@ -63,6 +65,8 @@ def evaluate(
     max_steps: int | None = None,
     deterministic: bool = True,
     update_stats: bool = False,
+    reward_key: Key | None = None,
+    agents: Agents = None,
 ) -> Comparison: ...
 @overload
 def evaluate(
@@ -74,6 +78,8 @@ def evaluate(
     max_steps: int | None = None,
     deterministic: bool = True,
     update_stats: bool = False,
+    reward_key: Key | None = None,
+    agents: Agents = None,
 ) -> Evaluation: ...
 def evaluate(
     env: EnvBase,
@@ -84,6 +90,8 @@ def evaluate(
     max_steps: int | None = None,
     deterministic: bool = True,
     update_stats: bool = False,
+    reward_key: Key | None = None,
+    agents: Agents = None,
 ) -> Evaluation | Comparison:
     """Play episodes and say what they come to; the same call for every env.
 
@@ -94,7 +102,7 @@ def evaluate(
     so, and the next call must be a reset.
 
     Args:
-        env: any env with one reward for each row.
+        env: any env.
         policy: what `rollout` takes; or a dict of several, which play on the same seeds.
         episodes: the least number of episodes. All that are played count: ``len`` says how many.
         seed: of the env and of what the policy draws; None draws one from torch's global generator, and
@@ -103,6 +111,8 @@ def evaluate(
         deterministic: act by ``ExplorationType.DETERMINISTIC``; False: by ``RANDOM``.
         update_stats: True lets transforms that learn, such as `VecNorm`, learn while policies play. By default they
             stand still, so that each policy sees the same env.
+        reward_key: the reward that is summed; None: the only one.
+        agents: ``"sum"`` or ``"mean"`` makes one number of those that a group of agents gets in a step.
 
     Returns:
         The episodes with their mean return and its interval; for a dict of policies these by name, and their
@@ -111,7 +121,8 @@ def evaluate(
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no env, or another argument of another type.
         ArgumentError: (a ValueError) ``episodes`` or ``max_steps`` is below 1, there is no policy, or the env
-            does not have one reward for each row.
+            has several rewards for each row, of which the arguments make no single one.
+        MissingKeyError: (a KeyError) the env has no reward ``reward_key``.
         RolloutError: (a RuntimeError) an episode did not end in 100,000 steps, and ``max_steps`` is None.
     """
     if not isinstance(env, EnvBase):
@@ -123,7 +134,8 @@ def evaluate(
     wanted = as_int("episodes", episodes, least=1, meaning="how many episodes to play")
     if max_steps is not None:
         max_steps = as_int("max_steps", max_steps, least=1, meaning="the longest episode, or None")
-    played = _Playing(env, math.ceil(wanted / env.numel()), max_steps)
+    reward = _reward(env, reward_key, agents)
+    played = _Playing(env, math.ceil(wanted / env.numel()), max_steps, reward, agents)
     seed = drawn_seed() if seed is None else checked_seed(seed)
     if isinstance(policy, Mapping) and not policy:
         raise ArgumentError("policy is an empty dict. Pass one policy, or several by name.")
@@ -139,9 +151,11 @@ def evaluate(
 class _Playing:
     """Episodes of one env, played by one policy after the other."""
 
-    def __init__(self, env: EnvBase, quota: int, max_steps: int | None):
+    def __init__(
+        self, env: EnvBase, quota: int, max_steps: int | None, reward: Key, agents: Agents
+    ):
         self.env, self.quota, self.max_steps = env, quota, max_steps
-        self.reward = _only_reward(env)
+        self.reward, self.agents = reward, agents
         self.shown = [
             as_key(path)
             for path, _, spec in env._table.outputs
@@ -182,7 +196,7 @@ class _Playing:
         following, shape = data.get("next"), (len(tally.counted), data.batch_size[-1])
         ended = self.env._rows_done(following).reshape(shape).cpu()
         terminated = self._terminated(following).reshape(shape).cpu()
-        reward = following.get(self.reward).reshape(shape).double().cpu()
+        reward = one_number(following.get(self.reward).reshape(*shape, -1), self.agents)
         shown = following.select(*self.shown, strict=False).reshape(shape)
         tally.add(reward, ended, terminated, shown)
 
@@ -217,20 +231,27 @@ class _Playing:
         return env._reset_anew(root)
 
 
-def _only_reward(env: EnvBase) -> Key:
-    keys = env.reward_keys
-    sizes = {key: env.full_reward_spec[key].shape[env.batch_dims :].numel() for key in keys}
-    if list(sizes.values()) == [1]:
-        return keys[0]
-    if len(keys) > 1:
-        cure = f"that leaves one, as ExcludeTransform(*{keys[1:]}) does; or one of your own that adds them up."
-    elif env.full_reward_spec[keys[0]].shape[-1] > 1:
-        cure = f"that weighs them: LineariseRewards([{keys[0]!r}])."
+def _reward(env: EnvBase, key: Key | None, agents: Agents) -> Key:
+    """Say which reward makes returns; refuse several that are not told apart."""
+    checked_agents(agents)
+    sizes = {
+        one: env.full_reward_spec[one].shape[env.batch_dims :].numel() for one in env.reward_keys
+    }
+    chosen = list(sizes) if key is None else [as_key(as_path(key))]
+    name = type(env).__name__
+    if not sizes.keys() >= set(chosen):
+        raise MissingKeyError(f"{name} has no reward {key!r}; it has {sorted(map(str, sizes))}.")
+    if len(chosen) == 1 and (agents is not None or sizes[chosen[0]] == 1):
+        return chosen[0]
+    if len(chosen) > 1:
+        cure = f"Name one: reward_key={chosen[0]!r}."
+    elif env.full_reward_spec[chosen[0]].shape[-1] > 1:
+        cure = f"Append a transform that weighs them: LineariseRewards([{chosen[0]!r}])."
     else:
-        cure = "of your own that adds up those of the agents, as docs/interop.md shows."
+        cure = "Make one of those of several agents: agents='mean' or agents='sum'."
     raise ArgumentError(
-        f"{type(env).__name__} gives the rewards {sizes} (entries, and how many numbers each for a row), but "
-        f"a return is the sum of one number a step. Append a transform {cure}"
+        f"{name} gives the rewards {sizes} (entries, and how many numbers each for a row), but a return is the sum of "
+        f"one number a step. {cure}"
     )
 
 

@@ -82,6 +82,28 @@ class Evaluation:
             MissingKeyError: (a KeyError) no step has it.
             ArgumentError: it is no number, or several, for each episode.
         """
+        return float(self._succeeded(key).double().mean())
+
+    def success_ci95(self, key: Key) -> tuple[float, float]:
+        """Interval of 95 % for the share of successes, that of Wilson.
+
+        It is right for few episodes, and where all or none succeed. Source: Wilson, Probable inference, the law of
+        succession, and statistical inference, Journal of the American Statistical Association 22, 1927.
+
+        Raises:
+            MissingKeyError, ArgumentError: as `success`.
+        """
+        count, share = len(self), self.success(key)
+        z = 1.959963984540054  # the normal quantile of 97.5 %
+        middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+        half = (
+            math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+            * z
+            / (1 + z * z / count)
+        )
+        return max(0.0, middle - half), min(1.0, middle + half)
+
+    def _succeeded(self, key: Key) -> torch.Tensor:
         value: Any = self.last.get(key, None)
         if value is None:
             raise MissingKeyError(
@@ -93,7 +115,7 @@ class Evaluation:
                 f"{key!r} has shape {tuple(value.shape[1:])}, but one number for each episode says whether it "
                 "succeeded. Name such an entry, or count by hand in .last."
             )
-        return float((value != 0).double().mean())
+        return value.reshape(len(self)) != 0
 
     def __repr__(self) -> str:
         told = [f"{name} {value}" for name, value in self._told().items()]

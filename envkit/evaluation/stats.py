@@ -7,7 +7,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
@@ -17,7 +17,9 @@ from envkit.data.episodes import EpisodeNumbers, Piece
 from envkit.data.paths import Key
 from envkit.errors import ArgumentError, MissingKeyError
 
-__all__ = ["EpisodeStats", "episode_stats"]
+__all__ = ["Agents", "EpisodeStats", "checked_agents", "episode_stats", "one_number"]
+
+Agents = Literal["sum", "mean"] | None
 
 
 class EpisodeStats(NamedTuple):
@@ -37,7 +39,10 @@ class EpisodeStats(NamedTuple):
 
 
 def episode_stats(
-    data: TensorDictBase | Iterable[TensorDictBase], *, reward_key: Key = ("next", "reward")
+    data: TensorDictBase | Iterable[TensorDictBase],
+    *,
+    reward_key: Key = ("next", "reward"),
+    agents: Agents = None,
 ) -> EpisodeStats:
     """Give returns and lengths of the episodes in a rollout, in a batch of a collector, or in several of them.
 
@@ -48,23 +53,28 @@ def episode_stats(
 
     Args:
         data: batch size ``(*batch, T)``, or batches in the order in which they were made.
-        reward_key: entry that is summed, one number a step.
+        reward_key: entry that is summed.
+        agents: ``"sum"`` or ``"mean"`` makes one number of those that a group of agents gets in a step.
 
     Raises:
         DataTypeError: (a TypeError) it is no TensorDict.
         MissingKeyError: (a KeyError) there is no such entry, or no ``("next", "done")``.
-        ArgumentError: it has several numbers for a step; or see `EpisodeNumbers.number`.
+        ArgumentError: it has several numbers for a step and ``agents`` is None; or see `EpisodeNumbers.number`.
     """
     wanted = "a rollout, a batch of a collector, or a list of these"
     if not isinstance(data, Iterable):
         require_tensordict("data", data, wanted)
+    checked_agents(agents)
     numbers, found = EpisodeNumbers(), _Totals()
     for batch in [data] if isinstance(data, TensorDictBase) else data:
         require_tensordict("data", batch, wanted)
         steps = numbers.number(batch)
         found.grow(numbers.count)
         inside = steps.episode >= 0
-        number, reward = steps.episode[inside], _by_step(batch, reward_key, inside.shape)[inside]
+        number, reward = (
+            steps.episode[inside],
+            _by_step(batch, reward_key, inside.shape, agents)[inside],
+        )
         found.returns.index_add_(0, number, reward)
         found.lengths.index_add_(0, number, torch.ones_like(number))
         found.mark_ends(steps.pieces, _flags(batch, inside.shape))
@@ -93,19 +103,31 @@ class _Totals:
         self.terminated[numbers] = terminated[rows, steps]
 
 
-def _by_step(batch: TensorDictBase, key: Key, shape: torch.Size) -> torch.Tensor:
+def checked_agents(agents: object) -> None:
+    """Refuse another way to make one number of the rewards of agents than there is."""
+    if agents not in (None, "sum", "mean"):
+        raise ArgumentError(f"agents is {agents!r}, but must be 'sum', 'mean' or None.")
+
+
+def one_number(rewards: torch.Tensor, agents: Agents) -> torch.Tensor:
+    """Make one number of those of a step, shape ``(*steps, numbers)``, float64 on the CPU."""
+    rewards = rewards.detach().double().cpu()
+    return rewards.mean(-1) if agents == "mean" else rewards.sum(-1)
+
+
+def _by_step(batch: TensorDictBase, key: Key, shape: torch.Size, agents: Agents) -> torch.Tensor:
     value: Any = batch.get(key, None)
     if value is None:
         raise MissingKeyError(
             f"the data has no {key!r}; it has {sorted(map(str, batch.keys(True, True)))}. Name the reward: "
             "reward_key=..."
         )
-    if value.numel() != shape.numel():
+    if agents is None and value.numel() != shape.numel():
         raise ArgumentError(
             f"{key!r} has {value.numel() // max(1, shape.numel())} numbers for each step, but a return is the sum of one. "
-            "Name an entry that has one: reward_key=..."
+            "Name an entry that has one, reward_key=..., or make one number of those of several agents: agents='mean'."
         )
-    return value.detach().double().cpu().reshape(shape)
+    return one_number(value.reshape(*shape, -1), agents)
 
 
 def _flags(batch: TensorDictBase, shape: torch.Size) -> torch.Tensor:

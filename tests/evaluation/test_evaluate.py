@@ -19,10 +19,10 @@ from envkit import (
     MixedEnv,
     ParallelEnv,
     SerialEnv,
-    Transform,
     TransformedEnv,
     VecNorm,
     compile_policy,
+    episode_stats,
     evaluate,
     exploration_type,
 )
@@ -357,9 +357,13 @@ class Rewarded(Count):
         ({"policy": {}}, r"policy is an empty dict"),
         ({"seed": -1}, r"-1"),
         ({"deterministic": "yes"}, r"deterministic is 'yes', but must be a bool"),
-        ({"env": Several()}, r"Several gives the rewards .*'gain': 1.*ExcludeTransform"),
+        ({"env": Several()}, r"Several gives the rewards .*'gain': 1.*Name one: reward_key='"),
         ({"env": Rewarded((3,))}, r"'reward': 3.*LineariseRewards\(\['reward'\]\)"),
-        ({"env": Rewarded((3, 1))}, r"'reward': 3.*adds up those of the agents"),
+        ({"env": Rewarded((3, 1))}, r"'reward': 3.*agents='mean' or agents='sum'"),
+        (
+            {"env": Rewarded((3, 1)), "agents": "best"},
+            r"agents is 'best', but must be 'sum', 'mean'",
+        ),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(arguments, told):
@@ -367,30 +371,58 @@ def test_what_cannot_be_evaluated_is_refused(arguments, told):
         evaluate(**{"env": Count(), "policy": None, **arguments})
 
 
-class TeamReward(Transform):
-    """One reward for all agents: the sum of theirs."""
+@pytest.mark.filterwarnings("ignore:.*cannot put .* back where it is")
+def test_objectives_that_are_weighed_make_one_reward():
+    found = evaluate(TransformedEnv(Rewarded((3,)), LineariseRewards(["reward"])), None, 2)
+
+    assert torch.equal(found.returns, 3.0 * found.lengths)
+
+
+class Team(Count):
+    """Pays two agents 1 and 3 in each step."""
 
     def __init__(self):
-        super().__init__(in_keys=["reward"], out_keys=["reward"])
+        super().__init__()
+        self.reward_spec = Unbounded((2, 1))
 
-    def _apply_transform(self, reward):
-        return reward.sum(-2)
-
-    def transform_reward_spec(self, spec):
-        spec["reward"] = Unbounded((*spec.shape, 1))
-        return spec
+    def _step(self, td):
+        return super()._step(td).set("reward", torch.tensor([[1.0], [3.0]]))
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot put .* back where it is")
-@pytest.mark.parametrize(
-    ("shape", "cure", "paid"),
-    [((3,), lambda: LineariseRewards(["reward"]), 3), ((3, 1), TeamReward, 3)],
-    ids=["objectives", "agents"],
-)
-def test_what_the_error_advises_makes_one_reward(shape, cure, paid):
-    found = evaluate(TransformedEnv(Rewarded(shape), cure()), None, 2)
+@pytest.mark.parametrize(("agents", "paid"), [("sum", 4.0), ("mean", 2.0)])
+def test_what_agents_are_paid_becomes_one_number(agents, paid):
+    found = evaluate(Team(), None, 2, agents=agents)
+    data = Team().rollout(5, break_when_any_done=False)
+    recorded = episode_stats(data, agents=agents)
 
     assert torch.equal(found.returns, paid * found.lengths)
+    assert torch.equal(recorded.returns, paid * recorded.lengths)
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot put .* back where it is")
+def test_a_reward_is_chosen_by_its_name():
+    env = Several()
+    for key in env.reward_keys:
+        chosen = evaluate(env, None, 2, seed=0, reward_key=key)
+        others = [other for other in env.reward_keys if other != key]
+        alone = evaluate(TransformedEnv(Several(), ExcludeTransform(*others)), None, 2, seed=0)
+        assert torch.equal(chosen.returns, alone.returns)
+    with pytest.raises(MissingKeyError, match="Several has no reward 'luck'"):
+        evaluate(env, None, 2, reward_key="luck")
+
+
+@pytest.mark.parametrize("count", [1, 8, 40])
+def test_the_interval_of_a_share_holds_it_and_is_no_point(count):
+    last = TensorDict({"won": torch.ones(count, 1)}, [count])
+    flags = torch.ones(count, dtype=torch.bool)
+    found = Evaluation(flags.double(), flags.long(), flags, ~flags, last, 1, 0)
+
+    low, high = found.success_ci95("won")
+
+    assert 0 < low < high == found.success("won") == 1.0
+    # Wilson's interval for n of n successes begins at n / (n + z ** 2).
+    assert low == pytest.approx(count / (count + 1.959964**2), rel=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot put .* back where it is")
