@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -26,15 +27,19 @@ import torch
 from tensordict import TensorDictBase
 
 from bridges.exports.episode_infos import EpisodeInfos
+from bridges.exports.frames import draws_states, painter_of, without_transforms
 from bridges.exports.spaces import NO_SPACE, asked_space, shown_space
+from bridges.gym.wrapper import GymWrapper
 from envkit import rules
-from envkit.batched.attributes import chosen_rows
+from envkit.batched.attributes import chosen_rows, layers_of
 from envkit.batched.env import BatchedEnv
+from envkit.batched.mixed import MixedEnv
 from envkit.data.paths import Key, Path, as_key, as_path, info_names, leaf_paths, nest
 from envkit.env.as_gym import as_tensor, shown_and_infos, spelled
 from envkit.env.base import EnvBase
 from envkit.env.exclusive import InUse
 from envkit.env.in_place import InPlace, Moment
+from envkit.env.seeding import checked_seed
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -43,7 +48,6 @@ from envkit.errors import (
     UnsupportedError,
 )
 from envkit.specs import Composite, NonTensor, TensorSpec
-from envkit.transforms.core.env import TransformedEnv
 
 __all__ = ["BatchView"]
 
@@ -52,7 +56,7 @@ class BatchView:
     """The rows of an env as arrays.
 
     Args:
-        env: of batch size ``(num_envs,)``, with one action, one reward and done flags at the root.
+        env: of batch size ``(num_envs,)``, with one reward and done flags at the root. Several actions are a dict.
         spaces: module of spaces of the gym library that is asked for.
         whose: name of the view, for messages.
         info_keys: observation entries, or nodes of them, that are infos beside those of the env.
@@ -63,7 +67,7 @@ class BatchView:
 
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no env.
-        ArgumentError: (a ValueError) it has another number of batch axes, several actions or rewards, no root
+        ArgumentError: (a ValueError) it has another number of batch axes, several rewards, no root
             flags, or entries that are no arrays.
         MissingKeyError: (a KeyError) ``info_keys`` names what is no observation.
     """
@@ -81,9 +85,7 @@ class BatchView:
         self.env = env
         self.num_envs = env.batch_size[0]
         self.to_numpy = to_numpy
-        (self._action,) = env.action_keys
         (self._reward,) = env.reward_keys
-        self._action_spec = env.full_action_spec[self._action]
         hidden = {path for path in leaf_paths(env.full_state_spec) if path[0] == "state"}
         paths = [path for path in leaf_paths(env.full_observation_spec) if path not in hidden]
         self._shown, infos = shown_and_infos(paths, env._infos, info_keys)
@@ -96,8 +98,12 @@ class BatchView:
         self.observation_space = shown_space(
             specs if self._only is None else specs[self._only], spaces
         )
-        self.action_space = asked_space(env.single_full_action_spec[self._action], spaces)
-        self._action_path = as_path(self._action)
+        self._actions = _action_names(env)
+        one = env.single_full_action_spec
+        asked = {
+            name: asked_space(one[as_key(path)], spaces) for path, name in self._actions.items()
+        }
+        self.action_space = asked[()] if () in asked else _dict_of(nest(asked), spaces)
         self._episodes = EpisodeInfos(env)
         self._missing: str | None = "the env was stepped before its first reset"
         self._root: TensorDictBase | None = None
@@ -108,9 +114,7 @@ class BatchView:
     @property
     def pool(self) -> Any:
         """The pool of single envs, behind transforms too; None where all rows are one object."""
-        inner = self.env
-        while isinstance(inner, TransformedEnv):
-            inner = inner.base_env
+        inner = without_transforms(self.env)
         return inner if isinstance(inner, BatchedEnv) else None
 
     def get_attr(self, name: str, indices: Any = None) -> list[Any]:
@@ -119,10 +123,10 @@ class BatchView:
         Raises:
             AttributeError: there is none of this name.
         """
-        if name == "render_mode":
-            return [self.render_mode] * len(chosen_rows(indices, self.num_envs))
         if self.pool is not None:
             return self.pool.get_attr(name, indices)
+        if name == "render_mode" and draws_states(without_transforms(self.env)):
+            return ["rgb_array"] * len(chosen_rows(indices, self.num_envs))
         return self._of_rows(getattr(self.env, name), indices)
 
     def set_attr(self, name: str, values: Sequence[Any], indices: Any = None) -> None:
@@ -168,17 +172,63 @@ class BatchView:
 
     # ------------------------------------------------------------------------------------- calls
 
+    def seed(self, seeds: Mapping[int, int | None]) -> None:
+        """Give single rows a seed each, of their `set_seed`, for the reset that follows.
+
+        Raises:
+            ArgumentError: (a ValueError) one is no seed, or all rows are one object.
+        """
+        self._require_single(seeds)
+        for row, seed in self._checked(seeds).items():
+            self.pool.call("set_seed", seed, indices=row)
+
+    def _require_single(self, seeds: Mapping[int, int | None]) -> None:
+        if self.pool is None:
+            raise ArgumentError(
+                f"seed is {list(seeds.values())}, but the {self.num_envs} rows of this {type(self.env).__name__} are seeded "
+                "together. Pass one int and reset all rows, or use a pool of single envs, e.g. SerialEnv."
+            )
+
+    @staticmethod
+    def _checked(seeds: Mapping[int, int | None]) -> dict[int, int]:
+        return {row: checked_seed(seed) for row, seed in seeds.items() if seed is not None}
+
+    def _begun_with(self, seeds: Mapping[int, int | None]) -> dict[int, dict[str, int]]:
+        """Give the keywords with which simulators of Gymnasium begin with a seed; others are seeded now."""
+        self._require_single(seeds)
+        checked = self._checked(seeds)
+        rows = list(checked)
+        takes_seed = self.pool._ask_rows(_takes_seed, rows) if rows else []
+        self.seed(
+            {row: checked[row] for row, takes in zip(rows, takes_seed, strict=True) if not takes}
+        )
+        return {
+            row: {"seed": checked[row]}
+            for row, takes in zip(rows, takes_seed, strict=True)
+            if takes
+        }
+
+    def is_wrapped(self, kind: type, indices: Any = None) -> list[bool]:
+        """Say for each of some rows whether a wrapper of a class is around its simulator."""
+        if self.pool is None:
+            return [False] * len(chosen_rows(indices, self.num_envs))
+        return self.pool._ask_rows(partial(_has_layer, kind), indices)
+
     def reset(
-        self, mask: np.ndarray | None = None, options: Sequence[Mapping[str, Any]] | None = None
+        self,
+        mask: np.ndarray | None = None,
+        options: Sequence[Mapping[str, Any]] | None = None,
+        seeds: Mapping[int, int | None] | None = None,
     ) -> Moment:
         """Begin episodes, in the rows of ``mask`` or in all of them, and give the root.
 
         Args:
             mask: bool ``(num_envs,)``.
             options: of the simulator's reset, for each row.
+            seeds: of single rows, as the ``seed`` of the simulator's reset where it is one of Gymnasium.
 
         Raises:
-            ArgumentError: (a ValueError) there are options, and the rows are no single envs that take some.
+            ArgumentError: (a ValueError) there are options or seeds, and the rows are no single envs that take some.
         """
         given: dict[str, Any] = {}
         if options is not None and any(options):
@@ -188,6 +238,10 @@ class BatchView:
                     "of single envs, e.g. SerialEnv, or leave the options out."
                 )
             given["list_of_kwargs"] = [{"options": dict(one)} if one else {} for one in options]
+        if seeds:
+            each = given.setdefault("list_of_kwargs", [{} for _ in range(self.num_envs)])
+            for row, seed in self._begun_with(seeds).items():
+                each[row] |= seed
         if mask is None:
             self._root = self.env.reset(**given)
         else:
@@ -198,7 +252,9 @@ class BatchView:
 
     def step(self, action: Any) -> Moment:
         """Advance all rows; gives what follows, and resets nothing."""
-        root = self.root.set(self._action, self._acted(action))
+        root = self.root
+        for path, acted in self._acted(action).items():
+            root.set(as_key(path), acted)
         with self._whole():
             data = self.env.step(root)
             self._root = self.env.step_mdp(data)
@@ -212,10 +268,12 @@ class BatchView:
         acted = self._acted(action, mask)
         if self._in_place is not None and self._in_place.is_current():
             with self._whole():
-                moments = self._in_place.advance({self._action_path: acted}, mask)
+                moments = self._in_place.advance(acted, mask)
             self._root = None
             return moments
-        root = self.root.set(self._action, acted)
+        root = self.root
+        for path, value in acted.items():
+            root.set(as_key(path), value)
         if mask is not None:
             root = root.copy().set(rules.STEP, self._on_device(mask))
         with self._whole():
@@ -258,28 +316,71 @@ class BatchView:
     def _on_device(self, mask: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(mask).to(self.env.device)
 
-    def _acted(self, action: Any, mask: np.ndarray | None = None) -> torch.Tensor:
-        """Give actions as the spec spells them; numbers that are none of them are refused there or by the env."""
+    def _acted(self, action: Any, mask: np.ndarray | None = None) -> dict[Path, torch.Tensor]:
+        """Give actions as the specs spell them; numbers that are none of them are refused there or by the env."""
         self._require_begun()
-        spec, expected = self._action_spec, self.action_space.shape
-        value = as_tensor(action, self._action, spec)
-        if value.shape not in (spec.shape, (self.num_envs, *expected)):
+        return {
+            path: self._spelled(_part(action, name), path, mask)
+            for path, name in self._actions.items()
+        }
+
+    def _spelled(self, action: Any, path: Path, mask: np.ndarray | None) -> torch.Tensor:
+        key = as_key(path)
+        spec, expected = self.env.full_action_spec[key], self.action_space
+        for name in self._actions[path]:
+            expected = expected[name]
+        value = as_tensor(action, key, spec)
+        if value.shape not in (spec.shape, (self.num_envs, *expected.shape)):
+            told = "the actions have" if not self._actions[path] else f"the actions {key!r} have"
             raise InputError(
-                f"the actions have shape {tuple(value.shape)}, but {self.num_envs} rows of "
-                f"{self.action_space} have {(self.num_envs, *expected)}. Pass one action for each row."
+                f"{told} shape {tuple(value.shape)}, but {self.num_envs} rows of "
+                f"{expected} have {(self.num_envs, *expected.shape)}. Pass one action for each row."
             )
         if mask is not None and value.shape != spec.shape:  # it is encoded, whatever it is
             value = value.clone()
             value[torch.from_numpy(~mask)] = 0
-        return spelled(value, self._action, spec)
+        return spelled(value, key, spec)
+
+    # ------------------------------------------------------------------------------------ pictures
 
     @property
     def render_mode(self) -> str | None:
-        """How the env renders, if it says so, or all envs of a pool say the same."""
-        mode = getattr(self.env, "render_mode", None)
-        if isinstance(mode, list | tuple) and all(one == mode[0] for one in mode):
-            mode = mode[0]  # of each env in a pool
+        """How the rows render, if they say so and all say the same; "rgb_array" of an env that draws its states."""
+        if draws_states(without_transforms(self.env)):
+            return "rgb_array"
+        mode = self.common("render_mode")
         return mode if isinstance(mode, str) else None
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the rows say of themselves, if they say so and all say the same."""
+        found = self.common("metadata")
+        return dict(found) if isinstance(found, Mapping) else {}
+
+    def common(self, name: str) -> Any:
+        """Give an attribute that all rows have in common; None where there is none, or rows differ."""
+        try:
+            values = self.get_attr(name, None) if self.pool is None else self.pool.get_attr(name)
+        except AttributeError:
+            return None
+        return values[0] if all(value == values[0] for value in values) else None
+
+    def render(self) -> list[Any] | None:
+        """Draw all rows, one picture each; None where the env shows them itself.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) the env draws nothing.
+            NotResetError: (a RuntimeError) there is no state to draw yet.
+        """
+        inner = without_transforms(self.env)
+        if isinstance(inner, MixedEnv) or draws_states(inner):
+            painter = painter_of(self.env, range(self.num_envs), {})
+            painter.look(self.root)
+            return [frames[0].movedim(0, -1).numpy(force=True) for frames in painter.frames()]
+        drawn = self.env.render()  # type: ignore[operator]
+        if drawn is None:
+            return None
+        return list(drawn) if isinstance(drawn, list | tuple) else [drawn]
 
     # ------------------------------------------------------------------------------------- values
 
@@ -325,11 +426,53 @@ class BatchView:
         return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value.clone()
 
 
+def _takes_seed(env: EnvBase) -> bool:
+    return isinstance(without_transforms(env), GymWrapper)
+
+
+def _has_layer(kind: type, env: EnvBase) -> bool:
+    return any(isinstance(layer, kind) for layer in layers_of(env))
+
+
 def _array(value: Any) -> np.ndarray:
     """Copy a tensor or an array."""
     if isinstance(value, np.ndarray):
         return value.copy()
     return np.array(value.numpy(force=True))
+
+
+def _action_names(env: EnvBase) -> dict[Path, Path]:
+    """Give actions by path with their names in the action space: none of the only one, without a common "action"."""
+    paths = [as_path(key) for key in env.action_keys]
+    if len(paths) == 1:
+        return {paths[0]: ()}
+    are_below = all(len(path) > 1 and path[0] == "action" for path in paths)
+    return {path: path[1:] if are_below else path for path in paths}
+
+
+def _dict_of(tree: Mapping[str, Any], spaces: ModuleType) -> Any:
+    return spaces.Dict(
+        {
+            name: _dict_of(part, spaces) if isinstance(part, dict) else part
+            for name, part in sorted(tree.items())
+        }
+    )
+
+
+def _part(action: Any, name: Path) -> Any:
+    """Take one of several actions out of a dict of them.
+
+    Raises:
+        InputError: (a ValueError) it is not there.
+    """
+    for part in name:
+        if not isinstance(action, Mapping) or part not in action:
+            given = sorted(action) if isinstance(action, Mapping) else type(action).__name__
+            raise InputError(
+                f"the actions hold {given}, but must have {as_key(name)!r}. Pass a dict as action_space.sample() gives it."
+            )
+        action = action[part]
+    return action
 
 
 def _require_rows(env: EnvBase, whose: str) -> None:
@@ -343,12 +486,11 @@ def _require_rows(env: EnvBase, whose: str) -> None:
             f"{whose} shows rows of one batch axis, but the batch size of this {type(env).__name__} is "
             f"{tuple(env.batch_size)}. Make it with num_envs=n, or reshape it with BatchSizeTransform."
         )
-    for what, keys in (("action", env.action_keys), ("reward", env.reward_keys)):
-        if len(keys) != 1:
-            raise ArgumentError(
-                f"{whose} knows one {what}, but this {type(env).__name__} has {keys}. Select or join them with "
-                "transforms, or train its agents with a library for several."
-            )
+    if len(env.reward_keys) != 1:
+        raise ArgumentError(
+            f"{whose} knows one reward, but this {type(env).__name__} has {env.reward_keys}. Select or join them with "
+            "transforms, or train its agents with a library for several."
+        )
     reward = env.single_full_reward_spec[env.reward_keys[0]]
     if tuple(reward.shape) != (1,):
         raise ArgumentError(

@@ -10,9 +10,13 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+import multiprocessing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -24,7 +28,15 @@ from envkit.data.arguments import as_bool
 from envkit.data.paths import Key, Path
 from envkit.env.base import EnvBase
 from envkit.env.in_place import Moment
-from envkit.errors import ArgumentError, ArgumentTypeError, DoneError
+from envkit.env.seeding import checked_seed, seed_chain
+from envkit.errors import (
+    ArgumentError,
+    ClosedEnvError,
+    DoneError,
+    EnvkitError,
+    NotResetError,
+    WorkerTimeoutError,
+)
 
 __all__ = ["GymVectorView", "to_gym_vector"]
 
@@ -44,7 +56,7 @@ def to_gym_vector(
     where the spec is one-hot.
 
     Args:
-        env: with one action, one reward, and done flags at its root.
+        env: with one reward, and done flags at its root. Several actions are a dict.
         autoreset: "next_step": the step after the end of an episode resets that row, ignores its action and rewards
             nothing. "same_step": the step that ends an episode shows the first observation of the next, and the last
             one in ``infos["final_obs"]``. "disabled": the caller resets ended rows with
@@ -59,6 +71,9 @@ def to_gym_vector(
         ArgumentError: (a ValueError) an unknown mode, or the env has no such form.
         MissingKeyError: (a KeyError) ``info_keys`` names what is no observation.
         MissingLibraryError: (an ImportError) Gymnasium is not installed.
+
+    What is called out of order raises errors that are of Gymnasium's classes too: ``ResetNeeded`` before the first reset,
+    ``ClosedEnvironmentError`` after `close`, and ``multiprocessing.TimeoutError`` where a worker exceeds its deadline.
     """
     as_bool("to_numpy", to_numpy)
     mode = _mode(autoreset)
@@ -87,12 +102,13 @@ class GymVectorView(VectorEnv):
         self.envkit_env = view.env
         self.num_envs = view.num_envs
         self.autoreset_mode = mode
-        self.metadata = {"autoreset_mode": mode}
+        self.metadata = {**view.metadata, "autoreset_mode": mode}
         self.render_mode = view.render_mode
         self.single_observation_space = view.observation_space
         self.single_action_space = view.action_space
         self.observation_space = batch_space(view.observation_space, view.num_envs)
         self.action_space = batch_space(view.action_space, view.num_envs)
+        self._given_seed = -1
         self._ended = np.zeros(view.num_envs, bool)
         self._all = np.ones(view.num_envs, bool)
         self._step = {
@@ -102,38 +118,94 @@ class GymVectorView(VectorEnv):
         }[mode]
 
     def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> tuple[Any, Infos]:
         """Begin episodes in all rows, or in those of ``options["reset_mask"]``.
 
         Args:
-            seed: of the env's `set_seed`, which gives every row its own.
+            seed: of the env's `set_seed`, which gives each row its own; or a list with the ``seed`` of each simulator's
+                reset, as in Gymnasium, of which None seeds nothing. Rows that a mask leaves out are not seeded. A list,
+                and a seed beside a mask that leaves rows out, need a pool of single envs.
             options: a "reset_mask", bool ``(num_envs,)``, and options of the simulators, which each row that is reset
                 gets. Those need a pool of single envs.
 
         Raises:
-            ArgumentTypeError: (a TypeError) ``seed`` is a list: rows are seeded together.
-            ArgumentError: (a ValueError) options where all rows are one object, a mask of another form or of no row, a seed beside a mask that
-                leaves rows out, or with "next_step" a mask that leaves out rows which ended in the step before.
+            ArgumentError: (a ValueError) options or seeds of single rows where all rows are one object; a mask of another
+                form or of no row; another number of seeds than of rows; or with "next_step" a mask that leaves out rows
+                which ended in the step before.
+            ResetNeeded, ClosedEnvironmentError: of Gymnasium, from all methods: see `to_gym_vector`.
         """
+        with self._errors():
+            return self._reset(seed, options)
+
+    def _reset(self, seed: Any, options: Mapping[str, Any] | None) -> tuple[Any, Infos]:
         mask, others = self._reset_mask(options)
         if mask is not None and self.autoreset_mode == AutoresetMode.NEXT_STEP:
             self._require_none_waits(mask)
-        if seed is not None:
-            if isinstance(seed, list | tuple):
-                raise ArgumentTypeError(
-                    f"seed is {seed!r}, but the rows of an env are seeded together. Pass one int."
-                )
-            if mask is not None and not mask.all():
-                raise ArgumentError(
-                    f"seed is {seed} and reset_mask leaves rows {np.flatnonzero(~mask).tolist()} in their episodes, "
-                    "but the rows of an env are seeded together. Reset all of them, or leave the seed out."
-                )
-            self.view.env.set_seed(seed)
-        root = self.view.reset(mask, [others] * self.num_envs)
+        seeds = self._seeds(seed, mask)
+        root = self.view.reset(mask, [others] * self.num_envs, seeds)
         self._ended = self.view.ended(root)
         shown = self._all if mask is None else mask
         return self.view.observations(root), _told(self.view.infos(root), shown)
+
+    def _seeds(self, seed: Any, mask: np.ndarray | None) -> dict[int, int | None] | None:
+        """Seed the rows that are reset with one int, or give the seeds of a list by row."""
+        if seed is None:
+            return None
+        rows = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        if isinstance(seed, list | tuple):
+            if len(seed) != self.num_envs:
+                raise ArgumentError(
+                    f"seed is {seed!r}, but there are {self.num_envs} rows. Pass one seed for each row, or one int."
+                )
+            return {row: seed[row] for row in rows}
+        if len(rows) == self.num_envs:
+            self.view.env.set_seed(seed)
+            self._given_seed = checked_seed(seed)
+        else:
+            each = seed_chain(seed, self.num_envs)[0]
+            self.view.seed({row: each[row] for row in rows})
+        return None
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:
+        """The seed of each row, as its simulator says; -1 where it is not known.
+
+        Where all rows are one object, it is the seed that `reset` was given last, for each row.
+        """
+        try:
+            return tuple(self.view.get_attr("np_random_seed"))
+        except AttributeError:
+            return (self._given_seed,) * self.num_envs
+
+    @property
+    def np_random(self) -> tuple[np.random.Generator, ...]:
+        """The generator of each row's simulator; from worker processes a copy.
+
+        Raises:
+            AttributeError: the rows have none.
+        """
+        return tuple(self.view.get_attr("np_random"))
+
+    @property
+    def spec(self) -> Any:
+        """The spec by which Gymnasium makes the env of a row, where all rows have the same; else None."""
+        return self.view.common("spec")
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise errors of order and time as classes of Gymnasium as well."""
+        if self.closed:
+            raise _as_theirs(
+                ClosedEnvError("this vector env is closed. Make another one: to_gym_vector(env).")
+            )
+        try:
+            yield
+        except tuple(_THEIRS) as error:
+            raise _as_theirs(error) from error
 
     def _reset_mask(
         self, options: Mapping[str, Any] | None
@@ -166,11 +238,13 @@ class GymVectorView(VectorEnv):
         Raises:
             AttributeError: there is none of this name.
         """
-        return tuple(self.view.call(name, *args, **kwargs))
+        with self._errors():
+            return tuple(self.view.call(name, *args, **kwargs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Give an attribute of each row's env, wrapper or simulator."""
-        return tuple(self.view.get_attr(name))
+        with self._errors():
+            return tuple(self.view.get_attr(name))
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of each row's env, wrapper or simulator.
@@ -188,7 +262,8 @@ class GymVectorView(VectorEnv):
                 f"values has {len(each)} entries, but there are {self.num_envs} rows. Pass one for each, or one value for "
                 "all that is no list."
             )
-        self.view.set_attr(name, each)
+        with self._errors():
+            self.view.set_attr(name, each)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
         """Advance every row: observations, rewards, terminations, truncations, infos.
@@ -199,7 +274,7 @@ class GymVectorView(VectorEnv):
             DoneError: (a RuntimeError) with "disabled", rows have ended that were not reset.
             BusyError: (a RuntimeError) another thread uses the env.
         """
-        with self.view.held:
+        with self._errors(), self.view.held:
             return self._step(actions)
 
     def _step_then_reset_later(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
@@ -271,13 +346,40 @@ class GymVectorView(VectorEnv):
         }
 
     def render(self) -> Any:
-        """Render the env, if it can be rendered; a pool gives a tuple of the pictures of its envs."""
-        shown = self.envkit_env.render()  # type: ignore[operator]
-        return tuple(shown) if isinstance(shown, list) else shown
+        """Draw each row, and give a tuple of the pictures; None where the simulators show themselves.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) the env draws nothing.
+        """
+        with self._errors():
+            shown = self.view.render()
+        return None if shown is None else tuple(shown)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the env."""
         self.envkit_env.close(raise_if_closed=False)
+
+
+_THEIRS: dict[type[EnvkitError], type[Exception]] = {
+    NotResetError: gymnasium.error.ResetNeeded,
+    ClosedEnvError: gymnasium.error.ClosedEnvironmentError,
+    WorkerTimeoutError: multiprocessing.TimeoutError,
+}
+"""Errors of envkit, and the classes of the same meaning that Gymnasium's vector envs raise."""
+
+
+def _as_theirs(error: Exception) -> Exception:
+    """Give an error that is of its class and of the one of Gymnasium as well."""
+    kind = type(error)
+    [theirs] = {theirs for ours, theirs in _THEIRS.items() if issubclass(kind, ours)}
+    both = _both(kind, theirs)(*error.args)
+    vars(both).update(vars(error))
+    return both
+
+
+@functools.cache
+def _both(kind: type[Exception], theirs: type[Exception]) -> type[Exception]:
+    return type(kind.__name__, (kind, theirs), {"__doc__": kind.__doc__})
 
 
 def _row(tree: Any, row: int) -> Any:

@@ -20,6 +20,7 @@ from envkit.data.paths import Key, Path, nest
 from envkit.env.base import EnvBase
 from envkit.env.in_place import Moment
 from envkit.env.seeding import checked_seed
+from envkit.errors import InputError
 
 __all__ = ["SB3View", "to_sb3"]
 
@@ -33,7 +34,7 @@ def to_sb3(env: EnvBase, *, info_keys: Iterable[Key] = ()) -> SB3View:
     Infos of the env are in the info dict of each row, the "episode" of ``Monitor`` in sub-envs as well.
 
     Args:
-        env: with one action, one reward, and done flags at its root.
+        env: with one reward, and done flags at its root. Several actions are a dict.
         info_keys: observation entries that are infos beside those of the env, with all below them.
 
     Raises:
@@ -62,6 +63,7 @@ class SB3View(VecEnv):
         space = view.observation_space
         self._names = _names(space) if isinstance(space, spaces.Dict) else None
         super().__init__(view.num_envs, self._flat_space(space), view.action_space)
+        self.metadata = {**getattr(self, "metadata", {}), **view.metadata}
 
     def __repr__(self) -> str:
         return f"to_sb3({self.envkit_env!r})"
@@ -90,17 +92,29 @@ class SB3View(VecEnv):
         return self._seeds
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Take the actions of the step that `step_wait` makes."""
+        """Take the actions of the step that `step_wait` makes: an array, or a list of one dict for each row."""
+        if isinstance(actions, list | tuple) and all(isinstance(one, Mapping) for one in actions):
+            actions = _stacked(actions)
         self._actions = actions
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Advance every row, and reset those that end."""
-        with self.view.held:
-            return self._step()
+        """Advance every row, and reset those that end.
 
-    def _step(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        Raises:
+            NotResetError: (a RuntimeError) before the first `reset`, and after a step that failed.
+            InputError: (a ValueError) `step_async` was not called before, or its actions have another shape.
+        """
+        if self._actions is None:
+            raise InputError(
+                "there are no actions to step with. Call step_async(actions) first, or step(actions)."
+            )
+        actions, self._actions = self._actions, None
+        with self.view.held:
+            return self._step(actions)
+
+    def _step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         view = self.view
-        following, root = view.advance(self._actions)
+        following, root = view.advance(actions)
         terminated, truncated = view.flags(following)
         done, infos = view.ended(following), self._infos_of(following)
         for info, cut in zip(infos, (truncated & ~terminated).tolist(), strict=True):
@@ -182,13 +196,12 @@ class SB3View(VecEnv):
     def env_is_wrapped(
         self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None
     ) -> list[bool]:
-        """Say for each row that no wrapper of Gymnasium is around it; those inside an env do not count."""
-        return [False] * len(self._rows(indices))
+        """Say for each of some rows whether a wrapper of this class is around its simulator."""
+        return self.view.is_wrapped(wrapper_class, self._rows(indices))
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """Give a picture for each env of a pool, or the one that an env of many rows gives."""
-        shown = self.envkit_env.render()  # type: ignore[operator]
-        return shown if isinstance(shown, list) else [shown]
+        """Give a picture of each row."""
+        return self.view.render() or []
 
     def _rows(self, indices: Any) -> list[int]:
         return list(self._get_indices(indices))
@@ -223,6 +236,13 @@ def _at(tree: Any, path: Path) -> Any:
     for name in path:
         tree = tree[name]
     return tree
+
+
+def _stacked(actions: Sequence[Any]) -> Any:
+    """Join one dict for each row into a dict of arrays."""
+    if not isinstance(actions[0], Mapping):
+        return np.stack(actions)
+    return {name: _stacked([one[name] for one in actions]) for name in actions[0]}
 
 
 def _row(tree: Any, row: int) -> Any:

@@ -25,7 +25,7 @@ from bridges.gym.info_reading import Outcome
 from bridges.gym.like import GymLikeEnv
 from bridges.gym.recording import Recorder
 from bridges.gym.rows import GymCore, reward_array
-from bridges.gym.spaces import Codec, codec_of
+from bridges.gym.spaces import Codec, codec_at, codec_of
 from bridges.gym.vector import VectorCore, is_vector
 from envkit import rules
 from envkit.data.arguments import as_batch_size, as_bool
@@ -56,6 +56,8 @@ class GymWrapper(GymLikeEnv):
         env: a gymnasium env, unbatched here, or one of gymnasium's vector envs, which has batch
             size ``(num_envs,)``. Autoreset of the latter is undone: ``next`` holds the true last
             observation, and no step ignores its action.
+            An action in a Dict space is an entry of its name, as an observation in a Dict is. Where names of
+            both clash, all actions lie below "action".
         categorical_action_encoding: integers for discrete actions and observations, not one-hot.
         frame_skip: inner steps per step, rewards summed, stopping at the end of an episode.
         from_pixels: add ``pixels``, uint8 (height, width, 3); the env must render rgb arrays.
@@ -111,6 +113,9 @@ class GymWrapper(GymLikeEnv):
         if not (from_pixels and pixels_only):
             space = _space_of_one(env, "observation_space")
             observation = codec_of(space, categorical=encoding, key="observation")
+            if _clash(observation, action):
+                acts = _space_of_one(env, "action_space")
+                action = codec_at(acts, ("action",), categorical=encoding)
         self._vector: VectorCore | None = None
         if batch:
             self._vector = VectorCore(env, observation, action, pixels=from_pixels)
@@ -391,6 +396,16 @@ def _action_codec(env: Any, categorical: bool) -> Codec:
             "gymnasium.spaces.Discrete(1)."
         )
     return codec
+
+
+def _clash(observation: Codec, action: Codec) -> bool:
+    """Say whether an observation and an action have one name, or the one is called like a node above the other."""
+    return any(
+        seen[: len(acted)] == acted[: len(seen)]
+        for seen in observation.leaves
+        for acted in action.leaves
+        if len(action.leaves) > 1 or acted != ("action",)
+    )
 
 
 def _require_free(name: str, observed: Composite) -> None:

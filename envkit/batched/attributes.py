@@ -23,7 +23,7 @@ from envkit.errors import ArgumentError, NotStartedError
 from envkit.transport import Pool
 from envkit.transport.pool import call_by_row
 
-__all__ = ["AttributeLookup", "LocalAttribute", "WorkerAttribute", "chosen_rows"]
+__all__ = ["AttributeLookup", "LocalAttribute", "WorkerAttribute", "chosen_rows", "layers_of"]
 
 
 class AttributeLookup:
@@ -152,7 +152,7 @@ class _Missing:
     name: str
 
 
-def _layers(env: Any) -> list[Any]:
+def layers_of(env: Any) -> list[Any]:
     """Give an env, what it is around, and the wrappers and the simulator inside, from the outside in."""
     found = [env]
     while "base_env" in env.__dict__.get("_modules", {}):
@@ -167,7 +167,7 @@ def _layers(env: Any) -> list[Any]:
 
 def _owner(name: str, env: Any) -> Any:
     """Give what has an attribute of a name; None if nothing has."""
-    for layer in _layers(env):
+    for layer in layers_of(env):
         if name in getattr(layer, "__dict__", {}) or hasattr(type(layer), name):
             return layer
     return None
@@ -180,7 +180,7 @@ def _got(name: str, env: Any) -> Any:
 
 def _set(name: str, value: Any, env: Any) -> None:
     owner = _owner(name, env)
-    setattr(_layers(env)[-1] if owner is None else owner, name, value)
+    setattr(layers_of(env)[-1] if owner is None else owner, name, value)
 
 
 def _called(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], env: Any) -> Any:

@@ -50,6 +50,9 @@ def test_a_seed_is_that_of_the_env(view, seed):
 @pytest.mark.parametrize("seed", [-1, "a", 1.5, 2**64, [1, 2]])
 @pytest.mark.parametrize("make", [poles, fast])
 def test_what_is_no_seed_is_told(view, seed, make):
+    if (view, seed, make) == ("gym vector", [1, 2], poles):
+        pytest.skip("rows of a pool take a seed each")
+
     with pytest.raises(ArgumentError, match=r"^seed is .*, but "):
         VIEWS[view](make(), seed)
 

@@ -1,0 +1,395 @@
+"""What Gymnasium's VectorEnv and Stable-Baselines3's VecEnv document, on adapters of pools and of one object."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from envkit import (
+    BraxEnv,
+    GymWrapper,
+    MixedEnv,
+    ParallelEnv,
+    SerialEnv,
+    check_env_specs,
+    to_gym_vector,
+    to_sb3,
+)
+from envkit.errors import ArgumentError, InputError, KeyCollisionError
+from tests.zoo.gym_envs import Informed
+
+
+class Drawn(gymnasium.Env):
+    """Shows a number that it draws at a reset; its picture has that brightness. Ends after 3 steps."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012
+    observation_space = spaces.Box(0, 99, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def _shown(self):
+        return np.array([self.number], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.number, self.steps = float(self.np_random.integers(100)), 0
+        return self._shown(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self._shown(), 1.0, self.steps == 3, False, {}
+
+    def render(self):
+        return np.full((2, 3, 3), self.number, np.uint8)
+
+
+class Slow(Drawn):
+    def step(self, action):
+        time.sleep(60 * action)
+        return super().step(0)
+
+
+class Arm(gymnasium.Env):
+    """Observes and does what has the same name."""
+
+    observation_space = spaces.Dict(arm=spaces.Box(0, 1, (2,)), count=spaces.Discrete(9))
+    action_space = spaces.Dict(arm=spaces.Box(0, 1, (2,)), hand=spaces.Discrete(3))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"arm": np.zeros(2, np.float32), "count": 0}, {}
+
+    def step(self, action):
+        return {"arm": action["arm"], "count": int(action["hand"])}, 0.0, False, False, {}
+
+
+def drawn():
+    return GymWrapper(Drawn("rgb_array"))
+
+
+def brax():
+    return BraxEnv("fast", batch_size=[2], device="cpu")
+
+
+ENVS = {
+    "serial": lambda: SerialEnv(2, drawn),
+    "parallel": lambda: ParallelEnv(2, drawn, num_processes=1),
+    "brax": brax,
+}
+pools = pytest.mark.parametrize("kind", ["serial", "parallel"])
+every = pytest.mark.parametrize("kind", sorted(ENVS))
+no_actions = np.zeros(2, int)
+
+
+@pytest.fixture
+def shown(kind):
+    """Show an env of a kind in some way; it is closed afterwards."""
+    opened = []
+
+    def show(how, **options):
+        opened.append(how(ENVS[kind](), **options))
+        return opened[-1]
+
+    yield show
+    for view in opened:
+        view.close()
+
+
+def sample(view):
+    space = getattr(view, "single_action_space", view.action_space)
+    return np.stack([space.sample(), space.sample()])
+
+
+# ------------------------------------------------------------------------------------ order of calls
+
+
+@every
+def test_a_step_before_the_first_reset_needs_a_reset(shown):
+    view = shown(to_gym_vector)
+
+    with pytest.raises(ResetNeeded, match="Call reset"):
+        view.step(sample(view))
+
+    view.reset()
+    assert view.step(sample(view))[1].shape == (2,)
+
+
+@every
+def test_a_closed_vector_env_refuses_all_calls_and_may_be_closed_again(shown):
+    view = shown(to_gym_vector)
+    view.reset()
+    action = sample(view)
+    view.close()
+    view.close()
+
+    calls = [
+        partial(view.step, action),
+        view.reset,
+        view.render,
+        partial(view.call, "reset"),
+        partial(view.get_attr, "num_envs"),
+        partial(view.set_attr, "x", 1),
+    ]
+    for call in calls:
+        with pytest.raises(ClosedEnvironmentError, match="closed"):
+            call()
+
+
+@pytest.mark.slow
+def test_a_worker_that_exceeds_its_deadline_is_a_timeout_of_multiprocessing():
+    env = to_gym_vector(ParallelEnv(2, lambda: GymWrapper(Slow()), num_processes=1, timeout=10))
+    env.reset()
+
+    with pytest.raises(multiprocessing.TimeoutError) as told:
+        env.step(np.ones(2, int))
+
+    assert isinstance(told.value, TimeoutError)
+    env.close()
+
+
+@every
+def test_sb3_steps_need_actions_first(shown):
+    view = shown(to_sb3)
+    view.reset()
+
+    with pytest.raises(InputError, match="step_async"):
+        view.step_wait()
+    view.step_async(sample(view))
+    view.step_wait()
+    with pytest.raises(InputError, match="step_async"):
+        view.step_wait()
+
+
+# -------------------------------------------------------------------------------------------- seeds
+
+
+@pools
+def test_rows_take_a_seed_each_as_gymnasium_gives_it(shown):
+    ours, theirs = shown(to_gym_vector), SyncVectorEnv([Drawn] * 2)
+
+    pair = [env.reset(seed=[5, 8]) for env in (ours, theirs)]
+
+    assert np.array_equal(pair[0][0], pair[1][0])
+    assert ours.np_random_seed == theirs.np_random_seed == (5, 8)
+    again = [env.reset() for env in (ours, theirs)]
+    assert np.array_equal(again[0][0], again[1][0])
+
+
+@pools
+def test_a_seed_that_is_none_leaves_its_row_alone(shown):
+    ours, theirs = shown(to_gym_vector), SyncVectorEnv([Drawn] * 2)
+    for env in (ours, theirs):
+        env.reset(seed=[5, 8])
+
+    pair = [env.reset(seed=[5, None])[0] for env in (ours, theirs)]
+
+    assert np.array_equal(*pair)
+
+
+@pools
+def test_seeds_beside_a_mask_are_those_of_the_rows_that_are_reset(shown):
+    ours = shown(to_gym_vector, autoreset="disabled")
+    theirs = SyncVectorEnv([Drawn] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    mask = np.array([False, True])
+    for env in (ours, theirs):
+        env.reset(seed=[5, 8])
+
+    pair = [
+        env.reset(seed=[1, 2], options={"reset_mask": mask.copy()})[0] for env in (ours, theirs)
+    ]
+
+    assert np.array_equal(*pair)
+    assert ours.np_random_seed == theirs.np_random_seed == (5, 2)
+    assert ours.step(no_actions)[1].tolist() == [1, 1]
+
+
+@pools
+def test_one_seed_beside_a_mask_seeds_a_row_as_it_does_without_a_mask(shown):
+    one, other = (shown(to_gym_vector, autoreset="disabled") for _ in range(2))
+    whole = one.reset(seed=4)[0]
+    first = other.reset(seed=9)[0]
+
+    part = other.reset(seed=4, options={"reset_mask": np.array([False, True])})[0]
+
+    assert part[0] == first[0] and part[1] == whole[1]
+    assert other.np_random_seed[1] == one.np_random_seed[1]
+
+
+@pytest.mark.parametrize("kind", ["brax"])
+def test_rows_of_one_object_know_the_seed_they_were_given_together(shown):
+    view = shown(to_gym_vector)
+
+    assert view.np_random_seed == (-1, -1)
+    view.reset(seed=3)
+    assert view.np_random_seed == (3, 3)
+    with pytest.raises(ArgumentError, match=r"seeded together.*SerialEnv"):
+        view.reset(seed=[1, 2])
+    with pytest.raises(ArgumentError, match="seeded together"):
+        view.reset(seed=1, options={"reset_mask": np.array([True, False])})
+
+
+@pools
+def test_a_list_of_another_number_of_seeds_is_refused(shown):
+    with pytest.raises(ArgumentError, match="there are 2 rows"):
+        shown(to_gym_vector).reset(seed=[1, 2, 3])
+
+
+# --------------------------------------------------------------------------- what envs say and show
+
+
+@pools
+def test_metadata_spec_and_pictures_are_those_of_the_rows(shown):
+    view, rows = shown(to_gym_vector), shown(to_sb3)
+    observation, _ = view.reset(seed=[1, 2])
+    rows.reset()
+
+    assert view.metadata["render_fps"] == rows.metadata["render_fps"] == 7
+    assert view.render_mode == rows.render_mode == "rgb_array"
+    assert view.spec is None and len(view.np_random) == 2
+    pictures = view.render()
+    assert isinstance(pictures, tuple)
+    assert [picture.max() for picture in pictures] == observation[:, 0].tolist()
+    assert len(rows.get_images()) == 2 and rows.render("rgb_array").shape[-1] == 3
+
+
+def test_pictures_of_a_mixed_env_are_of_all_rows():
+    env = MixedEnv([SerialEnv(1, drawn), SerialEnv(1, drawn)])
+    view = to_gym_vector(env)
+    observation, _ = view.reset(seed=1)
+
+    pictures = view.render()
+
+    assert [picture.max() for picture in pictures] == observation[:, 0].tolist()
+    env.close()
+
+
+def test_the_spec_of_a_pool_is_that_of_its_envs():
+    pool = SerialEnv(2, lambda: GymWrapper(gymnasium.make("CartPole-v1")))
+    view = to_gym_vector(pool)
+
+    assert view.spec.id == "CartPole-v1"
+    view.close()
+
+
+@pytest.mark.parametrize("batched", [SerialEnv, partial(ParallelEnv, num_processes=1)])
+def test_sb3_knows_the_wrappers_of_single_rows(batched):
+    makers = [lambda: GymWrapper(Monitor(Informed())), lambda: GymWrapper(Informed())]
+    view = to_sb3(batched(2, makers))
+    view.reset()
+
+    assert view.env_is_wrapped(Monitor) == [True, False]
+    assert view.env_is_wrapped(Monitor, indices=1) == [False]
+    view.close()
+
+
+def test_a_monitor_inside_counts_for_an_evaluation_of_sb3():
+    class Model:
+        def predict(self, observation, **options):
+            return np.zeros(len(observation), int), None
+
+    view = to_sb3(SerialEnv(2, lambda: GymWrapper(Monitor(Informed(length=4)))))
+
+    rewards, lengths = evaluate_policy(Model(), view, 4, return_episode_rewards=True)
+
+    assert rewards == [4.0] * 4 and lengths == [4] * 4
+
+
+# ------------------------------------------------------------------------------------ several actions
+
+
+ARMS = {
+    "serial": lambda: SerialEnv(2, lambda: GymWrapper(Arm(), categorical_action_encoding=True)),
+    "one-hot": lambda: SerialEnv(2, lambda: GymWrapper(Arm())),
+    "parallel": lambda: ParallelEnv(2, lambda: GymWrapper(Arm()), num_processes=1),
+    "vector": lambda: GymWrapper(SyncVectorEnv([Arm, Arm])),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(ARMS))
+def test_an_action_and_an_observation_may_have_one_name(kind):
+    env = ARMS[kind]()
+    view = to_gym_vector(env)
+    view.reset(seed=0)
+    view.action_space.seed(0)
+
+    for _ in range(3):
+        action = view.action_space.sample()
+        observation, *_ = view.step(action)
+        assert np.array_equal(observation["arm"], action["arm"])
+        counts = observation["count"]
+        assert np.array_equal(counts.argmax(-1) if counts.ndim > 1 else counts, action["hand"])
+
+    assert env.action_keys == [("action", "arm"), ("action", "hand")]
+    assert view.single_action_space == Arm.action_space
+    view.close()
+
+
+def test_names_that_do_not_clash_stay_where_they_are():
+    class Legs(Arm):
+        observation_space = spaces.Dict(legs=spaces.Box(0, 1, (2,)))
+
+        def reset(self, *, seed=None, options=None):
+            return {"legs": np.zeros(2, np.float32)}, {}
+
+        def step(self, action):
+            return {"legs": action["arm"]}, 0.0, False, False, {}
+
+    env = GymWrapper(Legs())
+
+    assert env.action_keys == ["arm", "hand"]
+    assert set(to_gym_vector(SerialEnv(2, lambda: GymWrapper(Legs()))).single_action_space) == {
+        "arm",
+        "hand",
+    }
+
+
+def test_an_env_whose_names_clash_passes_the_checks_alone():
+    env = GymWrapper(Arm())
+
+    check_env_specs(env)
+    data = env.rollout(3)
+    assert (data["next", "arm"] == data["action", "arm"]).all()
+
+
+def test_an_observation_called_action_is_still_refused():
+    class Echo(Arm):
+        observation_space = spaces.Dict(action=spaces.Box(0, 1, (2,)))
+        action_space = spaces.Box(0, 1, (2,))
+
+    with pytest.raises(KeyCollisionError, match="'action'"):
+        GymWrapper(Echo())
+
+
+def test_actions_that_lack_a_part_are_told():
+    view = to_gym_vector(SerialEnv(2, lambda: GymWrapper(Arm())))
+    view.reset()
+
+    with pytest.raises(InputError, match=r"\['arm'\], but must have 'hand'.*sample"):
+        view.step({"arm": np.zeros((2, 2), np.float32)})
+    with pytest.raises(InputError, match=r"'action', 'arm'.*one action for each row"):
+        view.step({"arm": np.zeros((3, 2), np.float32), "hand": no_actions})
+
+
+def test_sb3_takes_one_dict_for_each_row():
+    ours = to_sb3(SerialEnv(2, lambda: GymWrapper(Arm(), categorical_action_encoding=True)))
+    theirs = DummyVecEnv([Arm, Arm])
+    actions = [{"arm": np.full(2, row, np.float32), "hand": row + 1} for row in range(2)]
+    ours.reset(), theirs.reset()
+
+    one, other = ours.step(actions)[0], theirs.step(actions)[0]
+
+    assert np.array_equal(one["arm"], other["arm"])
+    assert np.array_equal(one["count"].ravel(), np.asarray(other["count"]).ravel())
