@@ -76,6 +76,7 @@ _HOMES = {
     "envkit.envs.model_based.base": ("ModelBasedEnvBase",),
     "envkit.envs.model_based.dreamer": ("DreamerDecoder", "DreamerEnv"),
     "envkit.envs.model_based.imagined": ("ImaginedEnv",),
+    "envkit.envs.model_based.world_model": ("WorldModelEnv",),
     "envkit.envs.pendulum": ("PendulumEnv",),
     "envkit.envs.trading": ("FinancialRegimeEnv",),
     "envkit.envs.tictactoe": ("TicTacToeEnv",),

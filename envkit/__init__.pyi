@@ -90,6 +90,7 @@ from envkit.envs.model_based.base import ModelBasedEnvBase as ModelBasedEnvBase
 from envkit.envs.model_based.dreamer import DreamerDecoder as DreamerDecoder
 from envkit.envs.model_based.dreamer import DreamerEnv as DreamerEnv
 from envkit.envs.model_based.imagined import ImaginedEnv as ImaginedEnv
+from envkit.envs.model_based.world_model import WorldModelEnv as WorldModelEnv
 from envkit.envs.pendulum import PendulumEnv as PendulumEnv
 from envkit.envs.tictactoe import TicTacToeEnv as TicTacToeEnv
 from envkit.envs.trading import FinancialRegimeEnv as FinancialRegimeEnv

@@ -21,9 +21,6 @@ OUT = {
     "the agents that TorchRL makes of the limbs of a Playground robot": {
         *("MujocoPlaygroundAgentMapping", "MujocoPlaygroundAgentSpec"),
     },
-    "around TorchRL's own class of world models; `ModelBasedEnvBase` takes any module": {
-        "WorldModelEnv",
-    },
     "simulators that need a GPU of one vendor and a licence or an installer of their own": {
         *("GenesisEnv", "GenesisWrapper", "IsaacGymEnv", "IsaacGymWrapper", "IsaacLabWrapper"),
         *("MJLabEnv", "MJLabWrapper", "HabitatEnv"),
