@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
-from envkit.data.arguments import as_int
+from envkit.data.arguments import as_bool, as_int
 from envkit.data.keywords import Default, refuse_unknown
 from envkit.errors import ArgumentError, ArgumentTypeError, MemoryKindError, OptionError
 from envkit.specs.annotations import Device
@@ -100,6 +100,7 @@ class PoolOptions(AsyncOptions, total=False):
         backend: "process", or "ray": the workers are actors of a Ray cluster, which may be other machines.
             ``num_processes`` is then the number of actors; None takes one for each CPU of the cluster.
         backend_options: see `RayOptions`; processes have none.
+        pin_memory: False, and nothing else, as in TorchRL; `PinMemoryTransform` pins the data of any env.
 
     `SerialEnv` takes the keywords about threads, processes, backends and time too, without effect.
     """
@@ -115,6 +116,7 @@ class PoolOptions(AsyncOptions, total=False):
     num_processes: Annotated[int | None, Default(None)]
     backend: Annotated[Backend, Default("process")]
     backend_options: Annotated[RayOptions | None, Default(None)]
+    pin_memory: Annotated[bool, Default(False)]
 
 
 def require_usable(num_workers: int, options: Any) -> None:
@@ -126,7 +128,7 @@ def require_usable(num_workers: int, options: Any) -> None:
 
     Raises:
         ArgumentTypeError: one is of another type.
-        ArgumentError: a number is out of range, or there is no such backend.
+        ArgumentError: a number is out of range, there is no such backend, or ``pin_memory`` is True.
         OptionError: (a TypeError) see `backend_options_of`.
         MemoryKindError: ``shared_memory`` and ``memmap`` are both True.
     """
@@ -154,6 +156,11 @@ def require_usable(num_workers: int, options: Any) -> None:
     )
     _require_choice("use_buffers", options.use_buffers)
     _require_choice("share_individual_td", options.share_individual_td)
+    if as_bool("pin_memory", options.pin_memory):
+        raise ArgumentError(
+            "pin_memory is True, but rows of sub-envs cannot be pinned; expected False. Append "
+            "PinMemoryTransform() to the env to pin what it returns."
+        )
     if options.shared_memory and options.memmap:
         raise MemoryKindError(
             "shared_memory and memmap are both True, but rows lie in one of them. "

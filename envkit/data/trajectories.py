@@ -10,14 +10,15 @@ Conventions
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, cast
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_non_tensor
 
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.results import EnvData
-from envkit.errors import ArgumentError, MissingKeyError
+from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 
 __all__ = ["ended_steps", "split_trajectories"]
 
@@ -30,6 +31,7 @@ def split_trajectories(
     prefix: Key | None = None,
     trajectory_key: Key | None = None,
     done_key: Key | None = None,
+    as_nested: bool | torch.layout = False,
 ) -> EnvData:
     """Give each trajectory of a rollout a row of its own, zero-padded.
 
@@ -47,6 +49,8 @@ def split_trajectories(
             takes ``traj_ids`` in the node of ``prefix``.
         done_key: flags that end a trajectory, ``("next", "done")`` by default. When it is given and
             ``trajectory_key`` is not, ids are not asked.
+        as_nested: give nested tensors in place of padding, of the layout that is passed, ``torch.strided``
+            or ``torch.jagged``; True stands for the former.
 
     Returns:
         Data of batch size ``(trajectories, longest)``, rows in the order of the data, and ``mask``
@@ -54,8 +58,12 @@ def split_trajectories(
         False, other data repeats the last step. Where each row of the data is one trajectory, its batch size is
         kept, and ``(T,)`` becomes ``(1, T)``. Data without ids gets some.
 
+        With ``as_nested``: nested tensors in a TensorDict of batch size ``(trajectories, -1)``, without a mask
+        and without new ids; ``to_padded_tensor()`` pads them.
+
     Raises:
-        ArgumentError: the data has no time axis.
+        ArgumentError: the data has no time axis, or is to be nested and has entries that are no tensors.
+        ArgumentTypeError: ``as_nested`` is neither a bool nor a layout.
         MissingKeyError: an entry that was named is absent, or neither ids nor flags are there.
     """
     data = rollout_tensordict
@@ -71,6 +79,8 @@ def split_trajectories(
     known = ids is not None and (done_key is None or trajectory_key is not None)
     begins = _by_ids(data, ids) if known else _by_flags(data, done_key or ("next", "done"))
     rows, mask = _rows(begins)
+    if as_nested is not False:
+        return _nested(data, mask.sum(-1).tolist(), as_nested)
     if mask.all() and mask.shape[1] == data.batch_size[-1]:
         split = data.copy() if data.batch_dims > 1 else data.unsqueeze(0)
         mask = mask.reshape(split.batch_size)
@@ -80,6 +90,30 @@ def split_trajectories(
         numbers = torch.arange(len(rows), device=begins.device)[:, None].expand(rows.shape)
         split.set(as_key(ids_key), (numbers * mask.reshape(rows.shape)).reshape(mask.shape))
     return split.set(as_key((*ids_key[:-1], "mask")), mask)
+
+
+def _nested(data: TensorDictBase, lengths: list[int], layout: bool | torch.layout) -> EnvData:
+    """Give pieces of these lengths, which follow each other in ``data``, as nested tensors."""
+    if not isinstance(layout, bool | torch.layout):
+        raise ArgumentTypeError(
+            f"as_nested is {layout!r}, of type {type(layout).__name__}, but must be a bool or a torch.layout. "
+            "Pass True, or torch.jagged."
+        )
+    chosen = torch.strided if layout is True else layout
+    others = [key for key, leaf in data.items(True) if is_non_tensor(leaf)]
+    if others:
+        raise ArgumentError(
+            f"the data has {others}, which are no tensors, but only tensors can be nested. Exclude them, or pass "
+            "as_nested=False."
+        )
+
+    def nest(leaf: torch.Tensor) -> torch.Tensor:
+        with warnings.catch_warnings():  # torch says once that nested tensors may change
+            warnings.filterwarnings("ignore", "The PyTorch API of nested tensors", UserWarning)
+            return torch.nested.as_nested_tensor(list(leaf.split(lengths)), layout=chosen)
+
+    # `apply` would check the axis of time, which has no size, of jagged tensors.
+    return data.reshape(-1)._fast_apply(nest, batch_size=[len(lengths), -1])
 
 
 def _node(data: TensorDictBase, prefix: Key | None) -> tuple[str, ...]:

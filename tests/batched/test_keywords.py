@@ -713,3 +713,15 @@ class Pair(Count):
     def __init__(self):
         super().__init__()
         self.observation_spec = Composite(count=Unbounded((2,), dtype=torch.int64))
+
+
+# ------------------------------------------------------------------------------------------- pinning
+
+
+@both
+def test_pin_memory_is_false_and_nothing_else(opened, batched):
+    env = opened(batched(2, make_count, pin_memory=False))
+
+    assert env.reset().shape == (2,)
+    with pytest.raises(ArgumentError, match=r"Append PinMemoryTransform\(\)"):
+        batched(2, make_count, pin_memory=True)

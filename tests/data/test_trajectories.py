@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from envkit import SerialEnv, TrajCounter, TransformedEnv, split_trajectories
-from envkit.errors import ArgumentError, MissingKeyError
+from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from tests.zoo.envs import Count
 from tests.zoo.shaped_envs import Wordy
 
@@ -193,3 +193,28 @@ def test_slices_of_the_flat_layout_stay_within_a_trajectory():  # H10
     assert (slices["traj_ids"] == slices["traj_ids"][:, :1]).all()
     assert (slices["count"][:, 1:] == slices["next", "count"][:, :-1]).all()
     assert "prefer" in split_trajectories.__doc__ and "SliceSampler" in split_trajectories.__doc__
+
+
+@pytest.mark.parametrize("layout", [True, torch.strided, torch.jagged])
+def test_trajectories_are_nested_in_place_of_padding(layout):
+    data = SerialEnv(2, [partial(Count, 2), partial(Count, 4)]).rollout(
+        6, break_when_any_done=False
+    )
+    padded = split_trajectories(data)
+
+    nested = split_trajectories(data, as_nested=layout)
+
+    counts = [row[mask] for row, mask in zip(padded["next", "count"], padded["mask"], strict=True)]
+    assert nested.batch_size == (len(counts), -1)
+    rows = nested["next", "count"].unbind()
+    assert all(row.equal(count) for row, count in zip(rows, counts, strict=True))
+    assert nested.to_padded_tensor()["next", "count"].equal(padded["next", "count"])
+
+
+def test_texts_are_not_nested():
+    data = Wordy().rollout(3, break_when_any_done=False)
+
+    with pytest.raises(ArgumentError, match="Exclude them, or pass as_nested=False"):
+        split_trajectories(data, as_nested=True)
+    with pytest.raises(ArgumentTypeError, match="a bool or a torch.layout"):
+        split_trajectories(seven_frames(), as_nested="jagged")

@@ -33,7 +33,7 @@ PARAMETERS_OUT = {  # patterns of class(), class.method or function, and paramet
         *(
             f"{name}().{parameter}"
             for name in ("SerialEnv", "ParallelEnv")
-            for parameter in ("consolidate", "daemon", "pin_memory", "shutdown_timeout")
+            for parameter in ("consolidate", "daemon", "shutdown_timeout")
         ),
         "*Collector.shutdown.*",
         "*Collector().no_cuda_sync",
