@@ -12,7 +12,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -231,7 +231,7 @@ def require_nodes(specs: Mapping[str, Composite]) -> None:
                 )
 
 
-def require_names(specs: Mapping[str, Composite]) -> None:
+def require_names(specs: Mapping[str, Composite], primed: Collection[Path] = ()) -> None:
     """Check that entries which lie in one TensorDict have names of their own.
 
     A state is shown as an observation too, or as a reward or a flag, under one name. Every other name
@@ -239,6 +239,7 @@ def require_names(specs: Mapping[str, Composite]) -> None:
 
     Args:
         specs: full specs by kind.
+        primed: actions that are shown as observations too: the last one that was taken.
 
     Raises:
         KeyCollisionError: a name is taken, or declared twice.
@@ -250,8 +251,9 @@ def require_names(specs: Mapping[str, Composite]) -> None:
     for first, second in combinations(paths, 2):
         if {first, second} in _SHOWN_TWICE:
             continue
+        shown_again = primed if {first, second} == {"action", "observation"} else ()
         for path in paths[first]:
-            if path in paths[second]:
+            if path in paths[second] and path not in shown_again:
                 raise KeyCollisionError(
                     f"{as_key(path)!r} is declared both in the {first} spec and in "
                     f"the {second} spec. Give one of them another name."

@@ -108,7 +108,11 @@ class SpecTable:
             states=states,
             known=frozenset(path for found in paths.values() for path in found),
             recorded=tuple(env._recorded_inputs),
-            carrying=Carrying(reward_keys=rewards, action_keys=actions, state_keys=states),
+            carrying=Carrying(
+                reward_keys=rewards,
+                action_keys=actions.difference(paths["observation"]),
+                state_keys=states,
+            ),
         )
 
 

@@ -36,7 +36,8 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
     """Add entries to what a reset gives, and carry them from step to step.
 
     ``TensorDictPrimer(mem=Unbounded((2,)))`` adds ``mem``, which begins as zeros. A value that the
-    base env's reset has written itself stays. It fuses if its values are numbers.
+    base env's reset has written itself stays. It fuses if its values are numbers. Under the name of an action it
+    shows the action that was taken last, until the policy writes the next one.
 
     Args:
         primers: specs of the entries, a Composite or a dict; or name them as keywords.
@@ -137,13 +138,9 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
             return sized
         return {path: leaf.to(device) for path, leaf in sized.items()}
 
-    _of_actions: frozenset[Path] = frozenset()
-    """Actions of the env before: a primed one is an action at the root, and no observation."""
-
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         for path, leaf in self._declared(observation_spec).items():
-            if path not in self._of_actions:
-                observation_spec[as_key(path)] = leaf
+            observation_spec[as_key(path)] = leaf
         return observation_spec
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
@@ -153,7 +150,7 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
         for path, leaf in self._declared(states).items():
             side = actions if path in known else states
             side[as_key(path)] = leaf.clone()
-        self._of_actions = frozenset(known)
+        self.primed_actions = frozenset(known.intersection(self._defaults))
         for name, spec in zip(names, (actions, states), strict=True):
             input_spec[name] = spec
         return input_spec

@@ -14,6 +14,8 @@ from envkit import (
     Categorical,
     Compose,
     Composite,
+    GymEnv,
+    JaxEnv,
     SerialEnv,
     TensorDictPrimer,
     TransformedEnv,
@@ -23,6 +25,7 @@ from envkit import (
 from envkit.errors import MissingKeyError, PrimerError
 from tests.zoo.envs import Count, StatelessCount
 from tests.zoo.transform_envs import TwoTeams
+from tests.zoo.walkers import Pendulum
 
 make_count = partial(Count, 3)
 NONSTOP = {"break_when_any_done": False}
@@ -270,6 +273,32 @@ def test_a_primer_named_like_an_action_changes_the_action():
 
     assert env.action_spec == Categorical(5, shape=(1,))
     assert env.reset()["action"].tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: GymEnv("Pendulum-v1"),
+        lambda: SerialEnv(2, lambda: GymEnv("Pendulum-v1")),
+        lambda: JaxEnv(Pendulum(), batch_size=[2], device="cpu"),
+    ],
+    ids=["single", "serial", "jax"],
+)
+def test_a_primed_action_shows_the_last_one_until_the_next_is_written(make):
+    base = make()
+    env = TransformedEnv(base, TensorDictPrimer(action=base.action_spec_unbatched.clone()))
+    seen = []
+
+    def policy(td):
+        seen.append(td["action"].clone())
+        return td.set("action", td["action"] + 0.25)
+
+    check_env_specs(env)
+    data = env.rollout(3, policy)
+
+    assert torch.stack(seen, -2).flatten().tolist() == [0, 0.25, 0.5] * base.numel()
+    assert data["next", "action"].equal(data["action"])
+    assert data["action"].flatten().tolist() == [0.25, 0.5, 0.75] * base.numel()
 
 
 class Resumes(StatelessCount):

@@ -24,7 +24,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.data.keywords import ChecksKeywords
-from envkit.data.paths import Key, as_key, as_path
+from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.env.own_state import OwnState
 from envkit.errors import ArgumentError, MissingKeyError, SpecTypeError, TransformOwnerError
 from envkit.specs import Composite
@@ -85,6 +85,8 @@ class Transform(OwnState, ChecksKeywords):
 
     gives_nan = False
     """NaN stands for values that it cannot know."""
+    primed_actions: frozenset[Path] = frozenset()
+    """Actions that it shows as observations too: what was done last, before the policy writes the next one."""
 
     keeps_books = False
     """The observations it adds tell of the run, not of the world (a count of steps, a sum of rewards): a

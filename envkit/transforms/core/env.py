@@ -216,7 +216,8 @@ class TransformedEnv(TransformStepping):
             outputs = transform.transform_output_spec(outputs)
             require_declared(transform, inputs, outputs)
         self._hold_specs(inputs, outputs)
-        require_names(self._declared.full())
+        primed = [transform.primed_actions for transform in self._transform.flat()]
+        require_names(self._declared.full(), frozenset().union(*primed))
 
     def _hold_specs(self, inputs: Composite, outputs: Composite) -> None:
         self._declared.hold(inputs, outputs)
