@@ -728,7 +728,9 @@ class Remembering(nn.Module):
         before = torch.cat([torch.zeros_like(action[..., :1, :]), action[..., :-1, :]], -2)
         steps = self.read(torch.cat([observation, before, return_to_go], -1))
         mask = nn.Transformer.generate_square_subsequent_mask(steps.shape[-2])
-        return self.act(self.attend(steps.flatten(0, -3), src_mask=mask)).reshape(action.shape)
+        return self.act(self.attend(steps.reshape(-1, *steps.shape[-2:]), src_mask=mask)).reshape(
+            action.shape
+        )
 
 
 @sweep

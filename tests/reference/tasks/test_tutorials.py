@@ -535,6 +535,7 @@ def test_recurrent_dqn(rendering):
 
 
 @sweep
+@pytest.mark.xfail(strict=True, reason="collectors take no auto_register_policy_transforms= yet")
 def test_sequences_train_a_recurrent_policy():
     def policy():
         lstm = LSTMModule(
@@ -590,6 +591,7 @@ def test_sequences_train_a_recurrent_policy():
 
 
 @sweep
+@pytest.mark.xfail(strict=True, reason="a number is no action of a one-hot spec yet")
 def test_a_number_of_an_option_is_an_action_of_a_one_hot_spec():
     env = GymEnv("CartPole-v1")
     choose = TensorDictModule(
@@ -605,6 +607,7 @@ def test_a_number_of_an_option_is_an_action_of_a_one_hot_spec():
 
 
 @sweep
+@pytest.mark.xfail(strict=True, reason="batched envs have no _single_task yet")
 @pytest.mark.parametrize("batched", [SerialEnv, ParallelEnv])
 def test_two_tasks_are_played_side_by_side(opened, batched):
     def make(domain, task, name):
@@ -704,6 +707,7 @@ def test_trajectories_are_taken_apart_and_collected_whole():
 
 
 @sweep
+@pytest.mark.xfail(strict=True, reason="collectors take no compact_obs= yet")
 def test_next_observations_are_not_stored_twice():
     from torchrl.envs.transforms import NextStateReconstructor
 
@@ -741,6 +745,7 @@ def test_next_observations_are_not_stored_twice():
 
 
 @sweep
+@pytest.mark.xfail(strict=True, reason="there is no NextObservationDelta yet")
 def test_differences_are_stored_in_place_of_next_observations():
     from envkit import NextObservationDelta
 
