@@ -241,3 +241,15 @@ def test_the_data_of_the_caller_is_not_converted(use_buffers):
 
     assert data["action"] is action
     assert data["next", "count"].tolist() == [[1], [1]]
+
+
+@pytest.mark.parametrize("make", HOT)
+def test_a_number_of_an_option_is_no_one_hot_row_and_the_error_says_how_to_spell_it(make, opened):
+    env = opened(make())
+    number = torch.ones(env.batch_size, dtype=torch.int64)
+    root = env.reset()
+
+    with pytest.raises(InputError, match=r"one_hot\(action, 2\), or build the env"):
+        env.step(root.copy().set("action", number))
+    spelled = torch.nn.functional.one_hot(number, 2)
+    assert env.step(root.set("action", spelled))["next", "reward"].shape == (*env.batch_size, 1)

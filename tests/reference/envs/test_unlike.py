@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import pytest
 import torch
+import torchrl.envs
 from tensordict import TensorDict, tensorclass
 
-from envkit.errors import ResetOutputError
+from envkit.errors import InputError, ResetOutputError
 from tests.reference.compare import OURS, check_same, check_works_alike, differs
 from tests.reference.envs import zoo
 
@@ -55,6 +56,20 @@ def test_unlike_agents_begin_anew_where_a_mask_says_so():
     check_works_alike(lambda lib: reset(lib, False)["done"])
     kept = reset(OURS, False)["agents"]
     assert [part["seen"].tolist() for part in kept.unbind(0)] == [[1, 1], [1, 1, 1]]
+
+
+def pushed(lib, number):
+    env = lib.GymEnv("CartPole-v1")
+    env.set_seed(0)
+    return env.step(env.reset().set("action", torch.tensor(number)))["next", "observation"]
+
+
+def test_a_number_of_an_option_is_refused_where_options_are_spelled():
+    differs("options-are-spelled", lambda lib: pushed(lib, 1))
+
+    assert pushed(torchrl.envs, 1).equal(pushed(torchrl.envs, 0))
+    with pytest.raises(InputError, match="one-hot rows, and not numbers of options"):
+        pushed(OURS, 1)
 
 
 def after_a_masked_step(lib, stepped):

@@ -590,19 +590,6 @@ def test_sequences_train_a_recurrent_policy():
     assert losses[-1] < losses[0]
 
 
-@sweep
-@pytest.mark.xfail(strict=True, reason="a number is no action of a one-hot spec yet")
-def test_a_number_of_an_option_is_an_action_of_a_one_hot_spec():
-    env = GymEnv("CartPole-v1")
-    choose = TensorDictModule(
-        lambda observation: (observation[..., 2] > 0).long(), ["observation"], ["action"]
-    )
-
-    data = env.rollout(30, choose)
-
-    assert data["action"].argmax(-1).equal((data["observation"][:, 2] > 0).long())
-
-
 # ------------------------------------------------------------------------------- tasks and buffers
 
 
