@@ -216,5 +216,5 @@ def test_texts_are_not_nested():
 
     with pytest.raises(ArgumentError, match="Exclude them, or pass as_nested=False"):
         split_trajectories(data, as_nested=True)
-    with pytest.raises(ArgumentTypeError, match="a bool or a torch.layout"):
+    with pytest.raises(ArgumentTypeError, match=r"a bool or a torch\.layout"):
         split_trajectories(seven_frames(), as_nested="jagged")
