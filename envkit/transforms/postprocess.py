@@ -165,6 +165,10 @@ def _later(value: torch.Tensor, steps: int, axis: int = -1) -> torch.Tensor:
     return torch.cat([rest, torch.zeros_like(value.narrow(axis, 0, steps))], axis)
 
 
+def _of_windows(name: str, doc: str) -> property:
+    return property(lambda transform: getattr(transform._windows, name), doc=doc)
+
+
 class MultiStepTransform(RecordedTransform):
     """Turn what is written to a replay buffer into n-step transitions, across writes.
 
@@ -205,10 +209,11 @@ class MultiStepTransform(RecordedTransform):
         )
         self._held: TensorDictBase | None = None
 
-    @property
-    def gamma(self) -> float:
-        """The discount."""
-        return self._windows.gamma
+    gamma = _of_windows("gamma", "The discount.")
+    reward_keys = _of_windows("reward_keys", "Rewards in ``next``.")
+    done_key = _of_windows("done_key", "The flag in ``next`` that ends an episode.")
+    done_keys = _of_windows("done_keys", "Entries of ``next`` that stay those of the first step.")
+    mask_key = _of_windows("mask_key", "Mask of the steps that are no padding.")
 
     @property
     def n_steps(self) -> int:

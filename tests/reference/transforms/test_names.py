@@ -5,7 +5,10 @@ from __future__ import annotations
 import inspect
 
 import pytest
+import torch
 import torchrl.envs.transforms as reference
+import torchrl.modules
+from tensordict.nn import TensorDictModule
 
 import envkit
 
@@ -89,3 +92,111 @@ def test_arguments_have_the_names_order_and_kinds_of_the_reference(name):
     for argument, parameter in expected.items():
         if parameter.default not in (None, inspect.Parameter.empty):
             assert own[argument].default == parameter.default, argument
+
+
+ARGUMENTS = {  # of transforms that cannot be made without
+    "ActionChunkTransform": (2,),
+    "ActionDiscretizer": (3,),
+    "AutoResetEnv": lambda: (envkit.PendulumEnv(),),
+    "BatchSizeTransform": {"batch_size": [2]},
+    "BurnInTransform": lambda: ([torchrl.modules.LSTMModule(2, 3, in_key="x", out_key="y")], 2),
+    "CatFrames": (2, -1),
+    "CenterCrop": (2,),
+    "ClipTransform": {"low": 0.0},
+    "ConditionalPolicySwitch": (lambda td: td, lambda td: True),
+    "ConditionalSkip": (lambda td: True,),
+    "Crop": (2,),
+    "DTypeCastTransform": (torch.float32, torch.float64),
+    "DeviceCastTransform": ("cpu",),
+    "DiscreteActionProjection": (2, 4),
+    "ExpandAs": ("a", "b"),
+    "FlattenObservation": (-2, -1),
+    "Hash": (["a"], ["b"]),
+    "LineariseRewards": (["reward"],),
+    "ModuleTransform": lambda: (TensorDictModule(torch.nn.Identity(), ["a"], ["b"]),),
+    "MultiStepTransform": (2, 0.9),
+    "ObservationNorm": (0.0, 1.0, ["a"]),
+    "PermuteTransform": ((-1, -2), ["a"]),
+    "RandomCropTensorDict": (2,),
+    "RandomTruncationTransform": (2, 3),
+    "RenameTransform": (["a"], ["b"]),
+    "Resize": (2,),
+    "RewardClipping": (0.0, 1.0),
+    "RewardScaling": (0.0, 1.0),
+    "SqueezeTransform": (-1,),
+    "Stack": (["a", "b"], "c"),
+    "TargetReturn": (1.0,),
+    "TerminateTransform": (lambda td: False,),
+    "TransformedEnv": lambda: (envkit.PendulumEnv(),),
+    "UnaryTransform": {"in_keys": ["a"], "out_keys": ["b"], "fn": torch.neg},
+    "UnsqueezeTransform": (-1,),
+    "VecNormV2": (["a"],),
+}
+MEMBERS_OUT = {
+    "how TorchRL's containers, collectors and buffers reach a transform; none is called by users": {
+        *("collector", "enable_inv_on_reset", "init", "invertible", "set_container"),
+        "transform_fake_tensordict",
+    },
+    "texts and values that TorchRL's code keeps for itself": {
+        *("ACCEPTED_PADDING", "ENV_ERR", "MODES", "MODE_ERR", "NO_PARENT_ERR", "SEP"),
+        *("SPEC_TYPE_ERROR", "custom_arange", "keys_to_exclude", "obs_keys", "standard_normal"),
+        *("done_keys", "full_done_spec", "reset_keys", "terminated_keys"),
+        *(
+            "truncated_keys",
+            "device",
+            "action_spec",
+            "inplace",
+            "prefix",
+            "squeeze_dim",
+            "unsqueeze_dim",
+        ),
+    },
+    "a chunk is one transform here, and no chain of others": {"append", "insert", "pop"},
+    "read from the env outside, `transform.parent`": {"base_env"},
+    "as `share_memory_()` and pickling do": {"build_td_for_shared_vecnorm"},
+    "data sets of robots": {"from_metadata"},
+    "as for every env, see tests/reference/envs/test_public_names.py": {
+        *("auto_complete_done_specs", "configure_parallel", "make_parallel", "eager"),
+        *("register_collector", "set_state", "set_missing_tolerance"),
+    },
+}
+"""Public members of transforms that are not here."""
+
+
+def members(name: str) -> set[str]:
+    """List what TorchRL's class adds to a module of torch."""
+    return {
+        member
+        for base in getattr(reference, name).__mro__
+        if base.__module__.startswith("torchrl")
+        for member in vars(base)
+        if not member.startswith("_") and not hasattr(torch.nn.Module, member)
+    }
+
+
+CLASSES = sorted(
+    name
+    for name in public_names()
+    if is_provided(name) and inspect.isclass(getattr(reference, name))
+)
+
+
+def test_every_member_of_a_transform_is_provided_or_in_the_table():
+    missing, count = set(), 0
+    for name in CLASSES:
+        given = ARGUMENTS.get(name, ())
+        given = given() if callable(given) else given
+        made = getattr(envkit, name)(
+            *([] if isinstance(given, dict) else given),
+            **(given if isinstance(given, dict) else {}),
+        )
+        missing |= {member for member in members(name) if not is_there(made, member)}
+        count += len(members(name))
+
+    out = set().union(*MEMBERS_OUT.values())
+    assert missing == out
+    assert count > 2000
+
+
+def is_there(made: object, member: str) -> bool:
+    return member in dir(made)
