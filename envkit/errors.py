@@ -152,6 +152,18 @@ class NotStartedError(EnvkitError, RuntimeError, AttributeError):
     """An attribute of sub-envs was asked for before they run."""
 
 
+class NoBufferError(EnvkitError, RuntimeError):
+    """A collector is to fill a replay buffer in the background, and has none."""
+
+
+class BatchCountError(EnvkitError, RuntimeError, TypeError):
+    """The number of batches of a collector is asked for, and is not known."""
+
+
+class NotAMethodError(EnvkitError, AttributeError):
+    """What is to be called by its name cannot be called."""
+
+
 class SpecError(EnvkitError, ValueError):
     """A spec is declared, shaped or combined in a way that describes no tensor."""
 

@@ -56,6 +56,7 @@ def test_every_public_name_resolves_to_the_object_of_that_name(name):
 
 
 ALIASES = {  # names the field knows for things that tensordict or envkit call otherwise
+    "BaseCollector": ("Collector",),
     "DiscreteBox": ("CategoricalBox",),
     "ExplorationType": ("InteractionType",),
     "MujocoPlaygroundEnv": ("PlaygroundEnv",),

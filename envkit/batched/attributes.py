@@ -23,7 +23,19 @@ from envkit.errors import ArgumentError, NotStartedError
 from envkit.transport import Pool
 from envkit.transport.pool import call_by_row
 
-__all__ = ["AttributeLookup", "LocalAttribute", "WorkerAttribute", "chosen_rows", "layers_of"]
+__all__ = [
+    "AttributeLookup",
+    "LocalAttribute",
+    "WorkerAttribute",
+    "ask_single_envs",
+    "attribute_of",
+    "call_attribute",
+    "chosen_rows",
+    "layers_of",
+    "require_found",
+    "set_attribute",
+    "single_envs",
+]
 
 
 class AttributeLookup:
@@ -69,7 +81,7 @@ class AttributeLookup:
             >>> pool.get_attr("gravity")
             [9.8, 9.8]
         """
-        return self._ask_rows(partial(_got, name), indices)
+        return self._ask_rows(partial(attribute_of, name), indices)
 
     def set_attr(
         self, name: str, value: object, indices: int | Iterable[int] | None = None
@@ -88,7 +100,7 @@ class AttributeLookup:
             >>> pool.get_attr("gravity")
             [9.8, 5.0]
         """
-        self._ask_rows(partial(_set, name, value), indices)
+        self._ask_rows(partial(set_attribute, name, value), indices)
 
     def call(
         self,
@@ -110,23 +122,57 @@ class AttributeLookup:
         Raises:
             AttributeError: a sub-env has none of this name.
         """
-        return self._ask_rows(partial(_called, name, args, kwargs), indices)
+        return self._ask_rows(partial(call_attribute, name, args, kwargs), indices)
 
     def _ask_rows(
-        self, ask: Callable[[Any], Any], indices: int | Iterable[int] | None
+        self,
+        ask: Callable[[Any], Any],
+        indices: int | Iterable[int] | None,
+        *,
+        wants_all: bool = True,
     ) -> list[Any]:
+        """Call ``ask`` with sub-envs; ``wants_all``: raise where one has no such attribute."""
         owner = cast(Any, self)
         rows = chosen_rows(indices, owner.num_workers)
         pool = owner._started()
         with owner._in_use:
             replies = call_by_row(pool, "apply", dict.fromkeys(rows, ask))
         found = {row: value for reply in replies for row, value in reply.items()}
-        for missing in found.values():
-            if isinstance(missing, _Missing):
-                raise AttributeError(
-                    f"the sub-envs of {type(self).__name__} have no attribute {missing.name!r}."
-                )
+        if wants_all:
+            require_found(found.values(), type(self).__name__)
         return [found[row] for row in rows]
+
+
+def require_found(values: Iterable[Any], owner: str) -> None:
+    """Check that no env has lacked an attribute.
+
+    Raises:
+        AttributeError: one has.
+    """
+    for missing in values:
+        if isinstance(missing, MissingAttribute):
+            raise AttributeError(f"the sub-envs of {owner} have no attribute {missing.name!r}.")
+
+
+def single_envs(env: Any) -> int:
+    """Give how many single envs an env has: the sub-envs of a batched one, else one."""
+    batched = _batched_in(env)
+    return 1 if batched is None else batched.num_workers
+
+
+def ask_single_envs(env: Any, ask: Callable[[Any], Any], rows: list[int]) -> list[Any]:
+    """Call ``ask`` with each of the single envs of an env that are named."""
+    batched = _batched_in(env)
+    return (
+        [ask(env) for _ in rows]
+        if batched is None
+        else batched._ask_rows(ask, rows, wants_all=False)
+    )
+
+
+def _batched_in(env: Any) -> Any:
+    """Give the batched env that an env is, or is around; None where it is none."""
+    return next((layer for layer in layers_of(env) if isinstance(layer, AttributeLookup)), None)
 
 
 def chosen_rows(indices: Any, count: int) -> list[int]:
@@ -146,7 +192,7 @@ def chosen_rows(indices: Any, count: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class _Missing:
+class MissingAttribute:
     """Stands for an attribute that an env does not have, since an error of one would end the others' calls."""
 
     name: str
@@ -173,18 +219,21 @@ def _owner(name: str, env: Any) -> Any:
     return None
 
 
-def _got(name: str, env: Any) -> Any:
+def attribute_of(name: str, env: Any) -> Any:
+    """Give an attribute of an env, a wrapper or its simulator; a `MissingAttribute` where there is none."""
     owner = _owner(name, env)
-    return getattr(env, name, _Missing(name)) if owner is None else getattr(owner, name)
+    return getattr(env, name, MissingAttribute(name)) if owner is None else getattr(owner, name)
 
 
-def _set(name: str, value: Any, env: Any) -> None:
+def set_attribute(name: str, value: Any, env: Any) -> None:
+    """Set an attribute where it is, or on the simulator."""
     owner = _owner(name, env)
     setattr(layers_of(env)[-1] if owner is None else owner, name, value)
 
 
-def _called(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], env: Any) -> Any:
-    found = _got(name, env)
+def call_attribute(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], env: Any) -> Any:
+    """Call a method of an env, a wrapper or its simulator; what cannot be called is given as it is."""
+    found = attribute_of(name, env)
     return found(*args, **kwargs) if callable(found) else found
 
 

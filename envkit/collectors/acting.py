@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from envkit.collectors.runner import OWN_STEP_COUNT, EnvRunner, RunnerOptions
+from envkit.collectors.runner import OWN_STEP_COUNT, POLICY_VERSION, EnvRunner, RunnerOptions
 from envkit.data.paths import Path, as_path
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
@@ -24,6 +24,7 @@ from envkit.env.foreign import wrapping_of
 from envkit.env.policy import (
     BindsToEnv,
     Policy,
+    RandomPolicy,
     as_policy,
     on_device,
     policy_device,
@@ -34,6 +35,7 @@ from envkit.env.recorded import require_truncated, unrecorded
 from envkit.errors import (
     ArgumentTypeError,
     InputError,
+    KeyCollisionError,
     MissingKeyError,
     OptionError,
     PolicyError,
@@ -62,6 +64,7 @@ class Parts:
     cudagraph_policy: bool | Mapping[str, Any] | None = None
     env_device: torch.device | None = None
     policy_device: torch.device | None = None
+    completes_env: bool = True
 
 
 def build_runner(parts: Parts, *, first_number: int = 0, stride: int = 1) -> EnvRunner:
@@ -86,8 +89,12 @@ def _runner_in(
     made: EnvBase, policy: Any, parts: Parts, first_number: int, stride: int
 ) -> EnvRunner:
     env = _completed(made, policy, parts)
+    if isinstance(policy, RandomPolicy):
+        policy.set_action_spec_from_env(env)
     if parts.options.set_truncated:
         require_truncated(env)
+    if parts.options.track_policy_version:
+        _require_no_version(env)
     policy = _on_its_device(policy, parts.policy_device)
     bind = partial(_act_of, env, parts)
     runner = EnvRunner(env, policy, bind, parts.options, first_number=first_number, stride=stride)
@@ -100,6 +107,20 @@ def _runner_in(
         if _learns(before):  # what it has learnt from this root, it learns from the first one
             runner.root = None
     return runner
+
+
+def _require_no_version(env: EnvBase) -> None:
+    """Check that an env has no entry of the name under which the version of the policy is recorded.
+
+    Raises:
+        KeyCollisionError: (a RuntimeError) it has.
+    """
+    taken = {POLICY_VERSION[0]} & {*env.observation_keys, *env.state_keys, *env.action_keys}
+    if taken:
+        raise KeyCollisionError(
+            f"track_policy_version=True records {POLICY_VERSION[0]!r}, but {type(env).__name__} has an entry of this name. "
+            "Rename that with RenameTransform, or leave track_policy_version out."
+        )
 
 
 def _learns(frozen: Any) -> bool:
@@ -137,7 +158,7 @@ def _completed(env: EnvBase, policy: Any, parts: Parts) -> EnvBase:
     """Give the env with what the policy and a limit of steps need, on its device."""
     if parts.env_device is not None and env.device != parts.env_device:
         env = env.to(parts.env_device)
-    if isinstance(policy, nn.Module):
+    if isinstance(policy, nn.Module) and parts.completes_env:
         env = with_policy_transforms(env, policy)
     if parts.max_frames_per_traj is not None:
         env = TransformedEnv(env, _limit_for(env, parts.max_frames_per_traj))
@@ -239,16 +260,18 @@ def recorded_leaves(env: EnvBase, options: RunnerOptions) -> dict[Path, torch.Te
 
 
 def _require_actions(env: EnvBase, acted: TensorDictBase) -> None:
-    missing = [key for key in env.action_keys if acted.get(key, None) is None]
+    written = {as_path(key) for key in acted.keys(True)}  # of unlike agents, which do not stack
+    missing = [key for key in env.action_keys if as_path(key) not in written]
     if missing:
         raise PolicyError(
             f"the policy wrote {sorted(map(str, acted.keys(True, True)))}, but no {missing}, which the env "
             "takes. Name its output so: TensorDictModule(module, in_keys=[...], out_keys=[...])."
         )
     for key in env.action_keys:
-        spec, action = env.full_action_spec[key], acted.get(key)
+        spec = env.full_action_spec[key]
         if spec.dtype is None or -1 in spec.shape:
             continue
+        action = acted.get(key)
         shape = torch.Size((*acted.batch_size, *spec.shape[env.batch_dims :]))
         if action.numel() != shape.numel():
             raise InputError(

@@ -7,11 +7,12 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from tensordict import TensorDictBase
 
-from envkit.collectors.runner import OWN_STEP_COUNT
+from envkit.collectors.runner import COLLECTOR, OWN_STEP_COUNT
 from envkit.data.paths import Key, Path, as_key
 from envkit.data.plain import from_plain, plain
 from envkit.errors import MissingKeyError
@@ -25,16 +26,27 @@ class BufferFilling:
     Args:
         buffer: where.
         whole: put whole batches in; else step by step.
+        episodes_each: of whole episodes, put so many in at once; None: all.
         begins_randomly: the first batches have random actions, and so nothing else that a policy writes: only what
             they have is put in, of all batches.
     """
 
-    def __init__(self, buffer: Any, *, whole: bool, begins_randomly: bool):
+    def __init__(
+        self,
+        buffer: Any,
+        *,
+        whole: bool,
+        begins_randomly: bool,
+        episodes_each: int | None = None,
+    ):
         self._buffer, self._whole, self._begins_randomly = buffer, whole, begins_randomly
+        self._episodes_each = episodes_each
         self.keys: list[Key] = []
         """What is put in, where the first batches had random actions."""
         self._fits = False
-        self._steps_in = 0  # of the batch that is put in step by step
+        self._parts_in = (
+            0  # of the batch that is put in part by part: single steps, or some episodes
+        )
 
     def require_room(self, paths: Iterable[Path]) -> None:
         """Check that a buffer which holds data has the entries that the env will give.
@@ -63,21 +75,32 @@ class BufferFilling:
         if not self._fits:
             _require_same_keys(self._buffer, batch)
             self._fits = True
-        if self._whole:
+        if self._whole and self._episodes_each is None:
             self._buffer.extend(batch)
             return
-        for step in batch.unbind(batch.batch_dims - 1)[self._steps_in :]:
-            self._buffer.add(step)
-            self._steps_in += 1
-        self._steps_in = 0
+        if self._whole:
+            parts, put_in = self._episodes_of(batch), self._buffer.extend
+        else:
+            parts, put_in = batch.unbind(batch.batch_dims - 1), self._buffer.add
+        for part in parts[self._parts_in :]:
+            put_in(part)
+            self._parts_in += 1
+        self._parts_in = 0
+
+    def _episodes_of(self, batch: TensorDictBase) -> list[TensorDictBase]:
+        """Cut whole episodes, one after the other, into parts of so many."""
+        numbers = batch.get((COLLECTOR, "traj_ids"))
+        begins = [0, *((numbers[1:] != numbers[:-1]).nonzero()[:, 0] + 1).tolist()]
+        firsts = [*begins[:: self._episodes_each], len(numbers)]
+        return [batch[first:last] for first, last in pairwise(firsts)]
 
     def state_dict(self) -> dict[str, Any]:
         """Give what the next batches depend on, in plain form; what the buffer holds is the buffer's."""
-        return {"keys": plain(self.keys), "steps_in": self._steps_in}
+        return {"keys": plain(self.keys), "steps_in": self._parts_in}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on as whoever gave ``state`` would have."""
-        self.keys, self._steps_in = from_plain(state["keys"]), state["steps_in"]
+        self.keys, self._parts_in = from_plain(state["keys"]), state["steps_in"]
 
 
 def _require_same_keys(buffer: Any, batch: TensorDictBase) -> None:

@@ -12,27 +12,43 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from tensordict import TensorDictBase
 
+from envkit.batched.attributes import attribute_of, call_attribute, set_attribute
 from envkit.batched.settings import RayOptions
+from envkit.collectors.background import Background
 from envkit.collectors.delivery import Delivery
+from envkit.collectors.distant import executed, followed, paired
 from envkit.collectors.kinds import kind_for, require_known
 from envkit.collectors.metering import ProgressBar
+from envkit.collectors.profiling import ProfileConfig
 from envkit.collectors.runner import COLLECTOR, Batch
-from envkit.collectors.settings import WorkerOptions, checked
-from envkit.collectors.turns import asked_for, in_turn, require_open
+from envkit.collectors.settings import WorkerOptions, checked, require_callable
+from envkit.collectors.turns import asked_for, in_turn, require_open, require_own
 from envkit.collectors.whole_episodes import EpisodeStore
 from envkit.data.keywords import ShownKeywords, completed
 from envkit.data.plain import from_plain, plain
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.policy import PolicyLike
-from envkit.errors import ArgumentTypeError, MissingKeyError
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BatchCountError,
+    MissingKeyError,
+    NoBufferError,
+    NotStartedError,
+    OptionError,
+    UnsupportedError,
+)
 
-__all__ = ["Collector", "MakeEnv"]
+__all__ = ["BaseCollector", "Collector", "MakeEnv", "flat_stats"]
 
 MakeEnv = Callable[..., EnvBase] | EnvBase | Sequence[Callable[..., EnvBase]]
 Backend = Literal["direct", "process", "ray"]
@@ -52,7 +68,7 @@ class Collector:
         backend: "direct" collects in this process (`SyncDataCollector`), "process" in workers, and "ray" in
             workers that are actors of a Ray cluster.
         backend_options: see `RayOptions`; the other backends have none.
-        num_collectors: number of workers.
+        num_collectors: number of workers; without a backend they are processes.
         sync: with workers, a batch has a part of each (`MultiSyncDataCollector`); False takes what is ready
             (`MultiaSyncDataCollector`).
         **options: see `CollectorOptions` and `WorkerOptions`.
@@ -64,6 +80,7 @@ class Collector:
     """
 
     _kind: str
+    _trained: Any
     __signature__ = ShownKeywords()
 
     if not TYPE_CHECKING:  # which would look for the keywords here
@@ -71,7 +88,10 @@ class Collector:
         def __new__(
             cls, *args: Any, backend: str | None = None, sync: bool = True, **options: Any
         ) -> Any:
-            made = kind_for(backend, sync) if cls is Collector else cls
+            made = cls
+            if not hasattr(cls, "_kind"):
+                counted = options.get("num_collectors") is not None
+                made = kind_for(backend, sync, cls, has_workers=counted)
             require_known(made, options, Collector)
             return super().__new__(made)
 
@@ -113,6 +133,9 @@ class Collector:
         self._bar: ProgressBar | None = None
         self._is_shut_down = False
         self._user: int | None = None
+        self._background: Background | None = None
+        self._profiled: ProfileConfig | None = None
+        self.worker_idx: int | None = given.worker_idx
         return given
 
     def _prepare(self, workers: int = 1) -> None:
@@ -134,21 +157,56 @@ class Collector:
         """Frames of a raw batch."""
         raise NotImplementedError
 
-    def _end(self) -> None:
+    def _end(self, *, close_env: bool = True) -> None:
         """Close envs, end workers; called once."""
         raise NotImplementedError
 
-    def update_policy_weights_(self, policy_weights: Any = None) -> None:
+    def update_policy_weights_(
+        self,
+        policy_or_weights: object = None,
+        *,
+        weights: object = None,
+        policy: object = None,
+        policy_weights: object = None,
+        model_id: str | None = None,
+        weights_dict: Mapping[str, object] | None = None,
+    ) -> None:
         """Have the policy act with new weights from the next batch on.
 
         Args:
-            policy_weights: a TensorDict or a mapping of them by name, as ``state_dict()`` gives, or a module; for a
+            policy_or_weights: a TensorDict or a mapping of them by name, as ``state_dict()`` gives, or a module; for a
                 `JaxPolicy` another one, or params; None takes those of the policy that was passed, which a trainer has
                 changed in place.
+            weights, policy, policy_weights: other names of the same; one is given.
+            model_id: whose weights they are: "policy".
+            weights_dict: the same as ``{"policy": weights}``, without ``model_id``.
 
         Raises:
-            ArgumentError: (a ValueError) they are of another architecture.
+            ArgumentError: (a ValueError) they are of another architecture, or given twice.
+            MissingKeyError: (a KeyError) they are of another model than the policy.
         """
+        named = dict(weights_dict or {})
+        if unknown := sorted({*named, model_id} - {None, "policy"}):
+            raise MissingKeyError(
+                f"there are weights for {unknown}, but a collector updates 'policy' alone. Write the others where their "
+                "model is, e.g. with call() in the envs of workers."
+            )
+        if weights_dict is not None and model_id is not None:
+            raise ArgumentError(
+                f"model_id is {model_id!r}, and weights_dict names {sorted(named)}. Pass one of them."
+            )
+        given = [policy_or_weights, weights, policy, policy_weights, *named.values()]
+        told = [one for one in given if one is not None]
+        if len(told) > 1:
+            raise ArgumentError(
+                f"{len(told)} sets of weights were given: policy_or_weights, weights, policy, policy_weights and "
+                "weights_dict are names of one argument. Pass one of them."
+            )
+        self._update_weights(told[0] if told else None)
+
+    def _update_weights(self, given: Any) -> None:
+        """Have the policy act with ``given``; None: what was passed as policy, as it is now."""
+        raise NotImplementedError
 
     @property
     def requested_frames_per_batch(self) -> int | None:
@@ -166,24 +224,396 @@ class Collector:
         return -1 if self._options.total_frames is None else self._options.total_frames
 
     @property
-    def _amounts(self) -> dict[str, Any]:
+    def trajs_per_batch(self) -> int | None:
+        """Whole episodes in a batch; None where batches are of transitions."""
+        return self._options.trajs_per_batch
+
+    @property
+    def trajs_per_write(self) -> int | None:
+        """Episodes that are put into the replay buffer at once; None: all of a batch."""
+        return self._options.trajs_per_write
+
+    @property
+    def traj_format(self) -> str:
+        """How batches of whole episodes are laid out: "padded" or "cat"."""
+        return self._options.traj_format
+
+    def frames_per_batch_worker(self, worker_idx: int | None = None) -> int:
+        """Give how many transitions of a batch one worker makes.
+
+        Args:
+            worker_idx: of the worker; all make as many.
+        """
+        return self._frames_each
+
+    def __len__(self) -> int:
+        """Number of batches until ``total_frames``, those that were delivered included.
+
+        Raises:
+            BatchCountError: (a RuntimeError) there is no end, or batches of whole episodes differ in length.
+        """
+        total = self._options.total_frames
+        if total is None or self._options.trajs_per_batch is not None:
+            why = "no total_frames" if total is None else "batches of whole episodes"
+            raise BatchCountError(
+                f"this {type(self).__name__} has {why}, so it is not known how many batches there will be. Pass "
+                "frames_per_batch= and total_frames=, or iterate over it."
+            )
+        return math.ceil(total / self._frames_each)
+
+    def __bool__(self) -> bool:
+        return True  # whatever its length
+
+    @property
+    def pre_collect_hook(self) -> Callable[[], Any] | None:
+        """What is called before each batch is asked for; can be assigned, None takes it away."""
+        return self._options.pre_collect_hook
+
+    @pre_collect_hook.setter
+    def pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
+        require_callable("pre_collect_hook", hook)
+        self._options.pre_collect_hook = hook
+
+    @property
+    def post_collect_hook(self) -> Callable[[Any], Any] | None:
+        """What is called with each batch before it is delivered; can be assigned, None takes it away."""
+        return self._options.post_collect_hook
+
+    @post_collect_hook.setter
+    def post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
+        require_callable("post_collect_hook", hook)
+        self._options.post_collect_hook = hook
+
+    def set_post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
+        """Assign `post_collect_hook`, where an assignment cannot be written, e.g. through a handle of Ray."""
+        self.post_collect_hook = hook
+
+    def increment_version(self) -> None:
+        """Count one more version of the policy, without new weights."""
+        self.policy_version += 1
+
+    def get_policy_version(self) -> int:
+        """Give ``policy_version``, where an attribute cannot be read, e.g. through a handle of Ray."""
+        return self.policy_version
+
+    @property
+    def _amounts(self) -> dict[str, int | float | bool]:
         """Give what `stats` of every kind says."""
-        return {
-            "total_frames": self.total_frames,
-            "requested_frames_per_batch": self.requested_frames_per_batch,
-            "completed": self.is_finished,
-            "policy_version": self.policy_version,
-        }
+        asked = self.requested_frames_per_batch
+        told: dict[str, int | float | bool] = {"batches": self.iter}
+        told["policy_version"] = self.policy_version
+        if asked is not None:
+            told["requested_frames_per_batch"] = asked
+        if self._options.total_frames is not None:
+            told |= {"total_frames": self.total_frames, "completed": self.is_finished}
+        return told
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
         """Seed all envs of all workers, one chain; gives the seed after the last."""
         raise NotImplementedError
 
-    def stats(self) -> Mapping[str, Any]:
-        """Tell what was collected and where time went: ``frames``, ``batches``, ``episodes``, ``seconds``, ...."""
+    def stats(self) -> dict[str, int | float | bool]:
+        """Give what was collected and where time went, as a flat dict of numbers.
+
+        Returns:
+            ``frames``, ``batches``, ``episodes``, ``policy_version``; ``requested_frames_per_batch``, and with an end
+            ``total_frames`` and ``completed``, where they were asked for; seconds spent as ``seconds/envs``,
+            ``seconds/policy`` and ``seconds/transfer`` (to ``storing_device``). A program that makes a whole batch counts
+            as "envs".
+        """
         raise NotImplementedError
 
+    # ----------------------------------------------------------------------- envs, policies, buffers
+
+    def get_attr(self, name: str, indices: int | Iterable[int] | None = None) -> list[Any]:
+        """Give an attribute of envs, of their wrappers or of their simulators, between two batches.
+
+        Args:
+            name: of the attribute.
+            indices: numbers of single envs, over all workers; None: all of them. A batched env has one for each of
+                its sub-envs, any other env is one.
+
+        Returns:
+            One value for each, in their order. From workers values are copies.
+
+        Raises:
+            AttributeError: an env has none of this name.
+
+        Example:
+            >>> collector = Collector(make, frames_per_batch=8, backend="process", num_collectors=2)
+            >>> collector.set_attr("gravity", 5.0, indices=[1])
+            >>> collector.get_attr("gravity")
+            [9.8, 5.0]
+        """
+        return self._ask_envs(partial(attribute_of, name), indices)
+
+    def set_attr(
+        self, name: str, value: object, indices: int | Iterable[int] | None = None
+    ) -> None:
+        """Set an attribute of envs, where it is: in the env, a wrapper, or the simulator.
+
+        It holds from the next batch that is begun. See `get_attr` for the arguments; a new name is set on the simulator.
+        """
+        self._ask_envs(partial(set_attribute, name, value), indices)
+
+    def call(
+        self,
+        name: str,
+        *args: object,
+        indices: int | Iterable[int] | None = None,
+        **kwargs: object,
+    ) -> list[Any]:
+        """Call a method of envs, of their wrappers or of their simulators, between two batches.
+
+        See `get_attr` for ``indices``. An attribute that cannot be called is given as it is.
+
+        Returns:
+            What each call returned, in their order.
+
+        Example:
+            >>> collector.call("set_level", 3)
+            [None, None]
+        """
+        return self._ask_envs(partial(call_attribute, name, args, kwargs), indices)
+
+    def _ask_envs(
+        self, ask: Callable[[Any], Any], indices: int | Iterable[int] | None
+    ) -> list[Any]:
+        """Call ``ask`` with each single env, and give what it returned."""
+        raise NotImplementedError
+
+    def fake_tensordict(self) -> EnvData:
+        """Give zeros that look like a batch: for the storage of a buffer, or to compile what trains.
+
+        Nothing is stepped. Steps that `set_truncated` marks are marked, and ``split_trajs`` and ``postproc`` are applied.
+
+        Returns:
+            Data with the entries, shapes and dtypes of a batch, batch size ``(*env_batch, steps)``.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) the envs are in workers.
+
+        Example:
+            >>> collector = Collector(lambda: GymEnv("Pendulum-v1"), frames_per_batch=8)
+            >>> collector.fake_tensordict()["observation"].shape
+            torch.Size([8, 3])
+        """
+        raise UnsupportedError(
+            f"the envs of a {type(self).__name__} are in workers, so there is none here to look like. Ask a "
+            "SyncDataCollector of one env, or take a first batch."
+        )
+
+    def getattr_env(self, attr: str) -> object:
+        """Give an attribute of the env; with workers, of that of the first one."""
+        return self._asked_of_first("env", attr)
+
+    def getattr_policy(self, attr: str) -> object:
+        """Give an attribute of the policy that acts; with workers, of that of the first one."""
+        return self._asked_of_first("policy", attr)
+
+    def getattr_rb(self, attr: str) -> object:
+        """Give an attribute of the replay buffer."""
+        return getattr(self._options.replay_buffer, attr)
+
+    def _asked_of_first(self, part: str, attr: str) -> Any:
+        """Give an attribute of "env" or "policy"."""
+        raise NotImplementedError
+
+    def get_model(self, model_id: str) -> object:
+        """Give "policy", the policy that was passed or made here, or what a path of attributes leads to.
+
+        Raises:
+            ArgumentError: (a ValueError) there is no policy here.
+        """
+        if model_id != "policy":
+            return followed(self, model_id)
+        found = getattr(self, "policy", None)
+        found = self._trained if found is None else found
+        if found is None:
+            raise ArgumentError(
+                "there is no policy here: actions are random, or the workers have made their policies themselves. Pass "
+                "policy=."
+            )
+        return found
+
+    def cascade_execute(self, attr_path: str, *args: object, **kwargs: object) -> object:
+        """Call what a path of attributes and items leads to; what cannot be called is given as it is.
+
+        Example:
+            >>> collector.cascade_execute("env.set_seed", 3)
+            4
+        """
+        return executed(self, attr_path, args, kwargs)
+
+    def get_distant_attr(self, attr: str) -> object:
+        """Give what a path of attributes and items of the collector leads to; with workers, a list of one for each.
+
+        A worker has ``env``, ``policy``, ``worker_idx``, ``frames`` and ``episodes``.
+
+        Example:
+            >>> collector.get_distant_attr("env.batch_size")
+            torch.Size([])
+        """
+        return followed(self, attr)
+
+    def map_fn(
+        self,
+        method_name: str,
+        list_of_args: Sequence[Sequence[object]] | None = None,
+        list_of_kwargs: Sequence[Mapping[str, object]] | None = None,
+    ) -> list[Any]:
+        """Call a method, named by a path, once with each of the arguments; with workers, once in each of them.
+
+        Args:
+            method_name: path to it; see `get_distant_attr` for what a worker has.
+            list_of_args: positional arguments of each call.
+            list_of_kwargs: keywords of each call.
+
+        Raises:
+            ArgumentError: (a ValueError) there are other numbers of them.
+        """
+        calls = paired(list_of_args, list_of_kwargs, None)
+        return [executed(self, method_name, args, kwargs, must=True) for args, kwargs in calls]
+
+    def enable_profile(
+        self,
+        *,
+        workers: list[int] | None = None,
+        num_rollouts: int = 3,
+        warmup_rollouts: int = 1,
+        save_path: str | Path | None = None,
+        activities: list[str] | None = None,
+        record_shapes: bool = True,
+        profile_memory: bool = False,
+        with_stack: bool = True,
+        with_flops: bool = False,
+        on_trace_ready: Callable[[Any], object] | None = None,
+    ) -> None:
+        """Profile the next batches with torch's profiler, where they are made; see `ProfileConfig` for the arguments.
+
+        Example:
+            >>> collector.enable_profile(num_rollouts=3, save_path="traces/{worker_idx}.json")
+            >>> for _ in range(3):
+            ...     batch = collector.next()
+        """
+        self._profiled = ProfileConfig(
+            workers=[0] if workers is None else workers,
+            num_rollouts=num_rollouts,
+            warmup_rollouts=warmup_rollouts,
+            save_path=save_path,
+            activities=["cpu", "cuda"] if activities is None else activities,
+            record_shapes=record_shapes,
+            profile_memory=profile_memory,
+            with_stack=with_stack,
+            with_flops=with_flops,
+            on_trace_ready=on_trace_ready,
+        )
+        self._profile(self._profiled)
+
+    def disable_profile(self) -> None:
+        """End profiling; nothing happens where it was not enabled."""
+        if self._profiled is not None:
+            self._profiled = None
+            self._profile(None)
+
+    @property
+    def profile_config(self) -> ProfileConfig | None:
+        """What is profiled; None: nothing."""
+        return self._profiled
+
+    def _profile(self, config: ProfileConfig | None) -> None:
+        """Have those who make batches profile them."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------- in the background
+
+    def start(self) -> None:
+        """Collect in a thread of its own from now on, into the replay buffer, until `async_shutdown`.
+
+        What raises there is raised by the next call of `pause`, `start`, `async_shutdown` or `shutdown`. Calls that take a
+        turn (`state_dict`, `set_seed`, `reset`, `update_policy_weights_`, `set_attr`) wait for the batch under way.
+
+        Raises:
+            NoBufferError: (a RuntimeError) there is no replay buffer.
+
+        Example:
+            >>> collector = Collector(make, policy, frames_per_batch=32, replay_buffer=buffer)
+            >>> collector.start()
+            >>> collector.is_running()
+            True
+            >>> collector.async_shutdown()
+        """
+        require_open(self)
+        if self._options.replay_buffer is None:
+            raise NoBufferError(
+                "start() collects into a replay buffer, but this collector has none. Pass replay_buffer=."
+            )
+        if self._background is not None:
+            self._background.raise_error()
+        if not self.is_running():
+            self._background = Background(self._collect_one, f"{type(self).__name__}.start")
+            self._background.begin()
+
+    def _collect_one(self) -> bool:
+        self.next()
+        return not self.is_finished
+
+    def is_running(self) -> bool:
+        """Say whether a thread that `start` has begun collects, paused or not."""
+        return self._background is not None and self._background.is_alive
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Have what `start` has begun stand still between two batches, for a ``with`` block.
+
+        Raises:
+            NotStartedError: (a RuntimeError) nothing runs.
+
+        Example:
+            >>> with collector.pause():
+            ...     returns = evaluate(make, policy, episodes=10)
+        """
+        background = self._background
+        if background is not None:
+            background.raise_error()
+        if background is None or not background.is_alive:
+            raise NotStartedError(
+                f"this {type(self).__name__} does not collect in the background, so it cannot be paused. Call start() first."
+            )
+        with background.held():
+            yield
+
+    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
+        """End what `start` has begun, then `shutdown`; see there.
+
+        Raises:
+            BusyError: (a RuntimeError) the batch under way is not done after ``timeout`` seconds.
+        """
+        self.shutdown(timeout=timeout, close_env=close_env)
+
     # ------------------------------------------------------------------------------------- batches
+
+    def iterator(self) -> Iterator[EnvData]:
+        """Give an iterator over the batches, as ``iter(collector)`` does."""
+        return iter(self)
+
+    @in_turn
+    def rollout(self) -> EnvData:
+        """Collect a batch that is not counted, nor post-processed or put anywhere.
+
+        Returns:
+            Transitions as they were collected, ``frames_per_batch`` of them. The next batch goes on where they end.
+
+        Raises:
+            OptionError: (a TypeError) batches are of whole episodes, of which it would take steps away.
+        """
+        if self._episodes is not None:
+            raise OptionError(
+                "rollout() would take steps out of the episodes that trajs_per_batch puts together. Use next()."
+            )
+        self._settle()
+        raw = self._begin_batch(random=False)()
+        return raw.data
 
     def __iter__(self) -> Iterator[EnvData]:
         while not self.is_finished:
@@ -204,6 +634,9 @@ class Collector:
             BusyError: another thread uses this collector.
             ClosedEnvError: it was shut down.
         """
+        background = self._background
+        if background is not None and background.is_alive:
+            require_own(background, self)
         me = asked_for(self)
         before, self._user = self._user, me
         try:
@@ -392,20 +825,61 @@ class Collector:
 
     # ---------------------------------------------------------------------------------------- life
 
-    def shutdown(self) -> None:
-        """Close envs and end workers, for good; twice is as good as once."""
-        if self._is_shut_down:
-            return
-        self._is_shut_down = True
-        if self._bar is not None:
-            self._bar.close()
-        self._end()
+    def shutdown(
+        self,
+        timeout: float | None = None,
+        close_env: bool = True,
+        raise_on_error: bool = True,
+    ) -> None:
+        """Close envs and end workers, for good; twice is as good as once.
+
+        Args:
+            timeout: seconds to wait for a batch that is made in the background (`start`); None waits for it.
+            close_env: False leaves the env of a collector in this process open; workers end with theirs.
+            raise_on_error: False warns of what goes wrong instead of raising it.
+
+        Raises:
+            BusyError: (a RuntimeError) a batch in the background is not done in time; nothing is closed then.
+        """
+        try:
+            self._shut_down(timeout, close_env)
+        except Exception as error:
+            if raise_on_error:
+                raise
+            warnings.warn(f"shutdown() failed: {error}", stacklevel=2)
+
+    def _shut_down(self, timeout: float | None, close_env: bool) -> None:
+        background = self._background
+        if background is not None:
+            background.end(timeout)
+        if not self._is_shut_down:
+            self._is_shut_down = True
+            if self._bar is not None:
+                self._bar.close()
+            self._end(close_env=close_env)
+        if background is not None:
+            background.raise_error()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.shutdown()
+
+
+BaseCollector = Collector
+
+
+def flat_stats(counted: Mapping[str, Any], prefix: str = "") -> dict[str, int | float | bool]:
+    """Write what a runner has counted as one dict of numbers, with names as ``seconds/envs``."""
+    flat: dict[str, int | float | bool] = {}
+    for name, value in counted.items():
+        flat |= (
+            flat_stats(value, f"{prefix}{name}/")
+            if isinstance(value, Mapping)
+            else {f"{prefix}{name}": value}
+        )
+    return flat
 
 
 def _valid_frames(batch: TensorDictBase) -> int:

@@ -182,6 +182,10 @@ class Crew:
         """Put the newest weights where a worker that is free finds them, unless it has them."""
         if newest.packed is None or self._loaded[worker] == newest.version:
             return False
+        if (
+            not self._knows_weights
+        ):  # the version was counted, and the workers have what they began with
+            return False
         self._memory[WEIGHTS][worker] = newest.packed
         return True
 
@@ -320,6 +324,10 @@ class Crew:
             for name, place in views.items():
                 place.copy_(weights[name])
         self._knows_weights, self._newest = True, _Newest(self._newest.version + 1, fresh)
+
+    def count_version(self) -> None:
+        """Count one more version of the weights that the workers have."""
+        self._newest = _Newest(self._newest.version + 1, self._newest.packed)
 
     # -------------------------------------------------------------------------------------- resume
 

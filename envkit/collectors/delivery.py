@@ -15,6 +15,7 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from envkit.collectors.buffers import BufferFilling
+from envkit.collectors.runner import COLLECTOR
 from envkit.data.paths import Path
 from envkit.data.plain import from_plain, plain
 from envkit.data.trajectories import split_trajectories
@@ -44,6 +45,7 @@ class Delivery:
             self._buffer = BufferFilling(
                 options.replay_buffer,
                 whole=options.replay_buffer_chunk,
+                episodes_each=options.trajs_per_write,
                 begins_randomly=bool(options.init_random_frames),
             )
 
@@ -55,7 +57,8 @@ class Delivery:
     def deliver(self) -> TensorDictBase | None:
         """Give the batch; None where it was put into a buffer. Called again after an error, it goes on from there."""
         if self.formed is None:
-            self.formed = self._made()
+            assert self.raw is not None
+            self.formed = self.made_of(self.raw)
         batch = self.formed.copy()
         if self._options.post_collect_hook is not None:
             self._options.post_collect_hook(batch)
@@ -64,11 +67,13 @@ class Delivery:
         self._buffer.add(batch)
         return None  # with no call since it was put in: Ctrl-C cannot come in between
 
-    def _made(self) -> TensorDictBase:
-        assert self.raw is not None
-        options, batch = self._options, self.raw.copy()
+    def made_of(self, raw: TensorDictBase) -> TensorDictBase:
+        """Split and post-process a batch."""
+        options, batch = self._options, raw.copy()
         if options.split_trajs:
             batch = split_trajectories(batch)
+        if not options.track_traj_ids:
+            batch = _without_ids(batch)
         if options.postproc is None:
             return batch
         made = options.postproc(batch)
@@ -97,3 +102,10 @@ class Delivery:
             self._buffer.load_state_dict(state["buffer"])
         if state["postproc_state_dict"] is not None:
             self._options.postproc.load_state_dict(from_plain(state["postproc_state_dict"]))
+
+
+def _without_ids(batch: TensorDictBase) -> TensorDictBase:
+    """Leave the numbers of trajectories out, and their node where nothing else is in it."""
+    batch = batch.exclude((COLLECTOR, "traj_ids"))
+    kept = batch.get(COLLECTOR, None)
+    return batch.exclude(COLLECTOR) if kept is not None and kept.is_empty() else batch

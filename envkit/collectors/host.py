@@ -9,18 +9,22 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from envkit.batched.attributes import ask_single_envs, single_envs
 from envkit.batched.creation_context import holding
 from envkit.collectors.acting import Parts, build_runner, recorded_leaves
+from envkit.collectors.distant import executed, followed
 from envkit.collectors.packing import Packing
-from envkit.collectors.runner import COLLECTOR, EnvRunner, Order
+from envkit.collectors.profiling import ProfileConfig
+from envkit.collectors.runner import EnvRunner, Order, lengthened
 from envkit.collectors.weights import Weights, tensors_of
 from envkit.data.paths import Path
 from envkit.data.transition import leaves
@@ -111,14 +115,18 @@ class RunnerFactory:
         seeds: of torch's generator in each worker, from which policies draw.
         num_threads: torch threads of a worker.
         choices: see `creation_context`.
+        begin: called before anything is built; None: nothing.
     """
 
     parts: list[Parts]
     seeds: list[int]
     num_threads: int
     choices: Mapping[str, Any]
+    begin: Callable[[], Any] | None = None
 
     def __call__(self, rows: range) -> RunnerHost:
+        if self.begin is not None:
+            self.begin()
         torch.set_num_threads(self.num_threads)
         torch.set_grad_enabled(False)
         (row,) = rows
@@ -187,7 +195,7 @@ class RunnerHost:
         steps = batch.data.batch_size[-1]
         with runner.seconds.transferring():
             data = _on_host(batch.data)
-            data = data if steps == order.steps else _lengthened(data, order.steps)
+            data = data if steps == order.steps else lengthened(data, order.steps)
             is_in_memory = self._laid_down(data)
         return Reply(
             batch.following,
@@ -221,6 +229,38 @@ class RunnerHost:
         for path, place in self._packing.views(self._memory).items():
             place.copy_(tensors[path])
         return True
+
+    def call_profile(self, config: ProfileConfig | None) -> None:
+        """Profile the next batches of this worker; None ends that."""
+        self._runner.profile(config, self._row)
+
+    def call_count_envs(self) -> int:
+        """Give how many single envs this worker has."""
+        return single_envs(self._runner.env)
+
+    def call_ask_envs(self, ask: Callable[[Any], Any], rows: list[int]) -> list[Any]:
+        """Call ``ask`` with single envs of this worker, by their numbers here."""
+        return ask_single_envs(self._runner.env, ask, rows)
+
+    def call_follow(self, path: str) -> Any:
+        """Give what a path leads to; see `envkit.collectors.distant`."""
+        return followed(self._seen, path)
+
+    def call_execute(self, path: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call what a path leads to."""
+        return executed(self._seen, path, args, kwargs, must=True)
+
+    @property
+    def _seen(self) -> SimpleNamespace:
+        runner = self._runner
+        return SimpleNamespace(
+            env=runner.env,
+            policy=runner.policy,
+            worker_idx=self._row,
+            frames=runner.frames,
+            episodes=runner.episodes,
+            stats=runner.counted,
+        )
 
     def call_be_there(self) -> None:
         """Do nothing: whoever gets an answer knows that this worker is free."""
@@ -272,12 +312,3 @@ def _on_host(data: TensorDictBase) -> TensorDictBase:
     ):
         return data
     return data.cpu().clear_device_()
-
-
-def _lengthened(data: TensorDictBase, steps: int) -> TensorDictBase:
-    """Fill a batch that was ended early up with zeros, in steps of no trajectory."""
-    batch, made = data.batch_size[:-1], data.batch_size[-1]
-    whole = cast(TensorDictBase, data.new_zeros(torch.Size((*batch, steps))))
-    whole[..., :made] = data
-    whole.get((COLLECTOR, "traj_ids"))[..., made:] = -1
-    return whole

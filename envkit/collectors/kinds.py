@@ -6,6 +6,7 @@ What they mean, and which values are refused, stands in `settings`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from envkit.data.keywords import known_to, refuse_unknown
@@ -22,8 +23,17 @@ _KINDS: dict[str | None, tuple[str, str]] = {
 }
 
 
-def kind_for(backend: str | None, sync: bool) -> Any:
+def kind_for(
+    backend: str | None, sync: bool, asked: type | None = None, *, has_workers: bool = False
+) -> Any:
     """Give the class of collectors with a backend.
+
+    Args:
+        backend: see `Collector`.
+        sync: see `Collector`.
+        asked: the class that was called; one with workers alone has no kind that collects here. A subclass of the
+            user's that does not say how it collects gets a class of its own below it, which does.
+        has_workers: a number of workers was passed: without a backend they are processes.
 
     Raises:
         ArgumentError: (a ValueError) there is no such backend.
@@ -32,7 +42,20 @@ def kind_for(backend: str | None, sync: bool) -> Any:
         raise ArgumentError(
             f"backend is {backend!r}, but must be one of {[name for name in _KINDS if name]}."
         )
-    return late(_KINDS[backend][not sync])
+    has_workers = has_workers or getattr(asked, "_has_workers", False)
+    if backend is None and has_workers:
+        backend = "process"
+    kind = late(_KINDS[backend][not sync])
+    if asked is None or issubclass(kind, asked):
+        return kind
+    return _completed(asked, kind)
+
+
+@cache
+def _completed(asked: type, kind: type) -> type:
+    """Make a class of the user's, e.g. ``class Mine(Collector)``, one that collects as ``kind`` does."""
+    told = {"__module__": asked.__module__, "__doc__": asked.__doc__}
+    return type(asked)(asked.__name__, (asked, kind), told)
 
 
 def require_known(kind: Any, given: Iterable[str], every: type) -> None:

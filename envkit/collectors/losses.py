@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from tensordict import TensorDictBase
 
-from envkit.collectors.runner import COLLECTOR
+from envkit.collectors.runner import POLICY_VERSION
 from envkit.data.paths import as_key
 from envkit.data.transition import leaves
 
@@ -42,7 +42,7 @@ def with_loss(data: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
     for path, flags in leaves(lost.get("next")):
         if path[-1] in _CUT:
             lost.set(as_key(("next", *path)), torch.ones_like(flags))
-    version = lost.get((COLLECTOR, "policy_version"), None)
-    if version is not None:
-        version.copy_(first.get((COLLECTOR, "policy_version")))
+    for key in POLICY_VERSION:
+        if (version := lost.get(key, None)) is not None:
+            version.copy_(first.get(key))
     return cast(TensorDictBase, torch.cat([lost, data], time))

@@ -11,16 +11,17 @@ from envkit.collectors.collector import MakeEnv
 from envkit.collectors.crew import Part
 from envkit.collectors.runner import Batch
 from envkit.collectors.settings import WorkerOptions
-from envkit.collectors.workers import WorkerCollector
+from envkit.collectors.workers import MultiCollector
 from envkit.data.arguments import as_bool
 from envkit.data.plain import from_plain, plain
+from envkit.env.base import EnvBase
 from envkit.env.policy import PolicyLike
 from envkit.errors import OptionError
 
-__all__ = ["MultiAsyncCollector", "MultiaSyncDataCollector"]
+__all__ = ["AsyncCollector", "MultiAsyncCollector", "MultiaSyncDataCollector"]
 
 
-class MultiaSyncDataCollector(WorkerCollector):
+class MultiaSyncDataCollector(MultiCollector):
     """Collect in workers, processes or actors of Ray, each of which makes whole batches; see `Collector` and `WorkerOptions`.
 
     A worker whose batch was taken begins the next one at once, with the newest weights. One whose batch waits for
@@ -141,3 +142,34 @@ class MultiaSyncDataCollector(WorkerCollector):
 
 
 MultiAsyncCollector = MultiaSyncDataCollector
+
+
+class AsyncCollector(MultiaSyncDataCollector):
+    """Collect in a single worker, which goes on while the caller trains; see `MultiaSyncDataCollector`.
+
+    Example:
+        >>> collector = AsyncCollector(lambda: GymEnv("CartPole-v1"), frames_per_batch=64)
+        >>> collector.next().batch_size
+        torch.Size([64])
+        >>> collector.shutdown()
+    """
+
+    _kind = "in a worker"
+
+    def __init__(
+        self,
+        create_env_fn: Callable[..., EnvBase] | EnvBase,
+        policy: PolicyLike = None,
+        *,
+        backend: str | None = None,
+        backend_options: RayOptions | None = None,
+        **options: Unpack[WorkerOptions],
+    ):
+        super().__init__(
+            create_env_fn,
+            policy,
+            backend=backend,
+            backend_options=backend_options,
+            num_collectors=1,
+            **options,
+        )

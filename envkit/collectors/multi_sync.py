@@ -14,7 +14,7 @@ from envkit.collectors.collector import MakeEnv
 from envkit.collectors.crew import Part
 from envkit.collectors.runner import COLLECTOR, Batch
 from envkit.collectors.settings import WorkerOptions
-from envkit.collectors.workers import WorkerCollector
+from envkit.collectors.workers import MultiCollector
 from envkit.data.arguments import as_bool
 from envkit.env.policy import PolicyLike
 from envkit.errors import ArgumentError, OptionError
@@ -22,7 +22,7 @@ from envkit.errors import ArgumentError, OptionError
 __all__ = ["MultiSyncCollector", "MultiSyncDataCollector"]
 
 
-class MultiSyncDataCollector(WorkerCollector):
+class MultiSyncDataCollector(MultiCollector):
     """Collect in workers, processes or actors of Ray, all of which make a part of every batch; see `Collector` and `WorkerOptions`.
 
     No step is made between the delivery of a batch and the request for the next one, unless ``prefetch=1``.
@@ -71,6 +71,9 @@ class MultiSyncDataCollector(WorkerCollector):
     @property
     def _frames_each(self) -> int:
         return self._steps * self._rows_each * self.num_workers
+
+    def frames_per_batch_worker(self, worker_idx: int | None = None) -> int:
+        return self._steps * self._rows_each
 
     def _begin_batch(self, *, random: bool) -> Callable[[], Batch]:
         if self._options.update_at_each_batch:

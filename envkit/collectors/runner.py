@@ -9,17 +9,19 @@ Conventions
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
 
 from envkit.collectors.generators import generator_states, set_generators
 from envkit.collectors.numbering import TrajectoryNumbers
+from envkit.collectors.profiling import ProfileConfig, Profiling
 from envkit.collectors.timing import Seconds, timed
 from envkit.collectors.weights import (
     Weights,
@@ -33,14 +35,26 @@ from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
 from envkit.env.fragments import Begun, Fragment, begin_fragment
 from envkit.env.policy import ExplorationType, HasParams, Policy, set_exploration_type
-from envkit.env.recorded import truncate_last
+from envkit.env.recorded import truncate_last, unrecorded
 from envkit.errors import ArgumentError, ResumeError, StaleDataError
 from envkit.rules import RESET
 
-__all__ = ["COLLECTOR", "OWN_STEP_COUNT", "Batch", "EnvRunner", "Order", "RunnerOptions"]
+__all__ = [
+    "COLLECTOR",
+    "OWN_STEP_COUNT",
+    "POLICY_VERSION",
+    "Batch",
+    "EnvRunner",
+    "Order",
+    "RunnerOptions",
+    "lengthened",
+]
 
 COLLECTOR = "collector"
 """Node of the data that holds what the collector adds."""
+
+POLICY_VERSION: tuple[Key, ...] = ("policy_version", ("next", "policy_version"))
+"""Where the version of the policy that acted is recorded."""
 
 OWN_STEP_COUNT = "collector_step_count"
 """What `StepCounter` calls its count in an env that has a ``step_count`` of its own."""
@@ -57,6 +71,7 @@ class RunnerOptions:
     set_truncated: bool = False
     storing_device: torch.device | None = None
     track_policy_version: bool = False
+    compact_obs: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,6 +135,7 @@ class EnvRunner:
         self._moves = 0  # of the env when there was that root
         self.seconds = Seconds()
         self.frames = self.episodes = 0
+        self.profiling: Profiling | None = None
 
     # ------------------------------------------------------------------------------------- batches
 
@@ -227,7 +243,16 @@ class EnvRunner:
         batch = Batch(self._marked(data, order), self.numbers.current)
         # not before it is numbered: Ctrl-C in between begins new trajectories
         self._moves, self.root = self.env._in_use.moves, root
+        if self.profiling is not None:
+            self.profiling()
         return batch
+
+    def profile(self, config: ProfileConfig | None, worker_idx: int) -> None:
+        """Profile the next batches; None ends that."""
+        if self.profiling is not None:
+            self.profiling.stop()
+        chosen = config is not None and config.should_profile_worker(worker_idx)
+        self.profiling = Profiling(config, worker_idx) if chosen else None
 
     def shown_root(self) -> TensorDictBase:
         """Give the root that the next batch begins with, as a batch shows it."""
@@ -296,6 +321,24 @@ class EnvRunner:
         """Tell frames and episodes collected, and seconds spent in "envs", "policy" and "transfer"."""
         return {"frames": self.frames, "episodes": self.episodes, "seconds": dict(self.seconds)}
 
+    def fake_batch(self, steps: int) -> TensorDictBase:
+        """Give zeros that look like a batch, and leave env, policy and generators as they are."""
+        env = self.env
+        step = env.fake_tensordict().exclude(*unrecorded(env, self.options.record_state))
+        policy = self.policy
+        trial = copy.deepcopy(policy) if isinstance(policy, torch.nn.Module) else policy
+        with self._acting(), torch.random.fork_rng():
+            acted = self._bind(trial)(step.exclude("next", *env.action_keys).clone())
+        step.update(acted.exclude(*step.keys(True, True)))
+        dims = len(env.batch_size)
+        zeros = cast(TensorDictBase, step.apply(torch.zeros_like))
+        data = zeros.unsqueeze(dims).expand(*env.batch_size, steps).clone()
+        data.names = [*[None] * dims, "time"]
+        fresh = copy.copy(self)  # whose counts are its own
+        fresh.numbers = TrajectoryNumbers(env.batch_size.numel())
+        fresh.seconds = Seconds()
+        return fresh._marked(data, Order(steps))
+
     # ------------------------------------------------------------------------- what is added to them
 
     def _marked(self, data: TensorDictBase, order: Order) -> TensorDictBase:
@@ -316,11 +359,20 @@ class EnvRunner:
         data = _with_own_counts(data)
         if options.track_policy_version:
             version = torch.full(batch, order.version, dtype=torch.int64, device=device)
-            data.set((COLLECTOR, "policy_version"), version)
+            for key in POLICY_VERSION:
+                data.set(key, version.clone())
+        if options.compact_obs:
+            data = data.exclude(*self._of_the_next_root)
         if options.storing_device is None:
             return data.clear_device_()
         with self.seconds.transferring():
             return data.to(options.storing_device)
+
+    @property
+    def _of_the_next_root(self) -> list[Key]:
+        """List what stands under ``next`` and again in the root that follows."""
+        keys = (*self.env.observation_keys, *self.env.state_keys)
+        return [as_key(("next", *as_path(key))) for key in keys]
 
 
 def _private(data: TensorDictBase) -> list[Key]:
@@ -337,3 +389,12 @@ def _with_own_counts(data: TensorDictBase) -> TensorDictBase:
         if path[0] != "next":
             data.set((COLLECTOR, *path[:-1], "step_count"), data.get(as_key(path)))
     return data.exclude(*map(as_key, counts))
+
+
+def lengthened(data: TensorDictBase, steps: int) -> TensorDictBase:
+    """Fill a batch that was ended early up with zeros, in steps of no trajectory."""
+    batch, made = data.batch_size[:-1], data.batch_size[-1]
+    whole = cast(TensorDictBase, data.new_zeros(torch.Size((*batch, steps))))
+    whole[..., :made] = data
+    whole.get((COLLECTOR, "traj_ids"))[..., made:] = -1
+    return whole

@@ -21,7 +21,14 @@ from envkit.errors import ArgumentError, ArgumentTypeError, OptionError, PolicyE
 from envkit.specs.annotations import Device
 from envkit.specs.devices import as_device
 
-__all__ = ["CollectorOptions", "WorkerOptions", "checked", "checked_workers", "runner_options"]
+__all__ = [
+    "CollectorOptions",
+    "WorkerOptions",
+    "checked",
+    "checked_workers",
+    "require_callable",
+    "runner_options",
+]
 
 
 class CollectorOptions(TypedDict, total=False):
@@ -33,6 +40,8 @@ class CollectorOptions(TypedDict, total=False):
         trajs_per_batch: whole episodes in a batch instead, in the order in which they end. Frames of
             unfinished ones wait; none is lost or used twice. ``frames_per_batch`` then is how many transitions are made
             at once.
+        trajs_per_write: with ``trajs_per_batch`` and a ``replay_buffer``, how many episodes one call of ``extend`` puts in;
+            None: all that were delivered together.
         traj_format: "padded" gives episodes a row each, with a mask beside ``traj_ids``; "cat" one after the other. Into a
             ``replay_buffer`` they always go one after the other.
         total_frames: frames after which the collector is at its end, a multiple of ``frames_per_batch``; None
@@ -56,23 +65,38 @@ class CollectorOptions(TypedDict, total=False):
         use_buffers: let batches of workers cross in shared memory; None does where their entries have fixed sizes.
         replay_buffer: what batches are put into, by ``extend``; the iterator then yields None.
         replay_buffer_chunk: put whole batches in; False: ``add`` every step as it comes.
+        extend_buffer: TorchRL's name for ``replay_buffer_chunk``.
         trust_policy: call the policy with the TensorDict whatever its signature, and do not try it out.
         compile_policy: `torch.compile` the policy; True, or its keywords.
         cudagraph_policy: capture the policy as a CUDA graph; True, or keywords of ``CudaGraphModule``.
         policy_factory: makes the policy where it acts, instead of ``policy``; with workers, one for all or a
             list of one each.
         prefetch: 1 makes the next batch while the caller trains on this one, with weights one update older.
-        track_policy_version: record the version of the policy that acted, ``("collector", "policy_version")``.
+        track_policy_version: record the version of the policy that acted, ``"policy_version"`` and
+            ``("next", "policy_version")``, int64 of the batch size.
+        track_traj_ids: False leaves ``("collector", "traj_ids")`` out of batches.
+        compact_obs: leave observations and states out of ``next``, which the next root has too; what follows the last
+            step of a trajectory is lost then.
+        auto_register_policy_transforms: append to the env what a policy with recurrent modules needs, where the env does
+            not show it; None does so too, False never.
+        seed: seed envs and torch's generators, here and in workers, as `Collector.set_seed` does, before anything is
+            collected: the same seed gives the same data.
         progress: show a bar with frames per second, mean return and length of the episodes that ended.
         record_state: keep the state of a stateless env at every step.
         record_for_resume: have envs on simulators write down their episodes, so that `state_dict` can say where they are;
             see `EnvBase.record_for_resume` for what that costs.
         pre_collect_hook: called before each batch is asked for.
         post_collect_hook: called with each batch before it is delivered.
+        interruptor: for collectors in this process: has ``collection_stopped()``, which is asked after each step; True ends
+            the batch there. Steps that were not made are zero, with number -1 and ``("collector", "mask")`` False.
+        worker_idx: number that `Collector.worker_idx` gives, for who runs collectors in workers of their own.
+        return_same_td, no_cuda_sync: without effect: batches are always new, and the collector does not synchronise
+            devices itself. Programs for TorchRL pass them.
     """
 
     frames_per_batch: Annotated[int | None, Default(None)]
     trajs_per_batch: Annotated[int | None, Default(None)]
+    trajs_per_write: Annotated[int | None, Default(None)]
     traj_format: Annotated[Literal["padded", "cat"], Default("padded")]
     total_frames: Annotated[int | None, Default(-1)]
     device: Annotated[Device | None, Default(None)]
@@ -91,17 +115,26 @@ class CollectorOptions(TypedDict, total=False):
     use_buffers: Annotated[bool | None, Default(None)]
     replay_buffer: Annotated[Any, Default(None)]
     replay_buffer_chunk: Annotated[bool, Default(True)]
+    extend_buffer: Annotated[bool | None, Default(None)]
     trust_policy: Annotated[bool | None, Default(None)]
     compile_policy: Annotated[bool | Mapping[str, Any] | None, Default(None)]
     cudagraph_policy: Annotated[bool | Mapping[str, Any] | None, Default(None)]
     policy_factory: Annotated[Callable[[], Any] | Sequence[Callable[[], Any]] | None, Default(None)]
     prefetch: Annotated[int, Default(0)]
     track_policy_version: Annotated[bool, Default(False)]
+    track_traj_ids: Annotated[bool, Default(True)]
+    compact_obs: Annotated[bool, Default(False)]
+    auto_register_policy_transforms: Annotated[bool | None, Default(None)]
+    seed: Annotated[int | None, Default(None)]
     progress: Annotated[bool, Default(False)]
     record_state: Annotated[bool, Default(False)]
     record_for_resume: Annotated[bool, Default(False)]
     pre_collect_hook: Annotated[Callable[[], Any] | None, Default(None)]
     post_collect_hook: Annotated[Callable[[Any], Any] | None, Default(None)]
+    interruptor: Annotated[Any, Default(None)]
+    worker_idx: Annotated[int | None, Default(None)]
+    return_same_td: Annotated[bool, Default(False)]
+    no_cuda_sync: Annotated[bool, Default(False)]
 
 
 class WorkerOptions(CollectorOptions, total=False):
@@ -122,6 +155,7 @@ class WorkerOptions(CollectorOptions, total=False):
         max_restarts: with "restart", how many there may be before the error is raised after all.
         timeout: seconds a batch may take; None sets no limit.
         start_timeout: seconds that building env and policy may take; None sets no limit.
+        init_fn: called in each worker before it builds its env and policy, e.g. to start a simulator's application.
     """
 
     num_workers: Annotated[int | None, Default(None)]
@@ -134,13 +168,19 @@ class WorkerOptions(CollectorOptions, total=False):
     max_restarts: Annotated[int, Default(10)]
     timeout: Annotated[float | None, Default(60.0)]
     start_timeout: Annotated[float | None, Default(60.0)]
+    init_fn: Annotated[Callable[[], Any] | None, Default(None)]
 
 
 _SWITCHES = (
     *("reset_at_each_iter", "reset_when_done", "set_truncated", "replay_buffer_chunk"),
     *("track_policy_version", "progress", "record_state", "record_for_resume"),
+    *("track_traj_ids", "compact_obs", "return_same_td", "no_cuda_sync"),
 )
-_OPTIONAL_SWITCHES = ("split_trajs", "use_buffers", "trust_policy")
+_OPTIONAL_SWITCHES = (
+    *("split_trajs", "use_buffers", "trust_policy"),
+    *("auto_register_policy_transforms", "extend_buffer"),
+)
+_NUMBERS = {"seed": "the seed of all envs and generators", "worker_idx": "the number of a worker"}
 _CALLABLE = ("postproc", "pre_collect_hook", "post_collect_hook")
 _DEVICES = ("storing_device", "env_device", "policy_device")
 
@@ -162,14 +202,20 @@ def checked(given: Any) -> Any:
         if getattr(given, name) is not None:
             as_bool(name, getattr(given, name))
     for name in _CALLABLE:
-        _require_callable(name, getattr(given, name))
+        require_callable(name, getattr(given, name))
     for name in ("compile_policy", "cudagraph_policy"):
         _require_switch_or_keywords(name, getattr(given, name))
     for factory in _entries(given.policy_factory):
-        _require_callable("policy_factory", factory)
+        require_callable("policy_factory", factory)
     for kwargs in _entries(given.create_env_kwargs):
         _require_keywords(kwargs)
+    for name in ("seed", "worker_idx"):
+        if getattr(given, name) is not None:
+            setattr(
+                given, name, as_int(name, getattr(given, name), least=0, meaning=_NUMBERS[name])
+            )
     _check_policy(given.policy)
+    _take_extend_buffer(given)
     _check_amounts(given)
     _check_exclusive(given)
     for name in _DEVICES:
@@ -193,10 +239,29 @@ def checked_workers(given: Any) -> Any:
             meaning = "the number of threads that torch uses"
             setattr(given, name, as_int(name, getattr(given, name), least=1, meaning=meaning))
     allowed_restarts(given.on_worker_failure, given.max_restarts)
+    require_callable("init_fn", given.init_fn)
+    if given.interruptor is not None:
+        raise OptionError(
+            "interruptor ends batches of collectors in this process. Workers are stopped by "
+            "preemptive_threshold=: pass that, or use SyncDataCollector."
+        )
     for name in ("timeout", "start_timeout"):
         require_seconds(name, getattr(given, name))
     _check_threshold(given)
     return given
+
+
+def _take_extend_buffer(given: Any) -> None:
+    """Take `extend_buffer` over as ``replay_buffer_chunk``, its name here."""
+    if given.extend_buffer is None:
+        return
+    if given.extend_buffer and not given.replay_buffer_chunk:
+        raise OptionError(
+            "extend_buffer=True and replay_buffer_chunk=False contradict each other: they are two names of one option. "
+            "Pass one of them."
+        )
+    if given.replay_buffer is not None:
+        given.replay_buffer_chunk = given.extend_buffer
 
 
 def _check_threshold(given: Any) -> None:
@@ -265,6 +330,16 @@ def _check_amounts(given: Any) -> None:
         )
     if by_episode and given.replay_buffer is not None:
         given.traj_format = "cat"  # a buffer holds transitions, and no padding
+    if given.trajs_per_write is not None:
+        meaning = "the episodes that are put into the buffer at once"
+        given.trajs_per_write = as_int(
+            "trajs_per_write", given.trajs_per_write, least=1, meaning=meaning
+        )
+        if not by_episode or given.replay_buffer is None:
+            raise OptionError(
+                "trajs_per_write says how many episodes go into a replay buffer at once, so it needs trajs_per_batch= "
+                "and replay_buffer=. Pass both, or leave it out."
+            )
 
 
 def _as_limit(name: str, value: Any) -> int | None:
@@ -288,6 +363,21 @@ def _check_exclusive(given: Any) -> None:
     for name, reason in alone.items():
         if by_episode and getattr(given, name):
             raise OptionError(f"{name} and trajs_per_batch exclude each other: {reason}.")
+    if not given.track_traj_ids and (given.split_trajs or by_episode):
+        raise ArgumentError(
+            "track_traj_ids=False leaves out what tells episodes apart, which split_trajs and trajs_per_batch need. "
+            "Leave it out."
+        )
+    stopped = given.interruptor
+    if stopped is not None and not callable(getattr(stopped, "collection_stopped", None)):
+        raise ArgumentTypeError(
+            f"interruptor is a {type(stopped).__name__} without collection_stopped(). Pass an object with this method, "
+            "which says whether to stop."
+        )
+    if stopped is not None and (by_episode or given.split_trajs):
+        raise OptionError(
+            "interruptor ends batches early, so it does not go with trajs_per_batch or split_trajs. Leave one out."
+        )
     if not given.reset_when_done and (given.split_trajs or by_episode):
         raise OptionError(
             "reset_when_done=False steps envs on beyond the end of an episode, so batches cannot be split into "
@@ -305,7 +395,12 @@ def _check_exclusive(given: Any) -> None:
             raise OptionError("replay_buffer_chunk=False needs a replay_buffer.")
 
 
-def _require_callable(name: str, value: Any) -> None:
+def require_callable(name: str, value: Any) -> None:
+    """Check that something is callable, or None.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) it is not.
+    """
     if value is not None and not callable(value):
         raise ArgumentTypeError(
             f"{name} is {value!r}, of type {type(value).__name__}, but must be callable, or None."
@@ -383,4 +478,5 @@ def runner_options(given: Any, storing_device: torch.device | None) -> RunnerOpt
         set_truncated=given.set_truncated,
         storing_device=storing_device,
         track_policy_version=given.track_policy_version,
+        compact_obs=given.compact_obs,
     )

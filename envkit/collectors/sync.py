@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Unpack
 
 import torch
 
+from envkit.batched.attributes import ask_single_envs, chosen_rows, require_found, single_envs
 from envkit.collectors.acting import Parts, build_runner, recorded_leaves
-from envkit.collectors.collector import Collector, MakeEnv
-from envkit.collectors.runner import Batch, Order
+from envkit.collectors.collector import Collector, MakeEnv, flat_stats
+from envkit.collectors.profiling import ProfileConfig
+from envkit.collectors.runner import COLLECTOR, Batch, Order, lengthened
 from envkit.collectors.settings import CollectorOptions, runner_options
 from envkit.collectors.turns import in_turn
 from envkit.collectors.weights import as_weights
 from envkit.data.arguments import as_bool
+from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.policy import HasParams, PolicyLike
 from envkit.errors import ArgumentTypeError, OptionError
@@ -64,13 +67,18 @@ class SyncDataCollector(Collector):
             cudagraph_policy=given.cudagraph_policy,
             env_device=_single("env_device", given.env_device),
             policy_device=_single("policy_device", given.policy_device),
+            completes_env=given.auto_register_policy_transforms is not False,
         )
         self._trained = policy
+        if given.seed is not None:
+            torch.manual_seed(given.seed)
         self._runner = build_runner(parts)
         self.env = self._runner.env
         try:
             self._fit(given)
             self._prepare()
+            if given.seed is not None:
+                self.set_seed(given.seed)
         except BaseException:
             if not isinstance(create_env_fn, EnvBase):
                 self.shutdown()
@@ -97,24 +105,27 @@ class SyncDataCollector(Collector):
         return self._steps * self.env.batch_size.numel()
 
     def _begin_batch(self, *, random: bool) -> Callable[[], Batch]:
-        order = Order(self._steps, random, self.policy_version)
+        stopped = self._options.interruptor
+        interrupted = None if stopped is None else stopped.collection_stopped
+        order = Order(self._steps, random, self.policy_version, interrupted)
         begun: Callable[[], Batch] | None = self._runner.begin(order)
 
         def finish() -> Batch:
             nonlocal begun
             finished, begun = begun or self._runner.begin(order), None
-            return finished()
+            batch = finished()
+            return batch if stopped is None else _filled(batch, self._steps)
 
         return finish
 
     @in_turn
-    def update_policy_weights_(self, policy_weights: Any = None) -> None:
-        given = self._trained if policy_weights is None else policy_weights
+    def _update_weights(self, given: Any) -> None:
+        weights = self._trained if given is None else given
         acting = self._runner.policy
-        if policy_weights is not None or (
-            acting is not given and isinstance(given, torch.nn.Module | HasParams)
+        if given is not None or (
+            acting is not weights and isinstance(weights, torch.nn.Module | HasParams)
         ):
-            self._runner.load_weights(as_weights(given, acting))
+            self._runner.load_weights(as_weights(weights, acting))
         self.policy_version += 1
 
     @in_turn
@@ -143,25 +154,42 @@ class SyncDataCollector(Collector):
     def _load_runner_states(self, state: Mapping[str, Any], *, strict: bool) -> None:
         self._runner.load_state_dict(state, strict=strict)
 
-    def stats(self) -> Mapping[str, Any]:
-        """Tell what was collected and where time went.
+    def stats(self) -> dict[str, int | float | bool]:
+        return {**self._amounts, **flat_stats(self._runner.counted())}
 
-        Returns:
-            ``frames``, ``total_frames``, ``requested_frames_per_batch``, ``completed``, ``policy_version``, ``batches``, ``episodes``, and ``seconds`` spent in "envs", in the "policy", and in
-            "transfer" to ``storing_device``; a program that makes a whole batch counts as "envs".
-        """
-        runner = self._runner
-        return {
-            **self._amounts,
-            "frames": runner.frames,
-            "batches": self.iter,
-            "episodes": runner.episodes,
-            "seconds": dict(runner.seconds),
-        }
+    @in_turn
+    def _ask_envs(
+        self, ask: Callable[[Any], Any], indices: int | Iterable[int] | None
+    ) -> list[Any]:
+        self._settle()
+        rows = chosen_rows(indices, single_envs(self.env))
+        values = ask_single_envs(self.env, ask, rows)
+        require_found(values, type(self).__name__)
+        return values
 
-    def _end(self) -> None:
-        if not self.env.is_closed:
+    @in_turn
+    def fake_tensordict(self) -> EnvData:
+        return self._delivery.made_of(self._runner.fake_batch(self._steps))
+
+    def _asked_of_first(self, part: str, attr: str) -> Any:
+        return getattr(getattr(self, part), attr)
+
+    @in_turn
+    def _profile(self, config: ProfileConfig | None) -> None:
+        self._runner.profile(config, 0)
+
+    def _end(self, *, close_env: bool = True) -> None:
+        if close_env and not self.env.is_closed:
             self.env.close(raise_if_closed=False)
+
+
+def _filled(batch: Batch, steps: int) -> Batch:
+    """Fill a batch that was ended early up with zeros, and mark in it which steps were made."""
+    made = batch.data.batch_size[-1]
+    data = batch.data if made == steps else lengthened(batch.data, steps)
+    valid = torch.arange(steps, device=data.get((COLLECTOR, "traj_ids")).device) < made
+    data.set((COLLECTOR, "mask"), valid.expand(data.batch_size).clone())
+    return Batch(data, batch.following)
 
 
 def _single(name: str, given: Any) -> Any:

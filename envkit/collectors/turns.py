@@ -2,7 +2,8 @@
 
 Two threads that collect would take each other's batches, or wait for each other's workers. A call of the thread that
 uses it already (a hook, a policy) is let through. A turn is taken and ended by plain assignments, with no call next
-to them: Ctrl-C cannot come in between, which would lose a batch that was counted as delivered.
+to them: Ctrl-C cannot come in between, which would lose a batch that was counted as delivered. A collector that was
+started in the background is held between two batches while a call of another thread takes its turn.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from envkit.collectors.background import Background
 from envkit.env.exclusive import InUse
-from envkit.errors import ClosedEnvError
+from envkit.errors import BusyError, ClosedEnvError
 
-__all__ = ["Used", "asked_for", "in_turn", "require_open"]
+__all__ = ["Used", "asked_for", "in_turn", "require_open", "require_own"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,10 +28,12 @@ class Used(Protocol):
 
     Attributes:
         _user: ident of the thread that uses it; None where nobody does.
+        _background: collects in a thread of its own; None where nothing was started.
     """
 
     _user: int | None
     _is_shut_down: bool
+    _background: Background | None
 
 
 U = TypeVar("U", bound=Used)
@@ -45,6 +49,13 @@ def in_turn(method: Callable[Concatenate[U, P], R]) -> Callable[Concatenate[U, P
 
     @functools.wraps(method)
     def alone(self: U, *args: P.args, **kwargs: P.kwargs) -> R:
+        background = self._background
+        if background is not None and background.is_alive and not background.is_this_thread:
+            with background.held():
+                return taking_turn(self, *args, **kwargs)
+        return taking_turn(self, *args, **kwargs)
+
+    def taking_turn(self: U, *args: P.args, **kwargs: P.kwargs) -> R:
         me = asked_for(self)
         before, self._user = self._user, me
         try:
@@ -67,6 +78,19 @@ def asked_for(used: Used) -> int:
         held.holder = used._user
         held.refuse()
     return me
+
+
+def require_own(background: Background, used: Used) -> None:
+    """Check that batches are asked for by the thread in the background, or while it is held.
+
+    Raises:
+        BusyError: (a RuntimeError) they are not, and would be taken from it.
+    """
+    if not (background.is_this_thread or background.is_held):
+        raise BusyError(
+            f"this {type(used).__name__} collects in the background since start(), into its replay buffer. Sample from "
+            "that, or call next() within pause()."
+        )
 
 
 def require_open(used: Used, error: Exception | None = None) -> None:

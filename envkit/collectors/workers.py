@@ -6,27 +6,31 @@ How workers get orders is said by `crew`, what a batch of several workers looks 
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from envkit.batched.attributes import chosen_rows, require_found
 from envkit.batched.creation_context import chosen
 from envkit.batched.recovery import allowed_restarts
 from envkit.batched.threads import ThreadLimit
 from envkit.batched.workers import actors_for, processes_for, usable_options
 from envkit.collectors.acting import Parts
-from envkit.collectors.collector import Collector, MakeEnv
+from envkit.collectors.collector import Collector, MakeEnv, flat_stats
 from envkit.collectors.crew import Crew
+from envkit.collectors.distant import paired
 from envkit.collectors.host import (
     BUILDING,
     COMMAND_NAMES,
     Description,
     RunnerFactory,
 )
+from envkit.collectors.profiling import ProfileConfig
 from envkit.collectors.settings import WorkerOptions, checked_workers, runner_options
 from envkit.collectors.timing import Seconds
 from envkit.collectors.turns import in_turn, require_open
@@ -45,12 +49,20 @@ from envkit.errors import (
 )
 from envkit.transport.jobs import JobPool, ProcessJobPool
 
-__all__ = ["WorkerCollector"]
+__all__ = ["MultiCollector"]
+
+_CHANGES = 3
+"""Batches with changed weights after which workers that were never sent any are warned of."""
 
 
-class WorkerCollector(Collector):
-    """What collectors with workers share; see `Collector` and `WorkerOptions`."""
+class MultiCollector(Collector):
+    """Collect in workers, processes or actors of Ray; ``sync`` says whether all make a part of every batch.
 
+    ``MultiCollector(makers, policy, sync=True)`` gives a `MultiSyncDataCollector`, ``sync=False`` a
+    `MultiaSyncDataCollector`. See `Collector` and `WorkerOptions` for the arguments.
+    """
+
+    _has_workers = True
     _end_limit: weakref.finalize | None = None
 
     def _build(
@@ -72,6 +84,8 @@ class WorkerCollector(Collector):
         makers = _makers(create_env_fn, given.num_workers if count is None else count)
         self.num_workers = len(makers)
         self._trained = policy
+        self._versions = [tensor._version for tensor in tensors_of(policy).values()]
+        self._changes, self._has_warned = 0, False
         self._steps = 0
         self._seconds = Seconds()  # spent here
         self._storing_devices = _each("storing_device", given.storing_device, self.num_workers)
@@ -94,14 +108,16 @@ class WorkerCollector(Collector):
             self._delivery.require_room(described.leaves)
             self._crew.bind()
             self._prepare(self.num_workers)
+            if given.seed is not None:
+                self.set_seed(given.seed)
         except BaseException:
             self.shutdown()
             raise
 
     def _make_pool(self, parts: list[Parts], given: Any) -> JobPool:
-        base = drawn_seed()
+        base = drawn_seed() if given.seed is None else given.seed
         seeds = [restart_seed(base, row, 0) for row in range(len(parts))]
-        factory = RunnerFactory(parts, seeds, given.num_sub_threads, chosen())
+        factory = RunnerFactory(parts, seeds, given.num_sub_threads, chosen(), given.init_fn)
         count = len(parts)
         shared: dict[str, Any] = {
             "timeout_s": given.timeout,
@@ -140,6 +156,7 @@ class WorkerCollector(Collector):
                 cudagraph_policy=given.cudagraph_policy,
                 env_device=devices["env_device"][worker],
                 policy_device=devices["policy_device"][worker],
+                completes_env=given.auto_register_policy_transforms is not False,
             )
             for worker, make in enumerate(makers)
         ]
@@ -184,7 +201,7 @@ class WorkerCollector(Collector):
 
     # ------------------------------------------------------------------------------------- weights
 
-    def update_policy_weights_(self, policy_weights: Any = None) -> None:
+    def _update_weights(self, given: Any) -> None:
         require_open(
             self
         )  # and no turn: a trainer may update while another thread waits for a batch
@@ -192,7 +209,7 @@ class WorkerCollector(Collector):
             raise ArgumentTypeError(
                 "the policy of the workers is no torch.nn.Module and no JaxPolicy, so it has no weights to update."
             )
-        given = self._trained if policy_weights is None else policy_weights
+        given = self._trained if given is None else given
         if given is None:
             raise ArgumentTypeError(
                 "there are no weights here: the workers have made their policies themselves. Pass policy_weights=."
@@ -200,7 +217,32 @@ class WorkerCollector(Collector):
         self._crew.take_weights(
             tensors_of(given) if isinstance(given, nn.Module) else as_weights(given, self._trained)
         )
-        self.policy_version += 1
+        super().increment_version()
+
+    def increment_version(self) -> None:
+        super().increment_version()
+        self._crew.count_version()
+
+    def _begin_next(self) -> None:
+        self._warn_of_weights_kept()
+        super()._begin_next()
+
+    def _warn_of_weights_kept(self) -> None:
+        """Warn once where weights were changed for some batches, and none were ever sent to the workers."""
+        if self._has_warned or self.policy_version or not isinstance(self._trained, nn.Module):
+            return
+        versions = [tensor._version for tensor in tensors_of(self._trained).values()]
+        if versions != self._versions:
+            self._versions, self._changes = versions, self._changes + 1
+        if self._changes < _CHANGES:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"the weights of the policy were changed before {_CHANGES} batches, and none were sent to the workers, which "
+            "act with those that it had when the collector was built. Call update_policy_weights_() after each update, or "
+            "pass update_at_each_batch=True.",
+            stacklevel=6,
+        )
 
     # ------------------------------------------------------------------------------ seeds and resets
 
@@ -247,6 +289,61 @@ class WorkerCollector(Collector):
         """See to it that no worker has an order."""
         raise NotImplementedError
 
+    # ------------------------------------------------------------------------------ envs of workers
+
+    @in_turn
+    def _ask_envs(
+        self, ask: Callable[[Any], Any], indices: int | Iterable[int] | None
+    ) -> list[Any]:
+        self._settle()
+        self._require_idle()
+        every = range(self.num_workers)
+        counts = self._crew.call("count_envs", workers=every)
+        places = [(worker, row) for worker in every for row in range(counts[worker])]
+        wanted = [places[index] for index in chosen_rows(indices, len(places))]
+        found: dict[tuple[int, int], Any] = {}
+        for worker in sorted({worker for worker, _ in wanted}):
+            rows = sorted({row for one, row in wanted if one == worker})
+            (values,) = self._crew.call("ask_envs", ask, rows, workers=[worker])
+            found |= {(worker, row): value for row, value in zip(rows, values, strict=True)}
+        values = [found[place] for place in wanted]
+        require_found(values, type(self).__name__)
+        return values
+
+    @in_turn
+    def _asked_of_first(self, part: str, attr: str) -> Any:
+        self._settle()
+        self._require_idle()
+        (found,) = self._crew.call("follow", f"{part}.{attr}", workers=[0])
+        return found
+
+    @in_turn
+    def get_distant_attr(self, attr: str) -> list[Any]:
+        self._settle()
+        self._require_idle()
+        return self._crew.call("follow", attr, workers=range(self.num_workers))
+
+    @in_turn
+    def map_fn(
+        self,
+        method_name: str,
+        list_of_args: Sequence[Sequence[object]] | None = None,
+        list_of_kwargs: Sequence[Mapping[str, object]] | None = None,
+    ) -> list[Any]:
+        self._settle()
+        self._require_idle()
+        calls = paired(list_of_args, list_of_kwargs, self.num_workers)
+        return [
+            self._crew.call("execute", method_name, args, kwargs, workers=[worker])[0]
+            for worker, (args, kwargs) in enumerate(calls)
+        ]
+
+    @in_turn
+    def _profile(self, config: ProfileConfig | None) -> None:
+        self._settle()
+        self._require_idle()
+        self._crew.call("profile", config, workers=range(self.num_workers))
+
     # -------------------------------------------------------------------------------------- resume
 
     @property
@@ -267,27 +364,46 @@ class WorkerCollector(Collector):
 
     # ---------------------------------------------------------------------------------------- life
 
-    def stats(self) -> Mapping[str, Any]:
-        """Tell what was collected and where time went.
+    def stats(
+        self, workers: Literal["aggregate", "per_worker", "both"] = "aggregate"
+    ) -> dict[str, int | float | bool]:
+        """Give what was collected and where time went, as a flat dict of numbers.
+
+        Args:
+            workers: "aggregate" sums over the workers, "per_worker" gives the numbers of each, as ``worker_0/frames``;
+                "both" gives both.
 
         Returns:
-            ``frames``, ``total_frames``, ``requested_frames_per_batch``, ``completed``, ``policy_version``, ``batches``, ``episodes``, ``seconds`` spent in "envs", in the "policy" and in "transfer" of batches
-            and weights, summed over the workers, joining of batches here included, and ``workers``: the same of each, in
-            a list. Workers have made more frames than were delivered where batches wait.
+            What `Collector.stats` says, joining of batches here included, and ``workers`` and ``workers_alive``, their
+            numbers. Workers have made more frames than were delivered where batches wait.
+
+        Raises:
+            ArgumentError: (a ValueError) ``workers`` is something else.
         """
-        seconds = dict(self._seconds)
-        total: dict[str, Any] = {"frames": 0, "episodes": 0, "seconds": seconds}
-        for one in self._crew.counted:
-            for name in ("frames", "episodes"):
-                total[name] += one.get(name, 0)
-            for name, spent in one.get("seconds", {}).items():
-                total["seconds"][name] += spent
-        return {
-            **self._amounts,
-            **total,
-            "batches": self.iter,
-            "workers": [dict(one) for one in self._crew.counted],
+        if workers not in ("aggregate", "per_worker", "both"):
+            raise ArgumentError(
+                f"workers is {workers!r}, but must be 'aggregate', 'per_worker' or 'both'."
+            )
+        told: dict[str, int | float | bool] = {}
+        if workers != "per_worker":
+            told |= {**self._amounts, **self._summed()}
+        told |= {"workers": self.num_workers, "workers_alive": len(self._crew.pids)}
+        if workers != "aggregate":
+            for row, one in enumerate(self._crew.counted):
+                told |= flat_stats(one, f"worker_{row}/")
+        return told
+
+    def _summed(self) -> dict[str, int | float | bool]:
+        """Sum what the workers have counted, and the seconds spent here."""
+        total: dict[str, Any] = {
+            "frames": 0,
+            "episodes": 0,
+            **flat_stats({"seconds": dict(self._seconds)}),
         }
+        for one in self._crew.counted:
+            for name, value in flat_stats(one).items():
+                total[name] += value
+        return total
 
     @property
     def worker_pids(self) -> list[int]:
@@ -300,7 +416,7 @@ class WorkerCollector(Collector):
             "and have it go on from state_dict()."
         )
 
-    def _end(self) -> None:
+    def _end(self, *, close_env: bool = True) -> None:
         self._crew.end()
         if self._end_limit is not None:
             self._end_limit()

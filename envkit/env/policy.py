@@ -150,10 +150,25 @@ class RandomPolicy:
     def __init__(self, action_spec: TensorSpec | None = None, action_key: Key = "action"):
         self.action_spec = None if action_spec is None else action_spec.clone()
         self.action_key = action_key
+        self._follows_env = action_spec is None
+
+    def set_action_spec_from_env(self, env: Stepping) -> None:
+        """Take the ``full_action_spec`` of an env over as ``action_spec``, where there is none.
+
+        Collectors call this with their env. In another env such a policy goes on to draw actions of that one.
+
+        Example:
+            >>> policy = RandomPolicy()
+            >>> policy.set_action_spec_from_env(GymEnv("Pendulum-v1"))
+            >>> policy.action_spec["action"].shape
+            torch.Size([1])
+        """
+        if self.action_spec is None:
+            self.action_spec = env.full_action_spec.clone()
 
     def bound_to(self, env: Stepping) -> Policy:
-        """Give what acts in ``env``: this object, or where it has no spec, random actions of that env."""
-        return env.rand_action if self.action_spec is None else self
+        """Give what acts in ``env``: this object, or where it was given no spec, random actions of that env."""
+        return env.rand_action if self._follows_env or self.action_spec is None else self
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write an action into ``tensordict``, which is returned.
@@ -302,13 +317,13 @@ def policy_device(policy: Any) -> torch.device | None:
 
 
 def on_device(act: Policy, there: torch.device | None, back: torch.device | None) -> Policy:
-    """Have a policy act on data moved ``there``, and move the data ``back`` where that is said."""
+    """Have a policy act on data moved ``there``, and move the data ``back``; None: an env of no device gets data of none."""
     if there is None or there == back:
         return act
 
     def cast(td: TensorDictBase) -> TensorDictBase:
         acted = act(td.to(there))
-        return acted.to(back) if back is not None else acted
+        return acted.to(back) if back is not None else acted.copy().clear_device_()
 
     return cast
 

@@ -192,7 +192,6 @@ def test_what_makes_workers_wait_is_refused_where_they_do_not(error, options):
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_collectors": 2},
         {"num_workers": 2},
         {"on_worker_failure": "restart"},
         {"preemptive_threshold": 0.5},
@@ -214,9 +213,9 @@ def test_the_front_door_names_the_kind_that_takes_no_such_option(options):
 @pytest.mark.parametrize("kind", [Collector, SyncDataCollector])
 def test_a_keyword_of_another_kind_is_told_as_such_and_not_as_misspelt(kind):
     with pytest.raises(OptionError) as refusal:
-        kind(unbuilt, num_collectors=2, **ENOUGH)
+        kind(unbuilt, num_workers=2, **ENOUGH)
 
-    assert "'num_collectors' is a keyword of collectors with workers" in str(refusal.value)
+    assert "'num_workers' is a keyword of collectors with workers" in str(refusal.value)
     assert "backend='process'" in str(refusal.value)
     assert "Did you mean" not in str(refusal.value)
 

@@ -181,7 +181,7 @@ def test_new_weights_act_from_the_next_batch_on_and_say_so(built):
         seen.append(
             (
                 batch["action"].unique().tolist(),
-                batch["collector", "policy_version"].unique().tolist(),
+                batch["policy_version"].unique().tolist(),
             )
         )
         policy.say(value + 1)
@@ -207,14 +207,14 @@ def test_params_of_a_policy_in_jax_reach_the_workers(built, cls):
     old = {0, 1} if cls is MultiaSyncDataCollector else set()
     while old:  # one batch of each may have been begun before
         batch = collector.next()
-        if (batch["collector", "policy_version"] == 1).all():
+        if (batch["policy_version"] == 1).all():
             old.discard(int(batch[IDS][0]) % 2)
     newest = collector.next()
     other = built(cls, [make] * 2, policy, **options)
     other.load_state_dict(collector.state_dict())
 
     for batch in (newest, *(other.next() for _ in range(3))):
-        assert batch["action"].all() and (batch["collector", "policy_version"] == 1).all()
+        assert batch["action"].all() and (batch["policy_version"] == 1).all()
 
 
 def test_weights_are_updated_at_each_batch_where_that_is_asked_for(built):
@@ -236,11 +236,11 @@ def test_asynchronous_workers_act_with_the_newest_weights_of_their_order(built):
     for value in range(1, 8):
         batch = collector.next()
         acted = batch["action"].unique().tolist()
-        assert acted == batch["collector", "policy_version"].unique().tolist()
+        assert acted == batch["policy_version"].unique().tolist()
         policy.say(value)
         collector.update_policy_weights_()
 
-    assert batch["collector", "policy_version"].min() > 0
+    assert batch["policy_version"].min() > 0
 
 
 def test_the_next_batch_is_made_while_the_caller_trains(built):
@@ -256,7 +256,7 @@ def test_the_next_batch_is_made_while_the_caller_trains(built):
     )
     versions = []
     for batch in collector:
-        versions.append(batch["collector", "policy_version"].unique().tolist())
+        versions.append(batch["policy_version"].unique().tolist())
         collector.update_policy_weights_()
 
     assert versions == [[0], [0], [1]]
@@ -266,7 +266,9 @@ def test_no_step_is_made_between_batches(built):
     collector = built(MultiSyncDataCollector, [one] * 2, frames_per_batch=8)
     collector.next()
 
-    assert [found["frames"] for found in collector.stats()["workers"]] == [4, 4]
+    found = collector.stats(workers="both")
+    assert [found["worker_0/frames"], found["worker_1/frames"], found["frames"]] == [4, 4, 8]
+    assert found["workers"] == found["workers_alive"] == 2
     assert not collector._crew.jobs
 
 
@@ -480,7 +482,7 @@ def test_no_worker_ever_acts_with_half_an_update(built):
         collector.update_policy_weights_()
         if update % 4 == 0:
             batch = collector.next()
-            version = batch["collector", "policy_version"].unsqueeze(-1)
+            version = batch["policy_version"].unsqueeze(-1)
             assert (batch["ends"] == version).all()
             seen.add(int(version[0]))
 
@@ -549,6 +551,4 @@ def test_another_thread_may_update_weights_or_shut_down_while_a_batch_is_waited_
 
     assert ended == [f"this {cls.__name__} was shut down. Build a new one."]
     for batch in batches:
-        assert torch.equal(
-            batch["action"].flatten(), batch["collector", "policy_version"].flatten()
-        )
+        assert torch.equal(batch["action"].flatten(), batch["policy_version"].flatten())

@@ -35,12 +35,7 @@ PARAMETERS_OUT = {  # patterns of class(), class.method or function, and paramet
             for name in ("SerialEnv", "ParallelEnv")
             for parameter in ("consolidate", "daemon", "shutdown_timeout")
         ),
-        "*Collector.shutdown.*",
-        "*Collector().no_cuda_sync",
-        "*Collector().return_same_td",
         "*Collector().weight_*",
-        "*Collector().worker_idx",
-        "*Collector().interruptor",
     },
     "steps of finished sub-envs are refused": {"*Env().allow_step_when_done"},
     "metadata is read here or in a worker, whichever is cheaper": {
@@ -48,18 +43,9 @@ PARAMETERS_OUT = {  # patterns of class(), class.method or function, and paramet
         "EnvMetaData().supports_set_state",
     },
     "workers all collect alike, and take one policy": {
-        "Multi*Collector().collector_class",
-        "Multi*Collector().init_fn",
-        "Multi*Collector.stats.workers",
-        "*Collector.update_policy_weights_.*",
+        "*Collector().collector_class",
+        "*Collector.update_policy_weights_.worker_ids",
     },
-    "parts of TorchRL's buffers and policies": {
-        "*Collector().auto_register_policy_transforms",
-        "*Collector().compact_obs",
-        "*Collector().extend_buffer",
-        "*Collector().trajs_per_write",
-    },
-    "trajectories are always numbered": {"Collector().track_traj_ids"},
     "called by position, by containers: the names of arguments are ours": {
         "*.forward.next_tensordict",
         "*.transform_*_spec.*",

@@ -1,0 +1,98 @@
+"""What a path of attributes and items leads to, and calls of what it leads to.
+
+Conventions
+    path  ``"env.base_env"``, ``"schemes['policy'].interval"``, ``"parts[0]"``: names, and items by int or string.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envkit.errors import ArgumentError, NotAMethodError
+
+__all__ = ["executed", "followed", "paired"]
+
+_PART = re.compile(r"\.?([A-Za-z_]\w*)|\[(-?\d+)\]|\[(?:'([^']*)'|\"([^\"]*)\")\]")
+
+
+def followed(start: Any, path: str) -> Any:
+    """Give what a path leads to.
+
+    Raises:
+        ArgumentError: (a ValueError) it is no path.
+        AttributeError, KeyError, IndexError: there is nothing of this name.
+    """
+    found, at = start, 0
+    while at < len(path):
+        part = _PART.match(path, at)
+        if part is None:
+            raise ArgumentError(
+                f"{path!r} is no path at {path[at:]!r}. Write names with dots between them, and items as [0] or "
+                "['name']."
+            )
+        name, index, *quoted = part.groups()
+        if name is not None:
+            found = getattr(found, name)
+        else:
+            found = found[
+                int(index) if index is not None else next(q for q in quoted if q is not None)
+            ]
+        at = part.end()
+    return found
+
+
+def executed(
+    start: Any,
+    path: str,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    *,
+    must: bool = False,
+) -> Any:
+    """Call what a path leads to, or give it where it cannot be called.
+
+    Args:
+        must: refuse what cannot be called, arguments or not.
+
+    Raises:
+        ArgumentError: (a ValueError) it cannot be called, and there are arguments.
+        NotAMethodError: (an AttributeError) it cannot be called, and must.
+    """
+    found = followed(start, path)
+    if callable(found):
+        return found(*args, **kwargs)
+    if must:
+        raise NotAMethodError(
+            f"{path!r} is a {type(found).__name__}, which cannot be called. Name a method, or use get_distant_attr()."
+        )
+    if args or kwargs:
+        raise ArgumentError(
+            f"{path!r} is a {type(found).__name__}, which cannot be called, but has arguments. Leave them out."
+        )
+    return found
+
+
+def paired(
+    list_of_args: Sequence[Sequence[object]] | None,
+    list_of_kwargs: Sequence[Mapping[str, object]] | None,
+    count: int | None,
+) -> list[tuple[Sequence[object], Mapping[str, object]]]:
+    """Give the arguments of each call.
+
+    Args:
+        count: how many calls there are to be; None: as many as there are arguments, at least one.
+
+    Raises:
+        ArgumentError: (a ValueError) there are other numbers of them.
+    """
+    given = [len(one) for one in (list_of_args, list_of_kwargs) if one is not None]
+    wanted = count if count is not None else max(given, default=1)
+    if any(number != wanted for number in given):
+        raise ArgumentError(
+            f"list_of_args and list_of_kwargs have {given} entries, but there are {wanted} calls. Pass one entry for each."
+        )
+    every_args = [()] * wanted if list_of_args is None else list_of_args
+    every_kwargs = [{}] * wanted if list_of_kwargs is None else list_of_kwargs
+    return list(zip(every_args, every_kwargs, strict=True))

@@ -1,0 +1,132 @@
+"""Torch's profiler around the batches of a collector, here or in a worker.
+
+Conventions
+    batch  what one runner makes; a collector with workers asks several of them for each batch it delivers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from envkit.errors import ArgumentError
+
+__all__ = ["ProfileConfig", "Profiling"]
+
+
+@dataclass(frozen=True)
+class ProfileConfig:
+    """What `Collector.enable_profile` profiles.
+
+    Args:
+        workers: numbers of the workers; a collector in this process is number 0.
+        num_rollouts: batches until the trace is written, warm-up included.
+        warmup_rollouts: batches at the start that are left out.
+        save_path: file of the trace, in Chrome's format; ``{worker_idx}`` stands for the number of the worker. None:
+            ``collector_profile_{worker_idx}.json`` in the working directory.
+        activities: "cpu" and "cuda"; "cuda" is left out where there is none.
+        record_shapes, profile_memory, with_stack, with_flops: see ``torch.profiler.profile``.
+        on_trace_ready: called with the profiler instead of writing a file.
+
+    Raises:
+        ArgumentError: (a ValueError) no batch is left to profile, or an activity is unknown.
+
+    Example:
+        >>> ProfileConfig(save_path="traces/{worker_idx}.json").get_save_path(2)
+        PosixPath('traces/2.json')
+    """
+
+    workers: list[int] = field(default_factory=lambda: [0])
+    num_rollouts: int = 3
+    warmup_rollouts: int = 1
+    save_path: str | Path | None = None
+    activities: list[str] = field(default_factory=lambda: ["cpu", "cuda"])
+    record_shapes: bool = True
+    profile_memory: bool = False
+    with_stack: bool = True
+    with_flops: bool = False
+    on_trace_ready: Callable[[Any], object] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup_rollouts < self.num_rollouts:
+            raise ArgumentError(
+                f"num_rollouts is {self.num_rollouts} and warmup_rollouts {self.warmup_rollouts}, so no batch is left to "
+                "profile. Pass warmup_rollouts of at least 0, and more num_rollouts than that."
+            )
+        if unknown := sorted({name.lower() for name in self.activities} - {"cpu", "cuda"}):
+            raise ArgumentError(f"activities has {unknown}, but knows 'cpu' and 'cuda'.")
+
+    def get_save_path(self, worker_idx: int) -> Path:
+        """Give the file of a worker's trace."""
+        given = "collector_profile_{worker_idx}.json" if self.save_path is None else self.save_path
+        return Path(str(given).format(worker_idx=worker_idx))
+
+    def get_activities(self) -> list[torch.profiler.ProfilerActivity]:
+        """Give what is recorded on this machine."""
+        known = torch.profiler.ProfilerActivity
+        named = {name.lower() for name in self.activities}
+        has_cuda = "cuda" in named and torch.cuda.is_available()
+        return [*([known.CPU] if "cpu" in named else []), *([known.CUDA] if has_cuda else [])]
+
+    def should_profile_worker(self, worker_idx: int) -> bool:
+        """Say whether a worker is profiled."""
+        return worker_idx in self.workers
+
+
+class Profiling:
+    """Profile the batches of one runner, from the next one on; called after each of them.
+
+    Args:
+        config: what to profile.
+        worker_idx: number of the worker.
+    """
+
+    def __init__(self, config: ProfileConfig, worker_idx: int):
+        self._left = config.num_rollouts
+        warmup = min(1, config.warmup_rollouts)
+        schedule = torch.profiler.schedule(
+            wait=0,
+            warmup=warmup,
+            active=config.num_rollouts - config.warmup_rollouts,
+            repeat=1,
+            skip_first=config.warmup_rollouts - warmup,
+        )
+        self._profile = torch.profiler.profile(
+            activities=config.get_activities(),
+            schedule=schedule,
+            on_trace_ready=config.on_trace_ready or _Writing(config.get_save_path(worker_idx)),
+            record_shapes=config.record_shapes,
+            profile_memory=config.profile_memory,
+            with_stack=config.with_stack,
+            with_flops=config.with_flops,
+        )
+        self._profile.start()
+
+    def __call__(self) -> None:
+        """Count a batch; the last one ends the profile and hands its trace over."""
+        if self._left:
+            self._left -= 1
+            self._profile.step()
+            if not self._left:
+                self._profile.stop()
+
+    def stop(self) -> None:
+        """End the profile, if it goes on."""
+        if self._left:
+            self._left = 0
+            self._profile.stop()
+
+
+@dataclass(frozen=True)
+class _Writing:
+    """Write a trace to a file."""
+
+    path: Path
+
+    def __call__(self, profile: torch.profiler.profile) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        profile.export_chrome_trace(str(self.path))

@@ -1,0 +1,298 @@
+"""Every public member of TorchRL's collectors is provided, or is out for a reason, and does what it does there."""
+
+from __future__ import annotations
+
+import pytest
+from tensordict.nn import TensorDictModule
+from torch.utils.data import IterableDataset
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+
+import envkit
+from tests.reference.compare import check_same, differs, torchrl
+from tests.zoo.envs import Count
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # TorchRL's own
+
+OUT = {
+    "of weight updaters, which are deprecated there": {"init_updater", "weight_updater"},
+    "for what sends weights between collectors inside each other; here weights go through shared memory": {
+        *("receive_weights", "register_scheme_receiver", "get_cached_weights"),
+    },
+    "prints of its own": {"verbose"},
+}
+"""Public members of TorchRL's collectors that are not here."""
+
+CLASSES_OUT = {
+    "weight updaters, which are deprecated there": {
+        *("WeightUpdaterBase", "VanillaWeightUpdater", "RayWeightUpdater"),
+        *("RemoteModuleWeightUpdater", "MultiProcessedWeightUpdater"),
+    },
+    "needs a service, TorchRL's server of inference": {"AsyncBatchedCollector"},
+    "`evaluate` judges a policy, and `Collector.start` collects meanwhile": {"Evaluator"},
+}
+KINDS = ("Collector", "MultiSyncCollector", "MultiAsyncCollector", "AsyncCollector")
+
+
+def members(kind: type) -> set[str]:
+    return {name for name in dir(kind) if name[0] != "_"} - set(dir(IterableDataset))
+
+
+def own_members(name: str) -> set[str]:
+    """Members of ours; attributes that are set when it is built are annotated or listed by an instance."""
+    kind = envkit.SyncDataCollector if name == "Collector" else getattr(envkit, name)
+    collector = envkit.SyncDataCollector(Count, frames_per_batch=2)
+    return set(dir(kind)) | set(vars(collector))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_member_is_provided_or_in_the_table(name):
+    theirs = members(getattr(torchrl.collectors, name))
+
+    missing = theirs - own_members(name)
+
+    assert missing == set().union(*OUT.values()) & theirs
+    assert len(missing) <= 0.15 * len(theirs)
+
+
+def test_every_class_is_provided_or_in_the_table():
+    missing = {name for name in torchrl.collectors.__all__ if not hasattr(envkit, name)}
+
+    assert missing == set().union(*CLASSES_OUT.values())
+
+
+# ------------------------------------------------------------------------------- a program of each
+
+
+def policy() -> TensorDictModule:
+    """Act without drawing: the sum of what is observed."""
+    return TensorDictModule(
+        lambda observation: observation.sum(-1, keepdim=True).tanh(),
+        in_keys=["observation"],
+        out_keys=["action"],
+    )
+
+
+def made(library, kind: str = "Collector", **options):
+    def make():
+        return library.GymEnv("Pendulum-v1")
+
+    options = {"frames_per_batch": 8, "total_frames": 32, **options}
+    return getattr(library, kind)(make, policy(), **options)
+
+
+def ended(collector, result):
+    collector.shutdown()
+    return result
+
+
+def buffer() -> ReplayBuffer:
+    return ReplayBuffer(storage=LazyTensorStorage(200), batch_size=4)
+
+
+def keys(data) -> list[str]:
+    return sorted(map(str, data.keys(True, True)))
+
+
+def filled_in_the_background(lib):
+    held = buffer()
+    collector = made(lib, replay_buffer=held)
+    before = collector.is_running()
+    collector.start()
+    while collector.is_running():
+        pass
+    collector.async_shutdown(timeout=20)
+    return before, len(held)
+
+
+def hooks(lib):
+    calls = []
+    collector = made(lib)
+    before = (collector.pre_collect_hook, collector.post_collect_hook)
+    collector.pre_collect_hook = lambda: calls.append("pre")
+    collector.set_post_collect_hook(lambda batch: calls.append(tuple(batch.shape)))
+    batches = iter(collector)
+    next(batches), next(batches)
+    return ended(collector, (before, calls))
+
+
+def versions(lib):
+    collector = made(lib, track_policy_version=True)
+    batches = iter(collector)
+    found = [next(batches)]
+    collector.increment_version()
+    found.append(next(batches))
+    told = collector.policy_version, collector.get_policy_version()
+    data = [(b["next", "policy_version"], keys(b)) for b in found]
+    return ended(collector, (data, told))
+
+
+def statistics(lib):
+    collector = made(lib)
+    batches = iter(collector)
+    next(batches)
+    names = ("frames", "total_frames", "requested_frames_per_batch", "completed")
+    return ended(collector, {name: collector.stats()[name] for name in names})
+
+
+def by_path(lib):
+    collector = made(lib, worker_idx=3)
+    told = (
+        collector.worker_idx,
+        collector.get_distant_attr("env.batch_size"),
+        collector.cascade_execute("env.batch_size.numel"),
+        collector.map_fn("get_distant_attr", [("worker_idx",), ("total_frames",)]),
+        collector.getattr_env("batch_size"),
+        collector.getattr_policy("out_keys"),
+    )
+    return ended(collector, told)
+
+
+def without_ids(lib):
+    collector = made(lib, track_traj_ids=False)
+    return ended(collector, keys(next(iter(collector))))
+
+
+def one_path_for_two_calls(lib):
+    return made(lib).map_fn("get_distant_attr", [()], [{}, {}])
+
+
+def compact(lib):
+    collector = made(lib, compact_obs=True)
+    return ended(collector, keys(next(iter(collector))))
+
+
+def by_episode(lib):
+    sizes, held = [], buffer()
+    extend = held.extend
+    held.extend = lambda data: (sizes.append(tuple(data.shape)), extend(data))[1]
+    collector = made(
+        lib,
+        trajs_per_batch=2,
+        trajs_per_write=1,
+        max_frames_per_traj=5,
+        frames_per_batch=20,
+        total_frames=20,
+        replay_buffer=held,
+    )
+    list(collector)
+    return ended(collector, sizes[:4])
+
+
+def interrupted(lib):
+    class Stopper:
+        calls = 0
+
+        def collection_stopped(self):
+            self.calls += 1
+            return self.calls == 3
+
+    collector = made(lib, interruptor=Stopper())
+    batch = next(iter(collector))
+    return ended(collector, (tuple(batch.shape), batch["collector", "traj_ids"]))
+
+
+PROGRAMS = {
+    "len": lambda lib: ended(c := made(lib), len(c)),
+    "len without an end": lambda lib: len(made(lib, total_frames=-1)),
+    "frames_per_batch": lambda lib: (
+        made(lib).frames_per_batch,
+        made(lib).requested_frames_per_batch,
+    ),
+    "fake_tensordict": lambda lib: made(lib, set_truncated=True).fake_tensordict(),
+    "rollout": lambda lib: keys(made(lib).rollout()),
+    "iterator": lambda lib: [tuple(batch.shape) for batch in made(lib).iterator()],
+    "next": lambda lib: [made(lib).next().batch_size, made(lib, total_frames=8).next().batch_size],
+    "start without a buffer": lambda lib: made(lib).start(),
+    "start": filled_in_the_background,
+    "hooks": hooks,
+    "policy_version": versions,
+    "stats": statistics,
+    "paths": by_path,
+    "an unlike number of arguments": one_path_for_two_calls,
+    "no such path": lambda lib: made(lib).get_distant_attr("env.unheard_of"),
+    "an attribute is no method": lambda lib: made(lib).map_fn("total_frames"),
+    "no model": lambda lib: made(lib).get_model("critic"),
+    "get_model": lambda lib: made(lib).get_model("policy").out_keys,
+    "getattr_rb": lambda lib: made(lib, replay_buffer=buffer()).getattr_rb("_batch_size"),
+    "track_traj_ids": without_ids,
+    "track_traj_ids beside split_trajs": lambda lib: made(
+        lib, track_traj_ids=False, split_trajs=True
+    ),
+    "compact_obs": compact,
+    "extend_buffer": lambda lib: len(ended_buffer(lib, True)),
+    "add each step": lambda lib: len(ended_buffer(lib, False)),
+    "trajs_per_write": by_episode,
+    "interruptor": interrupted,
+    "profile_config": lambda lib: made(lib).profile_config,
+    "profile of no batch": lambda lib: made(lib).enable_profile(num_rollouts=1, warmup_rollouts=1),
+    "disable_profile": lambda lib: made(lib).disable_profile(),
+    "weights and whose they are": lambda lib: made(lib).update_policy_weights_(
+        weights_dict={"policy": policy()}, model_id="policy"
+    ),
+    "weights given twice": lambda lib: made(lib).update_policy_weights_({}, policy=policy()),
+}
+
+
+def ended_buffer(lib, extend: bool) -> ReplayBuffer:
+    held = buffer()
+    collector = made(lib, replay_buffer=held, extend_buffer=extend)
+    list(collector)
+    return ended(collector, held)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_collector_in_this_process_does_what_torchrls_does(name):
+    check_same(PROGRAMS[name])
+
+
+def test_subclasses_are_collectors_and_their_constructors_are_called():
+    def built(library):
+        class Named(library.Collector):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+                self.label = "mine"
+
+        collector = Named(lambda: library.GymEnv("Pendulum-v1"), policy(), frames_per_batch=4)
+        told = collector.label, type(collector).__name__, isinstance(collector, Named)
+        return ended(collector, (told, tuple(next(iter(collector)).shape)))
+
+    check_same(built)
+
+
+def test_both_versions_of_a_step_are_that_which_acted():
+    def root(library):
+        collector = made(library, track_policy_version=True)
+        batches = iter(collector)
+        next(batches)
+        collector.increment_version()
+        return ended(collector, next(batches)["policy_version"].tolist())
+
+    assert "[1, 1, 1, 1, 1, 1, 1, 1]" in differs("callers-come-first", root)
+
+
+def test_workers_wait_for_the_caller_unless_they_are_told_not_to():
+    def kind(library):
+        def make():
+            return library.GymEnv("Pendulum-v1")
+
+        collector = library.Collector(make, policy(), num_collectors=1, frames_per_batch=4)
+        return ended(collector, isinstance(collector, library.MultiSyncCollector))
+
+    assert "envkit: True" in differs("callers-come-first", kind)
+
+
+def test_hooks_run_where_the_collector_was_built():
+    def seen(library):
+        calls = []
+        collector = library.MultiSyncCollector(
+            [lambda: library.GymEnv("Pendulum-v1")],
+            None,
+            frames_per_batch=4,
+            total_frames=8,
+            pre_collect_hook=lambda: calls.append("pre"),
+            post_collect_hook=lambda batch: calls.append("post"),
+        )
+        list(collector)
+        return ended(collector, calls)
+
+    assert "['pre', 'post', 'pre', 'post']" in differs("callers-come-first", seen)
