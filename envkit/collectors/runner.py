@@ -25,8 +25,8 @@ from envkit.collectors.profiling import ProfileConfig, Profiling
 from envkit.collectors.timing import Seconds, timed
 from envkit.collectors.weights import (
     Weights,
-    as_weights,
     load_weights,
+    only_tensors,
     require_same_architecture,
     tensors_of,
 )
@@ -305,7 +305,7 @@ class EnvRunner:
             )
         if isinstance(self.policy, torch.nn.Module):
             weights = from_plain(state["policy_state_dict"])
-            require_same_architecture(tensors_of(self.policy), as_weights(weights))
+            require_same_architecture(tensors_of(self.policy), only_tensors(weights))
             self.policy.load_state_dict(weights)
         elif isinstance(self.policy, HasParams):
             self.load_weights(from_plain(state["policy_state_dict"]))

@@ -2,6 +2,7 @@
 
 Conventions
     weights  parameters and buffers by the names of ``state_dict()``.
+    extra    what a module gives as ``get_extra_state()``, by the names of ``state_dict()``; no part of what workers get.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ from torch import nn
 from envkit.env.policy import HasParams
 from envkit.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["Weights", "as_weights", "load_weights", "require_same_architecture", "tensors_of"]
+__all__ = [
+    "Weights",
+    "as_weights",
+    "load_weights",
+    "only_tensors",
+    "require_same_architecture",
+    "tensors_of",
+]
+
+_EXTRA = "_extra_state"
+"""What torch calls it in a ``state_dict()``."""
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -42,7 +53,11 @@ def as_weights(given: Any, policy: Any = None) -> Weights:
         flat = given.flatten_keys(".")
         return {name: value.detach() for name, value in flat.items()}
     if isinstance(given, Mapping):
-        return {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+        return {
+            name: value
+            for name, value in given.items()
+            if isinstance(value, torch.Tensor) or _is_extra(name)
+        }
     raise ArgumentTypeError(
         f"the weights are a {type(given).__name__}, but must be a module, its state_dict(), or a TensorDict of "
         "them: TensorDict.from_module(policy)."
@@ -66,11 +81,23 @@ def load_weights(policy: Any, weights: Weights) -> Any:
             "JaxPolicy."
         )
     own = tensors_of(policy)
-    require_same_architecture(own, weights)
+    require_same_architecture(own, only_tensors(weights))
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(weights[name])
+    for name, state in weights.items():
+        if _is_extra(name):
+            policy.get_submodule(name.removesuffix(_EXTRA).rstrip(".")).set_extra_state(state)
     return policy
+
+
+def only_tensors(weights: Mapping[str, Any]) -> Weights:
+    """Give parameters and buffers, and leave out extra state."""
+    return {name: value for name, value in weights.items() if not _is_extra(name)}
+
+
+def _is_extra(name: str) -> bool:
+    return name.rpartition(".")[2] == _EXTRA
 
 
 def require_same_architecture(held: Weights, weights: Weights) -> None:
@@ -104,5 +131,4 @@ def tensors_of(policy: Any) -> dict[str, torch.Tensor]:
         return policy.named_params()
     if not isinstance(policy, nn.Module):
         return {}
-    state = policy.state_dict(keep_vars=True)
-    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return dict(only_tensors(policy.state_dict(keep_vars=True)))

@@ -34,7 +34,7 @@ from envkit.collectors.profiling import ProfileConfig
 from envkit.collectors.settings import WorkerOptions, checked_workers, runner_options
 from envkit.collectors.timing import Seconds
 from envkit.collectors.turns import in_turn, require_open
-from envkit.collectors.weights import as_weights, tensors_of
+from envkit.collectors.weights import as_weights, only_tensors, tensors_of
 from envkit.data.arguments import as_int
 from envkit.env.base import EnvBase
 from envkit.env.policy import HasParams, PolicyLike, policy_device
@@ -215,7 +215,9 @@ class MultiCollector(Collector):
                 "there are no weights here: the workers have made their policies themselves. Pass policy_weights=."
             )
         self._crew.take_weights(
-            tensors_of(given) if isinstance(given, nn.Module) else as_weights(given, self._trained)
+            tensors_of(given)
+            if isinstance(given, nn.Module)
+            else only_tensors(as_weights(given, self._trained))
         )
         super().increment_version()
 
