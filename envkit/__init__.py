@@ -207,9 +207,14 @@ filter_warnings_subprocess = True
 """Worker processes hide Python warnings; set to False (before they start) to see them."""
 
 
+_OTHER_NAMES = {f"_{name}": name for name in ("apply_to_composite", "apply_to_composite_inv")}
+"""Names that transforms written for TorchRL import, and ours."""
+
+
 def __getattr__(name: str):
     if name == "__all__":
         return _importable()
+    name = _OTHER_NAMES.get(name, name)
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'envkit' has no attribute {name!r}.{_nearest(name)}")

@@ -74,6 +74,7 @@ __all__ = [
     "StateStructureError",
     "StatisticsError",
     "StepMaskError",
+    "TransformIndexError",
     "TransformOwnerError",
     "TranslationError",
     "UnknownEnvError",
@@ -278,6 +279,10 @@ class DoneError(EnvkitError, RuntimeError):
 
 class BypassError(EnvkitError, AttributeError):
     """Data of a call would pass by the transforms around the env that has it."""
+
+
+class TransformIndexError(ArgumentError, IndexError):
+    """A place in a sequence of transforms does not exist."""
 
 
 class TransformOwnerError(EnvkitError, AttributeError):

@@ -52,6 +52,7 @@ from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Destination, Device
 from envkit.specs.devices import as_device, destination
 from envkit.transforms.core.base import Transform
+from envkit.transforms.core.memory import memory_of
 from envkit.transforms.core.wrapper import Wrapper
 
 __all__ = ["FusedEnv", "JaxEnv"]
@@ -313,9 +314,9 @@ class FusedEnv(Wrapper, JaxEnv):
             packed=env.state_layout == "packed",
             shards=env._programs.shards,
         )
-        memory = [path for transform in transforms for path in transform.memory()]
+        memory = memory_of(transforms)
         observed = leaf_paths(outputs["full_observation_spec"])
-        self._memory_paths = tuple(dict.fromkeys(memory))
+        self._memory_paths = tuple(memory)
         self._state_paths = env._state_paths
         self._root_paths = tuple(
             path for path in dict.fromkeys([*observed, *memory]) if path[0] != "state"

@@ -32,6 +32,7 @@ from envkit import rules
 from envkit.arrays.leaves import Changes, Leaves, with_changes
 from envkit.errors import KeyCollisionError
 from envkit.functional import BatchedEnv, Origin, Timestep, done_of, name_of, sample_space
+from envkit.transforms.core.memory import KeptMemory, inwards, memory_of
 
 if TYPE_CHECKING:
     from envkit.transforms.core.fusable import FusableTransform
@@ -97,8 +98,8 @@ class NamedRows:
         self._counted = counted
         self._carried = {*roots, *remembered} - self._shown_by_reset
         self._remembered = set(remembered)
-        self._memory = {path for transform in transforms for path in transform.memory()}
-        self._memory |= self._carried
+        self._transforms = transforms
+        self._memory = {*memory_of(transforms), *self._carried}
 
     # ------------------------------------------------------------------------ what a rollout needs
 
@@ -245,13 +246,18 @@ class NamedRows:
     def _stepped(
         self, memory: ByPath, leaves: ByPath, shared: Shared, mask: jax.Array | None = None
     ) -> tuple[ByPath, Shared]:
-        root = Leaves(memory, 1)
-        return self._through(
-            lambda transform, seen, constants: transform.step_leaves(root, seen, constants),
-            leaves,
-            shared,
-            mask,
-        )
+        root = inwards(self._transforms, memory)
+
+        def step(
+            transform: FusableTransform, seen: Leaves, constants: Mapping[str, Any]
+        ) -> Changes:
+            nonlocal root
+            changes = transform.step_leaves(Leaves(root, 1), seen, constants)
+            if isinstance(transform, KeptMemory):
+                root = transform.exchanged(root)
+            return changes
+
+        return self._through(step, leaves, shared, mask)
 
     def _through(
         self,

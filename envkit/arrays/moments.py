@@ -15,9 +15,24 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-__all__ = ["Moments", "loc_and_scale", "with_rows"]
+__all__ = ["Moments", "are_finite", "increased", "loc_and_scale", "with_rows"]
 
 Moments = tuple[Any, Any, Any]
+
+
+def are_finite(rows: Any, batch_dims: int = 1) -> Any:
+    """Say which rows hold finite numbers alone, bool, shape of the first ``batch_dims`` axes."""
+    xp = array_namespace(rows)
+    found = xp.isfinite(rows)
+    for _ in range(rows.ndim - batch_dims):
+        found = xp.all(found, axis=-1)
+    return found
+
+
+def increased(number: Any, rows: Any) -> Any:
+    """Add the number of set rows, bool, to an integer of shape ()."""
+    xp = array_namespace(rows)
+    return number + xp.astype(xp.sum(xp.astype(rows, number.dtype)), number.dtype)
 
 
 def with_rows(moments: Moments, rows: Any, decay: Any, mask: Any | None = None) -> Moments:

@@ -46,6 +46,7 @@ class Declared:
 
     Attributes:
         is_locked: in-place edits are refused, and what is read from the specs is remembered.
+        is_reread: specs are read anew at each use, so that nothing is remembered though they are locked.
         cache: what was read from locked specs, by name; ``table`` and ``checks`` too.
         added_flags: done leaves that were added by the twin rule.
         reward_is_implied: nobody has declared one.
@@ -54,6 +55,7 @@ class Declared:
 
     def __init__(self) -> None:
         self.is_locked = False
+        self.is_reread = False
         self.added_flags: tuple[Path, ...] = ()
         self.reward_is_implied = False
         self.sides: Mapping[str, Composite] = {}
@@ -139,9 +141,14 @@ class Declared:
 
     # ----------------------------------------------------------------------- what was read from them
 
+    @property
+    def remembers(self) -> bool:
+        """Whether what is read from the specs stays true."""
+        return self.is_locked and not self.is_reread
+
     def cached(self, name: str, build: Callable[[], Any]) -> Any:
         """Give what ``build`` reads from the specs: once where they are locked, else each time."""
-        if not self.is_locked:
+        if not self.remembers:
             return build()
         if name not in self.cache:
             self.cache[name] = build()
@@ -151,7 +158,7 @@ class Declared:
         """Read the table of steps, and what checks outputs by it."""
         table = SpecTable.of(env)
         checks = OutputChecks(type(env).__name__, table)
-        if self.is_locked:
+        if self.remembers:
             self.table, self.checks = table, checks
         return checks
 

@@ -4,7 +4,8 @@
 class says for itself, in plain form (see `envkit.data.plain`).
 
 Conventions
-    own state  dict of plain values; empty where a class has nothing to say, and then not in the state dict.
+    own state  dict of plain values; empty where a class has nothing to say, and then not in the state dict. What is
+               loaded from a state dict without it holds nothing then either.
 """
 
 from __future__ import annotations
@@ -47,6 +48,12 @@ class OwnState(nn.Module):
         With ``strict``, raise `ResumeError` where that cannot be; without, do as much as can be done.
         """
         vars(self).update({name: from_plain(state[name]) for name in self._changes_with_use})
+
+    def _hold_nothing(self) -> None:
+        """Become as one that was not used, since one of these was saved."""
+        for name in self._changes_with_use:
+            value = getattr(self, name)
+            setattr(self, name, type(value)() if isinstance(value, int | list | dict) else None)
 
     def _resume(self, state: Any, *, strict: bool) -> None:
         """Take over what `_own_state` gave, if it is of this kind.
@@ -112,6 +119,8 @@ class OwnState(nn.Module):
             self._resume(own, strict=_loads_strictly.get())
         elif self._own_state_is_needed:
             missing_keys.append(prefix + OWN)
+        elif _loads_strictly.get():
+            self._hold_nothing()
 
 
 def _is_empty(value: Any) -> bool:

@@ -76,6 +76,9 @@ class ActionInput:
         spells_in_floats = bool(self._sizes) and spec.dtype.is_floating_point
         self.takes_as_is = not (spells_in_floats or spec.dtype in _NOT_IN_NUMPY)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._spec, self.key)  # tests of values are functions made here
+
     def take(
         self,
         value: Tensor | None,

@@ -29,7 +29,7 @@ from envkit.specs import (
     TensorSpec,
 )
 from envkit.specs.inputs import ActionInput
-from envkit.transforms.core.base import Transform
+from envkit.transforms.core.base import Transform, editable
 from envkit.transforms.episodes import EpisodeTransform
 
 __all__ = ["ActionDiscretizer", "ActionMask", "DiscreteActionProjection"]
@@ -329,6 +329,7 @@ class ActionDiscretizer(_Choosing):
         return [inner for inner in self.in_keys_inv if inner not in self.out_keys_inv]
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
+        input_spec = editable(input_spec)
         actions = input_spec["full_action_spec"].clone()
         for key in self.recorded_inputs:
             if actions.get(key, None) is not None:

@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.arrays import averages
+from envkit.arrays import averages, moments
 from envkit.arrays.averages import Averages
 from envkit.data.arguments import as_bool
 from envkit.data.inference import lasting
@@ -27,6 +27,7 @@ from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.coupled import by_rows
 from envkit.transforms.core.late_buffers import LateBuffers, module_name
 from envkit.transforms.core.leafwise import as_float, float_leaf
+from envkit.transforms.core.skipped_rows import SkipsRows
 from envkit.transforms.episodes import EpisodeTransform
 from envkit.transforms.normalise import ObservationNorm
 
@@ -48,11 +49,12 @@ class _Kept(LateBuffers):
         return self.loc, self.var, self.count
 
 
-class VecNormV2(EpisodeTransform):
+class VecNormV2(SkipsRows, EpisodeTransform):
     """Standardise values by running averages, with a mean and a deviation for each row unless rows are averaged.
 
     A step updates the averages of the rows that were stepped, a reset those of the rows that were reset; then
-    values become ``(value - loc) / scale``. Integers are cast to the default float dtype.
+    values become ``(value - loc) / scale``. Integers are cast to the default float dtype. A row that holds NaN or an infinite
+    number stays as it is, and updates nothing: ``skipped_rows`` counts them, and the first one gives a warning.
 
     Args:
         in_keys: entries to standardise, observations or rewards.
@@ -99,6 +101,7 @@ class VecNormV2(EpisodeTransform):
         self.decay, self.eps = decay, eps
         self.reduce_batch_dims = as_bool("reduce_batch_dims", reduce_batch_dims)
         self.frozen = False
+        self._begin_count()
         self.shared_lock: AbstractContextManager = nullcontext() if lock is None else lock
         self.kept = torch.nn.ModuleDict(
             {module_name(key): _Kept() for key in (self.in_keys if stateful else ())}
@@ -176,9 +179,10 @@ class VecNormV2(EpisodeTransform):
             return kept.now
         if self.reduce_batch_dims:
             rows, is_new = by_rows(value, event, mask, batch_dims)
-            after = averages.with_rows(
-                kept.now, rows if is_new is None else rows[is_new], self.decay
-            )
+            rows = rows if is_new is None else rows[is_new]
+            is_finite = moments.are_finite(rows)
+            self._count_skipped(~is_finite)
+            after = averages.with_rows(kept.now, rows[is_finite], self.decay)
         else:
             self._require_rows(key, value)
             after = self._with_masked(kept.now, value, mask, batch_dims)
@@ -231,12 +235,15 @@ class VecNormV2(EpisodeTransform):
     def _with_masked(
         self, own: Averages, value: torch.Tensor, mask: torch.Tensor | None, batch_dims: int
     ) -> Averages:
-        """Count one value in each row that ``mask`` selects."""
+        """Count one value in each row that ``mask`` selects and that is finite."""
         after = averages.with_values(own, value, self.decay)
-        if mask is None:
-            return after
-        mask = rules.reduce_mask(mask, value.shape, batch_dims)
-        chosen = (rules.choose(mask, new, old) for new, old in zip(after, own, strict=True))
+        mask = None if mask is None else rules.reduce_mask(mask, value.shape, batch_dims)
+        is_finite = moments.are_finite(value, batch_dims if mask is None else mask.ndim)
+        mask = torch.ones_like(is_finite) if mask is None else mask
+        self._count_skipped(mask & ~is_finite)
+        chosen = (
+            rules.choose(mask & is_finite, new, old) for new, old in zip(after, own, strict=True)
+        )
         return tuple(chosen)  # type: ignore[return-value]
 
     def _loc_and_scale(self, own: Averages) -> tuple[torch.Tensor, torch.Tensor]:
@@ -368,6 +375,7 @@ class VecNormV2(EpisodeTransform):
         """Copy the transform with its averages; those of the copy go their own way."""
         twin = super().clone()
         assert isinstance(twin, VecNormV2)
+        twin.skipped_rows = self.skipped_rows.clone()
         twin.kept = torch.nn.ModuleDict(
             {
                 module_name(key): self._kept(key).copied()

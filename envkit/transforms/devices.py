@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from envkit.specs import Composite, TensorSpec
 from envkit.specs.annotations import Place
 from envkit.specs.devices import as_device
-from envkit.transforms.core.base import Keys, Transform
+from envkit.transforms.core.base import Keys, Transform, editable
 from envkit.transforms.core.leafwise import LeafTransform
 
 __all__ = ["DeviceCastTransform", "PinMemoryTransform"]
@@ -79,12 +79,12 @@ class DeviceCastTransform(LeafTransform):
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         if self._moves_all:
             return output_spec.to(self.device)
-        return super().transform_output_spec(output_spec.clear_device_())
+        return super().transform_output_spec(editable(output_spec).clear_device_())
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
         if self._moves_all:
             return input_spec.to(self.device)
-        return super().transform_input_spec(input_spec.clear_device_())
+        return super().transform_input_spec(editable(input_spec).clear_device_())
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
         return leaf.to(self.device)

@@ -18,6 +18,7 @@ from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import ArgumentError, PlacementError
 from envkit.specs import Categorical, Composite, Unbounded
+from envkit.transforms.core.base import editable
 from envkit.transforms.episodes import EpisodeTransform
 
 __all__ = ["EndOfLifeTransform", "RandomTruncationTransform", "TerminateTransform"]
@@ -169,6 +170,7 @@ class RandomTruncationTransform(EpisodeTransform):
                 f"shows {list(map(as_key, keys))}. Put a StepCounter before it: Compose(StepCounter(), "
                 "RandomTruncationTransform(...)), with the same step_count_key."
             )
+        output_spec = editable(output_spec)
         done = output_spec["full_done_spec"]
         for path in self._counts:
             leaf = shown[as_key(path)]
@@ -263,10 +265,15 @@ class EndOfLifeTransform(EpisodeTransform):
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         flags = self._env().full_done_spec[self.done_key]
         observation_spec[self.eol_key] = flags.clone()
-        observation_spec[self.lives_key] = Unbounded(
-            observation_spec.shape, flags.device, torch.int64
-        )
-        return observation_spec
+        return self._with_lives(observation_spec)
+
+    def transform_state_spec(self, state_spec: Composite) -> Composite:
+        return self._with_lives(state_spec)
+
+    def _with_lives(self, spec: Composite) -> Composite:
+        device = self._env().full_done_spec[self.done_key].device
+        spec[self.lives_key] = Unbounded(spec.shape, device, torch.int64)
+        return spec
 
     def register_keys(self, loss_or_advantage: Any) -> None:
         """Have a loss or an advantage of TorchRL take the flag for its done and terminated flags."""

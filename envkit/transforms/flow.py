@@ -21,8 +21,16 @@ from envkit.data.paths import Key, as_key, as_path
 from envkit.data.transition import empty_like
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentTypeError
-from envkit.specs import Composite
-from envkit.transforms.core.base import Transform
+from envkit.specs import (
+    Binary,
+    BoundedContinuous,
+    BoundedDiscrete,
+    Composite,
+    TensorSpec,
+    Unbounded,
+)
+from envkit.transforms.core.base import Transform, editable
+from envkit.transforms.core.leafwise import box_between
 from envkit.transforms.core.route import kept_where_skipped
 from envkit.transforms.episodes import EpisodeTransform
 
@@ -113,7 +121,7 @@ class SteppingTransform(EpisodeTransform):
 class FrameSkipTransform(SteppingTransform):
     """Take every action several times, and add up the rewards.
 
-    Each element stops at its first done; the rest goes on.
+    Each element stops at its first done; the rest goes on. Bounds of rewards become those of the sum.
 
     Args:
         frame_skip: number of steps of the env for each step of the user.
@@ -143,6 +151,29 @@ class FrameSkipTransform(SteppingTransform):
                 following.set(key, episode_counters.added(next_td.get(key), following.get(key)))
             next_td = following
         return next_td
+
+    def transform_reward_spec(self, reward_spec: Composite) -> Composite:
+        for key, leaf in list(reward_spec.items(True, True)):
+            reward_spec[key] = self._summed(leaf)
+        return reward_spec
+
+    def _summed(self, leaf: TensorSpec) -> TensorSpec:
+        """Declare the sum of 1 to ``frame_skip`` values of a leaf; a box keeps bounds."""
+        if self.frame_skip == 1 or isinstance(leaf, Unbounded):
+            return leaf
+        if isinstance(leaf, Binary) and leaf.dtype != torch.bool:
+            leaf = box_between(leaf.zero(), torch.ones_like(leaf.zero()))
+        if not isinstance(leaf, BoundedContinuous | BoundedDiscrete):
+            return Unbounded(leaf.shape, leaf.device, leaf.dtype)
+        assert leaf.dtype is not None
+        info = (torch.finfo if leaf.dtype.is_floating_point else torch.iinfo)(leaf.dtype)
+        low, high = (
+            (end.double() * self.frame_skip).clamp(info.min, info.max)
+            for end in (leaf.low, leaf.high)
+        )
+        return box_between(
+            leaf.low.minimum(low.to(leaf.dtype)), leaf.high.maximum(high.to(leaf.dtype))
+        )
 
     def _actions(self) -> list[Key]:
         assert self.container is not None
@@ -241,7 +272,7 @@ class NoopResetEnv(SteppingTransform):
         env = self._env()
         assert self.container is not None
         base = self.container.base_env
-        if self._parts is None:
+        if not self._parts:
             device = base.device or torch.device("cpu")
             self._parts = [(part, _generator(seed, device)) for part, seed in base._seeded_parts]
         begun = self._begun(td, td_reset.batch_size)
@@ -298,10 +329,10 @@ class RemoveEmptySpecs(Transform):
     only_adds_done = True
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
-        return _without_empty(input_spec)
+        return _without_empty(editable(input_spec))
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        return _without_empty(output_spec)
+        return _without_empty(editable(output_spec))
 
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
         return next_td.filter_empty_()

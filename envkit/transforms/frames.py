@@ -288,6 +288,11 @@ class CatFrames(_Windowed):
                 f"CatFrames({name}=True) works on recorded data and cannot stand in an environment. "
                 "Call it on a rollout, or give it to a replay buffer."
             )
+        if self.mask_key is not None:
+            raise PlacementError(
+                f"mask_key is {self.mask_key!r}, but a CatFrames in an environment writes no mask of its padding. "
+                "Leave mask_key out there, and call a CatFrames with it on recorded data."
+            )
         following = [key for key in self.in_keys if as_path(key)[0] == "next"]
         if following:
             raise UnsupportedError(

@@ -64,7 +64,7 @@ class UnaryTransform(LeafTransform):
     def _given(self, value: Any) -> Any:
         if self.use_raw_nontensor or not isinstance(value, NonTensorData | NonTensorStack):
             return value
-        return value.data if isinstance(value, NonTensorData) else value.tolist()
+        return value.tolist()  # a list for a batch, also where all rows share one object
 
     def _apply_transform(self, value: Any) -> Any:
         return self.fn(self._given(value))

@@ -120,7 +120,9 @@ class CatTensors(MomentTransform):
         joined = self._joined(list(values.values()), leaves.batch_dims)
         return {as_path(self.out_keys[0]): joined, **gone}
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+    def transform_observation_spec(self, observation_spec: Any) -> Any:
+        if not isinstance(observation_spec, Composite):  # a leaf alone is joined with no other
+            return observation_spec
         if self._takes_all:
             self.in_keys = self._all_of(observation_spec)
         leaves = {key: observation_spec.get(key, None) for key in self.in_keys}

@@ -18,12 +18,13 @@ from tensordict import TensorDictBase
 from envkit import rules
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.arguments import as_bool
-from envkit.data.paths import Key, Path, as_path
+from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import ArgumentError, KeyCollisionError, MissingKeyError
 from envkit.specs import Composite
 from envkit.transforms.core.base import Keys, Transform, as_keys
 from envkit.transforms.core.fusable import MomentTransform, take_out
 from envkit.transforms.core.leafwise import INPUTS, OUTPUTS, require_known
+from envkit.transforms.core.memory import can_be_kept
 
 __all__ = ["ExcludeTransform", "RenameTransform", "SelectTransform"]
 
@@ -53,7 +54,8 @@ class RenameTransform(MomentTransform):
         out_keys: names the user sees, parallel to ``in_keys``.
         in_keys_inv: names of actions and states the env reads.
         out_keys_inv: names the user gives, parallel to ``in_keys_inv``.
-        create_copy: keep the entry under its own name as well.
+        create_copy: keep the entry under its own name as well. On the way in the user gives an action under
+            its new name alone; each step records the copy, which is what acted, under the old one.
 
     Raises:
         ArgumentError: (a ValueError) lists of two lengths, or a name that stands in both.
@@ -177,7 +179,21 @@ class RenameTransform(MomentTransform):
     def transform_input_spec(self, input_spec: Composite) -> Composite:
         require_known(self, self.in_keys_inv, input_spec, INPUTS, "in_keys_inv=")
         self._require_free(self.out_keys_inv, input_spec, INPUTS)
-        return super().transform_input_spec(input_spec)
+        actions = input_spec["full_action_spec"].clone()
+        input_spec = super().transform_input_spec(input_spec)
+        for key in self.recorded_inputs:
+            take_out(input_spec["full_action_spec"], as_path(key))
+            input_spec["full_state_spec"][key] = actions[key]
+        return input_spec
+
+    @property
+    def recorded_inputs(self) -> list[Key]:  # type: ignore[override]
+        """Actions that are copies of the user's."""
+        parent = self.parent
+        if parent is None or not self.create_copy:
+            return []
+        actions = set(map(as_path, parent.action_keys))
+        return [key for key in self.in_keys_inv if as_path(key) in actions]
 
     def _require_free(self, keys: list[Key], specs: Composite, kinds: tuple[str, ...]) -> None:
         for key in keys:
@@ -302,8 +318,8 @@ class ExcludeTransform(_Choosing):
 
     Raises:
         MissingKeyError: when specs are read: there is no entry of that name.
-        ArgumentError: (a ValueError) when specs are read: the env reads the entry back, or no done flag
-            is left.
+        ArgumentError: (a ValueError) when specs are read: the entry is the state of a stateless env, or no
+            done flag is left.
     """
 
     def __init__(self, *excluded_keys: Key, inverse: bool = False):
@@ -336,11 +352,12 @@ class ExcludeTransform(_Choosing):
             return output_spec
         require_known(self, self.excluded_keys, output_spec, OUTPUTS, "excluded_keys")
         gone = _paths(self.excluded_keys)
-        needed = [key for key in self._read_back() if _is_below(as_path(key), gone)]
+        read = [as_path(key) for key in self._read_back()]
+        needed = [path for path in read if _is_below(path, gone) and not can_be_kept(path)]
         if needed:
             raise ArgumentError(
-                f"ExcludeTransform leaves out {needed}, which the env reads at its next step. Keep "
-                "them."
+                f"ExcludeTransform leaves out {list(map(as_key, needed))}, which the env reads at its "
+                "next step. Keep them."
             )
         return super().transform_output_spec(output_spec)
 

@@ -6,6 +6,7 @@ Conventions
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from envkit.data.paths import Key, as_key, as_path
 from envkit.errors import ArgumentError, MissingKeyError
 from envkit.specs import Composite, TensorSpec
 from envkit.transforms.core.base import Transform
+from envkit.transforms.core.memory import is_kept
 from envkit.transforms.flow import SteppingTransform
 
 __all__ = ["ActionChunkTransform", "MultiAction"]
@@ -131,7 +133,7 @@ class MultiAction(SteppingTransform):
         env, shown = self._env(), last.copy()
         keys = [
             *(env.reward_keys if self.stack_rewards else ()),
-            *(env.observation_keys if self.stack_observations else ()),
+            *(_shown(env.observation_keys) if self.stack_observations else ()),
         ]
         for key in keys:
             shown.set(key, torch.stack([moment.get(key) for moment in moments], axis))
@@ -165,12 +167,16 @@ class MultiAction(SteppingTransform):
         return self._repeated_all(observation_spec) if self.stack_observations else observation_spec
 
     def _repeated_all(self, spec: Composite) -> Composite:
-        for key in list(spec.keys(True, True)):
+        for key in _shown(spec.keys(True, True)):
             spec[as_key(as_path(key))] = self._repeated(spec[key], spec.ndim)
         return spec
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, action_key={self.action_key!r}, chunk_key={self.chunk_key!r}"
+
+
+def _shown(keys: Iterable[Key]) -> list[Key]:
+    return [key for key in keys if not is_kept(as_path(key))]
 
 
 class ActionChunkTransform(Transform):

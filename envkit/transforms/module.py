@@ -26,7 +26,7 @@ from envkit.env.policy import policy_device
 from envkit.errors import ArgumentError, MissingKeyError
 from envkit.specs import Composite, TensorSpec, Unbounded
 from envkit.specs.annotations import Device
-from envkit.transforms.core.base import Keys, Transform, as_keys
+from envkit.transforms.core.base import Keys, Transform, as_keys, editable
 
 __all__ = ["ModuleTransform"]
 
@@ -134,6 +134,7 @@ class ModuleTransform(Transform):
             return super().transform_output_spec(output_spec)
         if self._is_said("observation", "reward", "done"):
             return super().transform_output_spec(output_spec)
+        output_spec = editable(output_spec)
         kinds = [f"full_{kind}_spec" for kind in ("observation", "reward", "done")]
         zeros = TensorDict(batch_size=output_spec.shape)
         for kind in kinds:

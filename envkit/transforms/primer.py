@@ -24,6 +24,7 @@ from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.transition import empty_like, leaves
 from envkit.errors import ArgumentError, MissingKeyError, PrimerError
 from envkit.specs import Composite, NonTensor, TensorSpec, Unbounded
+from envkit.transforms.core.base import editable
 from envkit.transforms.core.fusable import FusableTransform, LeavesOf, dtype_name, written
 from envkit.transforms.episodes import EpisodeTransform
 
@@ -144,6 +145,7 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
         return observation_spec
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
+        input_spec = editable(input_spec)
         names = ("full_action_spec", "full_state_spec")
         actions, states = (input_spec[name].clone() for name in names)
         known = {as_path(key) for key in actions.keys(True, True)}

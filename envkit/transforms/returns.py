@@ -73,6 +73,10 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
                 "one for each."
             )
 
+    @property
+    def _declared_keys(self) -> list[Key]:
+        return [as_key(path) for path in self.memory()]
+
     def memory(self) -> list[Path]:
         return [target for _, target in self._pairs()]
 

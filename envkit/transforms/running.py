@@ -32,6 +32,7 @@ from envkit.transforms.core.coupled import CoupledTransform, by_rows
 from envkit.transforms.core.fusable import MomentTransform
 from envkit.transforms.core.late_buffers import LateBuffers, module_name
 from envkit.transforms.core.leafwise import ArrayTransform, as_float, float_leaf, require_regular
+from envkit.transforms.core.skipped_rows import SkipsRows
 from envkit.transforms.normalise import ObservationNorm
 
 __all__ = ["VecNorm"]
@@ -58,9 +59,9 @@ class _Moments(LateBuffers):
                 self.begin({"weight": weight, "mean": mean, "squares": mean.clone()})
 
     @torch.no_grad()
-    def add(self, rows: torch.Tensor, decay: float) -> None:
-        """Count rows, in place, so that copies that share them follow."""
-        after = moments.with_rows(self.now, rows, decay)
+    def add(self, rows: torch.Tensor, decay: float, mask: torch.Tensor) -> None:
+        """Count the rows of ``mask``, in place, so that copies that share them follow."""
+        after = moments.with_rows(self.now, rows, decay, mask)
         for tensor, value in zip(self.now, after, strict=True):
             tensor.copy_(value)
 
@@ -69,7 +70,7 @@ class _Moments(LateBuffers):
         return moments.loc_and_scale(self.now, eps)
 
 
-class VecNorm(CoupledTransform, ArrayTransform):
+class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
     """Standardise values by their running mean and standard deviation.
 
     Every step counts the rows that were stepped, every reset those that were reset, and then all values
@@ -88,7 +89,8 @@ class VecNorm(CoupledTransform, ArrayTransform):
         shapes: event of each entry, its last axes; by default all axes after the batch.
         new_api: give a `VecNormV2` of the other arguments instead.
 
-    Integers are cast to the default float dtype.
+    Integers are cast to the default float dtype. A row that holds NaN or an infinite number stays as it is, and is left
+    out of the statistics: ``skipped_rows`` counts them, and the first one gives a warning.
 
     Raises:
         ArgumentError: (a ValueError) ``decay`` is outside (0, 1], or there are not as many ``shapes``
@@ -129,6 +131,7 @@ class VecNorm(CoupledTransform, ArrayTransform):
         self.eps = eps
         self.shapes = None if shapes is None else [tuple(shape) for shape in shapes]
         self.frozen = False  # see `Transform.learns`
+        self._begin_count()
         self.shared_lock: AbstractContextManager = nullcontext() if lock is None else lock
         self.moments = nn.ModuleDict({module_name(key): _Moments() for key in self.in_keys})
         if shared_td is not None:
@@ -151,7 +154,9 @@ class VecNorm(CoupledTransform, ArrayTransform):
         rows, own = as_float(rows), self._moments_of(key)
         with self.shared_lock:
             own.begin_like(rows.shape[1:], rows.dtype, rows.device)
-            own.add(rows, self.decay)
+            is_finite = moments.are_finite(rows)
+            own.add(rows, self.decay, is_finite)
+            self._count_skipped(~is_finite)
 
     def _event_of(self, key: Key, shape: Sequence[int]) -> tuple[int, ...]:
         return tuple(shape) if self.shapes is None else self.shapes[self.in_keys.index(key)]
@@ -213,17 +218,20 @@ class VecNorm(CoupledTransform, ArrayTransform):
                 f"the statistics of VecNorm of {self.in_keys} are shared since its env has compiled them into "
                 "its programs, which change them without asking anybody. Share them before the env is used."
             )
-        return {
+        self._warn_of_skipped()
+        known = [key for key in self.in_keys if self._moments_of(key).exist]
+        tensors = {
             name: tensor
-            for key in self.in_keys
-            if self._moments_of(key).exist
+            for key in known
             for name, tensor in zip(_names(key), self._moments_of(key).now, strict=True)
         }
+        return {**tensors, _SKIPPED: self.skipped_rows} if known else {}
 
     def seen_leaves(
         self, leaves: Leaves, mask: Any, constants: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        changes = {}
+        changes: dict[str, Any] = {}
+        skipped = constants[_SKIPPED]
         for key in self.in_keys:
             value = leaves.get(as_path(key))
             if value is not None:  # rewards are absent at a reset
@@ -231,9 +239,11 @@ class VecNorm(CoupledTransform, ArrayTransform):
                 rows, counts = by_rows(value, event, mask, leaves.batch_dims)
                 before = _of_state(key, constants)
                 rows, counts = elementwise.cast(rows, before[1].dtype), counts & constants["counts"]
-                after = moments.with_rows(before, rows, constants["decay"], counts)
+                is_finite = moments.are_finite(rows)
+                after = moments.with_rows(before, rows, constants["decay"], counts & is_finite)
                 changes |= dict(zip(_names(key), after, strict=True))
-        return changes
+                skipped = moments.increased(skipped, counts & ~is_finite)
+        return {**changes, _SKIPPED: skipped}
 
     def moment_leaves(self, leaves: Leaves, constants: Mapping[str, Any]) -> Changes:
         changes: dict[Path, Any] = {}
@@ -332,6 +342,9 @@ class VecNorm(CoupledTransform, ArrayTransform):
 
     def extra_repr(self) -> str:
         return f"decay={self.decay}, eps={self.eps}, {super().extra_repr()}"
+
+
+_SKIPPED = "skipped rows"
 
 
 def _names(key: Key) -> list[str]:

@@ -23,7 +23,7 @@ from envkit.data.paths import Key, as_path
 from envkit.errors import ArgumentError, MissingKeyError, SpecAxisError
 from envkit.rules import RESET
 from envkit.specs import Composite, TensorSpec
-from envkit.transforms.core.base import Keys, Transform, as_keys
+from envkit.transforms.core.base import Keys, Transform, as_keys, editable
 from envkit.transforms.core.leafwise import (
     OUTPUTS,
     ArrayTransform,
@@ -302,6 +302,7 @@ class ExpandAs(Transform):
         require_known(
             self, [*self.in_keys, self.ref_key], output_spec, OUTPUTS, "in_key=, ref_key="
         )
+        output_spec = editable(output_spec)
         kinds = [output_spec[f"full_{kind}_spec"] for kind in OUTPUTS]
         like = next(
             spec[self.ref_key] for spec in kinds if spec.get(self.ref_key, None) is not None

@@ -48,8 +48,8 @@ class TrajCounter(EpisodeTransform):
         out_key: name of the entry; a nested key stands beside the ``done`` of its place alone.
 
     Raises:
-        MissingKeyError: (a KeyError, when specs are read) no governing ``done`` stands at the place of a
-            nested ``out_key``.
+        MissingKeyError: (a KeyError, when specs are read) no done flag stands at the place of a nested
+            ``out_key``.
     """
 
     keeps_books = True
@@ -68,13 +68,15 @@ class TrajCounter(EpisodeTransform):
         place = as_path(self.out_key)[:-1]
         if not place:
             return levels
-        if place not in levels:
+        names = self._env().done_levels.get(place)
+        if names is None:
             raise MissingKeyError(
-                f"out_key is {self.out_key!r}, but the env has no done flags at {as_key(place)!r} that a "
-                f"reset obeys; they stand at {[as_key(path) if path else () for path in levels]}. Put it "
-                "beside these, or pass a name alone."
+                f"out_key is {self.out_key!r}, but the env has no done flags at {as_key(place)!r}; they stand "
+                f"at {[as_key(path) if path else () for path in self._env().done_levels]}. Put it beside "
+                "these, or pass a name alone."
             )
-        return {place: levels[place]}
+        flag = (*place, names[0])
+        return {place: GoverningLevel(flag, {place: flag})}
 
     @property
     def _name(self) -> str:

@@ -9,7 +9,11 @@ import torch
 from tensordict import TensorDict
 
 from envkit import (
+    BinarizeReward,
+    Binary,
+    Bounded,
     Compose,
+    Composite,
     ConditionalSkip,
     FrameSkipTransform,
     GymEnv,
@@ -18,9 +22,12 @@ from envkit import (
     ParallelEnv,
     PixelRenderTransform,
     RemoveEmptySpecs,
+    RewardClipping,
     SerialEnv,
+    SignTransform,
     StepCounter,
     TransformedEnv,
+    Unbounded,
     check_env_specs,
 )
 from envkit.env.base import EnvBase
@@ -345,3 +352,37 @@ def test_frames_of_sub_envs_are_stacked():
     )
 
     assert env.rollout(3)["frames"].shape == (2, 3, 2, 2, 1)
+
+
+# ------------------------------------------------------------------------ bounds of summed rewards
+
+
+@pytest.mark.parametrize(
+    ("transforms", "low", "high"),
+    [
+        ([RewardClipping(-1.0, 0.5)], -3.0, 1.5),
+        ([RewardClipping(0.25, 2.0)], 0.25, 6.0),
+        ([SignTransform(["reward"])], -3.0, 3.0),
+        ([BinarizeReward()], 0, 3),
+    ],
+)
+def test_summed_rewards_lie_in_the_bounds_of_the_sum(transforms, low, high):
+    env = TransformedEnv(GymEnv("Pendulum-v1"), Compose(*transforms, FrameSkipTransform(3)))
+
+    check_env_specs(env)
+
+    space = env.reward_spec.space
+    assert (space.low, space.high) == (low, high)
+
+
+def test_sums_beyond_a_dtype_are_bounded_by_it_and_unbounded_rewards_stay_so():
+    huge = Bounded(-3e38, 3e38, (1,))
+    small = Bounded(0, 100, (1,), dtype=torch.int8)
+    spec = Composite(a=huge, b=small, c=Unbounded((1,)), d=Binary(1, (1,), dtype=torch.bool))
+
+    summed = FrameSkipTransform(4).transform_reward_spec(spec)
+
+    most = torch.finfo(torch.float32).max
+    assert (summed["a"].low, summed["a"].high) == (-most, most)
+    assert (summed["b"].low, summed["b"].high) == (0, 127)
+    assert isinstance(summed["c"], Unbounded) and isinstance(summed["d"], Unbounded)

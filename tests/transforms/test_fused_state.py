@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
+import jax.numpy as jnp
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,6 +24,7 @@ from envkit import (
     VecNorm,
 )
 from envkit.errors import StatisticsError
+from envkit.functional import Box, Timestep
 from tests.bridges.compare import assert_close
 from tests.transforms.chains import Opaque
 from tests.zoo.envs import Count
@@ -236,3 +240,35 @@ def test_state_that_only_programs_would_change_is_refused_outside_of_them():
 
     with pytest.raises(NotImplementedError, match=r"Uncoupled has state.*CoupledTransform"):
         env.reset()
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Shows its steps, and NaN at each third one."""
+
+    action_space: Any = Box(-1.0, 1.0, (1,))
+
+    def reset(self, key):
+        return jnp.int32(0), Timestep(jnp.zeros(2))
+
+    def step(self, state, action):
+        shown = jnp.stack([state + 1.0, jnp.where(state % 3 == 2, jnp.nan, 1.0)])
+        return state + 1, Timestep(shown, action.sum())
+
+
+def test_a_program_leaves_rows_out_that_are_not_finite_and_counts_them():
+    base = JaxEnv(Broken(), batch_size=[2], device="cpu")
+    inside, outside = (
+        TransformedEnv(base, Compose(*first, VecNorm(["observation"], decay=1.0)))
+        for first in ([], [Opaque()])
+    )
+    assert inside._route.fused and not outside._route.fused
+
+    inside.rollout(7)
+    with pytest.warns(UserWarning, match="NaN"):
+        inside.rollout(7)
+    with pytest.warns(UserWarning, match="NaN"):
+        outside.rollout(14)
+
+    assert norm_of(inside).skipped_rows == 8 and norm_of(outside).skipped_rows == 8
+    assert norm_of(inside).loc["observation"].isfinite().all()

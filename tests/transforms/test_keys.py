@@ -45,6 +45,7 @@ from envkit.errors import (
     SpecError,
 )
 from tests.zoo.envs import Count, StatelessCount
+from tests.zoo.policies import Replay
 from tests.zoo.transform_envs import TwoTeams
 
 NONSTOP = {"break_when_any_done": False}
@@ -266,12 +267,81 @@ def test_exclude_leaves_out_what_is_named():
 
 
 def test_exclude_refuses_what_the_env_needs():
-    with pytest.raises(ArgumentError, match=r"\['count'\], which the env reads"):
-        _ = TransformedEnv(StatelessCount(3), ExcludeTransform("count")).observation_spec
     with pytest.raises(MissingKeyError, match="'cuont'"):
         _ = TransformedEnv(Count(3), ExcludeTransform("cuont")).observation_spec
     with pytest.raises(ArgumentError, match="no done flag"):
         _ = TransformedEnv(Count(3), ExcludeTransform("done", "terminated")).done_spec
+
+
+def copied_action():
+    return TransformedEnv(
+        GymEnv("CartPole-v1"), RenameTransform([], [], ["action"], ["act"], create_copy=True)
+    )
+
+
+def test_a_copied_action_is_recorded_as_it_acted():
+    env = copied_action()
+    check_env_specs(env)
+
+    data = env.rollout(12, **NONSTOP)
+
+    assert env.action_keys == ["act"]
+    assert torch.equal(data["action"], data["act"])
+    assert len(data["act"].unique(dim=0)) == 2
+
+
+def test_an_action_given_under_its_old_name_is_no_action_beside_a_copy():
+    env = copied_action()
+    td = env.reset().set("action", env.base_env.action_spec.rand())
+
+    with pytest.raises(MissingKeyError, match="'act'"):
+        env.step(td)
+
+
+def test_a_pool_of_envs_that_copy_actions_records_what_it_was_given():
+    env = SerialEnv(2, copied_action)
+    check_env_specs(env)
+
+    assert "action" not in env.rollout(3).keys()
+
+
+DONE_FLAGS = {
+    "renamed": (lambda: RenameTransform(["done"], ["ended"]), {"ended", "terminated", "truncated"}),
+    "moved": (
+        lambda: RenameTransform(["done", "truncated"], ["ended", ("far", "cut")]),
+        {"ended", "terminated", ("far", "cut")},
+    ),
+    "without done": (lambda: ExcludeTransform("done"), {"terminated", "truncated"}),
+    "done alone": (lambda: ExcludeTransform("terminated", "truncated"), {"done"}),
+}
+
+
+@pytest.mark.parametrize("buffers", [True, False])
+@pytest.mark.parametrize("name", DONE_FLAGS)
+def test_rows_whose_done_flags_have_other_names_end_as_they_do_alone(name, buffers):
+    make, flags = DONE_FLAGS[name]
+    actions = torch.arange(60) % 2  # falls after some 30 steps
+
+    def behind(transform):
+        base = GymEnv("CartPole-v1", categorical_action_encoding=True)
+        return TransformedEnv(base, transform)
+
+    def run(env):
+        env.set_seed(1)
+        rows = actions.expand(*env.batch_size, 60)
+        return env.rollout(60, Replay(rows), **NONSTOP)
+
+    pool = SerialEnv(2, lambda: behind(make()), use_buffers=buffers)
+    plain = run(SerialEnv(2, lambda: behind(None)))
+
+    data = run(pool)
+
+    assert set(pool.done_keys) == flags
+    assert plain["next", "done"].any()
+    assert torch.equal(data["observation"], plain["observation"])
+    for key in flags - {("far", "cut")}:
+        other = "done" if key == "ended" else key
+        assert torch.equal(data["next", key], plain["next", other])
 
 
 def test_exclude_works_on_the_way_in():

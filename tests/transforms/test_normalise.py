@@ -14,13 +14,16 @@ from tensordict import TensorDict
 
 from envkit import (
     Compose,
+    Composite,
     GymEnv,
     ObservationNorm,
     ParallelEnv,
     RewardScaling,
     SerialEnv,
     TransformedEnv,
+    Unbounded,
     VecNorm,
+    VecNormV2,
     check_env_specs,
 )
 from envkit.batched.creator import EnvCreator
@@ -385,3 +388,78 @@ def test_axes_of_statistics_may_be_counted_from_the_end():
     second.transform.init_stats(4, reduce_dim=(-2, -1), cat_dim=0)
 
     assert torch.equal(first.transform.loc, second.transform.loc)
+
+
+# -------------------------------------------------------------------------------- rows without numbers
+
+NAN, INF = float("nan"), float("inf")
+RUNNING = {
+    "VecNorm": partial(VecNorm, ["a"], decay=0.9),
+    "VecNormV2, rows together": partial(VecNormV2, ["a"], reduce_batch_dims=True),
+    "VecNormV2, each row": partial(VecNormV2, ["a"]),
+}
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("make", RUNNING.values(), ids=RUNNING)
+def test_a_row_that_is_not_finite_stays_so_and_spoils_no_other(make, bad):
+    norm, clean = make(), make()
+    for one in (norm, clean):
+        one(column(1.0, 2.0, 5.0))
+
+    with pytest.warns(UserWarning, match=r"VecNorm.* of \['a'\] was given a row .* skipped_rows"):
+        shown = norm(column(3.0, bad, 4.0))["a"]
+    norm(column(1.0, bad, 2.0))  # warns no more
+
+    assert shown[1].isnan() if bad != bad else shown[1] == bad
+    assert shown[[0, 2]].isfinite().all() and norm.loc["a"].isfinite().all()
+    assert norm.skipped_rows == 2
+    if "each" not in str(make):
+        assert norm(column(1.0, 2.0, 3.0))["a"].isfinite().all()
+
+
+def test_rows_that_are_left_out_count_for_nothing():
+    norm, clean = RUNNING["VecNorm"](), RUNNING["VecNorm"]()
+
+    with pytest.warns(UserWarning, match="left out"):
+        norm(column(3.0, NAN, 4.0, -INF))
+    clean(column(3.0, 4.0))
+
+    assert norm.loc["a"] == clean.loc["a"] and norm.scale["a"] == clean.scale["a"]
+
+
+@pytest.mark.parametrize("make", RUNNING.values(), ids=RUNNING)
+def test_the_number_of_skipped_rows_is_in_the_state_dict(make):
+    norm, other, older = make(), make(), make()
+    with pytest.warns(UserWarning, match="NaN"):
+        norm(column(3.0, NAN, 4.0))
+    state = norm.state_dict()
+
+    other.load_state_dict(state)
+    del state["skipped_rows"]  # as dicts were that earlier versions saved
+    older.load_state_dict(state)
+
+    assert (other.skipped_rows, older.skipped_rows) == (1, 0)
+
+
+def test_averages_in_the_data_skip_rows_too():
+    env = TransformedEnv(Sometimes(), VecNormV2(["a"], stateful=False))
+
+    with pytest.warns(UserWarning, match="NaN"):
+        data = env.rollout(6)["next"]
+
+    assert data["a"].isnan().flatten().tolist() == [False, True] * 3
+    assert env.transform.skipped_rows == 3
+
+
+class Sometimes(Count):
+    """Shows its count as a float ``a``, and NaN at each second step."""
+
+    def __init__(self):
+        super().__init__(50)
+        self.observation_spec = Composite(a=Unbounded((1,)))
+
+    def _out(self):
+        out = super()._out()
+        count = out.pop("count").float()
+        return out.set("a", torch.where(count % 2 == 0, count + NAN if count else count, count))

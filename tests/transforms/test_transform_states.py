@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -25,6 +27,7 @@ from envkit import (
     VecNorm,
     VideoRecorder,
 )
+from envkit.errors import InputError
 from envkit.transforms.actions import SamplingStrategy
 from tests.zoo.resumed import as_read_again, same, twice
 
@@ -110,3 +113,63 @@ def test_rows_that_began_by_themselves_are_kept():
 
 def test_one_that_holds_nothing_says_nothing():
     assert list(Compose(StepCounter(), NoopResetEnv(), CatFrames(2, -1)).state_dict()) == []
+
+
+@pytest.mark.parametrize("name", ["discretizer", "projection"])
+def test_an_env_whose_actions_are_chosen_is_copied_by_pickle(name):
+    make, transform = IN_ENVS[name]
+    env = TransformedEnv(make(), transform())
+    env.rollout(2)
+    wrong = env.reset().set("action", torch.full_like(env.action_spec.rand(), 77))
+
+    copied = TransformedEnv(make(), pickle.loads(pickle.dumps(env.transform)))
+
+    assert copied.action_spec == env.action_spec
+    assert copied.rollout(3).shape == (3,)
+    with pytest.raises(InputError):
+        copied.step(wrong)
+
+
+# --------------------------------------------------------------- dicts of what was not used so far
+
+
+def test_a_dict_of_windows_that_hold_nothing_empties_others():
+    def written(first):
+        flags = torch.zeros(5, 1, dtype=torch.bool)
+        following = {"x": torch.arange(first, first + 5.0), "reward": flags.float(), "done": flags}
+        return TensorDict({"x": torch.arange(first, first + 5.0), "next": following}, [5])
+
+    fresh, used = MultiStepTransform(2, 1.0), MultiStepTransform(2, 1.0)
+    used.inv(written(100.0))
+
+    used.load_state_dict(as_read_again(fresh.state_dict()))
+
+    assert same(([fresh.inv(written(0.0))], [used.inv(written(0.0))]))
+
+
+@pytest.mark.parametrize("name", IN_ENVS)
+def test_a_used_env_that_loads_the_dict_of_a_new_one_goes_on_as_the_new_one(name, opened):
+    def played(is_used):
+        make, transform = IN_ENVS[name]
+        source, env = (
+            opened(TransformedEnv(make(), transform()).record_for_resume()) for _ in range(2)
+        )
+        state = as_read_again(source.state_dict())
+        if is_used:
+            env.set_seed(5)
+            env.rollout(14, break_when_any_done=False)
+        env.load_state_dict(state)
+        env.set_seed(1)
+        return env.rollout(20, break_when_any_done=False)
+
+    assert same((list(played(False).unbind(0)), list(played(True).unbind(0))))
+
+
+def test_a_dict_without_it_is_loaded_loosely_and_leaves_it():
+    env = TransformedEnv(cartpole(), Compose(StepCounter(), RandomTruncationTransform(2, 6)))
+    env.rollout(3)
+    horizons = {**env.transform[1]._horizons}
+
+    env.transform.load_state_dict({}, strict=False)
+
+    assert horizons and env.transform[1]._horizons == horizons

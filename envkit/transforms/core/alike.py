@@ -21,10 +21,7 @@ __all__ = ["SharedConstants", "alike"]
 
 
 class SharedConstants:
-    """Watches the constants of chains that have equal settings.
-
-    Values of tensors are compared again only where a tensor is another one, or was written to.
-    """
+    """Watches the constants of chains that have equal settings."""
 
     def __init__(self, chains: Sequence[Sequence[FusableTransform]]):
         self._counterparts = [
@@ -32,43 +29,17 @@ class SharedConstants:
             for transforms in zip(*chains, strict=True)
             if type(transforms[0]).constants is not FusableTransform.constants
         ]
-        self._found_equal: list[Any] = [None] * len(self._counterparts)
 
     def are_equal(self) -> bool:
-        """Say whether all chains compute with the same constants now."""
-        return all(map(self._is_equal, range(len(self._counterparts))))
+        """Say whether all chains compute with the same constants now.
 
-    def _is_equal(self, number: int) -> bool:
-        constants = [transform.constants() for transform in self._counterparts[number]]
-        first = constants[0]
-        if not any(isinstance(value, torch.Tensor) for value in first.values()):
-            return all(own == first for own in constants)
-        stamps = [_stamp(own) for own in constants]
-        if stamps != self._found_equal[number]:
-            self._found_equal[number] = None
-            if all(alike(own, first) for own in constants):
-                self._found_equal[number] = stamps
-        return self._found_equal[number] is not None
-
-
-def _stamp(constants: Mapping[str, Any]) -> list[Any]:
-    """Tell constants apart without looking at the values of tensors, which are kept: none takes their place."""
-    return [
-        (name, _Kept(value), value._version) if isinstance(value, torch.Tensor) else (name, value)
-        for name, value in constants.items()
-    ]
-
-
-class _Kept:
-    """A tensor that equals itself alone."""
-
-    def __init__(self, tensor: torch.Tensor):
-        self._tensor = tensor
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Kept) and self._tensor is other._tensor
-
-    __hash__ = None  # type: ignore[assignment]
+        Values of tensors are compared each time: what NumPy or ``tensor.data`` writes leaves no other trace.
+        """
+        for transforms in self._counterparts:
+            first, *others = (transform.constants() for transform in transforms)
+            if not all(alike(own, first) for own in others):
+                return False
+        return True
 
 
 def alike(one: Any, other: Any) -> bool:

@@ -26,12 +26,12 @@ from tensordict import TensorDictBase
 from envkit.data.keywords import ChecksKeywords
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.env.own_state import OwnState
-from envkit.errors import ArgumentError, MissingKeyError, SpecTypeError, TransformOwnerError
+from envkit.errors import MissingKeyError, SpecTypeError, TransformIndexError, TransformOwnerError
 from envkit.specs import Composite
 from envkit.transforms.core.in_buffers import give_buffers_both_passes
 from envkit.transforms.core.wrapper import TransformHolder
 
-__all__ = ["OWNERSHIP", "Keys", "Transform", "TransformLike", "as_keys"]
+__all__ = ["OWNERSHIP", "Keys", "Transform", "TransformLike", "as_keys", "editable"]
 
 OWNERSHIP = ("_owner_ref", "_owner_is_env")
 """Attributes that say whom a transform belongs to, and not what it does."""
@@ -49,6 +49,11 @@ def as_keys(keys: Keys) -> list[Key]:
     if isinstance(keys, str) or (isinstance(keys, tuple) and all(isinstance(k, str) for k in keys)):
         return [as_key(as_path(cast(Key, keys)))]
     return [as_key(as_path(key)) for key in keys]
+
+
+def editable(spec: Composite) -> Composite:
+    """Give a spec that may be written to: itself, or a copy where it is locked, as those of an env are."""
+    return spec.clone() if spec.is_locked else spec
 
 
 class Transform(OwnState, ChecksKeywords):
@@ -264,13 +269,15 @@ class Transform(OwnState, ChecksKeywords):
         return state_spec
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
-        """Declare all inputs: by default through the hooks for states and actions."""
+        """Declare all inputs: by default through the hooks for states and actions; a locked spec is copied."""
+        input_spec = editable(input_spec)
         for kind in ("state", "action"):
             self._redeclare(input_spec, kind)
         return input_spec
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """Declare all outputs: by default through the hooks for observations, rewards and flags."""
+        """Declare all outputs: by default through the hooks for observations, rewards and flags; a locked spec is copied."""
+        output_spec = editable(output_spec)
         for kind in ("reward", "observation", "done"):
             self._redeclare(output_spec, kind)
         return output_spec
@@ -388,8 +395,8 @@ class Transform(OwnState, ChecksKeywords):
 
     def __getitem__(self, index: int) -> Transform:
         if index not in (0, -1):
-            raise ArgumentError(
-                f"index {index} was asked of a single {type(self).__name__}: use 0."
+            raise TransformIndexError(
+                f"index is {index}, but this is a single {type(self).__name__}. Use 0."
             )
         return self
 

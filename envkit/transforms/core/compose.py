@@ -7,13 +7,13 @@ It does not know environments.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from envkit.errors import ArgumentError, ArgumentTypeError, TransformOwnerError
+from envkit.errors import ArgumentError, ArgumentTypeError, TransformIndexError, TransformOwnerError
 from envkit.late import late
 from envkit.specs import Composite
 from envkit.transforms.core.base import Transform, TransformLike
@@ -91,16 +91,28 @@ class Compose(Transform):
     """A sequence of transforms.
 
     Args:
-        *transforms: transforms or functions ``td -> td``, or one list of them.
+        *transforms: transforms or functions ``td -> td``, or one list of them, also as ``transforms=[...]``.
 
     Raises:
-        ArgumentError: (a ValueError) an item is not callable, or an index is out of range.
+        ArgumentError: (a ValueError) an item is not callable.
+        TransformIndexError: (an IndexError and a ValueError) an index is out of range.
     """
 
     transforms: nn.ModuleList
 
-    def __init__(self, *transforms: TransformLike | Sequence[TransformLike]):
+    @overload
+    def __init__(self, *args: TransformLike | Sequence[TransformLike]): ...
+
+    @overload
+    def __init__(self, *, transforms: Sequence[TransformLike]): ...
+
+    def __init__(self, *args: Any, transforms: Any = None):
         super().__init__()
+        if args and transforms is not None:
+            raise ArgumentError(
+                f"{len(args)} transforms and transforms={transforms!r} were given. Pass all of them one way."
+            )
+        transforms = args if transforms is None else tuple(transforms)
         if len(transforms) == 1 and isinstance(transforms[0], list | tuple):
             transforms = tuple(transforms[0])
         self.transforms = nn.ModuleList()
@@ -121,12 +133,15 @@ class Compose(Transform):
             self.insert(len(self), member)
 
     def insert(self, index: int, transform: TransformLike) -> None:
-        """Add a transform before the one at ``index``, in place."""
+        """Add a transform before the one at ``index``, in place; a negative one counts from the end."""
         if not -len(self) <= index <= len(self):
-            raise self._out_of_range(index)
+            raise TransformIndexError(
+                f"index is {index}, but there are {len(self)} transforms. Pass one from {-len(self)} to "
+                f"{len(self)}; {len(self)} adds it at the end."
+            )
         transform = as_transform(transform)
         transform._belong_to(self)
-        self.transforms.insert(index, transform)
+        self.transforms.insert(index + len(self) if index < 0 else index, transform)
         if not self.training or self.container is not None:
             transform.eval()
         self._changed()
@@ -165,8 +180,15 @@ class Compose(Transform):
             raise self._out_of_range(index)
         return self.transforms[index]  # type: ignore[return-value]
 
-    def _out_of_range(self, index: int) -> ArgumentError:
-        return ArgumentError(f"index {index} is out of range for {len(self)} transforms.")
+    def _out_of_range(self, index: int) -> TransformIndexError:
+        return TransformIndexError(
+            f"index is {index}, but there are {len(self)} transforms. "
+            + (
+                f"Pass one from {-len(self)} to {len(self) - 1}."
+                if len(self)
+                else "Append one first."
+            )
+        )
 
     def flat(self) -> list[Transform]:
         return [leaf for transform in self for leaf in transform.flat()]

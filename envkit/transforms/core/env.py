@@ -26,6 +26,7 @@ from envkit.specs import Composite, StackedComposite
 from envkit.specs.annotations import Destination
 from envkit.transforms.core.base import Transform, TransformLike
 from envkit.transforms.core.compose import Compose, as_transform
+from envkit.transforms.core.memory import KeptMemory, kept_before
 from envkit.transforms.core.rows import TransformedCore, transformed_core
 from envkit.transforms.core.spec_hooks import books_of, infos_behind, require_declared
 from envkit.transforms.core.stepping import TransformStepping
@@ -62,6 +63,8 @@ class TransformedEnv(TransformStepping):
     _transform: Transform
     _stages: list[tuple[Composite, Composite]]
     """Input and output specs as each transform saw them when they were read."""
+    _kept: dict[int, KeptMemory]
+    """What stands before transforms that change what is shown of memory, by their numbers; see `memory`."""
 
     def __init__(
         self,
@@ -85,6 +88,7 @@ class TransformedEnv(TransformStepping):
             base_env = base_env.base_env
         super().__init__(base_env if device is None else base_env.to(device))
         self.cache_specs = cache_specs
+        self._declared.is_reread = not cache_specs
         self._set_transform(Compose(*inner) if inner or transform is None else transform)
         if inner and transform is not None:
             self.append_transform(transform)
@@ -145,7 +149,7 @@ class TransformedEnv(TransformStepping):
 
     def _env_before(self, transform: Transform) -> TransformHolder:
         """Give the env as ``transform``, one of this env's, sees it; the same one until transforms or specs change."""
-        if not self._declared.is_locked:
+        if not self._declared.remembers:
             return self._made_before(transform)
         if id(transform) not in self._parents:
             self._parents[id(transform)] = self._made_before(transform)
@@ -164,6 +168,8 @@ class TransformedEnv(TransformStepping):
         )
         if len(before) < len(self._stages):
             env._stages = self._stages[: len(before)]
+            kept = {n: one.pairs for n, one in self._kept.items() if n <= len(before)}
+            env._kept = {n: env._owned(KeptMemory(pairs)) for n, pairs in kept.items()}
             env._hold_specs(*(spec.clone() for spec in self._stages[len(before)]))
         return env
 
@@ -171,7 +177,20 @@ class TransformedEnv(TransformStepping):
         """Forget what was read from the specs; it is read again at the next use."""
         self._declared.put({})
         self._stages = []
+        self._kept = {}
         self._forget_what_was_made()
+
+    def _owned(self, kept: KeptMemory) -> KeptMemory:
+        kept._belong_to(self)
+        return kept
+
+    @property
+    def _chain(self) -> list[Transform]:
+        """All that runs between the base env and the user: the transforms, and what keeps memory from them."""
+        self._read_specs()
+        leaves = self._transform.flat()
+        places = [[self._kept[n]] if n in self._kept else [] for n in range(len(leaves) + 1)]
+        return [one for n, leaf in enumerate(leaves) for one in (*places[n], leaf)] + [*places[-1]]
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
@@ -182,6 +201,8 @@ class TransformedEnv(TransformStepping):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._transform._belong_to(self)
+        for kept in self._kept.values():
+            kept._belong_to(self)
 
     def row_core(self) -> TransformedCore | None:
         """Give the core that steps this env on NumPy rows, transforms included; None where it has none."""
@@ -209,11 +230,17 @@ class TransformedEnv(TransformStepping):
         inputs, outputs = self.base_env.input_spec.clone(), self.base_env.output_spec.clone()
         if self.base_env.device is not None:
             self._transform.to(self.base_env.device)
-        self._stages = []
-        for transform in self._transform.flat():
+        self._stages, self._kept = [], {}
+        for number, transform in enumerate(self._transform.flat()):
             self._stages.append((inputs.clone(), outputs.clone()))
-            inputs = transform.transform_input_spec(inputs)
-            outputs = transform.transform_output_spec(outputs)
+            inputs, outputs = _seen_through(transform, inputs, outputs)
+            kept = kept_before(transform, self._stages[-1], (inputs, outputs))
+            if kept is not None:
+                self._kept[number] = self._owned(kept)
+                self._stages[-1] = _seen_through(kept, *self._stages[-1])
+                self._forget_what_was_made()
+                inputs, outputs = (spec.clone() for spec in self._stages[-1])
+                inputs, outputs = _seen_through(transform, inputs, outputs)
             require_declared(transform, inputs, outputs)
         self._hold_specs(inputs, outputs)
         primed = [transform.primed_actions for transform in self._transform.flat()]
@@ -237,7 +264,7 @@ class TransformedEnv(TransformStepping):
 
     def _found_books(self) -> frozenset[Path]:
         self._read_specs()
-        own: set[Path] = set()
+        own = {place for kept in self._kept.values() for _, place in kept.pairs}
         shown = [*(outputs for _, outputs in self._stages), self.output_spec]
         for leaf, before, after in zip(self._transform.flat(), shown, shown[1:], strict=False):
             own |= books_of(leaf, before, after)
@@ -408,6 +435,13 @@ class TransformedEnv(TransformStepping):
         return Told(
             {**facts, "transform": repr(self._transform)}, specs, {"base env": self.base_env}
         )
+
+
+def _seen_through(
+    transform: Transform, inputs: Composite, outputs: Composite
+) -> tuple[Composite, Composite]:
+    inputs = transform.transform_input_spec(inputs)
+    return inputs, transform.transform_output_spec(outputs)
 
 
 def _holds_anything(state: Any) -> bool:

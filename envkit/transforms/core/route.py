@@ -13,6 +13,7 @@ from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
 from envkit.errors import FusionError
 from envkit.transforms.core.base import Transform
+from envkit.transforms.core.memory import KeptMemory
 
 __all__ = ["Route", "kept_where_skipped"]
 
@@ -35,7 +36,25 @@ class Route:
             inner = inner.exclude("next", inplace=True)
         for transform in self.outside:
             following = transform._step(inner, following)
+            if isinstance(transform, KeptMemory):
+                inner = transform.outwards(inner)
         return following
+
+    def shown_root(self, td: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
+        """Show what the stepper gave at a reset, which was asked for with ``td``."""
+        td = self.inwards(td)
+        for transform in self.outside:
+            root = transform._reset(td, root)
+            if isinstance(transform, KeptMemory):
+                td = transform.outwards(td)
+        return root
+
+    def inwards(self, td: TensorDictBase) -> TensorDictBase:
+        """Give back the memory that travels elsewhere, and leave the rest as it is."""
+        for transform in reversed(self.outside):
+            if isinstance(transform, KeptMemory):
+                td = transform.outwards(td)
+        return td
 
     def require_one_program(self) -> None:
         """Check that steps, transforms included, are one program.

@@ -29,6 +29,7 @@ from envkit.data.paths import Path, as_key, as_path
 from envkit.env.base import EnvBase
 from envkit.transforms.core.alike import SharedConstants, alike
 from envkit.transforms.core.fusable import FusableTransform
+from envkit.transforms.core.memory import KeptMemory, inwards, memory_of
 from envkit.transport.host import RowCursor
 
 __all__ = ["TransformedCore", "transformed_core"]
@@ -46,7 +47,7 @@ def transformed_core(env: Any) -> TransformedCore | None:
     base = None if make is None or not env._steps_by_itself else make(env.base_env)
     if base is None or not env.is_spec_locked or list(env.done_levels) != [()]:
         return None
-    chain = env.transform.flat()
+    chain = env._chain
     if not all(isinstance(leaf, FusableTransform) and leaf.stacks for leaf in chain):
         return None
     core = TransformedCore(env, base, tuple(chain))
@@ -67,7 +68,7 @@ class TransformedCore:
         inner = env.base_env
         self.inner = {region: _leaves(inner, *kinds) for region, kinds in _SHOWN.items()}
         self.inputs = list(_leaves(inner, "action", "state"))
-        self.memory = list(dict.fromkeys(path for leaf in chain for path in leaf.memory()))
+        self.memory = memory_of(chain)
         self.untouched: dict[str, set[Path]] = {}
 
     def is_like(self, other: Any) -> bool:
@@ -120,7 +121,8 @@ class TransformedRows:
         self._first, self._slot = rows.start, memoryview(slot)
         self._chains = [core.chain for core in cores]
         self._untouched = model.untouched
-        slots = len(arrays["next"][("done",)])
+        flags = _leaves(model.env, "done")
+        slots = len(arrays["next"][next(iter(flags))])
         moments = {"root": slots + 1, "next": slots}
         inner: dict[str, Any] = {"in": {path: arrays["in"][path] for path in model.inputs}}
         own = slice(rows.start, rows.stop)
@@ -136,7 +138,6 @@ class TransformedRows:
         self._shown = {region: _by_slot(arrays[region], own, n) for region, n in moments.items()}
         memory = {path: arrays["in"][path] for path in model.memory}
         self._memory = _by_slot(memory, own, slots)
-        flags = _leaves(model.env, "done")
         self._ended = [arrays["next"][path][:, own] for path in flags]
         self._carried = [
             (arrays["next"][path][:, own], root[:, own])
@@ -277,6 +278,7 @@ def through(chain: Chain, leaves: Tensors, root: Tensors | None) -> Tensors:
         leaves: shape (rows, *event), by path.
         root: memory of the transforms at the root of the step; None after a reset.
     """
+    root = None if root is None else dict(inwards(chain, root))
     for transform in chain:
         seen, constants = Leaves(leaves, 1), transform.constants()
         if root is None:
@@ -284,6 +286,8 @@ def through(chain: Chain, leaves: Tensors, root: Tensors | None) -> Tensors:
         else:
             changes = transform.step_leaves(Leaves(root, 1), seen, constants)
         leaves = with_changes(leaves, changes)
+        if root is not None and isinstance(transform, KeptMemory):
+            root = transform.exchanged(root)
     return leaves
 
 

@@ -14,6 +14,7 @@ Conventions
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,11 @@ class TransformStepping(TransformHolder):
 
     _transform: Transform
 
+    @property
+    @abstractmethod
+    def _chain(self) -> list[Transform]:
+        """All that runs between the base env and the user, first to last."""
+
     resets_on_empty_mask = True  # the base env decides
 
     _found_route: Route | None = None
@@ -50,20 +56,25 @@ class TransformStepping(TransformHolder):
     @property
     def _route(self) -> Route:
         route = self._found_route
-        if route is None and self._declared.is_locked and self.base_env._may_be_fused:
+        if route is None and self._declared.remembers and self.base_env._may_be_fused:
             route = self._found_route = self._find_route()
         if route is None or not (route.stepper is route.base or route.base._may_be_fused):
             # programs are made for specs that stay, and for envs that step as their class says
-            return Route(self.base_env, self.base_env, [], [self._transform], is_direct=False)
+            return Route(self.base_env, self.base_env, [], self._unfused, is_direct=False)
         return route
 
     def _find_route(self) -> Route:
-        _ = self.output_spec  # some transforms find their keys when specs are read
-        base, transforms = self.base_env, self._transform.flat()
+        base, transforms = self.base_env, self._chain
         stepper, count = base._fuse(transforms)
-        outside = transforms[count:] if count or not transforms else [self._transform]
+        outside = transforms[count:] if count or not transforms else self._unfused
         is_direct = not outside and stepper is not base
         return Route(base, stepper, transforms[:count], outside, is_direct)
+
+    @property
+    def _unfused(self) -> list[Transform]:
+        """All transforms, where none runs inside the stepper: as one, so that a subclass of `Compose` is honoured."""
+        chain = self._chain
+        return chain if len(chain) > len(self._transform.flat()) else [self._transform]
 
     def _forget_what_was_made(self) -> None:
         """Find the route, and the parents of transforms, anew at the next use."""
@@ -156,9 +167,7 @@ class TransformStepping(TransformHolder):
         """Show what the stepper says after a reset, which was asked for with ``td``."""
         route = self._route
         root = root.select(*route.stepper._table.shown, strict=False)
-        for transform in route.outside:
-            root = transform._reset(td, root)
-        return root
+        return route.shown_root(td, root)
 
     @property
     def _has_preprocess(self) -> bool:
@@ -239,6 +248,7 @@ class TransformStepping(TransformHolder):
     def _step_inverted(self, td: TensorDictBase) -> TensorDictBase:
         """Step with an input that has been through the inverse pass, for a transform of this env."""
         given, mask = td.exclude("next", rules.STEP).copy(), td.get(rules.STEP, None)
+        given = self._route.inwards(given)
         step = TransformedStep(self, td, False, self._route, given, mask)
         return self._with_inner(step).begin().recv()
 

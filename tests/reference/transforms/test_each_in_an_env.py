@@ -153,6 +153,7 @@ WHOLE = {  # the reference takes no masks here
     "ConditionalPolicySwitch after a reset",
 }
 FRAMES = {"CatFrames", "CatFrames, in place", "TimeMaxPool"}
+STATES = {"EndOfLifeTransform", "EndOfLifeTransform of a number"}
 GROWN = {"MultiAction", "MultiAction, last reward", "MultiAction, renamed"}
 
 
@@ -171,7 +172,7 @@ def built(case, layout):
 
 
 @pytest.mark.parametrize(
-    ("case", "layout"), laid_out(case for case in CASES if case not in GROWN | FRAMES)
+    ("case", "layout"), laid_out(case for case in CASES if case not in GROWN | FRAMES | STATES)
 )
 def test_a_transform_declares_what_the_reference_declares(case, layout):
     make = built(case, layout)
@@ -551,3 +552,30 @@ def test_no_keys_rename_nothing(none):
         assert call(OURS).keys() == played(count(OURS), 2).keys()
     else:
         check_works_alike(call)
+
+
+@pytest.mark.parametrize("case", sorted(STATES))
+def test_what_is_read_back_is_declared_as_a_state(case):
+    make = built(case, "alone")
+
+    differs("memory-is-own", lambda lib: leaf_specs(make(lib)))
+    assert len(make(OURS).state_keys) == 1
+
+
+def test_a_count_that_is_renamed_goes_on():
+    def counts(lib):
+        chain = lib.Compose(lib.StepCounter(), lib.RenameTransform(["step_count"], ["age"]))
+        env = lib.TransformedEnv(lib.GymEnv("Pendulum-v1"), chain)
+        return env.rollout(3)["next", "age"].flatten().tolist()
+
+    differs("memory-is-own", counts)
+    assert counts(OURS) == [1, 2, 3]
+
+
+def test_a_copied_action_is_not_asked_for_twice():
+    def asked(lib):
+        copy = lib.RenameTransform([], [], ["action"], ["act"], create_copy=True)
+        return sorted(lib.TransformedEnv(lib.GymEnv("Pendulum-v1"), copy).action_keys)
+
+    differs("acted-is-recorded", asked)
+    assert asked(OURS) == ["act"]

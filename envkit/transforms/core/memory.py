@@ -1,0 +1,200 @@
+"""What an env remembers in the data stays its own, whatever later transforms make of what is shown.
+
+An entry that is an output and a state of an env is its memory: the next step reads what the last one wrote. Who
+declares an entry in both specs declares it so; transforms, users' transforms and base envs alike. Where a later
+transform renames, changes or leaves out such an entry, `KeptMemory` stands before it: it copies the memory to a name
+of its own, and gives it back on the way in. This module decides when that is, and under which names.
+
+Conventions
+    path   where the memory is for the env that reads it.
+    place  where it travels instead: below a node of its own, which no other transform writes to.
+    chain  transforms of an env, first to last, with those of this module among them.
+    root   what a step or a reset is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from envkit import rules
+from envkit.arrays.leaves import Changes, Leaves
+from envkit.data.paths import Path, as_key, as_path
+from envkit.data.resets import collect_reset_masks
+from envkit.specs import Composite, TensorSpec
+from envkit.transforms.core.base import Transform
+from envkit.transforms.core.fusable import FusableTransform, take_out
+
+__all__ = ["KeptMemory", "can_be_kept", "inwards", "is_kept", "kept_before", "memory_of"]
+
+_NODE = "_memory"
+
+Pairs = tuple[tuple[Path, Path], ...]
+Specs = tuple[Composite, Composite]
+
+
+class KeptMemory(FusableTransform):
+    """Keep memory of the env before under other names, and give it back on the way in.
+
+    A `TransformedEnv` puts it before transforms that change what is shown of the memory.
+
+    Args:
+        pairs: path and place of each entry.
+    """
+
+    only_adds_done = True
+    computes_only = True
+    keeps_books = True
+
+    def __init__(self, pairs: Pairs):
+        super().__init__()
+        self.pairs = pairs
+
+    @property
+    def _is_forward(self) -> bool:
+        return True  # where the hooks over leaves run, `inwards` gives the memory back
+
+    def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
+        return self.reset_leaves(following, constants)
+
+    def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
+        found = ((place, fresh.get(path)) for path, place in self.pairs)
+        return {place: value for place, value in found if value is not None}
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        fresh = super()._reset(td, td_reset)
+        env: Any = self.container
+        masks = collect_reset_masks(td, env.done_levels, env.full_done_spec)
+        for path, place in self.pairs:
+            level, kept = rules.governing_level(path[:-1], masks), td.get(as_key(path), None)
+            if level and kept is not None:  # the place is not below that level, as the path is
+                value = fresh.get(as_key(place))
+                mask = rules.reduce_mask(masks[level], value.shape, td.batch_dims)
+                fresh.set(as_key(place), rules.choose(mask, value, kept))
+        return fresh
+
+    def exchanged(self, root: Mapping[Path, Any]) -> dict[Path, Any]:
+        """Give a root in which paths and places have each other's values."""
+        changed = {**root}
+        for pair in self.pairs:
+            values = [changed.pop(path, None) for path in pair]
+            for path, value in zip(reversed(pair), values, strict=True):
+                if value is not None:
+                    changed[path] = value
+        return changed
+
+    def outwards(self, td: TensorDictBase) -> TensorDictBase:
+        """Show a root as transforms behind this one see it, or the other way round."""
+        return self._exchange(td.copy())
+
+    def _exchange(self, td: TensorDictBase) -> TensorDictBase:
+        for pair in self.pairs:
+            values = [td.get(as_key(path), None) for path in pair]
+            for path, own, other in zip(pair, values, reversed(values), strict=True):
+                if other is not None:
+                    td.set(as_key(path), other)
+                elif own is not None:
+                    take_out(td, path)
+        return td
+
+    def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
+        return self._exchange(td)
+
+    def _reset_env_preprocess(self, td: TensorDictBase) -> TensorDictBase:
+        return self._exchange(td)
+
+    def transform_input_spec(self, input_spec: Composite) -> Composite:
+        states = input_spec["full_state_spec"].clone()
+        for path, place in self.pairs:
+            leaf = states[as_key(path)]
+            take_out(states, path)
+            states[as_key(place)] = leaf
+        input_spec["full_state_spec"] = states
+        return input_spec
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        shown = output_spec["full_observation_spec"].clone()
+        for path, place in self.pairs:
+            leaf = _shown_leaf(output_spec, path)
+            assert leaf is not None
+            shown[as_key(place)] = leaf.clone()
+        output_spec["full_observation_spec"] = shown
+        return output_spec
+
+    def extra_repr(self) -> str:
+        return f"pairs={self.pairs}"
+
+
+def _shown_leaf(outputs: Composite, path: Path) -> TensorSpec | None:
+    kinds = ("full_observation_spec", "full_reward_spec")
+    found = (outputs[kind].get(as_key(path), None) for kind in kinds if kind in outputs.keys())
+    return next((leaf for leaf in found if leaf is not None), None)
+
+
+def can_be_kept(path: Path) -> bool:
+    """Say whether memory can travel elsewhere: the state that a stateless env shows as ``state`` cannot."""
+    return path[0] != "state" or len(path) == 1
+
+
+def is_kept(path: Path) -> bool:
+    """Say whether an entry is one that `KeptMemory` wrote."""
+    return path[0].startswith(_NODE)
+
+
+def kept_before(transform: Transform, before: Specs, after: Specs) -> KeptMemory | None:
+    """Give what must stand before a transform so that it leaves memory alone; None where it does anyway.
+
+    A transform that declares another input for an entry gives it back by itself, as one with ``in_keys_inv`` does.
+
+    Args:
+        transform: one of an env.
+        before, after: input and output spec of the env before it, and behind it.
+    """
+    (inputs, outputs), (inputs_after, outputs_after) = before, after
+    states, states_after = (spec["full_state_spec"] for spec in (inputs, inputs_after))
+    given_back = set(map(as_path, [*transform.in_keys_inv, *transform.out_keys_inv]))
+    written = set(map(as_path, transform._declared_keys))
+    paths: list[Path] = []
+    for key, leaf in states.items(True, True):
+        path = as_path(key)
+        shown, now = _shown_leaf(outputs, path), _shown_leaf(outputs_after, path)
+        if shown is None or not can_be_kept(path) or path in given_back:
+            continue
+        if states_after.get(key, None) == leaf and (path in written or now != shown):
+            paths.append(path)
+    if not paths:
+        return None
+    taken = set(map(as_path, outputs["full_observation_spec"].keys(True, True)))
+    free = (node for node in _names() if not any((node, *path) in taken for path in paths))
+    node = next(free)
+    return KeptMemory(tuple((path, (node, *path)) for path in paths))
+
+
+def _names() -> Iterator[str]:
+    yield _NODE
+    number = 2
+    while True:
+        yield f"{_NODE}_{number}"
+        number += 1
+
+
+def memory_of(chain: Iterable[Transform]) -> list[Path]:
+    """List the entries at the root that the hooks over leaves of a chain read, where they travel."""
+    places: list[Path] = []
+    for transform in chain:
+        if isinstance(transform, KeptMemory):
+            moved = dict(transform.pairs)
+            places = [moved.get(path, path) for path in places]
+        elif isinstance(transform, FusableTransform):
+            places += transform.memory()
+    return list(dict.fromkeys(places))
+
+
+def inwards(chain: Sequence[Transform], root: Mapping[Path, Any]) -> Mapping[Path, Any]:
+    """Give a root as the first transform of a chain reads it."""
+    for transform in reversed(chain):
+        if isinstance(transform, KeptMemory):
+            root = transform.exchanged(root)
+    return root
