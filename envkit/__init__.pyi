@@ -229,3 +229,6 @@ from envkit.transforms.values import SuccessReward as SuccessReward
 __version__: str
 filter_warnings_subprocess: bool
 __all__: list[str]
+
+_apply_to_composite = apply_to_composite
+_apply_to_composite_inv = apply_to_composite_inv

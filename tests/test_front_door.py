@@ -80,6 +80,11 @@ def test_the_stub_and_the_front_door_name_the_same_things_in_the_same_places():
     assert sorted(stated) == envkit.__all__
 
 
+def test_decorators_of_spec_hooks_have_the_names_of_torchrl_too():
+    assert envkit._apply_to_composite is envkit.apply_to_composite
+    assert envkit._apply_to_composite_inv is envkit.apply_to_composite_inv
+
+
 def test_dir_lists_every_public_name():
     assert set(envkit._HOME_OF) <= set(dir(envkit))
 

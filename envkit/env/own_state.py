@@ -19,11 +19,16 @@ from torch import nn
 from envkit.data.plain import from_plain, plain
 from envkit.errors import EnvkitError, ResumeError
 
-__all__ = ["OWN", "OwnState"]
+__all__ = ["OWN", "OwnState", "loads_strictly"]
 
 OWN = "_state"
 
 _loads_strictly: ContextVar[bool] = ContextVar("loads_strictly", default=True)
+
+
+def loads_strictly() -> bool:
+    """Say whether the state dict that is being loaded must hold all that there is."""
+    return _loads_strictly.get()
 
 
 class OwnState(nn.Module):
@@ -116,10 +121,10 @@ class OwnState(nn.Module):
             state_dict, prefix, local_metadata, tells_all, missing_keys, *errors
         )
         if own is not None:
-            self._resume(own, strict=_loads_strictly.get())
+            self._resume(own, strict=loads_strictly())
         elif self._own_state_is_needed:
             missing_keys.append(prefix + OWN)
-        elif _loads_strictly.get():
+        elif loads_strictly():
             self._hold_nothing()
 
 

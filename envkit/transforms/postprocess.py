@@ -120,8 +120,7 @@ class MultiStep(nn.Module):
 
     def _reaches(self, following: TensorDictBase, valid: torch.Tensor) -> list[torch.Tensor]:
         """Say for i = 0, 1, ... whether the window of each step holds the i-th step after it."""
-        time = following.ndim - 1
-        goes_on = ~following.get(self.done_key).flatten(time + 1).any(-1)
+        goes_on = ~following.get(self.done_key).reshape((*following.shape, -1)).any(-1)
         goes_on[..., :-1] &= valid[..., 1:]
         goes_on[..., -1] = False
         reaches = [torch.ones_like(valid)]

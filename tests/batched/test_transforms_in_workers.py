@@ -256,6 +256,26 @@ def test_a_number_that_is_set_while_rows_run_counts_from_the_next_step(opened):
     assert after["place"].any(-1).all(-1).tolist() == [True, False, True, True]
 
 
+WRITES = {
+    "in place": lambda scale: scale.mul_(0),
+    "by data": lambda scale: scale.data.fill_(0),
+    "by NumPy": lambda scale: np.multiply(scale.numpy(), 0, out=scale.numpy()),
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+@pytest.mark.parametrize("row", [0, 2])
+def test_however_the_numbers_of_a_row_are_written_the_next_step_uses_them(opened, way, row):
+    norms = [ObservationNorm(0.0, torch.ones(2), ["place"]) for _ in range(ROWS)]
+    env = opened(SerialEnv(ROWS, [partial(walk, lambda n=n: [n]) for n in norms]))
+    env.rollout(2)  # numbers are equal, and found to be
+
+    WRITES[way](norms[row].scale)
+
+    seen = env.rollout(3, break_when_any_done=False)["place"].any(-1).any(-1)
+    assert seen.tolist() == [index != row for index in range(ROWS)]
+
+
 # -------------------------------------------------------------------------------------------- errors
 
 

@@ -492,7 +492,7 @@ MISUSES = {
     "an index out of range": (
         lambda: Compose(StepCounter()).insert(7, InitTracker()),
         ValueError,
-        "index 7 is out of range for 1 transforms",
+        "index is 7, but there are 1 transforms",
     ),
     "a limit of no step": (
         lambda: StepCounter(0),

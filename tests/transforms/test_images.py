@@ -562,3 +562,11 @@ def test_frames_at_the_root_begin_anew_only_where_the_only_flags_there_are_say_s
 def test_what_has_no_rows_and_columns_is_not_cut(crop):
     with pytest.raises(SpecFitError, match=r"shape \(4,\).*unsqueeze it first"):
         crop(TensorDict({"pixels": torch.zeros(4)}))
+
+
+def test_an_env_with_frames_is_refused_a_mask_of_their_padding():
+    frames = CatFrames(2, -1, ["count"], mask_key="mask")
+
+    for kind in (RuntimeError, ValueError):
+        with pytest.raises(kind, match=r"mask_key is 'mask'.* recorded data"):
+            _ = TransformedEnv(Count(3), frames.clone()).observation_spec

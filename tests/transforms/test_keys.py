@@ -31,6 +31,7 @@ from envkit import (
     SerialEnv,
     SqueezeTransform,
     StepCounter,
+    TrajCounter,
     TransformedEnv,
     Unbounded,
     UnsqueezeTransform,
@@ -532,3 +533,30 @@ def test_no_keys_rename_nothing():
 
     assert env.rollout(2).keys() == Count(3).rollout(2).keys()
     assert RenameTransform((), [])(TensorDict({"a": 1}))["a"] == 1
+
+
+# ------------------------------------------------------------------------- numbers beside a copied flag
+
+
+def test_trajectories_are_numbered_beside_a_copy_of_the_done_flag():
+    env = TransformedEnv(
+        SerialEnv(2, [lambda: Count(2), lambda: Count(3)]),
+        Compose(
+            RenameTransform(["done"], [("far", "done")], create_copy=True),
+            TrajCounter(out_key=("far", "number")),
+        ),
+    )
+    check_env_specs(env)
+    env.transform[1].next_number.zero_()
+
+    data = env.rollout(6, **NONSTOP)
+
+    numbers = data["far", "number"].squeeze(-1).tolist()
+    assert numbers[0] == [0, 0, 2, 2, 4, 4] or numbers[0] == [0, 0, 2, 2, 3, 3]
+    assert len(set(numbers[0]) & set(numbers[1])) == 0
+    assert data["next", "far", "done"].squeeze(-1).tolist()[1] == [False, False, True] * 2
+
+
+def test_numbers_where_no_flag_stands_are_refused():
+    with pytest.raises(MissingKeyError, match=r"no done flags at 'near'"):
+        _ = TransformedEnv(Count(2), TrajCounter(out_key=("near", "number"))).observation_spec

@@ -195,3 +195,18 @@ def test_a_buffer_that_writes_across_ends_gives_the_same_targets():
         buffer.extend(piece)
 
     assert targets(buffer.storage[:], 1.0, 100.0) == [103, 3, 2, 1, 103, 102, 101]
+
+
+@pytest.mark.parametrize("axes", [(), (1,), (2, 1)])
+def test_flags_of_any_axes_end_a_window(axes):
+    def written(shape):
+        done = torch.tensor([False, False, True, False, False, False])
+        done = done.reshape(6, *(1,) * len(shape)).expand(6, *shape).clone()
+        reward = torch.arange(1.0, 7.0)
+        following = {"reward": reward.reshape(6, *(1,) * len(shape)).expand(6, *shape).clone()}
+        return TensorDict({"next": {**following, "done": done}}, [6])
+
+    windows = MultiStepTransform(3, 1.0).inv(written(axes))["next", "reward"]
+
+    assert windows.shape == (3, *axes)
+    assert windows.reshape(3, -1)[:, 0].tolist() == [6.0, 5.0, 3.0]

@@ -13,17 +13,20 @@ import torch
 from envkit import (
     BoundedContinuous,
     Categorical,
+    CatFrames,
     Compose,
     Composite,
     GymEnv,
+    ObservationNorm,
     SerialEnv,
+    ToTensorImage,
     Transform,
     TransformedEnv,
     Unbounded,
+    _apply_to_composite,
+    _apply_to_composite_inv,
     check_env_specs,
 )
-from envkit import apply_to_composite as _apply_to_composite
-from envkit import apply_to_composite_inv as _apply_to_composite_inv
 from envkit.errors import SpecTypeError
 from tests.zoo.envs import Count
 
@@ -240,3 +243,44 @@ def test_a_transform_is_closed_with_its_env():
     env.close()
 
     assert first.closed == second.closed == 1
+
+
+class Renewed(Transform):
+    """Returns another Composite than it was given."""
+
+    def _apply_transform(self, obs):
+        return obs.cos()
+
+    def _reset(self, tensordict, tensordict_reset):
+        return self._call(tensordict_reset)
+
+    def transform_observation_spec(self, observation_spec):
+        entries = dict(observation_spec.items())
+        for source, target in zip(self.in_keys, self.out_keys, strict=True):
+            entries[target] = BoundedContinuous(-1.0, 1.0, entries[source].shape)
+        return Composite(entries, shape=observation_spec.shape)
+
+
+@pytest.mark.parametrize(
+    "make", [partial(GymEnv, "Pendulum-v1"), partial(SerialEnv, 2, partial(GymEnv, "Pendulum-v1"))]
+)
+def test_a_spec_hook_may_return_a_new_composite(make):
+    env = TransformedEnv(make(), Renewed(["observation"], ["cosine"]))
+
+    check_env_specs(env)
+
+    data = env.rollout(2)
+    assert torch.equal(data["cosine"], data["observation"].cos())
+
+
+def test_statistics_of_pictures_are_measured_as_the_reference_writes_it():
+    pictures = GymEnv("CartPole-v1", from_pixels=True, pixels_only=True)
+    env = TransformedEnv(
+        pictures,
+        Compose(ToTensorImage(), CatFrames(4, dim=-3), ObservationNorm(in_keys=["pixels"])),
+    )
+
+    env.transform[-1].init_stats(num_iter=8, cat_dim=0, reduce_dim=(-1, -2, -4), keep_dims=(-1, -2))
+
+    assert env.transform[-1].loc.shape == (12, 1, 1)
+    assert env.rollout(2)["pixels"].shape[1:] == env.observation_spec["pixels"].shape

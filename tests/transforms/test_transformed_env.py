@@ -375,9 +375,9 @@ def test_an_env_of_another_library_is_named_with_its_wrapper():
 
 
 def test_a_compose_names_what_is_wrong():
-    with pytest.raises(ValueError, match="index 2 is out of range for 1"):
+    with pytest.raises(ValueError, match="index is 2, but there are 1 transforms"):
         Compose(Mean())[2]
-    with pytest.raises(ValueError, match="index 5 is out of range"):
+    with pytest.raises(ValueError, match="index is 5"):
         Compose(Mean()).insert(5, Mean())
     with pytest.raises(ValueError, match="got int"):
         Compose(3)
@@ -734,3 +734,45 @@ def test_a_flag_that_is_expanded_under_another_name_is_an_observation(pool):
     assert "wide" not in env.full_done_spec.keys()
     assert torch.equal(data["next", "wide"], data["next", "done"].expand_as(data["next", "count"]))
     env.close(raise_if_closed=False)
+
+
+# ------------------------------------------------------------------ specs that are read at every use
+
+
+class Growing(Transform):
+    """Declares, and gives, one entry more once it is told to."""
+
+    grows = False
+
+    def _call(self, next_td):
+        return next_td.set("more", torch.ones(1)) if self.grows else next_td
+
+    def _reset(self, td, td_reset):
+        return self._call(td_reset)
+
+    def transform_observation_spec(self, observation_spec):
+        if self.grows:
+            observation_spec["more"] = Unbounded((1,))
+        return observation_spec
+
+
+def test_without_a_cache_all_that_is_read_from_specs_follows_them():
+    env = TransformedEnv(Count(9), Compose(Growing(), StepCounter()), cache_specs=False)
+    before = env.observation_keys
+
+    env.transform[0].grows = True
+
+    assert before == ["count", "step_count"]
+    assert env.observation_keys == ["count", "more", "step_count"]
+    assert "more" in env.rollout(2)["next"].keys() and "more" in env.reset().keys()
+    check_env_specs(env)
+
+
+def test_with_a_cache_specs_are_read_again_when_the_cache_is_emptied():
+    env = TransformedEnv(Count(9), Growing())
+    assert env.observation_keys == ["count"]
+
+    env.transform.grows = True
+    env.transform.empty_cache()
+
+    assert env.observation_keys == ["count", "more"]

@@ -25,6 +25,7 @@ from envkit import (
     DTypeCastTransform,
     EnvBase,
     GymEnv,
+    Hash,
     LineariseRewards,
     MixedEnv,
     MultiCategorical,
@@ -50,6 +51,7 @@ from envkit.errors import (
     SpecError,
 )
 from tests.zoo.envs import Count, StatelessCount
+from tests.zoo.shaped_envs import Wordy
 from tests.zoo.transform_envs import Cards, masked
 
 
@@ -430,3 +432,21 @@ def test_choices_that_a_transform_does_not_offer_are_refused(make, bad, message)
     stepped = env.step(td.set("_step", torch.tensor(["row 0" in message, True]).logical_not()))
 
     assert stepped["next", "observation"].shape == td["observation"].shape
+
+
+def test_a_hash_of_texts_is_given_one_text_for_each_row():
+    seen = []
+
+    def hashes(texts):
+        seen.append(texts)
+        return torch.stack([Hash.reproducible_hash(text) for text in texts])
+
+    env = TransformedEnv(
+        SerialEnv(2, Wordy, use_buffers=False), Hash(["word"], ["hash"], hash_fn=hashes)
+    )
+    data = env.rollout(2)
+
+    assert env.observation_spec["hash"].shape == (*data["hash"].shape[:1], 32) == (2, 32)
+    assert all(isinstance(texts, list) and len(texts) == 2 for texts in seen)
+    alone = TransformedEnv(Wordy(), Hash(["word"], ["hash"])).rollout(2)
+    assert torch.equal(data["hash"][0], alone["hash"])

@@ -10,6 +10,7 @@ from torch import nn
 
 from envkit.data.inference import lasting
 from envkit.data.paths import Key, as_path
+from envkit.env.own_state import loads_strictly
 
 __all__ = ["LateBuffers", "module_name"]
 
@@ -17,7 +18,8 @@ __all__ = ["LateBuffers", "module_name"]
 class LateBuffers(nn.Module):
     """Statistics of one entry: none at first, then buffers of the names of the class.
 
-    A state dict that holds them makes them, so a module that has seen nothing loads what another has seen.
+    A state dict that holds them makes them, so a module that has seen nothing loads what another has seen. One that
+    holds none is of a module that had seen nothing: then all are zero, which means the same.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
@@ -47,6 +49,9 @@ class LateBuffers(nn.Module):
         if len(known) == len(self.names):
             with lasting():
                 self.begin({name: torch.zeros_like(value) for name, value in known.items()})
+        elif not known and self.exist and loads_strictly():
+            own = dict(self.named_buffers())
+            state_dict |= {prefix + name: torch.zeros_like(own[name]) for name in self.names}
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
