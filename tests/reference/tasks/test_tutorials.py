@@ -535,7 +535,6 @@ def test_recurrent_dqn(rendering):
 
 
 @sweep
-@pytest.mark.xfail(strict=True, reason="collectors take no auto_register_policy_transforms= yet")
 def test_sequences_train_a_recurrent_policy():
     def policy():
         lstm = LSTMModule(
@@ -694,7 +693,6 @@ def test_trajectories_are_taken_apart_and_collected_whole():
 
 
 @sweep
-@pytest.mark.xfail(strict=True, reason="collectors take no compact_obs= yet")
 def test_next_observations_are_not_stored_twice():
     from torchrl.envs.transforms import NextStateReconstructor
 
