@@ -18,7 +18,14 @@ NARROWER = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex
 def dtype_named(value: Any, name: str) -> Any:
     """Give the dtype called ``name``, e.g. "int64", in the namespace of ``value``."""
     xp = array_namespace(value)
-    narrower = NARROWER.get(name)
-    if narrower is not None and name not in xp.__array_namespace_info__().dtypes():
-        name = narrower
+    if name in NARROWER and not _has_64_bits(xp):
+        name = NARROWER[name]
     return getattr(xp, name)
+
+
+def _has_64_bits(xp: Any) -> bool:
+    """Say whether a namespace has 64-bit numbers, by the dtype it gives integers.
+
+    Asked which dtypes there are, array_api_compat makes a tensor of each below a bare ``except``, where a Ctrl-C is lost.
+    """
+    return xp.__array_namespace_info__().default_dtypes()["integral"] == xp.int64
