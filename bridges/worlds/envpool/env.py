@@ -363,7 +363,8 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         categorical_action_encoding, frame_skip, device: of `MultiThreadedEnvWrapper`.
         **options: of every env, see `EnvOptions`.
 
-    Without `set_seed`, or a seed among ``create_env_kwargs``, torch's global generator decides the seeds.
+    Without `set_seed`, or a seed among ``create_env_kwargs``, torch's global generator decides the seeds. A seed beyond
+    int32, the only ones that the library takes, stands for one within: the same each time.
 
     Raises:
         MissingLibraryError: (an ImportError) EnvPool is not installed.

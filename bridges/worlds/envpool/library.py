@@ -71,10 +71,10 @@ def make_pool(
     with warnings.catch_warnings():  # of bounds that float32 cannot tell
         warnings.simplefilter("ignore")
         require_keywords(env_name, kwargs)
-        seeds = {} if {"seed", "env_seed"} & kwargs.keys() else {"env_seed": _drawn_seeds(count)}
+        seeds = _given_seeds(kwargs) or {"env_seed": _drawn_seeds(count)}
         sizes = {"num_envs": count, "batch_size": count if batch_size is None else batch_size}
         try:
-            pool = library.make_gymnasium(env_name, **sizes, **kwargs, **seeds)
+            pool = library.make_gymnasium(env_name, **sizes, **{**kwargs, **seeds})
         except TypeError as error:
             raise _unfit(library, env_name, kwargs, error) from error
     spaces_of(pool)
@@ -140,6 +140,17 @@ _NOT_CHOSEN = ("num_envs", "batch_size", "base_path", "gym_reset_return_info")
 _HINT = "The number of envs is num_workers, and all of them step together."
 
 
+def _given_seeds(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the seeds among the keywords as the library takes them."""
+    found = {name: kwargs[name] for name in ("seed", "env_seed") if name in kwargs}
+    for name, seeds in found.items():
+        if isinstance(seeds, int):
+            found[name] = _as_int32(seeds)
+        elif isinstance(seeds, list | tuple) and all(isinstance(seed, int) for seed in seeds):
+            found[name] = [_as_int32(seed) for seed in seeds]
+    return found
+
+
 def _drawn_seeds(count: int) -> list[int]:
     return [_as_int32(seed) for seed in seed_chain(drawn_seed(), count)[0]]
 
@@ -160,7 +171,9 @@ _RENDERING = frozenset(
 
 
 def _as_int32(seed: int) -> int:
-    """Give what the library takes as a seed: up to 2**32 - 1 no two are the same."""
+    """Give what the library takes as a seed: from -(2**31) to 2**31 - 1 itself, up to 2**32 - 1 no two are the same."""
+    if seed < -(2**31):
+        seed = 2**64 - seed  # SeedSequence takes no negative number
     if seed >= 2**32:
         seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
     return seed - 2**32 if seed >= 2**31 else seed

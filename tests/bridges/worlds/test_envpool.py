@@ -316,6 +316,19 @@ def test_an_env_that_was_not_seeded_follows_torchs_global_generator():
     assert not torch.equal(starts[0], starts[2])
 
 
+@pytest.mark.parametrize("name", ["seed", "env_seed"])
+def test_a_seed_among_the_keywords_may_be_too_large_for_the_library(name):
+    def first(seed):
+        seeds = seed if name == "seed" else [seed, seed + 9]
+        with MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs={name: seeds}) as env:
+            return env.reset()["observation"]
+
+    roots = {seed: first(seed) for seed in (5, 2**31 + 5, 2**32 + 5, 2**63 + 5, -(2**40))}
+
+    assert len({tuple(root.flatten().tolist()) for root in roots.values()}) == len(roots)
+    assert all(torch.equal(first(seed), root) for seed, root in roots.items())
+
+
 def test_seeds_too_large_for_the_library_are_told_apart():
     starts = []
     for seed in (1, 2**31 + 1, 2**32 + 1, 2**63 + 1):
