@@ -136,7 +136,7 @@ def test_the_share_of_successes_is_read_at_the_last_step():
         found.success("won")
 
 
-def test_the_interval_is_a_bootstrap_of_the_mean():
+def test_the_interval_of_many_episodes_is_that_of_a_normal_mean():
     returns = torch.arange(100, dtype=torch.float64)
     found = Evaluation(returns, *[returns] * 3, TensorDict({}, [100]), 1, 0)
 
@@ -146,6 +146,52 @@ def test_the_interval_is_a_bootstrap_of_the_mean():
     assert low == pytest.approx(found.mean - normal, rel=0.05)
     assert high == pytest.approx(found.mean + normal, rel=0.05)
     assert found.ci95 == Evaluation(returns, *[returns] * 3, TensorDict({}, [100]), 1, 0).ci95
+
+
+def interval_of(returns):
+    returns = returns.double()
+    rest = torch.zeros(len(returns))
+    return Evaluation(returns, *[rest] * 3, TensorDict({}, [len(returns)]), 1, 0).ci95
+
+
+def test_the_interval_of_few_episodes_is_students():
+    low, high = interval_of(torch.tensor([1.0, 2.0, 6.0]))
+
+    assert [low, high] == pytest.approx(
+        [3 - 4.3027 * 7**0.5 / 3**0.5, 3 + 4.3027 * 7**0.5 / 3**0.5]
+    )
+
+
+def test_equal_returns_have_an_interval_of_no_width():
+    assert interval_of(torch.full((40,), 7.0)) == (7.0, 7.0)
+
+
+def test_the_interval_reaches_further_to_the_side_of_rare_large_returns():
+    returns = -torch.linspace(0.95, 0.05, 10).log()
+
+    low, high = interval_of(returns)
+
+    assert high - returns.mean() > 1.2 * (returns.mean() - low)
+
+
+@pytest.mark.slow
+@pytest.mark.sweep
+@pytest.mark.parametrize("episodes", [2, 4, 8, 32, 96])
+@pytest.mark.parametrize("kind", ["normal", "uniform", "exponential"])
+def test_intervals_cover_the_true_mean_about_as_often_as_they_say(kind, episodes):
+    generator = torch.Generator().manual_seed(episodes)
+    shape, runs = (episodes,), 400
+    draw, mean = {
+        "normal": (lambda: torch.randn(shape, generator=generator), 0.0),
+        "uniform": (lambda: torch.rand(shape, generator=generator), 0.5),
+        "exponential": (lambda: torch.rand(shape, generator=generator).log().neg(), 1.0),
+    }[kind]
+
+    intervals = [interval_of(draw()) for _ in range(runs)]
+
+    covered = sum(low <= mean <= high for low, high in intervals) / runs
+    least = 0.84 if kind == "exponential" and episodes < 8 else 0.92  # Student knows no skew
+    assert covered >= least
 
 
 def test_one_episode_has_no_interval():
@@ -159,7 +205,7 @@ def test_it_is_shown_in_a_line_and_as_a_table():
     found = evaluate(Scripted(4, 5, 9), do(1), 3, max_steps=6)
 
     assert repr(found) == (
-        "Evaluation(3 episodes: return 5 ± 1, 95% bootstrap interval of the mean [4, 6], length 5, "
+        "Evaluation(3 episodes: return 5 ± 1, 95% interval of the mean [2.516, 7.484], length 5, "
         "terminated 67%, cut 1)"
     )
     assert "<th>cut</th>" in found._repr_html_() and "<td>5 ± 1</td>" in found._repr_html_()
@@ -325,7 +371,7 @@ def test_policies_are_compared_on_the_same_seeds():
     assert difference.mean == 2 * found["less"].mean == 10.0
     assert difference.ci95[0] <= 10.0 <= difference.ci95[1]
     assert found.difference("more", "same").ci95 == (0.0, 0.0)
-    assert repr(difference).startswith("Difference(more - less: return +10, 95% bootstrap interval")
+    assert repr(difference).startswith("Difference(more - less: return +10, 95% interval")
     assert repr(found).count("Evaluation(4 episodes") == 3
     assert found._repr_html_().count("<tr>") == 4
     with pytest.raises(MissingKeyError, match="there is no 'most'"):
