@@ -123,10 +123,10 @@ class BatchView:
         Raises:
             AttributeError: there is none of this name.
         """
+        if name == "render_mode":  # SB3 asks, and warns of envs that say nothing
+            return [self.render_mode] * len(chosen_rows(indices, self.num_envs))
         if self.pool is not None:
             return self.pool.get_attr(name, indices)
-        if name == "render_mode" and draws_states(without_transforms(self.env)):
-            return ["rgb_array"] * len(chosen_rows(indices, self.num_envs))
         return self._of_rows(getattr(self.env, name), indices)
 
     def set_attr(self, name: str, values: Sequence[Any], indices: Any = None) -> None:
@@ -360,7 +360,12 @@ class BatchView:
     def common(self, name: str) -> Any:
         """Give an attribute that all rows have in common; None where there is none, or rows differ."""
         try:
-            values = self.get_attr(name, None) if self.pool is None else self.pool.get_attr(name)
+            pool = self.pool
+            values = (
+                self._of_rows(getattr(self.env, name), None)
+                if pool is None
+                else pool.get_attr(name)
+            )
         except AttributeError:
             return None
         return values[0] if all(value == values[0] for value in values) else None
