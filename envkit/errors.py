@@ -93,6 +93,10 @@ class ArgumentError(EnvkitError, ValueError):
     """An argument has a value that the call cannot use."""
 
 
+class RowIndexError(ArgumentError, IndexError):
+    """An index chooses no sub-env, or one that is not there."""
+
+
 class ArgumentTypeError(ArgumentError, TypeError):
     """An argument is of another type than the call can use."""
 

@@ -26,12 +26,14 @@ from envkit.transport.pool import call_by_row
 __all__ = [
     "AttributeLookup",
     "LocalAttribute",
+    "Method",
     "WorkerAttribute",
     "ask_single_envs",
     "attribute_of",
     "call_attribute",
     "chosen_rows",
     "layers_of",
+    "looked_at",
     "require_found",
     "set_attribute",
     "single_envs",
@@ -223,6 +225,17 @@ def attribute_of(name: str, env: Any) -> Any:
     """Give an attribute of an env, a wrapper or its simulator; a `MissingAttribute` where there is none."""
     owner = _owner(name, env)
     return getattr(env, name, MissingAttribute(name)) if owner is None else getattr(owner, name)
+
+
+@dataclass(frozen=True)
+class Method:
+    """Stands for a method of an env, which would take its env along."""
+
+
+def looked_at(name: str, env: Any) -> Any:
+    """Give an attribute of an env, of its wrappers or of its simulator; `Method` for a method."""
+    found = attribute_of(name, env)
+    return Method() if callable(found) else found
 
 
 def set_attribute(name: str, value: Any, env: Any) -> None:

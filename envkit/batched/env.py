@@ -149,12 +149,12 @@ class BatchedEnv(AttributeLookup, ResumablePool):
                 f"{type(self).__name__} was stepped before its first reset, so its sub-envs are in no "
                 "episode. Call reset() first, and step from what it returns."
             )
-        if self._unshown is not None:
-            self._require_shown()
         given = mask = td.get(rules.STEP, None)
         if mask is not None:
             mask = rules.step_mask(mask, td.batch_size)
             mask = None if bool(mask.all()) else mask
+        if self._unshown is not None and (mask is None or bool((self._unshown & mask.cpu()).any())):
+            self._require_shown()
         if self._share_individual_td:
             td = by_row(td)
         if self._entries is not None:

@@ -18,6 +18,7 @@ from envkit.batched.attributes import WorkerAttribute
 from envkit.batched.env import BatchedEnv
 from envkit.batched.exchange.recording import record_in_parts
 from envkit.batched.host import Maker
+from envkit.batched.indexed import Indexable
 from envkit.batched.serial import SerialEnv
 from envkit.batched.settings import Backend, PoolOptions
 from envkit.batched.threads import ThreadLimit
@@ -34,7 +35,7 @@ from envkit.transport.launch import choose_start_method, usable_cores
 __all__ = ["ParallelEnv"]
 
 
-class ParallelEnv(BatchedEnv):
+class ParallelEnv(Indexable):
     """Step ``num_workers`` sub-envs in worker processes.
 
     The create functions travel by value: lambdas, classes of a notebook cell and scripts without a

@@ -125,6 +125,16 @@ class PoolOwner(EnvBase):
     def _after_init(self, spec_locked: bool) -> None:
         self._lock_when_started = self._declared.is_locked = spec_locked
 
+    @property
+    def create_env_fn(self) -> list[Callable[..., Any]]:
+        """The create function of each sub-env; an env that was passed is one that makes copies."""
+        return list(self._makers)
+
+    @property
+    def _single_task(self) -> bool:
+        """Whether one create function makes all sub-envs."""
+        return len({id(make) for make in self._makers}) == 1
+
     # ---------------------------------------------------------------------------- what hosts decide
 
     @abstractmethod

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self, Unpack
 
 from envkit.batched.attributes import LocalAttribute
-from envkit.batched.env import BatchedEnv
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.host import COMMAND_NAMES, HostFactory, Maker
+from envkit.batched.indexed import Indexable
 from envkit.batched.settings import PoolOptions
 from envkit.env.base import EnvBase
 from envkit.errors import CopyError, OptionError
@@ -24,7 +24,7 @@ from envkit.transport import LocalPool, Pool
 __all__ = ["SerialEnv"]
 
 
-class SerialEnv(BatchedEnv):
+class SerialEnv(Indexable):
     """Step ``num_workers`` sub-envs in this process; see `PoolOptions` for the keywords.
 
     ``mp_start_method`` is there to build it as a `ParallelEnv` is built, and must be None.
