@@ -41,7 +41,7 @@ from envkit.env.loops import nonstop
 from envkit.env.pending import Pending
 from envkit.env.runs import Run
 from envkit.env.seeding import seed_chain
-from envkit.env.starts import refuse_start
+from envkit.env.starts import refuse_start, refuse_state_left_out
 from envkit.errors import (
     BatchSizeError,
     ClosedEnvError,
@@ -86,6 +86,7 @@ class BatchedEnv(AttributeLookup, ResumablePool):
             ``tensordict`` itself, completed; where results are lazy stacks and it is not one, the
             same data as a lazy stack.
         """
+        refuse_state_left_out(set_state=set_state, select_reset_only=select_reset_only)
         self._started()
         if set_state is not None:
             kwargs["set_state"] = set_state

@@ -364,10 +364,11 @@ class PoolOwner(EnvBase):
         """End the sub-envs and free what they share; the next `reset` starts new ones.
 
         Raises:
-            ClosedEnvError: nothing is running and ``raise_if_closed`` is set.
+            ClosedEnvError: it was closed before and ``raise_if_closed`` is set. Before the first start nothing is
+                to be closed.
         """
         if self._pool is None:
-            if raise_if_closed:
+            if raise_if_closed and self._was_closed:
                 raise ClosedEnvError(f"{type(self).__name__} is not running.")
             return
         self._pool = self._exchange = None

@@ -14,9 +14,21 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from envkit.data.paths import has_entry
-from envkit.errors import SetStateError
+from envkit.errors import ArgumentError, SetStateError
 
-__all__ = ["refuse_start", "start_keywords"]
+__all__ = ["refuse_start", "refuse_state_left_out", "start_keywords"]
+
+
+def refuse_state_left_out(*, set_state: bool | None, select_reset_only: bool) -> None:
+    """Check that a reset which shall begin at a state is shown that state.
+
+    Raises:
+        ArgumentError: (a ValueError) ``select_reset_only`` leaves it out.
+    """
+    if set_state and select_reset_only:
+        raise ArgumentError(
+            "set_state=True begins at the state in the data, which select_reset_only=True leaves out. Pass one of them."
+        )
 
 
 def start_keywords(env: Any, td: TensorDictBase | None, set_state: bool | None) -> dict[str, Any]:

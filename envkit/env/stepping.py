@@ -31,7 +31,7 @@ from envkit.env.input_checks import in_functorch, require_actions, require_value
 from envkit.env.pending import LocalStep, OverriddenStep, Pending
 from envkit.env.runs import WholeRuns
 from envkit.env.spec_names import SpecNames
-from envkit.env.starts import start_keywords
+from envkit.env.starts import refuse_state_left_out, start_keywords
 from envkit.errors import BatchSizeError, ClosedEnvError, NotResetError
 
 __all__ = ["Stepping"]
@@ -148,7 +148,9 @@ class Stepping(WholeRuns, SpecNames, ABC):
             ResetMaskError: a mask does not fit.
             DoneError: a done flag is set where a reset was requested.
             SetStateError: (a NotImplementedError) ``set_state`` is set, and this env cannot.
+            ArgumentError: (a ValueError) ``set_state`` and ``select_reset_only`` are both set.
         """
+        refuse_state_left_out(set_state=set_state, select_reset_only=select_reset_only)
         given = TensorDict(batch_size=self.batch_size) if tensordict is None else tensordict
         require_tensordict("what reset() was given", given)
         self._check_batch(given)

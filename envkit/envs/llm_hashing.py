@@ -73,7 +73,7 @@ class LLMHashingEnv(Undrawn, EnvBase):
         observation_key: of the tokens.
         text_output: show what the tokens say as text; this needs a tokenizer.
         tokenizer: called with a string or a list of them it gives tokens, as a tensor, lists, or a mapping that holds
-            them under ``input_ids``; it has ``decode``, ``batch_decode`` and ``vocab_size``.
+            them under ``input_ids``; it has ``decode``, ``batch_decode``, and ``vocab_size`` where that is not given.
         text_key: of the text; None shows none.
         device: where data is.
         **options: see `EnvOptions`.
@@ -108,7 +108,7 @@ class LLMHashingEnv(Undrawn, EnvBase):
     ):
         super().__init__(device=device, **options)
         require_memory(self.device, type(self).__name__)
-        _require_use(tokenizer, hashing_module)
+        _require_use(tokenizer, hashing_module, vocab_size)
         if vocab_size is None:
             if tokenizer is None:
                 raise OptionError(
@@ -192,13 +192,16 @@ class LLMHashingEnv(Undrawn, EnvBase):
         """Nothing in it is random but actions."""
 
 
-def _require_use(tokenizer: Any, hashing_module: Any) -> None:
-    asked = ("vocab_size", "decode", "batch_decode", "__call__")
+def _require_use(tokenizer: Any, hashing_module: Any, vocab_size: int | None) -> None:
+    asked = ["decode", "batch_decode", "__call__"]
+    if vocab_size is None:
+        asked.insert(0, "vocab_size")
     missing = [name for name in asked if not hasattr(tokenizer, name)]
     if tokenizer is not None and missing:
         raise ArgumentTypeError(
             f"tokenizer is of type {type(tokenizer).__name__}, which has no {', no '.join(missing)}. "
-            "Pass an object that gives tokens when it is called with text, and has vocab_size, decode and batch_decode."
+            "Pass an object that gives tokens when it is called with text, and has "
+            f"{', '.join(asked[:-2])} and batch_decode."
         )
     if hashing_module is not None and not callable(hashing_module):
         raise ArgumentTypeError(

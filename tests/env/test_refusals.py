@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import gymnasium
 import pytest
 import torch
 from gymnasium import spaces
 
-from envkit import BraxEnv, EnvBase, GymEnv, GymWrapper, JaxEnv, MixedEnv, SerialEnv, TransformedEnv
-from envkit.errors import DataTypeError, InputError, OptionError, SpecError
+from envkit import (
+    AsyncEnvPool,
+    BraxEnv,
+    EnvBase,
+    GymEnv,
+    GymWrapper,
+    JaxEnv,
+    MixedEnv,
+    ParallelEnv,
+    PendulumEnv,
+    SerialEnv,
+    TransformedEnv,
+)
+from envkit.errors import (
+    ArgumentError,
+    ClosedEnvError,
+    DataTypeError,
+    InputError,
+    OptionError,
+    SpecError,
+    WorkerError,
+)
 from tests.zoo.envs import Count
 from tests.zoo.jax_envs import Countdown, NoisyWalk, Pendulum
 
@@ -119,3 +141,51 @@ class Passing(Count):
 def test_a_keyword_that_no_env_has_is_refused_with_the_nearest_one(build, told):
     with pytest.raises(OptionError, match=told):
         build()
+
+
+@pytest.mark.parametrize("make", [PendulumEnv, lambda: SerialEnv(2, PendulumEnv)])
+def test_a_reset_to_a_state_must_be_shown_it(make):
+    env = make()
+    td = env.reset()
+
+    with pytest.raises(ArgumentError, match=r"set_state=True .* select_reset_only=True leaves out"):
+        env.reset(td, set_state=True, select_reset_only=True)
+    assert torch.equal(env.reset(td.clone(), set_state=True)["th"], td["th"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SerialEnv(2, Count),
+        lambda: ParallelEnv(2, Count),
+        lambda: AsyncEnvPool([Count] * 2),
+        lambda: GymEnv("CartPole-v1", num_workers=2),
+        lambda: TransformedEnv(SerialEnv(2, Count)),
+    ],
+)
+def test_what_never_started_closes_in_silence(make):
+    env = make()
+
+    env.close()
+    env.close()
+
+    assert env.is_closed
+
+
+def test_a_batched_env_that_was_started_is_closed_once():
+    env = SerialEnv(2, Count)
+    env.reset()
+    env.close()
+
+    with pytest.raises(ClosedEnvError, match="is not running"):
+        env.close()
+
+
+def test_the_reason_of_a_failed_start_is_not_hidden_by_closing():
+    def fails():
+        raise OSError("no licence")
+
+    env = SerialEnv(2, fails)
+
+    with pytest.raises(WorkerError, match="no licence"), closing(env):
+        env.reset()

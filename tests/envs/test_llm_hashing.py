@@ -111,6 +111,30 @@ def test_text_is_shown_where_it_is_asked_for(options, keys):
     assert set(keys) <= set(env.make_tensordict("a").keys())
 
 
+class Spelling:
+    """A tokenizer that does not say how many tokens it has."""
+
+    def __init__(self):
+        letters = Letters()
+        self.decode, self.batch_decode, self.call = letters.decode, letters.batch_decode, letters
+
+    def __call__(self, *args, **kwargs):
+        return self.call(*args, **kwargs)
+
+
+def test_a_tokenizer_needs_no_size_where_it_is_given():
+    env = LLMHashingEnv(5, tokenizer=Spelling())
+
+    assert env.action_spec.n == 5
+    with pytest.raises(ArgumentTypeError, match="no vocab_size"):
+        LLMHashingEnv(tokenizer=Spelling())
+
+
+def Sized(text):
+    """Give tokens, and have no way back."""
+    return [1]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -118,6 +142,10 @@ def test_text_is_shown_where_it_is_asked_for(options, keys):
         (
             {"tokenizer": SimpleNamespace(vocab_size=9, decode=str, batch_decode=list)},
             "no __call__",
+        ),
+        (
+            {"tokenizer": Sized, "vocab_size": 9},
+            r"no decode, no batch_decode.*text, and has decode and",
         ),
         ({"vocab_size": 9, "hashing_module": 3}, "hashing_module is 3.*cannot be called"),
     ],
