@@ -26,8 +26,10 @@ from envkit import (
     SerialEnv,
     SignTransform,
     StepCounter,
+    Transform,
     TransformedEnv,
     Unbounded,
+    VecNormV2,
     check_env_specs,
 )
 from envkit.env.base import EnvBase
@@ -386,3 +388,36 @@ def test_sums_beyond_a_dtype_are_bounded_by_it_and_unbounded_rewards_stay_so():
     assert (summed["a"].low, summed["a"].high) == (-most, most)
     assert (summed["b"].low, summed["b"].high) == (0, 127)
     assert isinstance(summed["c"], Unbounded) and isinstance(summed["d"], Unbounded)
+
+
+def test_steps_of_a_transform_teach_the_statistics_before_it():
+    norm = VecNormV2(["count"])
+    env = TransformedEnv(Count(50), Compose(norm, NoopResetEnv(3, random=False)))
+
+    env.reset()
+    assert norm.kept["count"].count.item() == 1 + 3
+
+    norm.freeze()
+    env.reset()
+    assert norm.kept["count"].count.item() == 1 + 3
+
+
+class Counted(Transform):
+    """A user's transform that counts its calls in a plain attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def _call(self, next_td):
+        self.calls += 1
+        return next_td
+
+
+def test_steps_of_a_transform_go_through_those_before_it_and_not_through_copies():
+    counted = Counted()
+    env = TransformedEnv(Count(50), Compose(counted, FrameSkipTransform(4)))
+
+    env.step(env.rand_action(env.reset()))
+
+    assert counted.calls == 4

@@ -25,6 +25,7 @@ from envkit import (
     Unbounded,
     VecGymEnvTransform,
     VecNorm,
+    VecNormV2,
     VideoRecorder,
 )
 from envkit.errors import InputError
@@ -46,6 +47,10 @@ IN_ENVS = {
     "primer": (cartpole, lambda: TensorDictPrimer(h=Unbounded((2,)), random=True)),
     "no-ops": (cartpole, lambda: NoopResetEnv(4)),
     "no-ops of rows": (lambda: SerialEnv(2, cartpole), lambda: NoopResetEnv(4)),
+    "no-ops after averages": (
+        cartpole,
+        lambda: Compose(VecNormV2(["observation"]), NoopResetEnv(3)),
+    ),
     "norm": (cartpole, lambda: VecNorm(["observation"])),
     "frames": (cartpole, lambda: CatFrames(3, -1, ["observation"])),
 }

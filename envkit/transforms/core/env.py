@@ -166,6 +166,8 @@ class TransformedEnv(TransformStepping):
             Compose(*(leaf.clone() for leaf in before)),
             cache_specs=self.cache_specs,
         )
+        if not all(leaf.is_pure for leaf in before):
+            env._instead_of_copies = before  # which would remember, draw and learn by themselves
         if len(before) < len(self._stages):
             env._stages = self._stages[: len(before)]
             kept = {n: one.pairs for n, one in self._kept.items() if n <= len(before)}

@@ -51,10 +51,15 @@ class TransformStepping(TransformHolder):
     resets_on_empty_mask = True  # the base env decides
 
     _found_route: Route | None = None
+    _instead_of_copies: list[Transform] | None = None
+    """Transforms of another env, of which this env's are copies, and which steps and resets go through."""
     _parents: dict[int, TransformHolder]  # the env before each transform, by its id
 
     @property
     def _route(self) -> Route:
+        if self._instead_of_copies is not None:
+            outside = self._instead_of_copies
+            return Route(self.base_env, self.base_env, [], outside, is_direct=False)
         route = self._found_route
         if route is None and self._declared.remembers and self.base_env._may_be_fused:
             route = self._found_route = self._find_route()

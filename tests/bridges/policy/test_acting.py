@@ -25,7 +25,7 @@ from torch import nn
 from torch.distributions import Categorical, OneHotCategorical
 
 from bridges.policy import acting
-from envkit import GymEnv, JaxPolicy, SerialEnv, compile_policy
+from envkit import AsyncEnvPool, GymEnv, JaxPolicy, SerialEnv, compile_policy
 from envkit.errors import InputError
 from tests.bridges.jax.policy.networks import NETWORKS, Calls
 from tests.bridges.jax.policy.policies import choosing, drawing
@@ -556,3 +556,22 @@ def test_what_changes_between_two_calls_is_seen(change, env, monkeypatch):
     assert act.evaluated_with == "NumPy"
     assert not torch.allclose(before, after)
     torch.testing.assert_close(after, expected)
+
+
+class Upright(nn.Module):
+    """Pushes to where the pole leans."""
+
+    def forward(self, observation):
+        right = (observation[..., 2] > 0).long()
+        return torch.stack([1 - right, right], -1)
+
+
+def test_text_in_the_data_is_no_difference():
+    with AsyncEnvPool([partial(GymEnv, "CartPole-v1")] * 2, backend="threading") as env:
+        module = TensorDictModule(Upright(), ["observation"], ["action"])
+
+        act = compile_policy(module).bound_to(env)
+        root = env.reset()
+
+        assert torch.equal(act(root.copy())["action"], module(root.copy())["action"])
+        assert act.evaluated_with == "NumPy"
