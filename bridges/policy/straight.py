@@ -90,7 +90,7 @@ class _Writer:
         if not op.draws:
             kwargs = {name: value for name, value in kwargs.items() if name not in STORAGE}
         with step.blamed():
-            dtype = _forms(like, op.library.dtype_of) if op.casts else None
+            dtype = op.operand_dtype(like)
             given = _cast(filled((args, kwargs), self._values), dtype)
             computed = op.compute(*given[0], **given[1])
             forms = _forms(like, op.library.dtype_of)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bridges.policy.ops.table import rules
@@ -19,6 +19,18 @@ def _normalised(xp: Any, x: Any, axes: tuple[int, ...], eps: float) -> tuple[Any
     mean = x.mean(axes, keepdims=True)
     scale = xp.rsqrt(x.var(axes, keepdims=True) + eps)
     return (x - mean) * scale, mean, scale
+
+
+def _in_float32(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Compute halves in float32, as torch's kernels do: a variance of halves leaves their range."""
+
+    def wide(xp: Any, x: Any, *rest: Any) -> Any:
+        if x.dtype.itemsize != 2:
+            return rule(xp, x, *rest)
+        rest = [value.astype(xp.float32) if hasattr(value, "astype") else value for value in rest]
+        return rule(xp, x.astype(xp.float32), *rest)
+
+    return wide
 
 
 def _affine(x: Any, weight: Any, bias: Any, shape: tuple[int, ...]) -> Any:
@@ -101,12 +113,12 @@ LAYERS = rules(
     {
         "mm bmm": "matmul",
         "addmm baddbmm": _addmm,
-        "native_layer_norm": _layer_norm,
-        "native_group_norm": _group_norm,
-        "_native_batch_norm_legit_no_training": _batch_norm,
-        "_native_batch_norm_legit.no_stats": _instance_norm,
-        "_softmax": _softmax,
-        "_log_softmax": _log_softmax,
+        "native_layer_norm": _in_float32(_layer_norm),
+        "native_group_norm": _in_float32(_group_norm),
+        "_native_batch_norm_legit_no_training": _in_float32(_batch_norm),
+        "_native_batch_norm_legit.no_stats": _in_float32(_instance_norm),
+        "_softmax": _in_float32(_softmax),
+        "_log_softmax": _in_float32(_log_softmax),
         "embedding": _embedding,
         "_trilinear": _trilinear,
     }

@@ -23,10 +23,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-__all__ = ["STORAGE", "Library", "Op", "Rule", "bound", "by_name", "namespace", "rules"]
+__all__ = ["HALVES", "STORAGE", "Library", "Op", "Rule", "bound", "by_name", "namespace", "rules"]
 
 STORAGE = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"})
 """Arguments of operators that say where or how a tensor is stored."""
+HALVES = frozenset({torch.float16, torch.bfloat16})
+"""Dtypes that torch stores and does not compute in: sums and products of halves leave their range."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Rule:
 
     Attributes:
         compute: see the module.
-        casts: cast operands to the dtype of the result first, as torch promotes them.
+        casts: cast operands to the dtype of the result first, as torch promotes them; halves are computed in
+            float32, as in torch's kernels.
     """
 
     compute: str | Callable[..., Any]
@@ -86,11 +89,17 @@ class Op:
             source: for an operator that draws.
         """
         given = (tuple(args), {name: v for name, v in kwargs.items() if name not in STORAGE})
-        if self.casts:
-            given = self._cast(given, self.library.dtype_of(like.dtype))
+        if (dtype := self.operand_dtype(like)) is not None:
+            given = self._cast(given, dtype)
         args, kwargs = given
         value = self.compute(*((source,) if self.draws else ()), *args, **kwargs)
         return self._conformed(value, like)
+
+    def operand_dtype(self, like: Any) -> Any:
+        """Say what operands are cast to; None: they stay as they are."""
+        if not self.casts:
+            return None
+        return self.library.dtype_of(torch.float32 if like.dtype in HALVES else like.dtype)
 
     def _cast(self, tree: Any, dtype: Any) -> Any:
         is_array = self.library.array

@@ -190,6 +190,12 @@ CASES = [
         {},
     ),
     ("_native_batch_norm_legit.no_stats", (IMAGE, None, real(4), True, 0.1, 1e-5), {}),
+    # Halves whose squares, or whose products with a number, leave their range.
+    ("native_layer_norm", (100 * IMAGE.half(), [6, 5], real(6, 5).half(), None, 1e-5), {}),
+    ("native_group_norm", (300 * IMAGE.half(), real(4).half(), None, 2, 4, 30, 2, 1e-5), {}),
+    ("mul.Tensor", (X.half() / 8, 70000.0), {}),
+    ("mean.dim", (torch.full((3, 9), 60000.0).half(), [1]), {}),
+    ("_softmax", (12 * X.half(), -1, False), {}),
     ("_softmax", (X, -1, False), {}),
     ("_log_softmax", (X, 0, False), {}),
     ("max_pool2d_with_indices", (IMAGE, [3, 2], [2, 2], [1, 0], [1, 2]), {}),
