@@ -82,6 +82,11 @@ def _placed(plain: Callable[..., Any], extreme: Callable[..., Any]) -> Callable[
     return place
 
 
+def _digamma(x: Any) -> Any:
+    """Give the pole at zero the sign that torch gives it."""
+    return jnp.where(x == 0, -jnp.copysign(jnp.inf, x).astype(x.dtype), special.digamma(x))
+
+
 def _dtype_of(dtype: torch.dtype) -> Any:
     name = str(dtype).removeprefix("torch.")
     return jax.dtypes.canonicalize_dtype(jnp.dtype(name))  # 64 bits become 32 where JAX has no 64
@@ -97,7 +102,7 @@ JAX = Library(
         erf=jax.lax.erf,
         erfinv=jax.lax.erf_inv,
         lgamma=special.gammaln,
-        digamma=special.digamma,
+        digamma=_digamma,
         argmax=_placed(jnp.argmax, jnp.max),
         argmin=_placed(jnp.argmin, jnp.min),
         argsort=_argsort,

@@ -32,7 +32,15 @@ def _pow(xp: Any, x: Any, exponent: Any) -> Any:
     whole = isinstance(exponent, int | float) and float(exponent).is_integer()
     if whole and abs(exponent) <= 16 and not isinstance(x, int | float):
         return x ** int(exponent)
+    if (
+        isinstance(exponent, float) and abs(exponent) == 0.5
+    ):  # as torch: -inf and -0 give other numbers in a power
+        return xp.sqrt(x) if exponent > 0 else 1 / xp.sqrt(x)
     return xp.power(x, exponent)
+
+
+def _sign(xp: Any, x: Any) -> Any:
+    return xp.where(x != x, xp.zeros_like(x), xp.sign(x))  # of NaN it is 0 in torch
 
 
 def _clamp(xp: Any, x: Any, low: Any = None, high: Any = None) -> Any:
@@ -90,7 +98,7 @@ _ARITHMETIC = rules(
         "clamp clamp.Tensor": _clamp,
         "abs": "abs",
         "neg": "negative",
-        "sign": "sign",
+        "sign": _sign,
         "reciprocal": "reciprocal",
         "sqrt": "sqrt",
         "rsqrt": "rsqrt",
