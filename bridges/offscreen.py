@@ -23,7 +23,7 @@ import threading
 from bridges.libraries import require
 from envkit.errors import RenderingError
 
-__all__ = ["CURE", "failure_of", "is_chosen", "prepare"]
+__all__ = ["CURE", "be_silent", "failure_of", "is_chosen", "prepare"]
 
 CURE = (
     "Install Mesa's software renderer (Debian, Ubuntu: apt-get install libosmesa6), or a driver with EGL; "
@@ -46,6 +46,14 @@ with mujoco.Renderer(model, 8, 8) as renderer:
     assert renderer.render().any(), "the picture is black"
 """
 _choosing = threading.Lock()
+
+
+def be_silent() -> None:
+    """Have pygame, which draws many games, open no sound device from now on: without one ALSA fills the terminal.
+
+    ``SDL_AUDIODRIVER`` that is set already stays.
+    """
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 
 
 def is_chosen() -> bool:

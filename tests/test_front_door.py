@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import pydoc
+import re
 import subprocess
 import sys
 import textwrap
@@ -216,3 +218,13 @@ def test_what_is_looked_for_in_a_package_is_said_to_be_in_envkit(package):
     with pytest.raises(ImportError, match="cannot import name 'NoSuchEnv'"):
         exec(f"from envkit.{package} import NoSuchEnv")
     assert not hasattr(importlib.import_module(f"envkit.{package}"), "no_such_thing")
+
+
+def test_tables_of_keywords_that_pages_name_can_be_looked_up():
+    named = set()
+    for name in envkit._HOME_OF:
+        text = getattr(envkit, name).__doc__ or ""
+        named |= set(re.findall(r"`([\w.]*(?:Options|Settings))`", text))
+
+    assert len(named) > 5
+    assert not {name for name in named if pydoc.locate(name) is None}, "write the whole path"

@@ -56,7 +56,8 @@ def make(
         max_episode_steps: truncate episodes after so many steps, in place of the limit that an env has by itself
             where its world lets that be chosen. Where it does not, a `StepCounter` adds the limit, and its
             entry ``step_count``, or ``elapsed`` where the env has a state of that name.
-        seed: given to `set_seed`. None: each env draws one from torch's global generator.
+        seed: given to `set_seed`. None: a stateless env draws one from torch's global generator, and simulators seed
+            themselves, so that ``torch.manual_seed`` does not fix what they do.
         **kwargs: go to the class of the world.
 
     Returns:

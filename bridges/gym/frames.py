@@ -60,6 +60,8 @@ def draw(env: Any, *args: Any, **kwargs: Any) -> Any:
     """
     if "envs" in vars(env) and not (args or kwargs):
         return tuple(draw(each) for each in env.envs)
+    if getattr(env, "render_mode", None) != "human":
+        offscreen.be_silent()
     if not _draws_with_mujoco(env):
         return env.render(*args, **kwargs)
     offscreen.prepare()

@@ -64,7 +64,7 @@ class GymWrapper(GymLikeEnv):
         pixels_only: with ``from_pixels``, leave the state observation out.
         convert_actions_to_numpy: False hands actions to the simulator as tensors.
         device: where data is delivered, "cpu" by default.
-        **options: of every env, see `EnvOptions`.
+        **options: of every env, see `envkit.env.options.EnvOptions`.
 
     Raises:
         ValueError: ``frame_skip`` is not a positive int, or pixels are asked of an env that does

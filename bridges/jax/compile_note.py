@@ -60,6 +60,7 @@ class _Note:
         if self.is_open:  # traced again within the same call, as for a gradient
             return
         self.is_open, self._said, self._since = True, False, time.monotonic()
+        self._before = _Loads.counts()
         self._timer = threading.Timer(NOTE_AFTER_S, self._say)
         self._timer.daemon = True
         self._timer.start()
@@ -68,10 +69,46 @@ class _Note:
         self.is_open = False
         self._timer.cancel()
         if self._said:
-            _LOGGER.warning("compiling %s took %.1f s", self._what, time.monotonic() - self._since)
+            hits, misses = (
+                now - was for now, was in zip(_Loads.counts(), self._before, strict=True)
+            )
+            done = (
+                "loading %s from disk took %.1f s"
+                if hits and not misses
+                else "compiling %s took %.1f s"
+            )
+            _LOGGER.warning(done, self._what, time.monotonic() - self._since)
 
     def _say(self) -> None:
         self._said = True
         kept = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-        hint = "kept on disk" if kept else "envkit.cache_dir() keeps it for the next process"
-        _LOGGER.warning("compiling %s ... (once for each batch size; %s)", self._what, hint)
+        if kept:
+            _LOGGER.warning(
+                "preparing %s ... (once for each batch size; compiled and kept on disk, or loaded from there)",
+                self._what,
+            )
+        else:
+            _LOGGER.warning(
+                "compiling %s ... (once for each batch size; envkit.cache_dir() keeps it for the next process)",
+                self._what,
+            )
+
+
+class _Loads(threading.local):
+    """How many programs this thread has found in JAX's cache on disk, and how many not."""
+
+    hits = misses = 0
+
+    @staticmethod
+    def counts() -> tuple[int, int]:
+        return _loads.hits, _loads.misses
+
+    def count(self, event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits":
+            self.hits += 1
+        elif event == "/jax/compilation_cache/cache_misses":
+            self.misses += 1
+
+
+_loads = _Loads()
+jax.monitoring.register_event_listener(_loads.count)

@@ -64,7 +64,7 @@ class JaxEnv(ProgramEnv):
     Args:
         env: pure ``reset`` and ``step`` of one environment.
         device: where torch data and JAX arrays are; None takes the CPU, or the first of ``devices``.
-        **options: see `JaxOptions`.
+        **options: see `bridges.jax.options.JaxOptions`.
 
     Envs that are equal run the same compiled programs: of the same class, with the same attributes of ``env`` by
     value, the same ``episode_length``, ``reset_mode``, ``pool_size``, ``reset_rows``, ``state_layout``, ``devices``,
@@ -102,6 +102,7 @@ class JaxEnv(ProgramEnv):
             shards.check(self.numel(), device, requires_grad=given.requires_grad)
         self.requires_grad = given.requires_grad
         self.state_layout = given.state_layout
+        self._shows_metrics = given.metrics
         self.episode_length = given.episode_length
         self.categorical_action_encoding = given.categorical_action_encoding
         self.cache_clear_frequency = given.cache_clear_frequency
@@ -133,7 +134,10 @@ class JaxEnv(ProgramEnv):
     @property
     def _infos(self) -> frozenset[Path]:
         gives_infos = bool(jax.tree.leaves(self._programs.env.template[1].info))
-        return super()._infos if gives_infos else frozenset()
+        infos = super()._infos if gives_infos else frozenset()
+        if not self._shows_metrics:
+            return infos
+        return infos | {path for path in self._root_paths if path[0] == "metrics"}
 
     def _faults(self) -> Iterable[str]:
         return unkeyed_draws(self._programs.env)

@@ -33,7 +33,7 @@ class _Own(TypedDict, total=False):
 
 
 class JaxOptions(EnvOptions, _Own, total=False):
-    """Keywords of `JaxEnv`, those of every env (`EnvOptions`) included.
+    """Keywords of `JaxEnv`, those of every env (`envkit.env.options.EnvOptions`) included.
 
     Args:
         batch_size: what `reset` without data produces; any other size is accepted too.
@@ -55,7 +55,8 @@ class JaxOptions(EnvOptions, _Own, total=False):
             either layout is accepted as input.
         categorical_action_encoding: discrete actions as integers instead of one-hot.
         metrics: show what the simulator reports beside the reward as entries ("metrics", name), zero after a
-            reset where only a step reports it. Policies that are plain modules read these too.
+            reset where only a step reports it. They are infos, which policies do not
+            observe.
         action_repeat: steps of the simulator in one step of this env, which sums their rewards and stops where
             the episode ends. ``episode_length`` counts the steps of this env.
         randomize: ``f(key, model) -> model``: every row steps with a model of its own, which ``f`` draws from

@@ -89,7 +89,7 @@ class BraxWrapper(SimulatorEnv):
         env: a bare `brax.envs.Env`, without Brax's training wrappers.
         device: where data and simulation are; without it and ``devices``, warns and takes the CPU.
         from_pixels: not supported.
-        **options: see `JaxOptions`.
+        **options: see `bridges.jax.options.JaxOptions`.
 
     Unknown public attributes are looked up on the Brax env.
 

@@ -131,7 +131,7 @@ def _space_of(space: Any) -> Any:
 
 
 class GymnaxOptions(JaxOptions, total=False):
-    """Keywords of gymnax's envs, those of every env over JAX (`JaxOptions`) included.
+    """Keywords of gymnax's envs, those of every env over JAX (`bridges.jax.options.JaxOptions`) included.
 
     Args:
         params_per_row: put the params into the state of each row, as ("state", "params") where it is nested or
@@ -148,7 +148,7 @@ class GymnaxWrapper(SimulatorEnv):
         env: an env of gymnax, without the library's wrappers.
         env_params: what it is stepped with; None takes ``env.default_params``. Can be assigned later as `params`.
         device: where data and simulation are; None takes the CPU.
-        **options: see `GymnaxOptions`.
+        **options: see `bridges.worlds.gymnax.GymnaxOptions`.
 
     Unknown public attributes are looked up on the gymnax env.
 
@@ -283,7 +283,7 @@ class GymnaxEnv(GymnaxWrapper):
     Args:
         env_name: registered name, e.g. "CartPole-v1".
         env_params, device: of `GymnaxWrapper`.
-        **options: see `GymnaxOptions`.
+        **options: see `bridges.worlds.gymnax.GymnaxOptions`.
 
     Raises:
         ArgumentError: (a ValueError) gymnax has no env of that name.

@@ -122,7 +122,7 @@ def _space_of(spec: Any) -> Box | Discrete | MultiDiscrete:
 
 
 class JumanjiOptions(JaxOptions, total=False):
-    """Keywords of Jumanji's envs, those of every env over JAX (`JaxOptions`) included.
+    """Keywords of Jumanji's envs, those of every env over JAX (`bridges.jax.options.JaxOptions`) included.
 
     Args:
         categorical_action_encoding: choices as integers, or one-hot.
@@ -143,7 +143,7 @@ class JumanjiWrapper(SimulatorEnv):
     Args:
         env: a `jumanji.env.Environment`; those of its wrappers that neither batch nor reset are fine.
         device: where data and simulation are; None takes the CPU.
-        **options: see `JumanjiOptions`.
+        **options: see `bridges.worlds.jumanji.JumanjiOptions`.
 
     Unknown public attributes are looked up on the Jumanji env.
 
@@ -237,7 +237,7 @@ class JumanjiEnv(JumanjiWrapper):
     Args:
         env_name: registered name, e.g. "Snake-v1".
         device: of `JumanjiWrapper`.
-        **options: see `JumanjiOptions`.
+        **options: see `bridges.worlds.jumanji.JumanjiOptions`.
 
     Raises:
         ArgumentError: (a ValueError) Jumanji has no env of that name.

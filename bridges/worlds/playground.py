@@ -97,7 +97,7 @@ class PlaygroundWrapper(SimulatorEnv):
     Args:
         env: a bare `mujoco_playground.MjxEnv`, without the library's wrappers for training.
         device: where data and simulation are; the CPU when None.
-        **options: see `JaxOptions`. ``episode_length`` is that of the env's config, unless it is given; the model
+        **options: see `bridges.jax.options.JaxOptions`. ``episode_length`` is that of the env's config, unless it is given; the model
             that ``randomize`` is given is ``env.mjx_model``.
 
     Unknown public attributes are looked up on the env object.

@@ -63,11 +63,11 @@ class AsyncEnvPool(BatchedEnv):
             "multiprocessing" (or "process"), one process an env, a `ProcessorAsyncEnvPool`; "ray", one actor
             of a Ray cluster an env, a `RayAsyncEnvPool`; "envpool", threads of the EnvPool library, whose
             env ids are the makers then: ``["CartPole-v1"] * 8``.
-        backend_options: of Ray, see `RayOptions`; the others have none.
+        backend_options: of Ray, see `envkit.batched.settings.RayOptions`; the others have none.
         stack: how results of several envs are joined: "dense" asks for equal keys and shapes, "lazy" gives a
             lazy stack, "maybe_dense" the first where that is possible and else the second.
         create_env_kwargs: keywords for the makers: a dict for all, or a list of one for each.
-        **options: see `AsyncOptions`.
+        **options: see `envkit.batched.settings.AsyncOptions`.
 
     Attributes:
         min_get: results that ``async_*_recv`` waits for unless it is told otherwise; 1.

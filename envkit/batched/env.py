@@ -55,7 +55,7 @@ __all__ = ["BatchedEnv"]
 
 
 class BatchedEnv(AttributeLookup, ResumablePool):
-    """Base of SerialEnv and ParallelEnv; see `PoolOptions` for the keywords.
+    """Base of SerialEnv and ParallelEnv; see `envkit.batched.settings.PoolOptions` for the keywords.
 
     A public name that it does not have is looked up on the sub-envs, see `attributes`.
     """

@@ -46,7 +46,7 @@ class ParallelEnv(Indexable):
         create_env_fn: callable that makes one, or a list of one per sub-env.
         mp_start_method: "forkserver" (the default where it exists) or "spawn". "fork" is refused
             once JAX has started.
-        **options: those of every batched env, see `PoolOptions`.
+        **options: those of every batched env, see `envkit.batched.settings.PoolOptions`.
 
     Raises:
         ArgumentError: ``use_buffers=True`` without memory that processes share, or an unknown

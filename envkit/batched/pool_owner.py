@@ -58,7 +58,7 @@ class PoolOwner(EnvBase):
         num_workers: number of sub-envs.
         create_env_fn: callable that makes one, or a list of one callable per sub-env. An env
             instance is copied for each.
-        **options: see `PoolOptions`.
+        **options: see `envkit.batched.settings.PoolOptions`.
 
     Raises:
         OptionError: (a TypeError) a keyword is unknown.

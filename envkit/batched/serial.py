@@ -25,7 +25,7 @@ __all__ = ["SerialEnv"]
 
 
 class SerialEnv(Indexable):
-    """Step ``num_workers`` sub-envs in this process; see `PoolOptions` for the keywords.
+    """Step ``num_workers`` sub-envs in this process; see `envkit.batched.settings.PoolOptions` for the keywords.
 
     ``mp_start_method`` is there to build it as a `ParallelEnv` is built, and must be None.
 

@@ -80,7 +80,7 @@ class AsyncOptions(TypedDict, total=False):
 
 
 class PoolOptions(AsyncOptions, total=False):
-    """Keywords of `SerialEnv` and `ParallelEnv`, beside those of `AsyncOptions`.
+    """Keywords of `SerialEnv` and `ParallelEnv`, beside those of `envkit.batched.settings.AsyncOptions`.
 
     Args:
         create_env_kwargs: keywords for it: a dict, or a list of one dict per sub-env.
@@ -99,7 +99,7 @@ class PoolOptions(AsyncOptions, total=False):
             one per sub-env. Shows in no result.
         backend: "process", or "ray": the workers are actors of a Ray cluster, which may be other machines.
             ``num_processes`` is then the number of actors; None takes one for each CPU of the cluster.
-        backend_options: see `RayOptions`; processes have none.
+        backend_options: see `envkit.batched.settings.RayOptions`; processes have none.
         pin_memory: False, and nothing else, as in TorchRL; `PinMemoryTransform` pins the data of any env.
 
     `SerialEnv` takes the keywords about threads, processes, backends and time too, without effect.

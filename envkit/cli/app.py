@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from traceback import print_exception
 from typing import Annotated, NoReturn
 
 import typer
@@ -191,7 +192,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(130) from None
     except (EnvkitError, OSError) as error:
         if _Shown.traceback:
-            raise
+            print_exception(error)
         _tell((str(error).splitlines() or [type(error).__name__])[0])
     except Exception as error:  # typer's own classes for mistakes move from version to version
         message = getattr(error, "format_message", None)

@@ -67,11 +67,11 @@ class Collector:
             `compile_policy` gave) makes a batch of a stateless env one program.
         backend: "direct" collects in this process (`SyncDataCollector`), "process" in workers, and "ray" in
             workers that are actors of a Ray cluster.
-        backend_options: see `RayOptions`; the other backends have none.
+        backend_options: see `envkit.batched.settings.RayOptions`; the other backends have none.
         num_collectors: number of workers; without a backend they are processes.
         sync: with workers, a batch has a part of each (`MultiSyncDataCollector`); False takes what is ready
             (`MultiaSyncDataCollector`).
-        **options: see `CollectorOptions` and `WorkerOptions`.
+        **options: see `envkit.collectors.settings.CollectorOptions` and `envkit.collectors.settings.WorkerOptions`.
 
     Raises:
         OptionError: (a TypeError) a keyword is unknown, does not apply to this kind, or excludes another.

@@ -22,7 +22,8 @@ __all__ = ["AsyncCollector", "MultiAsyncCollector", "MultiaSyncDataCollector"]
 
 
 class MultiaSyncDataCollector(MultiCollector):
-    """Collect in workers, processes or actors of Ray, each of which makes whole batches; see `Collector` and `WorkerOptions`.
+    """Collect in workers, processes or actors of Ray, each of which makes whole batches; see `Collector` and
+    `envkit.collectors.settings.WorkerOptions`.
 
     A worker whose batch was taken begins the next one at once, with the newest weights. One whose batch waits for
     the caller does nothing: there is at most one batch of each worker.

@@ -23,7 +23,8 @@ __all__ = ["MultiSyncCollector", "MultiSyncDataCollector"]
 
 
 class MultiSyncDataCollector(MultiCollector):
-    """Collect in workers, processes or actors of Ray, all of which make a part of every batch; see `Collector` and `WorkerOptions`.
+    """Collect in workers, processes or actors of Ray, all of which make a part of every batch; see `Collector` and
+    `envkit.collectors.settings.WorkerOptions`.
 
     No step is made between the delivery of a batch and the request for the next one, unless ``prefetch=1``.
     """

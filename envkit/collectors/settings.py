@@ -138,7 +138,7 @@ class CollectorOptions(TypedDict, total=False):
 
 
 class WorkerOptions(CollectorOptions, total=False):
-    """Keywords of collectors with workers, beside those of `CollectorOptions`.
+    """Keywords of collectors with workers, beside those of `envkit.collectors.settings.CollectorOptions`.
 
     Args:
         num_workers: repeats one ``create_env_fn`` so many times.

@@ -25,7 +25,7 @@ __all__ = ["SyncDataCollector"]
 
 
 class SyncDataCollector(Collector):
-    """Collect in this process; see `Collector` and `CollectorOptions`.
+    """Collect in this process; see `Collector` and `envkit.collectors.settings.CollectorOptions`.
 
     With a policy that compiles over a stateless env a batch is one program, and ``prefetch=1`` has it run
     while the caller trains. Else a batch is collected when it is asked for.

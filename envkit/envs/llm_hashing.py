@@ -76,7 +76,7 @@ class LLMHashingEnv(Undrawn, EnvBase):
             them under ``input_ids``; it has ``decode``, ``batch_decode``, and ``vocab_size`` where that is not given.
         text_key: of the text; None shows none.
         device: where data is.
-        **options: see `EnvOptions`.
+        **options: see `envkit.env.options.EnvOptions`.
 
     A reset needs the tokens of a prompt in the data; `make_tensordict` makes it of text. All rows of a batch are
     equally long, so a step takes all of them.

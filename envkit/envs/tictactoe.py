@@ -40,7 +40,7 @@ class TicTacToeEnv(SeededEnv):
     Args:
         single_player: the moves of player 1 are drawn from the free cells, within the step of player 0.
         device: where data is.
-        **options: see `EnvOptions`. ``batch_size`` is what a reset without data produces.
+        **options: see `envkit.env.options.EnvOptions`. ``batch_size`` is what a reset without data produces.
 
     Random actions are drawn from the free cells of the ``mask`` in the data.
 

@@ -37,6 +37,14 @@ class EpisodeStats(NamedTuple):
     ended: torch.Tensor
     terminated: torch.Tensor
 
+    def __repr__(self) -> str:
+        """Count the episodes, with mean return and length of those that ended."""
+        told = f"{len(self.returns)} episodes, {int(self.ended.sum())} ended"
+        if self.ended.any():
+            returns, lengths = self.returns[self.ended], self.lengths[self.ended].double()
+            told += f": mean return {returns.mean():.6g}, mean length {lengths.mean():.6g}"
+        return f"{type(self).__name__}({told})"
+
 
 def episode_stats(
     data: TensorDictBase | Iterable[TensorDictBase],

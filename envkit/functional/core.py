@@ -50,7 +50,8 @@ class Timestep:
         reward: float32, shape (), or (k,) where the env declares k components.
         terminated: bool, shape (): the task itself ended the episode.
         truncated: bool, shape (): something outside the task, such as a time limit, cut it short.
-        info: what the simulator reports beside; shown with ``metrics=True``.
+        info: what is worth recording beside the observation, arrays by name. A `JaxEnv` gives them as entries below
+            "info", which policies do not observe.
     """
 
     observation: Any

@@ -198,3 +198,35 @@ def test_a_process_whose_opengl_is_bound_to_another_backend_is_told_to_restart(m
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
     assert "Set MUJOCO_GL=osmesa before Python is started" in done.stderr
+
+
+_DRAWS = """
+from envkit import GymEnv, SerialEnv
+env = SerialEnv(1, lambda: GymEnv("CartPole-v1", render_mode="rgb_array"))
+env.reset()
+assert env.call("render")[0].any()
+assert GymEnv("CartPole-v1", from_pixels=True).reset()["pixels"].any()
+env.close()
+"""
+
+
+@pytest.mark.slow
+def test_games_that_draw_with_pygame_open_no_sound_device():
+    variables = {name: value for name, value in os.environ.items() if name != "SDL_AUDIODRIVER"}
+
+    drawn = subprocess.run(
+        [sys.executable, "-c", _DRAWS], env=variables, capture_output=True, text=True, timeout=100
+    )
+
+    assert drawn.returncode == 0, drawn.stderr
+    assert "ALSA" not in drawn.stderr
+
+
+def test_a_sound_driver_that_the_user_has_chosen_is_kept(monkeypatch):
+    monkeypatch.setenv("SDL_AUDIODRIVER", "disk")
+    offscreen.be_silent()
+    assert os.environ["SDL_AUDIODRIVER"] == "disk"
+
+    monkeypatch.delenv("SDL_AUDIODRIVER")
+    offscreen.be_silent()
+    assert os.environ.pop("SDL_AUDIODRIVER") == "dummy"

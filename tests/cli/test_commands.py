@@ -325,8 +325,13 @@ def test_the_script_that_teaches_a_shell_is_shown():
 
 
 def test_where_a_mistake_was_found_is_shown_when_asked_for(run):
-    with pytest.raises(envkit.errors.ArgumentError):
-        run("--traceback", "rollout", "gym/CartPol-v1")
+    alone = run("rollout", "gym/CartPol-v1")
+
+    status, printed, errors = run("--traceback", "rollout", "gym/CartPol-v1")
+
+    assert (status, printed) == alone[:2] == (2, "")
+    assert errors.startswith("Traceback") and errors.endswith(alone[2])
+    assert "ArgumentError" in errors
 
 
 @pytest.mark.slow

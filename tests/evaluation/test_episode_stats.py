@@ -122,3 +122,15 @@ def test_no_data_is_no_episode():
 def test_data_that_does_not_tell_is_refused(data, error, told):
     with pytest.raises(error, match=told):
         episode_stats(data)
+
+
+def test_statistics_of_many_episodes_are_told_in_one_line():
+    many = recorded([[True, False]] * 500)
+
+    told = repr(episode_stats(many))
+
+    returns = torch.arange(500) * 10.0
+    assert told == (
+        f"EpisodeStats(1000 episodes, 500 ended: mean return {returns.mean():.6g}, mean length 1)"
+    )
+    assert repr(episode_stats(recorded([[False]]))) == "EpisodeStats(1 episodes, 0 ended)"

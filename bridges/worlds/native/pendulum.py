@@ -95,7 +95,7 @@ class PendulumJaxEnv(JaxEnv):
     Args:
         params: physical parameters of new episodes, over `PARAMETERS`.
         device: see `JaxEnv`.
-        **options: see `JaxOptions`; ``requires_grad=True`` lets gradients flow.
+        **options: see `bridges.jax.options.JaxOptions`; ``requires_grad=True`` lets gradients flow.
 
     Raises:
         OptionError: (a TypeError) a parameter or a keyword is unknown.

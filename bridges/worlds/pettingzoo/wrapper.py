@@ -70,7 +70,7 @@ class PettingZooWrapper(GymLikeEnv):
         done_on_any: the game ends with its first agent; False: with its last. By default True for parallel
             envs, False for AEC envs.
         device: where data is delivered, "cpu" by default.
-        **options: of every env, see `EnvOptions`. Agents may be done right after a reset.
+        **options: of every env, see `envkit.env.options.EnvOptions`. Agents may be done right after a reset.
 
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no env object of PettingZoo.

@@ -98,6 +98,11 @@ ENVS = {
         {"x", "y"},
     ),
     "jax": (lambda: JaxEnv(Sled(), batch_size=[2]), "observation", {"work"}),
+    "metrics": (
+        lambda: JaxEnv(Sled(), batch_size=[2], metrics=True),
+        "observation",
+        {"metrics"},
+    ),
     "custom": (lambda: SerialEnv(2, Told), "count", {"twice"}),
 }
 

@@ -8,10 +8,26 @@ import time
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from bridges.jax import compile_note
 from bridges.jax.env import JaxEnv
 from tests.zoo.walkers import Pendulum, unlike_any
+
+
+@pytest.fixture
+def keep_in():
+    """Have JAX keep all programs in a folder, or none for None, until the test ends."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = [getattr(jax.config, name) for name in names]
+
+    def keep(*values):
+        for name, value in zip(names, values, strict=True):
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()  # else JAX keeps to the folder that it has opened
+
+    yield lambda folder: keep(folder and str(folder), 0.0)
+    keep(*before)
 
 
 def slow_to_trace(x):
@@ -20,25 +36,40 @@ def slow_to_trace(x):
 
 
 @pytest.mark.parametrize(
-    ("folder", "hint"), [(None, "cache_dir()"), ("programs", "kept on disk")], ids=["off", "on"]
+    ("folder", "verb", "hint"),
+    [(None, "compiling", "cache_dir()"), ("programs", "preparing", "kept on disk")],
+    ids=["off", "on"],
 )
 def test_a_long_compilation_is_announced_and_its_end_too(
-    monkeypatch, caplog, tmp_path, folder, hint
+    monkeypatch, caplog, tmp_path, keep_in, folder, verb, hint
 ):
     monkeypatch.setattr(compile_note, "NOTE_AFTER_S", 0.05)
+    keep_in(folder and tmp_path / folder)
     run = compile_note.jit_with_note(slow_to_trace, "the step of Ant")
 
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", folder and str(tmp_path / folder))
-    try:
-        run(jnp.zeros(2))
-        run(jnp.zeros(2))
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
+    run(jnp.zeros(2))
+    run(jnp.zeros(2))
 
     first, last = caplog.messages
-    assert first.startswith("compiling the step of Ant ...") and hint in first
+    assert first.startswith(f"{verb} the step of Ant ...") and hint in first
     assert last.startswith("compiling the step of Ant took ")
+
+
+def test_a_program_that_is_found_on_disk_is_not_said_to_be_compiled(
+    monkeypatch, caplog, tmp_path, keep_in
+):
+    monkeypatch.setattr(compile_note, "NOTE_AFTER_S", 0.05)
+    keep_in(tmp_path)
+    compile_note.jit_with_note(slow_to_trace, "the step of Ant")(jnp.zeros(3))
+    jax.clear_caches()
+    caplog.clear()
+
+    compile_note.jit_with_note(slow_to_trace, "the step of Ant")(jnp.zeros(3))
+
+    first, last = caplog.messages
+    assert first.startswith("preparing") and last.startswith(
+        "loading the step of Ant from disk took"
+    )
 
 
 def test_a_short_one_is_not(monkeypatch, caplog):
@@ -72,5 +103,5 @@ def test_programs_of_an_env_are_named_after_its_simulator(monkeypatch, caplog):
     env = JaxEnv(unlike_any(Pendulum), batch_size=[3])
     env.rand_step(env.reset())
 
-    said = {message.partition(" ...")[0] for message in caplog.messages}
-    assert {"compiling restart of Pendulum", "compiling step of Pendulum"} <= said
+    said = {message.partition(" ...")[0].partition(" ")[2] for message in caplog.messages}
+    assert {"restart of Pendulum", "step of Pendulum"} <= said

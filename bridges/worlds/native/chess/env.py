@@ -59,7 +59,7 @@ class ChessEnv(Undrawn, EnvBase):
         mask_actions: show which actions are legal as ``action_mask``, bool, a flag for each of all actions.
         pixels: show the board as ``pixels``, uint8, shape (3, 390, 390).
         device: where data is; games are played on the CPU.
-        **options: see `EnvOptions`.
+        **options: see `envkit.env.options.EnvOptions`.
 
     A step earns 1 for mate and 0.5 for a draw, whoever moves. Draws are those that end a game by
     themselves, and fifty moves of each side without a capture or a pawn's move. Random actions are legal moves.
