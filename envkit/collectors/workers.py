@@ -59,7 +59,7 @@ class MultiCollector(Collector):
     """Collect in workers, processes or actors of Ray; ``sync`` says whether all make a part of every batch.
 
     ``MultiCollector(makers, policy, sync=True)`` gives a `MultiSyncDataCollector`, ``sync=False`` a
-    `MultiaSyncDataCollector`. See `Collector` and `WorkerOptions` for the arguments.
+    `MultiaSyncDataCollector`. See `Collector` and `envkit.collectors.settings.WorkerOptions` for the arguments.
     """
 
     _has_workers = True
