@@ -15,14 +15,21 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
 
 from envkit.batched.metadata import EnvMetaData
 from envkit.data.paths import as_key
 from envkit.data.transition import choose_leaf, leaves
 from envkit.errors import ArgumentError
 
-__all__ = ["by_row", "empty_rows", "has_own_rows", "keep_unstepped", "stack_rows"]
+__all__ = [
+    "by_row",
+    "empty_rows",
+    "has_own_rows",
+    "keep_unstepped",
+    "stack_rows",
+    "with_objects_like",
+]
 
 
 def has_own_rows(metadata: Sequence[EnvMetaData], share_individual_td: bool | None) -> bool:
@@ -93,6 +100,23 @@ def keep_unstepped(
     for path, value in leaves(made):
         kept = skipped.get(as_key(path), None)
         skipped.set(as_key(path), value if kept is None else choose_leaf(mask, value, kept))
+    return skipped
+
+
+def with_objects_like(skipped: TensorDictBase, stepped: TensorDictBase) -> TensorDictBase:
+    """Give objects that are no tensors the shape that those of another row have, so that both can be stacked.
+
+    A spec of shape (1,) takes an object without axes too; which of both a sub-env gives is known from its steps.
+
+    Args:
+        skipped: ``next`` of an env that was not stepped; written to and returned.
+        stepped: ``next`` of one that was.
+    """
+    for path, value in leaves(skipped):
+        model = stepped.get(as_key(path), None)
+        if isinstance(value, NonTensorData) and isinstance(model, NonTensorData):
+            size, device = model.batch_size, model.device
+            skipped.set(as_key(path), NonTensorData(value.data, batch_size=size, device=device))
     return skipped
 
 

@@ -111,11 +111,20 @@ def skipped_next(
         shape = (*td.batch_size, *spec.shape[batch_dims:])
         known = rules.is_at_root(path, reward_keys=rewards, state_keys=state_keys)
         previous = td.get(as_key(path), None) if known else None
-        if not hasattr(previous, "shape") or not rules.kept_shape(previous, shape):
+        if not _can_stay(previous, shape, td.batch_size):
             previous = spec[(0,) * batch_dims].zero(td.batch_size)
+            if is_non_tensor(previous) and td.device is None:  # rows that were stepped name none
+                previous.clear_device_()
         following.set(as_key(path), previous)
     _take_classes(following, td)
     return following
+
+
+def _can_stay(previous: Any, shape: Sequence[int], batch: torch.Size) -> bool:
+    """Say whether a root value can stand in for the value of a step that was not taken."""
+    if is_non_tensor(previous):  # one object stands for each of the axes that it lacks
+        return previous.shape[: len(batch)] == batch
+    return hasattr(previous, "shape") and rules.kept_shape(previous, shape)
 
 
 def _take_classes(following: TensorDictBase, root: TensorDictBase) -> None:

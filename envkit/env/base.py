@@ -40,7 +40,7 @@ from envkit.env.policy import PolicyLike
 from envkit.env.rollout import rollout
 from envkit.env.seeding import next_seed
 from envkit.env.stepping import Stepping
-from envkit.errors import ClosedEnvError
+from envkit.errors import ClosedEnvError, NotCallableError
 from envkit.late import late
 from envkit.specs.annotations import Destination, Device
 from envkit.specs.devices import as_device, destination
@@ -69,9 +69,13 @@ class EnvBase(Stepping, metaclass=EnvMeta):
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: Any, _batch_locked: bool | None = None, **kwargs: Any) -> Any:
-            """Accept what a subclass's own ``__new__`` hands on; ``_batch_locked`` is one env's own."""
+            """Accept what a subclass's own ``__new__`` hands on; ``_batch_locked`` is one env's own.
+
+            Specs may be declared from here on, also before ``super().__init__()``.
+            """
             env = super().__new__(cls)
             vars(env).update(_in_use=InUse(cls.__name__), _declared=Declared())
+            vars(env).update(_batch_size=torch.Size(()), _device=None)
             if _batch_locked is not None:
                 env._batch_locked = _batch_locked
             return env
@@ -85,11 +89,17 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         given = completed(EnvOptions, options)
         self._device = None if device is None else as_device(device)
         self._batch_size = as_batch_size(given.batch_size)
+        self._declared.place(self._batch_size, self._device)
         self.run_type_checks = given.run_type_checks
         self.allow_done_after_reset = given.allow_done_after_reset
         self.is_closed = False
 
     def _after_init(self, spec_locked: bool) -> None:
+        if "is_closed" not in vars(self):
+            raise NotCallableError(
+                f"{type(self).__name__}.__init__ never calls that of its base class. Call "
+                "super().__init__() in it, with batch_size= and device= where it has them."
+            )
         self._finish_specs(lock=spec_locked)
 
     rollout = rollout

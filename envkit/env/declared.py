@@ -98,6 +98,18 @@ class Declared:
                 _write(held, name, as_declared(held[name], kind, batch, device))
         return held
 
+    def place(self, batch: torch.Size, device: torch.device | None) -> None:
+        """Bring what was declared before the batch size and the device were known to these.
+
+        Raises:
+            SpecError: the shape of a leaf does not begin with the batch size.
+        """
+        placed = {side: held.clone() for side, held in self.sides.items()}
+        for side, held in placed.items():
+            held.shape = batch
+            placed[side] = held if device is None else held.to(device)
+        self.put(placed)
+
     def store(self, side: str, kind: str, spec: Composite) -> None:
         """Put a spec in the place of that of its kind."""
         _write(self.sides[side], f"full_{kind}_spec", spec)

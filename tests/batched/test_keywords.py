@@ -12,10 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 from tensordict.nn import TensorDictModule
 
-from envkit import GymEnv, ParallelEnv, SerialEnv, check_env_specs
+from envkit import (
+    ConditionalSkip,
+    GymEnv,
+    ParallelEnv,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    check_env_specs,
+)
 from envkit.batched.host import STEP
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, DoneError, EmptySpecError, SpecError, WorkerError
@@ -281,6 +289,49 @@ def test_non_tensor_data_travels_beside_tensors(opened, batched):
     assert data[0, 1]["next", "name"] == "n2"
     assert data[0, 2]["name"] == "n0"
     assert [kept[row]["name"] for row in (0, 1)] == ["n0", "n1"]
+
+
+class Titled(Count):
+    """Shows a title without axes, where its spec has one."""
+
+    def __init__(self, n=5):
+        super().__init__(n)
+        count = Unbounded((1,), dtype=torch.int64)
+        self.observation_spec = Composite(count=count, title=NonTensor((1,), example_data="none"))
+
+    def _out(self):
+        return super()._out().set("title", NonTensorData(f"t{self.c}"))
+
+
+@both
+@pytest.mark.parametrize("kind", [Named, Titled])
+def test_rows_that_are_not_stepped_keep_what_is_no_tensor(opened, batched, kind):
+    env = opened(batched(2, kind))
+    name = "name" if kind is Named else "title"
+    td = env.rand_action(env.reset())
+
+    out = env.step(td.set("_step", torch.tensor([True, False])))
+
+    assert env.device is None
+    assert [row.get(name).data for row in out["next"].unbind(0)] == [f"{name[0]}1", f"{name[0]}0"]
+
+
+@both
+@pytest.mark.parametrize("kind", [Named, Titled])
+def test_skipped_rows_keep_what_is_no_tensor(opened, batched, kind):
+    def odd(td):
+        return (td["step_count"].squeeze(-1) + torch.tensor([0, 1])) % 2 == 0
+
+    skipping = TransformedEnv(batched(2, kind), ConditionalSkip(odd))
+    env = opened(TransformedEnv(skipping, StepCounter(), auto_unwrap=False))
+    name = "name" if kind is Named else "title"
+
+    data = env.rollout(4, break_when_any_done=False)
+
+    for row in data.unbind(0):
+        shown = [step["next"].get(name).data for step in row.unbind(0)]
+        assert shown == [f"{name[0]}{int(step['next', 'count'])}" for step in row.unbind(0)]
+    assert data["next", "count"].squeeze(-1).tolist() == [[0, 1, 1, 2], [1, 1, 2, 2]]
 
 
 class Hollow(Count):

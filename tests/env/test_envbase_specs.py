@@ -23,6 +23,7 @@ from envkit import (
 from envkit.errors import (
     KeyCollisionError,
     MissingKeyError,
+    NotCallableError,
     ReadOnlyError,
     SpecError,
     SpecLockedError,
@@ -159,6 +160,46 @@ def test_an_env_must_write_the_three_hooks():
 
     with pytest.raises(TypeError, match=r"_set_seed.*_step"):
         Half()
+
+
+class Early(Quiet):
+    """Declares what it shows before its base class has begun."""
+
+    def __init__(self, size=(), *, batch_size=(), device=None, begins=True):
+        self.observation_spec = Composite(seen=Unbounded((*size, 3)), shape=size)
+        self.action_spec = Unbounded((*size, 1))
+        self.done_spec = Composite(ended=Categorical(2, shape=(*size, 1), dtype=torch.bool))
+        self.state_spec = Composite(kept=Unbounded((*size, 2)), shape=size)
+        if begins:
+            super().__init__(batch_size=batch_size, device=device)
+
+    def _out(self):
+        return self.full_observation_spec.zero()
+
+
+@pytest.mark.parametrize("size", [(), (4,)])
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_specs_may_be_declared_before_the_base_class_begins(size, device):
+    env = Early(size, batch_size=size, device=device)
+
+    assert env.observation_keys == ["seen"]
+    assert env.state_keys == ["kept"]
+    assert "ended" in env.done_keys
+    assert env.action_spec.shape == (*size, 1)
+    for spec in (env.full_observation_spec, env.full_state_spec, env.full_done_spec):
+        assert spec.shape == size
+        assert spec.device == env.device
+    assert env.is_spec_locked
+
+
+def test_what_was_declared_early_must_fit_the_batch_size():
+    with pytest.raises(SpecError, match=r"shape \(5,\) is not the beginning of .*\(2, 3\).*seen"):
+        Early((2,), batch_size=(5,))
+
+
+def test_an_env_that_never_calls_the_base_class_says_so():
+    with pytest.raises(NotCallableError, match=r"Early.*super\(\).__init__"):
+        Early(begins=False)
 
 
 def test_a_missing_reward_spec_is_declared():

@@ -25,7 +25,7 @@ from envkit.batched.exchange.saved import require_keys
 from envkit.batched.exchange.selection import refuse_early_part, rows_of
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
-from envkit.batched.stacking import keep_unstepped, stack_rows
+from envkit.batched.stacking import keep_unstepped, stack_rows, with_objects_like
 from envkit.data.paths import Path, as_key
 from envkit.data.plain import from_plain, plain
 from envkit.errors import WorkerError
@@ -207,7 +207,8 @@ class TensorDictExchange:
             elif row in nexts:
                 complete[row] = keep_unstepped(nexts[row], skipped, mask[row])
             else:
-                complete[row] = skipped
+                stepped = next(iter(nexts.values()), skipped)
+                complete[row] = with_objects_like(skipped, stepped)
         return complete
 
     def fresh_rows(self) -> TensorDictBase:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from envkit import rules
 from envkit.data.paths import as_key
-from envkit.data.transition import leaves
+from envkit.data.transition import choose_leaf, leaves
 from envkit.env.base import EnvBase
 from envkit.errors import FusionError
 from envkit.transforms.core.base import Transform
@@ -87,6 +86,6 @@ def kept_where_skipped(
         return LazyStackedTensorDict(*(kept_where_skipped(*part) for part in parts), stack_dim=0)
     for path, value in leaves(stepped):
         kept = skipped.get(as_key(path), None)
-        if isinstance(value, torch.Tensor) and kept is not None:
-            stepped.set(as_key(path), rules.choose(mask, value, kept))
+        if kept is not None:
+            stepped.set(as_key(path), choose_leaf(mask, value, kept))
     return stepped
