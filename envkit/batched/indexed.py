@@ -155,6 +155,7 @@ class IndexedEnv(EnvBase):
     """
 
     leaves_torch = True
+    _passes_by = EnvBase._passes_by
 
     def __init__(self, batched: BatchedEnv, rows: list[int]):
         pool = batched._started()

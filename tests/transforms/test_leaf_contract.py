@@ -98,7 +98,7 @@ COMPILED = (
 )
 STATES = {
     "LineariseRewards": {"weights"},
-    "VecNorm": {"weight", "mean", "squares"},
+    "VecNorm": {"weight", "mean", "squares", "skipped_rows"},
     "ObservationNorm": {"loc", "scale"},
     "RewardScaling": {"loc", "scale"},
     "frames, normalised": {"loc", "scale"},

@@ -39,6 +39,7 @@ from envkit import (
 )
 from envkit.functional.autoreset import ON_CARD, ON_HOST
 from envkit.specs.devices import as_device
+from envkit.transforms.core import skipped_rows
 from tests.zoo.walkers import Pendulum, Walker, unlike_any
 
 ROWS = 4
@@ -96,7 +97,7 @@ def pushed(env, device):
 @pytest.fixture
 def waiting(monkeypatch):
     """Let reading on the CPU count as waiting, as it does on a card."""
-    for module in (fusing, handoff, steps):
+    for module in (fusing, handoff, steps, skipped_rows):
         monkeypatch.setattr(module, "reading_waits", lambda tensor: True)
 
 

@@ -259,7 +259,7 @@ def test_in_turns_the_action_of_the_one_whose_turn_it_is_is_enough():
     [
         (torch.zeros(2, 5, dtype=torch.int64), r"has shape \(2, 5\), but the env takes \(2,\)"),
         (torch.tensor([0, 5]), r"is \[0, 5\], but"),
-        (torch.zeros(2), "has dtype torch.float32"),
+        (torch.full((2,), 0.5), "to which a cast would change it"),
     ],
 )
 def test_an_action_that_is_none_is_refused_by_name(action, message):
