@@ -14,8 +14,9 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -27,7 +28,7 @@ from envkit.collectors.host import BATCH, STOP, WEIGHTS, Description, Reply, Wor
 from envkit.collectors.losses import with_loss
 from envkit.collectors.packing import Packing
 from envkit.collectors.runner import Order
-from envkit.collectors.weights import Weights, require_same_architecture
+from envkit.collectors.weights import Weights, extra_of, require_same_architecture
 from envkit.data.paths import Axes, Path, node_axes, tensordict_of
 from envkit.data.plain import from_plain, plain
 from envkit.data.transition import leaves
@@ -57,13 +58,14 @@ class Part:
 
 @dataclass(frozen=True)
 class _Newest:
-    """The newest weights, packed, and their version; one object, so that nobody reads half an update.
+    """The newest weights, packed, their version and extra state; one object, so that nobody reads half an update.
 
     ``packed`` is None where the policy has none.
     """
 
     version: int
     packed: np.ndarray | None
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Crew:
@@ -163,10 +165,13 @@ class Crew:
         steps = self.steps - (worker in self._lost)
         newest = self._newest  # once: another thread may update them
         order = Order(steps, random, newest.version)
-        method = "load_and_collect" if self._lay_weights(worker, newest) else "collect"
+        loads = self._lay_weights(worker, newest)
+        method, extra = ("load_and_collect", newest.extra) if loads else ("collect", {})
         self._memory[STOP][worker] = 0
         received = self._received_from[worker]
-        wanted = WorkerOrder(received, order, stops=self._stops, with_root=self._restarts)
+        wanted = WorkerOrder(
+            received, order, stops=self._stops, with_root=self._restarts, extra=extra
+        )
         self._ordered[worker] = order
         self.unsure.add(worker)
         self.jobs[worker] = self._pool.begin_call(worker, method, wanted)
@@ -308,8 +313,8 @@ class Crew:
         """Whether the policy of the workers has weights that can be updated."""
         return self._weights is not None
 
-    def take_weights(self, weights: Weights) -> None:
-        """Keep new weights for the workers, which get them with their next orders.
+    def take_weights(self, weights: Weights, extra: Mapping[str, Any]) -> None:
+        """Keep new weights and extra state for the workers, which get them with their next orders.
 
         Raises:
             ArgumentError: (a ValueError) they are of another architecture.
@@ -323,11 +328,12 @@ class Crew:
         with torch.no_grad():
             for name, place in views.items():
                 place.copy_(weights[name])
-        self._knows_weights, self._newest = True, _Newest(self._newest.version + 1, fresh)
+        kept = {**self._newest.extra, **copy.deepcopy(extra)}
+        self._knows_weights, self._newest = True, _Newest(self._newest.version + 1, fresh, kept)
 
     def count_version(self) -> None:
         """Count one more version of the weights that the workers have."""
-        self._newest = _Newest(self._newest.version + 1, self._newest.packed)
+        self._newest = replace(self._newest, version=self._newest.version + 1)
 
     # -------------------------------------------------------------------------------------- resume
 
@@ -342,6 +348,7 @@ class Crew:
             **{f"worker{row}": state for row, state in enumerate(states)},
             "next_numbers": list(self._next_numbers),
             "newest_weights": newest,
+            "newest_extra": plain(dict(self._newest.extra), "the extra state of the policy"),
             "loaded_versions": list(self._loaded),
             "roots": _plain_by_worker(self._roots),
             "lost": _plain_by_worker(self._lost),
@@ -355,7 +362,8 @@ class Crew:
         self._next_numbers = list(state["next_numbers"])
         self._roots, self._lost = _by_worker(state["roots"]), _by_worker(state["lost"])
         packed = self._newest.packed
-        self._newest = _Newest(version, packed)
+        extra = from_plain(state.get("newest_extra", {}))  # which older files lack
+        self._newest = _Newest(version, packed, extra)
         self._loaded = list(state["loaded_versions"])
         if self._weights is None or packed is None:
             return
@@ -368,6 +376,7 @@ class Crew:
                 place.copy_(acting[0][name])
                 if not all(torch.equal(other[name], acting[0][name]) for other in acting):
                     return
+            self._newest = replace(self._newest, extra=extra_of(from_plain(acting[0])))
         self._knows_weights = True
 
 

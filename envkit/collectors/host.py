@@ -77,12 +77,14 @@ class WorkerOrder:
         order: what the runner is told.
         stops: look at "stop" after each step.
         with_root: tell the root that the next batch begins with.
+        extra: state of the policy that goes with new weights, see `envkit.collectors.weights`.
     """
 
     number: int
     order: Order
     stops: bool
     with_root: bool
+    extra: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ class RunnerHost:
         """Take new weights, then make a batch."""
         assert self._weights is not None
         with self._runner.seconds.transferring():
-            self._runner.load_weights(self._weights)
+            self._runner.load_weights({**self._weights, **wanted.extra})
         return self.call_collect(wanted)
 
     def _is_stopped(self) -> bool:

@@ -2,7 +2,7 @@
 
 Conventions
     weights  parameters and buffers by the names of ``state_dict()``.
-    extra    what a module gives as ``get_extra_state()``, by the names of ``state_dict()``; no part of what workers get.
+    extra    what a module gives as ``get_extra_state()``, by the names of ``state_dict()``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from envkit.errors import ArgumentError, ArgumentTypeError
 __all__ = [
     "Weights",
     "as_weights",
+    "extra_of",
     "load_weights",
     "only_tensors",
     "require_same_architecture",
@@ -85,15 +86,19 @@ def load_weights(policy: Any, weights: Weights) -> Any:
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(weights[name])
-    for name, state in weights.items():
-        if _is_extra(name):
-            policy.get_submodule(name.removesuffix(_EXTRA).rstrip(".")).set_extra_state(state)
+    for name, state in extra_of(weights).items():
+        policy.get_submodule(name.removesuffix(_EXTRA).rstrip(".")).set_extra_state(state)
     return policy
 
 
 def only_tensors(weights: Mapping[str, Any]) -> Weights:
     """Give parameters and buffers, and leave out extra state."""
     return {name: value for name, value in weights.items() if not _is_extra(name)}
+
+
+def extra_of(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Give extra state alone."""
+    return {name: value for name, value in weights.items() if _is_extra(name)}
 
 
 def _is_extra(name: str) -> bool:

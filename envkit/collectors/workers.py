@@ -34,7 +34,7 @@ from envkit.collectors.profiling import ProfileConfig
 from envkit.collectors.settings import WorkerOptions, checked_workers, runner_options
 from envkit.collectors.timing import Seconds
 from envkit.collectors.turns import in_turn, require_open
-from envkit.collectors.weights import as_weights, only_tensors, tensors_of
+from envkit.collectors.weights import as_weights, extra_of, only_tensors, tensors_of
 from envkit.data.arguments import as_int
 from envkit.env.base import EnvBase
 from envkit.env.policy import HasParams, PolicyLike, policy_device
@@ -214,11 +214,8 @@ class MultiCollector(Collector):
             raise ArgumentTypeError(
                 "there are no weights here: the workers have made their policies themselves. Pass policy_weights=."
             )
-        self._crew.take_weights(
-            tensors_of(given)
-            if isinstance(given, nn.Module)
-            else only_tensors(as_weights(given, self._trained))
-        )
+        weights = as_weights(given, self._trained)
+        self._crew.take_weights(only_tensors(weights), extra_of(weights))
         super().increment_version()
 
     def increment_version(self) -> None:
