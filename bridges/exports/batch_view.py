@@ -309,6 +309,11 @@ class BatchView:
             self._root = self._in_place.root()
         return self._root
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the env can be stepped: it was reset, and no step has failed since."""
+        return self._missing is None
+
     def _require_begun(self) -> None:
         if self._missing is not None:
             raise NotResetError(f"{self._missing}. Call reset() first.")

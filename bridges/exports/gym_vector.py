@@ -125,6 +125,9 @@ class GymVectorView(VectorEnv):
     ) -> tuple[Any, Infos]:
         """Begin episodes in all rows, or in those of ``options["reset_mask"]``.
 
+        With "next_step" a row has begun its next episode when the step that ends one is made. It is shown by the reset
+        that follows, without another one of the simulator, unless that passes options or a seed for this row.
+
         Args:
             seed: of the env's `set_seed`, which gives each row its own; or a list with the ``seed`` of each simulator's
                 reset, as in Gymnasium, of which None seeds nothing. Rows that a mask leaves out are not seeded. A list,
@@ -145,11 +148,26 @@ class GymVectorView(VectorEnv):
         mask, others = self._reset_mask(options)
         if mask is not None and self.autoreset_mode == AutoresetMode.NEXT_STEP:
             self._require_none_waits(mask)
-        seeds = self._seeds(seed, mask)
-        root = self.view.reset(mask, [others] * self.num_envs, seeds)
-        self._ended = self.view.ended(root)
         shown = self._all if mask is None else mask
+        seeds = self._seeds(seed, mask)
+        begins = shown.copy()
+        if not others and (seed is None or seeds is not None):
+            begins &= ~self._has_begun()
+            begins[[row for row, one in (seeds or {}).items() if one is not None]] = True
+        if begins.any():
+            whole = None if begins.all() else begins
+            root = self.view.reset(whole, [others] * self.num_envs, seeds)
+        else:
+            root = self.view.root
+        self._ended = self.view.ended(root)
         return self.view.observations(root), _told(self.view.infos(root), shown)
+
+    def _has_begun(self) -> np.ndarray:
+        """Say which rows have begun an episode that was not shown yet: those that ended in the last step of "next_step"."""
+        resets_later = self.autoreset_mode == AutoresetMode.NEXT_STEP and self.view.is_begun
+        if not resets_later or not self._ended.any():
+            return ~self._all
+        return self._ended & ~self.view.ended(self.view.root)
 
     def _seeds(self, seed: Any, mask: np.ndarray | None) -> dict[int, int | None] | None:
         """Seed the rows that are reset with one int, or give the seeds of a list by row."""

@@ -7,11 +7,14 @@ import warnings
 
 import pytest
 import torch
-from tensordict.nn import TensorDictModule
+from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 
 from envkit import (
     AsyncCollector,
     Collector,
+    Composite,
+    EnvBase,
     GymEnv,
     MultiaSyncDataCollector,
     MultiCollector,
@@ -23,6 +26,7 @@ from envkit import (
     StepCounter,
     SyncDataCollector,
     TransformedEnv,
+    Unbounded,
     VecNorm,
     VecNormV2,
 )
@@ -396,3 +400,84 @@ def test_batches_of_a_worker_are_profiled(tmp_path):
 
     (trace,) = (tmp_path / "at").iterdir()
     assert trace.name == "1.json" and json.loads(trace.read_text())["traceEvents"]
+
+
+class Watchful(Count):
+    """Notes on which device it is stepped."""
+
+    def _step(self, td):
+        self.stepped_on = td.device
+        return super()._step(td)
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [({}, None), ({"policy_device": "cpu"}, None), ({"env_device": "cpu"}, torch.device("cpu"))],
+    ids=["none", "of the policy", "of the env"],
+)
+def test_an_env_without_a_device_is_stepped_on_none_wherever_its_policy_acts(devices, expected):
+    env = Watchful(device=None)
+    policy = RandomPolicy(env.full_action_spec)
+
+    collector = SyncDataCollector(env, policy, frames_per_batch=2, total_frames=2, **devices)
+    next(iter(collector))
+    collector.shutdown()
+
+    assert env.stepped_on == expected
+
+
+SIZES = (1, 3)
+
+
+class Unlike(EnvBase):
+    """Two agents: one sees and does one number, the other three. It shows what they did before."""
+
+    def __init__(self):
+        super().__init__()
+        specs = [Composite(seen=Unbounded((size,))) for size in SIZES]
+        acts = [Composite(action=Unbounded((size,))) for size in SIZES]
+        self.observation_spec = Composite(agents=torch.stack(specs, 0))
+        self.full_action_spec = Composite(agents=torch.stack(acts, 0))
+        self.reward_spec = Unbounded((1,))
+
+    def _shown(self, each):
+        return LazyStackedTensorDict(*[TensorDict({"seen": one}) for one in each], stack_dim=0)
+
+    def _reset(self, td, **kwargs):
+        return TensorDict({"agents": self._shown([torch.zeros(size) for size in SIZES])})
+
+    def _step(self, td):
+        did = [td["agents"][agent]["action"].clone() for agent in range(2)]
+        flag = torch.zeros(1, dtype=torch.bool)
+        return TensorDict({"agents": self._shown(did), "reward": torch.ones(1), "done": flag})
+
+    def _set_seed(self, seed):
+        pass
+
+
+class OneMore(TensorDictModuleBase):
+    """Each agent does one more than it sees."""
+
+    in_keys = [("agents", "seen")]  # noqa: RUF012
+    out_keys = [("agents", "action")]  # noqa: RUF012
+
+    def forward(self, td):
+        for agent in range(2):
+            one = td["agents"][agent]
+            one["action"] = one["seen"] + 1
+        return td
+
+
+@pytest.mark.parametrize("form", ["module", "function"])
+def test_a_policy_acts_for_agents_with_actions_of_unlike_size(form):
+    policy = OneMore() if form == "module" else lambda td: OneMore()(td)
+    collector = SyncDataCollector(Unlike(), policy, frames_per_batch=3, total_frames=6)
+
+    batches = list(collector)
+    collector.shutdown()
+
+    for number, data in enumerate(batches):
+        for agent, size in enumerate(SIZES):
+            did = data["agents"][:, agent]["action"]
+            steps = torch.arange(1.0, 4.0) + 3 * number
+            assert torch.equal(did, steps.unsqueeze(-1).expand(3, size))

@@ -124,3 +124,23 @@ def test_a_random_policy_with_the_spec_of_another_batch_says_which_to_pass(name,
     with pytest.raises(BatchSizeError, match=told):
         next(iter(Collector(env, policy, frames_per_batch=6, total_frames=6)))
     env.rollout(2, RandomPolicy(getattr(env, name)))
+
+
+def test_a_random_policy_takes_over_the_spec_of_the_env_that_a_collector_gives_it():
+    env, policy = Count(), RandomPolicy()
+    assert policy.action_spec is None
+    collector = Collector(env, policy, frames_per_batch=2, total_frames=2)
+    collector.shutdown()
+    assert policy.action_spec == env.full_action_spec
+
+    policy.set_action_spec_from_env(Groups())  # it has one already
+    assert policy.action_spec == Count().full_action_spec
+
+
+def test_a_random_policy_draws_from_the_spec_that_it_took_over():
+    policy = RandomPolicy()
+    policy.set_action_spec_from_env(env := Groups())
+
+    acted = policy(env.reset())
+
+    assert all(env.full_action_spec[key].is_in(acted[key]) for key in env.action_keys)

@@ -7,6 +7,8 @@ import time
 from functools import partial
 
 import gymnasium
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -19,6 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from envkit import (
     BraxEnv,
     GymWrapper,
+    JaxEnv,
     MixedEnv,
     ParallelEnv,
     SerialEnv,
@@ -27,6 +30,7 @@ from envkit import (
     to_sb3,
 )
 from envkit.errors import ArgumentError, InputError, KeyCollisionError
+from envkit.functional import Box, Timestep
 from tests.zoo.gym_envs import Informed
 
 
@@ -393,3 +397,125 @@ def test_sb3_takes_one_dict_for_each_row():
 
     assert np.array_equal(one["arm"], other["arm"])
     assert np.array_equal(one["count"].ravel(), np.asarray(other["count"]).ravel())
+
+
+class Counted(Drawn):
+    """Counts its resets, and ends after as many steps as it is told."""
+
+    def __init__(self, length):
+        super().__init__()
+        self.length, self.resets = length, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.resets += 1
+        _, infos = super().reset(seed=seed)
+        if options:
+            self.number = options["number"]
+        return self._shown(), infos
+
+    def step(self, action):
+        shown, reward, _, truncated, infos = super().step(action)
+        return shown, reward, self.steps >= self.length, truncated, infos
+
+
+def side_by_side(kind, lengths=(2, 2, 5)):
+    """Give a view and the library's own, reset with the same seeds."""
+    ours = to_gym_vector(kind([partial(lambda n: GymWrapper(Counted(n)), n) for n in lengths]))
+    theirs = SyncVectorEnv([partial(Counted, n) for n in lengths])
+    for env in (ours, theirs):
+        env.reset(seed=[1, 2, 3])
+    return ours, theirs
+
+
+def pool_of(makers):
+    return SerialEnv(len(makers), makers)
+
+
+def processes_of(makers):
+    return ParallelEnv(len(makers), makers)
+
+
+RESETS_AFTER_AN_END = {
+    "all": {},
+    "masked": {"options": {"reset_mask": np.array([True, True, False])}},
+    "masked, with one more": {"options": {"reset_mask": np.array([True] * 3)}},
+    "seeds of some": {"seed": [None, 8, None]},
+}
+
+
+@pytest.mark.parametrize("given", RESETS_AFTER_AN_END.values(), ids=RESETS_AFTER_AN_END.keys())
+@pytest.mark.parametrize("kind", [pool_of, processes_of], ids=["in place", "processes"])
+def test_a_row_that_ended_begins_once_if_the_caller_resets_it(kind, given):
+    ours, theirs = side_by_side(kind)
+    seen = []
+    for env in (ours, theirs):
+        shown = [env.step(np.zeros(3, int))[0] for _ in range(2)]
+        # the library takes the mask out of the dict
+        options = {"options": dict(given["options"])} if "options" in given else {}
+        shown.append(env.reset(**{**given, **options})[0])
+        shown += [env.step(np.zeros(3, int))[0] for _ in range(7)]
+        seen.append(shown)
+    resets = [list(env.get_attr("resets")) for env in (ours, theirs)]
+    for env in (ours, theirs):
+        env.close()
+
+    np.testing.assert_array_equal(*seen)
+    if "seed" not in given:  # a seed comes after the row has begun without one
+        assert resets[0] == resets[1]
+
+
+def test_rows_that_ended_begin_as_their_caller_asks():
+    ours, theirs = side_by_side(pool_of)
+    for env in (ours, theirs):
+        for _ in range(2):
+            env.step(np.zeros(3, int))
+
+    asked = {"seed": [4, 5, 6], "options": {"number": 7}}
+    starts = [env.reset(**asked)[0].ravel().tolist() for env in (ours, theirs)]
+
+    assert starts[0] == starts[1] == [7, 7, 7]
+    assert ours.reset(seed=3)[0].tolist() == ours.reset(seed=3)[0].tolist()
+
+
+class Hidden:
+    """Draws a level at a reset, and paints it; a stateless env."""
+
+    action_space = Box(-1.0, 1.0, (1,))
+
+    def reset(self, key):
+        level = jax.random.randint(key, (), 1, 200)
+        return level, Timestep(level.astype(jnp.float32))
+
+    def step(self, state, action):
+        return state, Timestep(state.astype(jnp.float32), 0.0)
+
+    def render(self, states):
+        return [np.full((2, 3, 3), state, np.uint8) for state in states]
+
+
+@pytest.fixture(scope="module")
+def stateless():
+    return to_gym_vector(JaxEnv(Hidden(), batch_size=[3], episode_length=2))
+
+
+def test_rows_of_a_stateless_env_show_what_they_have_begun(stateless):
+    stateless.reset(seed=0)
+    for _ in range(2):
+        _, _, _, truncated, _ = stateless.step(np.zeros((3, 1), np.float32))
+    assert truncated.all()
+    begun = stateless.view.root["observation"].numpy()
+
+    np.testing.assert_array_equal(stateless.reset()[0], begun)
+    assert (stateless.reset()[0] != begun).any()  # now all have been shown
+
+
+def test_pictures_of_a_stateless_env_are_of_the_state_of_each_row(stateless):
+    stateless.reset(seed=1)
+    shown = stateless.step(np.zeros((3, 1), np.float32))[0]
+
+    pictures = stateless.render()
+
+    assert stateless.render_mode == "rgb_array"
+    assert isinstance(pictures, tuple) and len(pictures) == 3
+    for picture, level in zip(pictures, shown, strict=True):
+        assert picture.shape == (2, 3, 3) and picture.dtype == np.uint8 and (picture == level).all()
