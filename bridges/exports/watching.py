@@ -18,7 +18,7 @@ from bridges.exports.frames import draws_states, pace_of, painter_of, without_tr
 from bridges.exports.video import Video, as_video_path, require_pace
 from envkit.data.arguments import as_bool, as_int
 from envkit.env.base import EnvBase
-from envkit.env.learning import not_learning
+from envkit.env.learning import left_as_it_was
 from envkit.env.policy import PolicyLike, as_policy
 from envkit.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 
@@ -43,8 +43,9 @@ def record(
 
     There is a frame of the first moment and one after each step; that after the last step of an episode shows how
     it ended, and the next one is a step into the new one. Every kind of env is drawn: stateless envs from their
-    states, Gymnasium's, PettingZoo's and dm_control's by their own ``render``, pools and `MixedEnv` row by row. The env
-    is played on: reset it before it is used for something else.
+    states, Gymnasium's, PettingZoo's and dm_control's by their own ``render``, pools and `MixedEnv` row by row.
+    Afterwards the env is where it was, its generators included, as are the global generators. Where an env cannot say
+    where it is (see `record_for_resume`), only its transforms are put back, and the next call must be a reset.
 
     Args:
         env: one of Gymnasium needs ``render_mode="rgb_array"``.
@@ -75,7 +76,7 @@ def record(
         )
     pace = None if fps is None else require_pace(fps)
     shown = _rows_of(env, rows)
-    with not_learning(env, update_stats=as_bool("update_stats", update_stats)):
+    with left_as_it_was(env, update_stats=as_bool("update_stats", update_stats)):
         frames = _side_by_side(_played(env, policy, steps, shown, options))
     seen = Video(frames, pace_of(env) if pace is None else pace)
     seen.save(path)

@@ -23,7 +23,13 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from bridges.gym.wrapper_states import Carried, carried_by, clock_entries, generator_in
+from bridges.gym.wrapper_states import (
+    Carried,
+    begin_nothing,
+    carried_by,
+    clock_entries,
+    generator_in,
+)
 from envkit.data.plain import from_plain, plain
 from envkit.errors import ResumeError
 
@@ -151,6 +157,7 @@ class EpisodeLog:
         generator = generator_in(self.env)
         if "start" not in state:
             self.forget(None)
+            begin_nothing(self.env)
             self._carried.write(from_plain(state["carried"]))
             generator.state = from_plain(state["generator"])
             return

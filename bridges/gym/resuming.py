@@ -41,6 +41,10 @@ class ResumableEnv(InfoReading):
     def _keeps_state(self) -> str | None:
         return type(self).__name__
 
+    @property
+    def _writes_down(self) -> bool:
+        return self._log is not None
+
     def record_for_resume(self, mode: bool = True) -> Self:
         """Write down episodes from the next reset on, see `EnvBase.record_for_resume`."""
         self._take_log(recorded(self._simulator, as_bool("mode", mode)))

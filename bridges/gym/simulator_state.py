@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridges.gym.episode_log import EpisodeLog, digest_of
-from bridges.gym.wrapper_states import Carried, chain_of, generator_in, held_in_episodes
+from bridges.gym.wrapper_states import Carried, chain_of, generator_in, held_in_episodes, is_fresh
 from envkit.data.plain import from_plain, plain
 from envkit.errors import ResumeError
 
@@ -105,8 +105,4 @@ def _generator_if_any(env: Any) -> Any:
 
 
 def _gap(env: Any, reason: str) -> str | None:
-    told = [vars(wrapper) for wrapper in chain_of(env)]
-    is_fresh = any(
-        own.get("_has_reset") is False or own.get("_elapsed_steps", 0) is None for own in told
-    )
-    return None if is_fresh else reason
+    return None if is_fresh(env) else reason

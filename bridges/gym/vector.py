@@ -261,6 +261,11 @@ class VectorCore:
 
     # -------------------------------------------------------------------------------------- resuming
 
+    @property
+    def writes_down(self) -> bool:
+        """Whether the episode of a row is written down."""
+        return self._has_stand_ins and any(isinstance(env, EpisodeLog) for env in self.env.envs)
+
     def record(self, mode: bool) -> None:
         """Write down the episodes of all rows, where they can be reached; False: write no longer."""
         if self._has_stand_ins:

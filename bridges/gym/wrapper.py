@@ -308,6 +308,10 @@ class GymWrapper(GymLikeEnv):
 
     # -------------------------------------------------------------------------------------- resuming
 
+    @property
+    def _writes_down(self) -> bool:
+        return super()._writes_down if self._vector is None else self._vector.writes_down
+
     def record_for_resume(self, mode: bool = True) -> Self:
         """Write down episodes from the next reset on, see `EnvBase.record_for_resume`."""
         if self._vector is None:

@@ -23,11 +23,13 @@ from envkit.errors import ResumeError
 __all__ = [
     "Carried",
     "Generator",
+    "begin_nothing",
     "carried_by",
     "chain_of",
     "clock_entries",
     "generator_in",
     "held_in_episodes",
+    "is_fresh",
 ]
 
 _ACROSS_EPISODES = {
@@ -61,6 +63,22 @@ def chain_of(env: Any) -> list[Any]:
     while hasattr(type(chain[-1]), "unwrapped") and "env" in vars(chain[-1]):
         chain.append(chain[-1].env)
     return chain
+
+
+_FRESH = {"_has_reset": False, "_elapsed_steps": None}
+"""What wrappers of gymnasium hold while their env was never reset."""
+
+
+def is_fresh(env: Any) -> bool:
+    """Say whether an env was never reset, as its wrappers tell."""
+    told = [vars(wrapper) for wrapper in chain_of(env)]
+    return any(name in own and own[name] is value for own in told for name, value in _FRESH.items())
+
+
+def begin_nothing(env: Any) -> None:
+    """Have wrappers of gymnasium wait for a reset, as those of an env that was never reset."""
+    for own in map(vars, chain_of(env)):
+        own.update({name: value for name, value in _FRESH.items() if name in own})
 
 
 def _kinds_of(wrapper: Any) -> Iterator[str]:

@@ -37,6 +37,7 @@ from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
 from envkit.env.in_place import InPlace
 from envkit.env.input_checks import in_functorch, require_values
+from envkit.env.learning import ALL
 from envkit.env.loops import nonstop
 from envkit.env.pending import Pending
 from envkit.env.runs import Run
@@ -333,9 +334,9 @@ class BatchedEnv(AttributeLookup, ResumablePool):
         seeds, _ = seed_chain(self._seed, self.num_workers, static=self._seed_is_static)
         return list(enumerate(seeds))
 
-    def _swap_frozen(self, wanted: Any) -> Any:
+    def _visit_transforms(self, visit: Any, given: Any) -> Any:
         rows = range(self.num_workers)
-        asked = {row: partial(_swapped, True if wanted is True else wanted[row]) for row in rows}
+        asked = {row: partial(_visited, visit, ALL if given == ALL else given[row]) for row in rows}
         replies = call_by_row(self._started(), "apply", asked)
         return {row: before for reply in replies for row, before in reply.items()}
 
@@ -416,5 +417,5 @@ class _PoolStep(Pending):
         return data, env._take_fresh(root) if env.any_done(root) else root
 
 
-def _swapped(wanted: Any, env: EnvBase) -> Any:
-    return env._swap_frozen(wanted)
+def _visited(visit: Any, given: Any, env: EnvBase) -> Any:
+    return env._visit_transforms(visit, given)

@@ -34,6 +34,7 @@ from envkit.env.base import EnvBase
 from envkit.env.exclusive import InUse
 from envkit.env.foreign import known_wrapping_of
 from envkit.env.html import Told
+from envkit.env.learning import ALL
 from envkit.env.own_state import OWN
 from envkit.env.pending import Pending
 from envkit.errors import (
@@ -187,10 +188,11 @@ class MixedEnv(EnvBase):
             step.parts[member.name] = own
         return step
 
-    def _swap_frozen(self, wanted: Any) -> Any:
-        each = [True] * len(self.members) if wanted is True else wanted
+    def _visit_transforms(self, visit: Any, given: Any) -> Any:
+        each = [ALL] * len(self.members) if given == ALL else given
         return [
-            member.env._swap_frozen(one) for member, one in zip(self.members, each, strict=True)
+            member.env._visit_transforms(visit, one)
+            for member, one in zip(self.members, each, strict=True)
         ]
 
     def _movable_objects(self) -> Iterator[object]:
@@ -281,6 +283,10 @@ class MixedEnv(EnvBase):
     def _says_no_state(self) -> str | None:
         kinds = [member.env._says_no_state for member in self.members]
         return next((kind for kind in kinds if kind), None)
+
+    @property
+    def _writes_down(self) -> bool:
+        return any(member.env._writes_down for member in self.members)
 
     def record_for_resume(self, mode: bool = True) -> Self:
         """Have every member write down its episodes, see `EnvBase.record_for_resume`."""

@@ -48,6 +48,10 @@ class ResumablePool(PoolOwner):
         self._started_specs()
         return next((found.says_no_state for found in self._metadata if found.says_no_state), None)
 
+    @property
+    def _writes_down(self) -> bool:
+        return self._records
+
     def record_for_resume(self, mode: bool = True) -> Self:
         """Have all sub-envs write down their episodes, those that are built later too; see `EnvBase`."""
         self._records = as_bool("mode", mode)

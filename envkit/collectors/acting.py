@@ -21,6 +21,7 @@ from envkit.data.paths import Path, as_path
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
 from envkit.env.foreign import wrapping_of
+from envkit.env.learning import any_learns, not_learning
 from envkit.env.policy import (
     BindsToEnv,
     Policy,
@@ -100,11 +101,10 @@ def _runner_in(
     runner = EnvRunner(env, policy, bind, parts.options, first_number=first_number, stride=stride)
     tells_itself = isinstance(policy, BindsToEnv) or not isinstance(policy, nn.Module)
     if not (tells_itself or parts.trust_policy or parts.cudagraph_policy):
-        before = env._swap_frozen(True)
-        runner.begin_anew()
-        _try_out(env, policy, parts, runner)
-        env._swap_frozen(before)
-        if _learns(before):  # what it has learnt from this root, it learns from the first one
+        with not_learning(env):
+            runner.begin_anew()
+            _try_out(env, policy, parts, runner)
+        if any_learns(env):  # what it has learnt from this root, it learns from the first one
             runner.root = None
     return runner
 
@@ -121,15 +121,6 @@ def _require_no_version(env: EnvBase) -> None:
             f"track_policy_version=True records {POLICY_VERSION[0]!r}, but {type(env).__name__} has an entry of this name. "
             "Rename that with RenameTransform, or leave track_policy_version out."
         )
-
-
-def _learns(frozen: Any) -> bool:
-    """Say whether what `EnvBase._swap_frozen` gave names a transform."""
-    if isinstance(frozen, Mapping):
-        return any(map(_learns, frozen.values()))
-    if isinstance(frozen, list | tuple):
-        return any(map(_learns, frozen))
-    return isinstance(frozen, bool)
 
 
 def _made_env(parts: Parts) -> EnvBase:

@@ -22,7 +22,7 @@ from envkit.env.base import EnvBase
 from envkit.env.conduct import faults
 from envkit.env.deviations import changed_paths, deviations, distinct
 from envkit.env.foreign import known_wrapping_of
-from envkit.env.learning import not_learning
+from envkit.env.learning import left_as_it_was
 from envkit.errors import (
     ArgumentTypeError,
     EnvkitError,
@@ -47,7 +47,8 @@ def check_env_specs(
     """Compare random steps of an env with its specs, and look at what else it does; silent when all is well.
 
     The env is seeded: with ``seed``, else with the seed that it has. Transforms that learn, such as `VecNorm`, learn
-    nothing from it.
+    nothing from it. Afterwards the env is where it was, its seed and generators included. Where an env cannot say
+    where it is (see `record_for_resume`), only its transforms are put back, and the next call must be a reset.
 
     What makes the data of an env wrong is an error. What is unusual is one `EnvSpecWarning` with all points: random
     numbers that ``set_seed`` does not decide, of a global generator or of one that the env hides, and rewards in float64.
@@ -70,7 +71,7 @@ def check_env_specs(
     """
     _require_env(env)
     as_bool("strict", strict)
-    with not_learning(env):
+    with left_as_it_was(env):
         wrong, unusual = _found(
             env, return_contiguous, check_dtype, seed, tensordict, break_when_any_done
         )

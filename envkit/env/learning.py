@@ -1,32 +1,170 @@
-"""Run an env so that what its transforms learn stands still, as running averages do while a policy is judged.
+"""Run an env and leave it as it was, as where a policy is judged: nothing learns, and all that moved is put back.
 
-A transform that learns says so with `Transform.learns`, and looks at ``self.frozen`` before it learns. That is the whole
-declaration, for transforms of users too.
+A transform that learns says so with `Transform.learns`, and looks at ``self.frozen`` before it learns. What a transform
+remembers in buffers, or gives by ``get_extra_state``, is put back. That is the whole declaration, for transforms of users too.
+
+Conventions
+    visit   function of the transforms of an env, and of what is given for them, to an answer.
+            `EnvBase._visit_transforms` calls it for each env behind transforms, in workers too.
+    given   `ALL`, or what an earlier visit answered, of the same form.
 """
 
 from __future__ import annotations
 
+import random
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from typing import Any
 
-__all__ = ["not_learning"]
+import numpy as np
+import torch
+
+from envkit.errors import EnvkitError
+
+__all__ = ["ALL", "any_learns", "left_as_it_was", "not_learning"]
+
+ALL = "all"
+"""What is given to a visit that is the first of its kind."""
 
 
 @contextmanager
-def not_learning(env: Any, *, update_stats: bool = False) -> Iterator[None]:
-    """Freeze the transforms of an env that learn, those in sub-envs too, and let them learn again afterwards.
-
-    Args:
-        env: any env. A pool that has not started yet is started.
-        update_stats: True does nothing.
-    """
-    if update_stats:
-        yield
-        return
-    before = env._swap_frozen(True)
+def not_learning(env: Any) -> Iterator[None]:
+    """Freeze the transforms of an env that learn, those in sub-envs too, and let them learn again afterwards."""
+    before = env._visit_transforms(_freeze, ALL)
     try:
         yield
     finally:
         if not env.is_closed:
-            env._swap_frozen(before)
+            env._visit_transforms(_freeze, before)
+
+
+@contextmanager
+def left_as_it_was(
+    env: Any, *, update_stats: bool = False, warns_as: str | None = None, stacklevel: int = 4
+) -> Iterator[None]:
+    """Freeze what learns in an env, those in sub-envs too; afterwards, bring the env to where it was.
+
+    This holds after errors and Ctrl-C too, and where such blocks are nested. The global generators of torch, NumPy
+    and Python are put back as well. Where the env cannot say where it is, only its transforms are put back, and the
+    next call must be a reset.
+
+    Args:
+        env: any env. A pool that has not started yet is started.
+        update_stats: True lets transforms learn, and keeps what they have learnt.
+        warns_as: the name of the function that a warning begins with, where the env cannot be put back; None does not warn.
+        stacklevel: of that warning, counted from here.
+    """
+    moves, writes_down = env._in_use.moves, env._writes_down
+    held, reason = _held(env)
+    if reason is not None and warns_as is not None:
+        warnings.warn(
+            f"{warns_as} cannot put {type(env).__name__} back where it is: {reason} Reset it before the next step, "
+            "or use an env of its own.",
+            stacklevel=stacklevel,
+        )
+    of_transforms = _held_by_transforms(env) if held is None else None
+    try:
+        with nullcontext() if update_stats else not_learning(env), _global_generators_put_back():
+            yield
+    finally:
+        if not env.is_closed:
+            learnt = env._visit_transforms(_learnt, ALL) if update_stats else None
+            if held is not None:
+                env.load_state_dict(held)
+                if not writes_down:  # so no episode was under way: nothing is lost
+                    env.record_for_resume(False)
+            elif of_transforms is not None:
+                env._visit_transforms(_states, of_transforms)
+            if learnt is not None:
+                env._visit_transforms(_learnt, learnt)
+            if reason is None:
+                env._in_use.moves = moves  # as if nobody had used it
+
+
+@contextmanager
+def _global_generators_put_back() -> Iterator[None]:
+    numbers, drawn = np.random.get_state(), random.getstate()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        np.random.set_state(numbers)
+        random.setstate(drawn)
+
+
+def _held(env: Any) -> tuple[Any, str | None]:
+    """Give the state dict of an env, or None, and why it cannot be put back."""
+    try:
+        held = deepcopy(env.state_dict())  # which shows buffers that steps write to
+        kind = env._says_no_state
+    except Exception as error:  # of any class, where the env is a user's
+        told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return None, told
+    if kind:
+        return held, (
+            f"{kind} does not say where an episode is, by get_extra_state and set_extra_state."
+        )
+    return held, None
+
+
+def _held_by_transforms(env: Any) -> Any:
+    """Give what the transforms of an env hold, or None where one cannot say it."""
+    try:
+        return env._visit_transforms(_states, ALL)
+    except EnvkitError:
+        return None
+
+
+def any_learns(env: Any) -> bool:
+    """Say whether a transform of an env learns."""
+    return _holds_any(env._visit_transforms(_count, ALL))
+
+
+def _holds_any(answer: Any) -> bool:
+    if isinstance(answer, dict):
+        return any(map(_holds_any, answer.values()))
+    if isinstance(answer, list | tuple):
+        return any(map(_holds_any, answer))
+    return bool(answer)
+
+
+# -------------------------------------------------------------------------------------------- visits
+
+
+def _learners(transform: Any) -> list[Any]:
+    return [one for one in transform.modules() if getattr(one, "learns", False)]
+
+
+def _freeze(transform: Any, given: Any) -> list[bool]:
+    """Freeze the transforms that learn, or bring them to where they were; gives how they were before."""
+    learners = _learners(transform)
+    before = [one.frozen for one in learners]
+    for number, one in enumerate(learners):
+        one.frozen = True if given == ALL else given[number]
+    return before
+
+
+def _count(transform: Any, given: Any) -> int:
+    """Count the transforms that learn."""
+    return len(_learners(transform))
+
+
+def _learnt(transform: Any, given: Any) -> list[Any]:
+    """Give the states of the transforms that learn, or load them."""
+    learners = _learners(transform)
+    if given == ALL:
+        return [deepcopy(dict(one.state_dict())) for one in learners]
+    for one, state in zip(learners, given, strict=True):
+        one.load_state_dict(state)
+    return []
+
+
+def _states(transform: Any, given: Any) -> Any:
+    """Give the states of all transforms, or load them."""
+    if given == ALL:
+        return deepcopy(dict(transform.state_dict()))
+    transform.load_state_dict(given)
+    return None

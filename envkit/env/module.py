@@ -15,7 +15,7 @@ Conventions
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 import torch
@@ -124,6 +124,11 @@ class EnvModule(OwnState):
         """Name the kind of env, here or inside, whose simulator keeps a state of its own; or None."""
         return None
 
+    @property
+    def _writes_down(self) -> bool:
+        """Whether an env, here or inside, writes down its episodes, see `record_for_resume`."""
+        return False
+
     def record_for_resume(self, mode: bool = True) -> Self:
         """Write down from now on what `state_dict` needs to hold the state of simulators; returns self.
 
@@ -141,11 +146,12 @@ class EnvModule(OwnState):
         if cast(Any, self).batch_locked:
             yield self
 
-    def _swap_frozen(self, wanted: Any) -> Any:
-        """Freeze what learns in this env, or bring it to where it was; gives how it was before.
+    def _visit_transforms(self, visit: Callable[[Any, Any], Any], given: Any) -> Any:
+        """Call a function with the transforms around each env there is in this one, where it lives; gives the answers.
 
         Args:
-            wanted: True freezes; otherwise what an earlier call gave.
+            visit: see `envkit.env.learning`; worker processes are sent it.
+            given: its second argument: `ALL`, or what an earlier call answered, each part to where it came from.
         """
         return None
 

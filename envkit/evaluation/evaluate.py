@@ -12,10 +12,7 @@ Conventions
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from copy import deepcopy
+from collections.abc import Mapping
 from typing import overload
 
 import torch
@@ -27,12 +24,11 @@ from envkit.data.paths import Key, as_key, as_path
 from envkit.env.base import EnvBase
 from envkit.env.foreign import known_wrapping_of
 from envkit.env.fragments import Fragment, begin_fragment
-from envkit.env.learning import not_learning
+from envkit.env.learning import left_as_it_was
 from envkit.env.policy import (
     ExplorationType,
     PolicyLike,
     as_policy,
-    policy_device,
     set_exploration_type,
 )
 from envkit.env.seeding import checked_seed, drawn_seed
@@ -40,9 +36,7 @@ from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
     MissingKeyError,
-    ResumeError,
     RolloutError,
-    WorkerError,
 )
 from envkit.evaluation.outcome import Comparison, Evaluation
 from envkit.evaluation.stats import Agents, checked_agents, one_number
@@ -141,8 +135,9 @@ def evaluate(
         raise ArgumentError("policy is an empty dict. Pass one policy, or several by name.")
     acts_at_its_best = as_bool("deterministic", deterministic)
     kind = ExplorationType.DETERMINISTIC if acts_at_its_best else ExplorationType.RANDOM
-    still = not_learning(env, update_stats=as_bool("update_stats", update_stats))
-    with _left_as_it_was(env), still, torch.no_grad(), set_exploration_type(kind):
+    learns = as_bool("update_stats", update_stats)
+    untouched = left_as_it_was(env, update_stats=learns, warns_as="evaluate()")
+    with untouched, torch.no_grad(), set_exploration_type(kind):
         if not isinstance(policy, Mapping):
             return played.by(policy, seed)
         return Comparison({name: played.by(one, seed) for name, one in policy.items()})
@@ -164,13 +159,9 @@ class _Playing:
 
     def by(self, policy: PolicyLike, seed: int) -> Evaluation:
         """Play the episodes of one policy, from a seed on."""
-        env = self.env
-        there = policy_device(policy)
-        devices = [] if there is None or there.type != "cuda" else [there]
-        with torch.random.fork_rng(devices):
-            env.set_seed(seed)
-            torch.manual_seed(seed)
-            tally = self._played(policy)
+        self.env.set_seed(seed)
+        torch.manual_seed(seed)
+        tally = self._played(policy)
         flat = (tally.returns, tally.lengths, tally.terminated, tally.is_cut)
         returns, lengths, terminated, is_cut = (value.flatten() for value in flat)
         rows = len(tally.counted)
@@ -253,30 +244,3 @@ def _reward(env: EnvBase, key: Key | None, agents: Agents) -> Key:
         f"{name} gives the rewards {sizes} (entries, and how many numbers each for a row), but a return is the sum of "
         f"one number a step. {cure}"
     )
-
-
-@contextmanager
-def _left_as_it_was(env: EnvBase) -> Iterator[None]:
-    """Put an env back where it was, or warn that this cannot be."""
-    held, reason, moves = None, None, env._in_use.moves
-    try:
-        held = deepcopy(env.state_dict())  # which shows buffers that steps write to
-        if kind := env._says_no_state:
-            reason = (
-                f"{kind} does not say where an episode is, by get_extra_state and set_extra_state."
-            )
-    except (ResumeError, WorkerError) as error:
-        reason = str(error).splitlines()[0]
-    if reason is not None:
-        warnings.warn(
-            f"evaluate() cannot put {type(env).__name__} back where it is: {reason} Reset it before the next step, "
-            "or evaluate in an env of its own.",
-            stacklevel=4,
-        )
-    try:
-        yield
-    finally:
-        if held is not None and not env.is_closed:
-            env.load_state_dict(held)
-            if reason is None:
-                env._in_use.moves = moves  # as if nobody had used it

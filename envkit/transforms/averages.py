@@ -54,7 +54,8 @@ class VecNormV2(SkipsRows, EpisodeTransform):
 
     A step updates the averages of the rows that were stepped, a reset those of the rows that were reset; then
     values become ``(value - loc) / scale``. Integers are cast to the default float dtype. A row that holds NaN or an infinite
-    number stays as it is, and updates nothing: ``skipped_rows`` counts them, and the first one gives a warning.
+    number stays as it is, and updates nothing: ``skipped_rows`` counts them, and the first one gives a warning (none
+    where the statistics are on a GPU).
 
     Args:
         in_keys: entries to standardise, observations or rewards.

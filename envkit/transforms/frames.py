@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from envkit import rules
 from envkit.arrays import elementwise
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.arguments import as_bool, as_int
@@ -125,7 +126,10 @@ class _Windowed(FusableTransform, EpisodeTransform, LeafTransform):
         fresh = super()._reset(td, td_reset)
         for target in self.out_keys:
             level = self._level_of(target, self.reset_key)
-            for key in (target, self._memory_key(target)):
+            own_level = rules.governing_level(as_path(target)[:-1], self._levels())
+            # the env itself keeps what stands at this level, as later transforms have shown it
+            shown = [] if own_level == level else [target]
+            for key in (*shown, self._memory_key(target)):
                 value = fresh.get(key, None)
                 if value is not None:
                     fresh.set(key, self._kept_elsewhere(td, level, key, value))

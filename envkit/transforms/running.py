@@ -90,7 +90,8 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
         new_api: give a `VecNormV2` of the other arguments instead.
 
     Integers are cast to the default float dtype. A row that holds NaN or an infinite number stays as it is, and is left
-    out of the statistics: ``skipped_rows`` counts them, and the first one gives a warning.
+    out of the statistics: ``skipped_rows`` counts them, and the first one gives a warning (none
+    where the statistics are on a GPU).
 
     Raises:
         ArgumentError: (a ValueError) ``decay`` is outside (0, 1], or there are not as many ``shapes``

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
 
 from envkit import (
     Collector,
+    Compose,
     GymEnv,
     JaxEnv,
     MixedEnv,
     ParallelEnv,
+    RandomTruncationTransform,
     SerialEnv,
+    StepCounter,
+    TrajCounter,
     Transform,
     TransformedEnv,
     VecNorm,
@@ -22,7 +28,8 @@ from envkit import (
     check_env_specs,
     evaluate,
 )
-from envkit.env.learning import not_learning
+from envkit.env.learning import left_as_it_was
+from envkit.errors import ResumeError
 from tests.zoo.walkers import Pendulum
 
 pendulum = partial(GymEnv, "Pendulum-v1", max_episode_steps=10)
@@ -89,7 +96,7 @@ def test_one_policy_is_judged_alike_twice_and_statistics_stay_where_they_were(pl
 
 def shown_after(env):
     """Give what an env shows after a seed, while nothing learns."""
-    with not_learning(env):
+    with left_as_it_was(env):
         env.set_seed(7)
         return env.reset()["observation"].clone()
 
@@ -102,8 +109,8 @@ def test_statistics_learn_if_that_is_asked_for_and_again_afterwards(opened):
 
     evaluate(env, policy, 1, seed=1)
     assert not env.transform.frozen
-    with not_learning(env):
-        with not_learning(env):
+    with left_as_it_was(env):
+        with left_as_it_was(env):
             assert env.transform.frozen
         assert env.transform.frozen
     assert not env.transform.frozen
@@ -136,3 +143,144 @@ def test_trying_a_policy_out_changes_no_data(kind):
 
     assert torch.equal(collected(module), tried)
     assert torch.equal(collected(lambda td: td.set("action", net(td["observation"]))), tried)
+
+
+def counted():
+    chain = (StepCounter(), TrajCounter(), RandomTruncationTransform(2, 6, prob=0.2))
+    return TransformedEnv(pendulum(), Compose(*chain))
+
+
+RECORDED = {
+    "single": counted,
+    "around a pool": lambda: TransformedEnv(SerialEnv(2, pendulum), TrajCounter()),
+    "inside a pool": lambda: SerialEnv(2, counted),
+    "inside workers": lambda: ParallelEnv(2, counted, num_processes=1),
+    "in programs": lambda: TransformedEnv(inner(), Compose(StepCounter(), TrajCounter())),
+    "a member": lambda: MixedEnv([SerialEnv(2, counted)]),
+}
+
+
+def steps_after(env, root, count=12):
+    """Give what random steps from a root show."""
+    shown = []
+    for _ in range(count):
+        data, root = env.step_and_maybe_reset(env.rand_action(root))
+        shown.append(data["next", "observation"].clone())
+        if "traj_count" in root.keys():
+            shown.append(root["traj_count"].clone().float())
+    return shown
+
+
+def the_same(ones, others):
+    return len(ones) == len(others) and all(map(torch.equal, ones, others))
+
+
+def leave(env, how):
+    """Do something with an env that must leave no trace."""
+    if how == "check":
+        check_env_specs(env, seed=11)
+    elif how == "evaluate":
+        evaluate(env, env.rand_action, 2, seed=9, max_steps=5)
+    elif how == "error":
+        with pytest.raises(ZeroDivisionError):
+            evaluate(env, lambda td: 1 / 0, 2, seed=9)
+    elif how == "ctrl-c":
+        calls = iter(range(3))
+
+        def interrupted(td):
+            if next(calls) == 2:
+                raise KeyboardInterrupt
+            return env.rand_action(td)
+
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(env, interrupted, 2, seed=9)
+    else:
+        with left_as_it_was(env):
+            env.set_seed(5)
+            env.rollout(4)
+            leave(env, "check")
+            env.rollout(3)
+
+
+@pytest.mark.parametrize("how", ["check", "evaluate", "error", "ctrl-c", "nested"])
+@pytest.mark.parametrize("place", RECORDED)
+def test_an_env_goes_on_as_if_it_had_not_been_used(place, how, opened):
+    first, second = opened(RECORDED[place]()), opened(RECORDED[place]())
+    runs = []
+    for env in (first, second):
+        env.record_for_resume().set_seed(2)
+        torch.manual_seed(0), np.random.seed(0), random.seed(0)
+        env.rollout(7, break_when_any_done=False)
+        root = env.reset()
+        if env is second:
+            leave(env, how)
+        runs.append(steps_after(env, root))
+        runs[-1].append(torch.tensor([torch.rand(()), np.random.rand(), random.random()]))
+
+    assert the_same(*runs)
+
+
+@pytest.mark.parametrize("place", RECORDED)
+def test_an_env_that_was_only_seeded_is_left_as_it_was_without_a_warning(place, opened):
+    first, second = opened(RECORDED[place]()), opened(RECORDED[place]())
+    for env in (first, second):
+        env.record_for_resume().set_seed(2)
+
+    evaluate(second, second.rand_action, 2, seed=9, max_steps=5)
+
+    assert the_same(*(steps_after(env, env.reset()) for env in (first, second)))
+
+
+@pytest.mark.parametrize("make", [pendulum, partial(GymEnv, "Pendulum-v1", num_envs=2), counted])
+def test_an_env_that_was_never_reset_still_waits_for_that_and_writes_nothing_down(make, opened):
+    env = opened(make())
+
+    for _ in range(2):  # neither gives a warning
+        evaluate(env, env.rand_action, 2, seed=9, max_steps=5)
+        check_env_specs(env)
+
+    env.reset()
+    with pytest.raises(ResumeError, match="not written down"):
+        env.state_dict()
+
+
+def test_an_env_in_an_episode_that_was_not_written_down_gives_one_warning():
+    env = counted()
+    env.rollout(3)
+
+    with pytest.warns(UserWarning, match=r"evaluate\(\) cannot put TransformedEnv back") as told:
+        evaluate(env, env.rand_action, 2, seed=9, max_steps=5)
+
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.filterwarnings("ignore:evaluate.. cannot put")
+def test_what_was_learnt_stays_if_that_was_asked_for(place, kind, opened):
+    env = opened(PLACES[place](kind))
+    env.set_seed(0)
+    before = shown_after(env)
+
+    evaluate(env, env.rand_action, 2, seed=1, max_steps=10, update_stats=True)
+
+    assert not torch.equal(shown_after(env), before)
+
+
+def test_trying_a_policy_out_leaves_counters_alone():
+    net = torch.nn.Linear(3, 1).requires_grad_(False)
+    module = TensorDictModule(net, ["observation"], ["action"])
+
+    def collected(policy, env):
+        with Collector(env, policy, frames_per_batch=30, total_frames=30) as collector:
+            return collector.next()
+
+    envs = [counted() for _ in range(2)]
+    for env in envs:
+        env.set_seed(3)
+    torch.manual_seed(0)
+    tried = collected(module, envs[0])
+    torch.manual_seed(0)
+    untried = collected(lambda td: td.set("action", net(td["observation"])), envs[1])
+
+    for key in ("observation", "traj_count", ("collector", "traj_ids")):
+        assert torch.equal(tried[key], untried[key]), key

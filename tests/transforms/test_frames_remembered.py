@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -37,6 +39,31 @@ def test_any_step_of_a_rollout_is_gone_on_from_with_its_window(kind, step):
 
     assert torch.equal(following["next", "last"][..., :2], root["last"][..., 1:])
     assert not torch.equal(root["last"][..., 0], root["last"][..., 2])
+
+
+LATER = {
+    "of another shape": lambda: CatFrames(3, -1, ["count"]),
+    "with other values": lambda: ObservationNorm(1.0, 2.0, ["count"]),
+}
+
+
+@pytest.mark.parametrize("later", LATER)
+def test_a_window_in_place_is_kept_where_a_later_transform_shows_it_changed(later):
+    lengths = [partial(Count, 2), partial(Count, 3)]  # so that rows are reset one by one
+
+    def behind(make):
+        return TransformedEnv(make(), Compose(TimeMaxPool(["count"], T=2), LATER[later]()))
+
+    runs = [
+        env.rollout(9, break_when_any_done=False)
+        for env in (
+            behind(lambda: SerialEnv(2, lengths)),
+            SerialEnv(2, [partial(behind, make) for make in lengths]),
+        )
+    ]
+
+    for key in ("count", ("next", "count")):
+        assert torch.equal(runs[0][key], runs[1][key]), key
 
 
 def test_a_plain_policy_is_not_shown_memory():

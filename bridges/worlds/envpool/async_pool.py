@@ -36,8 +36,8 @@ class EnvPoolAsyncEnvPool(AsyncEnvPool):
 
     backend = "envpool"
 
-    def _swap_frozen(self, wanted: Any) -> Any:
-        return None  # envs of the library learn nothing
+    def _visit_transforms(self, visit: Any, given: Any) -> Any:
+        return None  # envs of the library have no transforms
 
     def __init__(
         self,

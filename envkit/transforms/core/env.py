@@ -20,6 +20,7 @@ from envkit.env.declared import OUTPUTS, require_names
 from envkit.env.drawing import fake_step
 from envkit.env.foreign import known_wrapping_of
 from envkit.env.html import Told
+from envkit.env.learning import ALL
 from envkit.env.own_state import OWN
 from envkit.errors import ArgumentTypeError, ResumeError, SpecError
 from envkit.specs import Composite, StackedComposite
@@ -348,13 +349,9 @@ class TransformedEnv(TransformStepping):
                 "device", lambda: self._transform.transform_env_device(self.base_env.device)
             )
 
-    def _swap_frozen(self, wanted: Any) -> Any:
-        own, inner = (True, True) if wanted is True else wanted
-        learning = [one for one in self._transform.modules() if getattr(one, "learns", False)]
-        before = [one.frozen for one in learning]
-        for number, one in enumerate(learning):
-            one.frozen = True if own is True else own[number]
-        return before, self.base_env._swap_frozen(inner)
+    def _visit_transforms(self, visit: Any, given: Any) -> Any:
+        own, inner = (ALL, ALL) if given == ALL else given
+        return visit(self._transform, own), self.base_env._visit_transforms(visit, inner)
 
     # -------------------------------------------------------------------------------- seed and place
 

@@ -96,12 +96,16 @@ class Wrapper(EnvBase):
     def _movable_objects(self) -> Iterator[object]:
         yield from self.base_env._movable_objects()
 
-    def _swap_frozen(self, wanted: Any) -> Any:
-        return self.base_env._swap_frozen(wanted)
+    def _visit_transforms(self, visit: Any, given: Any) -> Any:
+        return self.base_env._visit_transforms(visit, given)
 
     @property
     def _says_no_state(self) -> str | None:
         return self.base_env._says_no_state
+
+    @property
+    def _writes_down(self) -> bool:
+        return self.base_env._writes_down
 
     def record_for_resume(self, mode: bool = True) -> Self:
         """Have the base env write down its episodes, see `EnvBase.record_for_resume`."""
