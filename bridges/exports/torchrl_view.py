@@ -111,7 +111,7 @@ class TorchRLView(TorchRLBase):
         if value:
             self.env.close(raise_if_closed=False)
 
-    def close(self, *, raise_if_closed: bool = True) -> None:
+    def close(self, *, raise_if_closed: bool = False) -> None:
         """Close the env."""
         self.env.close(raise_if_closed=raise_if_closed)
 

@@ -144,7 +144,7 @@ class TorchRLWrapper(EnvBase):
             self.torchrl_env = self.torchrl_env.to(device)
         return super().to(*args, **kwargs)
 
-    def close(self, *, raise_if_closed: bool = True) -> None:
+    def close(self, *, raise_if_closed: bool = False) -> None:
         """Close the env."""
         was_open = not self.is_closed
         super().close(raise_if_closed=raise_if_closed)

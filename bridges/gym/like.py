@@ -372,7 +372,7 @@ class GymLikeEnv(ResumableEnv):
         self.full_observation_spec.memoize_encode(mode)
         self.full_reward_spec.memoize_encode(mode)
 
-    def close(self, *, raise_if_closed: bool = True) -> None:
+    def close(self, *, raise_if_closed: bool = False) -> None:
         """Close the simulator, if it can be closed."""
         was_open = not self.is_closed
         super().close(raise_if_closed=raise_if_closed)

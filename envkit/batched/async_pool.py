@@ -322,7 +322,7 @@ class AsyncEnvPool(BatchedEnv):
 
     # --------------------------------------------------------------------------------------- close
 
-    def close(self, *, raise_if_closed: bool = True) -> None:
+    def close(self, *, raise_if_closed: bool = False) -> None:
         """End the envs; what was sent and not received is dropped. See `BatchedEnv.close`."""
         self._queues = JobQueues(self)
         super().close(raise_if_closed=raise_if_closed)

@@ -339,7 +339,7 @@ class IndexedEnv(EnvBase):
 
     # ---------------------------------------------------------------------------------------- life
 
-    def close(self, *, raise_if_closed: bool = True) -> None:
+    def close(self, *, raise_if_closed: bool = False) -> None:
         """Give up this part; the batched env goes on. Closing it again does nothing."""
         self.is_closed = True
 

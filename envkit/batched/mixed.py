@@ -378,7 +378,7 @@ class MixedEnv(EnvBase):
         }
         return Told({**facts, "kind": f"{len(inside)} envs side by side"}, specs, inside)
 
-    def close(self, *, raise_if_closed: bool = True) -> None:
+    def close(self, *, raise_if_closed: bool = False) -> None:
         """Close every member."""
         super().close(raise_if_closed=raise_if_closed)
         for member in self.members:

@@ -360,7 +360,7 @@ class PoolOwner(EnvBase):
             self._seed_actions(self._seed)
         return self
 
-    def close(self, *, raise_if_closed: bool = True) -> None:
+    def close(self, *, raise_if_closed: bool = False) -> None:
         """End the sub-envs and free what they share; the next `reset` starts new ones.
 
         Raises:
@@ -369,7 +369,9 @@ class PoolOwner(EnvBase):
         """
         if self._pool is None:
             if raise_if_closed and self._was_closed:
-                raise ClosedEnvError(f"{type(self).__name__} is not running.")
+                raise ClosedEnvError(
+                    f"{type(self).__name__} is not running. reset() starts it, or leave raise_if_closed=True out."
+                )
             return
         self._pool = self._exchange = None
         self._started_by_hand, self._was_closed = False, True

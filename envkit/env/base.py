@@ -376,16 +376,16 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         self._action_generator = from_plain(state.get("actions"))
         self._unshown, self._has_begun = from_plain(state.get("unshown")), True
 
-    def close(self, *, raise_if_closed: bool = True) -> None:
-        """Release the simulator.
+    def close(self, *, raise_if_closed: bool = False) -> None:
+        """Release the simulator. Closing it again does nothing, so that ``finally: env.close()`` is always right.
 
         Raises:
             ClosedEnvError: the env is closed already and ``raise_if_closed`` is set.
         """
         if self.is_closed and raise_if_closed:
             raise ClosedEnvError(
-                f"{type(self).__name__} is closed already, and can be closed once. Build a new one to "
-                "go on, or pass raise_if_closed=False."
+                f"{type(self).__name__} is closed already. Build a new one to go on, or leave "
+                "raise_if_closed=True out."
             )
         self.is_closed = True
 

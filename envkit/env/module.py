@@ -172,7 +172,7 @@ class EnvModule(OwnState):
         return self.to(torch.device("cuda", 0 if device is None else device))
 
     @abstractmethod
-    def close(self, *, raise_if_closed: bool = True) -> None:
+    def close(self, *, raise_if_closed: bool = False) -> None:
         """Release what the env holds; see `EnvBase.close`."""
 
     def __enter__(self) -> Self:

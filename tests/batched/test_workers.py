@@ -179,9 +179,9 @@ def test_an_env_can_be_started_closed_and_opened_again(opened, batched):
     with pytest.raises(RuntimeError, match="started already"):
         env.start()
     env.close()
+    env.close()
     with pytest.raises(ClosedEnvError, match="not running"):
-        env.close()
-    env.close(raise_if_closed=False)
+        env.close(raise_if_closed=True)
 
     assert env.is_closed
     assert env.rollout(3).shape == (2, 3)

@@ -650,9 +650,19 @@ def test_a_closed_env_refuses_to_go_on():  # M36
     for call in (env.reset, env.step, env.rand_step):
         with pytest.raises(ClosedEnvError, match="closed"):
             call(td)
+
+
+@pytest.mark.parametrize("kind", ["count", "transformed", "groups", "stateless"])
+def test_closing_again_does_nothing_unless_it_is_to_raise(kind):
+    env = KINDS[kind]()
+    env.reset()
+
+    env.close()
+    env.close()
+
+    assert env.is_closed
     with pytest.raises(ClosedEnvError, match="closed already"):
-        env.close()
-    env.close(raise_if_closed=False)
+        env.close(raise_if_closed=True)
 
 
 @pytest.mark.parametrize("kind", ["count", "transformed", "groups", "stateless"])

@@ -172,13 +172,14 @@ def test_what_never_started_closes_in_silence(make):
     assert env.is_closed
 
 
-def test_a_batched_env_that_was_started_is_closed_once():
+def test_a_batched_env_that_was_started_is_closed_as_often_as_one_likes():
     env = SerialEnv(2, Count)
     env.reset()
     env.close()
+    env.close()
 
     with pytest.raises(ClosedEnvError, match="is not running"):
-        env.close()
+        env.close(raise_if_closed=True)
 
 
 def test_the_reason_of_a_failed_start_is_not_hidden_by_closing():

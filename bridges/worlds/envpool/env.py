@@ -326,7 +326,7 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
             "episodes: env.set_seed(seed), env.reset()."
         )
 
-    def close(self, *, raise_if_closed: bool = True) -> None:
+    def close(self, *, raise_if_closed: bool = False) -> None:
         """Close the pool, after the step that is under way."""
         if not self.is_closed:
             self._rows.finish()

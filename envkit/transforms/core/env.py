@@ -372,7 +372,7 @@ class TransformedEnv(TransformStepping):
         self._changed()
         return self
 
-    def close(self, *, raise_if_closed: bool = True) -> None:
+    def close(self, *, raise_if_closed: bool = False) -> None:
         """Close the base env, and then the transforms."""
         super().close(raise_if_closed=raise_if_closed)
         self._transform.close()

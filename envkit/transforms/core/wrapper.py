@@ -141,7 +141,7 @@ class Wrapper(EnvBase):
                 )
             return getattr(self.base_env, name)
 
-    def close(self, *, raise_if_closed: bool = True) -> None:
+    def close(self, *, raise_if_closed: bool = False) -> None:
         """Close the base env."""
         self.base_env.close(raise_if_closed=raise_if_closed)
 

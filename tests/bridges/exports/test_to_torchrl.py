@@ -282,8 +282,9 @@ def test_view_and_env_are_closed_together():
     view.close()
 
     assert env.is_closed and view.is_closed
+    view.close()
     with pytest.raises(ClosedEnvError, match="not running"):
-        view.close()
+        env.close(raise_if_closed=True)
 
 
 def test_a_view_that_is_dropped_leaves_its_env_open():

@@ -557,8 +557,9 @@ def test_a_closed_env_closes_gymnasium_and_refuses_to_go_on():
     assert env.is_closed
     with pytest.raises(ClosedEnvError, match="closed"):
         env.step(td)
+    env.close()
     with pytest.raises(ClosedEnvError, match="closed already"):
-        env.close()
+        env.close(raise_if_closed=True)
 
 
 @pytest.mark.parametrize("batched", [SerialEnv, partial(ParallelEnv, num_processes=1)])

@@ -216,3 +216,39 @@ def test_a_random_policy_without_a_spec_draws_for_the_env_it_runs_in():
     check_same(lambda lib: lib.RandomPolicy()(TensorDict()))
     with pytest.raises(RuntimeError, match=r"RandomPolicy\(env.full_action_spec\)"):
         OURS.RandomPolicy()(TensorDict())
+
+
+def test_closing_again_is_silent():
+    def closed_twice(lib):
+        env = lib.SerialEnv(2, zoo.counter_class(lib))
+        env.reset()
+        env.close()
+        env.close()
+        return env.is_closed
+
+    assert "True" in differs("closing-again", closed_twice)
+
+
+def test_parts_begin_together():
+    def begun(lib):
+        resets = []
+
+        class Noting(zoo.counter_class(lib)):
+            def _reset(self, *args, **kwargs):
+                resets.append(1)
+                return super()._reset(*args, **kwargs)
+
+        env = lib.SerialEnv(4, Noting)
+        env[1:3].reset()
+        return len(resets)
+
+    assert "envkit: 4" in differs("parts-begin-together", begun)
+
+
+def test_a_part_names_each_sub_env_once():
+    def twice(lib):
+        env = lib.SerialEnv(3, zoo.counter_class(lib))
+        env.reset()
+        return env[[1, 1]].reset()["count"]
+
+    assert "Name each sub-env once" in differs("parts-begin-together", twice)
