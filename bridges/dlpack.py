@@ -178,19 +178,20 @@ def to_jit(
 ) -> PyTree:
     """Hand tensors to the arguments of a jitted call: `to_jax`, three times as fast on CPU.
 
-    On CPU the leaves are NumPy arrays, which jit takes in place; elsewhere `jax.Array`. Beside a card the first
-    one of a CPU tree is a `jax.Array` too: jit runs where that lies, and takes NumPy arrays there. They are
-    arguments of one call, not values to compute with. The rules of ownership are the same, so with
+    On CPU the leaves are NumPy arrays, which jit takes in place; elsewhere, and beside a card, `jax.Array`: jit runs
+    on the card unless an argument that the program uses lies elsewhere. They are arguments of one call, not values to compute with. The rules of ownership are the same, so with
     ``copy=False`` nobody may write to the tensors until the call's results are ready. Leaves that are `jax.Array`
     stay what they are.
     """
     if jax.default_backend() == "cpu":
         return _mapped(functools.partial(_lent, copy=copy, dtype=dtype, detach=detach), tree)
-    leaves, treedef = jax.tree.flatten(tree)
-    handed = [_lent(leaf, copy, dtype, detach) for leaf in leaves]
-    if isinstance(next(iter(handed), None), np.ndarray):
-        handed[0] = to_jax(leaves[0], copy=copy, dtype=dtype, detach=detach)
-    return jax.tree.unflatten(treedef, handed)
+
+    def placed(leaf: Any) -> jax.Array:
+        if isinstance(leaf, jax.Array):
+            return leaf
+        return _array_of(_plain(leaf, dtype, detach), copy)
+
+    return _mapped(placed, tree)
 
 
 def adopted(tree: PyTree) -> PyTree:

@@ -141,7 +141,19 @@ jax.default_backend = lambda: "cuda"
 
 from bridges.jax.env import JaxEnv
 from bridges.jax.shared_programs import Program
+from envkit.functional import Box, Timestep
 from tests.zoo.walkers import Walker
+
+class Undrawn:
+    # It uses no key, so that a part of the state takes no part in a step.
+
+    action_space = Box(-1.0, 1.0, (1,))
+
+    def reset(self, key):
+        return jax.numpy.int32(0), Timestep(jax.numpy.zeros(2))
+
+    def step(self, state, action):
+        return state + 1, Timestep(jax.numpy.ones(2) * state, action.sum())
 
 found, called = set(), Program.__call__
 
@@ -151,12 +163,13 @@ def call(program, *args):
     return given
 
 Program.__call__ = call
-env = JaxEnv(Walker(), batch_size=[4], device="cpu", episode_length=3)
-td = env.rand_action(env.reset())
-_, td = env.step_and_maybe_reset(td)
-env.step(env.rand_action(td))
-env.rollout(3, break_when_any_done=False)
-env.rollout(3)
+for made, limit in ((Walker(), 3), (Undrawn(), None)):
+    env = JaxEnv(made, batch_size=[4], device="cpu", episode_length=limit)
+    td = env.rand_action(env.reset())
+    _, td = env.step_and_maybe_reset(td)
+    env.step(env.rand_action(td))
+    env.rollout(3, break_when_any_done=False)
+    env.rollout(3)
 print(found == {first})
 """
 
