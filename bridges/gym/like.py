@@ -23,6 +23,7 @@ from tensordict import TensorDict, TensorDictBase, is_non_tensor
 from bridges.gym.copies import deep_copy, pack, unpack
 from bridges.gym.info_reading import Outcome, Reader
 from bridges.gym.resuming import ResumableEnv
+from bridges.gym.rows import require_flags
 from envkit import rules
 from envkit.data.paths import Key, as_key
 from envkit.data.transition import stepped_rows
@@ -213,6 +214,8 @@ class GymLikeEnv(ResumableEnv):
         Flags that the simulator does not report are None.
         """
         observation, reward, terminated, truncated, info = result
+        if terminated is not False or truncated is not False:
+            require_flags(terminated, truncated)
         return observation, reward, terminated, truncated, None, info
 
     def _reset_output_transform(self, result: Any) -> tuple[Any, dict[str, Any]]:

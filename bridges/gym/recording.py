@@ -22,7 +22,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from bridges.gym.leaves import numpy_dtype
-from bridges.gym.rows import DONE, GymCore, reward_array
+from bridges.gym.rows import DONE, GymCore, flags_of, reward_array
 from envkit import rules
 from envkit.data.paths import Key, Path, as_key, as_path, tensordict_of
 from envkit.data.transition import leaves
@@ -239,6 +239,10 @@ class _Record:
     def step(self, action: Any) -> bool:
         """Step, and say whether the rollout is over. If not, what has ended begins anew."""
         observation, reward, terminated, truncated, _ = self._core.step(action)
+        if reward.__class__ is not float:
+            reward = reward_array(reward, (1,), self._paid)
+        if terminated is not False or truncated is not False:
+            terminated, truncated = flags_of(terminated, truncated)
         self._last = self._write(observation)
         self._outcomes.append((reward, terminated, truncated))
         self.count += 1
@@ -301,14 +305,10 @@ class _Record:
 
 
 def _paid(rewards: Sequence[Any], dtype: np.dtype) -> np.ndarray:
-    """Give rewards, shape ``(count, 1)``; some may be arrays of one element."""
-    try:
-        paid = np.array(rewards, dtype)
-    except ValueError:
-        paid = np.empty(0)
-    if paid.size != len(rewards):
-        paid = np.stack([reward_array(reward, (1,), dtype) for reward in rewards])
-    return paid.reshape(len(rewards), 1)
+    """Give rewards, shape ``(count, 1)``; each is a float or an array of one element."""
+    if all(reward.__class__ is float for reward in rewards):
+        return np.array(rewards, dtype).reshape(len(rewards), 1)
+    return np.stack([reward_array(reward, (1,), dtype) for reward in rewards])
 
 
 class _Stack:

@@ -22,10 +22,12 @@ from bridges.gym.spaces import Codec
 from envkit.data.paths import Path
 from envkit.errors import EncodingError
 
-__all__ = ["DONE", "GymCore", "GymRows", "reward_array"]
+__all__ = ["DONE", "GymCore", "GymRows", "flags_of", "require_flags", "reward_array"]
 
 Rows = Mapping[Path, np.ndarray]
 
+_NUMBERS = frozenset((float, int, np.float64, np.float32))
+"""Classes of rewards that need no look at what they hold."""
 DONE: tuple[Path, ...] = (("done",), ("terminated",), ("truncated",))
 
 
@@ -165,13 +167,14 @@ class GymRows:
             ):
                 observation, reward, terminated, truncated, info = step(action)
                 put(observation)
-                try:
-                    rewards[index] = reward
-                except ValueError:
-                    rewards[index] = reward_array(reward, (), rewards.dtype)
+                if reward.__class__ not in _NUMBERS:
+                    reward = reward_array(reward, (), rewards.dtype)
+                rewards[index] = reward
+                if terminated is not False or truncated is not False:
+                    terminated, truncated = flags_of(terminated, truncated)
                 stepped += 1
                 if terminated or truncated:
-                    ended.append((index, bool(terminated), bool(truncated)))
+                    ended.append((index, terminated, truncated))
                     self._cores[index].episode = info.get("episode")
                     if advance:
                         fresh.append((index, self._resets[index]()[0]))
@@ -238,13 +241,39 @@ def reward_array(reward: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.nda
     """Bring a reward, which may be a number or an array, into the shape of its spec.
 
     Raises:
-        EncodingError: it has another number of elements.
+        EncodingError: it is no number, or has another number of elements.
     """
-    found = np.asarray(reward, dtype)
+    found = np.asarray(reward)
+    if found.dtype.kind not in "biuf":
+        raise EncodingError(
+            f"step of the simulator returned the reward {reward!r}, a {type(reward).__name__}, but must return a number. "
+            "Correct the env's step, or wrap it in one that does."
+        )
     try:
-        return found.reshape(shape)
+        return found.astype(dtype, copy=False).reshape(shape)
     except ValueError as error:
         raise EncodingError(
             f"the simulator gave a reward of shape {found.shape}, but its spec says {shape or (1,)}. "
             "Return a number from step, or publish a reward_space."
         ) from error
+
+
+def flags_of(terminated: Any, truncated: Any) -> tuple[bool, bool]:
+    """Read the two flags of a step: bools of any library, or 0 and 1.
+
+    Raises:
+        EncodingError: one is neither; ``"no"`` would be true, and None would be false.
+    """
+    require_flags(terminated, truncated)
+    return bool(terminated), bool(truncated)
+
+
+def require_flags(terminated: Any, truncated: Any) -> None:
+    """Refuse flags, or arrays of them, that are neither bools nor 0 and 1; see `flags_of`."""
+    for name, given in (("terminated", terminated), ("truncated", truncated)):
+        found = np.asarray(given)
+        if found.dtype.kind not in "biuf" or not np.isin(found, (0, 1)).all():
+            raise EncodingError(
+                f"step of the simulator returned {name}={given!r}, a {type(given).__name__}, but must return a bool. "
+                "Correct the env's step, or wrap it in one that does."
+            )

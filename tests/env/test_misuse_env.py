@@ -355,8 +355,8 @@ MISUSES = {
         NotImplementedError,
         "'action'.*discrete",
     ),
-    "an env that is closed twice": (
-        lambda: closed().close(),
+    "an env that is closed twice, where that is to raise": (
+        lambda: closed().close(raise_if_closed=True),
         RuntimeError,
         "Count is closed already.*raise_if_closed=False",
     ),

@@ -16,7 +16,15 @@ from bridges.gym.env import GymEnv
 from bridges.gym.wrapper import GymWrapper
 from envkit import JaxEnv, ParallelEnv, SerialEnv, check_env_specs
 from envkit.env.seeding import next_seed, seed_chain
-from envkit.errors import ArgumentError, ClosedEnvError, OptionError, ResetMaskError, SpecStackError
+from envkit.errors import (
+    ArgumentError,
+    ClosedEnvError,
+    EncodingError,
+    OptionError,
+    ResetMaskError,
+    SpecStackError,
+    WorkerError,
+)
 from envkit.specs import Bounded, Unbounded
 from tests.zoo.gym_envs import Sampler, same
 from tests.zoo.policies import Replay
@@ -622,3 +630,64 @@ def test_a_render_mode_that_the_env_has_not_is_refused(mode):
 @pytest.mark.parametrize("mode", [None, "rgb_array", "rgb_array_list"])
 def test_a_render_mode_that_the_env_or_gymnasium_has_is_taken(mode):
     assert GymEnv("CartPole-v1", render_mode=mode).render_mode == mode
+
+
+class Answers(gymnasium.Env):
+    """Gives the reward and the flags that it was made with."""
+
+    observation_space = spaces.Box(-9, 9, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, reward=1.0, terminated=False, truncated=False):
+        self.answer = reward, terminated, truncated
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), *self.answer, {}
+
+
+def stepped(make):
+    env = make()
+    return env.step(env.rand_action(env.reset()))
+
+
+USED = {
+    "step": stepped,
+    "rollout": lambda make: make().rollout(2)[0],
+    "rows": lambda make: SerialEnv(2, make).rollout(2)[0, 0],
+}
+
+
+@pytest.mark.parametrize("use", USED)
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"reward": None}, r"returned the reward None, a NoneType, but must return a number"),
+        ({"reward": "1.5"}, r"returned the reward '1.5', a str, but must return a number"),
+        ({"terminated": "yes"}, r"returned terminated='yes', a str, but must return a bool"),
+        ({"terminated": None}, r"returned terminated=None, a NoneType, but must return a bool"),
+        ({"truncated": 0.5}, r"returned truncated=0.5, a float, but must return a bool"),
+    ],
+)
+def test_what_is_no_number_or_no_flag_is_refused(use, given, told):
+    with pytest.raises((EncodingError, WorkerError), match=told):
+        USED[use](lambda: GymWrapper(Answers(**given)))
+
+
+@pytest.mark.parametrize("use", USED)
+@pytest.mark.parametrize(
+    ("given", "reward", "terminated"),
+    [
+        ({"reward": 2, "terminated": 1}, 2.0, True),
+        ({"reward": np.float32(0.5), "terminated": np.bool_(True)}, 0.5, True),
+        ({"reward": np.array([1.5]), "terminated": np.array(False)}, 1.5, False),
+        ({"reward": True, "terminated": 0}, 1.0, False),
+    ],
+)
+def test_numbers_and_flags_of_any_library_are_taken(use, given, reward, terminated):
+    following = USED[use](lambda: GymWrapper(Answers(**given)))["next"]
+
+    assert following["reward"].flatten()[0].item() == reward
+    assert following["terminated"].flatten()[0].item() is terminated
