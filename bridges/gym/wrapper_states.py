@@ -77,8 +77,9 @@ def is_fresh(env: Any) -> bool:
 
 def begin_nothing(env: Any) -> None:
     """Have wrappers of gymnasium wait for a reset, as those of an env that was never reset."""
-    for own in map(vars, chain_of(env)):
-        own.update({name: value for name, value in _FRESH.items() if name in own})
+    for wrapper in chain_of(env):
+        for name in _FRESH.keys() & vars(wrapper).keys():
+            vars(wrapper)[name] = _FRESH[name]
 
 
 def _kinds_of(wrapper: Any) -> Iterator[str]:

@@ -358,7 +358,7 @@ MISUSES = {
     "an env that is closed twice, where that is to raise": (
         lambda: closed().close(raise_if_closed=True),
         RuntimeError,
-        "Count is closed already.*raise_if_closed=False",
+        "Count is closed already.*leave raise_if_closed=True out",
     ),
     "an env that is closed": (
         lambda: closed().reset(),

@@ -27,8 +27,8 @@ def _in_float32(rule: Callable[..., Any]) -> Callable[..., Any]:
     def wide(xp: Any, x: Any, *rest: Any) -> Any:
         if x.dtype.itemsize != 2:
             return rule(xp, x, *rest)
-        rest = [value.astype(xp.float32) if hasattr(value, "astype") else value for value in rest]
-        return rule(xp, x.astype(xp.float32), *rest)
+        wider = [value.astype(xp.float32) if hasattr(value, "astype") else value for value in rest]
+        return rule(xp, x.astype(xp.float32), *wider)
 
     return wide
 
