@@ -593,7 +593,6 @@ def test_sequences_train_a_recurrent_policy():
 
 
 @sweep
-@pytest.mark.xfail(strict=True, reason="batched envs have no _single_task yet")
 @pytest.mark.parametrize("batched", [SerialEnv, ParallelEnv])
 def test_two_tasks_are_played_side_by_side(opened, batched):
     def make(domain, task, name):
