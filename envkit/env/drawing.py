@@ -11,6 +11,7 @@ from envkit.data.paths import Key
 from envkit.env.policy import PolicyLike, as_policy
 from envkit.env.stepping import Stepping
 from envkit.specs import Composite, Stacked
+from envkit.specs.leaves.choices import as_option_mask
 
 __all__ = ["allow_options", "fake_step", "make_tensordict"]
 
@@ -46,7 +47,7 @@ def allow_options(actions: Composite, td: TensorDictBase, masks: Iterable[tuple[
 
     Args:
         actions: full action spec of the env.
-        td: root; a mask that is not there, or is not boolean, allows what was allowed before. Rows that are done
+        td: root; a mask that is not there, or holds other values than 0 and 1, allows what was allowed before. Rows that are done
             and are left no option may draw any, since they take none.
         masks: actions, each with the entry of ``td`` that says which of its options are allowed.
     """
@@ -54,7 +55,7 @@ def allow_options(actions: Composite, td: TensorDictBase, masks: Iterable[tuple[
         leaf = actions.get(action, None)
         is_stacked = isinstance(leaf, Stacked)  # rows of unlike options
         allowed = [_options(row, mask) for row in (td.unbind(0) if is_stacked else [td])]
-        if leaf is None or any(part is None or part.dtype != torch.bool for part in allowed):
+        if leaf is None or any(part is None for part in allowed):
             continue
         leaf.update_mask(allowed if is_stacked else allowed[0])
 
@@ -62,7 +63,8 @@ def allow_options(actions: Composite, td: TensorDictBase, masks: Iterable[tuple[
 def _options(td: TensorDictBase, key: Key) -> torch.Tensor | None:
     """Give the mask under ``key``, with all options in rows that are done and have none."""
     mask, done = td.get(key, None), td.get("done", None)
-    if mask is None or done is None or mask.dtype != torch.bool or mask.ndim <= td.batch_dims:
+    mask = None if mask is None else as_option_mask(mask)
+    if mask is None or done is None or mask.ndim <= td.batch_dims:
         return mask
     done = done.reshape(*td.batch_size, -1).any(-1)
     done = done.reshape((*td.batch_size, *(1,) * (mask.ndim - td.batch_dims)))

@@ -41,12 +41,12 @@ class ActionMask(EpisodeTransform):
     After each reset and step, the options that are set in ``td[mask_key]`` are those random actions are
     drawn from, and those that are in the action spec of the env. Rows that are not stepped or reset
     keep theirs. Random actions of an env around this env (a `SerialEnv` of such envs, say) are drawn
-    from the allowed options too, as long as both entries keep their names and the mask stays bool; its
+    from the allowed options too, as long as both entries keep their names and the mask stays one of 0 and 1; its
     action spec follows when they are drawn.
 
     Args:
         action_key: the action.
-        mask_key: the allowed options, bool, one flag for each option.
+        mask_key: the allowed options, one flag for each: bool, or integers that are 0 and 1.
 
     Raises:
         MissingKeyError: the action or the mask is absent.

@@ -590,3 +590,20 @@ def test_a_value_beyond_the_range_of_a_dtype_is_projected_to_the_nearest_and_doe
 
 def test_fractions_are_projected_to_the_option_of_the_largest():
     assert OneHot(3).project(torch.tensor([0.1, 0.9, 0.3])).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64])
+@pytest.mark.parametrize("spec", [Categorical(4), OneHot(4)])
+def test_a_mask_may_be_spelled_in_integers(spec, dtype):
+    spec = spec.clone()
+    spec.update_mask(torch.tensor([0, 1, 0, 0], dtype=dtype))
+
+    drawn = spec.rand((20,))
+
+    assert (drawn if drawn.ndim == 1 else drawn.long().argmax(-1)).eq(1).all()
+
+
+@pytest.mark.parametrize("mask", [[0, 2, 0, 0], [0.0, 1.0, 0.0, 0.0], [0, 1, 0]])
+def test_what_is_no_mask_is_refused(mask):
+    with pytest.raises(SpecMaskError, match="integers that are 0 and 1"):
+        Categorical(4).update_mask(torch.tensor(mask))

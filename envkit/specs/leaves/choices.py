@@ -30,10 +30,20 @@ from envkit.specs.leaves.order import coordinates, digits
 from envkit.specs.leaves.spaces import BoxList, CategoricalBox
 from envkit.specs.shapes import lead
 
-__all__ = ["Choices", "HotChoice", "MultipleChoice", "SingleChoice"]
+__all__ = ["Choices", "HotChoice", "MultipleChoice", "SingleChoice", "as_option_mask"]
 
 
 _UNSCATTERED = frozenset((torch.uint16, torch.uint32, torch.uint64))  # torch cannot scatter these
+
+
+def as_option_mask(value: Tensor) -> Tensor | None:
+    """Read a mask of options: bools, or integers that are all 0 and 1. None: it is no mask."""
+    if value.dtype == torch.bool:
+        return value
+    if value.is_floating_point() or value.is_complex():
+        return None
+    mask = value == 1
+    return mask if bool((mask | (value == 0)).all()) else None
 
 
 class Choices(LeafSpec):
@@ -90,10 +100,11 @@ class Choices(LeafSpec):
         """Allow the options where ``mask`` is set only; ``None`` allows all.
 
         Args:
-            mask: bool, broadcasts to ``(*lead, n)``. It is copied.
+            mask: bool, or integers that are 0 and 1, as Gymnasium has them; broadcasts to ``(*lead, n)``. It is
+                copied.
 
         Raises:
-            SpecMaskError: another dtype, a shape that does not broadcast, or a call while torch exports a
+            SpecMaskError: other values, a shape that does not broadcast, or a call while torch exports a
                 program, in which the spec stays what it is.
         """
         if is_exporting():
@@ -105,16 +116,17 @@ class Choices(LeafSpec):
         if mask is None:
             self._mask = None
             return
-        mask = torch.as_tensor(mask, device=self._device)
+        given = torch.as_tensor(mask, device=self._device)
+        mask = as_option_mask(given)
         shape = (*self._lead, sum(self._sizes))
         try:
-            expanded = mask.expand(shape)
+            expanded = None if mask is None else mask.expand(shape)
         except RuntimeError:
             expanded = None
-        if expanded is None or mask.dtype != torch.bool:
+        if expanded is None:
             raise SpecMaskError(
-                f"mask has dtype {mask.dtype} and shape {tuple(mask.shape)}, but must be "
-                f"torch.bool and broadcast to {shape}. Pass one flag for each option."
+                f"mask has dtype {given.dtype} and shape {tuple(given.shape)}, but must be "
+                f"torch.bool, or integers that are 0 and 1, and broadcast to {shape}. Pass one flag for each option."
             )
         self._mask = expanded.clone()
 
