@@ -17,7 +17,7 @@ from bridges.gym.keywords import known_to_env, require_known, require_render_mod
 from bridges.gym.vector import frame_skipping
 from bridges.gym.wrapper import GymWrapper
 from bridges.libraries import EnvNames, keywords_told, parameters_of
-from envkit.data.arguments import as_bool, as_int
+from envkit.data.arguments import as_int
 from envkit.errors import ArgumentTypeError
 from envkit.specs.annotations import BatchSize, Device
 
@@ -29,15 +29,13 @@ class GymEnv(MaybeInWorkers, GymWrapper):
 
     Args:
         env_name: registered id, e.g. "CartPole-v1".
-        categorical_action_encoding, pixels_only, frame_skip, convert_actions_to_numpy, device:
-            of `GymWrapper`.
+        categorical_action_encoding, pixels_only, frame_skip, convert_actions_to_numpy, info,
+            device: of `GymWrapper`.
         from_pixels: render rgb arrays and add them as ``pixels``.
         num_envs: 0 for a single env; k > 0 for gymnasium's own vector env of k of them, batch size
             ``(k,)``. Its vectorisation is "sync" without autoreset, unless ``vectorization_mode``
             and ``vector_kwargs`` say otherwise.
         backend: the gym library to make it with, see `set_gym_backend`; the current one by default.
-        info: record what the info of a first step holds, see `set_info_dict_reader`. By default infos are
-            left out, and single envs step faster.
         num_workers: above 1, the result is a `ParallelEnv` of so many such envs, or vector envs.
         batch_size, run_type_checks, allow_done_after_reset: of `EnvBase`.
         **make_kwargs: go to ``gymnasium.make``, or to ``gymnasium.make_vec`` with ``num_envs``.
@@ -70,7 +68,6 @@ class GymEnv(MaybeInWorkers, GymWrapper):
         allow_done_after_reset: bool = False,
         **make_kwargs: Any,
     ):
-        as_bool("info", info)
         meaning = "the number of envs of a vector env, or 0 for one env"
         num_envs = as_int("num_envs", num_envs, least=0, meaning=meaning)
         _require_name(env_name)
@@ -93,14 +90,13 @@ class GymEnv(MaybeInWorkers, GymWrapper):
             from_pixels=from_pixels,
             pixels_only=pixels_only,
             convert_actions_to_numpy=convert_actions_to_numpy,
+            info=info,
             device=device,
             batch_size=batch_size,
             run_type_checks=run_type_checks,
             allow_done_after_reset=allow_done_after_reset,
         )
         self.env_name = env_name
-        if info:
-            self.set_info_dict_reader()
 
     @classmethod
     def require_keywords(cls, *args: object, **kwargs: object) -> None:

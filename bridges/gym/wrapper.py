@@ -63,6 +63,8 @@ class GymWrapper(GymLikeEnv):
         from_pixels: add ``pixels``, uint8 (height, width, 3); the env must render rgb arrays.
         pixels_only: with ``from_pixels``, leave the state observation out.
         convert_actions_to_numpy: False hands actions to the simulator as tensors.
+        info: record what the info of a first step holds, see `set_info_dict_reader`. By default infos are
+            left out, and single envs step faster.
         device: where data is delivered, "cpu" by default.
         **options: of every env, see `envkit.env.options.EnvOptions`.
 
@@ -90,9 +92,11 @@ class GymWrapper(GymLikeEnv):
         from_pixels: bool = False,
         pixels_only: bool = True,
         convert_actions_to_numpy: bool = True,
+        info: bool = False,
         device: Device | None = "cpu",
         **options: Unpack[EnvOptions],
     ):
+        as_bool("info", info)
         options["batch_size"] = batch = _batch_of(env, options.get("batch_size"))
         super().__init__(
             env,
@@ -122,6 +126,8 @@ class GymWrapper(GymLikeEnv):
             self._check_single_frames()
         self.core = GymCore(env, observation, action, frame_skip=frame_skip, pixels=from_pixels)
         self._declare(observation, action)
+        if info:
+            self.set_info_dict_reader()
 
     def _check_single_frames(self) -> None:
         if self.frame_skip > 1:

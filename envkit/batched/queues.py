@@ -30,6 +30,7 @@ from envkit.errors import (
     ArgumentTypeError,
     BatchSizeError,
     BusyEnvError,
+    ClosedEnvError,
     NotResetError,
     WorkerError,
 )
@@ -181,6 +182,11 @@ class JobQueues:
         They are forgotten in the end, with no call after that: Ctrl-C loses nothing.
         """
         _require_wait(timeout)
+        if cast(Any, self._owner)._was_closed:
+            raise ClosedEnvError(
+                f"{type(self._owner).__name__} was closed, and what was sent and not received was dropped. Call reset() "
+                "first: it starts new sub-envs."
+            )
         if env_index is not None:
             return self._recv_slot(kind, env_index, timeout)
         min_get = cast(Any, self._owner).min_get if min_get is None else min_get

@@ -34,6 +34,7 @@ from envkit.errors import (
     BatchSizeError,
     BusyEnvError,
     BypassError,
+    ClosedEnvError,
     InputError,
     MissingKeyError,
     NotResetError,
@@ -742,6 +743,10 @@ def test_closing_drops_what_is_under_way_and_leaves_nothing(holdings, tmp_path):
         pool.shutdown()
         pool.shutdown()
         assert pool.is_closed
+        with pytest.raises(ClosedEnvError, match=r"was closed, and what was sent .* was dropped"):
+            pool.async_step_recv()
+        with pytest.raises(ClosedEnvError, match="was closed"):
+            pool.async_reset_recv(env_index=0)
         assert pool.reset()["count"].flatten().tolist() == [0, 0]
         pool.close()
 

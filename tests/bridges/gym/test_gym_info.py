@@ -49,6 +49,14 @@ def test_infos_are_ignored_without_a_reader():
     assert "x" not in data["next"].keys()
 
 
+def test_a_wrapper_records_infos_on_request_as_well():
+    data = GymWrapper(Informed(), info=True).rollout(3)
+
+    assert "x" in data["next"].keys()
+    with pytest.raises(ValueError, match="info is 'yes', but must be a bool"):
+        GymWrapper(Informed(), info="yes")
+
+
 @pytest.mark.parametrize("num_envs", [0, 2])
 def test_infos_are_recorded_on_request(num_envs):  # U3
     env = GymEnv("FrozenLake-v1", num_envs=num_envs, info=True)
