@@ -221,6 +221,7 @@ class Twins:
     def seed_again(self) -> None:
         seed = self.rng.randrange(1000)
         self.both(lambda env: env.set_seed(seed))
+        self.reset()  # simulators that were seeded are in no episode
 
     def fail_in_reset(self, rows: list[int]) -> None:
         for group in self.groups:
