@@ -22,7 +22,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from bridges.gym.leaves import numpy_dtype
-from bridges.gym.rows import DONE, GymCore, flags_of, reward_array
+from bridges.gym.rows import DONE, NUMBERS, GymCore, flags_of, reward_array
 from envkit import rules
 from envkit.data.paths import Key, Path, as_key, as_path, tensordict_of
 from envkit.data.transition import leaves
@@ -239,8 +239,8 @@ class _Record:
     def step(self, action: Any) -> bool:
         """Step, and say whether the rollout is over. If not, what has ended begins anew."""
         observation, reward, terminated, truncated, _ = self._core.step(action)
-        if reward.__class__ is not float:
-            reward = reward_array(reward, (1,), self._paid)
+        if reward.__class__ not in NUMBERS:
+            reward = reward_array(reward, (), self._paid)[()]
         if terminated is not False or truncated is not False:
             terminated, truncated = flags_of(terminated, truncated)
         self._last = self._write(observation)
@@ -285,7 +285,7 @@ class _Record:
         entries = {**others, **self._roots()}
         for path, stack in self._stacks.items():
             entries[("next", *path)] = stack.tensor(count)
-        paid = _paid(rewards, self._paid)
+        paid = np.array(rewards, self._paid).reshape(count, 1)
         outcome = (paid, terminated | truncated, terminated, truncated)
         for path, value in zip((("reward",), *DONE), outcome, strict=True):
             entries[("next", *path)] = torch.from_numpy(value)
@@ -302,13 +302,6 @@ class _Record:
                 for path, value in entries.items():
                     roots[path][start] = value
         return roots
-
-
-def _paid(rewards: Sequence[Any], dtype: np.dtype) -> np.ndarray:
-    """Give rewards, shape ``(count, 1)``; each is a float or an array of one element."""
-    if all(reward.__class__ is float for reward in rewards):
-        return np.array(rewards, dtype).reshape(len(rewards), 1)
-    return np.stack([reward_array(reward, (1,), dtype) for reward in rewards])
 
 
 class _Stack:

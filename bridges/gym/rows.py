@@ -22,11 +22,11 @@ from bridges.gym.spaces import Codec
 from envkit.data.paths import Path
 from envkit.errors import EncodingError
 
-__all__ = ["DONE", "GymCore", "GymRows", "flags_of", "require_flags", "reward_array"]
+__all__ = ["DONE", "NUMBERS", "GymCore", "GymRows", "flags_of", "require_flags", "reward_array"]
 
 Rows = Mapping[Path, np.ndarray]
 
-_NUMBERS = frozenset((float, int, np.float64, np.float32))
+NUMBERS = frozenset((float, int, np.float64, np.float32))
 """Classes of rewards that need no look at what they hold."""
 DONE: tuple[Path, ...] = (("done",), ("terminated",), ("truncated",))
 
@@ -167,7 +167,7 @@ class GymRows:
             ):
                 observation, reward, terminated, truncated, info = step(action)
                 put(observation)
-                if reward.__class__ not in _NUMBERS:
+                if reward.__class__ not in NUMBERS:
                     reward = reward_array(reward, (), rewards.dtype)
                 rewards[index] = reward
                 if terminated is not False or truncated is not False:

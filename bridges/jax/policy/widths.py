@@ -1,4 +1,4 @@
-"""Which steps of a graph need 64 bits, where JAX computes with 32 unless it is told otherwise.
+"""Which steps of a graph JAX must compute with 64 bits; its own choice is 32.
 
 torch's integers have 64 bits, and most are indices, counts and choices that 32 hold. This module follows
 the least and the greatest number that each integer can be through a graph. A step is computed with 64 bits
