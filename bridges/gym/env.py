@@ -29,8 +29,8 @@ class GymEnv(MaybeInWorkers, GymWrapper):
 
     Args:
         env_name: registered id, e.g. "CartPole-v1".
-        categorical_action_encoding, pixels_only, frame_skip, convert_actions_to_numpy, info,
-            device: of `GymWrapper`.
+        categorical_action_encoding, pixels_only, frame_skip, info, device: of `GymWrapper`.
+        convert_actions_to_numpy: of `GymWrapper`.
         from_pixels: render rgb arrays and add them as ``pixels``.
         num_envs: 0 for a single env; k > 0 for gymnasium's own vector env of k of them, batch size
             ``(k,)``. Its vectorisation is "sync" without autoreset, unless ``vectorization_mode``
