@@ -192,9 +192,15 @@ class VectorCore:
         )
 
     def _blank(self) -> list[Any]:
-        """Give an observation of zeros for each row."""
-        space = self.env.single_observation_space
-        return self._split(self._utils.create_empty_array(space, self.batch_size[0]))
+        """Give an observation for each row that its space holds: zeros, and the first of discrete options."""
+        space, count = self.env.single_observation_space, self.batch_size[0]
+        if self.observation is None:
+            return self._split(self._utils.create_empty_array(space, count))
+        zeros = {
+            path: torch.zeros((count, *leaf.spec.shape), dtype=leaf.spec.dtype).numpy()
+            for path, (leaf, _) in self.observation.leaves.items()
+        }
+        return self.observation.read(zeros)
 
     def _split(self, observations: Any) -> list[Any]:
         return list(self._utils.iterate(self.env.observation_space, observations))

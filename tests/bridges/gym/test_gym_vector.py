@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import gymnasium
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from bridges.gym.env import GymEnv
 from bridges.gym.info import default_info_dict_reader
 from bridges.gym.wrapper import GymWrapper
-from envkit import SerialEnv, check_env_specs
+from envkit import SerialEnv, check_env_specs, to_gym_vector
 from envkit.env.seeding import seed_chain
 from envkit.errors import (
     ArgumentError,
@@ -318,6 +319,56 @@ def test_rows_that_a_mask_leaves_out_stand_still_as_those_of_single_envs_do(name
 
     assert_same(*runs)
     assert runs[0]["next", "done"].sum() >= 3
+
+
+SPACES = gymnasium.spaces
+WITHOUT_ZERO = {
+    "discrete": SPACES.Discrete(4, start=1),
+    "choices": SPACES.MultiDiscrete([3, 4], start=[1, -9]),
+    "dict": SPACES.Dict(
+        level=SPACES.Discrete(3, start=5),
+        place=SPACES.Box(1, 2, (2,)),
+        deep=SPACES.Dict(a=SPACES.Discrete(2, start=7)),
+    ),
+}
+
+
+@modes
+@pytest.mark.parametrize("categorical", [True, False])
+@pytest.mark.parametrize("space", WITHOUT_ZERO.values(), ids=WITHOUT_ZERO.keys())
+def test_rows_may_stand_still_where_zero_is_outside_the_space(space, categorical, mode):
+    def sampler():
+        return Sampler(copy.deepcopy(space))
+
+    encoding = {"categorical_action_encoding": categorical}
+    ours = GymWrapper(SyncVectorEnv([sampler] * 2, autoreset_mode=mode), **encoding)
+    serial = SerialEnv(2, lambda: GymWrapper(sampler(), **encoding))
+
+    runs = []
+    for env in (ours, serial):
+        env.set_seed(3)
+        td, steps = env.reset(), []
+        for mask in ([True, False], [False, False], [False, True], [True, True]) * 3:
+            data = env.step(env.rand_action(td).set("_step", torch.tensor(mask)))
+            steps.append(data.exclude("action"))
+            td = env.maybe_reset(env.step_mdp(data))
+        runs.append(torch.stack(steps, 1))
+
+    assert_same(*runs)
+    assert runs[0]["next", "done"].any()
+
+
+@pytest.mark.parametrize("space", WITHOUT_ZERO.values(), ids=WITHOUT_ZERO.keys())
+def test_rows_that_begin_anew_wait_a_step_where_zero_is_outside_the_space(space):
+    def sampler():
+        return Sampler(copy.deepcopy(space))
+
+    view = to_gym_vector(GymWrapper(SyncVectorEnv([sampler] * 2)), "next_step")
+    view.reset()
+
+    flags = [view.step(view.action_space.sample())[2].tolist() for _ in range(6)]
+
+    assert flags == [[step == 3] * 2 for step in range(6)]
 
 
 @modes
