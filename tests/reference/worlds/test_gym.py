@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tests.reference.compare import OURS, check_works_alike, differs
 
@@ -89,3 +90,15 @@ def test_the_state_of_a_simulator_is_saved_with_its_episode():
     env = OURS.TransformedEnv(OURS.GymEnv("Pendulum-v1"), OURS.StepCounter())
     env.reset()
     assert not env.transform.state_dict()
+
+
+def test_infos_of_a_vector_env_are_recorded_where_they_are_asked_for():
+    def rolled(lib, **options):
+        rows = SyncVectorEnv([Informed] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+        return lib.GymWrapper(rows, **options).rollout(4, break_when_any_done=False)
+
+    differs("infos-on-request", lambda lib: sorted(rolled(lib)["next"].keys()))
+
+    assert "place" not in rolled(OURS)["next"].keys()
+    places = rolled(OURS, info=True)["next", "place"]
+    assert places[..., 0].tolist() == [[1, 2, 3, 1]] * 2  # the last one of an episode is its own
