@@ -55,6 +55,7 @@ class CollectorOptions(TypedDict, total=False):
         max_frames_per_traj: steps after which an episode is truncated (`StepCounter`); None, 0 or less: none.
         init_random_frames: actions are random until so many frames were collected, in whole batches. Those have
             nothing that a policy writes beside its action, and so such entries do not go into ``replay_buffer``.
+            Whole episodes have zeros for them, and ``("collector", "random_action")`` says at which steps.
         reset_at_each_iter: reset all envs before each batch.
         postproc: callable from batch to batch, a transform for instance; called last. It is moved to ``storing_device`` if it
             has ``to``.

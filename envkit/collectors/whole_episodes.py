@@ -41,10 +41,12 @@ class EpisodeStore:
 
     Args:
         stride: see `TrajectoryNumbers`.
+        completes: an episode that begins with random actions has what the policy writes later, zero until then;
+            False: it has only what all of its steps have.
     """
 
-    def __init__(self, stride: int = 1) -> None:
-        self._stride = stride
+    def __init__(self, stride: int = 1, *, completes: bool = True) -> None:
+        self._stride, self._completes = stride, completes
         self._pieces: dict[int, list[TensorDictBase]] = {}
         self._whole: deque[TensorDictBase] = deque()
         self._has_warned = False
@@ -74,7 +76,7 @@ class EpisodeStore:
                 start = last + 1
             if start < steps:
                 _keep(pieces, rows[row, start:])
-        whole += [_joined(pieces.pop(number)) for _, _, number in sorted(over)]
+        whole += [self._joined(pieces.pop(number)) for _, _, number in sorted(over)]
         self._warn_of_long_ones(pieces, steps)
         self._pieces, self._whole = pieces, whole
 
@@ -97,7 +99,7 @@ class EpisodeStore:
         """Give what is kept when trajectories are ended by truncation."""
         pieces, whole = dict(self._pieces), self._whole.copy()
         for number in numbers:
-            episode = _joined(pieces.pop(number))
+            episode = self._joined(pieces.pop(number))
             for path, flags in leaves(episode.get("next")):
                 if path[-1] in ("truncated", "done"):
                     cut = flags.clone()
@@ -114,12 +116,27 @@ class EpisodeStore:
             layout: "padded" gives batch size ``(count, longest)`` and ``("collector", "mask")``, "cat" one
                 episode after the other, batch size ``(frames,)``.
         """
-        data = _joined(list(islice(self._whole, count)))
+        data = self._joined(list(islice(self._whole, count)))
         data.names = ["time"]
         if layout == "padded":
             data = split_trajectories(data)
         self._whole = deque(islice(self._whole, count, None))
         return data
+
+    def _joined(self, pieces: Sequence[TensorDictBase]) -> TensorDictBase:
+        """Concatenate pieces in time; what a policy writes is zero where random actions were taken, and RANDOM says where."""
+        keys = [set(piece.keys(True, True)) for piece in pieces]
+        every = set().union(*keys)
+        if all(own == every for own in keys):
+            return cast(TensorDictBase, torch.cat(cast(Any, pieces)))
+        if self._completes:
+            pieces = [
+                _completed(piece, every - own - {RANDOM}, pieces)
+                for piece, own in zip(pieces, keys, strict=True)
+            ]
+        else:
+            pieces = [piece.select(*set.intersection(*keys)) for piece in pieces]
+        return cast(TensorDictBase, torch.cat(cast(Any, pieces)))
 
     def state_dict(self) -> dict[str, Any]:
         """Give the pieces and whole episodes that wait, in plain form."""
@@ -137,17 +154,6 @@ def _keep(pieces: _Pieces, piece: TensorDictBase) -> int:
     number = int(piece.get(_IDS)[0])
     pieces[number] = [*pieces.get(number, ()), piece]
     return number
-
-
-def _joined(pieces: Sequence[TensorDictBase]) -> TensorDictBase:
-    """Concatenate pieces in time; what a policy writes is zero where random actions were taken, and RANDOM says where."""
-    keys = [set(piece.keys(True, True)) - {RANDOM} for piece in pieces]
-    every = set().union(*keys)
-    if any(own != every for own in keys):
-        pieces = [
-            _completed(piece, every - own, pieces) for piece, own in zip(pieces, keys, strict=True)
-        ]
-    return cast(TensorDictBase, torch.cat(cast(Any, pieces)))
 
 
 def _completed(

@@ -274,3 +274,48 @@ def test_episodes_that_begin_with_random_actions_go_on_with_those_of_a_policy(la
     assert random.tolist() == [True] * 5 + [False] * 3
     assert torch.equal(first["value"].squeeze(-1) != 0, ~random)
     assert ("collector", "random_action") not in second.keys(True)
+
+
+def telling(td):
+    """A policy that also writes down what it thinks of the state."""
+    return td.update({**still(td.copy()).select("action"), "value": td["count"] + 1.0})
+
+
+@pytest.mark.parametrize("layout", ["padded", "cat"])
+def test_later_batches_hold_episodes_that_began_randomly_beside_others(layout):
+    """Two rows begin randomly, and the second batch holds what is left of them and an episode without random actions."""
+    collector = SyncDataCollector(
+        lambda: SerialEnv(2, [lambda: Count(4), lambda: Count(14)]),
+        telling,
+        frames_per_batch=4,
+        init_random_frames=4,
+        trajs_per_batch=3,
+        total_frames=60,
+        traj_format=layout,
+    )
+
+    batch = collector.next()
+
+    steps = batch if layout == "cat" else batch[batch["collector", "mask"]]
+    assert torch.equal(steps["value"].squeeze(-1) != 0, ~steps["collector", "random_action"])
+    assert steps["collector", "random_action"].sum() == 2
+    later = collector.next()
+    later = later if layout == "cat" else later[later["collector", "mask"]]
+    assert later["collector", "random_action"].sum() == 2
+    assert torch.equal(later["value"].squeeze(-1) != 0, ~later["collector", "random_action"])
+
+
+@pytest.mark.parametrize("amount", [{"trajs_per_batch": 2}, {"frames_per_batch": 5}])
+def test_a_buffer_that_began_with_random_actions_holds_what_all_steps_have(amount):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(200), batch_size=4)
+    collector = SyncDataCollector(
+        lambda: Count(8), telling, init_random_frames=5, replay_buffer=buffer, **amount
+    )
+
+    for _ in range(4):
+        collector.next()
+
+    held = buffer.storage[: len(buffer)]
+    assert len(buffer) == collector.frames >= 20
+    assert held["count"].flatten().tolist() == [step % 8 for step in range(len(buffer))]
+    assert "value" not in held.keys() and ("collector", "random_action") not in held.keys(True)
