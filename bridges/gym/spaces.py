@@ -181,10 +181,10 @@ def codec_of(space: Any, *, categorical: bool, key: str) -> Codec:
         categorical: encode discrete spaces as integers instead of one-hot.
         key: name of the leaf when the space is not a Dict (nor a Sequence of them). In a Dict an
             entry ``state`` is called ``observation``, unless the key is "action".
+            Members of a Tuple that cannot be stacked are entries "0", "1", ... below its name.
 
     Raises:
-        SpecError: the space has no counterpart (Graph, OneOf, a Sequence that is not stacked, a
-            Tuple of unlike kinds).
+        SpecError: the space has no counterpart (Graph, OneOf, a Sequence that is not stacked).
     """
     return _build(space, () if _is_tree(space) else (key,), categorical, key != "action")
 
@@ -219,7 +219,10 @@ def _build(space: Any, path: Path, categorical: bool, renames: bool) -> Codec:
     if _is_a(space, "Sequence"):
         return _sequence_codec(space, path, categorical, renames)
     if _is_a(space, "Tuple"):
-        leaf = _tuple_leaf(space, categorical, path[-1])
+        try:
+            leaf = _tuple_leaf(space, categorical, path[-1])
+        except SpecStackError:
+            return _members_codec(space, path, categorical, renames)
     elif _is_a(space, "Text"):
         leaf = text_leaf(space)
     else:
@@ -250,11 +253,29 @@ def _dict_codec(space: Any, path: Path, categorical: bool, renames: bool) -> Cod
     return Codec(space, leaves, assemble)
 
 
+def _members_codec(space: Any, path: Path, categorical: bool, renames: bool) -> Codec:
+    """Build the codec of a Tuple whose members cannot be stacked: an entry for each, "0", "1" and so on."""
+    members = [
+        _build(member, (*path, str(index)), categorical, renames)
+        for index, member in enumerate(space.spaces)
+    ]
+    leaves = {
+        at: (leaf, _then(index, pick))
+        for index, codec in enumerate(members)
+        for at, (leaf, pick) in codec.leaves.items()
+    }
+
+    def assemble(values: Mapping[Path, list[Any]]) -> list[Any]:
+        return list(zip(*(codec.assemble(values) for codec in members), strict=True))
+
+    return Codec(space, leaves, assemble)
+
+
 def _itself(value: Any) -> Any:
     return value
 
 
-def _then(name: str, pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _then(name: str | int, pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return (lambda value: value[name]) if pick is _itself else (lambda value: pick(value[name]))
 
 
@@ -262,24 +283,26 @@ def _then(name: str, pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _tuple_leaf(space: Any, categorical: bool, name: str) -> Leaf:
+    """Stack the members of a Tuple into one entry.
+
+    Raises:
+        SpecError: there are none.
+        SpecStackError: they are of unlike kinds or dtypes.
+    """
+    if not space.spaces:
+        raise SpecError(f"{space} has no members, so there is nothing to record. Give it a member.")
     trees = [_is_tree(member) for member in space.spaces]
     members = [
         _build(member, () if is_tree else (name,), categorical, True)
         for member, is_tree in zip(space.spaces, trees, strict=True)
     ]
-    try:
-        if trees and all(trees):
-            return _tree_tuple(members)
-        leaves = [leaf for codec in members for leaf, _ in codec.leaves.values()]
-        rows = [leaf for leaf in leaves if isinstance(leaf, RowLeaf)]
-        if any(trees) or not rows or len(rows) < len(leaves):
-            raise SpecStackError("only arrays, or only Dicts, can be stacked")
-        spec = stack([leaf.spec for leaf in rows], 0)
-    except SpecStackError as error:
-        raise SpecError(
-            f"the members of {space} cannot be stacked into one entry: {error}. "
-            "Turn the Tuple space into a Dict with a gymnasium wrapper."
-        ) from error
+    if all(trees):
+        return _tree_tuple(members)
+    leaves = [leaf for codec in members for leaf, _ in codec.leaves.values()]
+    rows = [leaf for leaf in leaves if isinstance(leaf, RowLeaf)]
+    if any(codec._only is None for codec in members) or len(rows) < len(leaves):
+        raise SpecStackError("only arrays, or only Dicts, can be stacked")
+    spec = stack([leaf.spec for leaf in rows], 0)
     if len({leaf.spec.shape for leaf in rows}) == 1:
         return stacked_leaf(spec, rows)
     return ragged_leaf(spec, rows)

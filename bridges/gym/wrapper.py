@@ -57,7 +57,8 @@ class GymWrapper(GymLikeEnv):
             size ``(num_envs,)``. Autoreset of the latter is undone: ``next`` holds the true last
             observation, and no step ignores its action.
             An action in a Dict space is an entry of its name, as an observation in a Dict is. Where names of
-            both clash, all actions lie below "action".
+            both clash, all actions lie below "action"; if an observation is called "action", "reward", "next" or as a
+            done flag, all observations lie below "observation".
         categorical_action_encoding: integers for discrete actions and observations, not one-hot.
         frame_skip: inner steps per step, rewards summed, stopping at the end of an episode.
         from_pixels: add ``pixels``, uint8 (height, width, 3); the env must render rgb arrays.
@@ -73,7 +74,7 @@ class GymWrapper(GymLikeEnv):
             not render them.
         ArgumentTypeError: (a TypeError) ``env`` is no env object.
         SpecError: a space has no counterpart in specs: Graph, OneOf, a Sequence that is not stacked
-            or holds Text, a Tuple of Texts or of unlike kinds.
+            or holds Text.
     """
 
     libname = "gymnasium"
@@ -117,6 +118,8 @@ class GymWrapper(GymLikeEnv):
         if not (from_pixels and pixels_only):
             space = _space_of_one(env, "observation_space")
             observation = codec_of(space, categorical=encoding, key="observation")
+            if any(path[0] in _TAKEN for path in observation.leaves):
+                observation = codec_at(space, ("observation",), categorical=encoding)
             if _clash(observation, action):
                 acts = _space_of_one(env, "action_space")
                 action = codec_at(acts, ("action",), categorical=encoding)
@@ -408,13 +411,16 @@ def _action_codec(env: Any, categorical: bool) -> Codec:
     return codec
 
 
+_TAKEN = frozenset(("action", "next", "reward", "done", "terminated", "truncated"))
+"""Names of what a step takes and gives beside the observation."""
+
+
 def _clash(observation: Codec, action: Codec) -> bool:
     """Say whether an observation and an action have one name, or the one is called like a node above the other."""
     return any(
         seen[: len(acted)] == acted[: len(seen)]
         for seen in observation.leaves
         for acted in action.leaves
-        if len(action.leaves) > 1 or acted != ("action",)
     )
 
 

@@ -29,9 +29,9 @@ from envkit import (
     to_gym_vector,
     to_sb3,
 )
-from envkit.errors import ArgumentError, InputError, KeyCollisionError
+from envkit.errors import ArgumentError, InputError
 from envkit.functional import Box, Timestep
-from tests.zoo.gym_envs import Informed
+from tests.zoo.gym_envs import Informed, Sampler
 
 
 class Drawn(gymnasium.Env):
@@ -368,13 +368,92 @@ def test_an_env_whose_names_clash_passes_the_checks_alone():
     assert (data["next", "arm"] == data["action", "arm"]).all()
 
 
-def test_an_observation_called_action_is_still_refused():
-    class Echo(Arm):
-        observation_space = spaces.Dict(action=spaces.Box(0, 1, (2,)))
-        action_space = spaces.Box(0, 1, (2,))
+class Echo(gymnasium.Env):
+    """Observes the last action and reward under their own names, and its count as the name of a flag."""
 
-    with pytest.raises(KeyCollisionError, match="'action'"):
-        GymWrapper(Echo())
+    observation_space = spaces.Dict(
+        action=spaces.Box(0, 1, (2,)), reward=spaces.Box(-9, 9, (1,)), done=spaces.Discrete(9)
+    )
+    action_space = spaces.Box(0, 1, (2,))
+
+    def _shown(self, action, reward):
+        last = np.array([reward], np.float32)
+        return {"action": action, "reward": last, "done": self.steps}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._shown(np.zeros(2, np.float32), 0.0), {}
+
+    def step(self, action):
+        self.steps += 1
+        reward = float(action.sum())
+        return self._shown(action, reward), reward, self.steps == 3, False, {}
+
+
+def echo():
+    return GymWrapper(Echo(), categorical_action_encoding=True)
+
+
+ECHOES = {
+    "serial": lambda: SerialEnv(2, echo),
+    "parallel": lambda: ParallelEnv(2, echo, num_processes=1),
+    "vector": lambda: GymWrapper(SyncVectorEnv([Echo, Echo]), categorical_action_encoding=True),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(ECHOES))
+def test_observations_may_be_called_as_actions_rewards_and_flags(kind):
+    view = to_gym_vector(ECHOES[kind]())
+    view.reset(seed=0)
+
+    for step in range(1, 4):
+        action = view.action_space.sample()
+        shown, reward, terminated, *_ = view.step(action)
+        shown = shown["observation"]
+        assert np.array_equal(shown["action"], action)
+        assert np.array_equal(shown["reward"][:, 0], reward)
+        assert shown["done"].tolist() == [step] * 2
+        assert terminated.tolist() == [step == 3] * 2
+    view.close()
+
+
+def test_an_env_that_observes_its_action_passes_the_checks_alone():
+    env = echo()
+
+    check_env_specs(env)
+    data = env.rollout(3)
+
+    assert env.action_keys == ["action"]
+    assert (data["next", "observation", "action"] == data["action"]).all()
+    assert data["observation", "done"].tolist() == [0, 1, 2]
+
+
+# ------------------------------------------------------------------------------ tuples of unlike kinds
+
+
+PAIR = spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(3, start=1)])
+ACTS = spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (1,))])
+
+
+def pair():
+    return GymWrapper(Sampler(PAIR, ACTS), categorical_action_encoding=True)
+
+
+@pytest.mark.parametrize("batched", [SerialEnv, ParallelEnv])
+def test_members_of_a_tuple_of_unlike_kinds_are_entries_of_a_dict(batched):
+    view = to_gym_vector(batched(2, pair))
+    theirs = to_sb3(view.envkit_env)
+
+    shown, _ = view.reset(seed=0)
+    view.step(view.action_space.sample())
+
+    assert shown["observation"]["0"].shape == (2, 2)
+    assert view.observation_space.contains(shown)
+    assert view.single_action_space == spaces.Dict({"0": spaces.Discrete(2), "1": ACTS[1]})
+    assert set(theirs.observation_space) == {"observation_0", "observation_1"}
+    assert all(ACTS.contains(action) for taken in view.get_attr("taken") for action in taken)
+    view.close()
 
 
 def test_actions_that_lack_a_part_are_told():

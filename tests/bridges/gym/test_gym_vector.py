@@ -325,6 +325,7 @@ SPACES = gymnasium.spaces
 WITHOUT_ZERO = {
     "discrete": SPACES.Discrete(4, start=1),
     "choices": SPACES.MultiDiscrete([3, 4], start=[1, -9]),
+    "tuple": SPACES.Tuple([SPACES.Discrete(3, start=5), SPACES.Box(1, 2, (2,))]),
     "dict": SPACES.Dict(
         level=SPACES.Discrete(3, start=5),
         place=SPACES.Box(1, 2, (2,)),

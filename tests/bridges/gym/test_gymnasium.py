@@ -358,6 +358,14 @@ EVERY_KIND = {
     "tuple of unlike shapes": spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Box(0, 2, (3,))]),
     "tuple of dicts": spaces.Tuple([spaces.Dict(a=spaces.Box(-1, 1, (2,)))] * 2),
     "tuple of tuples": spaces.Tuple([spaces.Tuple([spaces.Discrete(3)] * 2)] * 2),
+    "tuple of unlike kinds": spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(3, start=1)]),
+    "tuple of unlike dicts": spaces.Tuple(
+        [spaces.Dict(a=spaces.Discrete(2)), spaces.Dict(b=spaces.Box(0, 1, (3,)))]
+    ),
+    "tuple with text": spaces.Tuple([spaces.Text(5), spaces.Box(-1, 1, (2,))]),
+    "sequence of tuples": spaces.Sequence(
+        spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(3)]), stack=True
+    ),
     "dict with text": spaces.Dict(word=spaces.Text(5), state=spaces.Box(-1, 1, (2,))),
     "dict of tuples": spaces.Dict(a=spaces.Tuple([spaces.Dict(b=spaces.Discrete(2))] * 2)),
     "grid": spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]), start=np.ones((2, 2), int)),

@@ -283,6 +283,34 @@ def test_each_space_has_its_spec_in_both_encodings(space, one_hot, categorical):
 
 
 @pytest.mark.parametrize(
+    ("members", "keys"),
+    [
+        ([spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (2,), np.float64)], ["0", "1"]),
+        ([spaces.Box(-1, 1, (2,)), spaces.Discrete(2)], ["0", "1"]),
+        ([spaces.Text(2), spaces.Text(3)], ["0", "1"]),
+        ([spaces.Dict(a=spaces.Discrete(2)), spaces.Discrete(2)], ["1", ("0", "a")]),
+        (
+            [spaces.Dict(a=spaces.Discrete(2)), spaces.Dict(b=spaces.Discrete(2))],
+            [("0", "a"), ("1", "b")],
+        ),
+        (
+            [spaces.Tuple([spaces.Discrete(2), spaces.Text(2)]), spaces.Discrete(2)],
+            ["1", ("0", "0"), ("0", "1")],
+        ),
+        ([spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)]), spaces.Discrete(2)], ["0", "1"]),
+    ],
+)
+@pytest.mark.parametrize("key", ["observation", "action"])
+def test_members_of_a_tuple_that_do_not_stack_are_entries(members, keys, key):
+    space = spaces.Tuple(members, seed=0)
+    codec = codec_of(space, categorical=True, key=key)
+    value = space.sample()
+
+    assert sorted(codec.spec()[key].keys(True, True), key=str) == sorted(keys, key=str)
+    assert same(codec.decode(codec.encode(value)), value)
+
+
+@pytest.mark.parametrize(
     ("space", "keys"),
     [
         (spaces.Dict(state=spaces.Discrete(2), a=spaces.Discrete(2)), ["a", "observation"]),
@@ -382,17 +410,12 @@ def test_a_sequence_has_as_many_values_as_it_has(count):
         spaces.OneOf([spaces.Discrete(2), spaces.Box(-1, 1, (2,))]),
         spaces.Sequence(spaces.Discrete(2)),
         spaces.Sequence(spaces.Text(2), stack=True),
-        spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (2,), np.float64)]),
-        spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(2)]),
-        spaces.Tuple([spaces.Dict(a=spaces.Discrete(2)), spaces.Discrete(2)]),
-        spaces.Tuple([spaces.Dict(a=spaces.Discrete(2)), spaces.Dict(b=spaces.Discrete(2))]),
-        spaces.Tuple([spaces.Text(2), spaces.Text(2)]),
         spaces.Tuple([]),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_spaces_without_a_counterpart_are_refused_with_advice(space):
-    with pytest.raises(SpecError, match=r"gymnasium|stack=True"):
+    with pytest.raises(SpecError, match=r"gymnasium|stack=True|Give it a member"):
         codec_of(space, categorical=False, key="k")
 
 
