@@ -69,7 +69,7 @@ class VectorCore:
         self._has_stand_ins = isinstance(
             env, vector.SyncVectorEnv
         )  # wrappers would count their steps
-        mode = vector.AutoresetMode(env.metadata.get("autoreset_mode", "NextStep"))
+        mode = vector.AutoresetMode(_mode_of(env))
         self._resets_itself = mode != vector.AutoresetMode.DISABLED
         self._keeps_first = mode == vector.AutoresetMode.SAME_STEP
         self._resets_rows = self._is_ours or not self._resets_itself
@@ -394,6 +394,12 @@ def _merged(infos: dict[str, Any], others: dict[str, Any], rows: np.ndarray) -> 
         else:
             merged[name] = known
     return merged
+
+
+def _mode_of(env: Any) -> Any:
+    """Ask a vector env for its autoreset mode: Gymnasium's own write it into metadata that all envs of a class share."""
+    known = env.metadata.get("autoreset_mode", "NextStep")
+    return getattr(env.unwrapped, "autoreset_mode", known)
 
 
 def _filled(observations: Sequence[Any]) -> list[Any]:

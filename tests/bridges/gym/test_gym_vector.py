@@ -110,6 +110,15 @@ def test_no_step_ignores_its_action_and_next_holds_the_last_observation(lengths,
 
 
 @modes
+def test_the_mode_is_that_of_the_vector_env_whatever_was_made_since(mode):
+    env = SyncVectorEnv([partial(Informed, length=2)] * 2, autoreset_mode=mode)
+    for other in MODES:  # each writes its mode into the metadata of the class
+        SyncVectorEnv([partial(Informed, length=2)], autoreset_mode=other)
+        data = GymWrapper(env).rollout(4, break_when_any_done=False)
+        assert data["next", "observation"].flatten(1).tolist() == [[1, 2, 1, 2]] * 2
+
+
+@modes
 def test_all_done_freezes_rows_as_it_does_for_single_envs(mode):
     data = counting([2, 4], mode).rollout(9, break_when_all_done=True)
 
