@@ -105,7 +105,7 @@ class BatchView:
         }
         self.action_space = asked[()] if () in asked else _dict_of(nest(asked), spaces)
         self._episodes = EpisodeInfos(env)
-        self._missing: str | None = "the env was stepped before its first reset"
+        self._missing: str | None = "the env was not reset yet"
         self._root: TensorDictBase | None = None
         self._in_place: InPlace | None = None
 
