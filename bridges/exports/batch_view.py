@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -28,10 +27,11 @@ from tensordict import TensorDictBase
 
 from bridges.exports.episode_infos import EpisodeInfos
 from bridges.exports.frames import draws_states, painter_of, without_transforms
+from bridges.exports.row_owners import RowOwners
 from bridges.exports.spaces import NO_SPACE, asked_space, shown_space
 from bridges.gym.wrapper import GymWrapper
 from envkit import rules
-from envkit.batched.attributes import chosen_rows, layers_of
+from envkit.batched.attributes import chosen_rows
 from envkit.batched.env import BatchedEnv
 from envkit.batched.mixed import MixedEnv
 from envkit.data.paths import Key, Path, as_key, as_path, info_names, leaf_paths, nest
@@ -45,7 +45,6 @@ from envkit.errors import (
     ArgumentTypeError,
     InputError,
     NotResetError,
-    UnsupportedError,
 )
 from envkit.specs import Composite, NonTensor, TensorSpec
 
@@ -64,6 +63,7 @@ class BatchView:
 
     Attributes:
         observation_space, action_space: of one row.
+        owners: addresses single rows.
 
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no env.
@@ -104,6 +104,7 @@ class BatchView:
             name: asked_space(one[as_key(path)], spaces) for path, name in self._actions.items()
         }
         self.action_space = asked[()] if () in asked else _dict_of(nest(asked), spaces)
+        self.owners = RowOwners(env)
         self._episodes = EpisodeInfos(env)
         self._missing: str | None = "the env was not reset yet"
         self._root: TensorDictBase | None = None
@@ -118,57 +119,10 @@ class BatchView:
         return inner if isinstance(inner, BatchedEnv) else None
 
     def get_attr(self, name: str, indices: Any = None) -> list[Any]:
-        """Give an attribute of each of some rows; where all rows are one object, the same for each.
-
-        Raises:
-            AttributeError: there is none of this name.
-        """
+        """Give an attribute of each of some rows; see `RowOwners`."""
         if name == "render_mode":  # SB3 asks, and warns of envs that say nothing
             return [self.render_mode] * len(chosen_rows(indices, self.num_envs))
-        if self.pool is not None:
-            return self.pool.get_attr(name, indices)
-        return self._of_rows(getattr(self.env, name), indices)
-
-    def set_attr(self, name: str, values: Sequence[Any], indices: Any = None) -> None:
-        """Set an attribute of each of some rows, to one value each.
-
-        Raises:
-            UnsupportedError: (a NotImplementedError) all rows are one object, and not all get the same value.
-        """
-        rows = chosen_rows(indices, self.num_envs)
-        if self.pool is not None:
-            for row, value in zip(rows, values, strict=True):
-                self.pool.set_attr(name, value, row)
-            return
-        if len(set(rows)) != self.num_envs or any(value is not values[0] for value in values):
-            raise self._shared(f"set {name!r} to one value for all rows")
-        setattr(self.env, name, values[0])
-
-    def call(self, name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        """Call a method of each of some rows.
-
-        Raises:
-            AttributeError: there is none of this name.
-            UnsupportedError: (a NotImplementedError) all rows are one object, and some of them are named.
-        """
-        if self.pool is not None:
-            return self.pool.call(name, *args, indices=indices, **kwargs)
-        if len(set(chosen_rows(indices, self.num_envs))) != self.num_envs:
-            raise self._shared(f"call {name!r} for all rows")
-        found = getattr(self.env, name)
-        return self._of_rows(found(*args, **kwargs) if callable(found) else found, indices)
-
-    def _of_rows(self, value: Any, indices: Any) -> list[Any]:
-        """Give each row its own of a list with one value a row; anything else is the same for each."""
-        is_list = isinstance(value, list | tuple) and len(value) == self.num_envs
-        return [value[row] if is_list else value for row in chosen_rows(indices, self.num_envs)]
-
-    def _shared(self, fix: str) -> UnsupportedError:
-        kind = type(self.env).__name__
-        return UnsupportedError(
-            f"the {self.num_envs} rows of this {kind} are one object, so some of them cannot be asked apart. Use a pool of "
-            f"single envs, e.g. SerialEnv, or {fix}."
-        )
+        return self.owners.get_attr(name, indices)
 
     # ------------------------------------------------------------------------------------- calls
 
@@ -207,12 +161,6 @@ class BatchView:
             for row, takes in zip(rows, takes_seed, strict=True)
             if takes
         }
-
-    def is_wrapped(self, kind: type, indices: Any = None) -> list[bool]:
-        """Say for each of some rows whether a wrapper of a class is around its simulator."""
-        if self.pool is None:
-            return [False] * len(chosen_rows(indices, self.num_envs))
-        return self.pool._ask_rows(partial(_has_layer, kind), indices)
 
     def reset(
         self,
@@ -365,12 +313,7 @@ class BatchView:
     def common(self, name: str) -> Any:
         """Give an attribute that all rows have in common; None where there is none, or rows differ."""
         try:
-            pool = self.pool
-            values = (
-                self._of_rows(getattr(self.env, name), None)
-                if pool is None
-                else pool.get_attr(name)
-            )
+            values = self.owners.get_attr(name)
         except AttributeError:
             return None
         return values[0] if all(value == values[0] for value in values) else None
@@ -438,10 +381,6 @@ class BatchView:
 
 def _takes_seed(env: EnvBase) -> bool:
     return isinstance(without_transforms(env), GymWrapper)
-
-
-def _has_layer(kind: type, env: EnvBase) -> bool:
-    return any(isinstance(layer, kind) for layer in layers_of(env))
 
 
 def _array(value: Any) -> np.ndarray:

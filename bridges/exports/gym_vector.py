@@ -257,7 +257,7 @@ class GymVectorView(VectorEnv):
             AttributeError: there is none of this name.
         """
         with self._errors():
-            return tuple(self.view.call(name, *args, **kwargs))
+            return tuple(self.view.owners.call(name, *args, **kwargs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Give an attribute of each row's env, wrapper or simulator."""
@@ -281,7 +281,7 @@ class GymVectorView(VectorEnv):
                 "all that is no list."
             )
         with self._errors():
-            self.view.set_attr(name, each)
+            self.view.owners.set_attr(name, each)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
         """Advance every row: observations, rewards, terminations, truncations, infos.

@@ -179,7 +179,7 @@ class SB3View(VecEnv):
             UnsupportedError: (a NotImplementedError) all rows are one object, and some of them are named.
         """
         rows = self._rows(indices)
-        self.view.set_attr(attr_name, [value] * len(rows), rows)
+        self.view.owners.set_attr(attr_name, [value] * len(rows), rows)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
@@ -191,13 +191,13 @@ class SB3View(VecEnv):
             UnsupportedError: (a NotImplementedError) all rows are one object, and some of them are named.
         """
         rows = self._rows(indices)
-        return self.view.call(method_name, *method_args, indices=rows, **method_kwargs)
+        return self.view.owners.call(method_name, *method_args, indices=rows, **method_kwargs)
 
     def env_is_wrapped(
         self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None
     ) -> list[bool]:
         """Say for each of some rows whether a wrapper of this class is around its simulator."""
-        return self.view.is_wrapped(wrapper_class, self._rows(indices))
+        return self.view.owners.is_wrapped(wrapper_class, self._rows(indices))
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         """Give a picture of each row."""

@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from envkit import (
     GymWrapper,
     JaxEnv,
+    MixedEnv,
     ParallelEnv,
     RewardScaling,
     SerialEnv,
@@ -123,6 +124,46 @@ def test_rows_that_are_one_object_are_asked_and_set_together():
     vec.set_options({"start": 1})
     with pytest.raises(ArgumentError, match="resets all its rows as one"):
         vec.reset()
+
+
+@pytest.fixture
+def mixed(opened):
+    """Rows 0 and 1 in this process, row 2 in another, rows 3 and 4 one vector env."""
+    pools = [
+        SerialEnv(2, transformed),
+        TransformedEnv(ParallelEnv(1, transformed), RewardScaling(0.0, 1.0)),
+    ]
+    return opened(MixedEnv([*pools, GymWrapper(SyncVectorEnv([wrapped] * 2))]))
+
+
+def test_rows_of_a_mixed_env_are_those_of_its_members(mixed):
+    vec = to_sb3(mixed)
+    vec.reset()
+
+    assert vec.env_method("lift", 5.0, indices=[2, 0]) == [6.0, 6.0]
+    assert vec.get_attr("level", indices=[0, 1, 2]) == [6.0, 1.0, 6.0]
+    vec.set_attr("level", 3.0, indices=[1, 2])
+
+    assert vec.get_attr("level", indices=[2, 1, 0, 2]) == [3.0, 3.0, 6.0, 3.0]
+    assert vec.env_is_wrapped(gymnasium.wrappers.TimeLimit) == [True, True, True, False, False]
+    assert to_gym_vector(mixed).reset()[0].ravel().tolist() == [6.0, 3.0, 3.0, 1.0, 1.0]
+
+
+def test_rows_of_a_mixed_env_that_are_one_object_are_asked_together(mixed):
+    vec = to_sb3(mixed)
+    vec.reset()
+
+    assert vec.env_method("close_extras", indices=[3, 4]) == [None, None]
+    vec.set_attr("note", "ours", indices=[2, 3, 4])
+    assert vec.get_attr("note", indices=[2, 3, 4]) == ["ours"] * 3
+    with pytest.raises(UnsupportedError, match=r"rows 3 to 4 of this GymWrapper are one object"):
+        vec.set_attr("level", 8.0, indices=[0, 3])
+    with pytest.raises(UnsupportedError, match=r"rows 3 to 4 of this GymWrapper are one object"):
+        vec.env_method("lift", 8.0, indices=[0, 3])
+
+    assert vec.get_attr("level", indices=[0]) == [1.0]  # a refused call moves no row
+    with pytest.raises(AttributeError, match="'level'"):
+        vec.get_attr("level")
 
 
 def test_a_pool_addresses_its_sub_envs_itself(opened):
