@@ -30,6 +30,7 @@ __all__ = [
     "merge_reset",
     "terminated_or_truncated",
     "undeclared",
+    "with_masks_like_done",
 ]
 
 
@@ -53,6 +54,26 @@ def collect_reset_masks(
         shape = (*td.batch_size, *event)
         masks[level] = rules.reset_mask(mask, shape, len(td.batch_size), level)
     return masks
+
+
+def with_masks_like_done(
+    td: TensorDictBase,
+    masks: Mapping[Path, torch.Tensor],
+    done_levels: Mapping[Path, list[str]],
+    done_spec: Composite,
+) -> TensorDictBase:
+    """Give ``td`` with its `_reset` masks in the shape of the done leaves beside them, as `_reset` is promised them.
+
+    Args:
+        masks: from `collect_reset_masks`.
+    """
+    lead = td.batch_dims
+    for level, mask in masks.items():
+        key = as_key((*level, rules.RESET))
+        shape = done_spec[as_key((*level, done_levels[level][0]))].shape[len(done_spec.shape) :]
+        if shape[-1:] == (1,) and td.get(key).ndim < lead + len(shape):
+            td = td.copy().set(key, mask[..., None])
+    return td
 
 
 def merge_reset(

@@ -116,7 +116,7 @@ def skipped_next(
             if is_non_tensor(previous) and td.device is None:  # rows that were stepped name none
                 previous.clear_device_()
         following.set(as_key(path), previous)
-    _take_classes(following, td)
+    _take_forms(following, td)
     return following
 
 
@@ -127,14 +127,16 @@ def _can_stay(previous: Any, shape: Sequence[int], batch: torch.Size) -> bool:
     return hasattr(previous, "shape") and rules.kept_shape(previous, shape)
 
 
-def _take_classes(following: TensorDictBase, root: TensorDictBase) -> None:
-    """Make nodes of ``following`` objects of the tensor class that they are objects of in ``root``, in place."""
+def _take_forms(following: TensorDictBase, root: TensorDictBase) -> None:
+    """Give nodes of ``following`` the batch size and the tensor class that they have in ``root``, in place."""
     for name, node in list(following.items()):
         like = root.get(name, None) if isinstance(node, TensorDictBase) else None
         if _is_object(like):
             following.set(name, type(cast(Any, like)).from_tensordict(node))
         elif isinstance(like, TensorDictBase) and not isinstance(node, LazyStackedTensorDict):
-            _take_classes(node, like)
+            _take_forms(node, like)
+            if all(value.shape[: like.batch_dims] == like.batch_size for _, value in leaves(node)):
+                node.batch_size = like.batch_size
 
 
 def _is_object(value: Any) -> bool:

@@ -25,7 +25,14 @@ from envkit import rules
 from envkit.data.arguments import require_tensordict
 from envkit.data.carrying import carry
 from envkit.data.paths import Path, as_path, infos_in
-from envkit.data.resets import any_done, collect_reset_masks, forget, merge_reset, undeclared
+from envkit.data.resets import (
+    any_done,
+    collect_reset_masks,
+    forget,
+    merge_reset,
+    undeclared,
+    with_masks_like_done,
+)
 from envkit.data.results import EnvData
 from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
 from envkit.env.pending import LocalStep, OverriddenStep, Pending
@@ -162,6 +169,8 @@ class Stepping(WholeRuns, SpecNames, ABC):
             kwargs.update(start_keywords(self, tensordict, set_state))
         if select_reset_only and source is not None:
             source = source.select(*self.reset_keys, strict=False)
+        if source is not None and masks:
+            source = with_masks_like_done(source, masks, self.done_levels, self.full_done_spec)
         fresh = checks.delivered(self._reset(source, **kwargs), source, "_reset")
         if not self._completes_outputs:
             checks.complete(fresh, rewards=False)

@@ -87,3 +87,15 @@ def test_of_agents_that_a_transform_joins(pool):
         data = env.rollout(3)
 
     assert axes_of(data) == axes_of(alone.rollout(3)) == {"both": (2,), ("next", "both"): (2,)}
+
+
+def test_of_masked_steps(pool):
+    """What a step gives of rows that stand still has the axes of the others, so that steps stack."""
+    pool.set_seed(0)
+    root = pool.rand_action(pool.reset())
+    masks = torch.tensor([[True, False], [False, False], [True, True]])
+
+    steps = [pool.step(root.copy().set("_step", mask)) for mask in masks]
+
+    assert all(axes_of(step) == AXES for step in steps)
+    assert torch.stack(steps, 1)["next", "agent0"].batch_size[:2] == (2, 3)

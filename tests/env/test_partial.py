@@ -383,3 +383,45 @@ def test_preset_next_entries_win():
     td["next", "count"] = torch.tensor([77])
 
     assert env.step(td)["next", "count"].item() == 77
+
+
+class ByMask(EnvBase):
+    """Two rows that use the `_reset` mask as it is promised: in the shape of the done flags beside it."""
+
+    def __init__(self):
+        super().__init__(batch_size=[2])
+        self.observation_spec = Composite(at=Unbounded((2, 1)), shape=(2,))
+        self.action_spec = Unbounded((2, 1))
+        self.reward_spec = Unbounded((2, 1))
+        self.at = torch.zeros(2, 1)
+
+    def _reset(self, td, **kwargs):
+        mask = td.get("_reset", None) if td is not None else None
+        self.at = torch.zeros(2, 1) if mask is None else torch.where(mask, 0.0, self.at)
+        return TensorDict({"at": self.at.clone()}, [2])
+
+    def _step(self, td):
+        self.at = self.at + 1
+        ended = self.at >= torch.tensor([[2.0], [5.0]])
+        step = {"at": self.at.clone(), "reward": self.at.clone(), "done": ended}
+        return TensorDict({**step, "terminated": ended.clone()}, [2])
+
+    def _set_seed(self, seed):
+        pass
+
+
+@pytest.mark.parametrize("bare", [False, True])
+@pytest.mark.parametrize("use_buffers", [None, True, False])
+def test_reset_is_shown_masks_in_the_shape_of_the_done_flags(use_buffers, bare):
+    env = ByMask() if use_buffers is None else SerialEnv(2, ByMask, use_buffers=use_buffers)
+    td = env.reset()
+    for _ in range(3):
+        td = env.step_mdp(env.step(env.rand_action(td)))
+    mask = torch.tensor([True, False]).expand(env.batch_size)
+    td.set("_reset", mask.clone() if bare else mask[..., None].clone())
+    td.update({key: torch.zeros_like(td[key]) for key in env.done_keys})
+
+    again = env.reset(td)
+
+    assert torch.equal(again["at"], torch.tensor([[0.0], [3.0]]).expand(*env.batch_size, 1))
+    assert env.rollout(6, break_when_any_done=False)["at"][..., 2, :].max() == 2

@@ -152,8 +152,12 @@ ENVS: dict[str, Known] = {
     "jax, choices": Known(
         _alone(lambda: JaxEnv(Chooser(), batch_size=[2], episode_length=5)), weight=3
     ),
-    "brax": Known(_alone(partial(BraxEnv, "fast", batch_size=[2], episode_length=6, device="cpu")), weight=2),
-    "brax, single": Known(_alone(partial(BraxEnv, "fast", episode_length=6, device="cpu")), weight=2),
+    "brax": Known(
+        _alone(partial(BraxEnv, "fast", batch_size=[2], episode_length=6, device="cpu")), weight=2
+    ),
+    "brax, single": Known(
+        _alone(partial(BraxEnv, "fast", episode_length=6, device="cpu")), weight=2
+    ),
     "mixed": Known(_mixed(_alone(partial(jax_rows, 2, 5)), _pool(SerialEnv, partial(make_gym, 6)))),
     "mixed, gym": Known(
         _mixed(_pool(SerialEnv, cartpole), _pool(SerialEnv, cartpole)), has_rows=True
