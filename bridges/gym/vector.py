@@ -197,7 +197,9 @@ class VectorCore:
         if self.observation is None:
             return self._split(self._utils.create_empty_array(space, count))
         zeros = {
-            path: torch.zeros((count, *leaf.spec.shape), dtype=leaf.spec.dtype).numpy()
+            path: torch.zeros(
+                (count, *leaf.spec.shape), dtype=leaf.spec.dtype, device="cpu"
+            ).numpy()
             for path, (leaf, _) in self.observation.leaves.items()
         }
         return self.observation.read(zeros)
