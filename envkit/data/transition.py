@@ -133,7 +133,7 @@ def _take_forms(following: TensorDictBase, root: TensorDictBase) -> None:
         like = root.get(name, None) if isinstance(node, TensorDictBase) else None
         if _is_object(like):
             following.set(name, type(cast(Any, like)).from_tensordict(node))
-        elif isinstance(like, TensorDictBase) and not isinstance(node, LazyStackedTensorDict):
+        elif isinstance(like, TensorDictBase) and isinstance(node, TensorDict):
             _take_forms(node, like)
             if all(value.shape[: like.batch_dims] == like.batch_size for _, value in leaves(node)):
                 node.batch_size = like.batch_size
