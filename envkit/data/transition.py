@@ -136,7 +136,7 @@ def _take_forms(following: TensorDictBase, root: TensorDictBase) -> None:
         elif isinstance(like, TensorDictBase) and isinstance(node, TensorDict):
             _take_forms(node, like)
             if all(value.shape[: like.batch_dims] == like.batch_size for _, value in leaves(node)):
-                node.batch_size = like.batch_size
+                cast(Any, node).batch_size = like.batch_size
 
 
 def _is_object(value: Any) -> bool:
