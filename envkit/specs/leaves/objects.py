@@ -5,6 +5,7 @@ This module decides how an object travels in a TensorDict. It knows nothing of t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from envkit.specs.base import TensorSpec
 from envkit.specs.leaves.leaf import LeafSpec
 from envkit.specs.shapes import lead
 
-__all__ = ["NonTensor"]
+__all__ = ["FixedObjects", "NonTensor"]
 
 
 class NonTensor(LeafSpec):
@@ -158,6 +159,111 @@ class NonTensor(LeafSpec):
         raise NotEnumerableError(
             "the objects that NonTensor describes cannot be counted. Leave this entry out."
         )
+
+
+class FixedObjects(NonTensor):
+    """Describe one value: given Python objects, one for all elements or one for each.
+
+    `Choice` makes its members of non-tensor data so. Inside, a value is a tensor of the numbers of
+    its objects, so that shape operations, comparisons and draws are those of tensors.
+
+    Args:
+        numbers: int64, shape ``(*shape,)``: which object each element has.
+        objects: all objects that a value may have, no two of them equal.
+        batched: give each element an entry of its own.
+    """
+
+    _contents = ("_numbers",)
+    _numbers: Tensor
+
+    def __init__(self, numbers: Tensor, objects: tuple[Any, ...], batched: bool, device: Any):
+        LeafSpec.__init__(self, numbers.shape, device, None)  # type: ignore[arg-type]
+        self._entry_ndim = 0 if batched else None
+        self._numbers = numbers.to(self._device)
+        self.objects = objects
+
+    @classmethod
+    def together(cls, values: Sequence[Any]) -> tuple[FixedObjects, ...]:
+        """Make a spec of each value, with one numbering for the objects of all.
+
+        Args:
+            values: non-tensor data, or specs that this method made.
+        """
+        if all(isinstance(value, cls) and value.objects is values[0].objects for value in values):
+            return tuple(values)
+        data = [value.rand() if isinstance(value, cls) else value for value in values]
+        batched = any(isinstance(item, NonTensorStack) for item in data)
+        objects: list[Any] = []
+        numbers = [_numbers_of(item, objects, add=True) for item in data]
+        shared = tuple(objects)  # one tuple: that tells specs of one numbering
+        return tuple(
+            cls(places, shared, batched, item.device)
+            for places, item in zip(numbers, data, strict=True)
+        )
+
+    @property
+    def example_data(self) -> Any:  # type: ignore[override]
+        if self.batched:
+            return _nested(self._numbers.tolist(), self.objects)
+        return self.objects[int(self._numbers.flatten()[0])] if self._numbers.numel() else None
+
+    def numbers(self, shape: Shape = ()) -> Tensor:
+        """The value as numbers of objects, int64, shape ``(*shape, *self.shape)``."""
+        return self._numbers.expand((*lead(shape), *self._numbers.shape))
+
+    def write(self, numbers: Tensor, entry_ndim: int) -> Any:
+        """Make non-tensor data of numbers; an entry covers the last ``entry_ndim`` axes at most."""
+        entry_ndim = min(entry_ndim, self.feature_dims)
+        if numbers.ndim > entry_ndim and len(numbers):
+            return lazy_stack([self.write(row, entry_ndim) for row in numbers])
+        data = self.objects[int(numbers.flatten()[0])] if numbers.numel() else None
+        return NonTensorData(data, batch_size=numbers.shape, device=self._device)
+
+    def read(self, value: object) -> Tensor | None:
+        """The numbers of the objects of a value; None where one is unknown or the shape is another."""
+        if isinstance(value, (Tensor, TensorDictBase)) and not isinstance(value, NonTensorStack):
+            return None
+        if not isinstance(value, (NonTensorDataBase, NonTensorStack)):
+            value = NonTensorData(value, batch_size=self._size)
+        if not self._fits(value.batch_size):
+            return None
+        numbers = _numbers_of(value, list(self.objects), add=False).to(self._device)
+        return None if bool((numbers < 0).any()) else numbers
+
+    def _nearest(self, value: Tensor) -> Tensor:
+        return self._numbers.expand_as(value)
+
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Value:
+        return self.write(self.numbers(shape), self.feature_dims)
+
+    def is_in(self, value: object) -> bool:
+        numbers = self.read(value)
+        return numbers is not None and torch.equal(numbers, self._nearest(numbers))
+
+    def cardinality(self) -> int:
+        return 1
+
+
+def _numbers_of(value: Any, objects: list[Any], *, add: bool) -> Tensor:
+    """Number the objects of non-tensor data by their place in a list, and add those not in it.
+
+    Returns:
+        int64, shape ``(*batch,)``; -1 for an object that is not in the list where none is added.
+    """
+    if isinstance(value, NonTensorStack):
+        parts = [_numbers_of(part, objects, add=add) for part in value.tensordicts]
+        return torch.stack(parts, value.stack_dim)
+    place = next((i for i, item in enumerate(objects) if _same_object(item, value.data)), -1)
+    if place < 0 and add:
+        place = len(objects)
+        objects.append(value.data)
+    return torch.full(tuple(value.batch_size), place, dtype=torch.int64)
+
+
+def _nested(numbers: Any, objects: Sequence[Any]) -> Any:
+    if isinstance(numbers, list):
+        return [_nested(row, objects) for row in numbers]
+    return objects[numbers]
 
 
 def _same_object(a: Any, b: Any) -> bool:

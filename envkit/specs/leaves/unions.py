@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
-from tensordict import NonTensorData
+from tensordict import NonTensorDataBase, NonTensorStack
 from torch import Generator, Tensor
 
 from envkit.errors import SpecError, SpecTypeError
 from envkit.specs.annotations import Key, Place, Shape, Value
 from envkit.specs.leaves.leaf import LeafSpec
-from envkit.specs.leaves.objects import NonTensor
+from envkit.specs.leaves.objects import FixedObjects, NonTensor
 from envkit.specs.leaves.spaces import BoxList
 from envkit.specs.shapes import Index, Reshape, ShapeOp, lead, names_after
 
@@ -35,8 +35,9 @@ class Choice(LeafSpec):
     stacked, each of its rows remains a value of its own.
 
     Args:
-        choices: the members, leaf specs of one shape, dtype and device; a `NonTensorData` stands
-            for the `NonTensor` that makes it.
+        choices: the members, leaf specs of one shape, dtype and device. Where all are non-tensor data
+            (`NonTensorData` or `NonTensorStack`), each is one value: they are counted, listed and told
+            apart. Beside a `NonTensor`, whose values are any objects, a `NonTensorData` is an example.
 
     Raises:
         SpecTypeError: a member is no leaf spec, or the members are of several classes.
@@ -47,7 +48,7 @@ class Choice(LeafSpec):
     _axes: tuple[str | None, ...]  # "value", or None for a row axis
 
     def __init__(self, choices: Sequence[Any]):
-        self._choices = tuple(_as_leaf(choice) for choice in choices)
+        self._choices = _as_leaves(choices)
         if not self._choices:
             raise SpecError("a Choice got no members. Pass at least one spec.")
         first = self._choices[0]
@@ -149,15 +150,30 @@ class Choice(LeafSpec):
 
     # -- values ------------------------------------------------------------------------
 
+    @property
+    def _objects(self) -> FixedObjects | None:
+        """The first member, where all are given objects and values are numbers of them inside."""
+        return self._choices[0] if isinstance(self._choices[0], FixedObjects) else None
+
     def rand(self, shape: Shape = (), generator: Generator | None = None) -> Value:
         shape = lead(shape)
-        draws = [spec.rand(shape, generator) for spec in self._choices]
-        rows = self._rows if self._dtype is not None else ()
+        objects = self._objects
+        if objects is None:
+            draws = [spec.rand(shape, generator) for spec in self._choices]
+        else:
+            draws = [spec.numbers(shape) for spec in self._choices]
+        rows = self._rows if self._dtype is not None or objects is not None else ()
         device = None if generator is None else generator.device
         size = (*shape, *rows)
-        return self._pick(
-            torch.randint(len(draws), size, generator=generator, device=device), draws
-        )
+        member = torch.randint(len(draws), size, generator=generator, device=device)
+        return self._written(self._pick(member, draws))
+
+    def _written(self, value: Any) -> Any:
+        """Put objects in the place of their numbers; a row has an entry of its own."""
+        if self._objects is None:
+            return value
+        last_row = max((i for i, axis in enumerate(self._axes) if axis is None), default=-1)
+        return self._objects.write(value, self.ndim - last_row - 1)
 
     @property
     def _rows(self) -> tuple[int, ...]:
@@ -185,6 +201,9 @@ class Choice(LeafSpec):
         return self._choices[0].one(shape)
 
     def is_in(self, value: object) -> bool:
+        if self._objects is not None:
+            numbers = self._objects.read(value)
+            return numbers is not None and torch.equal(numbers, self._nearest(numbers))
         if self._dtype is None:  # objects have no domain that could tell members apart
             return self._choices[0].is_in(value)
         return super().is_in(value)
@@ -205,18 +224,50 @@ class Choice(LeafSpec):
         return torch.where(equal, -1, gaps)
 
     def project(self, value: Value) -> Value:
+        if self._objects is not None:
+            if self.is_in(value):
+                return value
+            raise SpecTypeError(
+                f"{value!r} is none of the options of this Choice, and no object is near to another. "
+                "Pass one of those that enumerate() lists."
+            )
         return self._choices[0].project(value) if self._dtype is None else super().project(value)
 
     def type_check(self, value: object, key: Key | None = None) -> None:
         self._choices[0].type_check(value, key)
 
     def enumerate(self, use_mask: bool = False) -> Value:
-        values = torch.cat([spec.enumerate(use_mask) for spec in self._one_row()])
+        """List all values, each once, those of the first member in front.
+
+        Objects are listed as non-tensor data with the same new first axis.
+
+        Raises:
+            NotEnumerableError: the values of a member cannot be listed.
+        """
+        values = self._listed(use_mask)
         rows = (None if axis is None else slice(None) for axis in self._axes)
-        return values[(slice(None), *rows)].expand(len(values), *self._size).contiguous()
+        values = values[(slice(None), *rows)].expand(len(values), *self._size).contiguous()
+        return self._written(values)
 
     def cardinality(self) -> float | int:
-        return sum(spec.cardinality() for spec in self._one_row())
+        """Count the values that `enumerate` lists: one that several members have counts once.
+
+        Raises:
+            NotEnumerableError: the values of a member are too many to be compared.
+        """
+        members = self._one_row()
+        if len(members) == 1:
+            return members[0].cardinality()
+        if self._objects is None and float("inf") in {spec.cardinality() for spec in members}:
+            return float("inf")
+        return len(self._listed(use_mask=False))
+
+    def _listed(self, use_mask: bool) -> Tensor:
+        """The values of one row, shape ``(values, *value axes)``; objects as their numbers."""
+        members = self._one_row()
+        if self._objects is not None:
+            return _distinct(torch.stack([spec.numbers() for spec in members]))
+        return _distinct(torch.cat([spec.enumerate(use_mask) for spec in members]))
 
     def _one_row(self) -> list[Any]:
         """The members without their row axes, along which they are all the same."""
@@ -265,8 +316,26 @@ class Choice(LeafSpec):
         return self._each(lambda spec: spec.to_categorical_spec())
 
 
+def _distinct(values: Tensor) -> Tensor:
+    """Keep the first of equal entries along the first axis, in their order."""
+    rows = values.reshape(len(values), -1)
+    keys = rows if rows.is_floating_point() else rows.to(torch.int64)
+    inverse = torch.unique(keys, dim=0, return_inverse=True)[1]
+    place = torch.arange(len(values), device=values.device)
+    first = torch.full_like(place, len(values)).scatter_reduce(0, inverse, place, "amin")
+    return values[first[first < len(values)].sort().values]
+
+
+def _as_leaves(choices: Sequence[Any]) -> tuple[Any, ...]:
+    """Make specs of non-tensor data: objects that are numbered together, or examples."""
+    given = (FixedObjects, NonTensorDataBase, NonTensorStack)
+    if choices and all(isinstance(choice, given) for choice in choices):
+        return FixedObjects.together(choices)
+    return tuple(_as_leaf(choice) for choice in choices)
+
+
 def _as_leaf(choice: Any) -> LeafSpec:
-    if isinstance(choice, NonTensorData):
+    if isinstance(choice, NonTensorDataBase):
         return NonTensor(choice.batch_size, example_data=choice.data)
     if isinstance(choice, LeafSpec):
         return choice

@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tensordict import NonTensorData, NonTensorStack
 
-from tests.reference.compare import OURS, check_same, difference, differs
+from tests.reference.compare import OURS, check_same, check_works_alike, difference, differs
 from tests.reference.specs.operations import OF_ALL, OF_TREES
 from tests.reference.specs.recipes import LEAF_KINDS, choices, composites, leaves, stacks
 
@@ -220,7 +221,22 @@ def test_choices_are_among_leaves():
 
     differs("choices-are-among-leaves", lambda n: choice(n).project(torch.tensor(7)))
     differs("choices-are-among-leaves", lambda n: n.Choice([n.Composite(), n.Composite()]).zero())
+    differs("choices-are-among-leaves", lambda n: choice(n).cardinality())
     assert choice(OURS).zero() == 0
+
+
+@pytest.mark.parametrize("kind", ["data", "stacks"])
+def test_objects_are_drawn_and_counted_alike(kind):
+    words = [NonTensorData(w) for w in "abc"] if kind == "data" else [NonTensorStack("a", "b")] * 2
+
+    check_works_alike(lambda n: n.Choice(list(words)).num_choices)
+    check_works_alike(lambda n: plain_words(n.Choice(list(words)).rand()))
+    if kind == "data":  # equal stacks count once here
+        check_works_alike(lambda n: n.Choice(list(words)).cardinality())
+
+
+def plain_words(data):
+    return data.data if isinstance(data, NonTensorData) else data.tolist()
 
 
 def test_a_value_is_looked_for_in_a_spec():
