@@ -36,7 +36,8 @@ class LeavesPolicy:
 
     Attributes:
         reads: entries of a root that it is called with.
-        writes: entries that it gives; where it gives a tree as one of them, the node.
+        writes: entries that it gives; where it gives a tree as one of them, the node. A function may
+            give further ones, which are no entries of the env: ``output1``, ...
         act: gives the entries, from the tensors in the order of `reads`.
     """
 
@@ -68,6 +69,7 @@ class CallOnLeaves:
 
     def __init__(self, function: Callable[..., Any], in_keys: list[Key], write: ActionWriter):
         self._function, self._in_keys, self._write = function, in_keys, write
+        write.takes_more = True
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         return self._write(
@@ -80,7 +82,8 @@ class CallOnLeaves:
         paths = {key: as_path(key) for key in self._write.actions}
 
         def act(given: Sequence[Tensor]) -> dict[Path, Any]:
-            return {paths[key]: value for key, value in named(function(*given), batch).items()}
+            written = named(function(*given), batch)
+            return {paths.get(key) or as_path(key): value for key, value in written.items()}
 
         return LeavesPolicy(tuple(map(as_path, self._in_keys)), tuple(paths.values()), act)
 
@@ -91,17 +94,20 @@ class ActionWriter:
     How many elements an action has is looked at in the first call only, unless ``checks_each`` is set.
 
     Attributes:
+        takes_more: a tuple may hold more tensors after the actions, which become ``output1``, ``output2``, ...
         given_by: how messages begin: who gives what.
         cure: the verb that says how to give it.
     """
 
     given_by, cure = "the policy returned", "Return"
+    takes_more = False
 
     def __init__(self, env: Stepping, *, checks_each: bool = False):
         self.actions: dict[Key, TensorSpec] = {
             key: env.full_action_spec[key] for key in env.action_keys
         }
         self.batch_dims = env.batch_dims
+        self._shown = {as_path(key)[0] for key in env.full_observation_spec.keys(True, True)}
         self._checks_each, self._was_called = checks_each, False
 
     def __call__(self, tensordict: TensorDictBase, actions: Any) -> TensorDictBase:
@@ -113,20 +119,40 @@ class ActionWriter:
         """Give what a user gave as one action or as a tuple, by key."""
         if not isinstance(actions, tuple):
             actions = (actions,)
-        if len(actions) != len(self.actions):
+        missing, further = len(self.actions) - len(actions), actions[len(self.actions) :]
+        if missing > 0 or (further and not self.takes_more):
             raise PolicyError(
                 f"{self.given_by} {len(actions)} values, but the env has the action keys "
                 f"{list(self.actions)}. {self.cure} one tensor for each of them."
             )
         found = {}
-        for key, action in zip(self.actions, actions, strict=True):
+        for key, action in zip(self.actions, actions, strict=False):
             if not isinstance(action, torch.Tensor) and self.actions[key].dtype is not None:
                 action = self._as_tensor(action, key)
             if self._checks_each or not self._was_called:
                 self._check_size(action, key, batch)
             found[key] = action
+        for number, value in enumerate(further, 1):
+            found[f"output{number}"] = self._further(value, number, batch)
         self._was_called = True
         return found
+
+    def _further(self, value: Any, number: int, batch: torch.Size) -> torch.Tensor:
+        """Check one that comes after the actions."""
+        name = f"output{number}"
+        if name in self._shown:
+            raise PolicyError(
+                f"{self.given_by} {number} values beside the actions {list(self.actions)}, which would be recorded as "
+                f"{name!r}, but the env shows an entry of this name. Name the outputs: TensorDictModule(policy, "
+                "in_keys=[...], out_keys=[...]), from tensordict.nn."
+            )
+        if not isinstance(value, torch.Tensor) or value.shape[: len(batch)] != batch:
+            what = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+            raise PolicyError(
+                f"{self.given_by} {what} as {name!r}, after the actions {list(self.actions)}. {self.cure} tensors "
+                f"that begin with the batch axes {tuple(batch)}, or the actions alone."
+            )
+        return value
 
     def _as_tensor(self, action: Any, key: Key) -> Any:
         """Take numbers and arrays for tensors."""

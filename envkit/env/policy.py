@@ -111,7 +111,8 @@ def as_policy(env: Stepping, policy: PolicyLike, *, trust: bool = False) -> Poli
             annotated as a TensorDict, is called with the TensorDict, and what it returns in a new
             one is merged into that; any other callable gets the observation
             leaves (see `observation_inputs`), in the order of ``observation_spec``, and returns the
-            action (a tuple when there are several action keys).
+            action (a tuple when there are several action keys). Further tensors of the tuple are recorded
+            as ``output1``, ``output2``, ...
         trust: use ``policy`` as it is, whatever its signature.
 
     Raises:

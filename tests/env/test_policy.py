@@ -15,6 +15,7 @@ from envkit import (
     InitTracker,
     JaxEnv,
     MixedEnv,
+    ParallelEnv,
     RenameTransform,
     RewardSum,
     SerialEnv,
@@ -144,3 +145,67 @@ def test_a_random_policy_draws_from_the_spec_that_it_took_over():
     acted = policy(env.reset())
 
     assert all(env.full_action_spec[key].is_in(acted[key]) for key in env.action_keys)
+
+
+class Torque(torch.nn.Module):
+    """Acts, and tells what it thinks of the observation."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 1)
+
+    def forward(self, observation):
+        return self.linear(observation).tanh(), observation.sum(-1), observation[..., :2]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: GymEnv("Pendulum-v1"),
+        lambda: TransformedEnv(GymEnv("Pendulum-v1"), StepCounter()),
+        lambda: SerialEnv(2, lambda: GymEnv("Pendulum-v1")),
+        lambda: ParallelEnv(2, lambda: GymEnv("Pendulum-v1")),
+    ],
+    ids=["single", "transformed", "serial", "parallel"],
+)
+def test_outputs_after_the_action_are_recorded_by_number(make):
+    env = make()
+    try:
+        data = env.rollout(3, Torque())
+    finally:
+        env.close()
+
+    assert torch.equal(data["output1"], data["observation"].sum(-1))
+    assert torch.equal(data["output2"], data["observation"][..., :2])
+    assert "output1" not in data["next"].keys()
+
+
+def test_a_collector_records_them_too():
+    collector = Collector(
+        lambda: GymEnv("Pendulum-v1"), Torque(), frames_per_batch=4, total_frames=8
+    )
+
+    batches = list(collector)
+    collector.shutdown()
+
+    assert all(torch.equal(one["output1"], one["observation"].sum(-1)) for one in batches)
+
+
+def test_an_output_without_the_batch_axes_or_that_is_no_tensor_is_refused():
+    env = SerialEnv(2, lambda: GymEnv("Pendulum-v1"))
+
+    with pytest.raises(PolicyError, match=r"shape \(\) as 'output1'.*batch axes \(2,\)"):
+        env.rollout(2, lambda observation: (observation[..., :1], observation.sum()))
+    with pytest.raises(PolicyError, match="None as 'output1'"):
+        env.rollout(2, lambda observation: (observation[..., :1], None))
+    with pytest.raises(PolicyError, match="holds 2 values"):
+        env.rollout(2, actions=[(torch.zeros(2, 1), torch.zeros(2))] * 2)
+
+
+def test_an_output_named_as_an_entry_of_the_env_is_refused():
+    env = TransformedEnv(
+        GymEnv("Pendulum-v1"), RenameTransform(["observation"], ["output1"], create_copy=True)
+    )
+
+    with pytest.raises(PolicyError, match=r"an entry of this name.*TensorDictModule"):
+        env.rollout(2, lambda one, other: (one[..., :1], other))
