@@ -38,6 +38,8 @@ class Carrying:
     state_keys: Collection[Path] = ()
     kept_keys: Collection[Path] = ()
     keep_other: bool = True
+    keeps_empty_nodes: bool = False
+    """Whether nodes of the root that hold no entries stand at the next root."""
     _known: dict[tuple[Path, bool], bool] = field(default_factory=dict, init=False, compare=False)
 
     def __call__(self, path: Path, *, from_next: bool) -> bool:
@@ -91,7 +93,8 @@ def carry(
             return fresh
     source: dict[str, Any] = {}
     root = (entry for entry in td.items() if entry[0] != "next")
-    _collect(root, (), partial(is_carried, from_next=False), source)
+    kept = partial(is_carried, from_next=False)
+    _collect(root, (), kept, source, keeps_empty=is_carried.keeps_empty_nodes)
     _collect(following.items(), (), partial(is_carried, from_next=True), source)
     if fresh is None:
         return _rebuild(source, td, following)
@@ -125,6 +128,7 @@ def _collect(
     path: Path,
     is_carried: Callable[..., bool],
     into: dict[str, Any],
+    keeps_empty: bool = False,
 ) -> None:
     """Put those entries of the node at ``path`` that are carried into nested dicts, and take out the others."""
     for name, value in entries:
@@ -133,11 +137,11 @@ def _collect(
             below = into.get(name)
             if isinstance(value, LazyStackedTensorDict) and is_uneven(value):
                 into[name] = _Parts.of(value, below)
-                into[name].collect(value, here, is_carried)
+                into[name].collect(value, here, is_carried, keeps_empty)
                 continue
             below = dict(below) if isinstance(below, dict) else {}
-            _collect(value.items(), here, is_carried, below)
-            if below:
+            _collect(value.items(), here, is_carried, below, keeps_empty)
+            if below or (keeps_empty and value.is_empty()):
                 into[name] = below
         elif is_carried(here):
             into[name] = value
@@ -167,11 +171,15 @@ class _Parts:
         return cls([part.to_dict(retain_none=True) for part in shared], model)
 
     def collect(
-        self, value: LazyStackedTensorDict, path: Path, is_carried: Callable[..., bool]
+        self,
+        value: LazyStackedTensorDict,
+        path: Path,
+        is_carried: Callable[..., bool],
+        keeps_empty: bool,
     ) -> None:
         """Put what is carried of each part into its dict, and take out the others."""
         for entries, part in zip(self.entries, value.tensordicts, strict=True):
-            _collect(part.items(), path, is_carried, entries)
+            _collect(part.items(), path, is_carried, entries, keeps_empty)
 
     def stacked(self) -> LazyStackedTensorDict:
         """Give the parts as a stack again."""

@@ -67,9 +67,12 @@ def deviations(
             for index in range(specs.shape[0])
             for line in same(specs[index], fake[index], real[index])
         ]
-    lines = _key_lines(fake, real)
     got, wanted = dict(_entries(real)), dict(_entries(fake))
     declared = _declared(specs)
+    for path, spec in _next_states(specs).items():
+        if path in got and path not in wanted:
+            wanted[path], declared[path] = spec.zero(), spec
+    lines = _key_lines(set(wanted), set(got))
     for path in sorted((path for path in wanted if path in got), key=_root_first):
         spec, value = declared[_named(path)], got[path]
         for part in (name for name in path if isinstance(name, int)):
@@ -138,12 +141,17 @@ def _declared(specs: Composite) -> dict[Path, TensorSpec]:
     }
 
 
+def _next_states(specs: Composite) -> dict[Path, TensorSpec]:
+    """Give the spec of each state under ``next``: a step may give it, and the next root has it then."""
+    states = specs["input_spec", "full_state_spec"]
+    return {("next", *as_path(key)): leaf for key, leaf in states.items(True, True)}
+
+
 def _root_first(path: Path) -> tuple[bool, Path]:
     return path[0] == "next", path
 
 
-def _key_lines(fake: TensorDictBase, real: TensorDictBase) -> list[str]:
-    wanted, got = ({path for path, _ in _entries(td)} for td in (fake, real))
+def _key_lines(wanted: set[tuple[Any, ...]], got: set[tuple[Any, ...]]) -> list[str]:
     cures = {path: "_step" if path[0] == "next" else "_reset" for path in wanted}
     return [
         *(

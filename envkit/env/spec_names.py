@@ -161,7 +161,9 @@ class SpecNames(EnvModule):
 
     @full_reward_spec.setter
     def full_reward_spec(self, spec: TensorSpec) -> None:
-        self._store(OUTPUTS, "reward", self._as_composite(spec, "reward"))
+        composite = self._as_composite(spec, "reward")
+        self._has_no_reward = composite.is_empty()
+        self._store(OUTPUTS, "reward", composite)
 
     @property
     def full_done_spec(self) -> Composite:
@@ -370,7 +372,10 @@ class SpecNames(EnvModule):
     # ------------------------------------------------------------------------------- finishing up
 
     _has_no_reward = False
-    """A step gives no reward, unless a transform around this env does; else one is declared."""
+    """A step gives no reward: an empty reward spec was assigned. A transform around this env may give one.
+
+    Where none was assigned, one reward is declared.
+    """
 
     def _finish_specs(self, *, lock: bool) -> None:
         """Complete the declared specs, check names, and lock: the last act of construction."""

@@ -109,6 +109,7 @@ class SpecTable:
             known=frozenset(path for found in paths.values() for path in found),
             recorded=tuple(env._recorded_inputs),
             carrying=Carrying(
+                keeps_empty_nodes=True,
                 reward_keys=rewards,
                 action_keys=actions.difference(paths["observation"]),
                 state_keys=states,

@@ -210,6 +210,19 @@ def test_dense_results_of_unlike_envs_are_refused(new_pool):
         pool.reset()
 
 
+def test_rows_keep_the_number_of_their_env_behind_transforms(new_pool):
+    env = TransformedEnv(new_pool([Count, Count]), StepCounter())
+
+    check_env_specs(env)
+    root = env.reset()
+    stepped, following = env.step_and_maybe_reset(env.rand_action(root))
+
+    for data in (root, stepped, following, env.rollout(2)[:, 0]):
+        assert envs_of(data, None, 2) == [0, 1]
+    with pytest.raises(ArgumentError, match="Put them in order"):
+        env.step(env.rand_action(env.reset())[[1, 0]])
+
+
 def test_a_transform_around_a_pool_sees_its_calls_for_all(new_pool):
     env = TransformedEnv(new_pool([Count, Count]), StepCounter(3))
 

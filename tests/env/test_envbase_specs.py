@@ -800,3 +800,90 @@ def test_a_leaf_spec_is_never_lost_in_a_composite():
 
     assert isinstance(env.full_action_spec["deep", "force"], Bounded)
     assert all(isinstance(leaf, TensorSpec) for leaf in env.specs.values(True, True))
+
+
+# ------------------------------------------------------------------------ states and empty rewards
+
+
+class Winding(EnvBase):
+    """Counts in a state that is no observation, and shows ten times it."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.observation_spec = Composite(shown=Unbounded((1,)))
+        self.state_spec = Composite(turns=Unbounded((1,)))
+        self.action_spec = Unbounded((1,))
+        self.dtype = dtype
+
+    def _reset(self, tensordict=None):
+        return TensorDict({"shown": torch.zeros(1), "turns": torch.zeros(1)})
+
+    def _step(self, tensordict):
+        turns = tensordict["turns"]
+        return TensorDict(
+            {
+                "shown": turns * 10,
+                "turns": (turns + 1).to(self.dtype),
+                "reward": torch.zeros(1),
+                "done": torch.zeros(1, dtype=torch.bool),
+            }
+        )
+
+    def _set_seed(self, seed):
+        pass
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Winding, lambda: TransformedEnv(Winding(), StepCounter())],
+    ids=["single", "transformed"],
+)
+def test_a_state_that_a_step_gives_is_the_state_of_the_next_step(make):
+    env = make()
+
+    check_env_specs(env)
+    data = env.rollout(4)
+    again = env.reset(data[-1].exclude("next"))
+
+    assert data["turns"].flatten().tolist() == [0, 1, 2, 3]
+    assert data["next", "shown"].flatten().tolist() == [0, 10, 20, 30]
+    assert again["turns"].tolist() == [0]
+
+
+def test_a_state_that_a_step_gives_must_fit_its_spec():
+    with pytest.raises(AssertionError, match=r"\('next', 'turns'\) has dtype torch.int64"):
+        check_env_specs(Winding(torch.int64))
+
+
+class Silent(Winding):
+    """Has no reward."""
+
+    def __init__(self):
+        super().__init__()
+        self.reward_spec = Composite()
+
+    def _step(self, tensordict):
+        return super()._step(tensordict).exclude("reward")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Silent, lambda: TransformedEnv(Silent(), StepCounter())],
+    ids=["single", "transformed"],
+)
+def test_an_empty_reward_spec_says_that_there_is_no_reward(make):
+    env = make()
+
+    check_env_specs(env)
+
+    assert env.reward_keys == []
+    assert "reward" not in env.rollout(2)["next"].keys()
+
+
+def test_a_reward_can_be_declared_after_all():
+    env = Silent()
+    env.set_spec_lock_(False)
+    env.reward_spec = Unbounded((1,))
+
+    assert env.reward_keys == ["reward"]
+    assert env.rollout(2)["next", "reward"].shape == (2, 1)

@@ -658,3 +658,29 @@ def test_transitions_are_kept_where_the_caller_wants_them(make):
     assert stored.device == stored["next"].device == torch.device("cpu")
     assert left.device is None
     assert (stored["next", "count"] == left["next", "count"]).all()
+
+
+class Hollow(Count):
+    """Shows a node that holds no entries, and gives one beside its reward."""
+
+    def __init__(self):
+        super().__init__(5)
+        self.set_spec_lock_(False)
+        self.observation_spec["outer"] = Composite(inner=Composite())
+        self.reward_spec = Composite(reward=Unbounded((1,)), more=Composite())
+
+    def _reset(self, tensordict=None):
+        return super()._reset(tensordict).set("outer", TensorDict({"inner": {}}))
+
+    def _step(self, tensordict):
+        made = super()._step(tensordict).set("outer", TensorDict({"inner": {}}))
+        return made.set("more", TensorDict({}))
+
+
+@pytest.mark.parametrize("rule", [True, False])
+def test_nodes_without_entries_last_through_a_rollout(rule):
+    data = Hollow().rollout(3, break_when_any_done=rule)
+
+    for held in (data, data["next"]):
+        assert held["outer", "inner"].is_empty() and held["outer", "inner"].batch_size == (3,)
+    assert data["next", "more"].is_empty() and "more" not in data.keys()

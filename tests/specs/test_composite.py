@@ -598,3 +598,20 @@ def test_item_assignment_is_no_way_to_assign_an_attribute():
         with pytest.raises(AttributeError, match=name):
             tree[name] = Unbounded()
     assert tree.set("space", Unbounded())["space"] == Unbounded()
+
+
+@pytest.mark.parametrize("given", [lambda spec: spec, lambda spec: dict(spec.items())])
+def test_an_update_takes_copies(given):
+    mine = Composite(low=Bounded(0, 9, (2,)), node=Composite(low=Bounded(0, 9, (2,))))
+    theirs = Composite(
+        low=Bounded(1, 9, (2,)),
+        node=Composite(low=Bounded(1, 9, (2,))),
+        new=Composite(low=Bounded(1, 9, (2,))),
+    )
+
+    mine.update(given(theirs))
+    for key in ("low", ("node", "low"), ("new", "low")):
+        theirs[key].space.low -= 1
+
+    for key in ("low", ("node", "low"), ("new", "low")):
+        assert mine[key].low.tolist() == [1, 1] and theirs[key].low.tolist() == [0, 0]

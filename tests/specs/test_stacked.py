@@ -464,3 +464,15 @@ def test_consolidation_goes_no_deeper_than_asked_for():
     assert not check_no_exclusive_keys(shallow) and check_no_exclusive_keys(consolidate_spec(entry))
     assert flat == nested
     assert list(consolidate_spec(nested)[1][0].keys()) == ["a", "c", "b"]
+
+
+def test_a_placeholder_of_a_stack_cuts_only_the_axes_along_which_its_members_differ():
+    uneven = torch.stack([Unbounded((2, 5, n, 7)) for n in (6, 7, 8)], 1)
+    even = torch.stack([Bounded(0, n, (2, 5)) for n in (1, 2)], 1)
+    envs = torch.stack([Composite(x=uneven, y=even, shape=(2,)), Composite(shape=(2,))])
+
+    whole = consolidate_spec(envs)
+
+    assert whole["x"].shape == (2, 2, 3, 5, -1, 7)
+    assert whole[1]["x"].shape == (2, 3, 5, 0, 7)
+    assert whole[1]["y"].shape == (2, 2, 0)

@@ -229,7 +229,7 @@ class Branch(Lockable, TensorSpec):
         return found
 
     def update(self, other: Mapping[Any, Any] | Branch) -> Self:
-        """Merge another tree into this one; its leaves win.
+        """Merge copies of the leaves of another tree into this one; they win.
 
         Returns:
             This composite.
@@ -240,7 +240,7 @@ class Branch(Lockable, TensorSpec):
             if isinstance(mine, Branch) and isinstance(spec, (Mapping, Branch)):
                 mine.update(spec)
             else:
-                self.set(key, spec)
+                self.set(key, _copied(spec))
         return self
 
     def separates(self, *keys: Key, default: Child = None) -> Branch:
@@ -359,3 +359,10 @@ class Branch(Lockable, TensorSpec):
         if recurse:
             return self._map(lambda child: child.clone())
         return self._map(lambda c: c.clone(False) if isinstance(c, Branch) else c)
+
+
+def _copied(child: Any) -> Any:
+    """Copy a child, or all that a mapping holds; None stays."""
+    if isinstance(child, Mapping):
+        return {key: _copied(value) for key, value in child.items()}
+    return child.clone() if isinstance(child, TensorSpec) else child

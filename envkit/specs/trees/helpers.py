@@ -204,8 +204,11 @@ def _agreeing(donors: Sequence[TensorSpec], batch_ndim: int) -> set[int]:
 def _without_features(spec: Any, kept: int, agreed: Collection[int] = ()) -> Any:
     """Cut all axes but the first ``kept`` and those ``agreed`` to size 0; dynamic ones stay."""
     if isinstance(spec, Stack):
-        kept -= spec.stack_dim < kept
-        return spec._each(lambda member: _without_features(member, kept))
+        dim = spec.stack_dim
+        kept -= dim < kept
+        uneven = -1 in spec.shape
+        agreed = {i - (i > dim) for i in agreed if i != dim} if uneven else ()
+        return spec._each(lambda member: _without_features(member, kept, agreed))
     features = enumerate(spec._free_shape[kept:], kept)
     cuts = [slice(None) if size == -1 or i in agreed else slice(0, 0) for i, size in features]
     cut = spec._map_shape(Index((*(slice(None),) * kept, *cuts)))

@@ -171,8 +171,21 @@ class TransformStepping(TransformHolder):
     def _shown_root(self, td: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
         """Show what the stepper says after a reset, which was asked for with ``td``."""
         route = self._route
-        root = root.select(*route.stepper._table.shown, strict=False)
-        return route.shown_root(td, root)
+        return route.shown_root(td, root.select(*self._told_by_stepper, strict=False))
+
+    @property
+    def _told_by_stepper(self) -> list[Key]:
+        """What a reset of the stepper may give: observations, flags, and states that the user's side has too."""
+
+        def build() -> list[Key]:
+            stepper = self._route.stepper
+            own = {as_path(key) for key in self.state_keys}
+            return [
+                *stepper._table.shown,
+                *(key for key in stepper.state_keys if as_path(key) in own),
+            ]
+
+        return self._declared.cached("told_by_stepper", build)
 
     @property
     def _has_preprocess(self) -> bool:
