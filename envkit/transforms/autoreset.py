@@ -12,18 +12,19 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor
 
 from envkit import rules
 from envkit.data.arguments import as_bool, as_int
-from envkit.data.paths import Key, as_key, as_path
+from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.resets import collect_reset_masks
-from envkit.data.transition import empty_like, leaves
+from envkit.data.transition import choose_leaf, leaves
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, NoParentError, ResetMaskError
-from envkit.specs import Composite, TensorSpec, Unbounded
+from envkit.specs import Composite, Stacked, StackedComposite, TensorSpec, Unbounded
 from envkit.transforms.core.base import Transform, TransformLike
 from envkit.transforms.core.env import TransformedEnv
 
@@ -68,15 +69,13 @@ class _AutoReset(Transform):
 
     def _keep(self, rows: torch.Tensor, next_td: TensorDictBase, keys: Iterable[Key]) -> None:
         """Remember what ``next_td`` says of the new episodes of some rows."""
-        first = empty_like(next_td)
-        for key in keys:
-            first.set(key, next_td.get(key))
+        first = next_td.select(*keys, strict=False)
         for key in self._base().done_keys:
             first.set(key, torch.zeros_like(next_td.get(key)))
         if self._first is not None and self._rows is not None:
             for path, value in leaves(self._first):
                 key = as_key(path)
-                first.set(key, rules.choose(rows, first.get(key), value))
+                first.set(key, choose_leaf(rows, first.get(key), value))
             rows = rows | self._rows
         self._rows, self._first = rows, first
 
@@ -148,20 +147,35 @@ class AutoResetTransform(_AutoReset):
             return next_td
         keys = self._base().observation_keys
         self._keep(rows, next_td, keys)
-        for key in keys if self.replace else ():
-            value = next_td.get(key)
-            if isinstance(value, torch.Tensor):
-                fill = self._fill(value.dtype).to(value.device).expand(value.shape)
-                next_td.set(key, rules.choose(rows, fill, value))
+        if self.replace:
+            self._hide(rows, next_td, {as_path(key) for key in keys})
         return next_td
+
+    def _hide(
+        self, rows: torch.Tensor, td: TensorDictBase, shown: set[Path], place: Path = ()
+    ) -> None:
+        """Put fill values in the place of what is ``shown`` of some rows, in each part of an uneven stack too."""
+        for path, value in list(leaves(td, place)):
+            if isinstance(value, LazyStackedTensorDict) and not is_non_tensor(value):
+                dim, parts = value.stack_dim, value.tensordicts
+                each = rows.unbind(dim) if dim < rows.ndim else [rows] * len(parts)
+                for own, part in zip(each, parts, strict=True):
+                    self._hide(own, part, shown, path)
+            elif path in shown and isinstance(value, torch.Tensor):
+                fill = self._fill(value.dtype).to(value.device).expand(value.shape)
+                td.set(as_key(path[len(place) :]), rules.choose(rows, fill, value))
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         self._base()
-        if self.replace:
-            for key, leaf in list(observation_spec.items(True, True)):
-                if leaf.dtype is not None:
-                    observation_spec[key] = _allowing(leaf, self._fill(leaf.dtype))
-        return observation_spec
+        return self._allowed(observation_spec) if self.replace else observation_spec
+
+    def _allowed(self, spec: Any) -> Any:
+        """Have the leaves of a spec allow the fill value, in each member of a stack too."""
+        if isinstance(spec, Stacked | StackedComposite):
+            return spec._each(self._allowed)
+        if isinstance(spec, Composite):
+            return spec._map(self._allowed)
+        return spec if spec.dtype is None else _allowing(spec, self._fill(spec.dtype))
 
     def extra_repr(self) -> str:
         return f"replace={self.replace}"

@@ -86,7 +86,7 @@ def test_the_values_of_one_row_are_counted_and_listed():
 
 
 @pytest.mark.parametrize(
-    "choice, values",
+    ("choice", "values"),
     [
         (lambda: Choice([Categorical(2), Categorical(4)]), [0, 1, 2, 3]),
         (lambda: Choice([Categorical(4), Categorical(2)]), [0, 1, 2, 3]),
@@ -133,7 +133,7 @@ def test_given_objects_are_told_apart_counted_and_listed():
     assert spec.is_in("jump") and spec.is_in(NonTensorData("run"))
     assert not spec.is_in("fly") and not spec.is_in(torch.zeros(()))
     assert spec.project("jump") == "jump"
-    with pytest.raises(TypeError, match="'fly' is none of the options.*enumerate"):
+    with pytest.raises(TypeError, match=r"'fly' is none of the options.*enumerate"):
         spec.project("fly")
 
 

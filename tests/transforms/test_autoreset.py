@@ -6,12 +6,13 @@ from functools import partial
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 
 from envkit import (
     AutoResetEnv,
     AutoResetTransform,
     Compose,
+    EnvBase,
     RewardSum,
     SerialEnv,
     StepCounter,
@@ -19,6 +20,7 @@ from envkit import (
     VecGymEnvTransform,
     check_env_specs,
 )
+from envkit.specs import Composite, Unbounded
 from tests.zoo.transform_envs import SelfResetting, SelfResettingRows
 
 NONSTOP = {"break_when_any_done": False}
@@ -146,3 +148,58 @@ def test_only_the_rows_that_are_done_can_be_reset():
     assert values(
         env.reset(TensorDict({"_reset": torch.ones(2, dtype=torch.bool)}, [2])), "count"
     ) == [0, 0]
+
+
+class Pair(EnvBase):
+    """Two agents that see vectors of unlike lengths; it resets itself."""
+
+    def __init__(self, length: int, **options):
+        super().__init__(**options)
+        self.length, self.now = length, 0
+        seen = [Composite(seen=Unbounded((size,))) for size in (2, 3)]
+        self.observation_spec = Composite(agents=torch.stack(seen))
+        self.action_spec = Unbounded((1,))
+        self.reward_spec = Unbounded((1,))
+
+    def _shown(self):
+        return lazy_stack(
+            [TensorDict({"seen": torch.full((size,), float(self.now))}) for size in (2, 3)]
+        )
+
+    def _reset(self, tensordict=None):
+        self.now = 0
+        return TensorDict({"agents": self._shown()})
+
+    def _step(self, tensordict):
+        self.now += 1
+        ends = self.now == self.length
+        self.now = 0 if ends else self.now
+        return TensorDict(
+            {"agents": self._shown(), "reward": torch.ones(1), "done": torch.tensor([ends])}
+        )
+
+    def _set_seed(self, seed):
+        pass
+
+
+def agents_saw(data, agent):
+    return [step["agents"][..., agent]["seen"][..., 0].tolist() for step in data.unbind(-1)]
+
+
+def test_steps_of_unlike_agents_are_taken_apart():
+    env = Pair(2, auto_reset=True)
+
+    check_env_specs(env)
+    data = env.rollout(4, break_when_any_done=False)
+
+    for agent in (0, 1):
+        assert agents_saw(data, agent) == [0, 1, 0, 1]
+        assert str(agents_saw(data["next"], agent)) == "[1.0, nan, 1.0, nan]"
+
+
+def test_rows_of_unlike_agents_begin_on_their_own():
+    env = SerialEnv(2, [lambda: Pair(2, auto_reset=True), lambda: Pair(3, auto_reset=True)])
+
+    data = env.rollout(4, break_when_any_done=False)
+
+    assert agents_saw(data, 1) == [[0, 0], [1, 1], [0, 2], [1, 0]]
