@@ -6,10 +6,12 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+import torchrl.envs.transforms.functional
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
-from envkit.errors import InputError
+import envkit
+from envkit.errors import BypassError, InputError, MissingKeyError, PlacementError, SpecMaskError
 from tests.reference.compare import OURS, differs
 
 
@@ -175,3 +177,176 @@ def test_an_integer_in_a_dict_of_actions_is_an_integer():
 
     differs("integers-in-dicts", call)
     assert call(OURS) == "int"
+
+
+def test_a_transform_that_lacks_its_count_says_so_at_the_first_use():
+    def build(lib):
+        limit = lib.RandomTruncationTransform(min_horizon=1, max_horizon=5)
+        return type(lib.TransformedEnv(Halves(lib), limit)).__name__
+
+    differs("told-at-first-use", build)
+    env = OURS.TransformedEnv(Halves(OURS), OURS.RandomTruncationTransform(1, 5))
+    with pytest.raises(PlacementError, match="Put a StepCounter before it"):
+        env.reset()
+
+
+def test_a_transform_for_records_is_refused_when_a_batch_makes_its_envs():
+    def build(lib):
+        inside = lambda: lib.TransformedEnv(Halves(lib), lib.Reward2GoTransform())  # noqa: E731
+        return type(lib.SerialEnv(2, inside)).__name__
+
+    differs("told-at-first-use", build)
+    batch = OURS.SerialEnv(2, lambda: OURS.TransformedEnv(Halves(OURS), OURS.Reward2GoTransform()))
+    with pytest.raises(RuntimeError, match="needs whole episodes"):
+        batch.reset()
+
+
+def test_an_input_that_is_not_there_is_told_before_statistics_are_made():
+    def call(lib):
+        env = lib.TransformedEnv(Halves(lib), lib.ObservationNorm(in_keys=["n", "m"]))
+        env.transform.init_stats(3, key="n", reduce_dim=0, cat_dim=0)
+        return sorted(env.observation_spec.keys())
+
+    differs("inputs-are-looked-for", call)
+    with pytest.raises(MissingKeyError, match=r"ObservationNorm reads \['m'\]"):
+        call(OURS)
+
+
+def test_recorded_rewards_are_summed_where_rollouts_have_them():
+    def call(lib):
+        data = TensorDict({("next", "reward"): torch.ones(3, 1)}, [3], names=["time"])
+        summed = lib.RewardSum(in_keys=["reward"], out_keys=["total"])(data)
+        return summed["next", "total"]
+
+    differs("records-have-rewards-in-next", call)
+    assert call(OURS).flatten().tolist() == [1, 2, 3]
+
+
+def test_the_mask_of_windows_has_an_entry_for_each_frame_of_each_step():
+    functional = {"envkit": envkit.cat_frames, "torchrl": torchrl.envs.transforms.functional}
+
+    def call(lib):
+        theirs = functional["torchrl"].cat_frames
+        cat_frames = functional["envkit"] if lib is OURS else theirs
+        other = torch.zeros(1, 4, 2, dtype=torch.bool)
+        other[0, 2, 0] = True
+        frames = torch.arange(4.0).view(1, 4, 1)
+        return cat_frames(frames, N=2, dim=-1, time_dim=-2, done_mask=other)
+
+    differs("windows-of-episodes", call)
+    assert call(OURS)[0].tolist() == [[0, 0], [0, 1], [2, 2], [2, 3]]
+
+
+class Board(gymnasium.Env):
+    """Each step fills a free field; the mask shows the fields."""
+
+    action_space = gymnasium.spaces.MultiDiscrete([2, 3])
+    observation_space = gymnasium.spaces.Dict(
+        board=gymnasium.spaces.Box(0, 1, (2, 3), np.float32),
+        action_mask=gymnasium.spaces.Box(0, 1, (2, 3), bool),
+    )
+
+    def _shown(self):
+        return {"board": self.board.copy(), "action_mask": self.board == 0}
+
+    def reset(self, *, seed=None, options=None):
+        self.board = np.zeros((2, 3), np.float32)
+        return self._shown(), {}
+
+    def step(self, action):
+        row, column = action
+        self.board[row, column] = 1
+        return self._shown(), 0.0, bool(self.board.all()), False, {}
+
+
+def test_a_mask_over_combinations_is_refused():
+    def call(lib):
+        env = lib.TransformedEnv(
+            lib.GymWrapper(Board(), categorical_action_encoding=True), lib.ActionMask()
+        )
+        return env.rollout(6).batch_size
+
+    differs("joint-masks", call)
+    with pytest.raises(SpecMaskError, match=r"broadcast to \(5,\)"):
+        call(OURS)
+
+
+def test_a_limit_of_the_collector_and_a_count_of_the_env_go_together():
+    def call(lib):
+        collector = lib.Collector(
+            lambda: lib.TransformedEnv(Halves(lib), lib.StepCounter()),
+            None,
+            frames_per_batch=6,
+            total_frames=6,
+            max_frames_per_traj=3,
+        )
+        counts = [batch["step_count"].flatten().tolist() for batch in collector]
+        collector.shutdown()
+        return counts
+
+    differs("limits-beside-counts", call)
+    assert call(OURS) == [[0, 1, 2, 0, 1, 2]]
+
+
+def test_a_tree_has_no_dtype_of_its_own():
+    def call(lib):
+        return lib.Composite(n=lib.Unbounded((1,), dtype=torch.int64)).dtype
+
+    differs("trees-have-no-dtype", call)
+    assert call(OURS) is None
+
+
+def test_a_state_that_a_step_returns_is_the_next_one():
+    def call(lib):
+        class Counter(type(Halves(lib))):
+            def __init__(self):
+                super().__init__()
+                self.action_spec = lib.Unbounded((1,))
+                self.state_spec = lib.Composite(turns=lib.Unbounded((1,)))
+
+            def _reset(self, td=None):
+                return super()._reset(td).set("turns", torch.zeros(1))
+
+            def _step(self, td):
+                return super()._step(td).set("turns", td["turns"] + 1)
+
+        return Counter().rollout(3)["turns"]
+
+    differs("states-go-on", call)
+    assert call(OURS).flatten().tolist() == [0, 1, 2]
+
+
+def test_rows_of_a_pool_do_not_pass_by_transforms():
+    def call(lib):
+        makers = [lambda: Halves(lib)] * 2
+        pool = lib.AsyncEnvPool(makers, backend="threading")
+        env = lib.TransformedEnv(pool, lib.StepCounter())
+        try:
+            env.async_step_send(env.rand_action(env.reset()))
+            return "step_count" in env.async_step_recv(2)["next"].keys()
+        finally:
+            pool.close(raise_if_closed=False)
+
+    differs("pools-under-transforms", call)
+    with pytest.raises(BypassError, match="Put them inside the envs of the pool"):
+        call(OURS)
+
+
+def test_gradients_flow_through_a_batch_that_shares_its_data():
+    def call(lib):
+        class Push(type(Halves(lib))):
+            def __init__(self):
+                super().__init__()
+                self.action_spec = lib.Unbounded((1,))
+
+            def _step(self, td):
+                return super()._step(td).update({"reward": td["action"] * 2, "n": torch.zeros(1)})
+
+        linear = torch.nn.Linear(1, 1)
+        policy = TensorDictModule(linear, in_keys=["n"], out_keys=["action"])
+        batch = lib.SerialEnv(2, Push, share_individual_td=True)
+        batch.rollout(3, policy)["next", "reward"].sum().backward()
+        return linear.bias.grad
+
+    differs("graphs-stay", call)
+    assert call(OURS).tolist() == [12]
