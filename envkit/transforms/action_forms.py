@@ -76,6 +76,15 @@ class _ActionForm(Transform):
 # -------------------------------------------------------------------------------------------- scale
 
 
+def _require_one_shape(**numbers: torch.Tensor) -> None:
+    """Check that two tensors of numbers have one shape, unless one of them is a single number."""
+    sizes = {name: tuple(value.shape) for name, value in numbers.items()}
+    if () not in sizes.values() and len(set(sizes.values())) > 1:
+        raise ArgumentError(
+            f"ActionScaling was given numbers of the shapes {sizes}. Pass a single number, or tensors of one shape."
+        )
+
+
 class ActionScaling(_ActionForm):
     """Let the user give actions between -1 and 1, which become those of the env.
 
@@ -86,12 +95,12 @@ class ActionScaling(_ActionForm):
         in_keys_inv, out_keys_inv: the action of the env, ``"action"`` by default, and the user's name of
             it. An empty list changes recorded data only, and needs numbers.
         in_keys, out_keys: the action of recorded data; see `_ActionForm`.
-        loc, scale: numbers, or tensors that broadcast to the action; both or none.
+        loc, scale: numbers, or tensors of one shape that broadcast to the action; both or none.
         standard_normal: False: the user gives actions between 0 and 1.
 
     Raises:
-        ArgumentError: (a ValueError) only one of ``loc`` and ``scale``, a scale of zero, more than one
-            action, or no action and no numbers.
+        ArgumentError: (a ValueError) only one of ``loc`` and ``scale``, tensors of two shapes, a scale of
+            zero, more than one action, or no action and no numbers.
         SpecFitError: (a RuntimeError) when specs are read: there are no numbers, and the action is not
             continuous with finite bounds.
         StatisticsError: (a RuntimeError) without numbers, data comes before the specs of an env were read.
@@ -131,6 +140,8 @@ class ActionScaling(_ActionForm):
         self._from_bounds = loc is None
         self.register_buffer("loc", None if loc is None else as_buffer(loc))
         self.register_buffer("scale", None if scale is None else as_buffer(scale))
+        if self.loc is not None and self.scale is not None:
+            _require_one_shape(loc=self.loc, scale=self.scale)
         if self.scale is not None and bool((self.scale == 0).any()):
             raise ArgumentError(
                 f"scale is {self.scale}, but must not be zero: what it scales is divided by it."
@@ -156,7 +167,8 @@ class ActionScaling(_ActionForm):
             **kwargs: see the class.
 
         Raises:
-            ArgumentError: (a ValueError) neither pair is given, both are, or half of one.
+            ArgumentError: (a ValueError) neither pair is given, both are, or half of one; or they have two
+                shapes.
         """
         pairs = [pair for pair in ((mean, std), (low, high)) if pair != (None, None)]
         if len(pairs) != 1 or None in pairs[0]:
@@ -165,6 +177,8 @@ class ActionScaling(_ActionForm):
                 f"mean={mean}, std={std}, low={low}, high={high}. Pass one of the two pairs, whole."
             )
         first, second = (torch.as_tensor(number) for number in pairs[0])
+        names = ("low", "high") if mean is None else ("mean", "std")
+        _require_one_shape(**dict(zip(names, (first, second), strict=True)))
         if mean is None:
             first, second = (second + first) / 2, (second - first) / 2
         return cls(loc=first, scale=second.clamp_min(eps), **kwargs)

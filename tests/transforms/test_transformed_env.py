@@ -776,3 +776,17 @@ def test_with_a_cache_specs_are_read_again_when_the_cache_is_emptied():
     env.transform.empty_cache()
 
     assert env.observation_keys == ["count", "more"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ActionScaling(loc=torch.zeros(3), scale=torch.ones(2)),
+        lambda: ActionScaling.from_stats(mean=torch.zeros(3), std=torch.ones(1)),
+        lambda: ActionScaling.from_stats(low=torch.zeros(3), high=torch.ones(2)),
+    ],
+)
+def test_numbers_that_scale_an_action_have_one_shape(make):
+    with pytest.raises(ValueError, match="tensors of one shape"):
+        make()
+    assert ActionScaling(loc=0.0, scale=torch.ones(2)).scale.shape == (2,)
