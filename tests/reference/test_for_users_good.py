@@ -361,27 +361,3 @@ def test_a_primer_fills_with_zeros_what_its_defaults_leave_out():
 
     differs("defaults-are-zero", call)
     assert call(OURS)["x"].tolist() == [1, 1] and call(OURS)["y"].tolist() == [0, 0]
-
-
-class Told(gymnasium.Env):
-    """Tells its time in the info dict."""
-
-    action_space = gymnasium.spaces.Discrete(2)
-    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(1, np.float32), {"time": np.zeros(1, np.float32)}
-
-    def step(self, action):
-        return np.zeros(1, np.float32), 0.0, False, False, {"time": np.ones(1, np.float32)}
-
-
-def test_infos_of_a_vector_env_are_recorded_on_request():
-    def call(lib, **options):
-        mode = gymnasium.vector.AutoresetMode.SAME_STEP
-        rows = gymnasium.vector.SyncVectorEnv([Told] * 2, autoreset_mode=mode)
-        env = lib.GymWrapper(rows, **options)
-        return any("time" in key for key in env.rollout(2).keys(True, True))
-
-    differs("infos-on-request", call)
-    assert not call(OURS) and call(OURS, info=True)
