@@ -74,9 +74,12 @@ def deviations(
             wanted[path], declared[path] = spec.zero(), spec
     lines = _key_lines(set(wanted), set(got))
     for path in sorted((path for path in wanted if path in got), key=_root_first):
-        spec, value = declared[_named(path)], got[path]
-        for part in (name for name in path if isinstance(name, int)):
-            spec = spec[(*(slice(None),) * specs.ndim, part)]
+        value, spec = got[path], declared.get(_named(path))
+        if spec is None:
+            spec = _of_one_part(specs, path)
+        else:
+            for part in (name for name in path if isinstance(name, int)):
+                spec = spec[(*(slice(None),) * specs.ndim, part)]
         dynamic = spec.shape if -1 in spec.shape else getattr(wanted[path], "shape", ())
         event = tuple(dynamic[specs.ndim :])
         lines += _leaf_lines(
@@ -139,6 +142,23 @@ def _declared(specs: Composite) -> dict[Path, TensorSpec]:
         for side, kind in kinds
         for key, leaf in specs[f"{side}_spec", f"full_{kind}_spec"].items(True, True)
     }
+
+
+def _of_one_part(specs: Composite, path: tuple[Any, ...]) -> TensorSpec:
+    """Give the spec of an entry that only some parts of an uneven stack have."""
+    place, names = (path[:1], path[1:]) if path[0] == "next" else ((), path)
+    for side, kind in _KINDS[place]:
+        spec: Any = specs[f"{side}_spec", f"full_{kind}_spec"]
+        for name in names:
+            if isinstance(name, int):
+                spec = spec[(*(slice(None),) * specs.ndim, name)]
+            else:
+                spec = spec.get(name, None) if isinstance(spec, Composite) else None
+            if spec is None:
+                break
+        else:
+            return spec
+    raise AssertionError(f"{path} is expected, so a spec declares it")
 
 
 def _next_states(specs: Composite) -> dict[Path, TensorSpec]:

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 
 from envkit import (
     BraxEnv,
@@ -887,3 +887,36 @@ def test_a_reward_can_be_declared_after_all():
 
     assert env.reward_keys == ["reward"]
     assert env.rollout(2)["next", "reward"].shape == (2, 1)
+
+
+class Unlike(EnvBase):
+    """Two agents, of which only the second has an entry ``own``."""
+
+    def __init__(self, own: float | None):
+        super().__init__()
+        self.own = own
+        first = Composite(seen=Unbounded((2,)))
+        second = Composite(seen=Unbounded((3,)), own=Bounded(0, 1, (1,)))
+        self.observation_spec = Composite(agents=torch.stack([first, second]))
+        self.action_spec = Unbounded((1,))
+
+    def _reset(self, tensordict=None):
+        own = {} if self.own is None else {"own": torch.full((1,), self.own)}
+        first, second = {"seen": torch.zeros(2)}, {"seen": torch.zeros(3), **own}
+        return TensorDict({"agents": lazy_stack([TensorDict(first), TensorDict(second)])})
+
+    def _step(self, tensordict):
+        flag = torch.zeros(1, dtype=torch.bool)
+        return self._reset().update({"reward": torch.zeros(1), "done": flag})
+
+    def _set_seed(self, seed):
+        pass
+
+
+def test_an_entry_of_one_agent_is_checked_against_the_spec_of_that_agent():
+    check_env_specs(Unlike(0.5))
+
+    with pytest.raises(AssertionError, match=r"\('agents', 1, 'own'\) has values outside"):
+        check_env_specs(Unlike(5.0))
+    with pytest.raises(AssertionError, match=r"'own'\) is present in fake but not in real"):
+        check_env_specs(Unlike(None))
