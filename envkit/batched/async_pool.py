@@ -22,12 +22,13 @@ from envkit.batched.env import BatchedEnv
 from envkit.batched.env_index import ENV_INDEX, env_indices, envs_of
 from envkit.batched.exchange.one_by_one import BufferJobs, TensorDictJobs
 from envkit.batched.host import BUILDING, COMMAND_NAMES, HostFactory, Maker
+from envkit.batched.metadata import EnvMetaData
 from envkit.batched.queues import JobQueues
 from envkit.batched.settings import AsyncOptions, RayOptions
 from envkit.batched.stacking import stack_rows
-from envkit.batched.workers import ray_workers, usable_options, worker_processes
+from envkit.batched.workers import cores_of, ray_workers, usable_options, worker_processes
 from envkit.data.arguments import as_int
-from envkit.data.paths import Key
+from envkit.data.paths import Key, as_key
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.drawing import allow_options
@@ -45,6 +46,10 @@ __all__ = ["AsyncEnvPool", "ProcessorAsyncEnvPool", "RayAsyncEnvPool", "Threadin
 
 Stack = Literal["dense", "lazy", "maybe_dense"]
 _INDIVIDUAL: dict[str, bool | None] = {"dense": False, "lazy": True, "maybe_dense": None}
+
+Exchange = Literal["queue", "shm", "auto"]
+_EXCHANGES: dict[Exchange, bool | None] = {"queue": False, "shm": True, "auto": None}
+Affinity = Sequence[Sequence[int]] | Callable[[int], Sequence[int]]
 
 Makers = Callable[..., EnvBase] | EnvBase | str | Sequence[Callable[..., EnvBase] | EnvBase | str]
 
@@ -67,13 +72,21 @@ class AsyncEnvPool(BatchedEnv):
         stack: how results of several envs are joined: "dense" asks for equal keys and shapes, "lazy" gives a
             lazy stack, "maybe_dense" the first where that is possible and else the second.
         create_env_kwargs: keywords for the makers: a dict for all, or a list of one for each.
+        exchange: how data travels to processes: "shm" in shared memory, "queue" as messages, "auto" (as None) in
+            shared memory where the specs allow it. "queue" and "shm" are ``use_buffers=False`` and ``True``, but
+            "shm" raises where the specs do not allow it. Other backends take "queue" and "auto", without effect.
+        worker_affinity: numbers of the processor cores that each process may run on: a sequence of one sequence for
+            each, or a function of the number of the process that gives it. Linux only, and processes only.
+        envs_per_worker: taken as in TorchRL, without effect: each env has a thread, process or actor of its own.
         **options: see `envkit.batched.settings.AsyncOptions`.
 
     Attributes:
         min_get: results that ``async_*_recv`` waits for unless it is told otherwise; 1.
+        exchange, worker_affinity, envs_per_worker: as they were given.
 
     Raises:
         UnsupportedError: (a NotImplementedError) ``backend`` or ``stack`` is none of these.
+        ArgumentError: ``exchange`` is unknown or contradicts ``use_buffers``, or an argument is for processes only.
         OptionError: (a TypeError) an option of the backend is unknown.
         MissingLibraryError: (an ImportError) Ray or EnvPool is asked for and not installed.
     """
@@ -103,6 +116,9 @@ class AsyncEnvPool(BatchedEnv):
         backend: str | None = None,
         stack: Stack = "dense",
         create_env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
+        exchange: Exchange | None = None,
+        worker_affinity: Affinity | None = None,
+        envs_per_worker: int = 1,
         min_get: int = 1,
         backend_options: RayOptions | None = None,
         **options: Unpack[AsyncOptions],
@@ -112,6 +128,11 @@ class AsyncEnvPool(BatchedEnv):
             raise UnsupportedError(f"stack is {stack!r}, but must be one of {list(_INDIVIDUAL)}.")
         is_list = isinstance(env_makers, Iterable) and not isinstance(env_makers, EnvBase)
         makers = list(cast(Iterable[Any], env_makers)) if is_list else env_makers
+        self.exchange = exchange
+        if exchange is not None:
+            self._require_exchange(exchange, options.get("use_buffers"))
+            if exchange == "queue" and self.backend == "multiprocessing":
+                options["use_buffers"] = False
         super().__init__(
             len(makers) if isinstance(makers, list) else 1,
             makers,
@@ -120,8 +141,98 @@ class AsyncEnvPool(BatchedEnv):
             **options,  # type: ignore[misc]
         )
         self.stack = stack
+        self.envs_per_worker = as_int(
+            "envs_per_worker", envs_per_worker, least=1, meaning="the envs of each process"
+        )
+        self.worker_affinity = worker_affinity
+        if self.backend != "multiprocessing":
+            self._require_no_processes()
+        self._cores = cores_of(worker_affinity, self.num_workers)
         self.min_get = as_int("min_get", min_get, least=1, meaning="the results to wait for")
         self._queues = JobQueues(self)
+
+    def _require_exchange(self, exchange: object, use_buffers: bool | None) -> None:
+        if exchange not in _EXCHANGES:
+            raise ArgumentError(
+                f"exchange is {exchange!r}, but must be one of {list(_EXCHANGES)}, or left out."
+            )
+        if exchange == "shm" and self.backend != "multiprocessing":
+            raise ArgumentError(
+                f"exchange is 'shm', but backend={self.backend!r} has no processes that share memory. Leave exchange "
+                "out, or pass backend='multiprocessing'."
+            )
+        meant = _EXCHANGES[cast(Exchange, exchange)]
+        if None not in (meant, use_buffers) and meant is not use_buffers:
+            raise ArgumentError(
+                f"exchange={exchange!r} means use_buffers={meant}, but use_buffers is {use_buffers}. Leave one of them "
+                "out."
+            )
+
+    def _require_no_processes(self) -> None:
+        """Check that nothing was given that only processes have."""
+        given = {"envs_per_worker": self.envs_per_worker > 1}
+        given["worker_affinity"] = self.worker_affinity is not None
+        if wrong := [name for name, is_given in given.items() if is_given]:
+            raise ArgumentError(
+                f"{wrong[0]} was given, but backend={self.backend!r} has no processes. Leave it out, or pass "
+                "backend='multiprocessing'."
+            )
+
+    def _choose_exchange(self, pool: Pool, metadata: list[EnvMetaData]) -> None:
+        super()._choose_exchange(pool, metadata)
+        if self.exchange == "shm" and not self._use_buffers:
+            raise ArgumentError(
+                "exchange is 'shm', but a spec has no fixed size or is no tensor, or the envs differ in keys, shapes "
+                "or dtypes. Pass exchange='auto' or 'queue'."
+            )
+
+    @property
+    def env_makers(self) -> list[Callable[..., Any]]:
+        """The maker of each env; an env that was passed is one that makes copies."""
+        return self.create_env_fn
+
+    @property
+    def resolved_exchange(self) -> Literal["queue", "shm"]:
+        """How data travels: "shm" in memory that processes share, else "queue"; reading it starts the envs."""
+        self._started()
+        return "shm" if self._use_buffers and self.backend == "multiprocessing" else "queue"
+
+    @property
+    def exchange_keys(self) -> tuple[Key, ...]:
+        """The entries that travel in shared memory; none where `resolved_exchange` is "queue"."""
+        if self.resolved_exchange == "queue":
+            return ()
+        exchange = cast(BufferJobs, self._the_exchange)
+        regions = (exchange.roots[0], exchange.inputs[0])
+        paths = [*regions[0], *(path for path in regions[1] if path not in regions[0])]
+        return tuple(as_key(path) for path in [*paths, *(("next", *p) for p in exchange.nexts[0])])
+
+    def stats(self, *, reset: bool = False) -> dict[str, float | int]:
+        """Count what ``async_*_recv`` gave from shared memory; {} where `resolved_exchange` is "queue".
+
+        Args:
+            reset: begin to count again.
+
+        Returns:
+            ``batches`` and ``items`` (rows) that were received, ``avg_batch_size``, ``batch_fill_ratio`` (rows for
+            each that ``max_get`` allowed), ``partial_batch_fraction`` (batches smaller than their ``max_get``),
+            ``avg_batch_to_action_ms`` (from a root to the action that follows), and ``consumer_busy_fraction``
+            (of the time since the first batch, while some env waits for its action). TorchRL's
+            ``avg_observation_to_batch_ms`` is not measured: a process says nothing of when it was ready.
+
+        Example:
+            >>> from envkit import AsyncEnvPool, GymEnv
+            >>> make = lambda: GymEnv("CartPole-v1")
+            >>> env = AsyncEnvPool([make, make], backend="multiprocessing")
+            >>> env.async_reset_send(env_index=[0, 1])
+            >>> _ = env.async_reset_recv(min_get=2)
+            >>> env.stats()["items"]
+            2
+            >>> env.close()
+        """
+        if self.resolved_exchange == "queue":
+            return {}
+        return self._queues.stats.told(reset=reset)
 
     def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
         raise NotImplementedError("only the class of a backend has a pool.")  # which __new__ takes
@@ -363,7 +474,12 @@ class ProcessorAsyncEnvPool(AsyncEnvPool):
 
     def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
         return worker_processes(
-            ProcessJobPool, self, makers, described, num_processes=self.num_workers
+            ProcessJobPool,
+            self,
+            makers,
+            described,
+            num_processes=self.num_workers,
+            cores=self._cores,
         )
 
 

@@ -76,18 +76,29 @@ class ParallelEnv(Indexable):
         mp_start_method: str | None = None,
         **options: Unpack[PoolOptions],
     ):
-        choose_start_method(mp_start_method)
         super().__init__(num_workers, create_env_fn, **options)
-        self.mp_start_method = mp_start_method
         given = completed(PoolOptions, options)
         self.backend: Backend = given.backend
         self.backend_options = usable_options(given.backend, given.backend_options)
-        if self.backend == "ray" and (mp_start_method is not None or self.memmap):
+        self._require_fitting({**vars(given), "mp_start_method": mp_start_method})
+        self.mp_start_method = mp_start_method
+
+    def _configure(self, changed: dict[str, Any]) -> None:
+        self._require_fitting(
+            {**vars(self._options), "mp_start_method": self.mp_start_method, **changed}
+        )
+        super()._configure(changed)
+        self.mp_start_method = changed.get("mp_start_method", self.mp_start_method)
+
+    def _require_fitting(self, options: dict[str, Any]) -> None:
+        """Check what the options say of processes and of the memory that they share."""
+        choose_start_method(options["mp_start_method"])
+        if self.backend == "ray" and (options["mp_start_method"] is not None or options["memmap"]):
             raise OptionError(
                 "mp_start_method and memmap are about processes of this machine, but backend='ray' has "
                 "actors. Leave them out."
             )
-        if self.use_buffers and not self._can_share:
+        if options["use_buffers"] and not (options["shared_memory"] or options["memmap"]):
             raise ArgumentError(
                 "use_buffers=True needs rows that all processes map, but shared_memory and memmap "
                 "are both False. Set one of them, or leave use_buffers out to send TensorDicts."

@@ -14,6 +14,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import torch
@@ -96,19 +97,18 @@ class PoolOwner(EnvBase):
             "num_workers", num_workers, least=1, meaning="the number of sub-envs"
         )
         require_usable(self.num_workers, given)
-        self.shared_memory, self.memmap = given.shared_memory, given.memmap
-        self.num_threads, self.num_sub_threads = given.num_threads, given.num_sub_threads
-        self.num_processes = given.num_processes
+        self._take(given)
+        self.num_processes, self.pin_memory = given.num_processes, given.pin_memory
+        self.allow_step_when_done, self.consolidate = given.allow_step_when_done, given.consolidate
         self.timeout, self.start_timeout = given.timeout, given.start_timeout
         self.on_worker_failure, self.max_restarts = given.on_worker_failure, given.max_restarts
         self._allowed_restarts = allowed_restarts(given.on_worker_failure, given.max_restarts)
-        self.serial_for_single, self.non_blocking = given.serial_for_single, given.non_blocking
+        self.serial_for_single = given.serial_for_single
         self._makers = as_makers(self.num_workers, create_env_fn)
         self._kwargs = as_kwargs(self.num_workers, given.create_env_kwargs, "create_env_kwargs")
         require_known(self._makers, self._kwargs)
         self._given_device = self._device
         self._given_allow_done = given.allow_done_after_reset
-        self._given_use_buffers = self._use_buffers = given.use_buffers
         self._given_share_individual_td = self._share_individual_td = given.share_individual_td
         self._choices = chosen()
         self._policy_proof = (
@@ -122,6 +122,15 @@ class PoolOwner(EnvBase):
         self._seed: int | None = None
         self._records = False
 
+    def _take(self, options: Any) -> None:
+        """Take over the options that `configure_parallel` may change."""
+        self._options = options
+        self.shared_memory, self.memmap = options.shared_memory, options.memmap
+        self.num_threads, self.num_sub_threads = options.num_threads, options.num_sub_threads
+        self.non_blocking, self.daemon = options.non_blocking, options.daemon
+        self.shutdown_timeout = options.shutdown_timeout
+        self._given_use_buffers = self._use_buffers = options.use_buffers
+
     def _after_init(self, spec_locked: bool) -> None:
         self._lock_when_started = self._declared.is_locked = spec_locked
 
@@ -129,6 +138,11 @@ class PoolOwner(EnvBase):
     def create_env_fn(self) -> list[Callable[..., Any]]:
         """The create function of each sub-env; an env that was passed is one that makes copies."""
         return list(self._makers)
+
+    @property
+    def create_env_kwargs(self) -> list[dict[str, Any]]:
+        """The keywords for the create function of each sub-env, as copies; see `update_kwargs`."""
+        return [dict(own) for own in self._kwargs]
 
     @property
     def _single_task(self) -> bool:
@@ -338,6 +352,65 @@ class PoolOwner(EnvBase):
         self._makers = with_kwargs(self._makers, given)
         for own, new in zip(self._kwargs, given, strict=True):
             own.update(new)
+
+    def configure_parallel(
+        self,
+        *,
+        use_buffers: bool | None = None,
+        shared_memory: bool | None = None,
+        memmap: bool | None = None,
+        mp_start_method: str | None = None,
+        num_threads: int | None = None,
+        num_sub_threads: int | None = None,
+        non_blocking: bool | None = None,
+        daemon: bool | None = None,
+        shutdown_timeout: float | None = None,
+    ) -> Self:
+        """Change how the sub-envs are hosted, before they are built; returns self.
+
+        Each argument replaces the keyword of that name that was given to the constructor; None leaves it. Of
+        ``shared_memory`` and ``memmap`` the one that is asked for switches the other off.
+
+        Raises:
+            StartedError: (a RuntimeError) the sub-envs are built.
+            OptionError: (a TypeError) the constructor takes no such keyword.
+            ArgumentError, MemoryKindError: as the constructor does. Nothing is changed then.
+
+        Example:
+            >>> from envkit import GymEnv, ParallelEnv
+            >>> env = ParallelEnv(2, lambda: GymEnv("CartPole-v1"))
+            >>> env.configure_parallel(num_threads=2).num_threads
+            2
+        """
+        if self._pool is not None:
+            raise StartedError(
+                f"configure_parallel() was called while the sub-envs of this {type(self).__name__} are running. Call it "
+                "before specs are read or reset() is called, or after close()."
+            )
+        given = {
+            "use_buffers": use_buffers,
+            "shared_memory": shared_memory,
+            "memmap": memmap,
+            "mp_start_method": mp_start_method,
+            "num_threads": num_threads,
+            "num_sub_threads": num_sub_threads,
+            "non_blocking": non_blocking,
+            "daemon": daemon,
+            "shutdown_timeout": shutdown_timeout,
+        }
+        changed = {name: value for name, value in given.items() if value is not None}
+        if shared_memory or memmap:  # the one that is asked for takes the other's place
+            changed = {"shared_memory": False, "memmap": False, **changed}
+        self._configure(changed)
+        return self
+
+    def _configure(self, changed: dict[str, Any]) -> None:
+        """Check some keywords beside those that stay, and take them over."""
+        if (known := known_to(type(self))) is not None:
+            refuse_unknown(f"configure_parallel() of {type(self).__name__}", changed, known)
+        options = SimpleNamespace(**{**vars(self._options), **changed})
+        require_usable(self.num_workers, options)
+        self._take(options)
 
     def to(self, *args: Destination, **kwargs: Destination) -> Self:
         """Deliver data to another device from now on; returns self.

@@ -20,6 +20,7 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase
 from envkit import rules
 from envkit.batched.env_index import ENV_INDEX, env_indices, envs_of
 from envkit.batched.exchange.one_by_one import BufferJobs, JobKind, Leaves, TensorDictJobs
+from envkit.batched.exchange_stats import ExchangeStats
 from envkit.batched.pool_owner import PoolOwner
 from envkit.batched.stacking import stack_rows
 from envkit.data.arguments import as_int, require_tensordict
@@ -98,6 +99,7 @@ class JobQueues:
     def __init__(self, owner: PoolOwner):
         self._owner = owner
         self._sent: dict[int, _Sent] = {}
+        self.stats = ExchangeStats()
 
     @property
     def busy(self) -> list[int]:
@@ -127,6 +129,7 @@ class JobQueues:
         if not together:
             for index, env in enumerate(rows.envs):
                 exchange.fill_one(env, kind, rows.part(index))
+        self.stats.send(rows.envs)
         is_whole = together and not rows.is_masked
         is_slot, requests = isinstance(env_index, int), pool.requests
         try:
@@ -203,6 +206,8 @@ class JobQueues:
         given = self._made_together(kind, ready)
         if given is None:
             given = self._made_one_by_one(kind, ready)
+        envs = [sent.env for sent in ready]
+        self.stats.receive(envs, max_get, asks_for_action=kind != "reset")
         left = self._without(ready)
         self._sent = left
         return given
@@ -244,6 +249,7 @@ class JobQueues:
             if part is not None:
                 index = NonTensorData(env, batch_size=part.batch_size, device=part.device)
                 part.set(ENV_INDEX, index)
+        self.stats.receive([env], 1, asks_for_action=kind != "reset")
         left = self._without([sent])
         self._sent = left
         return made

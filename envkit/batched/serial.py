@@ -46,11 +46,22 @@ class SerialEnv(Indexable):
         **options: Unpack[PoolOptions],
     ):
         if mp_start_method is not None:
-            raise OptionError(
-                f"mp_start_method is {mp_start_method!r}, but a SerialEnv starts no processes. Leave it out, or "
-                "use ParallelEnv."
-            )
+            self._refuse_start_method(mp_start_method)
         super().__init__(num_workers, create_env_fn, **options)
+        if options.get("metadata_from_workers"):
+            raise OptionError(
+                "metadata_from_workers is True, but a SerialEnv has no workers. Leave it out, or use ParallelEnv."
+            )
+
+    def _configure(self, changed: dict[str, Any]) -> None:
+        if "mp_start_method" in changed:
+            self._refuse_start_method(changed["mp_start_method"])
+        super()._configure(changed)
+
+    def _refuse_start_method(self, name: object) -> None:
+        raise OptionError(
+            f"mp_start_method is {name!r}, but a SerialEnv starts no processes. Leave it out, or use ParallelEnv."
+        )
 
     def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
         factory = HostFactory(makers, described, choices=self._choices)

@@ -101,6 +101,11 @@ class PoolOptions(AsyncOptions, total=False):
             ``num_processes`` is then the number of actors; None takes one for each CPU of the cluster.
         backend_options: see `envkit.batched.settings.RayOptions`; processes have none.
         pin_memory: False, and nothing else, as in TorchRL; `PinMemoryTransform` pins the data of any env.
+        allow_step_when_done: False, and nothing else, as in TorchRL.
+        shutdown_timeout: seconds that worker processes may take to close their sub-envs when the env is closed; those
+            that take longer are terminated.
+        consolidate, daemon, metadata_from_workers: taken as in TorchRL, without effect: data travels as
+            ``use_buffers`` says, workers always end with this process, and metadata is read in the workers.
 
     `SerialEnv` takes the keywords about threads, processes, backends and time too, without effect.
     """
@@ -117,6 +122,11 @@ class PoolOptions(AsyncOptions, total=False):
     backend: Annotated[Backend, Default("process")]
     backend_options: Annotated[RayOptions | None, Default(None)]
     pin_memory: Annotated[bool, Default(False)]
+    allow_step_when_done: Annotated[bool, Default(False)]
+    shutdown_timeout: Annotated[float, Default(10.0)]
+    consolidate: Annotated[bool, Default(True)]
+    daemon: Annotated[bool, Default(False)]
+    metadata_from_workers: Annotated[bool, Default(False)]
 
 
 def require_usable(num_workers: int, options: Any) -> None:
@@ -128,7 +138,8 @@ def require_usable(num_workers: int, options: Any) -> None:
 
     Raises:
         ArgumentTypeError: one is of another type.
-        ArgumentError: a number is out of range, there is no such backend, or ``pin_memory`` is True.
+        ArgumentError: a number is out of range, there is no such backend, or ``pin_memory`` or
+            ``allow_step_when_done`` is True.
         OptionError: (a TypeError) see `backend_options_of`.
         MemoryKindError: ``shared_memory`` and ``memmap`` are both True.
     """
@@ -161,6 +172,18 @@ def require_usable(num_workers: int, options: Any) -> None:
             "pin_memory is True, but rows of sub-envs cannot be pinned; expected False. Append "
             "PinMemoryTransform() to the env to pin what it returns."
         )
+    if as_bool("allow_step_when_done", options.allow_step_when_done):
+        raise ArgumentError(
+            "allow_step_when_done is True, but a finished episode cannot be stepped; expected False. Reset the rows "
+            "that are done, e.g. with step_and_maybe_reset."
+        )
+    for name in ("consolidate", "daemon", "metadata_from_workers"):
+        as_bool(name, getattr(options, name))
+    if options.shutdown_timeout is None:
+        raise ArgumentTypeError(
+            "shutdown_timeout is None, but must be a positive number of seconds: workers end in bounded time."
+        )
+    require_seconds("shutdown_timeout", options.shutdown_timeout)
     if options.shared_memory and options.memmap:
         raise MemoryKindError(
             "shared_memory and memmap are both True, but rows lie in one of them. "

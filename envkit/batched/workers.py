@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypeVar
 
 from envkit.batched.carried import carried
@@ -12,11 +13,20 @@ from envkit.batched.creation_context import chosen
 from envkit.batched.host import BUILDING, COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.pool_owner import PoolOwner
 from envkit.batched.settings import backend_options_of
+from envkit.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from envkit.late import PRELOADED, late
 from envkit.transport import MakeHost, ProcessPool
 from envkit.transport.jobs import JobPool
+from envkit.transport.launch import usable_cores
 
-__all__ = ["actors_for", "processes_for", "ray_workers", "usable_options", "worker_processes"]
+__all__ = [
+    "actors_for",
+    "cores_of",
+    "processes_for",
+    "ray_workers",
+    "usable_options",
+    "worker_processes",
+]
 
 _Workers = TypeVar("_Workers", bound=ProcessPool)
 
@@ -40,7 +50,8 @@ def worker_processes(
         num_processes: how many.
         **options: of ``kind``.
     """
-    factory, options = _factory(owner, makers, described), {**_limits(owner), **options}
+    options = {"close_timeout_s": owner.shutdown_timeout, **_limits(owner), **options}
+    factory = _factory(owner, makers, described)
     return processes_for(kind, factory, owner.num_workers, num_processes, **options)
 
 
@@ -120,6 +131,45 @@ def actors_for(
         **_taken_over(),
         **more,
     )
+
+
+def cores_of(
+    affinity: Sequence[Sequence[int]] | Callable[[int], Sequence[int]] | None, count: int
+) -> list[frozenset[int]]:
+    """Give the cores that each of ``count`` processes may run on; none where that is left to the system.
+
+    Raises:
+        UnsupportedError: (a NotImplementedError) the system does not place processes.
+        ArgumentTypeError: something is no sequence of ints.
+        ArgumentError: there is not one set of cores a process, one is empty, or a core is not this process's.
+    """
+    if affinity is None:
+        return []
+    if not hasattr(os, "sched_setaffinity"):
+        raise UnsupportedError(
+            "worker_affinity was given, but this system does not place processes. Leave it out: it needs Linux."
+        )
+    given = [affinity(index) for index in range(count)] if callable(affinity) else list(affinity)
+    if len(given) != count:
+        raise ArgumentError(
+            f"worker_affinity has {len(given)} entries for {count} processes. Pass one sequence of cores for each."
+        )
+    return [_cores(index, own) for index, own in enumerate(given)]
+
+
+def _cores(index: int, own: Any) -> frozenset[int]:
+    name, usable = f"worker_affinity[{index}]", usable_cores()
+    if isinstance(own, (str, bytes)) or not isinstance(own, Iterable):
+        raise ArgumentTypeError(f"{name} is {own!r}, but must be a sequence of numbers of cores.")
+    cores = list(own)
+    for core in cores:
+        if not isinstance(core, Integral) or isinstance(core, bool):
+            raise ArgumentTypeError(f"{name} holds {core!r}, but cores are numbered by ints.")
+    if not cores or not set(cores) <= set(usable):
+        raise ArgumentError(
+            f"{name} is {cores}, but must name some of the cores that this process may run on: {usable}."
+        )
+    return frozenset(map(int, cores))
 
 
 def usable_options(backend: str, options: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -26,13 +26,21 @@ from envkit.transport.interpreter import absolute_sys_path, worker_environ, work
 from envkit.transport.launch import launch, send_signal, wait_for
 from envkit.transport.worker import STACK_SIGNAL, Setup
 
-__all__ = ["Limit", "Request", "WorkerHandle", "pickle_arguments", "pickle_maker", "stop_all"]
+__all__ = [
+    "ASK_S",
+    "Limit",
+    "Request",
+    "WorkerHandle",
+    "pickle_arguments",
+    "pickle_maker",
+    "stop_all",
+]
 
 Limit = Literal["timeout", "start_timeout"]
 
 _STOP = wake.encode(wake.STOP)
 _STACK_START = re.compile(r"Fatal Python error|(Current t|T)hread 0x")
-_ASK_S, _ASK_BUSY_S, _TERMINATE_S, _KILL_S = 3.0, 0.5, 0.5, 1.0
+ASK_S, _ASK_BUSY_S, _TERMINATE_S, _KILL_S = 3.0, 0.5, 0.5, 1.0
 
 
 class Request:
@@ -119,7 +127,7 @@ class WorkerHandle:
         *,
         prepare: tuple[bytes, ...],
         hide_warnings: bool,
-        core: int | None,
+        cores: frozenset[int] | None,
     ) -> None:
         """Post the first message, which the worker awaits and answers like a request."""
         setup = Setup(
@@ -132,7 +140,7 @@ class WorkerHandle:
             argv=list(sys.argv),
             cwd=working_directory(),
             hide_warnings=hide_warnings,
-            core=core,
+            cores=cores,
             prepare=prepare,
             maker=maker,
         )
@@ -225,14 +233,22 @@ def pickle_arguments(method: str, arguments: tuple[tuple, dict[str, Any]]) -> by
         ) from error
 
 
-def stop_all(handles: Sequence[WorkerHandle], *, busy: Sequence[WorkerHandle] = ()) -> None:
-    """End workers in bounded time: ask, wait, terminate, kill; then close their descriptors."""
+def stop_all(
+    handles: Sequence[WorkerHandle],
+    *,
+    busy: Sequence[WorkerHandle] = (),
+    ask_s: float = ASK_S,
+) -> None:
+    """End workers in bounded time: ask, wait, terminate, kill; then close their descriptors.
+
+    Those that are not ``busy`` have ``ask_s`` seconds to do what they are asked.
+    """
     try:
         for handle in handles:
             with suppress(OSError):  # gone already
                 wake.write(handle.waker, _STOP)
                 handle.channel.end()  # one that waits for its first message stops there
-        living = _still_running([h for h in handles if h not in busy], _ASK_S)
+        living = _still_running([h for h in handles if h not in busy], ask_s)
         living += _still_running([h for h in handles if h in busy], _ASK_BUSY_S)
         _signal_all(living, signal.SIGTERM)
         living = _still_running(living, _TERMINATE_S)

@@ -17,7 +17,7 @@ from envkit.transport import by_value, wake
 from envkit.transport.block import Block
 from envkit.transport.failure import Failure, worker_error
 from envkit.transport.forkserver import shared_fork_server
-from envkit.transport.handle import Limit, WorkerHandle, pickle_arguments, pickle_maker
+from envkit.transport.handle import ASK_S, Limit, WorkerHandle, pickle_arguments, pickle_maker
 from envkit.transport.host import MakeHost
 from envkit.transport.launch import choose_start_method, usable_cores
 from envkit.transport.layout import Field, Layout
@@ -66,6 +66,8 @@ class ProcessPool(Rounds):
         core_each: give every worker a core of its own, if there are as many cores as workers. Workers
             that are woken together by a parent which then sleeps otherwise often end up on one core, one
             behind the other: Linux leaves them there, since the other core is not idle for long.
+        cores: numbers of the cores that each worker may run on, instead; one set a worker.
+        close_timeout_s: seconds that workers may take to close their hosts before they are terminated.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class ProcessPool(Rounds):
         hide_warnings: bool = False,
         prepare: Iterable[Callable[[], None]] = (),
         core_each: bool = False,
+        cores: Sequence[frozenset[int]] = (),
+        close_timeout_s: float = ASK_S,
     ) -> None:
         super().__init__(timeout_s, start_timeout_s)
         self.rows_of = spread_rows(num_rows, num_processes)
@@ -95,8 +99,10 @@ class ProcessPool(Rounds):
         self._prepare = tuple(map(by_value.dumps, prepare))
         self._map_files_in = map_files_in
         self._hide_warnings = hide_warnings
-        cores = usable_cores() if core_each and hasattr(os, "sched_setaffinity") else []
+        if core_each and hasattr(os, "sched_setaffinity"):
+            cores = [frozenset((core,)) for core in usable_cores()]
         self._cores = cores if len(cores) == len(self.rows_of) else []
+        self._close_timeout_s = close_timeout_s
         self._start_method = choose_start_method(start_method)
         self._resources: Resources | None = None
         self._closed = False
@@ -123,7 +129,7 @@ class ProcessPool(Rounds):
             raise ClosedEnvError("this pool was started before; make a new one.")
         with within_open_files(len(self.rows_of)):
             try:
-                resources = self._resources = Resources()
+                resources = self._resources = Resources(self._close_timeout_s)
                 self._finalizer = weakref.finalize(self, resources.release)
                 for index in range(len(self.rows_of)):
                     resources.add(self._launch(resources, index))
@@ -278,13 +284,13 @@ class ProcessPool(Rounds):
         self._exchange("bind", handles, self._post_bind, _BIND, limit="start_timeout")
 
     def _post_setup(self, handle: WorkerHandle) -> None:
-        core = self._cores[handle.index] if self._cores else None
+        cores = self._cores[handle.index] if self._cores else None
         handle.post_setup(
             self._commands,
             self._maker,
             prepare=self._prepare,
             hide_warnings=self._hide_warnings,
-            core=core,
+            cores=cores,
         )
 
     def _post_bind(self, handle: WorkerHandle) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 from envkit.errors import OpenFilesError
 from envkit.transport.block import TOO_MANY_FILES, Block
-from envkit.transport.handle import WorkerHandle, stop_all
+from envkit.transport.handle import ASK_S, WorkerHandle, stop_all
 
 __all__ = ["Resources", "within_open_files"]
 
@@ -48,7 +48,8 @@ def within_open_files(num_workers: int) -> Iterator[None]:
 class Resources:
     """Workers and descriptors of one pool, made together and given back together."""
 
-    def __init__(self) -> None:
+    def __init__(self, close_timeout_s: float = ASK_S) -> None:
+        self.close_timeout_s = close_timeout_s
         self.handles: list[WorkerHandle] = []
         self.pending: dict[int, WorkerHandle] = {}
         self.watched: dict[int, WorkerHandle] = {}
@@ -120,7 +121,8 @@ class Resources:
         if os.getpid() != self.owner_pid:  # a fork of the owner has no say over its workers
             return
         try:
-            stop_all(self.handles, busy=list(self.pending.values()))
+            busy = list(self.pending.values())
+            stop_all(self.handles, busy=busy, ask_s=self.close_timeout_s)
         finally:
             self.handles.clear()
             self.pending.clear()

@@ -73,7 +73,7 @@ class Setup:
     argv: list[str]
     cwd: str | None
     hide_warnings: bool
-    core: int | None  # the only one to run on
+    cores: frozenset[int] | None  # the only ones to run on
     prepare: tuple[bytes, ...]  # called next
     maker: bytes  # unpickled last, since its imports may need all of the above
 
@@ -87,11 +87,11 @@ class Setup:
         sys.argv[:] = self.argv
         if self.cwd is not None:
             os.chdir(self.cwd)
-        if self.core is not None:
+        if self.cores is not None:
             with contextlib.suppress(
                 OSError
-            ):  # it was taken from us meanwhile, which costs only speed
-                os.sched_setaffinity(0, {self.core})
+            ):  # they were taken from us meanwhile, which costs only speed
+                os.sched_setaffinity(0, self.cores)
         for pickled in self.prepare:
             pickle.loads(pickled)()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import threading
 import time
@@ -42,6 +43,7 @@ from envkit.errors import (
     WorkerError,
     WorkerTimeoutError,
 )
+from envkit.specs import Composite, Unbounded
 from tests.batched.test_faults import interrupt_at_random
 from tests.bridges.compare import assert_same
 from tests.zoo.drift import make_gym
@@ -859,3 +861,58 @@ def test_an_entry_that_is_gone_names_no_env():
 
     assert known
     assert number not in env_index._ENVS
+
+
+# ------------------------------------------------------------------- how data travels, and where workers run
+
+
+class Cores(Count):
+    """Says on which cores its process may run."""
+
+    def cores(self):
+        return sorted(os.sched_getaffinity(0))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux places processes")
+@pytest.mark.parametrize("as_function", [False, True])
+def test_each_process_runs_on_the_cores_it_was_given(opened, as_function):
+    every = sorted(os.sched_getaffinity(0))
+    given = [every[:1], every]
+    affinity = given.__getitem__ if as_function else given
+
+    env = opened(AsyncEnvPool([Cores] * 2, backend="multiprocessing", worker_affinity=affinity))
+    env.reset()
+
+    assert env.cores() == given
+
+
+def test_memory_that_envs_of_dynamic_size_cannot_use_is_refused(opened):
+    class Growing(Count):
+        def __init__(self):
+            super().__init__()
+            self.observation_spec = Composite(
+                count=Unbounded((1,), dtype=torch.int64).make_neg_dim(0)
+            )
+
+    env = opened(AsyncEnvPool([Growing], backend="multiprocessing", exchange="shm"))
+
+    with pytest.raises(ValueError, match=r"no fixed size .* exchange='auto'"):
+        env.reset()
+
+
+def test_exchange_and_use_buffers_may_not_contradict_each_other():
+    with pytest.raises(ValueError, match="means use_buffers=True, but use_buffers is False"):
+        AsyncEnvPool([Count], backend="multiprocessing", exchange="shm", use_buffers=False)
+
+
+def test_the_time_from_a_result_to_the_next_action_is_told(opened):
+    env = opened(AsyncEnvPool([Count] * 2, backend="multiprocessing", exchange="shm"))
+    env.async_step_send(env.rand_action(env.reset()))
+    env.async_step_recv(min_get=2)
+    waiting = env.stats()
+    env.async_step_send(env.rand_action(env.reset()))
+
+    told = env.stats()
+
+    assert waiting["avg_batch_to_action_ms"] == 0.0 < told["avg_batch_to_action_ms"]
+    assert 0.0 < told["consumer_busy_fraction"] <= 1.0

@@ -776,3 +776,77 @@ def test_pin_memory_is_false_and_nothing_else(opened, batched):
     assert env.reset().shape == (2,)
     with pytest.raises(ArgumentError, match=r"Append PinMemoryTransform\(\)"):
         batched(2, make_count, pin_memory=True)
+
+
+# ------------------------------------------------------------------- how workers are placed and ended
+
+
+class SlowToClose(Count):
+    """Writes a file when it has closed, which takes longer than a hung worker is waited for."""
+
+    def __init__(self, path: str):
+        super().__init__()
+        self.path = path
+
+    def close(self, *, raise_if_closed: bool = False):
+        time.sleep(1.0)
+        Path(self.path).write_text("closed")
+
+
+@pytest.mark.parametrize(("seconds", "closes"), [(20.0, True), (0.05, False)])
+def test_workers_have_as_long_to_close_as_they_are_given(opened, tmp_path, seconds, closes):
+    path = tmp_path / "told"
+    options = {"num_processes": 1, "shutdown_timeout": seconds}
+    env = opened(ParallelEnv(1, SlowToClose, create_env_kwargs={"path": str(path)}, **options))
+    env.start()
+
+    env.close()
+
+    assert path.exists() is closes
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, None, "long"])
+def test_how_long_workers_have_to_close_is_a_positive_number(wrong):
+    with pytest.raises(ArgumentError, match=r"shutdown_timeout is .* positive number"):
+        ParallelEnv(1, make_count, shutdown_timeout=wrong)
+
+
+@both
+@pytest.mark.parametrize("name", ["consolidate", "daemon", "metadata_from_workers"])
+def test_keywords_without_a_meaning_here_are_checked_all_the_same(batched, name):
+    with pytest.raises(ArgumentError, match=f"{name} is 'no'"):
+        batched(2, make_count, **{name: "no"})
+
+
+@both
+def test_what_was_configured_holds_from_the_next_start_on(opened, batched):
+    env = opened(batched(2, make_count, use_buffers=True))
+    env.reset()
+    env.close()
+
+    env.configure_parallel(use_buffers=False)
+    env.reset()
+
+    assert env.use_buffers is False
+
+
+@both
+def test_a_configuration_that_is_refused_changes_nothing(opened, batched):
+    env = opened(batched(2, make_count))
+
+    with pytest.raises(ArgumentError, match="num_threads is 0"):
+        env.configure_parallel(num_sub_threads=3, num_threads=0)
+
+    assert (env.num_sub_threads, env.num_threads) == (1, None)
+
+
+def test_rows_that_nobody_shares_are_refused_when_they_are_configured():
+    env = ParallelEnv(2, make_count, shared_memory=False)
+
+    with pytest.raises(ArgumentError, match="shared_memory and memmap are both False"):
+        env.configure_parallel(use_buffers=True)
+
+
+def test_a_serial_env_has_no_processes_to_configure():
+    with pytest.raises(TypeError, match="a SerialEnv starts no processes"):
+        SerialEnv(2, make_count).configure_parallel(mp_start_method="spawn")

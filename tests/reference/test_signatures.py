@@ -26,22 +26,10 @@ MODULES = (
     torchrl.data.utils,
 )
 PARAMETERS_OUT = {  # patterns of class(), class.method or function, and parameter
-    "chosen by the library: how data travels, which processors workers run on, how they end": {
-        "*AsyncEnvPool().envs_per_worker",
-        "*AsyncEnvPool().exchange",
-        "*AsyncEnvPool().worker_affinity",
-        *(
-            f"{name}().{parameter}"
-            for name in ("SerialEnv", "ParallelEnv")
-            for parameter in ("consolidate", "daemon", "shutdown_timeout")
-        ),
+    "weights go through shared memory": {
         "*Collector().weight_*",
     },
-    "steps of finished sub-envs are refused": {"*Env().allow_step_when_done"},
-    "metadata is read here or in a worker, whichever is cheaper": {
-        "*Env().metadata_from_workers",
-        "EnvMetaData().supports_set_state",
-    },
+    "what TorchRL's workers are told of an env": {"EnvMetaData().supports_set_state"},
     "workers all collect alike, and take one policy": {
         "*Collector().collector_class",
         "*Collector.update_policy_weights_.worker_ids",

@@ -1,0 +1,208 @@
+"""Every public member of TorchRL's pools is provided, or is out for a reason, and does what it does there."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torchrl.envs
+import torchrl.envs.async_envs
+
+import envkit
+from tests.reference.compare import OURS, THEIRS, check_same, check_works_alike
+
+pytestmark = pytest.mark.filterwarnings(  # TorchRL's own, of its defaults and its specs
+    "ignore::FutureWarning:torchrl", "ignore::UserWarning:torchrl", "ignore::DeprecationWarning"
+)
+
+OUT = {
+    "of every env, see tests/reference/envs/test_public_names.py": {
+        *("auto_complete_done_specs", "collector", "eager", "make_parallel"),
+        *("register_collector", "set_state", "has_lazy_inputs"),
+    },
+    "how TorchRL hands data to workers; none is called by users": {
+        *("select_and_clone", "shared_tensordicts", "shared_tensordict_parent", "meta_data"),
+        *("BATCHED_PIPE_TIMEOUT", "event", "parent_channels", "envs", "threads"),
+        *("input_queue", "output_queue", "reset_queue", "step_queue", "step_reset_queue"),
+    },
+}
+"""Public members of TorchRL's pools that are not here; `envs` of a pool in threads are its attributes here."""
+
+KINDS = {
+    "SerialEnv": {},
+    "ParallelEnv": {},
+    "AsyncEnvPool": {"backend": "threading"},
+    "AsyncEnvPool of processes": {"backend": "multiprocessing"},
+}
+
+
+def make(lib):
+    return partial(lib.GymEnv, "Pendulum-v1")
+
+
+def pool(lib, kind: str = "SerialEnv", **options):
+    name = kind.split()[0]
+    options = {**KINDS[kind], **options}
+    if name == "AsyncEnvPool":
+        return getattr(lib, name)([make(lib)] * 2, **options)
+    return getattr(lib, name)(2, make(lib), **options)
+
+
+def closed(env, result):
+    if not env.is_closed:
+        env.close()
+    return result
+
+
+def members(env) -> set[str]:
+    named = set(dir(type(env))) | set(vars(env))
+    return {name for name in named if name[0] != "_"} - set(dir(torch.nn.Module()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_member_is_provided_or_in_the_table(kind):
+    theirs, ours = pool(THEIRS, kind), pool(OURS, kind)
+    theirs.reset(), ours.reset()
+    names = members(theirs)
+
+    missing = names - set(dir(type(ours))) - set(vars(ours))
+
+    closed(theirs, None), closed(ours, None)
+    assert missing <= set().union(*OUT.values())
+    assert len(missing) <= 0.15 * len(names)
+
+
+def test_the_table_names_what_there_is():
+    kinds = (torchrl.envs.SerialEnv, torchrl.envs.ParallelEnv, torchrl.envs.async_envs)
+    told = set().union(*OUT.values()) & {name for kind in kinds for name in dir(kind)}
+    ours = {name for kind in ("SerialEnv", "AsyncEnvPool") for name in dir(getattr(envkit, kind))}
+
+    assert told
+    assert not told & ours
+
+
+# ------------------------------------------------------------------------------- a program of each
+
+
+def configured(lib, kind: str = "ParallelEnv", **options):
+    env = pool(lib, kind)
+    told = env.configure_parallel(**options) is env
+    named = {name: getattr(env, name) for name in options if name in ("num_threads", "daemon")}
+    return closed(env, (told, named, env.rollout(2).shape))
+
+
+def configured_late(lib):
+    env = pool(lib)
+    env.reset()
+    try:
+        env.configure_parallel(num_threads=2)
+    finally:
+        env.close()
+
+
+def keywords(lib, kind: str = "SerialEnv"):
+    env = pool(lib, kind, create_env_kwargs=[{"frame_skip": 1}, {"frame_skip": 2}])
+    return closed(env, env.create_env_kwargs)
+
+
+def alike(lib, kind: str = "SerialEnv", **options):
+    env = pool(lib, kind, **options)
+    return closed(env, env.rollout(3).shape)
+
+
+def exchanged(lib, **options):
+    env = pool(lib, "AsyncEnvPool of processes", **options)
+    return closed(env, (env.resolved_exchange, sorted(map(str, env.exchange_keys)), env.exchange))
+
+
+def counted(lib, **options):
+    """Read the counts after one batch of two steps and one that could have had two and had one."""
+    env = pool(lib, "AsyncEnvPool of processes", **options)
+    root = env.reset()
+    env.stats(reset=True)
+    env.async_step_send(env.rand_action(root))
+    env.async_step_recv(min_get=2)
+    env.async_step_send(root[:1].set("action", torch.zeros(1, 1)))
+    env.async_step_recv(min_get=1, max_get=2)
+    told, after = env.stats(reset=True), env.stats()
+    names = ("batches", "items", "avg_batch_size", "batch_fill_ratio", "partial_batch_fraction")
+    found = {name: told[name] for name in names} if told else told
+    return closed(env, (found, after.get("items")))
+
+
+def in_threads(lib):
+    env = pool(lib, "AsyncEnvPool", exchange="auto")
+    return closed(env, (env.resolved_exchange, env.exchange_keys, env.stats(), env.envs_per_worker))
+
+
+def told(lib, kind: str, *names: str):
+    env = pool(lib, kind)
+    return closed(env, {name: getattr(env, name) for name in names})
+
+
+PROGRAMS = {
+    "configure_parallel": partial(configured, num_threads=2, daemon=True, use_buffers=False),
+    "configure_parallel of memory": partial(configured, shared_memory=False, memmap=True),
+    "configure_parallel, both memories": partial(configured, memmap=True, use_buffers=True),
+    "configure_parallel of how processes start": partial(configured, mp_start_method="spawn"),
+    "configure_parallel of a pool that runs": configured_late,
+    "create_env_kwargs": keywords,
+    "create_env_kwargs of processes": partial(keywords, kind="ParallelEnv"),
+    "create_env_kwargs of threads": partial(keywords, kind="AsyncEnvPool"),
+    "attributes": lambda lib: told(
+        lib,
+        "ParallelEnv",
+        *("pin_memory", "allow_step_when_done", "consolidate", "daemon", "shutdown_timeout"),
+        *("num_sub_threads", "serial_for_single", "run_type_checks", "policy_proof"),
+    ),
+    "attributes of an asynchronous pool": lambda lib: told(
+        lib, "AsyncEnvPool", "backend", "stack", "num_envs", "min_get", "worker_affinity"
+    ),
+    "run_type_checks": lambda lib: pool(lib).run_type_checks,
+    "makers": lambda lib: closed(e := pool(lib, "AsyncEnvPool"), len(e.env_makers)),
+    "allow_step_when_done": partial(alike, allow_step_when_done=True),
+    "pin_memory": partial(alike, pin_memory=True),
+    "consolidate and daemon": partial(alike, "ParallelEnv", consolidate=False, daemon=True),
+    "shutdown_timeout": partial(alike, "ParallelEnv", shutdown_timeout=2.5),
+    "metadata_from_workers of no workers": partial(alike, metadata_from_workers=True),
+    "metadata_from_workers": partial(
+        alike, "ParallelEnv", metadata_from_workers=True, use_buffers=False
+    ),
+    "exchange": partial(exchanged, exchange="shm"),
+    "exchange by messages": partial(exchanged, exchange="queue"),
+    "exchange of the library's choice": partial(exchanged, exchange="auto"),
+    "exchange of no such name": partial(alike, "AsyncEnvPool", exchange="pigeons"),
+    "exchange of threads": in_threads,
+    "exchange in memory of threads": partial(alike, "AsyncEnvPool", exchange="shm"),
+    "stats": partial(counted, exchange="shm"),
+    "stats of messages": partial(counted, exchange="queue"),
+    "envs_per_worker of processes": partial(
+        alike, "AsyncEnvPool of processes", envs_per_worker=2, exchange="queue"
+    ),
+    "envs_per_worker of threads": partial(alike, "AsyncEnvPool", envs_per_worker=2),
+    "envs_per_worker of 0": partial(alike, "AsyncEnvPool", envs_per_worker=0),
+    "worker_affinity of threads": partial(alike, "AsyncEnvPool", worker_affinity=[[0], [0]]),
+    "worker_affinity of too few": partial(
+        alike, "AsyncEnvPool of processes", worker_affinity=[[0]]
+    ),
+    "worker_affinity of no core": partial(
+        alike, "AsyncEnvPool of processes", worker_affinity=[[0], []]
+    ),
+    "worker_affinity of a core that is not there": partial(
+        alike, "AsyncEnvPool of processes", worker_affinity=[[0], [9999]]
+    ),
+    "worker_affinity of text": partial(
+        alike, "AsyncEnvPool of processes", worker_affinity=[["0"], [0]]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_pool_does_what_torchrls_does(name):
+    check_same(PROGRAMS[name])
+
+
+@pytest.mark.parametrize("name", ["configure_parallel", "exchange", "stats", "attributes"])
+def test_both_libraries_run_the_programs_of_the_usual_kind(name):
+    check_works_alike(PROGRAMS[name])
