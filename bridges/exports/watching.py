@@ -76,7 +76,8 @@ def record(
         )
     pace = None if fps is None else require_pace(fps)
     shown = _rows_of(env, rows)
-    with left_as_it_was(env, update_stats=as_bool("update_stats", update_stats)):
+    learns = as_bool("update_stats", update_stats)
+    with left_as_it_was(env, update_stats=learns, warns_as="record()"):
         frames = _side_by_side(_played(env, policy, steps, shown, options))
     seen = Video(frames, pace_of(env) if pace is None else pace)
     seen.save(path)

@@ -259,6 +259,17 @@ class RowEnv(EnvBase):
             value = value.to(torch.int32)
         return self._rows_in(td, value, copy=True)
 
+    def _require_choices(self, data: TensorDictBase) -> None:
+        """Check that floats which a policy wrote as choices in a program are one-hot; the program took their largest.
+
+        Raises:
+            InputError: they are not.
+        """
+        for key, rule in self._declared.cached("action_rules", self._action_rules).items():
+            value = data.get(key)
+            if rule.spells_choices and value.is_floating_point() and value.device.type == "cpu":
+                rule.take(value.detach(), data.batch_size)
+
     def _action_rules(self) -> dict[Key, ActionInput]:
         """What actions of one row may be: the space says it, whatever batch the specs are of."""
         space, categorical = self._programs.env.action_space, self.categorical_action_encoding

@@ -53,6 +53,7 @@ def begin_unroll(
         reached = env._kept(last)
         others = _others(free, actor, run)
         data = _recorded(env, td, steps, run, actor, others)
+        env._require_choices(data)
         lent = None  # until torch has what was made of it
         return data, _following(env, td, reached, actor, others)
 
@@ -101,6 +102,7 @@ def unroll_until(env: RowEnv, wanted: Run) -> TensorDict:
         last, count = env._kept(last), int(stopped.made)
         others = _others(free_entries(env, td), actor, run)
         piece = _recorded(env, td, capacity, run, actor, others).exclude(*hidden)[..., :count]
+        env._require_choices(piece)
         if pieces:
             _repeat(td["done"].squeeze(-1), pieces[-1], piece, env.reward_keys)
         pieces.append(piece)

@@ -813,8 +813,15 @@ class Collector:
         if frames is None:
             return _EPISODE_STEPS
         steps = math.ceil(math.ceil(frames / workers) / rows)
-        if (made := steps * rows * workers) != frames:
-            total = self._options.total_frames
+        made, total = steps * rows * workers, self._options.total_frames
+        if self._options.trajs_per_batch is None and made == frames and (total or 0) % made:
+            assert total is not None
+            warnings.warn(
+                f"total_frames is {total}, no multiple of frames_per_batch ({made}): the last batch is whole, so "
+                f"{math.ceil(total / made) * made} frames are collected.",
+                stacklevel=stacklevel,
+            )
+        elif made != frames:
             end = "" if total is None else f", {math.ceil(total / made) * made} in all"
             warnings.warn(
                 f"frames_per_batch is {frames}, no multiple of the {rows * workers} envs that step side by side: "

@@ -44,8 +44,8 @@ class CollectorOptions(TypedDict, total=False):
             None: all that were delivered together.
         traj_format: "padded" gives episodes a row each, with a mask beside ``traj_ids``; "cat" one after the other. Into a
             ``replay_buffer`` they always go one after the other.
-        total_frames: frames after which the collector is at its end, a multiple of ``frames_per_batch``; None
-            or -1 sets no end.
+        total_frames: frames after which the collector is at its end; None or -1 sets no end. The last batch is whole: a
+            number that is no multiple of ``frames_per_batch`` collects some more, with a warning.
         device: stands in for each of the next three that is not given.
         storing_device: where batches are delivered; None leaves them where they are, in memory of the CPU where they come
             from workers, and their device unset.
@@ -91,6 +91,8 @@ class CollectorOptions(TypedDict, total=False):
         interruptor: for collectors in this process: has ``collection_stopped()``, which is asked after each step; True ends
             the batch there. Steps that were not made are zero, with number -1 and ``("collector", "mask")`` False.
         worker_idx: number that `Collector.worker_idx` gives, for who runs collectors in workers of their own.
+        weight_sync_schemes: without effect, as ``{"policy": scheme}`` of TorchRL: weights of the policy travel through
+            shared memory whenever ``update_policy_weights_`` is called.
         return_same_td, no_cuda_sync: without effect: batches are always new, and the collector does not synchronise
             devices itself. Programs for TorchRL pass them.
     """
@@ -134,6 +136,7 @@ class CollectorOptions(TypedDict, total=False):
     post_collect_hook: Annotated[Callable[[Any], Any] | None, Default(None)]
     interruptor: Annotated[Any, Default(None)]
     worker_idx: Annotated[int | None, Default(None)]
+    weight_sync_schemes: Annotated[Mapping[str, Any] | None, Default(None)]
     return_same_td: Annotated[bool, Default(False)]
     no_cuda_sync: Annotated[bool, Default(False)]
 
@@ -216,6 +219,7 @@ def checked(given: Any) -> Any:
                 given, name, as_int(name, getattr(given, name), least=0, meaning=_NUMBERS[name])
             )
     _check_policy(given.policy)
+    _check_schemes(given.weight_sync_schemes)
     _take_extend_buffer(given)
     _check_amounts(given)
     _check_exclusive(given)
@@ -250,6 +254,27 @@ def checked_workers(given: Any) -> Any:
         require_seconds(name, getattr(given, name))
     _check_threshold(given)
     return given
+
+
+def _check_schemes(schemes: Any) -> None:
+    """Check schemes of TorchRL that say how weights travel, which they do here through shared memory."""
+    if schemes is None:
+        return
+    if not isinstance(schemes, Mapping):
+        raise ArgumentTypeError(
+            f"weight_sync_schemes is of type {type(schemes).__name__}, but must be a dict, for example "
+            "{'policy': MultiProcessWeightSyncScheme()}."
+        )
+    if others := [name for name in schemes if name != "policy"]:
+        raise OptionError(
+            f"weight_sync_schemes has {others}, but a collector sends the weights of its policy alone; expected "
+            "'policy'. Change transforms of the envs with collector.call() or set_attr()."
+        )
+    if type(schemes.get("policy")).__name__ == "NoWeightSyncScheme":
+        raise OptionError(
+            "weight_sync_schemes has a NoWeightSyncScheme, but update_policy_weights_() always sends weights. Leave it "
+            "out, and do not call that method."
+        )
 
 
 def _take_extend_buffer(given: Any) -> None:
@@ -314,14 +339,7 @@ def _check_amounts(given: Any) -> None:
     given.prefetch = as_int("prefetch", given.prefetch, least=0, meaning="0, or 1 batch ahead")
     if given.prefetch > 1:
         raise ArgumentError(f"prefetch is {given.prefetch}, but at most 1 batch is made ahead.")
-    frames, total = given.frames_per_batch, given.total_frames
     by_episode = given.trajs_per_batch is not None
-    if frames is not None and not by_episode and total is not None and total % frames:
-        below = total - total % frames
-        near = f"{below} or {below + frames}" if below else f"{frames}"
-        raise ArgumentError(
-            f"total_frames is {total}, no multiple of frames_per_batch, {frames}. Pass {near}, say."
-        )
     if given.traj_format not in ("padded", "cat"):
         raise ArgumentError(f"traj_format is {given.traj_format!r}, but must be 'padded' or 'cat'.")
     if given.traj_format == "cat" and not by_episode:

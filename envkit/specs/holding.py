@@ -139,13 +139,18 @@ def _each_member(spec: Stacked) -> Test:
     return test
 
 
-def _single_largest(spec: OneHot | MultiOneHot) -> Test:
-    """Floats that spell a choice have one largest entry in each part."""
+_ROUNDING = 1e-2
+"""How far floats may be from a one-hot: ``hot + p - p`` of a straight-through estimate in bfloat16 is not exact."""
+
+
+def _almost_hot(spec: OneHot | MultiOneHot) -> Test:
+    """Floats spell a choice where each part is one-hot, up to rounding; scores and probabilities are no choice."""
     ends = np.cumsum(sizes_of(spec))[:-1]
 
     def test(rows: np.ndarray) -> bool:
-        return bool(np.logical_and.reduce(np.isfinite(rows), axis=None)) and all(
-            bool(((part == part.max(-1, keepdims=True)).sum(-1) == 1).all())
+        return all(
+            bool(((np.abs(part) > _ROUNDING).sum(-1) == 1).all())
+            and bool((np.abs(part.max(-1) - 1) <= _ROUNDING).all())
             for part in np.split(rows, ends, -1)
         )
 
@@ -153,7 +158,7 @@ def _single_largest(spec: OneHot | MultiOneHot) -> Test:
 
 
 def _one_hot(spec: OneHot) -> Test:
-    floats, count = _single_largest(spec), spec.n
+    floats, count = _almost_hot(spec), spec.n
     spellings: set[bytes] = set()
     dtype = _numpy_dtype(spec.dtype)
     if len(spec.shape) == 1 and count <= _MOST_SPELLINGS:
@@ -172,7 +177,7 @@ def _one_hot(spec: OneHot) -> Test:
 
 
 def _many_hot(spec: MultiOneHot) -> Test:
-    floats, sizes = _single_largest(spec), list(spec.nvec)
+    floats, sizes = _almost_hot(spec), list(spec.nvec)
     starts = np.cumsum([0, *sizes[:-1]])
 
     def test(rows: np.ndarray) -> bool:
@@ -187,9 +192,6 @@ def _many_hot(spec: MultiOneHot) -> Test:
 
 def demand_of(spec: TensorSpec, row: np.ndarray) -> str:
     sizes = sizes_of(spec)
-    if sizes and row.dtype.kind == "f":
-        parts = f" in each of its parts, of {sizes} entries" if len(sizes) > 1 else ""
-        return f"must have a single largest entry, which is the choice{parts}"
     if isinstance(spec, OneHot):
         return f"must be one-hot: a single 1 among {spec.n} entries, else 0"
     if isinstance(spec, MultiOneHot):

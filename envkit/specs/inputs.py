@@ -10,8 +10,8 @@ Conventions
     array    values in the dtype they came in, shape (rows, *leaf).
 
 Decided here, by what the spec describes
-    choices spelled one-hot   floats choose their largest entry, before anything is cast; integers and
-                              bools are one-hot already, or refused.
+    choices spelled one-hot   integers and bools are one-hot, and floats are up to rounding. Scores and
+                              probabilities are refused: they would be recorded as what was done.
     other integers, bools     integers and bools in the range of the spec change their dtype, and so do
                               floats that are whole numbers.
     floats                    floats are rounded to the dtype, and integers that it holds exactly become
@@ -62,6 +62,7 @@ class ActionInput:
         key: name of the action, for messages.
 
     Attributes:
+        spells_choices: its values are one-hot.
         takes_as_is: a value of the spec in its dtype stays as it is, and NumPy tells whether it is one.
     """
 
@@ -73,7 +74,8 @@ class ActionInput:
         self._own = array_of(torch.empty(0, dtype=spec.dtype, device="cpu")).dtype
         self._sizes = sizes_of(self._spec)
         self._test = test_of(self._spec)
-        spells_in_floats = bool(self._sizes) and spec.dtype.is_floating_point
+        self.spells_choices = bool(self._sizes)
+        spells_in_floats = self.spells_choices and spec.dtype.is_floating_point
         self.takes_as_is = not (spells_in_floats or spec.dtype in _NOT_IN_NUMPY)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -209,6 +211,12 @@ class ActionInput:
         demand = demand_of(self._spec, row)
         if row.dtype.kind == "f" and not np.isfinite(row).all():
             cure = "NaN and infinity come from the policy, or from what it was given."
+        elif self._sizes and row.dtype.kind == "f":
+            cure = (
+                "Scores and probabilities are no action. Sample one, e.g. by a ProbabilisticActor with OneHotCategorical, "
+                "or take the largest, torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]), or "
+                "ExplorationType.DETERMINISTIC in the place of MEAN."
+            )
         elif self._in_own_kind(row) is None:
             demand = f"the env takes {self.dtype}, to which a cast would change it"
             cure = "Round it, or choose among the options, before it is given."

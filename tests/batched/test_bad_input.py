@@ -277,7 +277,7 @@ CASES = [
         [*POLES, "choice"],
         step_with(action=last_row_as_float(lambda row: [0.5, 0.5])),
         (InputError, WorkerError),
-        r"'action'.* is \[0\.5, 0\.5\], but must have a single largest entry",
+        r"'action'.* is \[0\.5, 0\.5\], but must be one-hot.*OneHotCategorical",
         InputError,
     ),
     Case(

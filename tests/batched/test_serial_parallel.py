@@ -504,7 +504,7 @@ class Chooser(EnvBase):
 @pytest.mark.parametrize("use_buffers", [T, F], ids=["rows", "tensordicts"])
 def test_choices_spelled_in_floats_reach_sub_envs_as_ones_and_zeros(opened, use_buffers):
     env = opened(SerialEnv(2, Chooser, use_buffers=use_buffers))
-    action = torch.tensor([[0.2, 0.7, 0.1], [0.0, 0.4, 0.6]])
+    action = torch.tensor([[1e-7, 0.9999999, 0.0], [0.0, 1e-7, 0.9999999]])
 
     stepped = env.step(env.reset().set("action", action))
 

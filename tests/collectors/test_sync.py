@@ -20,6 +20,8 @@ from envkit import (
     GymEnv,
     JaxPolicy,
     MixedEnv,
+    MultiAsyncCollector,
+    MultiSyncCollector,
     RewardSum,
     SerialEnv,
     StepCounter,
@@ -91,6 +93,30 @@ def test_it_shows_its_env_what_was_asked_for_and_how_far_it_is():
     )
     collector.shutdown()
     assert repr(collector).endswith("total_frames=8, shut down)")
+
+
+@pytest.mark.parametrize("kind", [SyncDataCollector, MultiSyncCollector, MultiAsyncCollector])
+def test_the_last_batch_is_whole_and_a_warning_tells_how_much_that_is(kind):
+    makers = Count if kind is SyncDataCollector else [Count]
+
+    with pytest.warns(UserWarning, match=r"10, no multiple .* \(4\).* 12 frames") as told:
+        collector = kind(makers, frames_per_batch=4, total_frames=10)
+    sizes = [batch.numel() for batch in collector]
+    collector.shutdown()
+
+    assert (sizes, len(collector), collector.frames, collector.is_finished) == (
+        [4] * 3,
+        3,
+        12,
+        True,
+    )
+    assert [warning.filename for warning in told] == [__file__]
+
+
+def test_a_total_of_whole_batches_warns_of_nothing():
+    collector = SyncDataCollector(Count, frames_per_batch=4, total_frames=12)
+
+    assert len(collector) == 3
 
 
 def test_several_envs_have_a_row_each_and_time_comes_last():

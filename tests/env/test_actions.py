@@ -11,6 +11,8 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules import ProbabilisticActor
 
 from bridges.gym.wrapper import GymWrapper
 from envkit import (
@@ -22,6 +24,7 @@ from envkit import (
     ParallelEnv,
     RewardSum,
     SerialEnv,
+    SyncDataCollector,
     TransformedEnv,
     compile_policy,
 )
@@ -203,6 +206,51 @@ def test_what_a_policy_with_gradients_chooses_is_what_runs(compiled):
     data = env.rollout(3, compile_policy(policy) if compiled else policy)
 
     assert data["next", "observation"].argmax(-1).tolist() == [[2, 2, 2]] * 2
+
+
+class Scores(torch.nn.Module):
+    """Gives the scores of the options, as a network without a distribution after it."""
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        first = observation[..., :1].float() * 0
+        return torch.cat([first - 0.5, first + 2.5, first + 0.25], -1)
+
+
+RUNS: dict[str, Callable[[EnvBase, TensorDictModule], object]] = {
+    "rollout": lambda env, policy: env.rollout(3, policy),
+    "rollout through ends": lambda env, policy: env.rollout(3, policy, break_when_any_done=False),
+    "collector": lambda env, policy: SyncDataCollector(env, policy, frames_per_batch=4).next(),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("run", RUNS)
+def test_scores_are_not_recorded_as_actions(compiled, run):
+    env = JaxEnv(Chooser(), batch_size=[2])
+    policy = TensorDictModule(Scores(), in_keys=["observation"], out_keys=["action"])
+    policy = compile_policy(policy) if compiled else policy
+
+    with pytest.raises(InputError, match=r"is \[-0\.5 , +2\.5 , +0\.25\].*OneHotCategorical"):
+        RUNS[run](env, policy)
+
+
+def test_the_mean_of_a_categorical_distribution_is_no_action():
+    env = JaxEnv(Chooser(), batch_size=[2])
+    actor = ProbabilisticActor(
+        TensorDictModule(Scores(), in_keys=["observation"], out_keys=["logits"]),
+        in_keys=["logits"],
+        distribution_class=torch.distributions.OneHotCategorical,
+    )
+
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        data = env.rollout(3, actor)
+    with (
+        set_exploration_type(ExplorationType.MEAN),
+        pytest.raises(InputError, match="DETERMINISTIC in the place of MEAN"),
+    ):
+        env.rollout(3, actor)
+
+    assert data["next", "observation"].argmax(-1).tolist() == [[1, 1, 1]] * 2
 
 
 class Halves(torch.nn.Module):

@@ -42,7 +42,9 @@ with warnings.catch_warnings():
     from torchrl.envs.utils import RandomPolicy
     from torchrl.objectives.value import GAE
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # TorchRL's own
+pytestmark = pytest.mark.filterwarnings(  # of TorchRL and what it calls
+    "ignore::UserWarning:torch", "ignore::DeprecationWarning:torch", "ignore::FutureWarning:torch"
+)
 
 
 @pytest.fixture(scope="module")

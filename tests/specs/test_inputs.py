@@ -241,12 +241,12 @@ def test_nan_and_infinity_are_no_actions(kind, number):
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("kind", ["one-hot", "one-hot bools", "one-hot grid", "many-hot"])
 @given(data=st.data())
-def test_a_float_one_hot_chooses_its_largest_entry(kind, dtype, data):
+def test_a_float_one_hot_is_taken_where_it_is_one_but_for_rounding(kind, dtype, data):
     spec = SPECS[kind]
     value = spec.rand()
-    shifted = value.to(dtype) * data.draw(st.sampled_from([0.5, 0.99, 1.0, 7.0])) - 0.25
+    rounded = value.to(dtype) * data.draw(st.sampled_from([0.995, 1.0, 1.004])) - 0.001
 
-    found = taken(spec, shifted)
+    found = taken(spec, rounded)
 
     assert found is not None and found.dtype == spec.dtype and torch.equal(found, value)
 
@@ -259,18 +259,46 @@ def test_what_is_a_little_less_than_one_is_chosen():
     assert found is not None and found.argmax(-1).tolist() == [2, 0]
 
 
-@pytest.mark.parametrize("row", [[0.0, 0.0, 0.0], [1.0, 1.0, 0.0], [torch.nan, 1.0, 0.0]])
-def test_floats_without_one_largest_entry_choose_nothing(row):
-    with pytest.raises(InputError, match=r"must have a single largest entry"):
-        ActionInput(SPECS["one-hot"], "action").take(torch.tensor(row))
+WRONG = [
+    [0.0, 0.0, 0.0],
+    [1.0, 1.0, 0.0],
+    [torch.nan, 1.0, 0.0],
+    [0.0, 1.0, torch.inf],
+    [0.2, 0.7, 0.1],
+    [3.0, 0.0, 0.0],
+    [-1.0, 0.0, 0.0],
+    [1.0, -1.0, 0.0],
+    [0.97, 0.02, 0.01],
+]
 
 
-def test_what_is_spelled_in_floats_chooses_its_largest_entry_too():
-    rows = torch.tensor([[0.2, 0.7, 0.1], [0.0, 0.0, 1.0]])
+@pytest.mark.parametrize("row", WRONG, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("spelled_in", [torch.int64, torch.float32, torch.bool])
+def test_floats_that_are_not_one_hot_choose_nothing(row, dtype, spelled_in):
+    rule = ActionInput(OneHot(3, dtype=spelled_in), "action")
 
-    found = taken(OneHot(3, dtype=torch.float32), rows, (2,))
+    with pytest.raises(InputError, match="must be one-hot: a single 1 among 3 entries"):
+        rule.take(torch.tensor(row, dtype=dtype))
 
-    assert found is not None and found.tolist() == [[0, 1, 0], [0, 0, 1]]
+
+def test_each_part_of_several_choices_is_one_hot():
+    rule = ActionInput(MultiOneHot([2, 3]), "action")
+
+    assert rule.take(torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0])).int().tolist() == [0, 1, 1, 0, 0]
+    with pytest.raises(InputError, match=r"one-hot in each of its parts.*OneHotCategorical"):
+        rule.take(torch.tensor([0.0, 1.0, 0.5, 0.3, 0.2]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_a_straight_through_estimate_is_taken_in_any_precision(dtype):
+    generator = torch.Generator().manual_seed(0)
+    probabilities = torch.rand(200, 3, generator=generator).softmax(-1).to(dtype)
+    hot = torch.eye(3, dtype=dtype)[torch.arange(200) % 3]
+
+    found = taken(OneHot(3), hot + probabilities - probabilities.detach(), (200,))
+
+    assert found is not None and found.int().argmax(-1).equal(torch.arange(200) % 3)
 
 
 def test_which_options_a_mask_allows_is_left_to_the_env():

@@ -187,7 +187,7 @@ def test_an_episode_that_cannot_be_saved_is_named():
     ("action", "told"),
     [
         (torch.tensor([1, 0, 0]), r"shape \(3,\), but the env takes \(2,\)"),
-        (torch.full((2,), float("nan")), "a single largest entry"),
+        (torch.full((2,), float("nan")), "must be one-hot"),
         (torch.tensor([1j, 0]), "dtype torch.complex64"),
     ],
 )
@@ -198,7 +198,7 @@ def test_an_action_that_cannot_be_one_is_refused_before_the_step(action, told):
     with pytest.raises(InputError, match=told):
         env.step(td.clone().set("action", action))
 
-    assert env.step(td.set("action", torch.tensor([0.2, 0.7])))["next", "step_count"] == 1
+    assert env.step(td.set("action", torch.tensor([0.0, 1.0])))["next", "step_count"] == 1
     assert td["action"].dtype == torch.float32
 
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+import torch
 from tensordict.nn import TensorDictModule
 from torch.utils.data import IterableDataset
 from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.weight_update import (
+    MultiProcessWeightSyncScheme,
+    NoWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+)
 
 import envkit
-from tests.reference.compare import check_same, differs, torchrl
+from tests.reference.compare import OURS, check_same, differs, outcome, torchrl
 from tests.zoo.envs import Count
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # TorchRL's own
+pytestmark = pytest.mark.filterwarnings(  # of TorchRL and what it calls
+    "ignore::UserWarning:torch", "ignore::DeprecationWarning:torch", "ignore::FutureWarning:torch"
+)
 
 OUT = {
     "of weight updaters, which are deprecated there": {"init_updater", "weight_updater"},
@@ -28,7 +38,9 @@ CLASSES_OUT = {
         *("RemoteModuleWeightUpdater", "MultiProcessedWeightUpdater"),
     },
     "needs a service, TorchRL's server of inference": {"AsyncBatchedCollector"},
-    "`evaluate` judges a policy, and `Collector.start` collects meanwhile": {"Evaluator"},
+    "TorchRL's own runs collectors of envkit, see tests/reference/tasks/test_tutorials.py": {
+        "Evaluator"
+    },
 }
 KINDS = ("Collector", "MultiSyncCollector", "MultiAsyncCollector", "AsyncCollector")
 
@@ -193,6 +205,10 @@ def interrupted(lib):
 
 PROGRAMS = {
     "len": lambda lib: ended(c := made(lib), len(c)),
+    "the last batch is whole": lambda lib: ended(
+        c := made(lib, frames_per_batch=4, total_frames=10),
+        (len(c), [len(batch) for batch in c], c.total_frames),
+    ),
     "len without an end": lambda lib: len(made(lib, total_frames=-1)),
     "frames_per_batch": lambda lib: (
         made(lib).frames_per_batch,
@@ -243,6 +259,49 @@ def ended_buffer(lib, extend: bool) -> ReplayBuffer:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_collector_in_this_process_does_what_torchrls_does(name):
     check_same(PROGRAMS[name])
+
+
+SCHEMES = {
+    "of the policy": lambda: {"policy": MultiProcessWeightSyncScheme(strategy="tensordict")},
+    "of shared memory": lambda: {"policy": SharedMemWeightSyncScheme()},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_weights_reach_workers_when_they_are_sent_whatever_the_scheme(scheme):
+    def actions(lib):
+        net = torch.nn.Linear(3, 1)
+        torch.nn.init.zeros_(net.weight), torch.nn.init.constant_(net.bias, 0.25)
+        collector = lib.MultiSyncCollector(
+            [partial(lib.GymEnv, "Pendulum-v1")],
+            TensorDictModule(net, in_keys=["observation"], out_keys=["action"]),
+            frames_per_batch=4,
+            total_frames=8,
+            weight_sync_schemes=SCHEMES[scheme](),
+        )
+        found = []
+        for batch in collector:
+            found.append(batch["action"].flatten().tolist())
+            net.bias.data.fill_(0.75)
+            collector.update_policy_weights_()
+        return ended(collector, found)
+
+    check_same(actions)
+    assert outcome(OURS, actions).value == [[0.25] * 4, [0.75] * 4]
+
+
+@pytest.mark.parametrize(
+    ("schemes", "told"),
+    [
+        ({"policy": None, "value": None}, r"has \['value'\], but a collector sends"),
+        ({"policy": NoWeightSyncScheme()}, "has a NoWeightSyncScheme"),
+        ([None], "is of type list, but must be a dict"),
+    ],
+)
+def test_schemes_that_would_be_ignored_are_refused(schemes, told):
+    with pytest.raises(TypeError, match=told):
+        made(OURS, weight_sync_schemes=schemes)
 
 
 def test_subclasses_are_collectors_and_their_constructors_are_called():

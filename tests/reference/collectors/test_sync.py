@@ -14,7 +14,9 @@ with warnings.catch_warnings():
     import torchrl.collectors
     import torchrl.envs
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # TorchRL's own
+pytestmark = pytest.mark.filterwarnings(  # of TorchRL and what it calls
+    "ignore::UserWarning:torch", "ignore::DeprecationWarning:torch", "ignore::FutureWarning:torch"
+)
 
 IDS = ("collector", "traj_ids")
 

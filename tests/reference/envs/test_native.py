@@ -12,7 +12,9 @@ from envkit.errors import InputError
 from tests.envs.model_based.models import latent, linear, moments
 from tests.reference.compare import OURS, THEIRS, check_same, check_works_alike, differs
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # TorchRL's own
+pytestmark = pytest.mark.filterwarnings(  # of TorchRL and what it calls
+    "ignore::UserWarning:torch", "ignore::DeprecationWarning:torch", "ignore::FutureWarning:torch"
+)
 
 
 def pendulum(lib, **options):
