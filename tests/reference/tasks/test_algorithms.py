@@ -116,6 +116,7 @@ with warnings.catch_warnings():
     )
     from torchrl.objectives.value import GAE, VTrace
     from torchrl.record import CSVLogger
+from tests.reference.tasks.continuity import steps_follow_each_other
 
 pytestmark = pytest.mark.filterwarnings(
     r"ignore::DeprecationWarning:torchrl\..*", r"ignore::FutureWarning:torchrl\..*"
@@ -593,7 +594,7 @@ def test_discrete_sac():
             )
     collector.shutdown()
 
-    assert torch.isfinite(losses["loss_qvalue"])
+    assert torch.isfinite(losses["loss_qvalue"]) and steps_follow_each_other(data)
     assert evaluated(env, actor) > 9
 
 

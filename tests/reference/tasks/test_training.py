@@ -47,6 +47,7 @@ with warnings.catch_warnings():
     )
     from torchrl.objectives import ClipPPOLoss, DQNLoss, SACLoss, SoftUpdate
     from torchrl.objectives.value import GAE
+from tests.reference.tasks.continuity import steps_follow_each_other
 
 pytestmark = pytest.mark.filterwarnings(
     r"ignore::DeprecationWarning:torchrl\..*", r"ignore::FutureWarning:torchrl\..*"
@@ -101,7 +102,7 @@ def test_ppo_with_generalised_advantages():
             optim.step()
             optim.zero_grad()
 
-    assert torch.isfinite(loss)
+    assert torch.isfinite(loss) and steps_follow_each_other(data)
     assert any(not torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
     with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
         assert env.rollout(10, policy).shape == (10,)
@@ -127,7 +128,8 @@ def test_dqn_with_greedy_exploration_and_a_replay_buffer():
         optim.zero_grad()
         updater.step()
 
-    assert torch.isfinite(loss)
+    assert torch.isfinite(loss) and steps_follow_each_other(data)
+    assert (data["action"].sum(-1) == 1).all() and (data["next", "reward"] == 1).all()
     assert explore.eps < 0.9
 
 
@@ -153,6 +155,10 @@ def test_sac_on_a_batch_of_envs():
     updater.step()
 
     assert all(torch.isfinite(losses[f"loss_{name}"]) for name in ("actor", "qvalue", "alpha"))
+    assert steps_follow_each_other(data)
+    cosine, sine, speed = data["observation"].unbind(-1)
+    cost = torch.atan2(sine, cosine) ** 2 + 0.1 * speed**2 + 0.001 * data["action"][..., 0] ** 2
+    torch.testing.assert_close(data["next", "reward"][..., 0], -cost, atol=1e-4, rtol=1e-4)
     env.close()
 
 

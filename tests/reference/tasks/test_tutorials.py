@@ -85,6 +85,7 @@ with warnings.catch_warnings():
         ValueEstimators,
     )
     from torchrl.objectives.value import GAE
+from tests.reference.tasks.continuity import steps_follow_each_other
 
 pytestmark = pytest.mark.filterwarnings(
     r"ignore::DeprecationWarning:torchrl\..*", r"ignore::FutureWarning:torchrl\..*"
@@ -308,7 +309,7 @@ def test_ppo():
     with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
         played = env.rollout(1000, policy)
 
-    assert torch.isfinite(total)
+    assert torch.isfinite(total) and steps_follow_each_other(data)
     assert played["step_count"].max().item() == played.shape[0] - 1
     assert sum(lengths[-3:]) > sum(lengths[:3])
 
@@ -385,7 +386,7 @@ def test_dqn_from_pixels(rendering):
     assert stats["loc"].shape == (4, 1, 1)
     assert seen.shape == (2, 48, 4, 16, 16)
     assert seen[:, :, 3].mean().abs() < 1.0 and seen.std() > 0.1
-    assert torch.isfinite(value)
+    assert torch.isfinite(value) and steps_follow_each_other(data, "pixels")
 
 
 @sweep
@@ -458,6 +459,7 @@ def test_ddpg_from_workers(opened):
     stored = buffer[:]
     assert frames == 240 and len(buffer) == 240
     assert torch.isfinite(losses["loss_value"]) and torch.isfinite(losses["loss_actor"])
+    assert steps_follow_each_other(stored)
     assert stored["next", "reward"].max() <= 0
     assert stored["action"].abs().max() <= 2
     assert stored["observation"].mean(0).abs().max() < 5  # normalised by what was measured
@@ -531,7 +533,7 @@ def test_recurrent_dqn(rendering):
     assert begins[0] and not state[key][begins].any()
     carried = ~begins[1:]
     assert state[key][1:][carried].equal(state["next", key][:-1][carried])
-    assert torch.isfinite(value["loss"])
+    assert torch.isfinite(value["loss"]) and steps_follow_each_other(state)
 
 
 @sweep
