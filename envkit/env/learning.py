@@ -58,7 +58,7 @@ def left_as_it_was(
     """
     moves, writes_down = env._in_use.moves, env._writes_down
     held, reason = _held(env)
-    if reason is not None and warns_as is not None:
+    if reason is not None and warns_as is not None and moves:  # else no episode is lost
         warnings.warn(
             f"{warns_as} cannot put {type(env).__name__} back where it is: {reason} Reset it before the next step, "
             "or use an env of its own.",

@@ -255,3 +255,14 @@ def test_only_stored_states_are_drawn_later():
 
 def test_the_repr_names_simulator_and_id():
     assert repr(GymEnv("CartPole-v1")) == "GymEnv('CartPole-v1', batch_size=(), device=cpu)"
+
+
+def test_an_episode_under_way_that_cannot_be_put_back_is_told_once(tmp_path):
+    env = TransformedEnv(GymWrapper(Lamp()), StepCounter())
+    env.rollout(1)
+
+    with pytest.warns(UserWarning, match=r"record\(\) cannot put .* Reset it before") as told:
+        record(env, None, tmp_path / "lamp.gif", steps=1)
+
+    assert len(told) == 1
+    assert env.reset()["step_count"] == 0

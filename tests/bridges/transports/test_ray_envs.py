@@ -15,7 +15,16 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 
-from envkit import AsyncEnvPool, GymEnv, ParallelEnv, RayAsyncEnvPool, SerialEnv
+from envkit import (
+    AsyncEnvPool,
+    GymEnv,
+    ParallelEnv,
+    RayAsyncEnvPool,
+    SerialEnv,
+    TransformedEnv,
+    VecNormV2,
+    evaluate,
+)
 from envkit.env.seeding import restart_seed
 from envkit.errors import WorkerError, WorkerTimeoutError
 from tests.zoo.envs import Chaos
@@ -218,3 +227,26 @@ def test_close_leaves_no_actor(opened):
     env.close()
 
     assert psutil.wait_procs(actors, 20.0)[1] == []
+
+
+# ----------------------------------------------------------------------- an env that a policy is judged in
+
+
+def test_an_evaluation_moves_nothing_in_actors(opened):
+    def make():
+        base = GymEnv("Pendulum-v1", max_episode_steps=10)
+        return TransformedEnv(base, VecNormV2(in_keys=["observation"]))
+
+    envs = [opened(on_ray(2, make, num_processes=2)) for _ in range(2)]
+    runs = []
+    for judged, env in enumerate(envs):
+        env.record_for_resume()
+        env.set_seed(SEED)
+        env.rollout(5, break_when_any_done=False)
+        root = env.reset()
+        if judged:
+            evaluate(env, env.rand_action, 4, seed=9, max_steps=6)
+        action = torch.full((2, 1), 0.5)
+        runs.append([root, env.step(root.clone().set("action", action)), env.reset()])
+
+    assert all(equal(left, right) for left, right in zip(*runs, strict=True))
