@@ -79,7 +79,7 @@ def left_as_it_was(
                 env._visit_transforms(_states, of_transforms)
             if learnt is not None:
                 env._visit_transforms(_learnt, learnt)
-            if reason is None:
+            if reason is None or not moves:
                 env._in_use.moves = moves  # as if nobody had used it
 
 
