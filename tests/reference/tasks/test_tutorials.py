@@ -533,7 +533,7 @@ def test_recurrent_dqn(rendering):
     assert begins[0] and not state[key][begins].any()
     carried = ~begins[1:]
     assert state[key][1:][carried].equal(state["next", key][:-1][carried])
-    assert torch.isfinite(value["loss"]) and steps_follow_each_other(state)
+    assert torch.isfinite(value["loss"]) and steps_follow_each_other(state, "pixels")
 
 
 @sweep
