@@ -45,7 +45,7 @@ from jax.sharding import SingleDeviceSharding
 from torch.utils.dlpack import from_dlpack as _from_capsule
 
 from bridges.dtypes import converted, crossing_dtype
-from envkit.errors import HandoffError
+from envkit.errors import DeviceNameError, HandoffError
 
 try:  # The C function that `__dlpack__` ends in is no promise of JAX: what it lacks or refuses goes that way.
     from jaxlib import _jax as _inside  # type: ignore[attr-defined]
@@ -218,7 +218,7 @@ def jax_device_of(device: torch.device | str) -> JaxDevice:
     """Name the JAX device on which a torch device's memory lives.
 
     Raises:
-        HandoffError: JAX does not see that device.
+        DeviceNameError: (a ValueError and a RuntimeError) torch or JAX does not see that device.
     """
     device = torch.device(device)
     platform = {"cpu": "cpu", "cuda": "cuda"}.get(device.type)
@@ -227,7 +227,7 @@ def jax_device_of(device: torch.device | str) -> JaxDevice:
     except RuntimeError:
         found = []
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise HandoffError(
+        raise DeviceNameError(
             f"torch sees no {str(device)!r}: this installation of it, or this machine, has no CUDA. Use "
             "device='cpu', or install torch for CUDA."
         )
@@ -236,7 +236,7 @@ def jax_device_of(device: torch.device | str) -> JaxDevice:
         found = [candidate for candidate in found if candidate.local_hardware_id == index]
     if found:
         return found[0]
-    raise HandoffError(
+    raise DeviceNameError(
         f"JAX sees no device for torch's {str(device)!r}; it sees {jax.devices()}. "
         "Install JAX for that device (jax[cuda13]), or use device='cpu'."
     )

@@ -44,7 +44,7 @@ from envkit.data.keywords import completed
 from envkit.data.paths import Key, Path, as_key, leaf_paths, tensordict_of
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
-from envkit.errors import ArgumentError, MissingKeyError
+from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from envkit.functional import (
     StatelessEnv,
 )
@@ -91,6 +91,11 @@ class JaxEnv(ProgramEnv):
         device: Device | None = None,
         **options: Unpack[JaxOptions],
     ):
+        if isinstance(env, type):
+            raise ArgumentTypeError(
+                f"{type(self).__name__} was given the class {env.__name__}, but takes an object of it. Make one: "
+                f"{type(self).__name__}({env.__name__}(), ...)."
+            )
         given = completed(JaxOptions, options)
         require_sense(given)
         shards = None if given.devices is None else Shards(given.devices)

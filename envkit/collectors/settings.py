@@ -17,7 +17,13 @@ from envkit.collectors.runner import RunnerOptions
 from envkit.data.arguments import as_bool, as_int
 from envkit.data.keywords import Default
 from envkit.env.policy import BindsToEnv, ExplorationType
-from envkit.errors import ArgumentError, ArgumentTypeError, OptionError, PolicyError
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DeviceNameError,
+    OptionError,
+    PolicyError,
+)
 from envkit.specs.annotations import Device
 from envkit.specs.devices import as_device
 
@@ -476,7 +482,7 @@ def _as_device(name: str, given: Any) -> torch.device | None:
         device = as_device(given)
         torch.empty(0, device=device)
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
-        raise ArgumentError(
+        raise DeviceNameError(
             f"{name} is {given!r}, which is no device that torch has here ({_first_line(error.__cause__ or error)}). Pass 'cpu', or "
             "'cuda' where there is one."
         ) from error

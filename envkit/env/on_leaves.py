@@ -11,7 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,7 +27,14 @@ from envkit.env.stepping import Stepping
 from envkit.errors import PolicyError
 from envkit.specs import TensorSpec
 
-__all__ = ["ActionWriter", "ActsOnLeaves", "CallModule", "CallOnLeaves", "LeavesPolicy"]
+__all__ = [
+    "ActionWriter",
+    "ActsOnLeaves",
+    "CallModule",
+    "CallOnLeaves",
+    "LeavesPolicy",
+    "add_advice",
+]
 
 
 @dataclass(frozen=True)
@@ -72,17 +79,28 @@ class CallOnLeaves:
         write.takes_more = True
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        return self._write(
-            tensordict, self._function(*(tensordict.get(key) for key in self._in_keys))
-        )
+        given = [tensordict.get(key) for key in self._in_keys]
+        return self._write(tensordict, self._called(given))
+
+    def _called(self, given: Sequence[Any]) -> Any:
+        try:
+            return self._function(*given)
+        except Exception as error:
+            add_advice(error, given)
+            if isinstance(error, AttributeError | IndexError | TypeError | KeyError):
+                error.add_note(
+                    f"The policy is a plain function and was called with the entries {self._in_keys}, not with the TensorDict. "
+                    "If it takes the TensorDict, name its argument `tensordict` or `td`, or annotate it as a TensorDict."
+                )
+            raise
 
     def on_leaves(self, root: TensorDictBase) -> LeavesPolicy:
         """See `ActsOnLeaves`."""
-        function, named, batch = self._function, self._write.named, root.batch_size
+        called, named, batch = self._called, self._write.named, root.batch_size
         paths = {key: as_path(key) for key in self._write.actions}
 
         def act(given: Sequence[Tensor]) -> dict[Path, Any]:
-            written = named(function(*given), batch)
+            written = named(called(given), batch)
             return {paths.get(key) or as_path(key): value for key, value in written.items()}
 
         return LeavesPolicy(tuple(map(as_path, self._in_keys)), tuple(paths.values()), act)
@@ -199,7 +217,7 @@ class CallModule:
         given = [tensordict.get(key, None) for key in module.in_keys]
         if not all(type(leaf) is Tensor for leaf in given):
             return self._otherwise(tensordict)
-        out = module.module(*given)
+        out = _called(module.module, given)
         found = _tensors(out, len(module.out_keys))
         if found is None:
             return _given_out(module, out)(tensordict)
@@ -217,7 +235,7 @@ class CallModule:
         dims = len(batch)
 
         def act(given: Sequence[Tensor]) -> dict[Path, Any]:
-            out = module.module(*given)
+            out = _called(module.module, given)
             found = _tensors(out, len(paths))
             if found is not None and all(value.shape[:dims] == batch for value in found):
                 return {
@@ -230,6 +248,24 @@ class CallModule:
 
         reads = tuple(map(as_path, module.in_keys))
         return LeavesPolicy(reads, tuple(path for path in paths if path != _DROPPED), act)
+
+
+def _called(function: Callable[..., Any], given: Sequence[Any]) -> Any:
+    try:
+        return function(*given)
+    except Exception as error:
+        add_advice(error, given)
+        raise
+
+
+def add_advice(error: Exception, given: Iterable[Any]) -> None:
+    """Add to an error of a policy how to cast what it was given, where float64 met a network of another dtype."""
+    is_double = any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in given)
+    if is_double and isinstance(error, RuntimeError) and "dtype" in str(error):
+        error.add_note(
+            "The policy was given float64 observations, and its parameters have another dtype. Cast them: "
+            "TransformedEnv(env, DoubleToFloat()), or make the network double()."
+        )
 
 
 _DROPPED = ("_",)

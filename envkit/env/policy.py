@@ -20,7 +20,7 @@ from tensordict.nn.probabilistic import interaction_type as exploration_type
 from torch import nn
 
 from envkit.data.paths import Key, Path, as_path
-from envkit.env.on_leaves import ActionWriter, CallModule, CallOnLeaves
+from envkit.env.on_leaves import ActionWriter, CallModule, CallOnLeaves, add_advice
 from envkit.env.stepping import Stepping
 from envkit.errors import BatchSizeError, NoParentError, PolicyError, RolloutError
 from envkit.specs import TensorSpec
@@ -272,7 +272,11 @@ class _CallOnRoot:
         self.function = function
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        acted = self.function(tensordict)
+        try:
+            acted = self.function(tensordict)
+        except Exception as error:
+            add_advice(error, tensordict.values(True, True))
+            raise
         if acted is tensordict:
             return acted
         if not isinstance(acted, TensorDictBase):

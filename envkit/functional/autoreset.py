@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from envkit import rules
 from envkit.arrays.integers import as_int
 from envkit.errors import ArgumentError
-from envkit.functional.core import EnvWrapper, Timestep, WrapperState
+from envkit.functional.core import EnvWrapper, Timestep, WrapperState, outcome_of
 from envkit.functional.randomization import Drawn, Randomization
 
 __all__ = [
@@ -117,12 +117,12 @@ class Episodic(EnvWrapper):
         carried, episode = self._keys(key)
         if self.randomization is not None and self.randomization.at == "episode":
             model = self.randomization.draw(self.env, episode)
-        inner, timestep = self.env_with(model).reset(episode)
+        inner, timestep = outcome_of(self.env_with(model).reset(episode), "reset")
         return EpisodeState(inner, carried, model), timestep
 
     def step(self, state: EpisodeState, action: Any, /) -> tuple[EpisodeState, Timestep]:
         """Advance the episode; the key waits for the next one."""
-        inner, timestep = self.env_with(state.model).step(state.inner, action)
+        inner, timestep = outcome_of(self.env_with(state.model).step(state.inner, action), "step")
         return EpisodeState(inner, state.key, state.model), timestep
 
     def env_with(self, drawn: Drawn) -> Any:

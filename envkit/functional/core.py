@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from envkit import rules
 from envkit.errors import StateStructureError
+from envkit.functional.spaces import as_space
 from envkit.functional.structure import strong
 
 __all__ = [
@@ -110,7 +111,7 @@ class EnvWrapper:
 
     @property
     def action_space(self) -> Any:
-        return self.env.action_space
+        return as_space(self.env.action_space)
 
     @property
     def observation_space(self) -> Any:
@@ -146,6 +147,24 @@ class WrapperState(Generic[S]):
     """
 
     inner: S
+
+
+def outcome_of(given: Any, method: str) -> tuple[Any, Timestep]:
+    """Check that what a ``reset`` or ``step`` returned is a state and a `Timestep`.
+
+    Raises:
+        StateStructureError: it is something else.
+    """
+    is_pair = isinstance(given, tuple) and len(given) == 2
+    if is_pair and hasattr(given[1], "observation"):
+        return given
+    told = type(given).__name__
+    if isinstance(given, tuple):
+        told = f"a tuple of {', '.join(type(part).__name__ for part in given)}"
+    raise StateStructureError(
+        f"{method} of the environment returned {told}, but must return two things, its state and a Timestep. "
+        "Return (state, Timestep(observation, reward, terminated, truncated)), from envkit.functional."
+    )
 
 
 def done_of(timestep: Timestep) -> jax.Array:

@@ -20,7 +20,7 @@ import numpy as np
 from envkit.arrays.integers import as_int
 from envkit.errors import ArgumentError
 
-__all__ = ["Box", "Discrete", "MultiDiscrete", "sample_space"]
+__all__ = ["Box", "Discrete", "MultiDiscrete", "as_space", "sample_space"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +118,29 @@ class MultiDiscrete:
         """Draw every entry by itself, each of its integers with equal probability."""
         above = jnp.array(self.nvec, jnp.int32)
         return jax.random.randint(key, (*batch, *self.shape), 0, above, dtype=jnp.int32)
+
+
+def as_space(space: Any) -> Any:
+    """Take a Box, Discrete, MultiDiscrete or Dict of Gymnasium for the space of envkit that holds the same; others stay.
+
+    Raises:
+        ArgumentError: it counts from another number than 0, or its choices lie on more axes than one.
+    """
+    if type(space).__module__.partition(".")[0] not in ("gymnasium", "gym"):
+        return space
+    kind = type(space).__name__
+    if kind == "Dict":
+        return {name: as_space(member) for name, member in space.spaces.items()}
+    if np.any(getattr(space, "start", 0)) or (kind == "MultiDiscrete" and space.nvec.ndim != 1):
+        raise ArgumentError(
+            f"the action space is {space}, but a stateless env counts options from 0, on one axis. Declare "
+            "envkit.functional.Discrete(n) or MultiDiscrete(nvec), and shift the number in step."
+        )
+    if kind == "Box":
+        return Box(space.low, space.high, space.shape, space.dtype)
+    if kind == "Discrete":
+        return Discrete(int(space.n))
+    return MultiDiscrete(tuple(space.nvec.tolist())) if kind == "MultiDiscrete" else space
 
 
 def sample_space(space: Any, key: jax.Array, batch: tuple[int, ...] = ()) -> Any:

@@ -18,7 +18,14 @@ import jax.numpy as jnp
 from envkit import rules
 from envkit.arrays.integers import as_int
 from envkit.errors import KeyCollisionError
-from envkit.functional.core import EnvWrapper, Timestep, WrapperState, done_of, normalize
+from envkit.functional.core import (
+    EnvWrapper,
+    Timestep,
+    WrapperState,
+    done_of,
+    normalize,
+    outcome_of,
+)
 from envkit.functional.spaces import sample_space
 from envkit.functional.structure import conform, name_of, nested, strong
 
@@ -52,12 +59,12 @@ class TimeLimit(EnvWrapper):
 
     def reset(self, key: jax.Array, /) -> tuple[TimeLimitState, Timestep]:
         """Start an episode with no step elapsed."""
-        inner, timestep = self.env.reset(key)
+        inner, timestep = outcome_of(self.env.reset(key), "reset")
         return TimeLimitState(inner, jnp.int32(0)), timestep
 
     def step(self, state: TimeLimitState, action: Any, /) -> tuple[TimeLimitState, Timestep]:
         """Advance, and truncate when the limit is reached."""
-        inner, timestep = self.env.step(state.inner, action)
+        inner, timestep = outcome_of(self.env.step(state.inner, action), "step")
         elapsed = state.elapsed + 1
         if self.limit is None:
             return TimeLimitState(inner, elapsed), timestep
@@ -83,7 +90,7 @@ class FrameSkip(EnvWrapper):
 
     def reset(self, key: jax.Array, /) -> tuple[Any, Timestep]:
         """Start an episode; no frame is skipped."""
-        return self.env.reset(key)
+        return outcome_of(self.env.reset(key), "reset")
 
     def step(self, state: Any, action: Any, /) -> tuple[Any, Timestep]:
         """Advance by ``frames`` frames, or to the end of the episode if that comes first."""
@@ -103,7 +110,7 @@ class FrameSkip(EnvWrapper):
         return jax.lax.scan(advance, first, None, length=self.frames - 1)[0]
 
     def _frame(self, state: Any, action: Any) -> tuple[Any, Timestep]:
-        state, timestep = self.env.step(state, action)
+        state, timestep = outcome_of(self.env.step(state, action), "step")
         return jax.tree.map(strong, state), normalize(timestep, self.reward_shape)
 
 
@@ -120,18 +127,21 @@ class Metrics(EnvWrapper):
 
     def reset(self, key: jax.Array, /) -> tuple[Any, Timestep]:
         """Start an episode; infos that reset does not give are zero."""
-        state, timestep = self.env.reset(key)
+        state, timestep = outcome_of(self.env.reset(key), "reset")
         action = sample_space(self.action_space, jax.random.PRNGKey(0))
         # The state is an argument, so that a step that writes into its dicts writes into copies.
         stepped = jax.eval_shape(
-            lambda state: jax.tree.map(strong, self.env.step(state, action)[1].info), state
+            lambda state: jax.tree.map(
+                strong, outcome_of(self.env.step(state, action), "step")[1].info
+            ),
+            state,
         )
         zeros = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), stepped)
         return state, self._shown(replace(timestep, info={**zeros, **timestep.info}))
 
     def step(self, state: Any, action: Any, /) -> tuple[Any, Timestep]:
         """Advance."""
-        state, timestep = self.env.step(state, action)
+        state, timestep = outcome_of(self.env.step(state, action), "step")
         return state, self._shown(timestep)
 
     def _shown(self, timestep: Timestep) -> Timestep:
@@ -151,10 +161,10 @@ class WithoutInfo(EnvWrapper):
 
     def reset(self, key: jax.Array, /) -> tuple[Any, Timestep]:
         """Start an episode."""
-        state, timestep = self.env.reset(key)
+        state, timestep = outcome_of(self.env.reset(key), "reset")
         return state, replace(timestep, info={})
 
     def step(self, state: Any, action: Any, /) -> tuple[Any, Timestep]:
         """Advance."""
-        state, timestep = self.env.step(state, action)
+        state, timestep = outcome_of(self.env.step(state, action), "step")
         return state, replace(timestep, info={})

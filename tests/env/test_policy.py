@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 from envkit import (
     Collector,
     Compose,
+    DoubleToFloat,
     GymEnv,
+    GymWrapper,
     InitTracker,
     JaxEnv,
     MixedEnv,
@@ -209,3 +214,68 @@ def test_an_output_named_as_an_entry_of_the_env_is_refused():
 
     with pytest.raises(PolicyError, match=r"an entry of this name.*TensorDictModule"):
         env.rollout(2, lambda one, other: (one[..., :1], other))
+
+
+# ----------------------------------------------------------------------------------- advice in errors
+
+
+class Doubles(gymnasium.Env):
+    """Shows three zeros of float64."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float64)
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3), {}
+
+    def step(self, action):
+        return np.zeros(3), 0.0, False, False, {}
+
+
+NETWORKS = {
+    "module": lambda net: net,
+    "function": lambda net: lambda observation: net(observation),
+    "TensorDictModule": lambda net: TensorDictModule(net, ["observation"], ["action"]),
+    "Sequential": lambda net: TensorDictSequential(
+        TensorDictModule(net, ["observation"], ["action"])
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(NETWORKS))
+@pytest.mark.parametrize("rows", [None, 2])
+def test_float64_for_a_network_of_float32_names_the_cast(kind, rows):
+    env = GymWrapper(Doubles()) if rows is None else SerialEnv(rows, lambda: GymWrapper(Doubles()))
+
+    with pytest.raises(RuntimeError) as raised:
+        env.rollout(2, NETWORKS[kind](nn.Linear(3, 1)))
+
+    assert any("DoubleToFloat()" in note for note in raised.value.__notes__)
+    cast = TransformedEnv(GymWrapper(Doubles()), DoubleToFloat())
+    assert cast.rollout(2, NETWORKS[kind](nn.Linear(3, 1))).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        lambda data: data.set("action", torch.tensor([0.0])),
+        lambda data: data["observation"] * 0,
+        lambda data: RandomPolicy(Unbounded((1,)))(data),
+    ],
+)
+def test_a_function_that_expects_the_tensordict_is_told_how_to_get_it(policy):
+    with pytest.raises((AttributeError, IndexError)) as raised:
+        GymEnv("Pendulum-v1").rollout(2, policy)
+
+    assert any("name its argument `tensordict` or `td`" in note for note in raised.value.__notes__)
+
+
+def test_other_errors_of_a_policy_get_no_advice():
+    def policy(observation):
+        raise ValueError("none of ours")
+
+    with pytest.raises(ValueError, match="none of ours") as raised:
+        GymEnv("Pendulum-v1").rollout(2, policy)
+
+    assert not hasattr(raised.value, "__notes__")

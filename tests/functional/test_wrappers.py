@@ -14,7 +14,13 @@ import torch
 from gymnasium import spaces
 
 import envkit.functional
-from envkit.errors import ArgumentError, KeyCollisionError, StateStructureError
+from envkit import JaxEnv
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    KeyCollisionError,
+    StateStructureError,
+)
 from envkit.functional import (
     BatchedEnv,
     Box,
@@ -398,3 +404,85 @@ def test_a_box_and_its_spec_draw_from_one_distribution_and_gymnasium_from_the_sa
     assert all(((values >= low) & (values <= high)).all() for values in drawn)
     for other in others:
         np.testing.assert_allclose(other, first, atol=0.1 * (first[-1] - first[0]))
+
+
+# --------------------------------------------------------------------------- envs written as for Gymnasium
+
+
+class Written:
+    """An env whose parts are replaced by what a test writes."""
+
+    action_space = Box(-1.0, 1.0, (1,))
+
+    def reset(self, key):
+        return {}, Timestep(jnp.zeros(2))
+
+    def step(self, state, action):
+        return state, Timestep(jnp.zeros(2) + jnp.sum(action))
+
+
+SPACES = {
+    "box": (spaces.Box(-2, 3, (2,)), Box(-2.0, 3.0, (2,))),
+    "discrete": (spaces.Discrete(3), Discrete(3)),
+    "choices": (spaces.MultiDiscrete([2, 3]), MultiDiscrete((2, 3))),
+    "dict": (
+        spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(0, 1, (1,))),
+        {"a": Discrete(2), "b": Box(0.0, 1.0, (1,))},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_spaces_of_gymnasium_are_taken(name):
+    theirs, ours = SPACES[name]
+    envs = []
+    for space in (theirs, ours):
+        env = Written()
+        env.action_space = space
+        envs.append(TimeLimit(env, 9))
+
+    assert envs[0].action_space == envs[1].action_space
+    assert (
+        JaxEnv(envs[0].env, batch_size=[2]).action_spec
+        == JaxEnv(envs[1].env, batch_size=[2]).action_spec
+    )
+
+
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Discrete(3, start=1), spaces.MultiDiscrete([[2, 2], [2, 2]])],
+)
+def test_spaces_of_gymnasium_that_count_otherwise_are_refused(space):
+    env = Written()
+    env.action_space = space
+
+    with pytest.raises(ArgumentError, match=r"counts options from 0, on one axis.*shift"):
+        JaxEnv(env, batch_size=[2])
+
+
+RETURNED = {
+    "five": lambda state: (state, jnp.zeros(2), 0.0, False, {}),
+    "four": lambda state: (state, jnp.zeros(2), 0.0, False),
+    "an array": lambda state: (state, jnp.zeros(2)),
+    "one": lambda state: Timestep(jnp.zeros(2)),
+}
+
+
+@pytest.mark.parametrize("returned", RETURNED.values(), ids=RETURNED.keys())
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_what_is_no_state_and_timestep_is_named(method, returned):
+    env = Written()
+    setattr(env, method, lambda state, action=None: returned(state))
+
+    with pytest.raises(
+        StateStructureError,
+        match=rf"{method} of the environment returned .* a Timestep\. Return \(",
+    ):
+        JaxEnv(env, batch_size=[2]).rollout(1)
+
+
+def test_a_class_is_no_env():
+    with pytest.raises(
+        ArgumentTypeError, match=r"the class Written, .*JaxEnv\(Written\(\), \.\.\.\)"
+    ):
+        JaxEnv(Written)

@@ -30,8 +30,8 @@ from envkit.env.checks import check_env_specs
 from envkit.errors import (
     ArgumentError,
     DataTypeError,
+    DeviceNameError,
     FusionError,
-    HandoffError,
     InputError,
     KeyCollisionError,
     MissingKeyError,
@@ -1147,14 +1147,14 @@ def test_reset_keywords_are_refused_with_advice(walker):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_an_env_on_cuda_without_cuda_says_so():
-    with pytest.raises(HandoffError, match=r"torch sees no 'cuda:0'.*device='cpu'"):
+    with pytest.raises(DeviceNameError, match=r"torch sees no 'cuda:0'.*device='cpu'"):
         JaxEnv(Pendulum(), device="cuda")
 
 
 def test_an_env_moves_only_to_a_device_that_jax_sees(walker):
     before = seeded(walker).reset()
 
-    with pytest.raises(HandoffError, match="JAX sees no device for torch's 'meta'"):
+    with pytest.raises(DeviceNameError, match="JAX sees no device for torch's 'meta'"):
         walker.to("meta")
 
     assert walker.to("cpu") is walker
