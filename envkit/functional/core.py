@@ -71,7 +71,7 @@ class StatelessEnv(Protocol):
 
     @property
     def action_space(self) -> Any:
-        """A `Box`, a `Discrete`, a `MultiDiscrete`, or a dict or tuple of them."""
+        """A `Box`, a `Discrete`, a `MultiDiscrete`, or a dict or tuple of them; Gymnasium's are taken, too."""
         ...
 
     def reset(self, key: jax.Array, /) -> tuple[Any, Timestep]:

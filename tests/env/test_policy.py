@@ -238,7 +238,7 @@ NETWORKS = {
     "function": lambda net: lambda observation: net(observation),
     "TensorDictModule": lambda net: TensorDictModule(net, ["observation"], ["action"]),
     "Sequential": lambda net: TensorDictSequential(
-        TensorDictModule(net, ["observation"], ["action"])
+        [TensorDictModule(net, ["observation"], ["action"])]
     ),
 }
 
