@@ -24,7 +24,7 @@ from bridges.dlpack import (
     torch_device_of,
 )
 from bridges.dtypes import torch_dtype_of
-from envkit.errors import HandoffError
+from envkit.errors import DeviceNameError, HandoffError
 
 INTEGERS = ["int8", "int16", "int32", "uint8", "uint16", "uint32"]
 FLOATS = ["float16", "bfloat16", "float32"]
@@ -409,7 +409,7 @@ def test_a_platform_that_torch_lacks_is_refused(platform):
 
 
 def test_a_device_that_jax_does_not_see_is_refused():
-    with pytest.raises(HandoffError, match="device='cpu'"):
+    with pytest.raises(DeviceNameError, match="device='cpu'"):
         jax_device_of("meta")
 
 
