@@ -1,10 +1,13 @@
-"""The name under which envkit is installed, and the command that adds one of its extras.
+"""The name under which envkit is installed, the command that adds one of its extras, and where it keeps files.
 
 ``envkit`` on the Python Package Index is another project, which parses environment variables. Ours is not published
 there: extras are installed from a clone of the repository.
 """
 
-__all__ = ["DISTRIBUTION", "install_command", "install_hint"]
+import os
+from pathlib import Path
+
+__all__ = ["DISTRIBUTION", "cache_folder", "install_command", "install_hint"]
 
 DISTRIBUTION = "envkit-rl"
 """Distribution name, as in pyproject.toml. The import name is ``envkit``."""
@@ -23,3 +26,11 @@ def install_command(*extras: str) -> str:
 def install_hint(*extras: str) -> str:
     """Return the sentence of an error text that says how to install extras. The command ends it."""
     return f"In the folder of your clone of envkit, run: {install_command(*extras)}"
+
+
+def cache_folder() -> Path:
+    """Give the folder for files that can be made again: ``envkit`` in the user's cache folder, which may not exist yet.
+
+    That is ``$XDG_CACHE_HOME``, else ``~/.cache``.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "envkit"

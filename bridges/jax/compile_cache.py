@@ -14,6 +14,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from envkit.data.arguments import as_file
 from envkit.errors import ArgumentError
+from envkit.installing import cache_folder
 
 __all__ = ["cache_dir"]
 
@@ -39,7 +40,7 @@ def cache_dir(path: str | os.PathLike[str] | None = None) -> Path:
         ArgumentTypeError: ``path`` is no path.
     """
     if path is None:
-        path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "envkit"
+        path = cache_folder()
     folder = as_file("path", path).expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)

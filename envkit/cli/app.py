@@ -96,9 +96,12 @@ def list_ids(
 def info(
     id: Id,
     num_envs: NumEnvs = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="How long to measure its speed.")] = 10.0,
+    seconds: Annotated[
+        float,
+        typer.Option(min=0.0, help="Measure for so long how fast it steps with random actions."),
+    ] = 0.0,
 ) -> None:
-    """Show what an env takes and gives, and how fast it steps with random actions."""
+    """Show what an env takes and gives, and on request how fast it steps."""
     from envkit.cli.envs import print_info
 
     print_info(id, num_envs, seconds)

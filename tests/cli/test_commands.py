@@ -291,7 +291,11 @@ def test_worlds_and_works_are_completed(words, offered):
     assert (printed.split(), errors) == (offered, "")
 
 
-def test_ids_of_one_world_are_completed_and_where_several_begin_so_the_worlds():
+def test_ids_of_one_world_are_completed_and_where_several_begin_so_the_worlds(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
     assert completion.ids("gym/CartP") == ["gym/CartPole-v0", "gym/CartPole-v1"]
     assert completion.ids("envk") == list(envkit.list_envs(world="envkit"))
     assert completion.ids("") == [f"{name}/" for name in envkit.world_names()]
@@ -306,13 +310,32 @@ def test_the_worlds_are_named_without_torch():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_world_that_is_broken_completes_to_nothing(monkeypatch):
+def test_a_world_that_is_broken_completes_to_nothing(monkeypatch, tmp_path):
     def fails(*args, **kwargs):
         raise envkit.errors.BrokenLibraryError("the library of world 'gym' fails", name="gymnasium")
 
     monkeypatch.setattr(envkit, "list_envs", fails)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     assert completion.ids("gym/") == []
+
+
+def test_ids_are_kept_until_something_is_installed(monkeypatch, tmp_path):
+    listed = iter([["gym/a"], ["gym/b"], ["gym/c"]])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(envkit, "list_envs", lambda world: next(listed))
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.setattr(completion.sysconfig, "get_path", lambda name: str(site))
+
+    assert completion.ids("gym/") == completion.ids("gym/") == ["gym/a"]
+
+    (site / "a_new_package").mkdir()
+    assert completion.ids("gym/") == ["gym/b"]
+
+    (kept,) = (tmp_path / "cache" / "envkit" / "ids").iterdir()
+    kept.write_text('{"of": ')
+    assert completion.ids("gym/") == ["gym/c"]
 
 
 @pytest.mark.slow
