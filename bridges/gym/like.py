@@ -28,6 +28,7 @@ from envkit import rules
 from envkit.data.paths import Key, as_key
 from envkit.data.transition import stepped_rows
 from envkit.env.base import EnvBase
+from envkit.env.foreign import called_here
 from envkit.env.options import EnvOptions
 from envkit.errors import (
     ArgumentError,
@@ -138,7 +139,7 @@ class GymLikeEnv(ResumableEnv):
                     cause = error
             raise AttributeError(  # without a full stop: Python puts the nearest name behind
                 f"neither {type(self).__name__} nor its simulator {type(simulator).__name__} has an "
-                f"attribute {name!r}"
+                f"attribute {name!r}{called_here(name)}"
             ) from cause
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GymLikeEnv:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 from bridges.jax.env import JaxEnv
 from bridges.jax.options import JaxOptions
 from bridges.libraries import EnvNames, quietly, require_name
+from envkit.env.foreign import called_here
 from envkit.functional import WithoutInfo
 from envkit.specs.annotations import Device
 
@@ -135,5 +136,5 @@ class SimulatorEnv(JaxEnv):
             except AttributeError as error:  # names a class that the user has never heard of
                 raise AttributeError(  # without a full stop: Python puts the nearest name behind
                     f"neither {type(self).__name__} nor its simulator {type(core.env).__name__} has an "
-                    f"attribute {name!r}"
+                    f"attribute {name!r}{called_here(name)}"
                 ) from error

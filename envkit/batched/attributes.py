@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from envkit.data.paths import Path
 from envkit.env.exclusive import InUse
+from envkit.env.foreign import called_here
 from envkit.errors import ArgumentError, NotStartedError
 from envkit.transport import Pool
 from envkit.transport.pool import call_by_row
@@ -57,8 +58,8 @@ class AttributeLookup:
             pool = self.__dict__.get("_pool")
             if pool is None:
                 raise NotStartedError(
-                    f"{type(self).__name__} has no attribute {name!r} of its own, and its sub-envs are "
-                    f"not running to be asked.{_guess(type(self), name)} Start them first, e.g. with reset()."
+                    f"{type(self).__name__} has no attribute {name!r} of its own{called_here(name)}, and its "
+                    f"sub-envs are not running to be asked.{_guess(type(self), name)} Start them first, e.g. with reset()."
                 )
             calls = _Calls(pool, self._in_use)
             return _looked_up(self._attribute_type, type(self).__name__, calls, (name,))

@@ -1,8 +1,8 @@
-"""Which wrapper makes an env of another library one of ours: for messages, by the names of classes alone."""
+"""What other libraries' envs and members are called here: for messages, by names alone."""
 
 from __future__ import annotations
 
-__all__ = ["known_wrapping_of", "wrapping_of"]
+__all__ = ["called_here", "known_wrapping_of", "wrapping_of"]
 
 _WRAPPERS = {
     "brax": "BraxWrapper",
@@ -15,6 +15,21 @@ _WRAPPERS = {
     "pettingzoo": "PettingZooWrapper",
     "torchrl": "TorchRLWrapper",
 }
+
+_MEMBERS = {
+    "action_size": "action_spec.shape",
+    "action_space": "action_spec",
+    "observation_size": "observation_spec",
+    "observation_space": "observation_spec",
+    "seed": "set_seed(0)",
+    "single_action_space": "action_spec_unbatched",
+    "single_observation_space": "observation_spec_unbatched",
+}
+
+
+def called_here(name: str) -> str:
+    """Say what is called so in other libraries and otherwise here, as the end of a message; else nothing."""
+    return f"; here it is env.{_MEMBERS[name]}" if name in _MEMBERS else ""
 
 
 def known_wrapping_of(env: object) -> str | None:

@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 
 from envkit.specs import Composite, TensorSpec
 from envkit.specs.annotations import Place
-from envkit.specs.devices import as_device
+from envkit.specs.devices import as_device, require_memory
 from envkit.transforms.core.base import Keys, Transform, editable
 from envkit.transforms.core.leafwise import LeafTransform
 
@@ -77,6 +77,7 @@ class DeviceCastTransform(LeafTransform):
     # --------------------------------------------------------------------------------------- specs
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
+        require_memory(self.device, type(self).__name__)
         if self._moves_all:
             return output_spec.to(self.device)
         return super().transform_output_spec(editable(output_spec).clear_device_())

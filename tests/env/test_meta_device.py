@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import envkit
-from envkit import GymEnv, MixedEnv, ParallelEnv, SerialEnv
+from envkit import DeviceCastTransform, GymEnv, MixedEnv, ParallelEnv, SerialEnv, TransformedEnv
 from envkit.errors import ArgumentError, ArgumentTypeError, DeviceNameError
 from tests.envs.model_based.models import Hidden, linear
 
@@ -81,3 +81,11 @@ def test_no_member_of_a_mixed_env_moves():
 
     assert env.rollout(2)["observation"].shape == (3, 2, 4)
     env.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a card")
+def test_a_cast_to_a_card_that_is_not_there_is_refused_before_data_comes():
+    env = TransformedEnv(cartpole(), DeviceCastTransform("cuda"))
+
+    with pytest.raises(DeviceNameError, match=r"DeviceCastTransform was given 'cuda:0'.*no card"):
+        env.reset()

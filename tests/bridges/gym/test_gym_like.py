@@ -278,3 +278,14 @@ def test_a_simulator_without_close_is_closed():
     env.close()
 
     assert env.is_closed
+
+
+@pytest.mark.parametrize(
+    "make", [partial(GymEnv, "CartPole-v1"), lambda: SerialEnv(2, lambda: GymEnv("CartPole-v1"))]
+)
+def test_a_name_of_gymnasium_that_is_gone_says_what_it_is_called_here(make):
+    with (
+        make() as env,
+        pytest.raises(AttributeError, match=r"'seed'.* here it is env\.set_seed\(0\)"),
+    ):
+        env.seed(0)
