@@ -37,6 +37,8 @@ __all__ = [
     "fetching_names",
 ]
 
+_LENGTH = 1000
+"""Steps of an episode where `build` is not told: the default of ``brax.envs.create``."""
 BraxOption = float | str | tuple[Any, ...] | Mapping[str, Any] | Callable[..., Any] | None
 """What options of Brax's envs are. None is a list: a misspelt ``batch_size=[4]`` is found by type checkers."""
 
@@ -144,8 +146,11 @@ def fetching_names() -> frozenset[str]:
 
 
 def build(name: str, **kwargs: Any) -> BraxEnv:
-    """Build one env by its name; see `BraxEnv` for keywords and errors."""
-    return BraxEnv(name, **kwargs)
+    """Build one env by its name; see `BraxEnv` for keywords and errors.
+
+    Episodes are truncated after 1000 steps, as those of ``brax.envs.create``, unless ``episode_length`` says otherwise.
+    """
+    return BraxEnv(name, **{"episode_length": _LENGTH, **kwargs})
 
 
 class BraxEnv(BraxWrapper):

@@ -56,6 +56,19 @@ def test_many_of_a_stateless_world_are_one_env(opened):
     assert (env.reset()["observation"] == twin.reset()["observation"]).all()
 
 
+@pytest.mark.parametrize(
+    ("given", "limit"),
+    [
+        ({}, 1000),
+        ({"max_episode_steps": 5}, 5),
+        ({"episode_length": 7}, 7),
+        ({"episode_length": None}, None),
+    ],
+)
+def test_episodes_of_brax_are_as_long_as_its_own_maker_has_them(opened, given, limit):
+    assert opened(make("brax/fast", **given)).episode_length == limit
+
+
 def test_a_keyword_of_brax_called_backend_goes_to_brax(opened):
     assert opened(make("brax/inverted_pendulum", 2, backend="spring"))._env.backend == "spring"
 
