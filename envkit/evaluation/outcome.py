@@ -77,6 +77,27 @@ class Evaluation:
         """How many episodes ``max_steps`` ended."""
         return int(self.is_cut.sum())
 
+    def scalars(self) -> dict[str, float]:
+        """Give what a logger is told of this evaluation: numbers by name.
+
+        ``return`` is the mean, ``return_low`` and ``return_high`` its interval of 95 %, ``length`` the mean length in steps,
+        ``terminated`` a share, ``episodes`` and ``cut`` are counts.
+
+        Example:
+            >>> for name, value in evaluate(env, policy).scalars().items():
+            ...     logger.log_scalar(f"eval/{name}", value, step=frames)
+        """
+        low, high = self.ci95
+        return {
+            "return": self.mean,
+            "return_low": low,
+            "return_high": high,
+            "length": float(self.lengths.double().mean()),
+            "terminated": float(self.terminated.double().mean()),
+            "episodes": float(len(self)),
+            "cut": float(self.cut),
+        }
+
     def success(self, key: Key) -> float:
         """Share of episodes whose last step has an entry set, ``"success"`` or ``("info", "is_success")`` say.
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
+from torchrl.record.loggers.csv import CSVLogger
 
 from envkit import (
     ExcludeTransform,
@@ -493,3 +494,22 @@ def test_an_episode_without_an_end_is_told_with_the_cure(monkeypatch):
 
     with pytest.raises(RolloutError, match=r"has not ended in 256 steps.*max_steps=1000"):
         evaluate(Scripted(10**6), do(1), 1)
+
+
+def test_a_logger_is_told_numbers_by_name(tmp_path):
+    returns = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
+    flags = torch.tensor([True, False, False])
+    lengths = torch.tensor([2, 4, 6])
+    found = Evaluation(returns, lengths, flags, ~flags, TensorDict({}, [3]), 1, 0)
+    logger = CSVLogger("run", log_dir=str(tmp_path))
+
+    for step in (100, 200):
+        for name, value in found.scalars().items():
+            logger.log_scalar(f"eval-{name}", value, step=step)
+
+    scalars = found.scalars()
+    assert (scalars["return"], scalars["length"], scalars["terminated"]) == (3.0, 4.0, 1 / 3)
+    assert (scalars["episodes"], scalars["cut"]) == (3.0, 2.0)
+    assert (scalars["return_low"], scalars["return_high"]) == found.ci95
+    (curve,) = tmp_path.rglob("eval-return.csv")
+    assert curve.read_text().split() == ["100,3.0", "200,3.0"]
