@@ -28,9 +28,9 @@ __all__ = [
     "forget",
     "mark_done",
     "merge_reset",
+    "shape_masks_like_done",
     "terminated_or_truncated",
     "undeclared",
-    "with_masks_like_done",
 ]
 
 
@@ -56,13 +56,13 @@ def collect_reset_masks(
     return masks
 
 
-def with_masks_like_done(
+def shape_masks_like_done(
     td: TensorDictBase,
     masks: Mapping[Path, torch.Tensor],
     done_levels: Mapping[Path, list[str]],
     done_spec: Composite,
-) -> TensorDictBase:
-    """Give ``td`` with its `_reset` masks in the shape of the done leaves beside them, as `_reset` is promised them.
+) -> None:
+    """Bring the `_reset` masks of ``td`` to the shape of the done leaves beside them, as `_reset` is promised them.
 
     Args:
         masks: from `collect_reset_masks`.
@@ -72,8 +72,7 @@ def with_masks_like_done(
         key = as_key((*level, rules.RESET))
         shape = done_spec[as_key((*level, done_levels[level][0]))].shape[len(done_spec.shape) :]
         if shape[-1:] == (1,) and td.get(key).ndim < lead + len(shape):
-            td = td.copy().set(key, mask[..., None])
-    return td
+            td.set(key, mask[..., None])
 
 
 def merge_reset(

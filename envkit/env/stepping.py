@@ -30,8 +30,8 @@ from envkit.data.resets import (
     collect_reset_masks,
     forget,
     merge_reset,
+    shape_masks_like_done,
     undeclared,
-    with_masks_like_done,
 )
 from envkit.data.results import EnvData
 from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
@@ -170,7 +170,7 @@ class Stepping(WholeRuns, SpecNames, ABC):
         if select_reset_only and source is not None:
             source = source.select(*self.reset_keys, strict=False)
         if source is not None and masks:
-            source = with_masks_like_done(source, masks, self.done_levels, self.full_done_spec)
+            shape_masks_like_done(source, masks, self.done_levels, self.full_done_spec)
         fresh = checks.delivered(self._reset(source, **kwargs), source, "_reset")
         if not self._completes_outputs:
             checks.complete(fresh, rewards=False)
