@@ -437,8 +437,13 @@ def test_an_action_is_held_to_the_kind_of_its_row_where_rows_share_a_form(choice
     specs[choice_row] = OneHot(3, dtype=torch.int64)
     env = SerialEnv(2, [partial(Takes, spec) for spec in specs], use_buffers=True)
     td = env.reset()
-    td["action"] = torch.tensor([[0.1, 0.9, 0.0]] * 2)  # a choice where that is asked for
+    td["action"] = torch.tensor([[0.0, 2.0, 0.0]] * 2)
 
+    with pytest.raises(InputError, match=rf"'action' of row {choice_row} .* must be one-hot"):
+        env.step(td)
+    td["action"][choice_row] = torch.tensor([0.0, 1.0, 0.0])
+    env.step(td)
+    td["action"][1 - choice_row] = 0.5
     with pytest.raises(InputError, match=r"the env takes torch\.int64"):
         env.step(td)
     env.close()

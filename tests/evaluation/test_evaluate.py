@@ -325,10 +325,13 @@ def test_an_env_that_cannot_go_on_is_told():
 
 
 def test_a_class_of_ones_own_that_does_not_say_where_it_is_is_told():
+    env = SerialEnv(1, Count)
+    env.reset()
+
     with pytest.warns(
         UserWarning, match=r"put SerialEnv back .*Count does not say.*get_extra_state"
     ):
-        evaluate(SerialEnv(1, Count), None, 1)
+        evaluate(env, None, 1)
 
 
 def test_statistics_that_a_transform_keeps_are_put_back():
