@@ -11,17 +11,26 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from envkit.data.paths import Path, as_path
 from envkit.errors import ArgumentError, EncodingError
 from envkit.specs import Composite, TensorSpec, Unbounded
 
 __all__ = ["default_info_dict_reader"]
+
+_SCALARS: dict[str, tuple[type, ...]] = {
+    "bool": (bool, np.bool_),
+    "float32": (np.float32,),
+    "float64": (float, np.float64),
+    "int64": (int, np.int64),
+}
+"""Classes of numbers that an array of a dtype holds as they are."""
 
 
 class default_info_dict_reader:
@@ -116,6 +125,42 @@ class default_info_dict_reader:
                 return tensordict
             self.complete(info, tensordict.batch_size)
         return tensordict.update(_read(info, self.info_spec, ()))
+
+    def writer(self, rows: Mapping[Path, np.ndarray]) -> Callable[[Mapping[str, Any]], None]:
+        """Give the function that writes the entries of an info into the rows of one env.
+
+        It writes what a call of the reader gives, and raises what that raises. The reader is complete.
+        """
+        puts = [
+            (as_path(key), _put_into(rows[as_path(key)], leaf, as_path(key)))
+            for key, leaf in self.info_spec.items(True, True)
+        ]
+
+        def write(info: Mapping[str, Any]) -> None:
+            for path, put in puts:
+                value: Any = info
+                for name in path:
+                    value = value.get(name) if isinstance(value, Mapping) else None
+                put(value)
+
+        return write
+
+
+def _put_into(row: np.ndarray, leaf: TensorSpec, path: Path) -> Callable[[Any], None]:
+    """Give the function that writes one value; None is written as zeros."""
+    zero = leaf.zero().numpy()
+    is_any = isinstance(leaf, Unbounded)
+    numbers = _SCALARS.get(row.dtype.name, ()) if is_any and not row.shape else ()
+
+    def put(value: Any) -> None:
+        if value.__class__ in numbers:
+            row[...] = value
+        elif value is None:
+            row[...] = zero
+        else:
+            row[...] = _encoded(value, leaf, path).numpy()
+
+    return put
 
 
 def _read(info: Mapping[str, Any], spec: Composite, path: tuple[str, ...]) -> dict[str, Any]:

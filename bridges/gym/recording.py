@@ -238,19 +238,19 @@ class _Record:
 
     def step(self, action: Any) -> bool:
         """Step, and say whether the rollout is over. If not, what has ended begins anew."""
-        observation, reward, terminated, truncated, _ = self._core.step(action)
+        observation, reward, terminated, truncated, info = self._core.step(action)
         if reward.__class__ not in NUMBERS:
             reward = reward_array(reward, (), self._paid)[()]
         if terminated is not False or truncated is not False:
             terminated, truncated = flags_of(terminated, truncated)
-        self._last = self._write(observation)
+        self._last = self._write(observation, info)
         self._outcomes.append((reward, terminated, truncated))
         self.count += 1
         over = terminated or truncated
         if self.count == self.steps or (over and self.stops):
             return True
         if over:
-            self._starts[self.count] = self._fresh(self._core.env.reset()[0])
+            self._starts[self.count] = self._fresh(*self._core.env.reset())
         return False
 
     def root(self) -> Leaves:
@@ -262,19 +262,19 @@ class _Record:
             _, current[path] = flags.next()
         return current
 
-    def _write(self, observation: Any) -> Leaves:
+    def _write(self, observation: Any, info: Any) -> Leaves:
         rows, views = {}, {}
         for path, stack in self._stacks.items():
             rows[path], views[path] = stack.next()
-        self._core.writer(rows)(observation)
+        self._core.writer(rows)(observation, info)
         return views
 
-    def _fresh(self, observation: Any) -> Leaves:
+    def _fresh(self, observation: Any, info: Any) -> Leaves:
         rows = {
             path: np.empty(tuple(spec.shape), numpy_dtype(spec.dtype))
             for path, spec in self._observed.items()
         }
-        self._core.writer(rows)(observation)
+        self._core.writer(rows)(observation, info)
         return {path: torch.from_numpy(row) for path, row in rows.items()}
 
     def result(self, others: Leaves) -> TensorDict:

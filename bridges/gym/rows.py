@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bridges.gym.frames import draw
+from bridges.gym.info import default_info_dict_reader
 from bridges.gym.leaves import CopyIn
 from bridges.gym.spaces import Codec
 from envkit.data.paths import Path
@@ -42,9 +43,11 @@ class GymCore:
 
     Attributes:
         episode: the entry "episode" in the info of the step that ended an episode last, or None.
+        infos: complete readers of what is recorded of infos.
     """
 
     episode: Any = None
+    infos: Sequence[default_info_dict_reader] = ()
 
     def __init__(
         self,
@@ -76,20 +79,21 @@ class GymCore:
         """Fix the rows of some cores that are alike; see `envkit.batched.host_rows.bind_rows`."""
         return GymRows(cores, rows, arrays, slot)
 
-    def writer(self, rows: Rows) -> Callable[[Any], None]:
-        """Give the function that writes an observation, and the frame if asked for, into rows."""
-        if not self.pixels:
-            assert self.observation is not None  # one of the two is observed
-            return self.observation.writer(rows)
+    def writer(self, rows: Rows) -> Callable[[Any, Any], None]:
+        """Give the function that writes an observation, and the frame and infos if asked for, into rows."""
         write = None if self.observation is None else self.observation.writer(rows)
-        write_frame = CopyIn("pixels").into(rows[("pixels",)])
+        write_frame = CopyIn("pixels").into(rows[("pixels",)]) if self.pixels else None
+        infos = [reader.writer(rows) for reader in self.infos]
 
-        def write_both(observation: Any) -> None:
+        def write_all(observation: Any, info: Any) -> None:
             if write is not None:
                 write(observation)
-            write_frame(draw(self.env))
+            if write_frame is not None:
+                write_frame(draw(self.env))
+            for write_info in infos:
+                write_info(info)
 
-        return write_both
+        return write_all
 
     def _repeated_step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the env ``frame_skip`` times, or until the episode ends."""
@@ -144,8 +148,7 @@ class GymRows:
     def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
         """Start an episode and write the root row; a simulator takes no ``given`` inputs for that."""
         index, slot = row - self._first, self._slot[row] + 1
-        observation, _ = self._resets[index](**kwargs)
-        self._root_writers[slot][index](observation)
+        self._root_writers[slot][index](*self._resets[index](**kwargs))
 
     def step(self, rows: Sequence[int], *, advance: bool) -> None:
         """Step some rows and write their next rows; with ``advance`` also their next roots."""
@@ -160,13 +163,13 @@ class GymRows:
         actions = self._read(inputs)
         stepped = 0
         ended: list[tuple[int, bool, bool]] = []
-        fresh: list[tuple[int, Any]] = []
+        fresh: list[tuple[int, tuple[Any, Any]]] = []
         try:
             for _, index, action, step, put in zip(
                 rows, indices, actions, steps, puts, strict=True
             ):
                 observation, reward, terminated, truncated, info = step(action)
-                put(observation)
+                put(observation, info)
                 if reward.__class__ not in NUMBERS:
                     reward = reward_array(reward, (), rewards.dtype)
                 rewards[index] = reward
@@ -177,7 +180,7 @@ class GymRows:
                     ended.append((index, terminated, truncated))
                     self._cores[index].episode = info.get("episode")
                     if advance:
-                        fresh.append((index, self._resets[index]()[0]))
+                        fresh.append((index, self._resets[index]()))
         finally:  # what was stepped before an error is not lost
             if stepped < len(rows):
                 chosen = list(indices[:stepped])
@@ -201,15 +204,15 @@ class GymRows:
             truncated[index] = cut
 
     def _write_following(
-        self, slot: int, chosen: slice | Sequence[int], fresh: list[tuple[int, Any]]
+        self, slot: int, chosen: slice | Sequence[int], fresh: list[tuple[int, tuple[Any, Any]]]
     ) -> None:
         """Write the roots after a step: what it made, and a fresh episode where one has ended."""
         for made, root in self._carried:
             root[slot + 1][chosen] = made[slot][chosen]
         if fresh:
             puts = self._root_writers[slot + 1]
-            for index, observation in fresh:
-                puts[index](observation)
+            for index, (observation, info) in fresh:
+                puts[index](observation, info)
 
 
 def _bytes_of(flags: np.ndarray) -> memoryview:
@@ -217,8 +220,8 @@ def _bytes_of(flags: np.ndarray) -> memoryview:
     return memoryview(flags[:, 0].view(np.uint8))
 
 
-class _WritersBySlot(dict[int, list[Callable[[Any], None]]]):
-    """The functions that write an observation into each row of a slot, made when a slot is first used.
+class _WritersBySlot(dict[int, list[Callable[[Any, Any], None]]]):
+    """The functions that write an observation and an info into each row of a slot, made when a slot is first used.
 
     Args:
         cores: of each row, in a list that may change; then what was made is cleared.

@@ -21,6 +21,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from bridges.gym.backend import library_of
 from bridges.gym.frames import draw, require_frames, shape_of_frame
+from bridges.gym.info import default_info_dict_reader
 from bridges.gym.info_reading import Outcome
 from bridges.gym.like import GymLikeEnv
 from bridges.gym.recording import Recorder
@@ -65,7 +66,7 @@ class GymWrapper(GymLikeEnv):
         pixels_only: with ``from_pixels``, leave the state observation out.
         convert_actions_to_numpy: False hands actions to the simulator as tensors.
         info: record what the info of a first step holds, see `set_info_dict_reader`. By default infos are
-            left out, and single envs step faster.
+            left out.
         device: where data is delivered, "cpu" by default.
         **options: of every env, see `envkit.env.options.EnvOptions`.
 
@@ -299,21 +300,24 @@ class GymWrapper(GymLikeEnv):
     def row_core(self) -> GymCore | None:
         """Give the core that steps this env on NumPy rows.
 
-        None where the core is not the whole story: entries without a form in rows, infos that are
-        read, data that goes to another device, or a subclass that changes how a step is made.
+        None where the core is not the whole story: entries without a form in rows, readers of infos
+        that are not ours, data that goes to another device, or a subclass that changes how a step is made.
         """
         core = self.core
         codecs = [codec for codec in (core.observation, core.action) if codec is not None]
         is_plain = (
             self._vector is None
             and self.convert_actions_to_numpy
-            and not self.info_dict_reader
+            and all(map(_writes_rows, self.info_dict_reader))
             and not self.run_type_checks
             and self.device == torch.device("cpu")
             and self.reward_spec.shape == (1,)
             and all(codec.has_rows for codec in codecs)
         )
-        return core if is_plain and self._steps_by_itself else None
+        if not is_plain or not self._steps_by_itself:
+            return None
+        core.infos = cast("tuple[default_info_dict_reader, ...]", tuple(self.info_dict_reader))
+        return core
 
     # -------------------------------------------------------------------------------------- resuming
 
@@ -375,6 +379,15 @@ class GymWrapper(GymLikeEnv):
             stops=run.stop == "any",
         )
         return recorder.record(run)
+
+
+def _writes_rows(reader: Any) -> bool:
+    """Say whether a reader of infos can write into rows of memory."""
+    return (
+        type(reader) is default_info_dict_reader
+        and reader.is_complete
+        and all(leaf.dtype is not None for leaf in reader.info_spec.values(True, True))
+    )
 
 
 def _batch_of(env: Any, batch_size: BatchSize | None) -> tuple[int, ...]:

@@ -21,8 +21,10 @@ from envkit.errors import (
     EncodingError,
     KeyCollisionError,
     OutOfSpecError,
+    WorkerError,
 )
 from envkit.specs import Bounded, Composite, NonTensor, Unbounded
+from tests.bridges.compare import assert_same
 from tests.zoo.gym_envs import Informed
 
 
@@ -202,6 +204,62 @@ def test_infos_are_read_in_batches(batched):
 
     assert data["next", "x"].tolist() == [[1, 2, 3]] * 2
     assert data["x"].tolist() == [[0, 1, 2]] * 2
+
+
+def many_kinds(count: int) -> dict:
+    """Infos of every form, some missing at times."""
+    told = {
+        "float": count / 3,
+        "double": np.float64(count) / 7,
+        "single": np.float32(count) / 7,
+        "whole": count,
+        "flag": count % 2 == 0,
+        "array": np.array([count, -count], np.int32),
+        "nested": {"speed": 0.1 * count, "deep": {"at": np.full((2, 2), count, np.float32)}},
+    }
+    for name in (["float"] if count % 3 == 0 else []) + (["nested"] if count % 4 == 3 else []):
+        del told[name]
+    return told
+
+
+@pytest.mark.parametrize("keys", [None, ["float", "whole", "array"]])
+@pytest.mark.parametrize("batched", [SerialEnv, partial(ParallelEnv, num_processes=1)])
+def test_infos_in_rows_of_memory_are_those_of_a_single_env(batched, keys):
+    def make(length: int) -> GymWrapper:
+        env = GymWrapper(Informed(many_kinds, length), categorical_action_encoding=True)
+        return env.set_info_dict_reader(default_info_dict_reader(keys))
+
+    lengths = (3, 5)
+    wanted = torch.stack([stepped(make(length)) for length in lengths])
+    with batched(2, [partial(make, length) for length in lengths]) as pool:
+        assert_same(stepped(pool), wanted)
+        assert_same(pool.rollout(12, still, break_when_any_done=False), wanted)
+    for row, length in enumerate(lengths):  # whose rollout has a way of its own
+        assert_same(make(length).rollout(12, still, break_when_any_done=False), wanted[row])
+
+
+def still(td):
+    return td.set("action", torch.zeros(td.batch_size, dtype=torch.int64))
+
+
+def stepped(env):
+    """Step by hand; an env alone goes through TensorDicts."""
+    steps, root = [], env.reset()
+    for _ in range(12):
+        step, root = env.step_and_maybe_reset(still(root))
+        steps.append(step.clone())
+    return torch.stack(steps, env.batch_dims)
+
+
+def test_an_info_that_changes_its_form_is_named_in_rows_too():
+    def grows(count):
+        return {"seen": np.zeros(1 if count < 3 else 2)}
+
+    with (
+        SerialEnv(2, lambda: informed(info=grows)) as env,
+        pytest.raises(WorkerError, match=r"the info 'seen' is array.*does not fit"),
+    ):
+        env.rollout(5, break_when_any_done=False)
 
 
 @pytest.mark.parametrize("name", ["observation", "reward", "done"])
