@@ -232,7 +232,7 @@ class _WritersBySlot(dict[int, list[Callable[[Any, Any], None]]]):
         super().__init__()
         self._cores, self._arrays = cores, arrays
 
-    def __missing__(self, slot: int) -> list[Callable[[Any], None]]:
+    def __missing__(self, slot: int) -> list[Callable[[Any, Any], None]]:
         made = self[slot] = [
             core.writer({path: array[slot, index, ...] for path, array in self._arrays.items()})
             for index, core in enumerate(self._cores)
