@@ -19,7 +19,7 @@ from envkit.data.paths import Axes, Key, Path, as_key, as_path, node_axes
 from envkit.data.transition import leaves, skipped_next
 from envkit.env.base import EnvBase
 from envkit.errors import EmptySpecError
-from envkit.specs import Composite, TensorSpec
+from envkit.specs import Composite, TensorSpec, check_no_exclusive_keys, exclusive_paths
 from envkit.specs.annotations import AxisIndex, Device
 from envkit.specs.devices import as_device
 from envkit.specs.stacks.ragged import refuse_ragged
@@ -179,9 +179,11 @@ class EnvMetaData:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether a leaf has a size that only data can tell, or is no tensor at all."""
-        return self.has_varying_sizes or any(
-            leaf.dtype is None for _, leaf in self.specs.items(True, True)
+        """Whether a leaf has a size that only data can tell, or is no tensor, or only some parts of a stack have it."""
+        return (
+            self.has_varying_sizes
+            or any(leaf.dtype is None for _, leaf in self.specs.items(True, True))
+            or not check_no_exclusive_keys(self.specs)
         )
 
     def node_axes(self) -> dict[Path, Axes]:
@@ -201,6 +203,14 @@ class EnvMetaData:
             for kind in kinds
             for key, leaf in self.full_spec(kind).items(True, True)
         }
+
+    def keys(self, *kinds: str) -> set[Key]:
+        """Name the leaves of some of the full specs, with those that only some parts of a stack have."""
+        paths = {*self.paths(*kinds), *self._own(*kinds)}
+        return {as_key(path) for path in paths}
+
+    def _own(self, *kinds: str) -> set[Path]:
+        return {path for kind in kinds for path in exclusive_paths(self.full_spec(kind))}
 
     def layout(self) -> dict[str, dict[Path, tuple[torch.Size, torch.dtype | None]]]:
         """Give shape and dtype of every leaf; envs of one layout can share rows and dense stacks."""
@@ -255,7 +265,10 @@ class EnvMetaData:
             for path, spec in self.paths(kind).items()
         ]
         states = self.paths("state").keys()
-        return skipped_next(td, outputs, batch_dims=len(self.batch_size), state_keys=states)
+        own = [as_key(path) for path in self._own("observation")]
+        return skipped_next(
+            td, outputs, batch_dims=len(self.batch_size), state_keys=states, own=own
+        )
 
     def lost_next(self, td: TensorDictBase) -> TensorDict:
         """Build ``next`` of an env that was lost: its root values, its episode truncated.

@@ -27,7 +27,7 @@ from tensordict import (
 )
 
 from envkit import rules
-from envkit.data.paths import Path, as_key, as_path
+from envkit.data.paths import Key, Path, as_key, as_path
 
 __all__ = [
     "OutputLeaf",
@@ -85,6 +85,7 @@ def skipped_next(
     *,
     batch_dims: int,
     state_keys: Collection[Path],
+    own: Collection[Key] = (),
 ) -> TensorDict:
     """Build ``next`` of rows that are not stepped: their root values where known, else zeros.
 
@@ -93,6 +94,7 @@ def skipped_next(
         outputs: what a step gives.
         batch_dims: leading axes of their specs that are batch axes.
         state_keys: inputs of the env besides actions.
+        own: observations that only some parts of a stack have.
     """
     following = empty_like(td)
     rewards = {path for path, kind, _ in outputs if kind == "reward"}
@@ -117,7 +119,22 @@ def skipped_next(
                 previous.clear_device_()
         following.set(as_key(path), previous)
     _take_forms(following, td)
+    for key in own:
+        _take_own(following, td, as_path(key))
     return following
+
+
+def _take_own(following: Any, root: Any, path: Path) -> None:
+    """Write an entry into those parts of ``following`` that have it in ``root``, in place."""
+    if isinstance(following, LazyStackedTensorDict) and isinstance(root, LazyStackedTensorDict):
+        for part, known in zip(following.tensordicts, root.tensordicts, strict=True):
+            _take_own(part, known, path)
+        return
+    value = root.get(path[0], None)
+    if len(path) > 1 and value is not None and path[0] in following.keys():
+        _take_own(following.get(path[0]), value, path[1:])
+    elif len(path) == 1 and value is not None:
+        following.set(path[0], value)
 
 
 def _can_stay(previous: Any, shape: Sequence[int], batch: torch.Size) -> bool:

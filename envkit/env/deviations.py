@@ -58,8 +58,9 @@ def deviations(
         accept_nan: NaN may stand for a value that nobody knows.
     """
     same = partial(deviations, device=device, check_dtype=check_dtype, accept_nan=accept_nan)
-    if isinstance(real, LazyStackedTensorDict) and real.stack_dim >= specs.ndim:
-        steps = (same(specs, fake, step) for step in real.unbind(real.stack_dim))
+    stacked = _stacked_along(real)
+    if stacked is not None and stacked >= specs.ndim:
+        steps = (same(specs, fake, step) for step in real.unbind(stacked))
         return distinct(line for lines in steps for line in lines)
     if specs.ndim and (contains_lazy_spec(specs) or isinstance(real, LazyStackedTensorDict)):
         return [
@@ -86,6 +87,15 @@ def deviations(
             path, wanted[path], value, event, len(real.batch_size), device, check_dtype
         ) or _value_lines(path, value, spec[(0,) * specs.ndim], check_dtype, accept_nan)
     return lines
+
+
+def _stacked_along(td: TensorDictBase) -> int | None:
+    """Give the batch axis along which a TensorDict, or a node of it, is a lazy stack; None where nothing is."""
+    if isinstance(td, LazyStackedTensorDict):
+        return td.stack_dim
+    nodes = (node for node in td.values(True) if isinstance(node, LazyStackedTensorDict))
+    dims = (node.stack_dim for node in nodes if not is_non_tensor(node))
+    return next((dim for dim in dims if dim < td.batch_dims), None)
 
 
 def distinct(lines: Iterable[str]) -> list[str]:

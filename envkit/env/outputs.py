@@ -237,6 +237,7 @@ class OutputChecks:
             table.outputs if outputs is None else outputs,
             batch_dims=len(table.batch_size) if batch_dims is None else batch_dims,
             state_keys=table.states,
+            own=table.own,
         )
 
     @staticmethod

@@ -19,7 +19,7 @@ import torch
 from envkit.data.carrying import Carrying
 from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths
 from envkit.data.transition import OutputLeaf
-from envkit.specs import Composite
+from envkit.specs import Composite, exclusive_paths
 
 __all__ = ["Scalar", "SpecTable", "levels_of"]
 
@@ -44,6 +44,7 @@ class SpecTable:
         inputs: leaf keys of actions and states, but for those that a step writes itself.
         outputs: all that a step gives.
         shown: leaf keys of what a root shows: observations and done flags.
+        own: those of them that only some members of a stack have; they are no outputs.
         scalars: rewards and done flags.
         levels: names of the done leaves of each level, by depth.
         rewards, actions, states: paths of these kinds; actions, too, what a step records of them.
@@ -58,6 +59,7 @@ class SpecTable:
     inputs: tuple[Key, ...]
     outputs: tuple[OutputLeaf, ...]
     shown: tuple[Key, ...]
+    own: tuple[Key, ...]
     scalars: tuple[Scalar, ...]
     levels: dict[Path, list[str]]
     rewards: frozenset[Path]
@@ -84,6 +86,7 @@ class SpecTable:
             for kind in ("observation", "reward", "done")
             for path in paths[kind]
         )
+        own = sorted(exclusive_paths(specs["observation"]))
         scalars = (
             Scalar(as_key(path), kind == "reward", tuple(leaf.shape[len(batch_size) :]), leaf)
             for path, kind, leaf in outputs
@@ -100,7 +103,11 @@ class SpecTable:
                 if path not in recorded
             ),
             outputs=outputs,
-            shown=tuple(as_key(path) for path, kind, _ in outputs if kind != "reward"),
+            shown=tuple(
+                as_key(path)
+                for path in (*(path for path, kind, _ in outputs if kind != "reward"), *own)
+            ),
+            own=tuple(map(as_key, own)),
             scalars=tuple(scalars),
             levels=levels_of(paths["done"]),
             rewards=rewards,

@@ -34,6 +34,7 @@ from envkit.specs.trees.helpers import (
     consolidate_spec,
     contains_lazy_spec,
     draws_in_order,
+    exclusive_paths,
     make_composite_from_td,
 )
 
@@ -76,5 +77,6 @@ __all__ = [
     "consolidate_spec",
     "contains_lazy_spec",
     "draws_in_order",
+    "exclusive_paths",
     "make_composite_from_td",
 ]

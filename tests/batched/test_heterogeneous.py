@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from envkit import ParallelEnv, SerialEnv, check_env_specs
+from envkit import ParallelEnv, SerialEnv, StepCounter, TransformedEnv, check_env_specs
 from envkit.env.base import EnvBase
 from envkit.errors import InputError, OutOfSpecError, SpecError, WorkerError
 from envkit.specs import (
@@ -447,3 +447,83 @@ def test_an_action_is_held_to_the_kind_of_its_row_where_rows_share_a_form(choice
     with pytest.raises(InputError, match=r"the env takes torch\.int64"):
         env.step(td)
     env.close()
+
+
+class Own(EnvBase):
+    """Two agents that see the count, and each of them under a name of its own too."""
+
+    def __init__(self, end: int = 4):
+        super().__init__()
+        seen = [
+            Composite({"count": Unbounded((1,)), f"of_{i}": Unbounded((i + 1,))}) for i in range(2)
+        ]
+        self.observation_spec = Composite(agents=torch.stack(seen, 0))
+        self.action_spec = Composite(agents=Composite(action=Unbounded((2, 1)), shape=(2,)))
+        self.reward_spec = Composite(agents=Composite(reward=Unbounded((2, 1)), shape=(2,)))
+        self.count, self.end = 0, end
+
+    def _seen(self):
+        parts = [
+            {
+                "count": torch.full((1,), 1.0 * self.count),
+                f"of_{i}": torch.full((i + 1,), 1.0 * self.count),
+            }
+            for i in range(2)
+        ]
+        return LazyStackedTensorDict(*(TensorDict(part, []) for part in parts), stack_dim=0)
+
+    def _reset(self, td, **kwargs):
+        self.count = 0
+        return TensorDict({"agents": self._seen()}, [])
+
+    def _step(self, td):
+        self.count += 1
+        agents = self._seen()
+        agents["reward"] = torch.ones(2, 1)
+        ended = torch.tensor([self.count >= self.end])
+        return TensorDict({"agents": agents, "done": ended, "terminated": ended.clone()}, [])
+
+    def _set_seed(self, seed):
+        pass
+
+
+def own_counts(td) -> list[list[float]]:
+    """Give what each agent sees under its own name, first number, by flattened rows."""
+    agents = td.get("agents")
+    parts = agents.unbind(agents.batch_dims - 1)
+    return [part.get(f"of_{i}")[..., 0].flatten().tolist() for i, part in enumerate(parts)]
+
+
+@pytest.mark.parametrize("make", [SerialEnv, partial(ParallelEnv, num_processes=1)])
+def test_entries_of_one_agent_alone_are_in_all_that_a_pool_gives(make):
+    with make(2, [partial(Own, 2), Own]) as env:
+        check_env_specs(env)
+        root = env.reset()
+        held = env.step(env.rand_action(root.clone()).set("_step", torch.tensor([True, False])))
+        data = env.rollout(4, break_when_any_done=False)
+        counted = TransformedEnv(env, StepCounter()).rollout(2)
+
+    assert own_counts(root) == [[0, 0]] * 2
+    assert own_counts(held["next"]) == [[1, 0]] * 2
+    assert own_counts(data) == [[0, 1, 0, 1, 0, 1, 2, 3]] * 2
+    assert own_counts(data["next"]) == [[1, 2, 1, 2, 1, 2, 3, 4]] * 2
+    assert own_counts(counted) == [[0, 1] * 2] * 2
+
+
+def test_entries_of_one_agent_alone_have_no_rows_in_memory():
+    env = SerialEnv(2, Own, use_buffers=True)
+
+    with pytest.warns(UserWarning, match="is that of some agents alone"):
+        root = env.reset()
+
+    assert own_counts(root) == [[0, 0]] * 2 and env.use_buffers is False
+    env.close()
+
+
+def test_an_env_that_stands_still_shows_the_entries_of_one_agent_alone():
+    env = Own()
+    root = env.step_mdp(env.step(env.rand_action(env.reset())))
+
+    held = env.step(env.rand_action(root).set("_step", torch.tensor(False)))
+
+    assert own_counts(held["next"]) == [[1]] * 2

@@ -29,8 +29,8 @@ def may_use_rows(metadata: Sequence[EnvMetaData], *, asked: bool | None, has_mem
     )
     if asked and not fits:
         warnings.warn(
-            "use_buffers=True, but a spec has no fixed size or is no tensor, or the sub-envs "
-            "differ in keys, shapes or dtypes; TensorDicts are exchanged instead.",
+            "use_buffers=True, but a spec has no fixed size, is no tensor or is that of some agents alone, or the "
+            "sub-envs differ in keys, shapes or dtypes; TensorDicts are exchanged instead.",
             stacklevel=11,  # the caller of what started: public calls are wrapped
         )
     return fits and (has_memory if asked is None else asked)

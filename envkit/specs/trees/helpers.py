@@ -35,6 +35,7 @@ __all__ = [
     "consolidate_spec",
     "contains_lazy_spec",
     "draws_in_order",
+    "exclusive_paths",
     "make_composite_from_td",
 ]
 
@@ -121,6 +122,21 @@ def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
     if isinstance(spec, Composite) and recurse:
         return all(check_no_exclusive_keys(s) for s in spec.values() if s is not None)
     return True
+
+
+def exclusive_paths(spec: TensorSpec) -> set[tuple[str, ...]]:
+    """Name the leaves that only some members of a stack within a spec have."""
+    if isinstance(spec, StackedComposite):
+        members = [
+            {key if isinstance(key, tuple) else (key,) for key in member.keys(True, True)}
+            for member in spec.members
+        ]
+        below = set().union(*map(exclusive_paths, spec.members))
+        return below | (set().union(*members) - set.intersection(*members))
+    if isinstance(spec, Composite):
+        nodes = ((name, below) for name, below in spec.items() if isinstance(below, Composite))
+        return {(name, *path) for name, below in nodes for path in exclusive_paths(below)}
+    return set()
 
 
 def contains_lazy_spec(spec: TensorSpec) -> bool:
