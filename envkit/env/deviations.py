@@ -93,9 +93,9 @@ def _stacked_along(td: TensorDictBase) -> int | None:
     """Give the batch axis along which a TensorDict, or a node of it, is a lazy stack; None where nothing is."""
     if isinstance(td, LazyStackedTensorDict):
         return td.stack_dim
-    nodes = (node for node in td.values(True) if isinstance(node, LazyStackedTensorDict))
-    dims = (node.stack_dim for node in nodes if not is_non_tensor(node))
-    return next((dim for dim in dims if dim < td.batch_dims), None)
+    nodes = (node for node in td.values() if isinstance(node, TensorDictBase))
+    dims = (_stacked_along(node) for node in nodes if not is_non_tensor(node))
+    return next((dim for dim in dims if dim is not None and dim < td.batch_dims), None)
 
 
 def distinct(lines: Iterable[str]) -> list[str]:
