@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import gymnasium
 import jax
@@ -58,7 +58,6 @@ from envkit import (
     RewardScaling,
     RewardSum,
     SerialEnv,
-    StatelessEnv,
     StepCounter,
     Timestep,
     TransformedEnv,
@@ -173,7 +172,7 @@ class Teams(EnvBase):
         torch.manual_seed(seed)
 
 
-class Drift(StatelessEnv):
+class Drift:
     """A place that moves by the action, in JAX."""
 
     action_space = Box(-1.0, 1.0, (1,))
@@ -187,7 +186,7 @@ class Drift(StatelessEnv):
         return place, Timestep(place, place[0], jnp.abs(place[0]) > 1.5)
 
 
-class Corridor(StatelessEnv):
+class Corridor:
     """Choices and whole numbers in JAX, with a state of two entries."""
 
     action_space = Discrete(3)
@@ -335,12 +334,16 @@ def _until_all_ended(env: EnvBase) -> TensorDictBase:
     return env.rollout(_STEPS, break_when_all_done=True, break_when_any_done=False)
 
 
+def _joined(steps: list[TensorDictBase], env: EnvBase) -> TensorDictBase:
+    return cast(TensorDictBase, torch.stack(cast(Any, steps), env.batch_dims))
+
+
 def _by_hand(env: EnvBase) -> TensorDictBase:
     steps, root = [], env.reset()
     for _ in range(_STEPS):
         step, root = env.step_and_maybe_reset(env.rand_action(root))
         steps.append(step.clone())
-    return torch.stack(steps, env.batch_dims)
+    return _joined(steps, env)
 
 
 def _pattern(env: EnvBase, at: int) -> torch.Tensor:
@@ -357,7 +360,7 @@ def _masked_steps(env: EnvBase) -> TensorDictBase:
         step = env.step(env.rand_action(root).set("_step", _pattern(env, at)))
         steps.append(step.exclude("_step").clone())
         root = env.maybe_reset(env.step_mdp(step.exclude("_step")))
-    return torch.stack(steps, env.batch_dims)
+    return _joined(steps, env)
 
 
 def _partial_resets(env: EnvBase) -> TensorDictBase:
@@ -368,14 +371,14 @@ def _partial_resets(env: EnvBase) -> TensorDictBase:
         root = env.maybe_reset(env.step_mdp(step))
         if at % 3 == 2:
             root = env.reset(root.set("_reset", _pattern(env, at)[..., None]))
-    return torch.stack(steps, env.batch_dims)
+    return _joined(steps, env)
 
 
 def _collected(env: EnvBase) -> TensorDictBase:
     rows = env.numel()
     collector = Collector(env, None, frames_per_batch=4 * rows, total_frames=_STEPS * rows)
     batches = [batch.clone() for batch in collector]
-    return torch.cat(batches, -1)
+    return cast(TensorDictBase, torch.cat(cast(Any, batches), -1))
 
 
 RUNS: dict[str, Callable[[EnvBase], TensorDictBase]] = {
