@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from envkit.errors import EnvkitError
 
@@ -98,7 +99,10 @@ def _global_generators_put_back() -> Iterator[None]:
 def _held(env: Any) -> tuple[Any, str | None]:
     """Give the state dict of an env, or None, and why it cannot be put back."""
     try:
-        held = deepcopy(env.state_dict())  # which shows buffers that steps write to
+        shown = env.state_dict()
+        held = deepcopy(shown)  # of buffers that steps write to
+        # What has no size yet is held as it is: a lazy layer that gets one meanwhile keeps it.
+        held.update({name: value for name, value in shown.items() if is_lazy(value)})
         kind = env._says_no_state
     except Exception as error:  # of any class, where the env is a user's
         told = (str(error).strip() or type(error).__name__).splitlines()[0]

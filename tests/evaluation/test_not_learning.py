@@ -16,6 +16,7 @@ from envkit import (
     GymEnv,
     JaxEnv,
     MixedEnv,
+    ModuleTransform,
     ParallelEnv,
     RandomTruncationTransform,
     SerialEnv,
@@ -284,3 +285,18 @@ def test_trying_a_policy_out_leaves_counters_alone():
 
     for key in ("observation", "traj_count", ("collector", "traj_ids")):
         assert torch.equal(tried[key], untried[key]), key
+
+
+def test_layers_that_get_their_size_meanwhile_keep_it_and_all_else_goes_back():
+    lazy = TensorDictModule(torch.nn.LazyLinear(3), ["observation"], ["seen"])
+    known = TensorDictModule(torch.nn.Linear(3, 2), ["observation"], ["more"])
+    transforms = Compose(*(ModuleTransform(module=module) for module in (lazy, known)))
+    env = TransformedEnv(pendulum(), transforms)
+    before = known.module.weight.clone()
+
+    with left_as_it_was(env), torch.no_grad():
+        env.rollout(2)
+        known.module.weight.zero_()
+
+    assert lazy.module.weight.shape == (3, 3)
+    assert torch.equal(known.module.weight, before)
