@@ -65,7 +65,7 @@ from envkit import (
     VecNorm,
 )
 
-__all__ = ["COMPILED", "RUNS", "UNITS", "Data", "played", "read", "told", "written"]
+__all__ = ["COMPILED", "RUNS", "UNITS", "Data", "played", "read", "summary", "written"]
 
 Data = dict[str, np.ndarray]
 INDEX = Path(__file__).parents[1] / "tests" / "golden.json"
@@ -422,7 +422,7 @@ def played(kind: str, chain: str) -> dict[str, Data]:
 # -------------------------------------------------------------------------------------- what is kept
 
 
-def told(data: Data) -> tuple[dict[str, str], Data]:
+def summary(data: Data) -> tuple[dict[str, str], Data]:
     """Give a hash of each exact leaf, its shape and dtype included, and the other leaves as they are."""
     exact, floats = {}, {}
     for name, value in data.items():
@@ -439,7 +439,7 @@ def written() -> None:
     lines, values = {}, []
     for kind, chain in UNITS:
         for run, data in played(kind, chain).items():
-            exact, floats = told(data)
+            exact, floats = summary(data)
             forms = {name: [value.dtype.name, *value.shape] for name, value in floats.items()}
             lines[f"{kind} | {chain} | {run}"] = {"exact": exact, "floats": forms}
             values += [value.astype(np.float64).ravel() for value in floats.values()]
@@ -465,7 +465,7 @@ def _kept() -> dict[str, tuple[dict[str, str], Data]]:
 
 
 def read(kind: str, chain: str) -> dict[str, tuple[dict[str, str], Data]]:
-    """Give what was written down of a unit: by run, what `told` gave."""
+    """Give what was written down of a unit: by run, what `summary` gave."""
     begin = f"{kind} | {chain} | "
     kept = _kept().items()
     return {name.removeprefix(begin): data for name, data in kept if name.startswith(begin)}

@@ -27,6 +27,7 @@ __all__ = [
     "RESET",
     "STEP",
     "Stop",
+    "bare_mask_shape",
     "choose",
     "complete_done",
     "done_from",
@@ -144,8 +145,7 @@ def reset_mask(mask: Any, done_shape: Sequence[int], batch_ndim: int, level: Pat
     """
     done_shape, shape = tuple(done_shape), tuple(mask.shape)
     _require_bool(mask, ".".join((*level, RESET)), ResetMaskError)
-    droppable = len(done_shape) > batch_ndim and done_shape[-1:] == (1,)
-    bare_shape = done_shape[:-1] if droppable else done_shape
+    bare_shape = bare_mask_shape(done_shape, batch_ndim)
     if shape == bare_shape:
         return mask
     if shape == done_shape:
@@ -154,6 +154,12 @@ def reset_mask(mask: Any, done_shape: Sequence[int], batch_ndim: int, level: Pat
         f"the {'.'.join((*level, RESET))!r} mask has shape {shape}, but the done leaf beside it has "
         f"shape {done_shape}. Pass a boolean mask of shape {done_shape} or {bare_shape}."
     )
+
+
+def bare_mask_shape(done_shape: tuple[int, ...], batch_ndim: int) -> tuple[int, ...]:
+    """Give the shape of a done leaf without its trailing singleton, if it has one behind the batch axes."""
+    droppable = len(done_shape) > batch_ndim and done_shape[-1:] == (1,)
+    return done_shape[:-1] if droppable else done_shape
 
 
 def governing_level(path: Path, masked: Iterable[Path]) -> Path | None:

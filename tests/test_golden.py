@@ -30,7 +30,7 @@ def test_rollouts_are_those_that_were_written_down(kind, chain):
 
     assert given.keys() == wanted.keys()
     for run, (exact, floats) in wanted.items():
-        now_exact, now_floats = golden.told(given[run])
+        now_exact, now_floats = golden.summary(given[run])
         assert now_exact == exact, run
         assert now_floats.keys() == floats.keys(), run
         for leaf, value in floats.items():

@@ -153,12 +153,16 @@ def _put_into(row: np.ndarray, leaf: TensorSpec, path: Path) -> Callable[[Any], 
     numbers = _SCALARS.get(row.dtype.name, ()) if is_any and not row.shape else ()
 
     def put(value: Any) -> None:
-        if value.__class__ in numbers:
-            row[...] = value
-        elif value is None:
+        if value is None:
             row[...] = zero
-        else:
-            row[...] = _encoded(value, leaf, path).numpy()
+            return
+        if value.__class__ in numbers:
+            try:
+                row[...] = value
+                return
+            except OverflowError:  # an int of more than 64 bits, which is told below
+                row[...] = zero
+        row[...] = _encoded(value, leaf, path).numpy()
 
     return put
 

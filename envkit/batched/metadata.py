@@ -204,13 +204,13 @@ class EnvMetaData:
             for key, leaf in self.full_spec(kind).items(True, True)
         }
 
-    def keys(self, *kinds: str) -> set[Key]:
+    def keys(self, *kinds: str) -> list[Key]:
         """Name the leaves of some of the full specs, with those that only some parts of a stack have."""
-        paths = {*self.paths(*kinds), *self._own(*kinds)}
-        return {as_key(path) for path in paths}
+        return [*map(as_key, self.paths(*kinds)), *self._own(*kinds)]
 
-    def _own(self, *kinds: str) -> set[Path]:
-        return {path for kind in kinds for path in exclusive_paths(self.full_spec(kind))}
+    def _own(self, *kinds: str) -> list[Key]:
+        found = (path for kind in kinds for path in sorted(exclusive_paths(self.full_spec(kind))))
+        return [as_key(path) for path in found]
 
     def layout(self) -> dict[str, dict[Path, tuple[torch.Size, torch.dtype | None]]]:
         """Give shape and dtype of every leaf; envs of one layout can share rows and dense stacks."""
@@ -265,7 +265,7 @@ class EnvMetaData:
             for path, spec in self.paths(kind).items()
         ]
         states = self.paths("state").keys()
-        own = [as_key(path) for path in self._own("observation")]
+        own = self._own("observation")
         return skipped_next(
             td, outputs, batch_dims=len(self.batch_size), state_keys=states, own=own
         )

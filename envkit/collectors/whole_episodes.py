@@ -135,7 +135,8 @@ class EpisodeStore:
                 for piece, own in zip(pieces, keys, strict=True)
             ]
         else:
-            pieces = [piece.select(*set.intersection(*keys)) for piece in pieces]
+            common = [key for key in pieces[0].keys(True, True) if all(key in own for own in keys)]
+            pieces = [piece.select(*common) for piece in pieces]
         return cast(TensorDictBase, torch.cat(cast(Any, pieces)))
 
     def state_dict(self) -> dict[str, Any]:

@@ -67,11 +67,12 @@ def shape_masks_like_done(
     Args:
         masks: from `collect_reset_masks`.
     """
-    lead = td.batch_dims
+    batch = tuple(td.batch_size)
     for level, mask in masks.items():
         key = as_key((*level, rules.RESET))
-        shape = done_spec[as_key((*level, done_levels[level][0]))].shape[len(done_spec.shape) :]
-        if shape[-1:] == (1,) and td.get(key).ndim < lead + len(shape):
+        event = done_spec[as_key((*level, done_levels[level][0]))].shape[len(done_spec.shape) :]
+        shape = (*batch, *event)
+        if td.get(key).shape == rules.bare_mask_shape(shape, len(batch)) != shape:
             td.set(key, mask[..., None])
 
 

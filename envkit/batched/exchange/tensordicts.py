@@ -85,7 +85,9 @@ class TensorDictExchange:
         self._states = [_states_of(found) for found in metadata]
         self._actions = [inputs_by_path(found) for found in metadata]
         self._root_keys = [found.keys("observation", "done") for found in metadata]
-        self._next_keys = [found.keys("observation", "reward", "done") for found in metadata]
+        self._next_keys = [
+            dict.fromkeys(found.keys("observation", "reward", "done")) for found in metadata
+        ]
         self._last: list[TensorDictBase | None] = [None] * self._num_rows
 
     @property

@@ -251,13 +251,14 @@ def stepped(env):
     return torch.stack(steps, env.batch_dims)
 
 
-def test_an_info_that_changes_its_form_is_named_in_rows_too():
+@pytest.mark.parametrize("odd", [np.zeros(2), 2**70])
+def test_an_info_that_changes_its_form_is_named_in_rows_too(odd):
     def grows(count):
-        return {"seen": np.zeros(1 if count < 3 else 2)}
+        return {"seen": odd if count >= 3 else 0 if isinstance(odd, int) else np.zeros(1)}
 
     with (
         SerialEnv(2, lambda: informed(info=grows)) as env,
-        pytest.raises(WorkerError, match=r"the info 'seen' is array.*does not fit"),
+        pytest.raises(WorkerError, match=r"the info 'seen' is .*does not fit"),
     ):
         env.rollout(5, break_when_any_done=False)
 
