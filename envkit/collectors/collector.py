@@ -210,12 +210,15 @@ class Collector:
 
     @property
     def requested_frames_per_batch(self) -> int | None:
-        """Transitions in a batch, as they were asked for; None where batches are of whole episodes alone."""
-        return self._options.frames_per_batch
+        """Transitions in a batch, as they were asked for; the sum where each worker has a number of its own, None where
+        batches are of whole episodes alone."""
+        frames = self._options.frames_per_batch
+        return sum(frames) if isinstance(frames, list) else frames
 
     @property
     def frames_per_batch(self) -> int:
-        """Transitions that a batch has, over all envs; more than were asked for where envs step side by side."""
+        """Transitions that a batch has, over all envs; more than were asked for where envs step side by side, and the
+        most where batches come from workers that make different numbers."""
         return self._frames_each
 
     @property
@@ -242,7 +245,10 @@ class Collector:
         """Give how many transitions of a batch one worker makes.
 
         Args:
-            worker_idx: of the worker; all make as many.
+            worker_idx: of the worker; None where all make as many.
+
+        Raises:
+            ArgumentError: (a ValueError) there is no such worker, or none was named and they make different numbers.
         """
         return self._frames_each
 
@@ -813,7 +819,15 @@ class Collector:
         if frames is None:
             return _EPISODE_STEPS
         steps = math.ceil(math.ceil(frames / workers) / rows)
-        made, total = steps * rows * workers, self._options.total_frames
+        total, side_by_side = self._options.total_frames, rows * workers
+        self._warn_of_more(frames, steps * side_by_side, side_by_side, total, stacklevel + 1)
+        return steps
+
+    def _warn_of_more(
+        self, asked: int | list[int], made: int, rows: int, total: int | None, stacklevel: int
+    ) -> None:
+        """Warn where a batch has more frames than were asked for, or all batches more than ``total``."""
+        frames = sum(asked) if isinstance(asked, list) else asked
         if self._options.trajs_per_batch is None and made == frames and (total or 0) % made:
             assert total is not None
             warnings.warn(
@@ -824,11 +838,10 @@ class Collector:
         elif made != frames:
             end = "" if total is None else f", {math.ceil(total / made) * made} in all"
             warnings.warn(
-                f"frames_per_batch is {frames}, no multiple of the {rows * workers} envs that step side by side: "
+                f"frames_per_batch is {asked}, no multiple of the {rows} envs that step side by side: "
                 f"batches have {made} frames{end}.",
                 stacklevel=stacklevel,
             )
-        return steps
 
     # ---------------------------------------------------------------------------------------- life
 

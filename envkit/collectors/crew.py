@@ -78,10 +78,10 @@ class Crew:
         stops: have workers look after each step whether they are to stop.
 
     Attributes:
-        steps: that a batch has.
+        steps: that each worker makes in a batch.
         jobs: orders that were placed, by worker.
         unsure: workers that may have an order, see above.
-        packing: how batches lie in shared memory; None before that is known.
+        packings: how batches of each worker lie in shared memory; none before that is known.
         counted: what each worker has counted.
     """
 
@@ -90,11 +90,11 @@ class Crew:
             "Build a new collector. With on_worker_failure='restart' such a worker is replaced."
         )
         self.recovery = Recovery(pool, restarts or 0, advice=advice)
-        self.count, self.steps = count, 0
+        self.count, self.steps = count, [0] * count
         self._newest = _Newest(0, None)
         self.jobs: dict[int, Job] = {}
         self.unsure: set[int] = set()
-        self.packing: Packing[Path] | None = None
+        self.packings: list[Packing[Path]] = []
         self._axes: dict[Path, Axes] = {}
         self.counted: list[dict[str, Any]] = [{} for _ in range(count)]
         self._pool, self._restarts, self._stops = pool, restarts is not None, stops
@@ -141,18 +141,20 @@ class Crew:
         self.jobs, self._memory = {}, {}
         self._pool.close()
 
-    def _bind(self, packing: Packing[Path] | None = None) -> None:
+    def _bind(self, packings: Sequence[Packing[Path]] = ()) -> None:
         """Share memory with the workers; that of batches once their form is known."""
-        fields, made = [Field(STOP, (), "uint8")], () if packing is None else (BATCH,)
+        fields, made = [Field(STOP, (), "uint8")], (BATCH,) if packings else ()
         traffic = {"collect": Traffic((STOP,), made)}
         if self._weights is not None:
             fields.append(Field(WEIGHTS, (self._weights.size_bytes,), "uint8"))
             traffic["load_and_collect"] = Traffic((STOP, WEIGHTS), made)
-        if packing is not None:
-            fields.append(Field(BATCH, (packing.size_bytes,), "uint8"))
-            self._pool.call("plan", packing)
+        if packings:
+            size = max(packing.size_bytes for packing in packings)
+            fields.append(Field(BATCH, (size,), "uint8"))
+        for worker, packing in enumerate(packings):
+            self._pool.call("plan", packing, workers=[worker])
         self._memory = self._pool.bind(Layout(tuple(fields), self.count, traffic))
-        self.packing = packing
+        self.packings = list(packings)
 
     # -------------------------------------------------------------------------------------- orders
 
@@ -162,7 +164,7 @@ class Crew:
             self.call("be_there", workers=[worker])  # it may be at work, and reading weights
         if worker in self._replaced:
             self._introduce(worker)
-        steps = self.steps - (worker in self._lost)
+        steps = self.steps[worker] - (worker in self._lost)
         newest = self._newest  # once: another thread may update them
         order = Order(steps, random, newest.version)
         loads = self._lay_weights(worker, newest)
@@ -221,7 +223,7 @@ class Crew:
         missing = self._ordered[worker].steps - reply.steps
         if reply.root is not None:
             self._roots[worker] = reply.root
-        part = Part(worker, data, self.steps - missing, reply.following)
+        part = Part(worker, data, self.steps[worker] - missing, reply.following)
         if worker in self._lost:  # between here and the end Ctrl-C cannot come
             del self._lost[worker]
         self._received_from[worker] += 1
@@ -246,8 +248,8 @@ class Crew:
     def _introduce(self, worker: int) -> None:
         """Tell a worker that was built anew what the others know."""
         self.call("number_from", self._next_numbers[worker], workers=[worker])
-        if self.packing is not None:
-            self.call("plan", self.packing, workers=[worker])
+        if self.packings:
+            self.call("plan", self.packings[worker], workers=[worker])
         self._loaded[worker] = -1 if self._knows_weights else self._newest.version
         self._replaced.discard(worker)
 
@@ -272,8 +274,7 @@ class Crew:
         """Give what a worker has collected, wherever it lies."""
         batch = torch.Size((*self.batch_size, self._ordered[worker].steps))
         if reply.data is None:
-            assert self.packing is not None
-            views = self.packing.views(self._memory[BATCH][worker])
+            views = self.packings[worker].views(self._memory[BATCH][worker])
             data = tensordict_of(views, batch, None, self._axes)
             data.names = [*[None] * len(self.batch_size), "time"]
             return data
@@ -281,14 +282,15 @@ class Crew:
 
     def learn_form(self, parts: Sequence[Part]) -> None:
         """Share memory for batches, once the first ones have shown their form; all workers are free."""
-        if self.packing is not None:
+        if self.packings:
             return
         tensors = [dict(leaves(part.data)) for part in parts]
         if not all(isinstance(value, torch.Tensor) for value in tensors[0].values()):
             return
-        packing, self._axes = Packing.of(tensors[0]), node_axes(parts[0].data)
-        if all(packing.fits(other) for other in tensors[1:]):
-            self._persistently(self._bind, packing)
+        form, self._axes = Packing.of(tensors[0]), node_axes(parts[0].data)
+        packings = [_of_length(form, len(self.batch_size), steps) for steps in self.steps]
+        if all(packings[part.worker].fits(own) for part, own in zip(parts, tensors, strict=True)):
+            self._persistently(self._bind, packings)
 
     def call(self, method: str, *args: Any, workers: Sequence[int]) -> Any:
         return self._persistently(self._pool.call, method, *args, workers=workers)
@@ -378,6 +380,16 @@ class Crew:
                     return
             self._newest = replace(self._newest, extra=extra_of(from_plain(acting[0])))
         self._knows_weights = True
+
+
+def _of_length(form: Packing[Path], axis: int, steps: int) -> Packing[Path]:
+    """Give a form with so many steps along an axis."""
+    return Packing(
+        {
+            name: ((*shape[:axis], steps, *shape[axis + 1 :]), dtype)
+            for name, (shape, dtype) in form.plan.items()
+        }
+    )
 
 
 def _plain_by_worker(tds: dict[int, TensorDictBase]) -> dict[str, Any]:

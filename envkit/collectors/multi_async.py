@@ -16,7 +16,7 @@ from envkit.data.arguments import as_bool
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
 from envkit.env.policy import PolicyLike
-from envkit.errors import OptionError
+from envkit.errors import BatchCountError, OptionError
 
 __all__ = ["AsyncCollector", "MultiAsyncCollector", "MultiaSyncDataCollector"]
 
@@ -47,7 +47,7 @@ class MultiaSyncDataCollector(MultiCollector):
                 f"sync=True, but a MultiaSyncDataCollector collects {self._kind}. Use MultiSyncDataCollector."
             )
         self._ready: deque[Part] = deque()
-        self._taken = 0
+        self._taken_frames = 0
         self._build(
             create_env_fn,
             policy,
@@ -70,7 +70,15 @@ class MultiaSyncDataCollector(MultiCollector):
 
     @property
     def _frames_each(self) -> int:
-        return self._steps * self._rows_each
+        return max(self._steps) * self._rows_each
+
+    def __len__(self) -> int:
+        if self._options.total_frames is None or self._episodes is not None or self._makes_alike:
+            return super().__len__()
+        raise BatchCountError(
+            f"frames_per_batch is {self._options.frames_per_batch}, so how many batches there will be depends on which "
+            "workers are ready first. Pass one number for all, or iterate over it."
+        )
 
     def _begin_batch(self, *, random: bool) -> Callable[[], Batch]:
         self._keep_busy()
@@ -83,14 +91,15 @@ class MultiaSyncDataCollector(MultiCollector):
         for worker in range(self.num_workers):
             if worker in self._crew.jobs or worker in waiting:
                 continue
-            ordered = (self._taken + len(waiting) + len(self._crew.jobs)) * self._frames_each
+            steps = sum(self._steps[one] for one in (*waiting, *self._crew.jobs))
+            ordered = self._taken_frames + steps * self._rows_each
             if total is not None and ordered >= total:
                 return
             self._crew.order(worker, random=ordered < (self._options.init_random_frames or 0))
 
     def _finish(self) -> Batch:
         self._keep_busy()  # what an error has left out
-        if self._crew.packing is None and self._options.use_buffers is not False:
+        if not self._crew.packings and self._options.use_buffers is not False:
             self._receive_all()
             self._crew.learn_form(list(self._ready))
         while not self._ready:
@@ -98,7 +107,7 @@ class MultiaSyncDataCollector(MultiCollector):
         part = self._ready[0]
         with self._seconds.transferring():
             batch = Batch(self._stored(part.data.clone(), part.worker), part.following)
-        self._taken += 1
+        self._taken_frames += self.frames_per_batch_worker(part.worker)
         del self._ready[0]
         return batch
 
@@ -131,11 +140,15 @@ class MultiaSyncDataCollector(MultiCollector):
             }
             for part in self._ready
         ]
-        return {**states, "ready": ready, "taken": self._taken}
+        return {**states, "ready": ready, "taken_frames": self._taken_frames}
 
     def _load_runner_states(self, state: Mapping[str, Any], *, strict: bool) -> None:
         super()._load_runner_states(state, strict=strict)
-        self._taken = state["taken"]
+        self._taken_frames = (
+            state["taken_frames"]
+            if "taken_frames" in state
+            else state["taken"] * self._frames_each  # as older files say it
+        )
         self._ready = deque(
             Part(part["worker"], from_plain(part["data"]), part["valid"], part["following"].clone())
             for part in state["ready"]

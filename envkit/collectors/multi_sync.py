@@ -57,24 +57,25 @@ class MultiSyncDataCollector(MultiCollector):
         )
 
     def _require_kind(self, given: Any) -> None:
+        frames = given.frames_per_batch
+        differ = isinstance(frames, list) and len(set(frames)) > 1
         storage = getattr(given.replay_buffer, "storage", None)
         holds_steps = given.replay_buffer is not None and getattr(storage, "ndim", 1) == 1
         if holds_steps and given.trajs_per_batch is None and given.cat_results in (None, "stack"):
-            given.cat_results = 0 if given.preemptive_threshold is None else -1
+            given.cat_results = -1 if differ or given.preemptive_threshold is not None else 0
         if given.cat_results is None:
-            given.cat_results = "stack"
+            given.cat_results = -1 if differ and given.trajs_per_batch is None else "stack"
         _require_joinable(given)
 
     def _fit(self, given: Any) -> None:
         self._set_steps(self.num_workers)
         _require_axis(given, len(self.batch_size))
+        if not self._makes_alike:
+            _require_time(given, len(self.batch_size))
 
     @property
     def _frames_each(self) -> int:
-        return self._steps * self._rows_each * self.num_workers
-
-    def frames_per_batch_worker(self, worker_idx: int | None = None) -> int:
-        return self._steps * self._rows_each
+        return sum(self._steps) * self._rows_each
 
     def _begin_batch(self, *, random: bool) -> Callable[[], Batch]:
         if self._options.update_at_each_batch:
@@ -103,7 +104,7 @@ class MultiSyncDataCollector(MultiCollector):
         batch = Batch(joined, torch.cat([part.following for part in parts]))
         if self._options.use_buffers is not False:
             self._crew.learn_form(parts)
-        stopped = sum(self._steps - part.valid for part in parts) * self._rows_each
+        stopped = (sum(self._steps) - sum(part.valid for part in parts)) * self._rows_each
         begun = self._begun_frames - stopped  # frames that were not made do not count
         self._parts_made, self._begun_frames = {}, begun
         return batch
@@ -115,7 +116,7 @@ class MultiSyncDataCollector(MultiCollector):
         if dim == "stack" or self._episodes is not None:
             data = cast(TensorDictBase, torch.stack(cast(Any, datas)))
             if self._options.preemptive_threshold is not None:
-                steps = torch.arange(self._steps, device="cpu")
+                steps = torch.arange(self._steps[0], device="cpu")
                 valid = torch.tensor([part.valid for part in parts], device="cpu")
                 mask = steps < valid.reshape(-1, *(1,) * len(self.batch_size), 1)
                 data.set((COLLECTOR, "mask"), mask.expand(data.batch_size).clone())
@@ -179,4 +180,22 @@ def _require_axis(given: Any, batch_dims: int) -> None:
         raise ArgumentError(
             f"cat_results is {dim}, but with preemptive_threshold batches of workers differ in length. Pass -1 or "
             "'stack'."
+        )
+
+
+def _require_time(given: Any, batch_dims: int) -> None:
+    """Check that parts of different lengths can be joined.
+
+    Raises:
+        OptionError: (a TypeError) they can not, in the way that was asked for.
+    """
+    told = f"frames_per_batch is {given.frames_per_batch}, so parts of workers differ in length"
+    if given.trajs_per_batch is not None:
+        raise OptionError(
+            f"{told}, but trajs_per_batch looks for whole episodes in parts of one length. Pass one number, or use "
+            "MultiaSyncDataCollector."
+        )
+    if given.cat_results not in (-1, batch_dims):
+        raise OptionError(
+            f"{told}, but cat_results={given.cat_results!r} joins parts of one length. Pass -1, the axis of time."
         )

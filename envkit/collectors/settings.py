@@ -42,7 +42,8 @@ class CollectorOptions(TypedDict, total=False):
 
     Args:
         frames_per_batch: transitions in a batch, over all envs; with a batch of B envs, each makes
-            ``ceil(frames_per_batch / B)`` steps, with a warning where that is more.
+            ``ceil(frames_per_batch / B)`` steps, with a warning where that is more. With workers also a list of one
+            number for each: of what the worker makes of a batch, or asynchronously of its own batches.
         trajs_per_batch: whole episodes in a batch instead, in the order in which they end. Frames of
             unfinished ones wait; none is lost or used twice. ``frames_per_batch`` then is how many transitions are made
             at once.
@@ -103,7 +104,7 @@ class CollectorOptions(TypedDict, total=False):
             devices itself. Programs for TorchRL pass them.
     """
 
-    frames_per_batch: Annotated[int | None, Default(None)]
+    frames_per_batch: Annotated[int | Sequence[int] | None, Default(None)]
     trajs_per_batch: Annotated[int | None, Default(None)]
     trajs_per_write: Annotated[int | None, Default(None)]
     traj_format: Annotated[Literal["padded", "cat"], Default("padded")]
@@ -158,8 +159,8 @@ class WorkerOptions(CollectorOptions, total=False):
         num_threads: torch threads of this process while the workers run; None leaves them alone.
         num_sub_threads: torch threads of each worker.
         cat_results: how batches of workers are joined. "stack" puts an axis of workers in front, an int
-            concatenates along that axis, -1 along time. None is "stack", and with a ``replay_buffer`` both are 0: a
-            buffer holds transitions, not workers. Batches of `MultiaSyncDataCollector` come from one worker each.
+            concatenates along that axis, -1 along time. None is "stack", -1 where workers make different numbers of
+            steps, and with a ``replay_buffer`` it and "stack" are 0: a buffer holds transitions, not workers. Batches of `MultiaSyncDataCollector` come from one worker each.
         on_worker_failure: "raise", or "restart": a lost worker is replaced by one with the newest weights, its
             unfinished episodes end with ``truncated``.
         max_restarts: with "restart", how many there may be before the error is raised after all.
@@ -333,8 +334,14 @@ def _check_amounts(given: Any) -> None:
         ("frames_per_batch", "the transitions of a batch"),
         ("trajs_per_batch", "the episodes of a batch"),
     ):
-        if getattr(given, name) is not None:
-            setattr(given, name, as_int(name, getattr(given, name), least=1, meaning=meaning))
+        value = getattr(given, name)
+        if name == "frames_per_batch" and isinstance(value, list | tuple):
+            given.frames_per_batch = [
+                as_int(f"{name}[{worker}]", frames, least=1, meaning="the transitions of a worker")
+                for worker, frames in enumerate(value)
+            ]
+        elif value is not None:
+            setattr(given, name, as_int(name, value, least=1, meaning=meaning))
     if given.total_frames is not None and given.total_frames != -1:
         meaning = "the frames after which it is at its end, or -1 for no end"
         given.total_frames = as_int("total_frames", given.total_frames, least=1, meaning=meaning)

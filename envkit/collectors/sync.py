@@ -54,6 +54,7 @@ class SyncDataCollector(Collector):
                 "GymEnv('CartPole-v1') for instance; a gymnasium env is wrapped: GymWrapper(env). Several envs in this "
                 "process are one SerialEnv."
             )
+        _single("frames_per_batch", given.frames_per_batch)
         parts = Parts(
             create_env_fn,
             policy,

@@ -6,6 +6,7 @@ How workers get orders is said by `crew`, what a batch of several workers looks 
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -83,10 +84,11 @@ class MultiCollector(Collector):
         self.backend_options = usable_options(self.backend, backend_options)
         makers = _makers(create_env_fn, given.num_workers if count is None else count)
         self.num_workers = len(makers)
+        _each("frames_per_batch", given.frames_per_batch, self.num_workers)
         self._trained = policy
         self._versions = [tensor._version for tensor in tensors_of(policy).values()]
         self._changes, self._has_warned = 0, False
-        self._steps = 0
+        self._steps: list[int] = []  # that each worker makes in a batch
         self._seconds = Seconds()  # spent here
         self._storing_devices = _each("storing_device", given.storing_device, self.num_workers)
         parts = self._parts(makers, policy, given)
@@ -173,14 +175,46 @@ class MultiCollector(Collector):
         """Settle how batches are made, now that the workers have told of their envs."""
         raise NotImplementedError
 
-    def _set_steps(self, workers: int) -> None:
-        """Settle how many steps a batch has, which so many workers make together."""
-        self._steps = self._crew.steps = self._steps_each(self._rows_each, workers, stacklevel=6)
-        if self._steps == 1 and self._options.on_worker_failure == "restart":
+    def _set_steps(self, together: int) -> None:
+        """Settle how many steps each worker makes in a batch, which so many workers make together."""
+        frames, rows = self._options.frames_per_batch, self._rows_each
+        if isinstance(frames, list):
+            asked = _each("frames_per_batch", frames, self.num_workers)
+            self._steps = [math.ceil(one / rows) for one in asked]
+            self._warn_of_numbers(asked, together)
+        else:
+            self._steps = [self._steps_each(rows, together, stacklevel=6)] * self.num_workers
+        self._crew.steps = self._steps
+        if 1 in self._steps and self._options.on_worker_failure == "restart":
             raise ArgumentError(
                 "on_worker_failure='restart' puts a truncated step in front of the batch of a new worker, so batches "
                 "need 2 steps or more. Pass a larger frames_per_batch."
             )
+
+    def _warn_of_numbers(self, asked: list[int], together: int) -> None:
+        """Warn where more frames are made than the numbers of the workers say."""
+        rows, total = self._rows_each, self._options.total_frames
+        if together > 1:
+            self._warn_of_more(asked, sum(self._steps) * rows, rows, total, stacklevel=7)
+            return
+        for frames, steps in dict(zip(asked, self._steps, strict=True)).items():
+            self._warn_of_more(frames, steps * rows, rows, None, stacklevel=7)
+
+    @property
+    def _makes_alike(self) -> bool:
+        """Whether all workers make as many steps in a batch."""
+        return len(set(self._steps)) == 1
+
+    def frames_per_batch_worker(self, worker_idx: int | None = None) -> int:
+        if worker_idx is not None:
+            (worker,) = chosen_rows([worker_idx], self.num_workers)
+            return self._steps[worker] * self._rows_each
+        if not self._makes_alike:
+            raise ArgumentError(
+                f"the workers make {[steps * self._rows_each for steps in self._steps]} transitions of a batch. Say which "
+                "worker is meant: frames_per_batch_worker(0)."
+            )
+        return self._steps[0] * self._rows_each
 
     def _adopt(self, first: Description) -> None:
         restarts = self._options.on_worker_failure == "restart"

@@ -223,6 +223,19 @@ def test_a_lost_worker_is_replaced_and_its_episode_ends_truncated(built, orders,
     assert fourth["action"][1, 1:].unique().tolist() == [3]
 
 
+def test_a_lost_worker_with_a_number_of_its_own_makes_as_many_again(built, orders):  # noqa: F811
+    collector = restarting(built, makers(orders), frames_per_batch=[6, 3])
+    first = collector.next()
+    order_fault(orders[1], "step4", "kill")
+
+    second, third = collector.next(), collector.next()
+
+    assert counts(first) == [*range(6), *range(3)]
+    assert counts(second) == [*range(6, 9), *range(3), 3, 0, 1]
+    assert second[TRUNCATED].flatten().tolist() == [*[False] * 6, True, False, False]
+    assert counts(third) == [*range(3, 9), 2, 3, 4]
+
+
 def test_restarts_are_counted_and_end(built, orders):  # noqa: F811
     collector = restarting(built, makers(orders), max_restarts=1)
     for folder in orders:

@@ -136,6 +136,9 @@ def test_whole_episodes_exclude_what_cuts_them(options, text):
         (ArgumentError, r"preemptive_threshold is nan", {"preemptive_threshold": float("nan")}),
         (ArgumentTypeError, r"preemptive_threshold is 'half'", {"preemptive_threshold": "half"}),
         (OptionError, r"preemptive_threshold and split_trajs exclude", {"preemptive_threshold": 0.5, "split_trajs": True}),
+        (ArgumentCountError, r"frames_per_batch has 3 entries, but there are 2 workers", {"frames_per_batch": [4, 4, 4]}),
+        (ArgumentError, r"frames_per_batch\[1\] is 0, but must be an int of at least 1", {"frames_per_batch": [4, 0]}),
+        (ArgumentTypeError, r"frames_per_batch\[0\] is 4\.5", {"frames_per_batch": [4.5, 4]}),
         (ArgumentCountError, r"storing_device has 3 entries, but there are 2 workers", {"storing_device": ["cpu"] * 3}),
         (ArgumentCountError, r"env_device has 1 entries", {"env_device": ["cpu"]}),
         (ArgumentCountError, r"policy_device has 1 entries", {"policy_device": ["cpu"]}),
@@ -197,6 +200,7 @@ def test_what_makes_workers_wait_is_refused_where_they_do_not(error, options):
         {"backend_options": {}},
         {"update_at_each_batch": True},
         {"sync": False},
+        {"frames_per_batch": [4]},
         {"storing_device": ["cpu"]},
         {"create_env_kwargs": [{}]},
         {"policy_factory": [dict]},
@@ -205,7 +209,7 @@ def test_what_makes_workers_wait_is_refused_where_they_do_not(error, options):
 )
 def test_the_front_door_names_the_kind_that_takes_no_such_option(options):
     with pytest.raises(TypeError, match=r"SyncDataCollector.*collects in this process"):
-        Collector(unbuilt, **ENOUGH, **options)
+        Collector(unbuilt, **{**ENOUGH, **options})
 
 
 @pytest.mark.parametrize("kind", [Collector, SyncDataCollector])
@@ -336,6 +340,9 @@ REFUSED_BY_WORKERS = [
     ([Count] * 2, {"policy_factory": [lambda: module("action", 1), lambda: None]}, SpecError, r"policies of workers 0 and 1"),
     ([Count] * 2, {"replay_buffer": [TensorDict({"count": torch.zeros(1)})]}, MissingKeyError, r"holds data without.*'action'"),
     ([lambda: Count().add_truncated_keys()] * 2, {"on_worker_failure": "restart", "frames_per_batch": 2}, ArgumentError, r"batches need 2 steps or more"),
+    ([Count] * 2, {"frames_per_batch": [4, 2], "cat_results": "stack"}, OptionError, r"\[4, 2\].*cat_results='stack' joins parts of one length"),
+    ([lambda: SerialEnv(2, Count)] * 2, {"frames_per_batch": [4, 2], "cat_results": 0}, OptionError, r"cat_results=0 joins.*Pass -1"),
+    ([Count] * 2, {"frames_per_batch": [4, 2], "trajs_per_batch": 1}, OptionError, r"parts of one length\. Pass one number"),
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from envkit import (
     GymEnv,
@@ -221,6 +222,26 @@ def test_workers_go_on_where_they_were():
         wanted = first.next()
         assert_same(second.next(), wanted)
     assert wanted["policy_version"].unique().tolist() == [2]
+    first.shutdown(), second.shutdown()
+
+
+def test_workers_with_numbers_of_their_own_fill_a_buffer_alike_after_a_resume():
+    def build():
+        held = TensorDictReplayBuffer(storage=LazyTensorStorage(60), batch_size=4)
+        return held, MultiSyncDataCollector(
+            Saved, still, num_workers=2, frames_per_batch=[8, 4], replay_buffer=held
+        )
+
+    (held, first), (again, second) = build(), build()
+    first.next(), first.next()
+    again.load_state_dict(held.state_dict())
+
+    second.load_state_dict(through_a_file(first.state_dict()))
+    for _ in range(3):
+        first.next(), second.next()
+
+    assert len(held) == len(again) == 60
+    assert_same(again[:], held[:])
     first.shutdown(), second.shutdown()
 
 

@@ -26,7 +26,15 @@ from envkit import (
     SyncDataCollector,
     TransformedEnv,
 )
-from envkit.errors import ArgumentTypeError, BusyError, ClosedEnvError, CopyError, WorkerError
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BatchCountError,
+    BusyError,
+    ClosedEnvError,
+    CopyError,
+    WorkerError,
+)
 from tests.collectors.slow_model import assert_same, collected
 from tests.zoo.envs import Chaos, Count, Slow
 
@@ -126,6 +134,77 @@ def test_workers_give_what_each_would_give_alone(built):
         for worker in range(2):
             assert_same(found[worker], wanted[worker][batch])
     assert following == seed
+
+
+@pytest.mark.parametrize("make", [one, two])
+def test_each_worker_makes_the_number_of_frames_that_it_was_given(built, make):
+    collector = built(
+        MultiSyncDataCollector, [make] * 2, still, frames_per_batch=[8, 4], total_frames=36
+    )
+    alone = [collected(make(), still, steps // make().batch_size.numel(), 3) for steps in (8, 4)]
+
+    assert len(collector) == 3
+    assert collector.frames_per_batch == collector.requested_frames_per_batch == 12
+    assert [collector.frames_per_batch_worker(worker) for worker in range(2)] == [8, 4]
+    for first, second in zip(*alone, strict=True):  # the second batch comes by shared memory
+        parts = [numbered(first, 0), numbered(second, 1)]
+        assert_same(collector.next(), torch.cat(parts, -1))
+    assert collector.next() is None and collector.frames == 36
+
+
+def test_a_number_of_all_workers_is_asked_for_where_there_is_none(built):
+    collector = built(MultiSyncDataCollector, [one] * 2, frames_per_batch=[8, 4])
+
+    with pytest.raises(
+        ArgumentError, match=r"make \[8, 4\] transitions of a batch.*frames_per_batch_worker\(0\)"
+    ):
+        collector.frames_per_batch_worker()
+    with pytest.raises(ArgumentError, match=r"indices has \[2\]"):
+        collector.frames_per_batch_worker(2)
+
+
+def test_asynchronous_batches_have_the_number_of_frames_of_their_worker(built):
+    collector = built(
+        MultiaSyncDataCollector, [one] * 2, still, frames_per_batch=[8, 4], total_frames=48
+    )
+
+    with pytest.raises(BatchCountError, match=r"\[8, 4\].*which workers are ready first"):
+        len(collector)
+    batches = list(collector)
+
+    assert 48 <= collector.frames == sum(len(batch) for batch in batches) < 56
+    for worker, frames in enumerate((8, 4)):
+        own = [batch for batch in batches if int(batch[IDS][0]) % 2 == worker]
+        assert {len(batch) for batch in own} == {frames}
+        data = torch.cat(own)
+        assert data["count"].flatten().tolist() == [step % 5 for step in range(len(data))]
+
+
+@pytest.mark.parametrize("cls", [MultiSyncDataCollector, MultiaSyncDataCollector])
+def test_a_warning_tells_what_workers_make_beyond_their_numbers(built, cls):
+    sizes = {MultiSyncDataCollector: {10}, MultiaSyncDataCollector: {4, 6}}[cls]
+
+    with pytest.warns(UserWarning, match="no multiple of the 2 envs") as told:
+        collector = built(cls, [two] * 2, frames_per_batch=[3, 5], total_frames=20)
+
+    assert {int(str(one.message).split("batches have ")[1].split()[0]) for one in told} == sizes
+    assert {batch.numel() for batch in collector} <= sizes
+
+
+def test_a_worker_of_fewer_frames_is_stopped_where_it_is(built):
+    collector = built(
+        MultiSyncDataCollector,
+        [lambda: Slow(0.0), lambda: Slow(0.2)],
+        frames_per_batch=[3, 9],
+        preemptive_threshold=0.5,
+    )
+
+    batch, following = collector.next(), collector.next()
+
+    assert 4 <= len(batch) < 12 and (batch[IDS] >= 0).all()
+    assert collector.frames == len(batch) + len(following)
+    assert batch["count"].flatten().tolist() == [*range(3), *range(len(batch) - 3)]
+    assert following["count"].flatten().tolist()[:4] == [3, 4, 5, len(batch) - 3]
 
 
 def numbered(batch, worker):
@@ -401,7 +480,7 @@ def test_data_of_no_fixed_form_crosses_as_it_is(built):
     collector.next()
 
     assert collector.next()["count"].squeeze(-1).tolist() == [[2, 3], [2, 3]]
-    assert collector._crew.packing is None
+    assert not collector._crew.packings
 
 
 @pytest.mark.parametrize("cls", [MultiSyncDataCollector, MultiaSyncDataCollector])

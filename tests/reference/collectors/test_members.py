@@ -340,6 +340,19 @@ def test_workers_wait_for_the_caller_unless_they_are_told_not_to():
     assert "envkit: True" in differs("callers-come-first", kind)
 
 
+def test_a_worker_with_a_number_of_its_own_makes_so_many():
+    def made(library):
+        collector = library.MultiAsyncCollector(
+            [lambda: library.GymEnv("Pendulum-v1")] * 2,
+            None,
+            frames_per_batch=[8, 4],
+            total_frames=12,
+        )
+        return ended(collector, sorted(len(batch) for batch in collector))
+
+    assert "envkit: [4, 8]" in differs("numbers-of-workers", made)
+
+
 def test_hooks_run_where_the_collector_was_built():
     def seen(library):
         calls = []
