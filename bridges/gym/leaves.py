@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ __all__ = [
     "Leaf",
     "ObjectLeaf",
     "RowLeaf",
+    "holds_numbers",
     "misshapen",
     "numpy_dtype",
     "outside",
@@ -223,7 +225,7 @@ class CopyIn:
         """Write ``value``.
 
         Raises:
-            EncodingError: it has another shape than ``row``, or the dtype of ``row`` cannot hold it.
+            EncodingError: it has another shape, is no number, or the dtype of ``row`` cannot hold it.
         """
         found = np.asarray(value)
         if found.shape != row.shape:
@@ -233,6 +235,8 @@ class CopyIn:
         if found.dtype == row.dtype:
             row[...] = found
             return
+        if not holds_numbers(found, row.dtype):
+            raise _unholdable(self.key, found, row)
         try:
             with np.errstate(over="raise", invalid="raise"):
                 row[...] = found
@@ -240,6 +244,16 @@ class CopyIn:
             raise _unholdable(self.key, found, row) from error
         if row.dtype.kind != "f" and not np.array_equal(row, found):
             raise _unholdable(self.key, found, row)
+
+
+def holds_numbers(found: np.ndarray, dtype: np.dtype) -> bool:
+    """Say whether an array holds real numbers alone, of any library, that ``dtype`` may take.
+
+    A cast of NumPy would make NaN of None, 1.5 of ``"1.5"``, and drop imaginary parts.
+    """
+    if found.dtype.kind == "O":
+        return all(isinstance(item, (Real, np.bool_)) for item in found.flat)
+    return found.dtype.kind in "biuf" or np.can_cast(found.dtype, dtype, "same_kind")
 
 
 _CURE = "Correct the env or its space: gymnasium.utils.env_checker.check_env(env) compares the two."

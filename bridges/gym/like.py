@@ -216,7 +216,7 @@ class GymLikeEnv(ResumableEnv):
         """
         observation, reward, terminated, truncated, info = result
         if terminated is not False or truncated is not False:
-            require_flags(terminated, truncated)
+            require_flags(terminated, truncated, one_each=not self.batch_size)
         return observation, reward, terminated, truncated, None, info
 
     def _reset_output_transform(self, result: Any) -> tuple[Any, dict[str, Any]]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from bridges.gym.frames import draw
 from bridges.gym.info import default_info_dict_reader
-from bridges.gym.leaves import CopyIn
+from bridges.gym.leaves import CopyIn, holds_numbers
 from bridges.gym.spaces import Codec
 from envkit.data.paths import Path
 from envkit.errors import EncodingError
@@ -247,7 +247,7 @@ def reward_array(reward: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.nda
         EncodingError: it is no number, or has another number of elements.
     """
     found = np.asarray(reward)
-    if found.dtype.kind not in "biuf":
+    if not holds_numbers(found, dtype):
         raise EncodingError(
             f"step of the simulator returned the reward {reward!r}, a {type(reward).__name__}, but must return a number. "
             "Correct the env's step, or wrap it in one that does."
@@ -267,15 +267,19 @@ def flags_of(terminated: Any, truncated: Any) -> tuple[bool, bool]:
     Raises:
         EncodingError: one is neither; ``"no"`` would be true, and None would be false.
     """
-    require_flags(terminated, truncated)
+    require_flags(terminated, truncated, one_each=True)
     return bool(terminated), bool(truncated)
 
 
-def require_flags(terminated: Any, truncated: Any) -> None:
-    """Refuse flags, or arrays of them, that are neither bools nor 0 and 1; see `flags_of`."""
+def require_flags(terminated: Any, truncated: Any, *, one_each: bool = False) -> None:
+    """Refuse flags, or arrays of them, that are neither bools nor 0 and 1; see `flags_of`.
+
+    With ``one_each`` an array of more or fewer flags than one is refused too.
+    """
     for name, given in (("terminated", terminated), ("truncated", truncated)):
         found = np.asarray(given)
-        if found.dtype.kind not in "biuf" or not np.isin(found, (0, 1)).all():
+        is_flag = found.dtype.kind in "biuf" and bool(np.isin(found, (0, 1)).all())
+        if not is_flag or (one_each and found.size != 1):
             raise EncodingError(
                 f"step of the simulator returned {name}={given!r}, a {type(given).__name__}, but must return a bool. "
                 "Correct the env's step, or wrap it in one that does."

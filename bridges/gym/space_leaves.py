@@ -14,7 +14,15 @@ import numpy as np
 import torch
 
 from bridges.gym.backend import library_of
-from bridges.gym.leaves import ArrayForm, CopyIn, RowLeaf, misshapen, numpy_dtype, outside
+from bridges.gym.leaves import (
+    ArrayForm,
+    CopyIn,
+    RowLeaf,
+    holds_numbers,
+    misshapen,
+    numpy_dtype,
+    outside,
+)
 from envkit.errors import SpecError
 from envkit.specs import (
     Binary,
@@ -106,16 +114,17 @@ def _is_unbounded(space: Any) -> bool:
 def _discrete(space: Any, categorical: bool, key: Any) -> RowLeaf:
     start, count = int(getattr(space, "start", 0)), int(space.n)
 
-    def index_of(value: Any) -> Any:
-        index = value - start
+    def index_of(value: Any) -> int:
+        index = value - start if type(value) is int else _whole(value, space, key).item() - start
         if not 0 <= index < count:
             raise outside(key, value, space)
         return index
 
     def indices_of(values: np.ndarray) -> np.ndarray:
-        indices = values.reshape(len(values)).astype(space.dtype) - start
+        given = values.reshape(len(values))
+        indices = _whole(given, space, key).astype(space.dtype) - start
         if (wrong := (indices < 0) | (indices >= count)).any():
-            raise outside(key, values.reshape(len(values))[wrong][0], space)
+            raise outside(key, given[wrong][0], space)
         return indices
 
     if categorical:
@@ -142,6 +151,16 @@ def _discrete(space: Any, categorical: bool, key: Any) -> RowLeaf:
     return RowLeaf(spec, write_one_hot, lambda rows: (rows.argmax(-1) + start).tolist(), form)
 
 
+def _whole(value: Any, space: Any, key: Any) -> np.ndarray:
+    """Give the integers that ``value`` spells: 1.0 is one, and 1.5, ``"1"`` and None are none."""
+    found = np.asarray(value)
+    if found.dtype.kind in "biu":
+        return found.astype(np.int64)
+    if not (holds_numbers(found, np.dtype(float)) and (found.astype(float) % 1 == 0).all()):
+        raise outside(key, value, space)
+    return found.astype(np.int64)
+
+
 def _multi_discrete(space: Any, categorical: bool, key: Any) -> RowLeaf:
     """One choice for each entry of ``nvec``.
 
@@ -153,7 +172,7 @@ def _multi_discrete(space: Any, categorical: bool, key: Any) -> RowLeaf:
     equal = bool((sizes == sizes.flat[0]).all())
 
     def indices_of(value: Any) -> np.ndarray:
-        found = np.asarray(value)
+        found = _whole(value, space, key)
         if found.shape != sizes.shape:
             raise misshapen(key, found.shape, sizes.shape)
         indices = found - start

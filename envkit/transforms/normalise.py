@@ -199,9 +199,13 @@ class ObservationNorm(_Affine):
 
         Raises:
             NoParentError: the transform is in no env.
-            StatisticsError: there are numbers already, or several entries and no ``key``.
-            MissingKeyError, ArgumentError: ``key`` or ``cat_dim`` is wrong.
+            StatisticsError: there are numbers already, several entries and no ``key``, or what was
+                measured is not finite: the entry holds NaN, or one step was taken.
+            MissingKeyError, ArgumentError: ``key``, ``cat_dim`` or ``num_iter`` is wrong, or
+                ``reduce_dim`` leaves out time.
         """
+        if num_iter < 1:
+            raise ArgumentError(f"num_iter is {num_iter}, but must be 1 or more steps.")
         given = (reduce_dim,) if isinstance(reduce_dim, int) else reduce_dim
         refusal = ArgumentError(
             f"cat_dim is {cat_dim}, but must be one of reduce_dim={reduce_dim}: episodes are joined along "
@@ -218,16 +222,39 @@ class ObservationNorm(_Affine):
         if joins not in axes:
             raise refusal
         data = torch.cat(self._episodes(source, num_iter), joins)
+        if not data.is_floating_point():
+            data = data.to(torch.get_default_dtype())
+        if all(data.shape[axis] == 1 for axis in axes):
+            raise StatisticsError(
+                "init_stats took one step of one row, and a standard deviation takes two numbers; "
+                f"num_iter is {num_iter}. Take more steps."
+            )
         loc, scale = (
             _squeezed(number, axes, keep_dims, data.ndim)
             for number in (data.mean(axes, keepdim=True), data.std(axes, keepdim=True))
         )
+        self._require_fitting(source, loc, scale, reduce_dim)
         scale = scale.clamp_min(self.eps)
         if self.standard_normal:
             self._fix(loc, scale)
         else:
             self._fix(-loc / scale, 1 / scale)
         self._respecify()
+
+    def _require_fitting(
+        self, key: Key, loc: torch.Tensor, scale: torch.Tensor, reduce_dim: object
+    ) -> None:
+        if not (loc.isfinite().all() and scale.isfinite().all()):
+            raise StatisticsError(
+                f"init_stats measured loc={loc} and scale={scale} of {key!r}, but both must be finite. "
+                "Correct the env if it gives NaN or infinite numbers, or pass loc and scale."
+            )
+        shape = tuple(cast(torch.Tensor, self._stood_in().fake_tensordict().get(key)).shape)
+        if not _stays(loc.shape, shape):
+            raise ArgumentError(
+                f"reduce_dim={reduce_dim} leaves numbers of shape {tuple(loc.shape)}, but {key!r} has "
+                f"shape {shape}. Average over time, axis {self._time_axis(key)[0]}, too."
+            )
 
     def _measured(self, key: Key | None) -> Key:
         if self.initialized:
@@ -271,6 +298,14 @@ class ObservationNorm(_Affine):
     def extra_repr(self) -> str:
         keys = super().extra_repr()
         return f"loc={self.loc}, scale={self.scale}, standard_normal={self.standard_normal}, {keys}"
+
+
+def _stays(numbers: Sequence[int], shape: tuple[int, ...]) -> bool:
+    """Say whether data of ``shape`` keeps it when it is combined with an array of ``numbers``."""
+    try:
+        return torch.broadcast_shapes(tuple(numbers), shape) == shape
+    except RuntimeError:
+        return False
 
 
 def _squeezed(

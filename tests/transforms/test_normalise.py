@@ -177,6 +177,44 @@ def test_normalising_says_what_is_missing():
         several.init_stats(3, reduce_dim=1, cat_dim=0, key="count")
 
 
+class Holes(GymCount):
+    """Counts, and sees NaN at the second step of an episode."""
+
+    def _out(self):
+        out = super()._out()
+        return out.set("count", torch.where(out["count"] == 1, torch.nan, out["count"]))
+
+
+@pytest.mark.parametrize("make", [partial(Holes, 4), lambda: SerialEnv(2, partial(Holes, 4))])
+def test_numbers_that_are_not_finite_are_not_kept(make):
+    env = TransformedEnv(make(), ObservationNorm(in_keys=["count"]))
+
+    with pytest.raises(StatisticsError, match=r"both must be finite\. Correct the env"):
+        env.transform.init_stats(8)
+
+    assert not env.transform.initialized
+
+
+def test_one_number_has_no_deviation():
+    single = TransformedEnv(GymCount(4), ObservationNorm(in_keys=["count"]))
+    rows = TransformedEnv(SerialEnv(2, partial(GymCount, 4)), ObservationNorm(in_keys=["count"]))
+
+    with pytest.raises(StatisticsError, match=r"num_iter is 1\. Take more steps"):
+        single.transform.init_stats(1)
+    with pytest.raises(ArgumentError, match="num_iter is 0"):
+        single.transform.init_stats(0)
+    rows.transform.init_stats(1)
+
+    assert rows.rollout(3)["count"].isfinite().all()
+
+
+def test_numbers_for_each_moment_are_refused_when_they_are_measured():
+    env = TransformedEnv(SerialEnv(2, partial(GymCount, 4)), ObservationNorm(in_keys=["count"]))
+
+    with pytest.raises(ArgumentError, match=r"numbers of shape \(4, 1\).*over time, axis 1, too"):
+        env.transform.init_stats(8, reduce_dim=0)
+
+
 # ------------------------------------------------------------------------------ running statistics
 
 batches = st.lists(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import gymnasium
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -677,11 +678,64 @@ USED = {
         ({"terminated": "yes"}, r"returned terminated='yes', a str, but must return a bool"),
         ({"terminated": None}, r"returned terminated=None, a NoneType, but must return a bool"),
         ({"truncated": 0.5}, r"returned truncated=0.5, a float, but must return a bool"),
+        ({"truncated": []}, r"returned truncated=\[\], a list, but must return a bool"),
+        ({"terminated": np.array([True, False])}, r"a ndarray, but must return a bool"),
     ],
 )
 def test_what_is_no_number_or_no_flag_is_refused(use, given, told):
     with pytest.raises((EncodingError, WorkerError), match=told):
         USED[use](lambda: GymWrapper(Answers(**given)))
+
+
+class Sees(Answers):
+    """Shows one observation, which may not be of its space."""
+
+    def __init__(self, space, seen):
+        super().__init__()
+        self.observation_space, self.seen = space, seen
+
+    def reset(self, *, seed=None, options=None):
+        return self.seen, {}
+
+
+UNLIKE = {
+    "missing": (spaces.Box(-9, 9, (2,)), [None, 1.0], r"\[None, 1.0\] does not fit"),
+    "text": (spaces.Box(-9, 9, (2,)), ["1.5", "2"], r"\['1.5', '2'\] does not fit"),
+    "complex": (spaces.Box(-9, 9, (2,)), np.array([1j, 2]), "of dtype complex128 into float32"),
+    "dates": (spaces.Box(-9, 9, (1,)), np.array(["2020"], "datetime64[Y]"), "does not fit"),
+    "half an option": (spaces.Discrete(4), 1.5, r"is 1.5, which is not in its space Discrete"),
+    "no option": (spaces.Discrete(4, start=1), None, "is None, which is not in its space"),
+    "half a choice": (spaces.MultiDiscrete([3, 3]), [1.5, 0], "not in its space MultiDiscrete"),
+    "named choices": (spaces.MultiDiscrete([3, 4]), ["1", "2"], "not in its space MultiDiscrete"),
+}
+
+
+@pytest.mark.parametrize("encoding", [True, False], ids=["indices", "one-hot"])
+@pytest.mark.parametrize("rows", [False, True], ids=["single", "rows"])
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_observations_that_a_cast_would_change_are_refused(kind, rows, encoding):
+    space, seen, told = UNLIKE[kind]
+    make = partial(GymWrapper, categorical_action_encoding=encoding)
+    env = SerialEnv(1, lambda: make(Sees(space, seen))) if rows else make(Sees(space, seen))
+
+    with pytest.raises((EncodingError, WorkerError), match=told):
+        env.reset()
+
+
+@pytest.mark.parametrize(
+    ("space", "seen", "shown"),
+    [
+        (spaces.Box(-9, 9, (2,)), np.array([1, 2.5], object), [1.0, 2.5]),
+        (spaces.Box(-9, 9, (1,)), jnp.ones(1, jnp.bfloat16), [1.0]),
+        (spaces.Discrete(4, start=1), np.float32(3), 2),
+        (spaces.MultiDiscrete([3, 3]), [1.0, 2.0], [1, 2]),
+    ],
+    ids=["objects", "bfloat16", "whole float", "whole floats"],
+)
+def test_observations_that_a_cast_does_not_change_are_taken(space, seen, shown):
+    env = GymWrapper(Sees(space, seen), categorical_action_encoding=True)
+
+    assert env.reset()["observation"].tolist() == shown
 
 
 @pytest.mark.parametrize("use", USED)
