@@ -31,6 +31,7 @@ from envkit.data.plain import from_plain, plain
 from envkit.data.resets import collect_reset_masks
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
+from envkit.env.declared import OUTPUTS
 from envkit.env.exclusive import InUse
 from envkit.env.foreign import known_wrapping_of
 from envkit.env.html import Told
@@ -104,6 +105,17 @@ class MixedEnv(EnvBase):
     keeps_last_output = True
     _passes_by = EnvBase._passes_by | {"_reset"}
     _hands_resets_on = True
+
+    def _finish_specs(self, *, lock: bool) -> None:
+        """Declare the done flags of the members alone: their transforms may have renamed or dropped twins."""
+        super()._finish_specs(lock=False)
+        first = self.members[0].env
+        done = Composite(shape=self.batch_size, device=self.device)
+        for key in first.done_keys:
+            done[key] = self.full_done_spec[key]
+        self._store(OUTPUTS, "done", done)
+        self._declared.added_flags = first._declared.added_flags
+        self._lock_own(lock)
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> EnvData:
         """Sample every action; see `EnvBase.rand_action`. Members that override it draw theirs."""

@@ -17,6 +17,7 @@ from bridges.gym.wrapper import GymWrapper
 from envkit import (
     Compose,
     DTypeCastTransform,
+    ExcludeTransform,
     MixedEnv,
     ObservationNorm,
     ParallelEnv,
@@ -599,6 +600,31 @@ def test_done_flags_are_declared_by_the_members():
 
     env = MixedEnv([StatelessCount(batch_size=[2]).add_truncated_keys()])
     assert env.done_keys == ["done", "terminated", "truncated"]
+    check_env_specs(env)
+
+
+DROPPED = {
+    "renamed": lambda: RenameTransform(["done"], ["ended"]),
+    "left out": lambda: ExcludeTransform("done"),
+    "reasons left out": lambda: ExcludeTransform("terminated"),
+}
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "around"])
+@pytest.mark.parametrize("how", DROPPED)
+def test_members_whose_transforms_rename_or_drop_done_flags_are_joined(how, inside):
+    def rows():
+        if inside:
+            return SerialEnv(1, lambda: TransformedEnv(Count(3), DROPPED[how]()))
+        return TransformedEnv(SerialEnv(1, partial(Count, 3)), DROPPED[how]())
+
+    env = MixedEnv([rows(), rows()])
+    single = TransformedEnv(Count(3), DROPPED[how]())
+
+    data = env.rollout(5, break_when_any_done=False)
+
+    assert set(env.done_keys) == set(single.done_keys)
+    assert data["count"].squeeze(-1).tolist() == [[0, 1, 2, 0, 1]] * 2
     check_env_specs(env)
 
 
