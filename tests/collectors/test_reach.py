@@ -481,3 +481,21 @@ def test_a_policy_acts_for_agents_with_actions_of_unlike_size(form):
             did = data["agents"][:, agent]["action"]
             steps = torch.arange(1.0, 4.0) + 3 * number
             assert torch.equal(did, steps.unsqueeze(-1).expand(3, size))
+
+
+@pytest.mark.parametrize("keyword", ["return_same_td", "no_cuda_sync"])
+def test_a_batch_that_is_held_stays_as_it_is_with_keywords_of_no_effect(keyword):
+    with Collector(one, frames_per_batch=3, total_frames=6, **{keyword: True}) as collector:
+        first, second = list(collector)
+
+    assert first["count"].flatten().tolist() == [0, 1, 2]
+    assert second["count"].flatten().tolist() == [3, 4, 0]
+
+
+def test_workers_that_deliver_one_by_one_have_no_results_to_stack():
+    with MultiaSyncDataCollector(
+        [one] * 2, None, frames_per_batch=5, total_frames=10, cat_results="stack"
+    ) as collector:
+        batches = list(collector)
+
+    assert [batch["count"].flatten().tolist() for batch in batches] == [[0, 1, 2, 3, 4]] * 2
