@@ -179,6 +179,21 @@ def test_objects_are_not_repeated():
     differs("objects-are-not-repeated", lambda n: tuple(n.NonTensor().shape))
 
 
+def test_specs_are_moved_to_the_device_of_their_tree():
+    def moved(library):
+        tree = library.Composite(device="meta")
+        tree["a", "b"] = library.Bounded(0, 1, (3,), device="cpu")
+        return str(tree["a", "b"].device), str(tree["a", "b"].space.low.device)
+
+    def from_elsewhere(library):
+        return str(
+            library.Composite({"a": library.Unbounded(3, device="meta")}, device="cpu")["a"].device
+        )
+
+    assert "envkit: ['meta', 'meta']" in differs("specs-are-moved", moved)
+    assert "envkit: 'cpu'" in differs("specs-are-moved", from_elsewhere)
+
+
 def test_empty_trees_stay():
     differs("empty-trees-stay", lambda n: n.Composite(a=n.Composite(), b=n.Unbounded(1)).one())
     differs("empty-trees-stay", lambda n: bool(n.Composite()))
