@@ -6,6 +6,7 @@ import math
 from functools import partial
 
 import gymnasium
+import jax.numpy as jnp
 import pytest
 import torch
 from tensordict import TensorDict
@@ -13,9 +14,11 @@ from tensordict.nn import TensorDictModule
 from torchrl.record.loggers.csv import CSVLogger
 
 from envkit import (
+    Collector,
     ExcludeTransform,
     ExplorationType,
     GymEnv,
+    JaxPolicy,
     LineariseRewards,
     MixedEnv,
     ParallelEnv,
@@ -240,6 +243,21 @@ def test_processes_play_what_one_process_plays():
 
 
 @pytest.mark.slow
+def test_the_program_of_a_training_by_64_steps_plays_the_episodes_too():
+    def halves(params, observation, key):
+        return params * observation
+
+    env, policy = jax_rows(2, limit=5), JaxPolicy(halves, jnp.float32(-0.5))
+    collector = Collector(env, policy, frames_per_batch=128)
+    collector.next()
+    before = env.traces["unroll"]
+
+    found = [evaluate(env, policy, 4, seed=3, deterministic=kind) for kind in (True, False)]
+
+    assert env.traces["unroll"] == before == 1
+    assert torch.equal(found[0].returns, found[1].returns) and len(found[0]) == 4
+
+
 def test_a_compiled_policy_plays_the_episodes_that_its_module_plays():
     torch.manual_seed(0)
     env = jax_rows()

@@ -11,10 +11,18 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule
 
-from envkit import Collector, GymEnv, MultiaSyncDataCollector, MultiSyncDataCollector
+from envkit import (
+    Collector,
+    GymEnv,
+    MultiaSyncDataCollector,
+    MultiSyncDataCollector,
+    TransformedEnv,
+    VecNormV2,
+    evaluate,
+)
 from envkit.errors import ArgumentError, MissingLibraryError, OptionError, WorkerError
 from tests.zoo.envs import Chaos, Count
-from tests.zoo.ray_cluster import begin_ray
+from tests.zoo.ray_cluster import begin_ray, on_ray
 
 pytestmark = pytest.mark.timeout(400)
 SEED, FRAMES = 3, 40
@@ -141,3 +149,88 @@ def test_what_actors_cannot_do_is_refused(built, monkeypatch):
     monkeypatch.delitem(sys.modules, "bridges.transports.ray", raising=False)
     with pytest.raises(MissingLibraryError, match=r"'\.\[ray\]'"):
         Collector(both, backend="ray", frames_per_batch=4)
+
+
+# ------------------------------------------------------------------- evaluations between two batches
+
+
+def make_pendulum():
+    return GymEnv("Pendulum-v1", max_episode_steps=10)
+
+
+def make_that_learns():
+    return TransformedEnv(make_pendulum(), VecNormV2(in_keys=["observation"]))
+
+
+def on_actors_that_learn():
+    return on_ray(2, make_that_learns, num_processes=2)
+
+
+def on_actors():
+    return TransformedEnv(
+        on_ray(2, make_pendulum, num_processes=2), VecNormV2(in_keys=["observation"])
+    )
+
+
+def judged(env, learns: bool) -> float:
+    return evaluate(env, env.rand_action, 4, seed=9, max_steps=6, update_stats=learns).mean
+
+
+def judged_here(collector, learns: bool) -> None:
+    judged(collector.env, learns)
+
+
+def judged_in_actors(collector, learns: bool) -> None:
+    collector._ask_envs(partial(judged, learns=learns), None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "backend", "judge"),
+    [
+        (on_actors, "direct", judged_here),
+        (on_actors_that_learn, "direct", judged_here),
+        ([make_that_learns] * 2, "ray", judged_in_actors),
+    ],
+    ids=["statistics here", "statistics in actors", "collector in actors"],
+)
+def test_an_evaluation_between_batches_changes_none_of_them(built, make, backend, judge):
+    begin_ray()
+    runs = []
+    for learns in (None, False, True):
+        torch.manual_seed(SEED)
+        collector = built(make, backend=backend, frames_per_batch=24, record_for_resume=True)
+        collector.set_seed(SEED)
+        runs.append([])
+        for _ in range(3):
+            runs[-1].append(collector.next().clone())
+            if learns is not None:
+                judge(collector, learns)
+        assert collector.frames == 72
+        collector.shutdown()
+
+    untouched, judged_between, learning = (torch.cat(run, -1) for run in runs)
+    assert set(untouched.keys(True, True)) == set(judged_between.keys(True, True))
+    for key in untouched.keys(True, True):
+        assert torch.equal(untouched[key], judged_between[key]), key
+    assert not torch.equal(untouched["observation"], learning["observation"])
+
+
+@pytest.mark.slow
+def test_an_evaluation_elsewhere_leaves_a_collector_in_actors_alone(built):
+    runs = []
+    for judges in (False, True):
+        torch.manual_seed(SEED)
+        collector = built([make_that_learns] * 2, backend="ray", frames_per_batch=24)
+        collector.set_seed(SEED)
+        runs.append([])
+        for _ in range(2):
+            runs[-1].append(collector.next().clone())
+            if judges:
+                env = on_actors()
+                judged(env, learns=False)
+                env.close()
+
+    for untouched, between in zip(*runs, strict=True):
+        for key in untouched.keys(True, True):
+            assert torch.equal(untouched[key], between[key]), key
