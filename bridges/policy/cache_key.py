@@ -11,10 +11,12 @@ Conventions
 
 from __future__ import annotations
 
+import logging
 import random
+import warnings
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import partial
 from types import FunctionType, MethodType
@@ -25,9 +27,22 @@ import torch
 
 from envkit.env.base import EnvBase
 
-__all__ = ["is_own_object", "key_of", "state_of"]
+__all__ = ["is_own_object", "key_of", "own_classes", "state_of", "values_of_class"]
 
-_VALUES = (type(None), bool, int, str, bytes, complex, Enum, type, slice, torch.dtype, torch.device)
+_VALUES = (
+    type(None),
+    bool,
+    int,
+    str,
+    bytes,
+    complex,
+    Enum,
+    type,
+    slice,
+    range,
+    torch.dtype,
+    torch.device,
+)
 _FEW = 1024
 """Values of a tensor that are compared; larger ones are told by identity and by what torch counts of writes."""
 
@@ -94,7 +109,7 @@ class _Walk:
             return self._of_tensor(value)
         if isinstance(value, np.ndarray | np.generic):
             return value.dtype.str, value.shape, value.tobytes()
-        if isinstance(value, Mapping | list | tuple | set | frozenset):
+        if isinstance(value, Mapping | list | tuple | set | frozenset | deque):
             return type(value), self._of_container(value)
         if id(value) in self._met:
             return _Same(value)
@@ -110,7 +125,7 @@ class _Walk:
             if isinstance(value, Mapping):
                 return self._of_entries(value)
             keys = map(self.key, value)
-            return tuple(keys) if isinstance(value, list | tuple) else frozenset(keys)
+            return tuple(keys) if isinstance(value, list | tuple | deque) else frozenset(keys)
         finally:
             self._around.pop()
 
@@ -149,9 +164,13 @@ class _Walk:
             return (repr(value.bit_generator.state),)
         if self._in_trace and isinstance(value, np.random.RandomState):
             return (repr(value.get_state()),)
+        if self._in_trace and isinstance(value, logging.Logger):
+            return ()  # it notes which levels it was asked for
+        if self._in_trace and isinstance(value, Iterator):
+            return (self.key(_place_of(value)),)
         is_policy = isinstance(value, torch.nn.Module) and not isinstance(value, EnvBase)
         if is_policy or is_own_object(value):
-            of_classes = [_values_of(cls) for cls in own_classes(value)]
+            of_classes = [values_of_class(cls) for cls in own_classes(value)]
             return self.key(getattr(value, "__dict__", None)), *map(self.key, of_classes)
         return ()
 
@@ -173,7 +192,7 @@ def own_classes(value: Any) -> list[type]:
     return [cls for cls in classes if cls.__module__.partition(".")[0] not in _LIBRARIES]
 
 
-def _values_of(cls: type) -> dict[str, Any]:
+def values_of_class(cls: type) -> dict[str, Any]:
     """Give the attributes of a class that are values; methods are told by identity."""
     return {
         name: value
@@ -194,4 +213,14 @@ def _held(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
+        return None
+
+
+def _place_of(iterator: Iterator[Any]) -> Any:
+    """Give what is left of an iterator, without taking from it; None for a generator, which does not say."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # copies of those of itertools are deprecated
+            return iterator.__reduce__()
+    except TypeError:
         return None

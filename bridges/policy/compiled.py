@@ -18,7 +18,8 @@ from tensordict import TensorDictBase
 
 from bridges.policy.acting import Stepwise
 from bridges.policy.cache_key import key_of
-from bridges.policy.exporting import Exported, Signature, export, tensors_by_name
+from bridges.policy.exporting import Exported, Signature, export
+from bridges.policy.side_effects import tensors_by_name
 from envkit.env.policy import exploration_type, takes_tensordict
 from envkit.env.stepping import Stepping
 from envkit.errors import PolicyError, TranslationError

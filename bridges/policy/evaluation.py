@@ -16,9 +16,10 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from bridges.policy.cache_key import few_values, own_classes
-from bridges.policy.exporting import Exported, Signature, tensors_by_name
+from bridges.policy.exporting import Exported, Signature
 from bridges.policy.graph import Graph
 from bridges.policy.library import NUMPY, table_for
+from bridges.policy.side_effects import tensors_by_name
 from bridges.policy.straight import Program, straightened
 from envkit.data.paths import Path
 from envkit.env.policy import exploration_type

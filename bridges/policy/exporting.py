@@ -13,33 +13,32 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import random
+import threading
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch.distributions import Distribution
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bridges.policy.cache_key import is_own_object, state_of
 from bridges.policy.errors import STEPWISE, refusal
 from bridges.policy.known_outcomes import known_outcomes
+from bridges.policy.side_effects import python_kept, python_state, require_pure
 from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
 from envkit.env.policy import observation_inputs
 from envkit.env.stepping import Stepping
 from envkit.errors import MissingKeyError, TranslationError
 
-__all__ = ["Exported", "Signature", "export", "signature_for", "tensors_by_name"]
+__all__ = ["Exported", "Signature", "export", "signature_for"]
 
 _EXAMPLE_ROWS = 7  # while the number is left open
+_ONE_AT_A_TIME = threading.RLock()  # torch.export keeps its modes for the whole process
 
 
 @dataclass(frozen=True)
@@ -106,13 +105,6 @@ class Exported:
     rows: int | None
 
 
-def tensors_by_name(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """List buffers and parameters, each under all of its names."""
-    named: dict[str, torch.Tensor] = dict(module.named_buffers(remove_duplicate=False))
-    named.update(module.named_parameters(remove_duplicate=False))
-    return named
-
-
 def export(module: torch.nn.Module, signature: Signature, *, rows: int) -> Exported:
     """Run a module on tensors without values and keep what it did.
 
@@ -128,7 +120,7 @@ def export(module: torch.nn.Module, signature: Signature, *, rows: int) -> Expor
     if any(tensor.device.type != "cpu" for tensor in (*module.parameters(), *module.buffers())):
         module = copy.deepcopy(module).cpu()
     failure: Exception | None = None
-    with _tracing(), _python_kept(module):
+    with _ONE_AT_A_TIME, _tracing(), python_kept(module):
         for number in (None, rows) if rows > 1 else (rows,):
             try:
                 return _export(module, signature, number)
@@ -180,14 +172,14 @@ class _ByPath(torch.nn.Module):
         self.note = note
 
     def forward(self, entries: list[torch.Tensor]) -> list[torch.Tensor]:
-        before = _python_state(self.module)
+        before = python_state(self.module)
         try:
             written = self._written(entries)
         except TranslationError:
             raise
         except Exception as error:
             raise _ForwardError(error) from error
-        _require_pure(self.module, before, _python_state(self.module))
+        require_pure(self.module, before, python_state(self.module))
         for path, value in written.items():
             self._check(path, value, entries[0].shape[0])
         self.note({path: value.dtype for path, value in written.items()})
@@ -231,49 +223,6 @@ class _ByPath(torch.nn.Module):
             )
 
 
-def _python_state(module: torch.nn.Module) -> dict[str, Hashable]:
-    """Give what a forward can change besides tensors: attributes of the module and its parts, global generators."""
-    named = tensors_by_name(module).values()
-    found: dict[str, Hashable] = {
-        _PYTHON: random.getstate(),
-        _NUMPY: repr(np.random.get_state()),
-    }
-    for name, part in module.named_modules():
-        is_own = is_own_object(part)  # a library's modules keep things of theirs, as flat weights
-        for attribute, value in part.__dict__.items():
-            if attribute not in _OF_MODULES and (is_own or not attribute.startswith("_")):
-                found[f"{name}.{attribute}".lstrip(".")] = state_of(value, named)
-    return found
-
-
-_PYTHON, _NUMPY = "the generator of `random`", "the generator of `numpy.random`"
-_OF_MODULES = frozenset(torch.nn.Module().__dict__)
-
-
-def _require_pure(
-    module: torch.nn.Module, before: Mapping[str, Hashable], after: Mapping[str, Hashable]
-) -> None:
-    """Check that a forward changed nothing in Python, which a program would not repeat.
-
-    Raises:
-        TranslationError: it did.
-    """
-    changed = [name for name in after if name not in before or before[name] != after[name]]
-    changed += [name for name in before if name not in after]
-    if not changed:
-        return
-    what = changed[0] if changed[0] in (_PYTHON, _NUMPY) else f"its attribute {changed[0]!r}"
-    fix = (
-        "Draw with torch"
-        if changed[0] in (_PYTHON, _NUMPY)
-        else "Keep what it remembers in entries of the TensorDict or in buffers that only training changes"
-    )
-    raise TranslationError(
-        f"the forward of {type(module).__name__} changes {what}. A program computes with the value of the first call and "
-        f"would repeat it at every step. {fix}, or {STEPWISE}."
-    )
-
-
 def _is_same(value: Any, given: torch.Tensor | None) -> bool:
     """Tell whether a value is what was given, if only after it was reshaped to and fro."""
     if not isinstance(value, torch.Tensor) or given is None:
@@ -306,38 +255,6 @@ def _tracing() -> Iterator[None]:
         warnings.simplefilter("ignore")
         Distribution.set_default_validate_args(False)
         yield
-
-
-@contextmanager
-def _python_kept(module: torch.nn.Module) -> Iterator[None]:
-    """Put back what a forward does to generators and to objects that a module holds; export does the rest."""
-    with ExitStack() as stack:
-        stack.callback(random.setstate, random.getstate())
-        stack.callback(np.random.set_state, np.random.get_state())
-        for part in module.modules():
-            for value in part.__dict__.values():
-                if put_back := _way_back(value):
-                    stack.callback(put_back)
-        yield
-
-
-def _way_back(value: Any) -> Callable[[], None] | None:
-    """Give what brings an object that a module holds back to what it is now; None where nothing has to be done."""
-    if isinstance(value, random.Random):
-        return partial(value.setstate, value.getstate())
-    if isinstance(value, np.random.Generator):
-        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
-    if isinstance(value, np.random.RandomState):
-        return partial(value.set_state, value.get_state())
-    if not is_own_object(value):
-        return None
-    own = dict(value.__dict__)
-
-    def put_back() -> None:
-        value.__dict__.clear()
-        value.__dict__.update(own)
-
-    return put_back
 
 
 @contextmanager

@@ -27,8 +27,9 @@ from bridges.jax.policy.ops import TABLE
 from bridges.jax.policy.widths import Widths, widths_of
 from bridges.policy.compiled import CompiledPolicy
 from bridges.policy.errors import STEPWISE
-from bridges.policy.exporting import Exported, Signature, tensors_by_name
+from bridges.policy.exporting import Exported, Signature
 from bridges.policy.graph import Graph, Step, filled
+from bridges.policy.side_effects import tensors_by_name
 from envkit.arrays.dtypes import NARROWER
 from envkit.data.paths import Path
 from envkit.errors import TranslationError

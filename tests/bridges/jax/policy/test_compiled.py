@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import logging
 import os
 import random
 import subprocess
 import sys
 import textwrap
 import weakref
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import jax
@@ -608,14 +612,21 @@ class Schedule:
         return float(self.asked)
 
 
+TOTALS = {"calls": 0}
+
+
 class Impure(nn.Module):
     """Adds a number that Python makes, and no graph repeats."""
+
+    shared = 0
 
     def __init__(self, kind):
         super().__init__()
         self.kind = kind
         self.calls, self.seen, self.last = 0, [], None
         self.own, self.schedule = np.random.default_rng(0), Schedule()
+        self.recent, self.turns = deque(maxlen=3), itertools.cycle([0.5, 1.5])
+        self.steps, self.sums = iter(range(99)), torch.zeros(1)
 
     def forward(self, observation):
         return torch.tanh(observation[..., :1] + self._number(observation))
@@ -635,13 +646,35 @@ class Impure(nn.Module):
                 return float(self.own.uniform())
             case "schedule":
                 return self.schedule.ask()
+            case "recent":
+                self.recent.append(1)
+                return len(self.recent)
+            case "turns":
+                return next(self.turns)
+            case "steps":
+                return next(self.steps)
+            case "sums":
+                return self.sums.add_(1).clone()
+            case "added":
+                before = getattr(self, "added", 0)
+                self.added = observation.mean()
+                return before
+            case "shared":
+                type(self).shared += 1
+                return self.shared
+            case "TOTALS":
+                TOTALS["calls"] += 1
+                return TOTALS["calls"]
             case "`random`":
                 return random.random()
             case _:
                 return float(np.random.uniform())
 
 
-IMPURE = ("calls", "seen", "last", "own", "schedule", "`random`", "`numpy.random`")
+IMPURE = (
+    *("calls", "seen", "last", "own", "schedule", "`random`", "`numpy.random`"),
+    *("recent", "turns", "steps", "sums", "added", "shared", "TOTALS"),
+)
 
 
 @pytest.mark.parametrize("kind", IMPURE)
@@ -654,6 +687,9 @@ def test_a_forward_that_changes_something_in_python_is_refused_by_programs(kind)
 
     assert (module.calls, module.seen, module.last, module.schedule.asked) == (0, [], None, 0)
     assert module.own.uniform() == np.random.default_rng(0).uniform()
+    assert (len(module.recent), next(module.turns), next(module.steps)) == (0, 0.5, 0)
+    assert (module.sums.item(), module.shared, TOTALS["calls"]) == (0.0, 0, 0)
+    assert not hasattr(module, "added")
 
 
 @pytest.mark.parametrize("kind", IMPURE)
@@ -661,9 +697,44 @@ def test_a_forward_that_changes_something_in_python_acts_as_the_module_step_by_s
     def actions(wrap):
         random.seed(0)
         np.random.seed(0)
+        Impure.shared, TOTALS["calls"] = 0, 0
         env = opened(SerialEnv(2, lambda: JaxEnv(Pendulum())))
         env.set_seed(0)
         with torch.no_grad():
             return env.rollout(4, wrap(Impure(kind)), break_when_any_done=False)["action"]
 
-    assert torch.equal(actions(compile_policy), actions(lambda module: module))
+    try:
+        assert torch.equal(actions(compile_policy), actions(lambda module: module))
+    finally:
+        Impure.shared, TOTALS["calls"] = 0, 0
+
+
+def test_a_forward_that_only_reads_globals_iterators_and_logs_is_compiled():
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.log, self.left = logging.getLogger("a policy"), iter([1.0])
+
+        def forward(self, observation):
+            self.log.debug("acting")
+            return torch.tanh(observation[..., :1] + TOTALS["calls"])
+
+    env = JaxEnv(Pendulum(), batch_size=[3])
+
+    with torch.no_grad():
+        data = env.rollout(3, compile_policy(Reads()))
+
+    torch.testing.assert_close(data["action"], torch.tanh(data["observation"][..., :1]))
+
+
+def test_several_threads_compile_one_after_the_other():
+    policies = [compile_policy(nn.Linear(2, 2)) for _ in range(4)]
+
+    with ThreadPoolExecutor() as threads:
+        made = list(
+            threads.map(lambda policy: run(policy, plain((2,)), torch.ones(3, 2)), policies)
+        )
+
+    for policy, out in zip(policies, made, strict=True):
+        acted = policy.module(torch.ones(3, 2)).detach().numpy()
+        np.testing.assert_allclose(out["action",], acted, rtol=1e-5)
