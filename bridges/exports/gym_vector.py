@@ -273,6 +273,7 @@ class GymVectorView(VectorEnv):
 
         Raises:
             ArgumentError: (a ValueError) there is another number of values than of rows.
+            AttributeError: all rows are one object, which has none of this name.
         """
         each = list(values) if isinstance(values, list | tuple) else [values] * self.num_envs
         if len(each) != self.num_envs:

@@ -21,6 +21,7 @@ from envkit.batched.attributes import (
     chosen_rows,
     layers_of,
     require_found,
+    require_settable,
     set_attribute,
 )
 from envkit.batched.env import BatchedEnv
@@ -76,6 +77,7 @@ class RowOwners:
         """Set an attribute of each of some rows, to one value each.
 
         Raises:
+            AttributeError: rows are one object, which has none of this name.
             UnsupportedError: (a NotImplementedError) rows are one object, and not all of them get the same value.
         """
         given = dict(zip(chosen_rows(indices, self._count), values, strict=True))
@@ -86,9 +88,11 @@ class RowOwners:
                 set(rows) != set(owner.rows) or any(given[row] is not first for row in rows)
             ):
                 raise owner.shared(f"set {name!r} to one value for all of them")
+            if owner.pool is None:
+                require_settable(name, owner.env)
         for owner, rows in chosen:
             if owner.pool is None:
-                setattr(owner.env, name, given[rows[0]])
+                set_attribute(name, given[rows[0]], owner.env)
             else:
                 for row in rows:
                     _asked(owner, partial(set_attribute, name, given[row]), [row])

@@ -176,6 +176,7 @@ class SB3View(VecEnv):
         """Set an attribute of each of some rows, where it is: in the env, a wrapper or the simulator.
 
         Raises:
+            AttributeError: all rows are one object, which has none of this name.
             UnsupportedError: (a NotImplementedError) all rows are one object, and some of them are named.
         """
         rows = self._rows(indices)

@@ -36,6 +36,7 @@ __all__ = [
     "layers_of",
     "looked_at",
     "require_found",
+    "require_settable",
     "set_attribute",
     "single_envs",
 ]
@@ -240,9 +241,24 @@ def looked_at(name: str, env: Any) -> Any:
 
 
 def set_attribute(name: str, value: Any, env: Any) -> None:
-    """Set an attribute where it is, or on the simulator."""
+    """Set an attribute where it is, or on the simulator; see `require_settable`."""
+    require_settable(name, env)
     owner = _owner(name, env)
     setattr(layers_of(env)[-1] if owner is None else owner, name, value)
+
+
+def require_settable(name: str, env: Any) -> None:
+    """Refuse a new name on one object that has several rows: its simulators would not see it.
+
+    Raises:
+        AttributeError: neither the env nor what it is around has the attribute.
+    """
+    if env.batch_size and _owner(name, env) is None:
+        raise AttributeError(
+            f"{type(env).__name__} of batch size {tuple(env.batch_size)} has no attribute {name!r}, and one that is set "
+            "there would not reach the simulators of its rows. Use a pool of single envs, e.g. SerialEnv, or pass the "
+            "value where the env is made."
+        )
 
 
 def call_attribute(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], env: Any) -> Any:

@@ -359,6 +359,9 @@ class Collector:
         """Set an attribute of envs, where it is: in the env, a wrapper, or the simulator.
 
         It holds from the next batch that is begun. See `get_attr` for the arguments; a new name is set on the simulator.
+
+        Raises:
+            AttributeError: an env has several rows in one object, which has none of this name.
         """
         self._ask_envs(partial(set_attribute, name, value), indices)
 

@@ -499,3 +499,16 @@ def test_workers_that_deliver_one_by_one_have_no_results_to_stack():
         batches = list(collector)
 
     assert [batch["count"].flatten().tolist() for batch in batches] == [[0, 1, 2, 3, 4]] * 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: PendulumJaxEnv(batch_size=[2]), lambda: GymEnv("CartPole-v1", num_envs=2)],
+    ids=["JaxEnv", "vector env"],
+)
+def test_a_parameter_that_would_not_reach_the_simulators_of_rows_is_not_set(make):
+    with (
+        Collector(make, frames_per_batch=4) as collector,
+        pytest.raises(AttributeError, match=r"'gravity'.*would not reach the simulators"),
+    ):
+        collector.set_attr("gravity", 3.0)

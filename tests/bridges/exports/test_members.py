@@ -177,11 +177,16 @@ def _get_attr(view, kind):
 
 
 def _set_attr(view, kind):
-    view.set_attr("mark", [1, 1])
-    assert view.get_attr("mark") == (1, 1)
     if is_pool(kind):
+        view.set_attr("mark", [1, 1])
+        assert view.get_attr("mark") == (1, 1)
         view.set_attr("goal", (6.0, 7.0))
         assert view.call("away", 0) == (6.0, 7.0)
+    else:
+        view.set_attr("allow_done_after_reset", [True, True])
+        assert view.get_attr("allow_done_after_reset") == (True, True)
+        with pytest.raises(AttributeError, match=r"'mark'.*would not reach the simulators"):
+            view.set_attr("mark", [1, 1])
     with pytest.raises(ValueError, match="2 rows"):
         view.set_attr("mark", [1, 2, 3])
 
@@ -299,12 +304,14 @@ def _sb3_get_attr(view, kind):
 
 
 def _sb3_set_attr(view, kind):
-    view.set_attr("mark", 8)
-    assert view.get_attr("mark") == [8, 8]
     if is_pool(kind):
+        view.set_attr("mark", 8)
+        assert view.get_attr("mark") == [8, 8]
         view.set_attr("goal", 9.0, indices=[1])
         assert view.get_attr("goal") == [5.0, 9.0]
     else:
+        with pytest.raises(AttributeError, match=r"'mark'.*would not reach the simulators"):
+            view.set_attr("mark", 8)
         with pytest.raises(UnsupportedError, match="one object"):
             view.set_attr("mark", 9, indices=[1])
 

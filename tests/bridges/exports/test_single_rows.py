@@ -17,6 +17,7 @@ from envkit import (
     MixedEnv,
     ParallelEnv,
     RewardScaling,
+    RewardSum,
     SerialEnv,
     TransformedEnv,
     to_gym_vector,
@@ -111,12 +112,19 @@ def test_gymnasiums_view_calls_sets_and_takes_options_as_its_own_vector_envs_do(
         ours.set_attr("level", [1.0, 2.0])
 
 
-def test_rows_that_are_one_object_are_asked_and_set_together():
-    vec = to_sb3(JaxEnv(Pendulum(), batch_size=[3]))
+class Noted(JaxEnv):
+    note = "theirs"
+
+
+@pytest.mark.parametrize("around", [lambda env: env, lambda env: TransformedEnv(env, RewardSum())])
+def test_rows_that_are_one_object_are_asked_and_set_together(around):
+    env = Noted(Pendulum(), batch_size=[3])
+    vec = to_sb3(around(env))
     vec.reset()
     vec.set_attr("note", "ours")
 
     assert vec.get_attr("note", indices=[1]) == ["ours"]
+    assert env.note == "ours"
     with pytest.raises(UnsupportedError, match=r"one object.*SerialEnv"):
         vec.set_attr("note", "other", indices=[0])
     with pytest.raises(UnsupportedError, match=r"one object.*SerialEnv"):
@@ -154,8 +162,10 @@ def test_rows_of_a_mixed_env_that_are_one_object_are_asked_together(mixed):
     vec.reset()
 
     assert vec.env_method("close_extras", indices=[3, 4]) == [None, None]
-    vec.set_attr("note", "ours", indices=[2, 3, 4])
-    assert vec.get_attr("note", indices=[2, 3, 4]) == ["ours"] * 3
+    with pytest.raises(
+        AttributeError, match=r"GymWrapper .*'level'.*would not reach the simulators"
+    ):
+        vec.set_attr("level", 8.0)
     with pytest.raises(UnsupportedError, match=r"rows 3 to 4 of this GymWrapper are one object"):
         vec.set_attr("level", 8.0, indices=[0, 3])
     with pytest.raises(UnsupportedError, match=r"rows 3 to 4 of this GymWrapper are one object"):
@@ -164,6 +174,24 @@ def test_rows_of_a_mixed_env_that_are_one_object_are_asked_together(mixed):
     assert vec.get_attr("level", indices=[0]) == [1.0]  # a refused call moves no row
     with pytest.raises(AttributeError, match="'level'"):
         vec.get_attr("level")
+
+
+ONE_OBJECT = {
+    "a vector env": lambda: GymWrapper(SyncVectorEnv([wrapped] * 2)),
+    "behind transforms": lambda: TransformedEnv(JaxEnv(Pendulum(), batch_size=[2]), RewardSum()),
+    "a mixed env": lambda: MixedEnv([GymWrapper(SyncVectorEnv([wrapped] * 2))]),
+}
+
+
+@pytest.mark.parametrize("kind", ONE_OBJECT)
+@pytest.mark.parametrize("show", [to_sb3, to_gym_vector])
+def test_a_parameter_that_would_not_reach_the_simulators_is_not_set(kind, show):
+    env = ONE_OBJECT[kind]()
+
+    with pytest.raises(AttributeError, match=r"has no attribute 'level'.*e\.g\. SerialEnv"):
+        show(env).set_attr("level", 8.0)
+
+    assert not hasattr(env, "level")
 
 
 def test_a_pool_addresses_its_sub_envs_itself(opened):
