@@ -90,11 +90,21 @@ def test_a_block_of_a_guide_runs_as_printed(guide, heading):
 @pytest.mark.slow  # loads the other libraries, compiles
 @pytest.mark.filterwarnings("ignore:.*precision lowered:UserWarning")  # of EnvPool's bounds
 @pytest.mark.filterwarnings("ignore:JAXopt is no longer:DeprecationWarning")  # which Brax imports
-@pytest.mark.parametrize("which", ["Before", "After"])
-@pytest.mark.parametrize("page", COMING_FROM, ids=lambda page: page.stem)
-def test_a_program_of_another_library_and_ours_run_as_printed(page, which):
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [
+        pytest.param(page, heading, id=f"{page.stem}-{heading}")
+        for page in COMING_FROM
+        for heading in blocks(page)
+    ],
+)
+def test_a_program_of_another_library_and_ours_run_as_printed(page, heading):
     with patch.dict(os.environ):  # EnvPool, imported bare, would leave later tests without pictures
-        execute(blocks(page)[which])
+        execute(blocks(page)[heading])
+
+
+def test_each_page_has_a_program_of_another_library_and_ours():
+    assert all({"Before", "After"} <= blocks(page).keys() for page in COMING_FROM)
 
 
 @pytest.mark.slow  # starts Ray
