@@ -833,11 +833,12 @@ class Winding(EnvBase):
         pass
 
 
-@pytest.mark.parametrize(
-    "make",
-    [Winding, lambda: TransformedEnv(Winding(), StepCounter())],
-    ids=["single", "transformed"],
-)
+def single_and_transformed(kind):
+    made = [kind, lambda: TransformedEnv(kind(), StepCounter())]
+    return pytest.mark.parametrize("make", made, ids=["single", "transformed"])
+
+
+@single_and_transformed(Winding)
 def test_a_state_that_a_step_gives_is_the_state_of_the_next_step(make):
     env = make()
 
@@ -866,11 +867,7 @@ class Silent(Winding):
         return super()._step(tensordict).exclude("reward")
 
 
-@pytest.mark.parametrize(
-    "make",
-    [Silent, lambda: TransformedEnv(Silent(), StepCounter())],
-    ids=["single", "transformed"],
-)
+@single_and_transformed(Silent)
 def test_an_empty_reward_spec_says_that_there_is_no_reward(make):
     env = make()
 

@@ -116,6 +116,7 @@ with warnings.catch_warnings():
     )
     from torchrl.objectives.value import GAE, VTrace
     from torchrl.record import CSVLogger
+from tests.reference.tasks.actors import tanh_actor
 from tests.reference.tasks.continuity import steps_follow_each_other
 
 pytestmark = pytest.mark.filterwarnings(
@@ -125,11 +126,6 @@ pytestmark = pytest.mark.filterwarnings(
 
 def sweep(test):
     return pytest.mark.slow(pytest.mark.sweep(test))
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
 
 
 # ------------------------------------------------------------------------------------- envs and nets
@@ -149,14 +145,8 @@ def pendulum(rows=2, serial=True):
 def drawing_actor(env, width=3):
     spec = env.action_spec_unbatched
     net = nn.Sequential(MLP(width, 2 * spec.shape[-1], num_cells=[32]), NormalParamExtractor())
-    return ProbabilisticActor(
-        TensorDictModule(net, ["observation"], ["loc", "scale"]),
-        spec=spec,
-        in_keys=["loc", "scale"],
-        distribution_class=TanhNormal,
-        distribution_kwargs={"low": spec.space.low, "high": spec.space.high},
-        default_interaction_type=InteractionType.RANDOM,
-        return_log_prob=True,
+    return tanh_actor(
+        net, spec, default_interaction_type=InteractionType.RANDOM, return_log_prob=True
     )
 
 

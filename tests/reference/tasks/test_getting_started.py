@@ -59,11 +59,6 @@ pytestmark = pytest.mark.filterwarnings(
 rest = [pytest.mark.slow, pytest.mark.sweep]
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 @pytest.mark.slow
 @pytest.mark.sweep
 def test_0_an_env_is_reset_stepped_and_rolled_out():

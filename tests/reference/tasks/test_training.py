@@ -42,21 +42,16 @@ with warnings.catch_warnings():
         ProbabilisticActor,
         QValueActor,
         QValueModule,
-        TanhNormal,
         ValueOperator,
     )
     from torchrl.objectives import ClipPPOLoss, DQNLoss, SACLoss, SoftUpdate
     from torchrl.objectives.value import GAE
+from tests.reference.tasks.actors import tanh_actor
 from tests.reference.tasks.continuity import steps_follow_each_other
 
 pytestmark = pytest.mark.filterwarnings(
     r"ignore::DeprecationWarning:torchrl\..*", r"ignore::FutureWarning:torchrl\..*"
 )
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
 
 
 def test_ppo_with_generalised_advantages():
@@ -71,17 +66,7 @@ def test_ppo_with_generalised_advantages():
     )
     env.transform[0].init_stats(num_iter=50, reduce_dim=0, cat_dim=0)
     net = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 2), NormalParamExtractor())
-    policy = ProbabilisticActor(
-        module=TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"]),
-        spec=env.action_spec,
-        in_keys=["loc", "scale"],
-        distribution_class=TanhNormal,
-        distribution_kwargs={
-            "low": env.action_spec.space.low,
-            "high": env.action_spec.space.high,
-        },
-        return_log_prob=True,
-    )
+    policy = tanh_actor(net, env.action_spec, return_log_prob=True)
     value = ValueOperator(MLP(3, 1, num_cells=[16]), in_keys=["observation"])
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=value, average_gae=True)
     loss_module = ClipPPOLoss(policy, value, clip_epsilon=0.2)
@@ -137,13 +122,7 @@ def test_sac_on_a_batch_of_envs():
     env = SerialEnv(2, lambda: GymEnv("Pendulum-v1"))
     net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2), NormalParamExtractor())
     spec = env.action_spec[0]
-    actor = ProbabilisticActor(
-        TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"]),
-        in_keys=["loc", "scale"],
-        spec=spec,
-        distribution_class=TanhNormal,
-        distribution_kwargs={"low": spec.space.low, "high": spec.space.high},
-    )
+    actor = tanh_actor(net, spec)
     critic = ValueOperator(MLP(4, 1, num_cells=[16]), in_keys=["observation", "action"])
     loss_module = SACLoss(actor, critic, action_spec=spec)
     loss_module.make_value_estimator(gamma=0.99)

@@ -85,6 +85,7 @@ with warnings.catch_warnings():
         ValueEstimators,
     )
     from torchrl.objectives.value import GAE
+from tests.reference.tasks.actors import tanh_actor
 from tests.reference.tasks.continuity import steps_follow_each_other
 
 pytestmark = pytest.mark.filterwarnings(
@@ -94,11 +95,6 @@ pytestmark = pytest.mark.filterwarnings(
 
 def sweep(test):
     return pytest.mark.slow(pytest.mark.sweep(test))
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
 
 
 # ------------------------------------------------------------------------- an env of one's own dynamics
@@ -255,19 +251,8 @@ def test_ppo():
     actor_net = nn.Sequential(
         nn.LazyLinear(32), nn.Tanh(), nn.LazyLinear(2 * env.action_spec.shape[-1])
     )
-    policy = ProbabilisticActor(
-        module=TensorDictModule(
-            nn.Sequential(actor_net, NormalParamExtractor()), ["observation"], ["loc", "scale"]
-        ),
-        spec=env.action_spec,
-        in_keys=["loc", "scale"],
-        distribution_class=TanhNormal,
-        distribution_kwargs={
-            "low": env.action_spec.space.low,
-            "high": env.action_spec.space.high,
-        },
-        return_log_prob=True,
-    )
+    net = nn.Sequential(actor_net, NormalParamExtractor())
+    policy = tanh_actor(net, env.action_spec, return_log_prob=True)
     value = ValueOperator(
         nn.Sequential(nn.LazyLinear(32), nn.Tanh(), nn.LazyLinear(1)), ["observation"]
     )
