@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from bridges.gym.rows import flags_of
 from bridges.libraries import require
 from envkit.errors import ArgumentError, ArgumentTypeError, NotResetError, OutputShapeError
 
@@ -139,7 +140,7 @@ class Game(ABC):
         """Take the flags of a step: those of an agent that is gone stay as they were when it went."""
         living = self.env.agents
         for name in self.names:
-            told = bool(terminated.get(name, False)), bool(truncated.get(name, False))
+            told = flags_of(terminated.get(name, False), truncated.get(name, False))
             if name in living:
                 self.ends[name] = told
             elif not any(self.ends[name]) and (name in self.played or name in observations):

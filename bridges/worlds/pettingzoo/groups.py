@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from bridges.gym.leaves import numpy_dtype
+from bridges.gym.leaves import holds_numbers, numpy_dtype
 from bridges.gym.spaces import Codec
 from envkit.data.paths import Path, as_path, nest
 from envkit.errors import ArgumentError, EncodingError, SpecError
@@ -131,13 +131,13 @@ class Seat:
 
 
 def _pay(row: np.ndarray, reward: Any, name: str) -> None:
-    try:
-        row[0] = reward
-    except (TypeError, ValueError) as error:
+    found = np.asarray(reward)
+    if found.size != 1 or not holds_numbers(found, row.dtype):
         raise EncodingError(
             f"the reward of {name!r} is {reward!r}, but must be a number. Correct the env, or add up its parts with "
             "a wrapper of PettingZoo."
-        ) from error
+        )
+    row[0] = found.item()
 
 
 _FLAG_PATHS = tuple((flag,) for flag in FLAGS)

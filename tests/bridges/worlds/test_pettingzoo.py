@@ -765,6 +765,26 @@ def test_a_step_that_does_not_tell_all_of_the_living_is_refused(change, message)
         careless(change)
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "told"),
+    [
+        (1, None, r"reward of 'agent_0' is None, but must be a number"),
+        (1, "1.5", r"reward of 'agent_0' is '1.5', but must be a number"),
+        (2, "no", r"terminated='no', a str, but must return a bool"),
+        (3, None, r"truncated=None, a NoneType, but must return a bool"),
+    ],
+)
+def test_rewards_and_flags_that_a_cast_would_change_are_refused(place, value, told):
+    class Odd(Fading):
+        def step(self, actions):
+            parts = list(super().step(actions))
+            parts[place] = dict.fromkeys(parts[place], value)
+            return tuple(parts)
+
+    with pytest.raises(EncodingError, match=told):
+        PettingZooWrapper(Odd()).rollout(1)
+
+
 def test_a_reward_that_is_no_number_and_a_reset_of_old_are_refused():
     class Old(Fading):
         def reset(self, seed=None, options=None):
