@@ -182,10 +182,13 @@ def _keep_content(value: Any, stack: ExitStack) -> None:
         stack.callback(_write_back, value, value.detach().clone(), value._version)
     elif isinstance(value, list | deque):
         stack.callback(_refill, value, value.extend, list(value))
-    elif isinstance(value, dict | set):
-        stack.callback(_refill, value, value.update, value.copy())
+    elif isinstance(value, dict):
+        stack.callback(_refill, value, value.update, dict(value))
+    elif isinstance(value, set):
+        stack.callback(_refill, value, value.update, set(value))
     elif is_own_object(value):
-        stack.callback(_refill, value.__dict__, value.__dict__.update, dict(value.__dict__))
+        own: Any = value.__dict__
+        stack.callback(_refill, own, own.update, dict(own))
 
 
 def _write_back(tensor: torch.Tensor, content: torch.Tensor, version: int) -> None:

@@ -99,6 +99,9 @@ class AttributeLookup:
             value: what each of them gets.
             indices: numbers of the sub-envs; None: all of them.
 
+        Raises:
+            ArgumentError: the name has dots, as in ``"transform.loc"``.
+
         Example:
             >>> pool.set_attr("gravity", 5.0, indices=[1])
             >>> pool.get_attr("gravity")
@@ -241,7 +244,16 @@ def looked_at(name: str, env: Any) -> Any:
 
 
 def set_attribute(name: str, value: Any, env: Any) -> None:
-    """Set an attribute where it is, or on the simulator; see `require_settable`."""
+    """Set an attribute where it is, or on the simulator; see `require_settable`.
+
+    Raises:
+        ArgumentError: the name is that of an attribute of an attribute, or no name.
+    """
+    if not name.isidentifier():
+        raise ArgumentError(
+            f"name is {name!r}; expected the name of one attribute, without dots. To change an object that an env "
+            "holds, set the whole object, or call a method of the env that changes it."
+        )
     require_settable(name, env)
     owner = _owner(name, env)
     setattr(layers_of(env)[-1] if owner is None else owner, name, value)

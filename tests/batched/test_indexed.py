@@ -193,6 +193,17 @@ def test_attributes_and_methods_are_those_of_the_part(new_env):
         part.heloo  # noqa: B018
 
 
+def test_an_attribute_of_an_attribute_is_not_set_on_the_sub_env(new_env):
+    env = new_env(Count)
+    env.reset()
+
+    for owner in (env, env[1:]):
+        with pytest.raises(
+            (ArgumentError, WorkerError), match=r"'transform\.loc'; expected the name"
+        ):
+            owner.set_attr("transform.loc", 3.0)
+
+
 @pytest.mark.parametrize(
     "index",
     [True, [True, False, True], torch.tensor([True, False, True])],

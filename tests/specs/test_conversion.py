@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from envkit.errors import EncodingError
 from envkit.specs import (
     Bounded,
     BoundedDiscrete,
@@ -82,6 +83,31 @@ def test_encode_refuses_another_number_of_elements():
         Unbounded((2,)).encode([1, 2, 3])
     with pytest.raises(RuntimeError, match="option numbers"):
         OneHot(4, (2, 4)).encode([1, 2, 3])
+
+
+@pytest.mark.parametrize("form", [np.array, torch.tensor, list])
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [
+        (torch.uint8, 300.0),
+        (torch.uint8, -1.0),
+        (torch.int64, 0.7),
+        (torch.int32, float("nan")),
+        (torch.float16, 1e30),
+    ],
+)
+def test_encode_refuses_what_a_cast_would_change(form, dtype, number):
+    with pytest.raises(
+        EncodingError, match=r"would be .* Pass numbers|out of bounds|cannot convert"
+    ):
+        Unbounded((1,), dtype=dtype).encode(form([number]))
+
+
+def test_encode_keeps_whole_numbers_roundings_and_infinities():
+    assert Unbounded((2,), dtype=torch.uint8).encode(np.array([3.0, 255.0])).tolist() == [3, 255]
+    assert Unbounded((2,), dtype=torch.uint8).encode(torch.tensor([3, 255])).tolist() == [3, 255]
+    assert Unbounded((1,)).encode(np.array([0.1])).item() == np.float32(0.1)
+    assert Unbounded((1,), dtype=torch.float16).encode([float("inf")]).item() == float("inf")
 
 
 def test_encode_spells_choices():

@@ -17,6 +17,7 @@ from envkit import (
     Hash,
     MultiStepTransform,
     NoopResetEnv,
+    PendulumEnv,
     RandomTruncationTransform,
     SerialEnv,
     StepCounter,
@@ -178,3 +179,14 @@ def test_a_dict_without_it_is_loaded_loosely_and_leaves_it():
     env.transform.load_state_dict({}, strict=False)
 
     assert horizons and env.transform[1]._horizons == horizons
+
+
+@pytest.mark.parametrize("norm", [VecNorm, VecNormV2])
+def test_an_empty_dict_is_not_that_of_statistics(norm):
+    env = TransformedEnv(PendulumEnv(), norm(["th"]))
+    env.rollout(3)
+
+    with pytest.raises(RuntimeError, match=r"Missing key.*skipped_rows"):
+        env.transform.load_state_dict({})
+    with pytest.raises(RuntimeError, match=r"Missing key.*skipped_rows"):
+        env.load_state_dict({})

@@ -250,6 +250,8 @@ class LeafSpec(TensorSpec):
         device = None if ignore_device else self._device
         if not isinstance(raw, Tensor):
             raw = _owned(raw, self._dtype)
+        elif raw.dtype != self._dtype and raw.device.type == "cpu" and not is_compiling():
+            _require_kept(raw, raw.detach().to(self._dtype))
         return raw.to(device=device, dtype=self._dtype)
 
     def _to_shape(self, value: Tensor) -> Tensor:
@@ -292,12 +294,46 @@ def _owned(raw: Any, dtype: torch.dtype) -> Tensor:
     if raw is None:  # which NumPy writes as NaN
         raise EncodingError("None is no number. Pass one, an array, or a list of one shape.")
     try:
-        return torch.from_numpy(np.array(raw, dtype=_NUMPY_DTYPES.get(dtype)))
+        with np.errstate(over="ignore", invalid="ignore"):  # what is lost is an error below
+            made = np.array(raw, dtype=_NUMPY_DTYPES.get(dtype))
     except (TypeError, ValueError, OverflowError) as error:
         raise EncodingError(
             f"{raw!r} of type {type(raw).__name__} cannot become a tensor of {dtype}: {error}. "
             "Pass numbers, arrays, or lists of one shape."
         ) from error
+    if getattr(raw, "dtype", None) != made.dtype and type(raw) not in (int, bool):
+        given = np.asarray(raw)
+        if given.dtype != made.dtype and given.dtype.kind in "biufc":
+            _require_kept(given, made)
+    return torch.from_numpy(made)
+
+
+def _require_kept(given: Any, made: Any) -> None:
+    """Check that a cast kept what was given, apart from the rounding of floats.
+
+    Args:
+        given, made: two arrays, or two tensors on the CPU, of one shape.
+
+    Raises:
+        EncodingError: a number left the range of the dtype, a fraction or NaN became an integer.
+    """
+    if _is_inexact(made):
+        lost = (abs(made) == float("inf")) & (abs(given) != float("inf"))
+    else:
+        back = made.astype(given.dtype) if isinstance(made, np.ndarray) else made.to(given.dtype)
+        lost = (back != given) | ((made < 0) != (given < 0))
+    if lost.any():
+        first = given[lost].reshape(-1)[0].item()
+        raise EncodingError(
+            f"{first!r} of dtype {given.dtype} would be {made[lost].reshape(-1)[0].item()!r} in {made.dtype}. "
+            "Pass numbers that the dtype of the spec holds, e.g. by rounding or clipping them first."
+        )
+
+
+def _is_inexact(values: Any) -> bool:
+    if isinstance(values, np.ndarray):
+        return values.dtype.kind in "fc"
+    return values.dtype.is_floating_point or values.dtype.is_complex
 
 
 _NUMPY_DTYPES: dict[torch.dtype, Any] = {

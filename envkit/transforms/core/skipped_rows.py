@@ -52,6 +52,7 @@ class SkipsRows(nn.Module):
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        with lasting():  # dicts that were saved by other versions do not have it
-            state_dict.setdefault(prefix + _NAME, torch.zeros((), dtype=torch.int64))
+        if any(name.startswith(prefix) for name in state_dict):
+            with lasting():  # dicts that were saved by other versions do not have it
+                state_dict.setdefault(prefix + _NAME, torch.zeros((), dtype=torch.int64))
         super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[call-arg]

@@ -262,3 +262,10 @@ def test_rows_that_are_spelled_are_not_spelled_again():
     differs(
         "spelled-rows", lambda n: n.MultiOneHot([2, 2]).encode(torch.tensor([0, 1, 1, 0]).bool())
     )
+
+
+def test_what_a_cast_would_change_is_not_encoded():
+    differs(
+        "encoding-keeps-numbers",
+        lambda n: n.Unbounded((1,), dtype=torch.uint8).encode(torch.tensor([300])),
+    )
