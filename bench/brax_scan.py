@@ -26,9 +26,9 @@ from tensordict import TensorDict
 
 from bench.brax_step import policy_for
 from bench.harness import compare, record
-from bridges.dlpack import to_jax
-from bridges.worlds.brax import import_brax
 from envkit import BraxEnv, JaxPolicy, compile_policy
+from envkit_bridges.dlpack import to_jax
+from envkit_bridges.worlds.brax import import_brax
 
 WORKS = (
     ("fast", 64, 2000),

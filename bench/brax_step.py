@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import torch
 
 from bench.harness import compare, record
-from bridges.worlds.brax import import_brax
 from envkit import BraxEnv
+from envkit_bridges.worlds.brax import import_brax
 
 # Env, rows (None: one env without a batch) and steps of a round.
 WORKS = (

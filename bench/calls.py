@@ -5,7 +5,7 @@ process does for a step is not counted. How often a parent looks for its workers
 they come: the least of some steps counts.
 
 Conventions
-    calls      calls of Python functions defined in ``envkit`` or ``bridges``, per step, or per run of `unroll`, however long.
+    calls      calls of Python functions defined in ``envkit`` or ``envkit_bridges``, per step, or per run of `unroll`, however long.
     functions  different ones among them.
     changes    calls whose function lives in another module than its nearest caller of envkit's own.
 
@@ -46,7 +46,7 @@ from envkit import (
 )
 
 _ROOT = Path(__file__).parents[1]
-_OWN = tuple(f"{_ROOT / package}/" for package in ("envkit", "bridges"))
+_OWN = tuple(f"{_ROOT / package}/" for package in ("envkit", "bridges/envkit_bridges"))
 _WARM_STEPS, _COUNTED_STEPS = 3, 20
 
 

@@ -487,12 +487,14 @@ def _serve() -> None:
 
 
 def _started(checkout: Path) -> subprocess.Popen[bytes]:
+    from bench.harness import python_path  # not in the process of a checkout that may lack it
+
     pipe = subprocess.PIPE
     return subprocess.Popen(
         [sys.executable, __file__, "--serve"],
         stdin=pipe,
         stdout=pipe,
-        env={**os.environ, "PYTHONPATH": str(checkout)},
+        env={**os.environ, "PYTHONPATH": python_path(checkout)},
     )
 
 

@@ -22,9 +22,9 @@ import torch
 from bench.brax_scan import acting_like, bare_scan, envkit_unroll
 from bench.brax_step import envkit_loop, policy_for
 from bench.harness import compare, record
-from bridges.dlpack import number_to_jit, to_jit, to_torch
-from bridges.jax.programs import RESTART
 from envkit import BraxEnv, JaxPolicy, compile_policy, configure_gpu
+from envkit_bridges.dlpack import number_to_jit, to_jit, to_torch
+from envkit_bridges.jax.programs import RESTART
 
 WORKS = (("ant", 4096, 50), ("ant", 16384, 25))
 ON_CPU = ("inverted_pendulum", 8, 3)

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from bench.harness import record
-from bridges.dlpack import to_jax, to_jit, to_torch
-from bridges.jax.env import JaxEnv
 from envkit import configure_gpu
+from envkit_bridges.dlpack import to_jax, to_jit, to_torch
+from envkit_bridges.jax.env import JaxEnv
 
 ROUNDS = 10
 

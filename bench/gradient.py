@@ -23,8 +23,8 @@ from tensordict import TensorDictBase
 
 from bench.brax_step import policy_for, torchrl_env
 from bench.harness import compare, record
-from bridges.worlds.brax import import_brax
 from envkit import BraxEnv
+from envkit_bridges.worlds.brax import import_brax
 
 STEPS = 10
 WORKS = (("inverted_pendulum", 64), ("ant", 64))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import os
 import platform
 import statistics
 import time
@@ -32,6 +33,7 @@ __all__ = [
     "Measured",
     "compare",
     "machine",
+    "python_path",
     "record",
     "rolled_out",
     "stepped",
@@ -195,6 +197,14 @@ def record(title: str, result: dict) -> None:
     RESULTS.mkdir(exist_ok=True)
     with (RESULTS / f"{name}.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def python_path(checkout: Path) -> str:
+    """Give the PYTHONPATH with which a process imports the packages of a checkout, one of before 0.2 too."""
+    folders = [checkout, checkout / "bridges"]
+    return os.pathsep.join(
+        str(at) for at in folders if at == checkout or (at / "envkit_bridges").exists()
+    )
 
 
 def machine() -> dict:

@@ -49,12 +49,12 @@ MODULES = (
     "envkit/batched/exchange",
     "envkit/batched/recovery.py",
     "envkit/functional",
-    "bridges/dlpack.py",
-    "bridges/jax/programs.py",
+    "bridges/envkit_bridges/dlpack.py",
+    "bridges/envkit_bridges/jax/programs.py",
 )
 """Modules, or folders of them, that are changed."""
 
-TRACED = ("envkit/rules.py", "envkit/functional", "bridges/jax")
+TRACED = ("envkit/rules.py", "envkit/functional", "bridges/envkit_bridges/jax")
 """Run once to make a program of them, by the first test of a file; its others hang on them too."""
 
 TESTS = ("test_rules.py", "data", "env", "functional", "bridges/test_dlpack.py", "test_programs.py")
@@ -206,9 +206,12 @@ def _fork(work: Callable[[T, Path], int], item: T, folder: Path) -> int:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
         os.chdir(folder)
-        os.environ["PYTHONPATH"] = str(folder)
-        sys.path[:] = [str(folder), *(entry for entry in sys.path if Path(entry) != ROOT)]
-        for name in [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]:
+        own = [str(folder), str(folder / "bridges")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(own)
+        sys.path[:] = [*own, *(entry for entry in sys.path if Path(entry) != ROOT)]
+        for name in [
+            name for name in sys.modules if name.partition(".")[0] in (*_PACKAGES, "envkit_bridges")
+        ]:
             del sys.modules[name]
         sys.modules["__main__"] = sys.modules["pytest.__main__"]  # what spawned processes look at
         code = work(item, folder)

@@ -17,8 +17,8 @@ import numpy as np
 import ray
 
 from bench.harness import compare
-from bridges.transports.ray import RayPool
 from envkit.transport import Field, Layout, ProcessPool, Traffic
+from envkit_bridges.transports.ray import RayPool
 
 ROWS, WORKERS = 4, 2
 NOTHING, FRAMES = 1, 2

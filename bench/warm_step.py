@@ -80,7 +80,9 @@ def serve() -> None:
 
 def started(checkout: Path) -> subprocess.Popen[str]:
     """Start the process of a checkout, which runs this file with the packages that lie there."""
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    from bench.harness import python_path  # not in the process of a checkout that may lack it
+
+    environment = {**os.environ, "PYTHONPATH": python_path(checkout)}
     command = [sys.executable, __file__, "--serve"]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)

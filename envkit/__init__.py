@@ -4,48 +4,49 @@ This module is the front door: it knows where each public name lives and imports
 the name is first used. Importing it loads neither torch nor JAX.
 """
 
+import sys as _sys
 from importlib import import_module as _import_module
 
 _HOMES = {
-    "bridges.catalogue.ids": ("list_envs", "register", "world_names", "worlds"),
-    "bridges.catalogue.making": ("make",),
-    "bridges.worlds.brax": ("BraxEnv", "BraxWrapper"),
-    "bridges.worlds.gymnax": ("GymnaxEnv", "GymnaxWrapper"),
-    "bridges.worlds.jumanji": ("JumanjiEnv", "JumanjiWrapper"),
-    "bridges.worlds.native.chess.env": ("ChessEnv",),
-    "bridges.worlds.playground": (
+    "envkit_bridges.catalogue.ids": ("list_envs", "register", "world_names", "worlds"),
+    "envkit_bridges.catalogue.making": ("make",),
+    "envkit_bridges.worlds.brax": ("BraxEnv", "BraxWrapper"),
+    "envkit_bridges.worlds.gymnax": ("GymnaxEnv", "GymnaxWrapper"),
+    "envkit_bridges.worlds.jumanji": ("JumanjiEnv", "JumanjiWrapper"),
+    "envkit_bridges.worlds.native.chess.env": ("ChessEnv",),
+    "envkit_bridges.worlds.playground": (
         "MujocoPlaygroundEnv",
         "MujocoPlaygroundWrapper",
         "PlaygroundEnv",
         "PlaygroundWrapper",
     ),
-    "bridges.worlds.dm_control.env": ("DMControlEnv", "DMControlWrapper"),
-    "bridges.worlds.native.pendulum": ("PendulumJaxEnv",),
-    "bridges.worlds.envpool.env": ("MultiThreadedEnv", "MultiThreadedEnvWrapper"),
-    "bridges.worlds.pettingzoo.env": ("PettingZooEnv",),
-    "bridges.worlds.pettingzoo.wrapper": ("PettingZooWrapper",),
-    "bridges.jax.compile_cache": ("cache_dir",),
-    "bridges.jax.memory": ("configure_gpu",),
-    "bridges.gym.backend": ("gym_backend", "set_gym_backend"),
-    "bridges.gym.info": ("default_info_dict_reader",),
-    "bridges.gym.env": ("GymEnv",),
-    "bridges.gym.like": ("GymLikeEnv",),
-    "bridges.gym.wrapper": ("GymWrapper",),
-    "bridges.jax.env": ("JaxEnv",),
-    "bridges.libraries": ("get_available_libraries",),
-    "bridges.exports.torchrl": ("for_replay_buffer", "to_torchrl"),
-    "bridges.exports.torchrl_specs": ("from_torchrl_spec", "to_torchrl_spec"),
-    "bridges.exports.torchrl_wrapper": ("TorchRLWrapper",),
-    "bridges.exports.gym_vector": ("to_gym_vector",),
-    "bridges.exports.sb3": ("to_sb3",),
-    "bridges.exports.hdf5": ("from_hdf5", "to_hdf5"),
-    "bridges.exports.minari": ("from_minari", "to_minari"),
-    "bridges.exports.parquet": ("from_parquet", "to_parquet"),
-    "bridges.policy.compiled": ("compile_policy",),
-    "bridges.jax.policy.jax_policy": ("JaxPolicy",),
-    "bridges.exports.plots": ("plot_returns", "plot_rollout"),
-    "bridges.exports.video": ("Video", "VideoFolder"),
-    "bridges.exports.watching": ("record", "video"),
+    "envkit_bridges.worlds.dm_control.env": ("DMControlEnv", "DMControlWrapper"),
+    "envkit_bridges.worlds.native.pendulum": ("PendulumJaxEnv",),
+    "envkit_bridges.worlds.envpool.env": ("MultiThreadedEnv", "MultiThreadedEnvWrapper"),
+    "envkit_bridges.worlds.pettingzoo.env": ("PettingZooEnv",),
+    "envkit_bridges.worlds.pettingzoo.wrapper": ("PettingZooWrapper",),
+    "envkit_bridges.jax.compile_cache": ("cache_dir",),
+    "envkit_bridges.jax.memory": ("configure_gpu",),
+    "envkit_bridges.gym.backend": ("gym_backend", "set_gym_backend"),
+    "envkit_bridges.gym.info": ("default_info_dict_reader",),
+    "envkit_bridges.gym.env": ("GymEnv",),
+    "envkit_bridges.gym.like": ("GymLikeEnv",),
+    "envkit_bridges.gym.wrapper": ("GymWrapper",),
+    "envkit_bridges.jax.env": ("JaxEnv",),
+    "envkit_bridges.libraries": ("get_available_libraries",),
+    "envkit_bridges.exports.torchrl": ("for_replay_buffer", "to_torchrl"),
+    "envkit_bridges.exports.torchrl_specs": ("from_torchrl_spec", "to_torchrl_spec"),
+    "envkit_bridges.exports.torchrl_wrapper": ("TorchRLWrapper",),
+    "envkit_bridges.exports.gym_vector": ("to_gym_vector",),
+    "envkit_bridges.exports.sb3": ("to_sb3",),
+    "envkit_bridges.exports.hdf5": ("from_hdf5", "to_hdf5"),
+    "envkit_bridges.exports.minari": ("from_minari", "to_minari"),
+    "envkit_bridges.exports.parquet": ("from_parquet", "to_parquet"),
+    "envkit_bridges.policy.compiled": ("compile_policy",),
+    "envkit_bridges.jax.policy.jax_policy": ("JaxPolicy",),
+    "envkit_bridges.exports.plots": ("plot_returns", "plot_rollout"),
+    "envkit_bridges.exports.video": ("Video", "VideoFolder"),
+    "envkit_bridges.exports.watching": ("record", "video"),
     "envkit.collectors.collector": ("BaseCollector", "Collector"),
     "envkit.collectors.multi_async": (
         "AsyncCollector",
@@ -201,7 +202,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 filter_warnings_subprocess = True
 """Worker processes hide Python warnings; set to False (before they start) to see them."""
@@ -209,6 +210,26 @@ filter_warnings_subprocess = True
 
 _OTHER_NAMES = {f"_{name}": name for name in ("apply_to_composite", "apply_to_composite_inv")}
 """Names that transforms written for TorchRL import, and ours."""
+
+
+class _NameOfBefore:
+    """Explain the error of whoever loads a pickle of version 0.1.0, in which `envkit_bridges` was called `bridges`.
+
+    Python asks here last, so the modules of another project's `bridges` are found first.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] == "envkit_bridges":
+            raise ModuleNotFoundError(
+                f"there is no module {name!r}. If this is a pickle of an env: envkit 0.1.0 wrote it, and later versions "
+                "call that package envkit_bridges. Load it with envkit 0.1.0, or make the env anew and load its state "
+                "from a file of envkit.save, which all versions read.",
+                name=name,
+            )
+
+
+_sys.meta_path.append(_NameOfBefore)
 
 
 def __getattr__(name: str):
@@ -221,7 +242,7 @@ def __getattr__(name: str):
     try:
         value = getattr(_import_module(home), name)
     except ModuleNotFoundError as error:
-        raise _import_module("bridges.libraries").explained(error) from None
+        raise _import_module("envkit_bridges.libraries").explained(error) from None
     globals()[name] = value
     return value
 
@@ -237,7 +258,7 @@ def _importable() -> list[str]:
         try:
             _import_module(home)
         except ModuleNotFoundError as error:
-            told = _import_module("bridges.libraries").explained(error)
+            told = _import_module("envkit_bridges.libraries").explained(error)
             if told is error:  # not a library that may be missing
                 raise
         else:

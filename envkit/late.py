@@ -14,15 +14,15 @@ from typing import Any, NoReturn
 __all__ = ["PRELOADED", "is_public", "late", "told_elsewhere"]
 
 _NOT_PUBLIC = {
-    "EnvPoolAsyncEnvPool": "bridges.worlds.envpool.async_pool",
-    "RayPool": "bridges.transports.ray",
-    "from_torchrl_transform": "bridges.exports.torchrl_transforms",
-    "transform_and_sampler": "bridges.exports.frames_in_buffer",
-    "register_gym": "bridges.exports.gym_registry",
+    "EnvPoolAsyncEnvPool": "envkit_bridges.worlds.envpool.async_pool",
+    "RayPool": "envkit_bridges.transports.ray",
+    "from_torchrl_transform": "envkit_bridges.exports.torchrl_transforms",
+    "transform_and_sampler": "envkit_bridges.exports.frames_in_buffer",
+    "register_gym": "envkit_bridges.exports.gym_registry",
     "with_policy_transforms": "envkit.transforms.recurrent",
 }
 
-PRELOADED = ("torch", "tensordict", "gymnasium", "envkit.batched.host", "bridges.gym.env")
+PRELOADED = ("torch", "tensordict", "gymnasium", "envkit.batched.host", "envkit_bridges.gym.env")
 """What worker processes find imported when they start, where it is installed."""
 
 

@@ -79,8 +79,8 @@ def holdings() -> Callable[[], tuple[int, list[int], list[str]]]:
 @pytest.fixture
 def rendering() -> str:
     """Let MuJoCo draw without a window, and name the backend; skip where no backend works."""
-    from bridges import offscreen
     from envkit.errors import RenderingError
+    from envkit_bridges import offscreen
 
     try:
         return offscreen.prepare()

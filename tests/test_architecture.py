@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("envkit", "bridges")
+PACKAGES = ("envkit", "bridges/envkit_bridges")
 LOOKS_UP = {"envkit", "envkit.late"}
 MAY_LOOK_UP = {
     "envkit.batched.async_pool",
@@ -25,7 +25,7 @@ MAY_LOOK_UP = {
     "envkit.collectors.kinds",
     "envkit.transforms.core.compose",
     "envkit.transforms.frames",
-    "bridges.exports.torchrl_transforms",
+    "envkit_bridges.exports.torchrl_transforms",
     "envkit.collectors",
     "envkit.envs",
     "envkit.transforms",
@@ -37,7 +37,7 @@ def modules(root: Path) -> dict[str, Path]:
     found = {}
     for package in PACKAGES:
         for file in (root / package).rglob("*.py"):
-            parts = file.relative_to(root).with_suffix("").parts
+            parts = file.relative_to((root / package).parent).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
     return found
 
@@ -106,9 +106,13 @@ def test_only_those_named_here_look_up(graph):
 
 def test_the_roots_hold_few_modules_and_folders_say_the_rest():
     of_envkit = {file.name for file in (ROOT / "envkit").glob("*.py")}
-    of_bridges = {file.stem for file in (ROOT / "bridges").glob("*.py")} - {"__init__"}
+    of_bridges = {file.stem for file in (ROOT / "bridges" / "envkit_bridges").glob("*.py")} - {
+        "__init__"
+    }
     folders = {
-        folder.name for folder in (ROOT / "bridges").iterdir() if (folder / "__init__.py").exists()
+        folder.name
+        for folder in (ROOT / "bridges" / "envkit_bridges").iterdir()
+        if (folder / "__init__.py").exists()
     }
 
     assert len(of_envkit) <= 8
@@ -118,12 +122,12 @@ def test_the_roots_hold_few_modules_and_folders_say_the_rest():
 
 def test_worlds_do_not_know_each_other_and_jax_does_not_know_gym(graph):
     for name, used in graph.items():
-        if name.startswith("bridges.worlds."):
+        if name.startswith("envkit_bridges.worlds."):
             world = ".".join(name.split(".")[:3])  # a file, or a package
-            others = {other for other in used if other.startswith("bridges.worlds.")}
+            others = {other for other in used if other.startswith("envkit_bridges.worlds.")}
             assert not {other for other in others if not f"{other}.".startswith(f"{world}.")}, name
-        if name.startswith("bridges.jax."):
-            assert not {other for other in used if other.startswith("bridges.gym.")}, name
+        if name.startswith("envkit_bridges.jax."):
+            assert not {other for other in used if other.startswith("envkit_bridges.gym.")}, name
 
 
 def test_every_module_says_what_it_does():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickletools
 import random
 import signal
 import subprocess
 import sys
+import zipfile
 from functools import partial
 
 import numpy as np
@@ -172,6 +174,25 @@ def test_a_load_that_is_not_strict_truncates_what_does_not_go_on(tmp_path, opene
     envkit.load(tmp_path / "a.pt", env=other, optimiser=optimiser, strict=False)
 
     assert other.step(other.rand_action(root))["next", "truncated"].item()
+
+
+def test_a_file_names_none_of_our_modules(tmp_path):
+    """So that one that an older version wrote is read after they have moved."""
+    pool = SerialEnv(2, lambda: GymEnv("CartPole-v1"))
+    envkit.save(
+        tmp_path / "run", env=GymEnv("CartPole-v1"), pool=pool, td=TensorDict(a=torch.zeros(2))
+    )
+
+    with zipfile.ZipFile(tmp_path / "run") as file:
+        pickled = next(file.read(name) for name in file.namelist() if name.endswith("/data.pkl"))
+
+    named = {
+        str(told).split()[0]
+        for code, told, _ in pickletools.genops(pickled)
+        if "GLOBAL" in code.name
+    }
+    assert named  # torch's and Python's own
+    assert not any(name.startswith("envkit") for name in named)
 
 
 def test_a_tensordict_keeps_its_names(tmp_path):

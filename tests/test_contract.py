@@ -11,7 +11,6 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from bridges.gym.like import GymLikeEnv
 from envkit import (
     BraxEnv,
     Compose,
@@ -33,6 +32,7 @@ from envkit import (
 from envkit.env.base import EnvBase
 from envkit.env.policy import observation_inputs
 from envkit.errors import ClosedEnvError, DoneError, NotEnumerableError, ResetMaskError, ResumeError
+from envkit_bridges.gym.like import GymLikeEnv
 from tests.zoo.drift import gym_rows
 from tests.zoo.envs import Count, StatelessCount
 from tests.zoo.frozen import stays_frozen

@@ -16,9 +16,6 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.gym.env import GymEnv
-from bridges.jax.policy.jax_policy import JaxPolicy
-from bridges.worlds.brax import BraxEnv
 from envkit import (
     MixedEnv,
     MultiThreadedEnv,
@@ -30,6 +27,9 @@ from envkit import (
 )
 from envkit.env.base import EnvBase
 from envkit.env.seeding import next_seed
+from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.jax.policy.jax_policy import JaxPolicy
+from envkit_bridges.worlds.brax import BraxEnv
 from tests.zoo.jax_trail import following, jax_trail
 from tests.zoo.kinds import Follow, make_gym, make_vector
 from tests.zoo.trail import TrailBatch, TrailData, TrailEnv

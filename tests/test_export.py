@@ -14,9 +14,9 @@ from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
 from torch.utils.data import DataLoader
 
-from bridges.gym.env import GymEnv
-from bridges.jax.env import JaxEnv
 from envkit.batched.parallel import ParallelEnv
+from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.jax.env import JaxEnv
 from tests.zoo.walkers import Pendulum
 
 pytestmark = pytest.mark.rounding

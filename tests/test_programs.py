@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from bridges.gym.wrapper import GymWrapper
-from bridges.jax.env import JaxEnv
 from envkit import SerialEnv
 from envkit.data.paths import as_path
 from envkit.specs import Composite, Unbounded
+from envkit_bridges.gym.wrapper import GymWrapper
+from envkit_bridges.jax.env import JaxEnv
 from tests.zoo.jax_trail import JaxTrail
 from tests.zoo.kinds import KINDS, Kind, encoded
 from tests.zoo.play import (

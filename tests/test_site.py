@@ -41,7 +41,7 @@ def test_every_page_is_in_the_contents():
 def messages() -> list[str]:
     """List all texts of the source, with a mark where an f-string puts something in."""
     found = []
-    for package in ("envkit", "bridges"):
+    for package in ("envkit", "bridges/envkit_bridges"):
         for file in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text())):
                 parts = node.values if isinstance(node, ast.JoinedStr) else [node]

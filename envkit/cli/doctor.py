@@ -243,7 +243,7 @@ def _rendering() -> Iterator[Finding]:
 
 _PICTURE = """
 import sys
-from bridges import offscreen
+from envkit_bridges import offscreen
 from envkit.errors import EnvkitError
 
 try:

@@ -1,7 +1,7 @@
 """An environment seen through gym's protocol: a reset that gives two values, a step that gives five.
 
 `GymView` decides which entries are observations and which are infos, and keeps between calls what the
-env reads back: a stateless env's state, what transforms count. It knows no gym library; `bridges`
+env reads back: a stateless env's state, what transforms count. It knows no gym library; `envkit_bridges`
 puts it behind an env class of the one that is asked for.
 
 Conventions

@@ -230,7 +230,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         That is a class of a user's own, fixed to its batch, without ``get_extra_state``.
         """
         made = next(kind for kind in type(self).__mro__ if "_step" in vars(kind))
-        is_ours = made.__module__.split(".")[0] in ("envkit", "bridges")
+        is_ours = made.__module__.split(".")[0] in ("envkit", "envkit_bridges")
         says = type(self).get_extra_state is not nn.Module.get_extra_state
         return None if is_ours or says or not self.batch_locked else type(self).__name__
 

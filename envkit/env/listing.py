@@ -24,7 +24,7 @@ MODULE_NAMES_USED = frozenset(
 
 _HIDDEN = {*dir(nn.Module), *vars(nn.Module())} - {*dir(object), *MODULE_NAMES_USED}
 
-_OURS = ("torch", "envkit", "bridges")
+_OURS = ("torch", "envkit", "envkit_bridges")
 
 
 def shown(cls: type, names: Iterable[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """A pendulum that is swung up, in torch: state and physical parameters in the data, differentiable in both.
 
 The equations of motion and the cost are those of Gymnasium's Pendulum, stepped by semi-implicit Euler.
-The same env in JAX is `bridges.worlds.native.pendulum`.
+The same env in JAX is `envkit_bridges.worlds.native.pendulum`.
 
 Conventions
     th      angle in rad, 0 upright, in [-pi, pi]; shape (*batch,), float32.

@@ -1,6 +1,6 @@
 """Which device an argument names, whether data can be delivered there, and whether the host waits to read it.
 
-It knows torch's devices alone; where the programs of JAX run is `bridges.dlpack`'s to say.
+It knows torch's devices alone; where the programs of JAX run is `envkit_bridges.dlpack`'s to say.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ import torch
 from gymnasium import spaces
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from bridges.gym.wrapper import GymWrapper
 from envkit import BraxEnv, Discrete, GymEnv, JaxEnv, ParallelEnv, SerialEnv
 from envkit.env.base import EnvBase
 from envkit.errors import (
@@ -39,6 +38,7 @@ from envkit.errors import (
     WorkerError,
 )
 from envkit.specs import Bounded, Categorical, Composite, Unbounded
+from envkit_bridges.gym.wrapper import GymWrapper
 from tests.zoo.envs import Count
 from tests.zoo.walkers import Chooser
 

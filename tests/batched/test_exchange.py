@@ -9,13 +9,13 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule
 
-from bridges.gym.env import GymEnv
 from envkit.batched.async_pool import AsyncEnvPool
 from envkit.batched.exchange import buffers
 from envkit.batched.exchange.buffers import BufferPlan
 from envkit.batched.exchange.delivery import can_wait
 from envkit.batched.serial import SerialEnv
 from envkit.specs import Categorical, Composite, Unbounded
+from envkit_bridges.gym.env import GymEnv
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Count
 

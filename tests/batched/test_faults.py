@@ -25,9 +25,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from bridges.gym.wrapper import GymWrapper
 from envkit import MixedEnv, ParallelEnv, SerialEnv
 from envkit.errors import SharedMemoryError, WorkerError, WorkerTimeoutError
+from envkit_bridges.gym.wrapper import GymWrapper
 from tests.zoo.envs import Chaos, Count, order_fault
 
 SEEDS = [0, 795726461, 2841183792]

@@ -12,8 +12,6 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 
-from bridges.gym.env import GymEnv
-from bridges.gym.wrapper import GymWrapper
 from envkit import (
     Compose,
     DTypeCastTransform,
@@ -43,6 +41,8 @@ from envkit.errors import (
     StepMaskError,
 )
 from envkit.specs import Bounded, Unbounded
+from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.wrapper import GymWrapper
 from tests.env.test_partial import Zeros
 from tests.zoo.drift import GymDrift, gym_rows, make_gym
 from tests.zoo.envs import Chaos, Count, Slow, StatelessCount

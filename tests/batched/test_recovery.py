@@ -19,13 +19,13 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.gym.env import GymEnv
-from bridges.gym.wrapper import GymWrapper
 from envkit import MixedEnv, ParallelEnv, SerialEnv
 from envkit.env.base import EnvBase
 from envkit.env.seeding import restart_seed, seed_chain
 from envkit.errors import DoneError, InputError, MissingKeyError, WorkerError
 from envkit.specs import Categorical, Composite, Unbounded
+from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.wrapper import GymWrapper
 from tests.zoo.envs import Chaos, Count, StatelessCount, order_fault
 from tests.zoo.policies import Replay
 from tests.zoo.transform_envs import TwoTeams

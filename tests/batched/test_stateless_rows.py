@@ -8,10 +8,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from bridges.jax.env import JaxEnv
 from envkit import ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 from envkit.env.base import EnvBase
 from envkit.specs import Categorical, Composite, Unbounded
+from envkit_bridges.jax.env import JaxEnv
 from tests.zoo.jax_drift import Drift
 
 F, T = False, True

@@ -15,12 +15,12 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from tensordict import TensorDict
 
-from bridges.gym.backend import gym_backend, set_gym_backend
 from envkit import EnvCreator, GymEnv, ParallelEnv, SerialEnv, TransformedEnv, VecNorm
 from envkit.batched.threads import ThreadLimit
 from envkit.errors import ArgumentError, EnvkitError, MissingKeyError, WorkerError
 from envkit.specs import Composite, Unbounded
 from envkit.transport.launch import choose_start_method
+from envkit_bridges.gym.backend import gym_backend, set_gym_backend
 from tests.zoo.envs import Chaos, Count
 
 both = pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from bridges.gym.wrapper import GymWrapper
 from envkit import ParallelEnv, SerialEnv, check_env_specs
 from envkit.batched import unsigned
 from envkit.specs import Bounded
 from envkit.transport import by_value
+from envkit_bridges.gym.wrapper import GymWrapper
 
 
 class Counter(gymnasium.Env):

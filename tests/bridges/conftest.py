@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from bridges.jax.env import JaxEnv
-from bridges.worlds.brax import BraxEnv
+from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.worlds.brax import BraxEnv
 from tests.zoo.walkers import Walker
 
 ROWS = 4

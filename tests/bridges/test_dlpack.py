@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bridges import dlpack
-from bridges.dlpack import (
+from envkit.errors import DeviceNameError, HandoffError
+from envkit_bridges import dlpack
+from envkit_bridges.dlpack import (
     jax_device_of,
     to_jax,
     to_jit,
     to_torch,
     torch_device_of,
 )
-from bridges.dtypes import torch_dtype_of
-from envkit.errors import DeviceNameError, HandoffError
+from envkit_bridges.dtypes import torch_dtype_of
 
 INTEGERS = ["int8", "int16", "int32", "uint8", "uint16", "uint32"]
 FLOATS = ["float16", "bfloat16", "float32"]
@@ -353,7 +353,7 @@ def test_a_deleted_array_is_refused():
 
 FAILING = """
 import jax, jax.numpy as jnp
-from bridges.dlpack import to_torch
+from envkit_bridges.dlpack import to_torch
 
 def fail(x):
     raise OSError("the disk is gone")

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from bridges.libraries import LIBRARIES, require
 from envkit.errors import BrokenLibraryError, MissingLibraryError
+from envkit_bridges.libraries import LIBRARIES, require
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import mujoco
 import pytest
 import torch
 
-from bridges import offscreen
 from envkit import DMControlEnv, GymEnv
 from envkit.errors import RenderingError
+from envkit_bridges import offscreen
 
 
 def test_mujoco_envs_of_gymnasium_give_pixels_without_a_display(rendering, opened):
@@ -160,7 +160,7 @@ import os, warnings
 warnings.simplefilter("ignore")
 import mujoco
 from dm_control import suite
-from bridges import offscreen
+from envkit_bridges import offscreen
 backend = offscreen.prepare()
 env = suite.load("cartpole", "swingup")
 env.reset()
@@ -191,7 +191,7 @@ def test_a_process_whose_opengl_is_bound_to_another_backend_is_told_to_restart(m
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.delenv("PYOPENGL_PLATFORM", raising=False)
     script = (
-        "import os; from bridges import offscreen; offscreen._first_that_draws = lambda: 'osmesa'\n"
+        "import os; from envkit_bridges import offscreen; offscreen._first_that_draws = lambda: 'osmesa'\n"
         "import mujoco.egl; offscreen.prepare()"
     )
 

@@ -13,14 +13,14 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from bridges.gym.backend import set_gym_backend
-from bridges.gym.like import GymLikeEnv
-from bridges.jax.env import JaxEnv
-from bridges.worlds.brax import BraxWrapper
 from envkit import EnvBase, GymEnv, GymWrapper, check_env_specs, step_mdp
 from envkit.env.as_gym import GymView
 from envkit.errors import EnvkitError
 from envkit.specs import Composite, OneHot, Unbounded
+from envkit_bridges.gym.backend import set_gym_backend
+from envkit_bridges.gym.like import GymLikeEnv
+from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.worlds.brax import BraxWrapper
 from tests.zoo.envs import Count
 from tests.zoo.gym_envs import Informed
 from tests.zoo.walkers import Pendulum

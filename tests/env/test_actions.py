@@ -14,7 +14,6 @@ from tensordict.nn import TensorDictModule
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import ProbabilisticActor
 
-from bridges.gym.wrapper import GymWrapper
 from envkit import (
     Compose,
     Discrete,
@@ -30,6 +29,7 @@ from envkit import (
 )
 from envkit.env.base import EnvBase
 from envkit.errors import InputError
+from envkit_bridges.gym.wrapper import GymWrapper
 from tests.zoo.envs import Count
 from tests.zoo.walkers import Chooser, Pendulum
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from tensordict import assert_close
 
-from bridges.jax.env import JaxEnv
 from envkit import (
     Compose,
     GymEnv,
@@ -17,6 +16,7 @@ from envkit import (
     TransformedEnv,
     VecNorm,
 )
+from envkit_bridges.jax.env import JaxEnv
 from tests.zoo.jax_drift import Drift
 
 ROWS = 4

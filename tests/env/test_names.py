@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridges.gym.wrapper import GymWrapper
 from envkit import JaxEnv, RenameTransform, SerialEnv, Timestep, TransformedEnv
 from envkit.env.base import EnvBase
 from envkit.errors import KeyCollisionError, WorkerError
+from envkit_bridges.gym.wrapper import GymWrapper
 from tests.zoo.envs import Count
 from tests.zoo.walkers import Pendulum
 

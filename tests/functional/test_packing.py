@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bridges.worlds.brax import BraxCore, import_brax
 from envkit.errors import KeyCollisionError, StateStructureError
 from envkit.functional import BatchedEnv, StatePacking, TimeLimit, Timestep
 from envkit.functional.autoreset import EpisodeState
+from envkit_bridges.worlds.brax import BraxCore, import_brax
 from tests.functional.test_batch import begin, same_bits
 from tests.zoo.half import HALF
 from tests.zoo.jax_envs import Countdown, NoisyWalk, Pendulum, Zoo

@@ -7,7 +7,6 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bridges.gym.spaces import codec_of, space_of
 from envkit.errors import SpecError
 from envkit.specs import (
     Binary,
@@ -20,6 +19,7 @@ from envkit.specs import (
     OneHot,
     Unbounded,
 )
+from envkit_bridges.gym.spaces import codec_of, space_of
 from tests.specs.strategies import BOXES, CHOICES, leaves
 
 few = settings(max_examples=40, deadline=None)

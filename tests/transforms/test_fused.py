@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.jax.env import JaxEnv
 from envkit import (
     CatFrames,
     ClipTransform,
@@ -34,6 +33,7 @@ from envkit import (
 )
 from envkit.data.transition import leaves
 from envkit.errors import FusionError, MissingKeyError
+from envkit_bridges.jax.env import JaxEnv
 from tests.bridges.compare import assert_close, assert_same, replay
 from tests.transforms.chains import Opaque, episodes, frames, names, values
 from tests.zoo.half import TORCH_HALF

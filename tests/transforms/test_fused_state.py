@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict, TensorDictBase
 
-from bridges.jax.env import JaxEnv
 from envkit import (
     BraxEnv,
     Compose,
@@ -25,6 +24,7 @@ from envkit import (
 )
 from envkit.errors import StatisticsError
 from envkit.functional import Box, Timestep
+from envkit_bridges.jax.env import JaxEnv
 from tests.bridges.compare import assert_close
 from tests.transforms.chains import Opaque
 from tests.zoo.envs import Count

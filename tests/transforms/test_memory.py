@@ -18,7 +18,6 @@ import torch
 from tensordict import TensorDictBase
 
 import envkit
-from bridges.jax.env import JaxEnv
 from envkit import (
     CatFrames,
     ClipTransform,
@@ -50,6 +49,7 @@ from envkit import (
 from envkit.data.transition import leaves
 from envkit.transforms.core.fusable import FusableTransform
 from envkit.transforms.core.leafwise import LeafTransform
+from envkit_bridges.jax.env import JaxEnv
 from tests.bridges.compare import assert_same
 from tests.transforms.chains import Opaque
 from tests.zoo.envs import Count, StatelessCount

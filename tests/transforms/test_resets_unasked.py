@@ -8,9 +8,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bridges.jax import fusing, handoff
-from bridges.jax import steps as bridge_steps
-from bridges.jax.env import JaxEnv
 from envkit import (
     ActionScaling,
     CatFrames,
@@ -30,6 +27,9 @@ from envkit import (
 )
 from envkit.transforms.core import steps as transform_steps
 from envkit.transforms.core.fusable import FusableTransform
+from envkit_bridges.jax import fusing, handoff
+from envkit_bridges.jax import steps as bridge_steps
+from envkit_bridges.jax.env import JaxEnv
 from tests.bridges.jax.test_order import HostReads, on_gpu
 from tests.zoo.walkers import Walker
 

@@ -42,7 +42,7 @@ def written_here(value: object) -> Iterator[tuple[str, Callable[..., Any], bool]
     if not inspect.isclass(value):
         return
     for base in value.__mro__:
-        if base.__module__.partition(".")[0] not in ("envkit", "bridges"):
+        if base.__module__.partition(".")[0] not in ("envkit", "envkit_bridges"):
             continue
         for name, member in vars(base).items():
             function = getattr(member, "fget", None) or getattr(member, "__func__", member)

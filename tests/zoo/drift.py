@@ -13,8 +13,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces, wrappers
 
-from bridges.gym.wrapper import GymWrapper
 from envkit import ParallelEnv
+from envkit_bridges.gym.wrapper import GymWrapper
 
 
 class GymDrift(gymnasium.Env):

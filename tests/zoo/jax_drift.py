@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import jax
 
-from bridges.jax.env import JaxEnv
 from envkit.functional import Box, Timestep
+from envkit_bridges.jax.env import JaxEnv
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import torch
 from tensordict import TensorDictBase
 
-from bridges.jax.env import JaxEnv
-from bridges.jax.policy.jax_policy import JaxPolicy
 from envkit.functional import Box, Discrete, Timestep
+from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.policy.jax_policy import JaxPolicy
 from tests.zoo import trail as rules
 from tests.zoo.trail import Trail
 

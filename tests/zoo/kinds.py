@@ -18,13 +18,13 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDictBase
 
-from bridges.gym.env import GymEnv
-from bridges.gym.wrapper import GymWrapper
-from bridges.jax.env import JaxEnv
 from envkit import Compose, MixedEnv, ParallelEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
 from envkit.env.base import EnvBase
 from envkit.env.seeding import next_seed, seed_chain
 from envkit.specs import Categorical, Composite, OneHot, TensorSpec, Unbounded
+from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.wrapper import GymWrapper
+from envkit_bridges.jax.env import JaxEnv
 from tests.zoo.jax_trail import JaxTrail, jax_trail
 from tests.zoo.model import PLAIN, Around
 from tests.zoo.ray_cluster import on_ray

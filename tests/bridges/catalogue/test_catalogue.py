@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import envkit
-from bridges.catalogue import ids
 from envkit import (
     AsyncEnvPool,
     BraxEnv,
@@ -23,6 +22,7 @@ from envkit import (
     worlds,
 )
 from envkit.errors import ArgumentError, ArgumentTypeError, MissingLibraryError, OptionError
+from envkit_bridges.catalogue import ids
 from tests.zoo.envs import Count
 
 

@@ -13,7 +13,6 @@ from gymnasium.wrappers import vector as wrappers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridges.jax.env import JaxEnv
 from envkit import (
     Composite,
     GymWrapper,
@@ -38,6 +37,7 @@ from envkit.errors import (
     NotResetError,
     WorkerError,
 )
+from envkit_bridges.jax.env import JaxEnv
 from tests.zoo.cleanrl_ppo import train
 from tests.zoo.envs import Count
 from tests.zoo.jax_drift import Drift

@@ -11,9 +11,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from bridges.exports.torchrl import to_torchrl
 from envkit import GymEnv, PendulumEnv, SerialEnv, StepCounter, TicTacToeEnv
 from envkit.errors import ArgumentTypeError, ClosedEnvError, InputError, MissingLibraryError
+from envkit_bridges.exports.torchrl import to_torchrl
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Count
 from tests.zoo.kinds import KINDS, Follow, make_gym
@@ -323,7 +323,7 @@ def test_what_is_no_env_of_ours_is_refused(theirs, make, told):
 
 
 def test_a_missing_torchrl_is_told_with_the_extra_that_brings_it(monkeypatch):
-    for name in ("torchrl", "torchrl.envs", "bridges.exports.torchrl_view"):
+    for name in ("torchrl", "torchrl.envs", "envkit_bridges.exports.torchrl_view"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "torchrl")
 

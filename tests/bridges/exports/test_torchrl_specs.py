@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from tensordict import TensorDict
 
-from bridges.exports.torchrl_specs import from_torchrl_spec, to_torchrl_spec
 from envkit import Composite, SerialEnv
 from envkit.errors import SpecError
+from envkit_bridges.exports.torchrl_specs import from_torchrl_spec, to_torchrl_spec
 from tests.specs.kinds import KINDS, TENSOR_KINDS
 from tests.specs.strategies import leaves
 from tests.zoo.envs import Count

@@ -7,8 +7,8 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from bridges.exports.torchrl import to_torchrl
 from envkit import GymEnv, SerialEnv, evaluate
+from envkit_bridges.exports.torchrl import to_torchrl
 
 pytestmark = [
     pytest.mark.slow,

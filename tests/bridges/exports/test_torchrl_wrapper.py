@@ -10,8 +10,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from bridges.exports.torchrl import to_torchrl
-from bridges.exports.torchrl_wrapper import TorchRLWrapper
 from envkit import (
     MixedEnv,
     ParallelEnv,
@@ -22,6 +20,8 @@ from envkit import (
     check_env_specs,
 )
 from envkit.errors import ArgumentError, ArgumentTypeError, InputError, WorkerError
+from envkit_bridges.exports.torchrl import to_torchrl
+from envkit_bridges.exports.torchrl_wrapper import TorchRLWrapper
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Count
 from tests.zoo.shaped_envs import Groups, Several, Wordy

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from bridges.exports.video import Video
 from envkit import (
     GymEnv,
     GymWrapper,
@@ -32,6 +31,7 @@ from envkit.errors import (
     UnsupportedError,
     WriteError,
 )
+from envkit_bridges.exports.video import Video
 
 imageio = pytest.importorskip("imageio.v3")
 

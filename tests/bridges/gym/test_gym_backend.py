@@ -7,9 +7,9 @@ import types
 import gymnasium
 import pytest
 
-from bridges.gym.backend import gym_backend, library_of, set_gym_backend
-from bridges.gym.env import GymEnv
 from envkit.errors import ArgumentError
+from envkit_bridges.gym.backend import gym_backend, library_of, set_gym_backend
+from envkit_bridges.gym.env import GymEnv
 from tests.test_front_door import run_without
 
 

@@ -14,11 +14,11 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.utils import EzPickle
 
-from bridges.gym.env import GymEnv
-from bridges.gym.like import GymLikeEnv
-from bridges.gym.wrapper import GymWrapper
 from envkit import ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 from envkit.errors import ArgumentError, CopyError
+from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.like import GymLikeEnv
+from envkit_bridges.gym.wrapper import GymWrapper
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Count
 

@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tensordict import TensorDict
 
-from bridges.gym.env import GymEnv
-from bridges.gym.info import default_info_dict_reader
-from bridges.gym.wrapper import GymWrapper
 from envkit import ParallelEnv, SerialEnv, TensorDictPrimer, TransformedEnv, check_env_specs
 from envkit.errors import (
     ArgumentError,
@@ -24,6 +21,9 @@ from envkit.errors import (
     WorkerError,
 )
 from envkit.specs import Bounded, Composite, NonTensor, Unbounded
+from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.info import default_info_dict_reader
+from envkit_bridges.gym.wrapper import GymWrapper
 from tests.bridges.compare import assert_same
 from tests.zoo.gym_envs import Informed
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from bridges.gym.env import GymEnv
-from bridges.gym.like import GymLikeEnv
-from bridges.gym.wrapper import GymWrapper
 from envkit import ParallelEnv, SerialEnv, check_env_specs
 from envkit.errors import ResetMaskError
 from envkit.specs import Bounded, Categorical, Composite, NonTensor, Unbounded
+from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.like import GymLikeEnv
+from envkit_bridges.gym.wrapper import GymWrapper
 from tests.zoo.gym_envs import Informed
 from tests.zoo.policies import Replay
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from bridges.gym.env import GymEnv
-from bridges.gym.spaces import Codec
 from envkit.data.paths import nest
 from envkit.specs import contains_lazy_spec
+from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.spaces import Codec
 from tests.zoo.gym_envs import same
 
 STEPS, SEED = 200, 11

@@ -12,11 +12,11 @@ from gymnasium import spaces, wrappers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridges.gym.env import GymEnv
-from bridges.gym.wrapper import GymWrapper
 from envkit import EnvBase
 from envkit.env.runs import Run
 from envkit.errors import BatchSizeError, ClosedEnvError
+from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.wrapper import GymWrapper
 from tests.zoo.gym_envs import Informed, Sampler
 
 SPACES = spaces.Dict(

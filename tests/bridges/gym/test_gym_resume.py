@@ -14,9 +14,9 @@ from gymnasium import spaces, wrappers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridges.gym.episode_log import EpisodeLog, digest_of
 from envkit import GymEnv, GymWrapper, SerialEnv, StepCounter, TransformedEnv
 from envkit.errors import ResumeError
+from envkit_bridges.gym.episode_log import EpisodeLog, digest_of
 from tests.zoo.resumed import as_read_again, played, same, twice
 
 TOYS = ["FrozenLake-v1", "Taxi-v4", "CliffWalking-v1", "Blackjack-v1"]

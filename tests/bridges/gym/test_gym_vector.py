@@ -13,9 +13,6 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridges.gym.env import GymEnv
-from bridges.gym.info import default_info_dict_reader
-from bridges.gym.wrapper import GymWrapper
 from envkit import SerialEnv, check_env_specs, to_gym_vector
 from envkit.env.seeding import seed_chain
 from envkit.errors import (
@@ -25,6 +22,9 @@ from envkit.errors import (
     ResetMaskError,
     StepMaskError,
 )
+from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.info import default_info_dict_reader
+from envkit_bridges.gym.wrapper import GymWrapper
 from tests.zoo.gym_envs import Informed, Sampler
 
 MODES = list(AutoresetMode)

@@ -13,8 +13,6 @@ import torch
 from gymnasium import spaces, wrappers
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from bridges.gym.env import GymEnv
-from bridges.gym.wrapper import GymWrapper
 from envkit import JaxEnv, ParallelEnv, SerialEnv, check_env_specs
 from envkit.env.seeding import next_seed, seed_chain
 from envkit.errors import (
@@ -27,6 +25,8 @@ from envkit.errors import (
     WorkerError,
 )
 from envkit.specs import Bounded, Unbounded
+from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.wrapper import GymWrapper
 from tests.zoo.gym_envs import Sampler, same
 from tests.zoo.policies import Replay
 from tests.zoo.walkers import Pendulum

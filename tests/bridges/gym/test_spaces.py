@@ -10,7 +10,6 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridges.gym.spaces import Codec, codec_of, space_of
 from envkit.errors import EncodingError, SpecError
 from envkit.specs import (
     Binary,
@@ -23,6 +22,7 @@ from envkit.specs import (
     OneHot,
     Unbounded,
 )
+from envkit_bridges.gym.spaces import Codec, codec_of, space_of
 from tests.zoo.gym_envs import same
 
 INF = np.inf

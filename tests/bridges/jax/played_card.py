@@ -18,9 +18,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from bridges import dlpack
-from bridges.dtypes import torch_dtype_of
-from bridges.jax import env as env_module
+from envkit_bridges import dlpack
+from envkit_bridges.dtypes import torch_dtype_of
+from envkit_bridges.jax import env as env_module
 
 aten = torch.ops.aten
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bridges.jax.env import JaxEnv
-from bridges.jax.policy.jax_policy import JaxPolicy
 from envkit import (
     Compose,
     GymEnv,
@@ -17,6 +15,8 @@ from envkit import (
     VecNorm,
 )
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
+from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.policy.jax_policy import JaxPolicy
 from tests.bridges.jax.test_order import HostReads, sees_cuda
 from tests.zoo.walkers import Walker
 

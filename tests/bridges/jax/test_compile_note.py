@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from bridges.jax import compile_note
-from bridges.jax.env import JaxEnv
+from envkit_bridges.jax import compile_note
+from envkit_bridges.jax.env import JaxEnv
 from tests.zoo.walkers import Pendulum, unlike_any
 
 

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from bridges.jax.env import JaxEnv
-from bridges.jax.memory import configure_gpu, warn_if_full
-from bridges.jax.policy.jax_policy import JaxPolicy
-from bridges.jax.programs import Programs
-from bridges.policy.compiled import compile_policy
-from bridges.worlds.brax import BraxEnv
 from envkit.env.checks import check_env_specs
 from envkit.errors import ArgumentError, StartedError
+from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.memory import configure_gpu, warn_if_full
+from envkit_bridges.jax.policy.jax_policy import JaxPolicy
+from envkit_bridges.jax.programs import Programs
+from envkit_bridges.policy.compiled import compile_policy
+from envkit_bridges.worlds.brax import BraxEnv
 from tests.bridges.compare import assert_close
 from tests.zoo.walkers import Pendulum, Walker, unlike_any
 

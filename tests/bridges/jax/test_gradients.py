@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
-from bridges.jax.env import JaxEnv
 from envkit import (
     Compose,
     ParallelEnv,
@@ -31,6 +30,7 @@ from envkit import (
 )
 from envkit.errors import GradientError
 from envkit.functional import Box, Timestep, unroll
+from envkit_bridges.jax.env import JaxEnv
 from tests.bridges.compare import assert_same
 from tests.zoo.walkers import Pendulum, Walker, unlike_any
 

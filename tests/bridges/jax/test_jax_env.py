@@ -11,11 +11,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from bridges.jax.env import JaxEnv
-from bridges.jax.fusing import arguments_of
-from bridges.jax.rows import padded_size
-from bridges.jax.transformed_rows import NamedRows
-from bridges.jax.unchanged import Unchanged
 from envkit import (
     Compose,
     ObservationNorm,
@@ -40,6 +35,11 @@ from envkit.errors import (
 )
 from envkit.functional import BatchedEnv, Box, Timestep
 from envkit.specs import Categorical, OneHot
+from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.fusing import arguments_of
+from envkit_bridges.jax.rows import padded_size
+from envkit_bridges.jax.transformed_rows import NamedRows
+from envkit_bridges.jax.unchanged import Unchanged
 from tests.bridges.compare import (
     assert_close,
     assert_same,

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridges.jax.keys import key_of, split
+from envkit_bridges.jax.keys import key_of, split
 
 
 def key_of_jax(seed):

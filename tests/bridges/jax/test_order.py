@@ -17,17 +17,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bridges import dlpack
-from bridges.dlpack import number_to_jit, to_jax, to_jit, torch_device_of
-from bridges.jax import env as env_module
-from bridges.jax import fusing, gradients, handoff, stepping, steps, unrolling
-from bridges.jax import rows as rows_module
-from bridges.jax.env import JaxEnv
-from bridges.jax.policy import jax_policy
-from bridges.jax.policy.jax_policy import JaxPolicy
-from bridges.jax.programs import RESTART, Programs
-from bridges.jax.rows import chunks_on
-from bridges.jax.shared_programs import Program
 from envkit import (
     Compose,
     MixedEnv,
@@ -40,6 +29,17 @@ from envkit import (
 from envkit.functional.autoreset import ON_CARD, ON_HOST
 from envkit.specs.devices import as_device
 from envkit.transforms.core import skipped_rows
+from envkit_bridges import dlpack
+from envkit_bridges.dlpack import number_to_jit, to_jax, to_jit, torch_device_of
+from envkit_bridges.jax import env as env_module
+from envkit_bridges.jax import fusing, gradients, handoff, stepping, steps, unrolling
+from envkit_bridges.jax import rows as rows_module
+from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.policy import jax_policy
+from envkit_bridges.jax.policy.jax_policy import JaxPolicy
+from envkit_bridges.jax.programs import RESTART, Programs
+from envkit_bridges.jax.rows import chunks_on
+from envkit_bridges.jax.shared_programs import Program
 from tests.zoo.walkers import Pendulum, Walker, unlike_any
 
 ROWS = 4
@@ -293,7 +293,7 @@ def test_what_a_program_reads_is_kept_until_torch_has_its_results(
         return given
 
     to_jit = stepping.to_jit
-    monkeypatch.setattr("bridges.jax.handoff.to_jit", watched)
+    monkeypatch.setattr("envkit_bridges.jax.handoff.to_jit", watched)
     watch_copies(monkeypatch, lent)
     td = pushed(walker, device)(walker.reset())
     td["action"] = td["action"].to(dtype)

@@ -9,9 +9,6 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-from bridges.jax.env import JaxEnv
-from bridges.jax.policy.jax_policy import JaxPolicy
-from bridges.jax.rows import chunks_on
 from envkit import (
     ClipTransform,
     Compose,
@@ -21,6 +18,9 @@ from envkit import (
     TransformedEnv,
     VecNorm,
 )
+from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.policy.jax_policy import JaxPolicy
+from envkit_bridges.jax.rows import chunks_on
 from tests.bridges.jax.played_card import played_card
 from tests.zoo.walkers import Walker
 

@@ -6,9 +6,9 @@ import jax
 import pytest
 import torch
 
-from bridges.jax.env import JaxEnv
-from bridges.worlds.brax import BraxEnv
 from envkit.errors import ArgumentError
+from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.worlds.brax import BraxEnv
 from tests.zoo.walkers import Pendulum, Walker
 
 

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bridges.jax.env import JaxEnv
-from bridges.jax.shared_programs import account_of
-from bridges.worlds.brax import BraxEnv
 from envkit import StepCounter, TransformedEnv
 from envkit.functional import Box, Timestep
+from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.shared_programs import account_of
+from envkit_bridges.worlds.brax import BraxEnv
 from tests.bridges.compare import assert_same
 
 UNLIKE = iter(range(10**6))  # marks that no two tests share

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-from bridges.jax.env import JaxEnv
 from envkit import JaxPolicy, MultiCategorical, MultiOneHot, RewardSum, compile_policy
 from envkit.env.checks import check_env_specs
+from envkit_bridges.jax.env import JaxEnv
 from tests.bridges.compare import assert_same, replay
 from tests.zoo.jax_envs import Team
 

@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from bridges.jax.unchanged import Unchanged
+from envkit_bridges.jax.unchanged import Unchanged
 
 
 def kept_of(tensor):

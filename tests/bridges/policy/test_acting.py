@@ -24,9 +24,9 @@ from tensordict.nn import (
 from torch import nn
 from torch.distributions import Categorical, OneHotCategorical
 
-from bridges.policy import acting
 from envkit import AsyncEnvPool, GymEnv, JaxPolicy, SerialEnv, compile_policy
 from envkit.errors import InputError
+from envkit_bridges.policy import acting
 from tests.bridges.jax.policy.networks import NETWORKS, Calls
 from tests.bridges.jax.policy.policies import choosing, drawing
 from tests.bridges.jax.policy.test_networks import Together

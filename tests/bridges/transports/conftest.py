@@ -14,7 +14,7 @@ from tests.zoo.ray_cluster import begin_ray
 def new_pool():
     """Start a pool of `Counter` rows in two actors, bound to `layout`; closed after the test."""
     begin_ray()
-    from bridges.transports.ray import RayPool
+    from envkit_bridges.transports.ray import RayPool
 
     with ExitStack() as stack:
 

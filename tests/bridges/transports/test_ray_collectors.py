@@ -146,7 +146,7 @@ def test_what_actors_cannot_do_is_refused(built, monkeypatch):
     with pytest.raises(ArgumentError, match="workers are of 'process' or 'ray'"):
         MultiSyncDataCollector(both, backend="direct", frames_per_batch=4)
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "bridges.transports.ray", raising=False)
+    monkeypatch.delitem(sys.modules, "envkit_bridges.transports.ray", raising=False)
     with pytest.raises(MissingLibraryError, match=r"'\.\[ray\]'"):
         Collector(both, backend="ray", frames_per_batch=4)
 

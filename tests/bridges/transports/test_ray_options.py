@@ -64,7 +64,7 @@ def test_what_cannot_be_is_refused_by_the_constructor(make, error, told):
     ids=["parallel", "asynchronous"],
 )
 def test_a_missing_ray_names_the_extra(make, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("bridges.transports.ray")]:
+    for name in [name for name in sys.modules if name.startswith("envkit_bridges.transports.ray")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
 

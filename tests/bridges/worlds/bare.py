@@ -17,10 +17,10 @@ import jax
 import numpy as np
 from tensordict import TensorDict
 
-from bridges.dlpack import to_jit
-from bridges.jax.transformed_rows import observation_leaves
 from envkit.data.paths import as_key
 from envkit.functional import EpisodeState, TimeLimitState, Timestep, row_keys
+from envkit_bridges.dlpack import to_jit
+from envkit_bridges.jax.transformed_rows import observation_leaves
 
 Moment = dict[str, Any]
 

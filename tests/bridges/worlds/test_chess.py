@@ -10,8 +10,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from bridges.worlds.native.chess.env import ChessEnv
-from bridges.worlds.native.chess.san_moves import san_moves
 from envkit import SerialEnv, StepCounter, TransformedEnv, check_env_specs
 from envkit.errors import (
     ArgumentError,
@@ -22,6 +20,8 @@ from envkit.errors import (
     UnknownStateError,
     UnsupportedError,
 )
+from envkit_bridges.worlds.native.chess.env import ChessEnv
+from envkit_bridges.worlds.native.chess.san_moves import san_moves
 
 NUMBER = {san: index for index, san in enumerate(san_moves())}
 EVERYTHING = dict.fromkeys(

@@ -12,7 +12,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from bridges.worlds.dm_control.env import DMControlEnv, DMControlWrapper, build, env_names
 from envkit import (
     AsyncEnvPool,
     Compose,
@@ -38,6 +37,7 @@ from envkit.errors import (
     ResumeError,
     UnknownEnvError,
 )
+from envkit_bridges.worlds.dm_control.env import DMControlEnv, DMControlWrapper, build, env_names
 from tests.zoo.policies import Replay
 from tests.zoo.resumed import same, twice
 

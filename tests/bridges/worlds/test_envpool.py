@@ -13,7 +13,6 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from bridges.worlds.envpool.library import import_envpool
 from envkit import (
     Compose,
     GymEnv,
@@ -43,6 +42,7 @@ from envkit.errors import (
     StaleDataError,
     StepMaskError,
 )
+from envkit_bridges.worlds.envpool.library import import_envpool
 
 envpool = import_envpool()
 

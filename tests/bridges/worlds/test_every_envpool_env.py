@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from bridges.worlds.envpool.library import import_envpool
 from envkit import MultiThreadedEnv, check_env_specs
+from envkit_bridges.worlds.envpool.library import import_envpool
 
 pytestmark = [
     pytest.mark.slow,

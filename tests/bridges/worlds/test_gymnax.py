@@ -13,10 +13,10 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
-from bridges.worlds.gymnax import GymnaxEnv, GymnaxWrapper, env_names, fetching_names
 from envkit import OneHot, RewardSum, TransformedEnv, compile_policy
 from envkit.env.checks import check_env_specs
 from envkit.errors import ArgumentError, ArgumentTypeError, FetchError, InputError, OptionError
+from envkit_bridges.worlds.gymnax import GymnaxEnv, GymnaxWrapper, env_names, fetching_names
 from tests.bridges.compare import assert_same
 from tests.bridges.worlds.bare import assert_equals_bare
 

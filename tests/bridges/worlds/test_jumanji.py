@@ -13,10 +13,10 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
-from bridges.worlds.jumanji import JumanjiEnv, JumanjiWrapper, env_names, fetching_names
 from envkit import Categorical, JaxPolicy, MultiCategorical, OneHot, compile_policy
 from envkit.env.checks import check_env_specs
 from envkit.errors import ArgumentError, ArgumentTypeError, FetchError, InputError, OptionError
+from envkit_bridges.worlds.jumanji import JumanjiEnv, JumanjiWrapper, env_names, fetching_names
 from tests.bridges.compare import assert_same
 from tests.bridges.worlds.bare import assert_equals_bare, own_states
 
@@ -278,7 +278,7 @@ def test_known_envs_are_listed():
 def test_a_notebook_keeps_its_way_of_showing_figures():
     script = (
         "import builtins; builtins.__IPYTHON__ = True  # as in Jupyter\n"
-        "from bridges.worlds import jumanji; assert jumanji.env_names() and builtins.__IPYTHON__"
+        "from envkit_bridges.worlds import jumanji; assert jumanji.env_names() and builtins.__IPYTHON__"
     )
 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

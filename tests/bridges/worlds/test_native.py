@@ -12,7 +12,6 @@ import torch
 from tensordict import TensorDict
 
 import envkit
-from bridges.worlds import native
 from envkit import Collector, ParallelEnv, PendulumEnv, check_env_specs
 from envkit.errors import (
     ArgumentError,
@@ -21,6 +20,7 @@ from envkit.errors import (
     MissingLibraryError,
     OptionError,
 )
+from envkit_bridges.worlds import native
 
 ROWS = 4
 

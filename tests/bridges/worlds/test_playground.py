@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from bridges.jax.transformed_rows import observation_leaves
-from bridges.worlds import playground
 from envkit import MujocoPlaygroundEnv, PlaygroundEnv, PlaygroundWrapper, check_env_specs
 from envkit.errors import (
     ArgumentError,
@@ -23,6 +21,8 @@ from envkit.errors import (
     UnsupportedError,
 )
 from envkit.functional import name_of, row_keys
+from envkit_bridges.jax.transformed_rows import observation_leaves
+from envkit_bridges.worlds import playground
 from tests.bridges.compare import assert_close, replay
 from tests.bridges.worlds.bare import own_states
 

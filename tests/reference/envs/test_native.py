@@ -6,9 +6,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from bridges.worlds.native.chess.san_moves import san_moves
 from envkit import FinancialRegimeEnv, PendulumEnv, TicTacToeEnv
 from envkit.errors import InputError
+from envkit_bridges.worlds.native.chess.san_moves import san_moves
 from tests.envs.model_based.models import latent, linear, moments
 from tests.reference.compare import OURS, THEIRS, check_same, check_works_alike, differs
 

@@ -23,12 +23,12 @@ from tensordict.nn import InteractionType, TensorDictModule, set_interaction_typ
 from torch import nn
 from torch.distributions import Distribution
 
-from bridges.jax.env import JaxEnv
-from bridges.jax.policy.translated import in_jax
-from bridges.policy.compiled import compile_policy
-from bridges.policy.exporting import Signature
 from envkit.batched.serial import SerialEnv
 from envkit.errors import TranslationError
+from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.policy.translated import in_jax
+from envkit_bridges.policy.compiled import compile_policy
+from envkit_bridges.policy.exporting import Signature
 from tests.bridges.jax.policy.networks import Calls
 from tests.bridges.jax.policy.policies import drawing
 from tests.zoo.walkers import Pendulum
@@ -337,9 +337,9 @@ def test_argument_checks_of_distributions_are_off_only_while_a_module_is_exporte
     code = """
         import torch
         from tests.bridges.jax.policy.policies import drawing
-        from bridges.policy.compiled import compile_policy
-        from bridges.jax.policy.translated import in_jax
-        from bridges.policy.exporting import Signature
+        from envkit_bridges.policy.compiled import compile_policy
+        from envkit_bridges.jax.policy.translated import in_jax
+        from envkit_bridges.policy.exporting import Signature
         from torch.distributions import Categorical, Distribution, Normal
 
         assert Distribution._validate_args, "something else has switched the checks off"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bridges.jax.policy.ops import TABLE
+from envkit_bridges.jax.policy.ops import TABLE
 from tests.bridges.jax.policy.test_ops import wanted_of
 from tests.bridges.policy.test_ops_in_numpy import TABLE as IN_NUMPY
 

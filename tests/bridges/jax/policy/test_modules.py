@@ -19,13 +19,13 @@ from tensordict.nn import (
 )
 from torch import nn
 
-from bridges.jax.env import JaxEnv
-from bridges.jax.policy.translated import in_jax
-from bridges.policy.compiled import compile_policy
 from envkit.errors import TranslationError
 from envkit.specs import Bounded
 from envkit.transforms.core.env import TransformedEnv
 from envkit.transforms.episodes import InitTracker
+from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.policy.translated import in_jax
+from envkit_bridges.policy.compiled import compile_policy
 from tests.bridges.compare import assert_close
 from tests.bridges.jax.policy.networks import Calls
 from tests.bridges.jax.policy.test_compiled import plain, run

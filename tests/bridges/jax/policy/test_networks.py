@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bridges.jax.policy.translated import in_jax
-from bridges.policy.compiled import compile_policy
-from bridges.policy.exporting import Signature
+from envkit_bridges.jax.policy.translated import in_jax
+from envkit_bridges.policy.compiled import compile_policy
+from envkit_bridges.policy.exporting import Signature
 from tests.bridges.jax.policy.networks import NETWORKS, Calls
 
 pytestmark = pytest.mark.rounding

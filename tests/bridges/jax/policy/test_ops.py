@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from bridges.jax.policy.ops import TABLE
-from bridges.jax.policy.ops.drawing import DRAWING
+from envkit_bridges.jax.policy.ops import TABLE
+from envkit_bridges.jax.policy.ops.drawing import DRAWING
 from tests.zoo.half import HAS_FLOAT16
 
 _MAKE = torch.Generator().manual_seed(0)

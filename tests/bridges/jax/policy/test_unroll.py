@@ -14,11 +14,6 @@ from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
 from torchrl.modules import ProbabilisticActor, TanhNormal
 
-from bridges.gym.env import GymEnv
-from bridges.jax import unrolling
-from bridges.jax.env import JaxEnv
-from bridges.jax.policy.jax_policy import JaxPolicy
-from bridges.policy.compiled import CompiledPolicy, compile_policy
 from envkit.batched.serial import SerialEnv
 from envkit.data.transition import leaves
 from envkit.env.spec_names import SpecNames
@@ -34,6 +29,11 @@ from envkit.transforms.core.env import TransformedEnv
 from envkit.transforms.episodes import InitTracker, StepCounter
 from envkit.transforms.primer import TensorDictPrimer
 from envkit.transforms.returns import RewardSum
+from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.jax import unrolling
+from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.policy.jax_policy import JaxPolicy
+from envkit_bridges.policy.compiled import CompiledPolicy, compile_policy
 from tests.bridges.compare import assert_close, assert_same, replay, replaying
 from tests.bridges.jax.policy.policies import (
     choosing,

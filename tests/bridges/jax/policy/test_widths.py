@@ -11,16 +11,16 @@ from torch import nn
 from torch.distributions import Categorical
 from torchrl.modules import EGreedyModule, TanhNormal
 
-from bridges.jax.env import JaxEnv
-from bridges.jax.policy.translated import in_jax
-from bridges.jax.policy.widths import spans_of
-from bridges.policy.compiled import compile_policy
-from bridges.policy.exporting import Signature
 from envkit.errors import TranslationError
 from envkit.functional import Box, Timestep
 from envkit.specs import OneHot, Unbounded
 from envkit.transforms.core.env import TransformedEnv
 from envkit.transforms.primer import TensorDictPrimer
+from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.policy.translated import in_jax
+from envkit_bridges.jax.policy.widths import spans_of
+from envkit_bridges.policy.compiled import compile_policy
+from envkit_bridges.policy.exporting import Signature
 from tests.bridges.jax.policy.networks import Calls
 from tests.bridges.jax.policy.test_networks import translated
 

@@ -1,0 +1,300 @@
+"""What an id means: which world, which env in it, and what to say of an id that means nothing.
+
+Conventions
+    id    "world/name"; the name may have more "/". A world's name in front may be left out where one installed
+          world alone has the env.
+    name  what a world calls an env.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache, partial
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from envkit.errors import ArgumentError, ArgumentTypeError, BrokenLibraryError, MissingLibraryError
+from envkit.installing import install_hint
+from envkit_bridges.catalogue.table import WORLDS, Kind, World
+from envkit_bridges.libraries import require
+
+if TYPE_CHECKING:  # torch would be the longest part of naming the worlds
+    from envkit.env.base import EnvBase
+
+__all__ = ["EnvId", "Found", "WorldInfo", "find", "list_envs", "register", "world_names", "worlds"]
+
+Factory = Callable[..., "EnvBase"]
+
+
+class EnvId(str):
+    """An id of `list_envs`: a string that also says what it takes.
+
+    Attributes:
+        needs_network: building the env fetches something.
+    """
+
+    needs_network: bool
+
+    def __new__(cls, text: str, *, needs_network: bool = False) -> EnvId:
+        made = super().__new__(cls, text)
+        made.needs_network = needs_network
+        return made
+
+
+@dataclass(frozen=True)
+class WorldInfo:
+    """One world, as it is here.
+
+    Attributes:
+        name: in front of its ids.
+        kind: "stateless", "stateful" or "batched", see `make`.
+        library: what brings its envs.
+        version: of the library; None where it is not installed.
+        extra: ``pip install -e '.[extra]'`` installs it, run in a clone of envkit; None where nothing has to be.
+        num_envs: how many can be made here; None where the library cannot be read.
+        problem: why it cannot.
+    """
+
+    name: str
+    kind: Kind
+    library: str
+    version: str | None
+    extra: str | None
+    num_envs: int | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an id means.
+
+    Attributes:
+        build: makes one env by keywords.
+        kind: see `table`.
+        limit: keyword that truncates its episodes, if it has one.
+        world, name: the parts of the id; None for one that was registered by itself.
+        require_keywords: checks the keywords of ``build`` without making an env; None where the world cannot.
+    """
+
+    build: Factory
+    kind: Kind
+    limit: str | None = None
+    world: str | None = None
+    name: str | None = None
+    require_keywords: Callable[[Mapping[str, Any]], None] | None = None
+
+
+# ------------------------------------------------------------------------------------- registered ids
+
+
+_REGISTERED: dict[str, Found] = {}
+
+
+def register(id: str, factory: Factory, *, kind: Kind = "stateful") -> None:
+    """Give an env of one's own an id, by which `make` builds it and `list_envs` lists it.
+
+    Args:
+        id: "world/name", a world that nobody else has.
+        factory: makes one env; takes the keywords that `make` is given. A "stateless" one takes ``batch_size`` too.
+        kind: "stateful" (many envs are a pool of the factory's) or "stateless" (one env that steps any batch).
+
+    Registered in this process: pools get the factory itself, by value, not the id. A package whose ids are to be
+    known without a call has an entry point in the group ``envkit.worlds``: a callable that gives an object with
+    ``env_names()`` and ``build(name, **kwargs)``, and where needed ``fetching_names()`` and ``kind``.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) the factory cannot be called.
+        ArgumentError: (a ValueError) the id has no world, its world is one of envkit's, it is taken, or ``kind`` is
+            another.
+    """
+    if not callable(factory):
+        raise ArgumentTypeError(
+            f"the factory of {id!r} is {factory!r}, of type {type(factory).__name__}, but must be a callable that "
+            "makes an env."
+        )
+    world, _, name = id.partition("/")
+    if not (world and name):
+        raise ArgumentError(f"id is {id!r}, but must be of the form 'world/name', as 'lab/Arm-v0'.")
+    if world in WORLDS:
+        raise ArgumentError(
+            f"id is {id!r}, but {world!r} is one of envkit's own worlds. Choose another name in front of the '/'."
+        )
+    if id in _REGISTERED:
+        raise ArgumentError(f"{id!r} is registered already. Choose another id.")
+    if kind not in ("stateful", "stateless"):
+        raise ArgumentError(f"kind is {kind!r}, but must be 'stateful' or 'stateless'.")
+    _REGISTERED[id] = Found(factory, kind)
+
+
+@lru_cache(maxsize=1)
+def _all_worlds() -> Mapping[str, World]:
+    """Give envkit's worlds and those of installed packages, whose entry points are imported when they are needed."""
+    found = dict(WORLDS)
+    for point in metadata.entry_points(group="envkit.worlds"):
+        owner = point.dist.name if point.dist else point.module
+        found.setdefault(
+            point.name,
+            World(point.name, "stateful", lambda point=point: point.load()(), distribution=owner),
+        )
+    return found
+
+
+# ---------------------------------------------------------------------------------------- finding
+
+
+def find(id: str) -> Found:
+    """Say what an id means.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) it is no string.
+        ArgumentError: (a ValueError) nothing, or something in several worlds.
+        MissingLibraryError, BrokenLibraryError: (an ImportError) of the world that it names.
+    """
+    if not isinstance(id, str):
+        raise ArgumentTypeError(
+            f"id is {id!r}, of type {type(id).__name__}, but must be a string, as 'brax/ant' or 'gym/CartPole-v1'."
+        )
+    if id in _REGISTERED:
+        return _REGISTERED[id]
+    first, _, name = id.partition("/")
+    if name and first in _all_worlds():
+        return _in_world(_all_worlds()[first], name)
+    return _anywhere(id)
+
+
+def _in_world(world: World, name: str) -> Found:
+    if world.library is not None:
+        require(world.library)
+    module = world.module
+    if (require_env := getattr(module, "require_env", None)) is not None:
+        require_env(name)  # a pool would say so when it starts
+    kind = getattr(module, "kind", world.kind)
+    require_keywords = getattr(module, "require_keywords", None)
+    check = None if require_keywords is None else partial(require_keywords, name)
+    return Found(partial(module.build, name), kind, world.limit, world.name, name, check)
+
+
+def _anywhere(name: str) -> Found:
+    """Look a name without a world up in every world that is installed."""
+    readable = {world.name: names for world in _all_worlds().values() if (names := _names(world))}
+    holders = [world for world, names in readable.items() if name in names]
+    own = [id for id in _REGISTERED if id.partition("/")[2] == name]
+    candidates = [*(f"{world}/{name}" for world in holders), *own]
+    if len(candidates) > 1:
+        raise ArgumentError(
+            f"{name!r} is in several worlds. Say which one: {', '.join(map(repr, candidates))}."
+        )
+    if holders:
+        return _in_world(_all_worlds()[holders[0]], name)
+    if own:
+        return _REGISTERED[own[0]]
+    raise ArgumentError(_unknown(name, readable))
+
+
+def _names(world: World) -> frozenset[str]:
+    """Name the envs of a world; none where its library is missing or broken."""
+    try:
+        return frozenset(world.module.env_names()) if world.version else frozenset()
+    except (BrokenLibraryError, MissingLibraryError):
+        return frozenset()
+
+
+def _unknown(id: str, readable: Mapping[str, frozenset[str]]) -> str:
+    listed = [f"{world}/{name}" for world, names in readable.items() for name in names]
+    short = {one.rpartition("/")[2].lower(): one for one in sorted(listed, reverse=True)}
+    asked = id.rpartition("/")[2].lower()
+    near = dict.fromkeys(get_close_matches(id, listed, 3))
+    near |= dict.fromkeys(short[one] for one in get_close_matches(asked, short, 3))
+    told = [f"there is no env {id!r} here."]
+    if near:
+        told.append(f"Did you mean {' or '.join(map(repr, list(near)[:3]))}?")
+    missing = [world.extra for world in _all_worlds().values() if world.name not in readable]
+    told.append("envkit.list_envs() lists what can be made.")
+    if extras := [extra for extra in missing if extra]:
+        told.append(f"Worlds that are not installed may have it. {install_hint(*extras)}")
+    return " ".join(told)
+
+
+# ---------------------------------------------------------------------------------------- listing
+
+
+def list_envs(pattern: str | None = None, world: str | None = None) -> list[EnvId]:
+    """List the ids that `make` takes here, sorted.
+
+    Args:
+        pattern: part of an id, in any case, or with ``*``, ``?`` or ``[]`` a shell pattern for the whole of it.
+        world: of this world only.
+
+    Returns:
+        Strings; ``needs_network`` of each says whether building it fetches something. Nothing is fetched now.
+        Worlds that are not installed are left out (`worlds` names them).
+
+    Raises:
+        ArgumentTypeError: (a TypeError) an argument is no string.
+        ArgumentError: (a ValueError) there is no such world.
+        MissingLibraryError, BrokenLibraryError: (an ImportError) of ``world``.
+    """
+    _require_text("pattern", pattern, "a part of ids, as 'cartpole'")
+    _require_text("world", world, "the name of one, as 'gym'")
+    known = world_names()
+    if world is not None and world not in known:
+        near = get_close_matches(world, known, 1)
+        guess = f" Did you mean {near[0]!r}?" if near else ""
+        raise ArgumentError(f"there is no world {world!r}.{guess} There are: {', '.join(known)}.")
+    if world is None:
+        listed = [id for one in _all_worlds().values() for id in _ids(one, strict=False)]
+    else:
+        listed = list(_ids(_all_worlds()[world], strict=True)) if world in _all_worlds() else []
+    listed += [EnvId(id) for id in _REGISTERED if world in (None, id.partition("/")[0])]
+    return sorted(id for id in listed if pattern is None or _matches(id, pattern))
+
+
+def _require_text(name: str, value: object, meant: str) -> None:
+    if value is not None and not isinstance(value, str):
+        raise ArgumentTypeError(
+            f"{name} is {value!r}, of type {type(value).__name__}, but must be a string or None. Pass {meant}, or leave "
+            "it out for all."
+        )
+
+
+def _ids(world: World, *, strict: bool) -> Iterator[EnvId]:
+    """Give the ids of one world; unless ``strict``, none where its library is missing or broken."""
+    names = _names(world)
+    if strict and not names:
+        if world.library is not None:
+            require(world.library)
+        names = frozenset(world.module.env_names())
+    fetching = getattr(world.module, "fetching_names", frozenset)() if names else ()
+    for name in names:
+        yield EnvId(f"{world.name}/{name}", needs_network=name in fetching)
+
+
+def _matches(id: str, pattern: str) -> bool:
+    if any(sign in pattern for sign in "*?["):
+        return fnmatch.fnmatch(id, pattern)
+    return pattern.lower() in id.lower()
+
+
+def world_names() -> list[str]:
+    """Name all worlds, installed or not, sorted; no library is imported for it."""
+    return sorted({*_all_worlds(), *(id.partition("/")[0] for id in _REGISTERED)})
+
+
+def worlds() -> list[WorldInfo]:
+    """Say of every world which library brings it, whether that is installed, and how many envs it has here."""
+    return [_described(world) for world in _all_worlds().values()]
+
+
+def _described(world: World) -> WorldInfo:
+    count, problem = None, None
+    try:
+        if world.version is not None:
+            count = len(world.module.env_names())
+    except ImportError as error:
+        problem = str(error)
+    kind = getattr(world.module, "kind", world.kind) if count is not None else world.kind
+    library = world.library or world.distribution
+    return WorldInfo(world.name, kind, library, world.version, world.extra, count, problem)

@@ -1,0 +1,249 @@
+"""Envs by id: one, or many of them in the form that suits their world.
+
+`make` decides how many envs become one env object. Which env an id means is decided in `ids`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from envkit.batched.async_pool import AsyncEnvPool, ProcessorAsyncEnvPool
+from envkit.batched.parallel import ParallelEnv
+from envkit.batched.serial import SerialEnv
+from envkit.data.arguments import as_int
+from envkit.data.keywords import known_to
+from envkit.env.base import EnvBase
+from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
+from envkit.specs.annotations import Device
+from envkit.transforms.batch import BatchSizeTransform
+from envkit.transforms.core.base import Transform
+from envkit.transforms.core.compose import Compose
+from envkit.transforms.core.env import TransformedEnv
+from envkit.transforms.episodes import StepCounter
+from envkit_bridges.catalogue.ids import Found, find
+from envkit_bridges.catalogue.table import WORLDS
+
+__all__ = ["made_by", "make"]
+
+
+def make(
+    id: str,
+    num_envs: int | None = None,
+    *,
+    backend: str | None = None,
+    device: Device | None = None,
+    transforms: Transform | Sequence[Transform] | None = None,
+    max_episode_steps: int | None = None,
+    seed: int | None = None,
+    **kwargs: Any,
+) -> EnvBase:
+    """Make an env, or many, by id.
+
+    Args:
+        id: "world/name", as "brax/ant" or "gym/CartPole-v1", see `list_envs`. The world may be left out where one
+            installed world alone has the env.
+        num_envs: None for one env, batch size ``()``; n for n of them, batch size ``(n,)``: of a stateless world
+            one env that steps them as one program, of a stateful one a pool, of EnvPool the library's own.
+        backend: what a pool of a stateful world is. "process", which None means too, is a `ParallelEnv`; "serial" a
+            `SerialEnv`; "async" an `AsyncEnvPool` of processes (for EnvPool, of its threads); "ray" a `ParallelEnv` on
+            a Ray cluster; "vector" Gymnasium's own vector env, for the world "gym". Stateless worlds need no
+            pool: there it goes to the class, as Brax's ``backend="spring"``.
+        device: where data is delivered and, for stateless worlds, computed; None is the CPU.
+        transforms: one, or several in their order, appended to the env.
+        max_episode_steps: truncate episodes after so many steps, in place of the limit that an env has by itself
+            where its world lets that be chosen. Where it does not, a `StepCounter` adds the limit, and its
+            entry ``step_count``, or ``elapsed`` where the env has a state of that name.
+        seed: given to `set_seed`. None: a stateless env draws one from torch's global generator, and simulators seed
+            themselves, so that ``torch.manual_seed`` does not fix what they do.
+        **kwargs: go to the class of the world.
+
+    Returns:
+        The env; a `TransformedEnv` where something is appended to it.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) ``id`` is no string, or ``transforms`` are none.
+        ArgumentError: (a ValueError) no env, or several, have this id; ``num_envs`` is below 1; the world has no
+            such ``backend``.
+        OptionError: (a TypeError) a keyword is unknown, or a limit is given twice.
+        MissingLibraryError, BrokenLibraryError: (an ImportError) the library is not installed, or fails.
+    """
+    appended = _listed(transforms)
+    found = find(id)
+    told = {"id": id, **kwargs}
+    counted = None
+    if max_episode_steps is not None:
+        told["max_episode_steps"] = max_episode_steps
+        meaning = "the steps after which an episode is truncated"
+        limit = as_int("max_episode_steps", max_episode_steps, least=1, meaning=meaning)
+        if found.limit is None:
+            counted = limit
+        elif found.limit in kwargs:
+            raise OptionError(
+                f"max_episode_steps={limit} and {found.limit}={kwargs[found.limit]!r} say the same. Pass one of them."
+            )
+        else:
+            kwargs[found.limit] = limit
+    env = _made(_Request(found, num_envs, backend, device, kwargs))
+    if counted is not None:
+        # a look at the keys of stateful envs would start their workers; those keep no state in the data
+        is_taken = found.kind == "stateless" and "step_count" in env.state_keys
+        name = "elapsed" if is_taken else "step_count"
+        appended = [StepCounter(max_steps=counted, step_count_key=name), *appended]
+    if appended:
+        env = TransformedEnv(env, Compose(*appended) if len(appended) > 1 else appended[0])
+    if seed is not None:
+        env.set_seed(seed)
+    if transforms is None:
+        if found.kind == "stateless" and backend is not None:
+            told["backend"] = backend
+        vars(env)["_made_by"] = told
+    return env
+
+
+def made_by(env: EnvBase) -> dict[str, Any] | None:
+    """Give the keywords by which `make` makes one env like those of ``env``; None where it did not make it.
+
+    Neither is there what transforms that were given to `make` are.
+    """
+    return vars(env).get("_made_by")
+
+
+def _listed(transforms: Transform | Sequence[Transform] | None) -> list[Transform]:
+    if transforms is None:
+        return []
+    given: list[Any] = [transforms]
+    if isinstance(transforms, Iterable) and not isinstance(transforms, Transform):
+        given = list(transforms)
+    for one in given:
+        if not isinstance(one, Transform):
+            raise ArgumentTypeError(
+                f"transforms hold {one!r}, of type {type(one).__name__}, but must be a Transform or several: "
+                "transforms=[StepCounter(), RewardSum()], say."
+            )
+    return given
+
+
+# ------------------------------------------------------------------------------------------ forms
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is asked for, its id already found."""
+
+    found: Found
+    num_envs: int | None
+    backend: str | None
+    device: Device | None
+    keywords: Mapping[str, Any]
+
+    def build(self, **more: Any) -> EnvBase:
+        """Make one env object of the world; what somebody else has registered need not know devices."""
+        device = "cpu" if self.device is None and self.found.world in WORLDS else self.device
+        given = {} if device is None else {"device": device}
+        return self.found.build(**given, **more, **self.keywords)
+
+    @property
+    def of_pool(self) -> tuple[int, Callable[..., EnvBase]]:
+        """How many envs a pool has, and what makes one; that travels to workers by value.
+
+        Raises:
+            OptionError: (a TypeError) the env is known not to take one of the keywords.
+        """
+        assert self.num_envs is not None
+        if self.found.require_keywords is not None:
+            try:
+                self.found.require_keywords(self.keywords)
+            except OptionError as error:
+                raise OptionError(f"{error}{self._of_pools()}") from error
+        return self.num_envs, partial(self.found.build, **self.keywords)
+
+    def _of_pools(self) -> str:
+        """Say how a pool is given the keywords that are its own."""
+        own = [name for name in known_to(ParallelEnv) or () if name in self.keywords]
+        if not own:
+            return ""
+        id, given = f"{self.found.world}/{self.found.name}", f"{own[0]}={self.keywords[own[0]]!r}"
+        return (
+            f" A pool takes {', '.join(own)} itself: ParallelEnv({self.num_envs}, lambda: make({id!r}), {given}), or "
+            "another class of pools."
+        )
+
+
+def _made(request: _Request) -> EnvBase:
+    """Build what is asked for, in the form that its world and ``backend`` have."""
+    if request.num_envs is not None:
+        as_int("num_envs", request.num_envs, least=1, meaning="the number of envs, or None for one")
+    kind, backend = request.found.kind, request.backend
+    if kind == "stateless":
+        sizes = {} if request.num_envs is None else {"batch_size": [request.num_envs]}
+        return request.build(**sizes, **({} if backend is None else {"backend": backend}))
+    forms = _FORMS[kind] | (_OF_GYM if request.found.world == "gym" else {})
+    if backend not in forms:
+        raise ArgumentError(
+            f"backend is {backend!r}, but envs of {request.found.world or 'this id'} are made many by one of "
+            f"{', '.join(repr(name) for name in forms if name)}, or by None."
+        )
+    if request.num_envs is None and backend is not None:
+        raise ArgumentError(
+            f"backend={backend!r} says how many envs are one, but one env is asked for. Pass num_envs too."
+        )
+    return forms[backend](request)
+
+
+def _parallel(request: _Request) -> EnvBase:
+    if request.num_envs is None:
+        return request.build()
+    return ParallelEnv(*request.of_pool, device=request.device)
+
+
+def _serial(request: _Request) -> EnvBase:
+    return SerialEnv(*request.of_pool, device=request.device)
+
+
+def _on_ray(request: _Request) -> EnvBase:
+    return ParallelEnv(*request.of_pool, device=request.device, backend="ray")
+
+
+def _asynchronous(request: _Request) -> EnvBase:
+    count, maker = request.of_pool
+    return ProcessorAsyncEnvPool([maker] * count, device=request.device)
+
+
+def _vector(request: _Request) -> EnvBase:
+    return request.build(num_envs=request.num_envs)
+
+
+def _by_library(request: _Request) -> EnvBase:
+    if request.num_envs is not None:
+        return request.build(num_workers=request.num_envs)
+    one = _made(replace(request, num_envs=1))
+    return TransformedEnv(one, BatchSizeTransform(reshape_fn=_only_row))
+
+
+def _only_row(data: Any) -> Any:
+    return data.squeeze(0)
+
+
+def _by_library_asynchronous(request: _Request) -> EnvBase:
+    assert request.num_envs is not None
+    names = [request.found.name] * request.num_envs
+    options = {"create_env_kwargs": dict(request.keywords), "device": request.device}
+    return AsyncEnvPool(names, backend="envpool", **options)  # type: ignore[arg-type]
+
+
+_FORMS: Mapping[str, dict[str | None, Callable[[_Request], EnvBase]]] = {
+    "stateful": {
+        None: _parallel,
+        "process": _parallel,
+        "serial": _serial,
+        "async": _asynchronous,
+        "ray": _on_ray,
+    },
+    "batched": {None: _by_library, "async": _by_library_asynchronous},
+}
+"""Kind of a world to its forms, by ``backend``."""
+
+_OF_GYM = {"vector": _vector}

@@ -1,0 +1,469 @@
+"""An env of several rows as arrays: what vector envs of other libraries have in common.
+
+`BatchView` decides which entries are observations, keeps between calls what the env reads back (a stateless
+env's state above all), and turns actions into what the specs hold. When rows begin anew is up to the
+vector env that asks.
+
+Conventions
+    rows    the only batch axis of the env, of length ``num_envs``.
+    shown   observation entries that are neither infos nor, below "state", the state of a stateless env: one entry stands for itself, several are a
+            nested dict with sorted keys.
+    moment  what a reset or a step gave, read by key. Where the env has its data in memory anyway it is read there, and
+            gone at the next call.
+    values  NumPy arrays, or tensors with ``to_numpy=False``: copies, so that neither whoever changes them nor the
+            next step changes the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from envkit import rules
+from envkit.batched.attributes import chosen_rows
+from envkit.batched.env import BatchedEnv
+from envkit.batched.mixed import MixedEnv
+from envkit.data.paths import Key, Path, as_key, as_path, info_names, leaf_paths, nest
+from envkit.env.as_gym import as_tensor, shown_and_infos, spelled
+from envkit.env.base import EnvBase
+from envkit.env.exclusive import InUse
+from envkit.env.in_place import InPlace, Moment
+from envkit.env.seeding import checked_seed
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    InputError,
+    NotResetError,
+)
+from envkit.specs import Composite, NonTensor, TensorSpec
+from envkit_bridges.exports.episode_infos import EpisodeInfos
+from envkit_bridges.exports.frames import draws_states, painter_of, without_transforms
+from envkit_bridges.exports.row_owners import RowOwners
+from envkit_bridges.exports.spaces import NO_SPACE, asked_space, shown_space
+from envkit_bridges.gym.wrapper import GymWrapper
+
+__all__ = ["BatchView"]
+
+
+class BatchView:
+    """The rows of an env as arrays.
+
+    Args:
+        env: of batch size ``(num_envs,)``, with one reward and done flags at the root. Several actions are a dict.
+        spaces: module of spaces of the gym library that is asked for.
+        whose: name of the view, for messages.
+        info_keys: observation entries, or nodes of them, that are infos beside those of the env.
+        to_numpy: arrays instead of tensors.
+
+    Attributes:
+        observation_space, action_space: of one row.
+        owners: addresses single rows.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) ``env`` is no env.
+        ArgumentError: (a ValueError) it has another number of batch axes, several rewards, no root
+            flags, or entries that are no arrays.
+        MissingKeyError: (a KeyError) ``info_keys`` names what is no observation.
+    """
+
+    def __init__(
+        self,
+        env: EnvBase,
+        spaces: ModuleType,
+        *,
+        whose: str,
+        info_keys: Iterable[Key] = (),
+        to_numpy: bool = True,
+    ):
+        _require_rows(env, whose)
+        self.env = env
+        self.num_envs = env.batch_size[0]
+        self.to_numpy = to_numpy
+        (self._reward,) = env.reward_keys
+        hidden = {path for path in leaf_paths(env.full_state_spec) if path[0] == "state"}
+        paths = [path for path in leaf_paths(env.full_observation_spec) if path not in hidden]
+        self._shown, infos = shown_and_infos(paths, env._infos, info_keys)
+        self._infos = info_names(infos)
+        specs = Composite(
+            {as_key(path): env.single_full_observation_spec[as_key(path)] for path in self._shown}
+        )
+        self._only = as_key(self._shown[0]) if len(self._shown) == 1 else None
+        _require_arrays(specs, whose)
+        self.observation_space = shown_space(
+            specs if self._only is None else specs[self._only], spaces
+        )
+        self._actions = _action_names(env)
+        one = env.single_full_action_spec
+        asked = {
+            name: asked_space(one[as_key(path)], spaces) for path, name in self._actions.items()
+        }
+        self.action_space = asked[()] if () in asked else _dict_of(nest(asked), spaces)
+        self.owners = RowOwners(env)
+        self._episodes = EpisodeInfos(env)
+        self._missing: str | None = "the env was not reset yet"
+        self._root: TensorDictBase | None = None
+        self._in_place: InPlace | None = None
+
+    # -------------------------------------------------------------------------------- single rows
+
+    @property
+    def pool(self) -> Any:
+        """The pool of single envs, behind transforms too; None where all rows are one object."""
+        inner = without_transforms(self.env)
+        return inner if isinstance(inner, BatchedEnv) else None
+
+    def get_attr(self, name: str, indices: Any = None) -> list[Any]:
+        """Give an attribute of each of some rows; see `RowOwners`."""
+        if name == "render_mode":  # SB3 asks, and warns of envs that say nothing
+            return [self.render_mode] * len(chosen_rows(indices, self.num_envs))
+        return self.owners.get_attr(name, indices)
+
+    # ------------------------------------------------------------------------------------- calls
+
+    def seed(self, seeds: Mapping[int, int | None]) -> None:
+        """Give single rows a seed each, of their `set_seed`, for the reset that follows.
+
+        Raises:
+            ArgumentError: (a ValueError) one is no seed, or all rows are one object.
+        """
+        self._require_single(seeds)
+        for row, seed in self._checked(seeds).items():
+            self.pool.call("set_seed", seed, indices=row)
+
+    def _require_single(self, seeds: Mapping[int, int | None]) -> None:
+        if self.pool is None:
+            raise ArgumentError(
+                f"seed is {list(seeds.values())}, but the {self.num_envs} rows of this {type(self.env).__name__} are seeded "
+                "together. Pass one int and reset all rows, or use a pool of single envs, e.g. SerialEnv."
+            )
+
+    @staticmethod
+    def _checked(seeds: Mapping[int, int | None]) -> dict[int, int]:
+        return {row: checked_seed(seed) for row, seed in seeds.items() if seed is not None}
+
+    def _begun_with(self, seeds: Mapping[int, int | None]) -> dict[int, dict[str, int]]:
+        """Give the keywords with which simulators of Gymnasium begin with a seed; others are seeded now."""
+        self._require_single(seeds)
+        checked = self._checked(seeds)
+        rows = list(checked)
+        takes_seed = self.pool._ask_rows(_takes_seed, rows) if rows else []
+        self.seed(
+            {row: checked[row] for row, takes in zip(rows, takes_seed, strict=True) if not takes}
+        )
+        return {
+            row: {"seed": checked[row]}
+            for row, takes in zip(rows, takes_seed, strict=True)
+            if takes
+        }
+
+    def reset(
+        self,
+        mask: np.ndarray | None = None,
+        options: Sequence[Mapping[str, Any]] | None = None,
+        seeds: Mapping[int, int | None] | None = None,
+    ) -> Moment:
+        """Begin episodes, in the rows of ``mask`` or in all of them, and give the root.
+
+        Args:
+            mask: bool ``(num_envs,)``.
+            options: of the simulator's reset, for each row.
+            seeds: of single rows, as the ``seed`` of the simulator's reset where it is one of Gymnasium.
+
+        Raises:
+            ArgumentError: (a ValueError) there are options or seeds, and the rows are no single envs that take some.
+        """
+        given: dict[str, Any] = {}
+        if options is not None and any(options):
+            if self.pool is None:
+                raise ArgumentError(
+                    f"options are {list(options)}, but {type(self.env).__name__} resets all its rows as one. Use a pool "
+                    "of single envs, e.g. SerialEnv, or leave the options out."
+                )
+            given["list_of_kwargs"] = [{"options": dict(one)} if one else {} for one in options]
+        if seeds:
+            each = given.setdefault("list_of_kwargs", [{} for _ in range(self.num_envs)])
+            for row, seed in self._begun_with(seeds).items():
+                each[row] |= seed
+        if mask is None:
+            self._root = self.env.reset(**given)
+        else:
+            chosen = self._on_device(mask).unsqueeze(-1)
+            self._root = self.env.reset(self.root.copy().set(rules.RESET, chosen), **given)
+        self._missing, self._in_place = None, self.env._in_place()
+        return self._root
+
+    def step(self, action: Any) -> Moment:
+        """Advance all rows; gives what follows, and resets nothing."""
+        root = self.root
+        for path, acted in self._acted(action).items():
+            root.set(as_key(path), acted)
+        with self._whole():
+            data = self.env.step(root)
+            self._root = self.env.step_mdp(data)
+        return data.get("next")
+
+    def advance(self, action: Any, mask: np.ndarray | None = None) -> tuple[Moment, Moment]:
+        """Advance the rows of ``mask``, or all, and reset those that end; gives what follows and the new root.
+
+        The others keep what they show, with reward 0 and no flag set; their actions are ignored.
+        """
+        acted = self._acted(action, mask)
+        if self._in_place is not None and self._in_place.is_current():
+            with self._whole():
+                moments = self._in_place.advance(acted, mask)
+            self._root = None
+            return moments
+        root = self.root
+        for path, value in acted.items():
+            root.set(as_key(path), value)
+        if mask is not None:
+            root = root.copy().set(rules.STEP, self._on_device(mask))
+        with self._whole():
+            data, self._root = self.env.step_and_maybe_reset(root)
+        return data.get("next"), self._root
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Ask for a reset after a step that failed: some rows have moved, and nobody was shown where to."""
+        try:
+            yield
+        except InputError:  # it was refused before anything moved
+            raise
+        except BaseException:
+            self._missing = "the step before failed, and what some rows made of it is lost"
+            raise
+
+    @property
+    def held(self) -> InUse:
+        """Keeps other threads from the env while a step is made and what it gave is read."""
+        return self.env._in_use
+
+    @property
+    def root(self) -> TensorDictBase:
+        """What the last call has left the env with.
+
+        Raises:
+            NotResetError: (a RuntimeError) nothing was reset yet, or the last step failed.
+        """
+        self._require_begun()
+        if self._root is None:
+            assert self._in_place is not None
+            self._root = self._in_place.root()
+        return self._root
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the env can be stepped: it was reset, and no step has failed since."""
+        return self._missing is None
+
+    def _require_begun(self) -> None:
+        if self._missing is not None:
+            raise NotResetError(f"{self._missing}. Call reset() first.")
+
+    def _on_device(self, mask: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(mask).to(self.env.device)
+
+    def _acted(self, action: Any, mask: np.ndarray | None = None) -> dict[Path, torch.Tensor]:
+        """Give actions as the specs spell them; numbers that are none of them are refused there or by the env."""
+        self._require_begun()
+        return {
+            path: self._spelled(_part(action, name), path, mask)
+            for path, name in self._actions.items()
+        }
+
+    def _spelled(self, action: Any, path: Path, mask: np.ndarray | None) -> torch.Tensor:
+        key = as_key(path)
+        spec, expected = self.env.full_action_spec[key], self.action_space
+        for name in self._actions[path]:
+            expected = expected[name]
+        value = as_tensor(action, key, spec)
+        if value.shape not in (spec.shape, (self.num_envs, *expected.shape)):
+            told = "the actions have" if not self._actions[path] else f"the actions {key!r} have"
+            raise InputError(
+                f"{told} shape {tuple(value.shape)}, but {self.num_envs} rows of "
+                f"{expected} have {(self.num_envs, *expected.shape)}. Pass one action for each row."
+            )
+        if mask is not None and value.shape != spec.shape:  # it is encoded, whatever it is
+            value = value.clone()
+            value[torch.from_numpy(~mask)] = 0
+        return spelled(value, key, spec)
+
+    # ------------------------------------------------------------------------------------ pictures
+
+    @property
+    def render_mode(self) -> str | None:
+        """How the rows render, if they say so and all say the same; "rgb_array" of an env that draws its states."""
+        if draws_states(without_transforms(self.env)):
+            return "rgb_array"
+        mode = self.common("render_mode")
+        return mode if isinstance(mode, str) else None
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the rows say of themselves, if they say so and all say the same."""
+        found = self.common("metadata")
+        return dict(found) if isinstance(found, Mapping) else {}
+
+    def common(self, name: str) -> Any:
+        """Give an attribute that all rows have in common; None where there is none, or rows differ."""
+        try:
+            values = self.owners.get_attr(name)
+        except AttributeError:
+            return None
+        return values[0] if all(value == values[0] for value in values) else None
+
+    def render(self) -> list[Any] | None:
+        """Draw all rows, one picture each; None where the env shows them itself.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) the env draws nothing.
+            NotResetError: (a RuntimeError) there is no state to draw yet.
+        """
+        inner = without_transforms(self.env)
+        if isinstance(inner, MixedEnv) or draws_states(inner):
+            painter = painter_of(self.env, range(self.num_envs), {})
+            painter.look(self.root)
+            return [frames[0].movedim(0, -1).numpy(force=True) for frames in painter.frames()]
+        drawn = self.env.render()  # type: ignore[operator]
+        if drawn is None:
+            return None
+        return list(drawn) if isinstance(drawn, list | tuple) else [drawn]
+
+    # ------------------------------------------------------------------------------------- values
+
+    def observations(self, at: Moment) -> Any:
+        """Give what is shown of the rows at a moment."""
+        if self._only is not None:
+            return self._value(at.get(self._only))
+        return nest({path: self._value(at.get(as_key(path))) for path in self._shown})
+
+    def infos(self, at: Moment) -> dict[Path, Any]:
+        """Give the infos, by path in an info dict; see `envkit.data.paths.info_names`."""
+        return {name: self._value(at.get(as_key(path))) for path, name in self._infos.items()}
+
+    def episode_infos(self, ended: np.ndarray) -> dict[int, dict[str, Any]]:
+        """Give the info "episode" of rows that ended in the last step, where a wrapper inside tells it."""
+        return self._episodes.of(np.flatnonzero(ended).tolist())
+
+    def rewards(self, at: Moment) -> Any:
+        """Give the rewards, shape ``(num_envs,)``."""
+        return self._value(at.get(self._reward)).squeeze(-1)
+
+    def flags(self, at: Moment) -> tuple[Any, Any]:
+        """Give ``terminated`` and ``truncated``, bool ``(num_envs,)``; what is done and neither is terminated."""
+        truncated = at.get("truncated")
+        terminated = at.get("terminated")
+        if truncated is None:
+            truncated = self._value(at.get("done")) & False
+        else:
+            truncated = self._value(truncated)
+        if terminated is None:
+            terminated = self._value(at.get("done")) & ~truncated
+        else:
+            terminated = self._value(terminated)
+        return terminated.squeeze(-1), truncated.squeeze(-1)
+
+    def ended(self, at: Moment) -> np.ndarray:
+        """Give the rows whose episode has ended, as an array."""
+        return _array(at.get("done")).squeeze(-1)
+
+    def _value(self, value: Any) -> Any:
+        if self.to_numpy:
+            return _array(value)
+        return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value.clone()
+
+
+def _takes_seed(env: EnvBase) -> bool:
+    return isinstance(without_transforms(env), GymWrapper)
+
+
+def _array(value: Any) -> np.ndarray:
+    """Copy a tensor or an array."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return np.array(value.numpy(force=True))
+
+
+def _action_names(env: EnvBase) -> dict[Path, Path]:
+    """Give actions by path with their names in the action space: none of the only one, without a common "action"."""
+    paths = [as_path(key) for key in env.action_keys]
+    if len(paths) == 1:
+        return {paths[0]: ()}
+    are_below = all(len(path) > 1 and path[0] == "action" for path in paths)
+    return {path: path[1:] if are_below else path for path in paths}
+
+
+def _dict_of(tree: Mapping[str, Any], spaces: ModuleType) -> Any:
+    return spaces.Dict(
+        {
+            name: _dict_of(part, spaces) if isinstance(part, dict) else part
+            for name, part in sorted(tree.items())
+        }
+    )
+
+
+def _part(action: Any, name: Path) -> Any:
+    """Take one of several actions out of a dict of them.
+
+    Raises:
+        InputError: (a ValueError) it is not there.
+    """
+    for part in name:
+        if not isinstance(action, Mapping) or part not in action:
+            given = sorted(action) if isinstance(action, Mapping) else type(action).__name__
+            raise InputError(
+                f"the actions hold {given}, but must have {as_key(name)!r}. Pass a dict as action_space.sample() gives it."
+            )
+        action = action[part]
+    return action
+
+
+def _require_rows(env: EnvBase, whose: str) -> None:
+    if not isinstance(env, EnvBase):
+        raise ArgumentTypeError(
+            f"{whose} was given {env!r}, of type {type(env).__name__}, but shows an env of envkit. Make one: "
+            "envkit.make('gym/CartPole-v1', num_envs=8), say."
+        )
+    if len(env.batch_size) != 1:
+        raise ArgumentError(
+            f"{whose} shows rows of one batch axis, but the batch size of this {type(env).__name__} is "
+            f"{tuple(env.batch_size)}. Make it with num_envs=n, or reshape it with BatchSizeTransform."
+        )
+    if len(env.reward_keys) != 1:
+        raise ArgumentError(
+            f"{whose} knows one reward, but this {type(env).__name__} has {env.reward_keys}. Select or join them with "
+            "transforms, or train its agents with a library for several."
+        )
+    reward = env.single_full_reward_spec[env.reward_keys[0]]
+    if tuple(reward.shape) != (1,):
+        raise ArgumentError(
+            f"{whose} knows one number as reward, but {env.reward_keys[0]!r} has shape {tuple(reward.shape)} in "
+            "every row. Add its parts up with LineariseRewards."
+        )
+    if () not in env.done_levels:
+        raise ArgumentError(
+            f"{whose} reads the done flags of the root, but this {type(env).__name__} has them in "
+            f"{[as_key(level) for level in env.done_levels]} only."
+        )
+
+
+def _require_arrays(specs: Composite, whose: str) -> None:
+    for key, leaf in specs.items(True, True):
+        if isinstance(leaf, NonTensor) or -1 in leaf.shape or not isinstance(leaf, TensorSpec):
+            raise ArgumentError(
+                f"{whose} shows arrays of one shape, but {key!r} is {type(leaf).__name__} of shape {tuple(leaf.shape)}. "
+                "Leave it out with ExcludeTransform, or make it an array in the env."
+            )
+        if leaf.dtype in NO_SPACE:
+            raise ArgumentError(
+                f"{whose} shows {key!r}, whose dtype is {leaf.dtype}, and no space has that. Convert it with a "
+                "transform, or leave it out with ExcludeTransform."
+            )
+    if not list(specs.keys(True, True)):
+        raise ArgumentError(f"{whose} has no observation to show: all entries are state or infos.")

@@ -1,0 +1,179 @@
+"""envkit environments in the registry of a gym library: ``gymnasium.make("MyEnv-v0")``.
+
+`register` writes an entry that builds the env and puts a `GymView` of it behind the library's own
+``Env`` class.
+
+Conventions
+    library  a gym backend, see `gym_backend`.
+    options  keywords of the library's ``register`` that say how it wraps the env.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+from envkit.data.arguments import as_int
+from envkit.data.paths import Key
+from envkit.env.as_gym import GymView
+from envkit.env.base import EnvBase
+from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
+from envkit.transforms.core.base import Transform
+from envkit.transforms.core.compose import Compose
+from envkit.transforms.core.env import TransformedEnv
+from envkit_bridges.exports.spaces import asked_space, shown_space
+from envkit_bridges.gym.backend import gym_backend, set_gym_backend
+
+__all__ = ["gym_env_of", "register_gym"]
+
+_OPTIONS = {
+    "reward_threshold": None,
+    "nondeterministic": False,
+    "max_episode_steps": None,
+    "order_enforce": True,
+    "autoreset": False,
+    "disable_env_checker": False,
+    "apply_api_compatibility": False,
+}
+"""Options of ``register`` in any version of a gym library, with what they are when not given."""
+
+
+def register_gym(
+    env_class: Callable[..., EnvBase],
+    id: str,
+    *,
+    entry_point: Callable[..., EnvBase] | str | None,
+    backend: str | ModuleType | None,
+    options: dict[str, Any],
+    **kwargs: Any,
+) -> None:
+    """Do what `EnvBase.register_gym` documents."""
+    if not isinstance(id, str):
+        raise ArgumentTypeError(
+            f"id is {id!r}, of type {type(id).__name__}, but must be a string, the name in the "
+            'registry: register_gym("MyEnv-v0").'
+        )
+    if options["max_episode_steps"] is not None:
+        meaning = "the length of the longest episode, or None for no limit"
+        as_int("max_episode_steps", options["max_episode_steps"], least=1, meaning=meaning)
+    library = _library(backend)
+    make = env_class if entry_point is None else entry_point
+    if inspect.isabstract(make):
+        raise ArgumentError(
+            f"{env_class.__name__} cannot be built: it does not write _reset, _step and _set_seed. "
+            "Say what to build: entry_point=..."
+        )
+    library.register(
+        id=id,
+        entry_point=functools.partial(_build, library.__name__, make),
+        kwargs=kwargs,
+        **_accepted(library, options, to_numpy=kwargs["to_numpy"]),
+    )
+
+
+def _library(backend: str | ModuleType | None) -> ModuleType:
+    if backend is None:
+        return gym_backend()
+    with set_gym_backend(backend):
+        return gym_backend()
+
+
+def _accepted(library: ModuleType, options: dict[str, Any], *, to_numpy: bool) -> dict[str, Any]:
+    """Give the options that the library's ``register`` has.
+
+    Its own checker looks at arrays, so it is left out where tensors are given.
+
+    Raises:
+        OptionError: another option was set.
+    """
+    known = inspect.signature(library.register).parameters
+    refused = sorted(
+        name for name, value in options.items() if name not in known and value != _OPTIONS[name]
+    )
+    if refused:
+        raise OptionError(
+            f"register of {library.__name__} {library.__version__} does not have {refused}. Leave "
+            "them out; envs that reset by themselves and old interfaces are not supported there."
+        )
+    options = {**options, "disable_env_checker": options["disable_env_checker"] or not to_numpy}
+    return {name: value for name, value in options.items() if name in known}
+
+
+def _build(
+    library_name: str,
+    make: Callable[..., EnvBase] | str,
+    *,
+    transform: Any = None,
+    info_keys: Iterable[Key] | None = None,
+    to_numpy: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Build an env and show it to the library; called by its ``make``."""
+    maker: Any = pkgutil.resolve_name(make) if isinstance(make, str) else make
+    env = maker(**kwargs)
+    if transform is not None:
+        env = TransformedEnv(env, _own(transform))
+    return gym_env_of(env, library_name, info_keys=info_keys, to_numpy=to_numpy)
+
+
+def gym_env_of(
+    env: EnvBase, library_name: str, *, info_keys: Iterable[Key] | None, to_numpy: bool
+) -> Any:
+    """Show an env as one of a gym library; see `GymView` for the arguments."""
+    face = GymView(env, info_keys=info_keys, to_numpy=to_numpy)
+    library = importlib.import_module(library_name)
+    return _registered_class(library)(face, library.spaces)
+
+
+def _own(transform: Any) -> Any:
+    """Give a transform that belongs to nobody yet; a list becomes a `Compose`."""
+    if isinstance(transform, list | tuple):
+        return Compose(*(_own(member) for member in transform))
+    is_taken = isinstance(transform, Transform) and transform._owner is not None
+    return transform.clone() if is_taken else transform
+
+
+@functools.cache
+def _registered_class(library: ModuleType) -> type:
+    return type("RegisteredEnv", (_Registered, library.Env), {"__doc__": _Registered.__doc__})
+
+
+class _Registered:
+    """An envkit environment as an env of a gym library.
+
+    ``env.unwrapped.envkit_env`` is the environment itself.
+    """
+
+    def __init__(self, face: GymView, spaces: ModuleType):
+        self.face = face
+        self.envkit_env = env = face.env
+        self.metadata = getattr(env, "metadata", {"render_modes": []})
+        self.render_mode = getattr(env, "render_mode", None)
+        self.observation_space = shown_space(face.observation_spec, spaces)
+        self.action_space = asked_space(face.action_spec, spaces)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Start an episode; ``options`` are keywords of the env's own reset."""
+        super().reset(seed=seed)  # type: ignore[misc]
+        return self.face.reset(seed, **(options or {}))
+
+    def step(self, action: Any) -> Any:
+        """Advance by one step."""
+        return self.face.step(action)
+
+    def seed(self, seed: int | None = None) -> int | None:
+        """Seed the env; the next reset starts from it."""
+        return self.face.seed(seed)
+
+    def render(self) -> Any:
+        """Render the env, if it can be rendered."""
+        return self.envkit_env.render()  # type: ignore[operator]
+
+    def close(self) -> None:
+        """Close the env."""
+        self.envkit_env.close(raise_if_closed=False)

@@ -1,0 +1,419 @@
+"""Envs of envkit as vector envs of Gymnasium.
+
+`to_gym_vector` decides, for each of the library's autoreset modes, which rows begin anew at which call and what
+is told of their last moment. Source of the modes: gymnasium.vector.AutoresetMode, Gymnasium 1.1 and later.
+
+Conventions
+    ended    rows whose episode ended in the step before, bool (num_envs,).
+    info     "name" has a value for each row, "_name" says which rows have one; dicts nest.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from envkit.data.arguments import as_bool
+from envkit.data.paths import Key, Path
+from envkit.env.base import EnvBase
+from envkit.env.in_place import Moment
+from envkit.env.seeding import checked_seed, seed_chain
+from envkit.errors import (
+    ArgumentError,
+    ClosedEnvError,
+    DoneError,
+    EnvkitError,
+    NotResetError,
+    WorkerTimeoutError,
+)
+from envkit_bridges.exports.batch_view import BatchView
+
+__all__ = ["GymVectorView", "to_gym_vector"]
+
+Infos = dict[str, Any]
+
+
+def to_gym_vector(
+    env: EnvBase,
+    autoreset: str | AutoresetMode = "next_step",
+    *,
+    info_keys: Iterable[Key] = (),
+    to_numpy: bool = True,
+) -> GymVectorView:
+    """Show an env of batch size ``(num_envs,)`` as a vector env of Gymnasium.
+
+    The state of a stateless env stays inside the view. Actions are what the action space holds: numbers of options
+    where the spec is one-hot.
+
+    Args:
+        env: with one reward, and done flags at its root. Several actions are a dict.
+        autoreset: "next_step": the step after the end of an episode resets that row, ignores its action and rewards
+            nothing. "same_step": the step that ends an episode shows the first observation of the next, and the last
+            one in ``infos["final_obs"]``. "disabled": the caller resets ended rows with
+            ``reset(options={"reset_mask": mask})``; a step before that is refused. A
+            `gymnasium.vector.AutoresetMode` is taken, too.
+        info_keys: observation entries that are infos beside those of the env, with all below them.
+        to_numpy: False gives tensors on the env's device where arrays would be, and takes them as actions;
+            ``final_obs`` then holds the last observations of all rows in one tensor. Gymnasium's wrappers need arrays.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) ``env`` is no env, or ``to_numpy`` no bool.
+        ArgumentError: (a ValueError) an unknown mode, or the env has no such form.
+        MissingKeyError: (a KeyError) ``info_keys`` names what is no observation.
+        MissingLibraryError: (an ImportError) Gymnasium is not installed.
+
+    What is called out of order raises errors that are of Gymnasium's classes too: ``ResetNeeded`` before the first reset,
+    ``ClosedEnvironmentError`` after `close`, and ``multiprocessing.TimeoutError`` where a worker exceeds its deadline.
+    """
+    as_bool("to_numpy", to_numpy)
+    mode = _mode(autoreset)
+    view = BatchView(env, spaces, whose="to_gym_vector", info_keys=info_keys, to_numpy=to_numpy)
+    return GymVectorView(view, mode)
+
+
+def _mode(autoreset: Any) -> AutoresetMode:
+    known = {mode.name.lower(): mode for mode in AutoresetMode}
+    if isinstance(autoreset, AutoresetMode):
+        return autoreset
+    if not isinstance(autoreset, str) or autoreset.lower() not in known:
+        raise ArgumentError(f"autoreset is {autoreset!r}, but must be one of {sorted(known)}.")
+    return known[autoreset.lower()]
+
+
+class GymVectorView(VectorEnv):
+    """An env of envkit as a vector env; see `to_gym_vector`.
+
+    Attributes:
+        envkit_env: the env itself.
+    """
+
+    def __init__(self, view: BatchView, mode: AutoresetMode):
+        self.view = view
+        self.envkit_env = view.env
+        self.num_envs = view.num_envs
+        self.autoreset_mode = mode
+        self.metadata = {**view.metadata, "autoreset_mode": mode}
+        self.render_mode = view.render_mode
+        self.single_observation_space = view.observation_space
+        self.single_action_space = view.action_space
+        self.observation_space = batch_space(view.observation_space, view.num_envs)
+        self.action_space = batch_space(view.action_space, view.num_envs)
+        self._given_seed = -1
+        self._ended = np.zeros(view.num_envs, bool)
+        self._all = np.ones(view.num_envs, bool)
+        self._step = {
+            AutoresetMode.NEXT_STEP: self._step_then_reset_later,
+            AutoresetMode.SAME_STEP: self._step_and_reset,
+            AutoresetMode.DISABLED: self._step_alone,
+        }[mode]
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, Infos]:
+        """Begin episodes in all rows, or in those of ``options["reset_mask"]``.
+
+        With "next_step" a row has begun its next episode when the step that ends one is made. It is shown by the reset
+        that follows, without another one of the simulator, unless that passes options or a seed for this row.
+
+        Args:
+            seed: of the env's `set_seed`, which gives each row its own; or a list with the ``seed`` of each simulator's
+                reset, as in Gymnasium, of which None seeds nothing. Rows that a mask leaves out are not seeded. A list,
+                and a seed beside a mask that leaves rows out, need a pool of single envs.
+            options: a "reset_mask", bool ``(num_envs,)``, and options of the simulators, which each row that is reset
+                gets. Those need a pool of single envs.
+
+        Raises:
+            ArgumentError: (a ValueError) options or seeds of single rows where all rows are one object; a mask of another
+                form or of no row; another number of seeds than of rows; or with "next_step" a mask that leaves out rows
+                which ended in the step before.
+            ResetNeeded, ClosedEnvironmentError: of Gymnasium, from all methods: see `to_gym_vector`.
+        """
+        with self._errors():
+            return self._reset(seed, options)
+
+    def _reset(self, seed: Any, options: Mapping[str, Any] | None) -> tuple[Any, Infos]:
+        mask, others = self._reset_mask(options)
+        if mask is not None and self.autoreset_mode == AutoresetMode.NEXT_STEP:
+            self._require_none_waits(mask)
+        shown = self._all if mask is None else mask
+        seeds = self._seeds(seed, mask)
+        begins = shown.copy()
+        if not others and (seed is None or seeds is not None):
+            begins &= ~self._has_begun()
+            begins[[row for row, one in (seeds or {}).items() if one is not None]] = True
+        if begins.any():
+            whole = None if begins.all() else begins
+            root = self.view.reset(whole, [others] * self.num_envs, seeds)
+        else:
+            root = self.view.root
+        self._ended = self.view.ended(root)
+        return self.view.observations(root), _told(self.view.infos(root), shown)
+
+    def _has_begun(self) -> np.ndarray:
+        """Say which rows have begun an episode that was not shown yet: those that ended in the last step of "next_step"."""
+        resets_later = self.autoreset_mode == AutoresetMode.NEXT_STEP and self.view.is_begun
+        if not resets_later or not self._ended.any():
+            return ~self._all
+        return self._ended & ~self.view.ended(self.view.root)
+
+    def _seeds(self, seed: Any, mask: np.ndarray | None) -> dict[int, int | None] | None:
+        """Seed the rows that are reset with one int, or give the seeds of a list by row."""
+        if seed is None:
+            return None
+        rows = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        if isinstance(seed, list | tuple):
+            if len(seed) != self.num_envs:
+                raise ArgumentError(
+                    f"seed is {seed!r}, but there are {self.num_envs} rows. Pass one seed for each row, or one int."
+                )
+            return {row: seed[row] for row in rows}
+        if len(rows) == self.num_envs:
+            self.view.env.set_seed(seed)
+            self._given_seed = checked_seed(seed)
+        else:
+            each = seed_chain(seed, self.num_envs)[0]
+            self.view.seed({row: each[row] for row in rows})
+        return None
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:
+        """The seed of each row, as its simulator says; -1 where it is not known.
+
+        Where all rows are one object, it is the seed that `reset` was given last, for each row.
+        """
+        try:
+            return tuple(self.view.get_attr("np_random_seed"))
+        except AttributeError:
+            return (self._given_seed,) * self.num_envs
+
+    @property
+    def np_random(self) -> tuple[np.random.Generator, ...]:
+        """The generator of each row's simulator; from worker processes a copy.
+
+        Raises:
+            AttributeError: the rows have none.
+        """
+        return tuple(self.view.get_attr("np_random"))
+
+    @property
+    def spec(self) -> Any:
+        """The spec by which Gymnasium makes the env of a row, where all rows have the same; else None."""
+        return self.view.common("spec")
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise errors of order and time as classes of Gymnasium as well."""
+        if self.closed:
+            raise _as_theirs(
+                ClosedEnvError("this vector env is closed. Make another one: to_gym_vector(env).")
+            )
+        try:
+            yield
+        except tuple(_THEIRS) as error:
+            raise _as_theirs(error) from error
+
+    def _reset_mask(
+        self, options: Mapping[str, Any] | None
+    ) -> tuple[np.ndarray | None, dict[str, Any]]:
+        """Take the mask out of options; gives both."""
+        given = dict(options or {})
+        mask = given.pop("reset_mask", None)
+        if mask is None:
+            return None, given
+        mask = mask.numpy(force=True) if isinstance(mask, torch.Tensor) else np.array(mask)
+        if mask.dtype != bool or mask.shape != (self.num_envs,) or not mask.any():
+            raise ArgumentError(
+                f"reset_mask is {mask.dtype} of shape {mask.shape} and chooses {np.count_nonzero(mask)} rows, but "
+                f"must be bool of shape {(self.num_envs,)} and choose one row or more."
+            )
+        return mask, given
+
+    def _require_none_waits(self, mask: np.ndarray) -> None:
+        """Check that no row which is left out has ended: it has begun anew already, and would be shown too early."""
+        waiting = np.flatnonzero(self._ended & ~mask).tolist()
+        if waiting:
+            raise ArgumentError(
+                f"reset_mask leaves out rows {waiting}, which have ended and begin anew in the next step. Choose them "
+                "too, or step first."
+            )
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of each row's env, wrapper or simulator; an attribute is given as it is.
+
+        Raises:
+            AttributeError: there is none of this name.
+        """
+        with self._errors():
+            return tuple(self.view.owners.call(name, *args, **kwargs))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Give an attribute of each row's env, wrapper or simulator."""
+        with self._errors():
+            return tuple(self.view.get_attr(name))
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of each row's env, wrapper or simulator.
+
+        Args:
+            name: of the attribute.
+            values: a list or tuple of one value for each row, or one value for all.
+
+        Raises:
+            ArgumentError: (a ValueError) there is another number of values than of rows.
+            AttributeError: all rows are one object, which has none of this name.
+        """
+        each = list(values) if isinstance(values, list | tuple) else [values] * self.num_envs
+        if len(each) != self.num_envs:
+            raise ArgumentError(
+                f"values has {len(each)} entries, but there are {self.num_envs} rows. Pass one for each, or one value for "
+                "all that is no list."
+            )
+        with self._errors():
+            self.view.owners.set_attr(name, each)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
+        """Advance every row: observations, rewards, terminations, truncations, infos.
+
+        Raises:
+            NotResetError: (a RuntimeError) before the first reset, and after a step that failed.
+            InputError: (a ValueError) actions of another shape.
+            DoneError: (a RuntimeError) with "disabled", rows have ended that were not reset.
+            BusyError: (a RuntimeError) another thread uses the env.
+        """
+        with self._errors(), self.view.held:
+            return self._step(actions)
+
+    def _step_then_reset_later(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
+        """Skip rows that ended in the step before: they show the episode that has begun since."""
+        following, _ = self.view.advance(actions, ~self._ended if self._ended.any() else None)
+        return self._shown_as_it_is(following)
+
+    def _step_and_reset(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
+        following, root = self.view.advance(actions)
+        last = self._last_moments(following)
+        if last:
+            last["final_info"] = self._with_episodes(last["final_info"], last["_final_info"])
+        return self._result(following, root, last)
+
+    def _step_alone(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
+        if self._ended.any():
+            raise DoneError(
+                f"rows {np.flatnonzero(self._ended).tolist()} have ended and were not reset. Call "
+                'reset(options={"reset_mask": terminated | truncated}) first, or take another autoreset.'
+            )
+        return self._shown_as_it_is(self.view.step(actions))
+
+    def _shown_as_it_is(self, following: Moment) -> tuple[Any, Any, Any, Any, Infos]:
+        """Show what a step gave, and have rows that ended reset later."""
+        self._ended = ended = self.view.ended(following)
+        told = self._with_episodes({}, ended)
+        return self._result(following, following, told)
+
+    def _with_episodes(self, infos: Infos, ended: np.ndarray) -> Infos:
+        """Add what wrappers inside told of the episodes that ended, as the library joins infos."""
+        if not ended.any():
+            return infos
+        found = self.view.episode_infos(ended)
+        if found:
+            infos = {
+                name: told for name, told in infos.items() if name not in ("episode", "_episode")
+            }
+        for row, told in found.items():
+            infos = self._add_info(infos, {"episode": told}, row)
+        return infos
+
+    def _result(
+        self, following: Moment, shown: Moment, final: Infos
+    ) -> tuple[Any, Any, Any, Any, Infos]:
+        view = self.view
+        rewards = view.rewards(following)
+        if view.to_numpy:
+            rewards = rewards.astype(np.float64)
+        infos = {**_told(view.infos(shown), self._all), **final}
+        return view.observations(shown), rewards, *view.flags(following), infos
+
+    def _last_moments(self, following: Moment) -> Infos:
+        """Tell what rows that have ended showed last."""
+        ended = self.view.ended(following)
+        if not ended.any():
+            return {}
+        observations = self.view.observations(following)
+        if self.view.to_numpy:
+            last = np.full(self.num_envs, None, dtype=object)
+            for row in np.flatnonzero(ended).tolist():
+                last[row] = _row(observations, row)
+            observations = last
+        final = _told(self.view.infos(following), ended)
+        return {
+            "final_obs": observations,
+            "_final_obs": ended,
+            "final_info": final,
+            "_final_info": ended.copy(),
+        }
+
+    def render(self) -> Any:
+        """Draw each row, and give a tuple of the pictures; None where the simulators show themselves.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) the env draws nothing.
+        """
+        with self._errors():
+            shown = self.view.render()
+        return None if shown is None else tuple(shown)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the env."""
+        self.envkit_env.close(raise_if_closed=False)
+
+
+_THEIRS: dict[type[EnvkitError], type[Exception]] = {
+    NotResetError: gymnasium.error.ResetNeeded,
+    ClosedEnvError: gymnasium.error.ClosedEnvironmentError,
+    WorkerTimeoutError: multiprocessing.TimeoutError,
+}
+"""Errors of envkit, and the classes of the same meaning that Gymnasium's vector envs raise."""
+
+
+def _as_theirs(error: Exception) -> Exception:
+    """Give an error that is of its class and of the one of Gymnasium as well."""
+    kind = type(error)
+    [theirs] = {theirs for ours, theirs in _THEIRS.items() if issubclass(kind, ours)}
+    both = _both(kind, theirs)(*error.args)
+    vars(both).update(vars(error))
+    return both
+
+
+@functools.cache
+def _both(kind: type[Exception], theirs: type[Exception]) -> type[Exception]:
+    return type(kind.__name__, (kind, theirs), {"__doc__": kind.__doc__})
+
+
+def _row(tree: Any, row: int) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: _row(value, row) for name, value in tree.items()}
+    return tree[row]
+
+
+def _told(values: Mapping[Path, Any], mask: np.ndarray) -> Infos:
+    """Nest infos by name, a mask of rows beside each."""
+    told: Infos = {}
+    for path, value in values.items():
+        node = told
+        for name in path[:-1]:
+            node[f"_{name}"] = mask.copy()
+            node = node.setdefault(name, {})
+        node[path[-1]], node[f"_{path[-1]}"] = value, mask.copy()
+    return told

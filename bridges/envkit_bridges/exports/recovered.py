@@ -1,0 +1,156 @@
+"""What a dataset says of the env it came from, so that Gymnasium builds one like it.
+
+Conventions
+    spec  Gymnasium's ``EnvSpec``; it is written as JSON, so its entry point is a name and its keywords are numbers,
+          text, lists and dicts.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+from envkit.batched.env import BatchedEnv
+from envkit.data.paths import as_key, leaf_paths
+from envkit.env.base import EnvBase
+from envkit.specs import Composite
+from envkit_bridges.catalogue.making import made_by, make
+from envkit_bridges.exports.gym_registry import gym_env_of
+from envkit_bridges.exports.spaces import NO_SPACE, asked_space, shown_space
+from envkit_bridges.gym.wrapper import GymWrapper
+from envkit_bridges.libraries import require
+
+__all__ = ["env_spec_of", "recovered_env", "spaces_inside"]
+
+
+def recovered_env(id: str, **kwargs: Any) -> Any:
+    """Make one env of envkit by id, as an env of Gymnasium; its state, if its data holds that, is among the infos.
+
+    Args:
+        id: see `make`.
+        **kwargs: see `make`.
+
+    Returns:
+        An env whose observation is that of the dataset: an array where there is one entry, else a dict.
+    """
+    env = make(id, **kwargs)
+    states = sorted({"state"} & set(env.full_state_spec.keys()))
+    return _only_entry(gym_env_of(env, "gymnasium", info_keys=states, to_numpy=True))
+
+
+def _only_entry(env: Any) -> Any:
+    wrappers = require("gymnasium.wrappers")
+    while hasattr(env.observation_space, "spaces") and len(env.observation_space.spaces) == 1:
+        [(name, space)] = env.observation_space.spaces.items()
+        env = wrappers.TransformObservation(env, lambda values, name=name: values[name], space)
+    return env
+
+
+def spaces_inside(env: EnvBase) -> tuple[Any, Any] | None:
+    """Give the spaces of the env of Gymnasium that an env, or each of a pool, is around; None where it is around none.
+
+    No transforms may stand between both.
+    """
+    if isinstance(env, GymWrapper):
+        inside = env._env
+        names = ("single_observation_space", "single_action_space")
+        if not hasattr(inside, names[0]):
+            names = ("observation_space", "action_space")
+        return getattr(inside, names[0]), getattr(inside, names[1])
+    if (
+        isinstance(env, BatchedEnv)
+        and not env.is_closed
+        and all(env._ask_rows(_is_around_one, None))
+    ):
+        pairs = list(
+            zip(env.get_attr("observation_space"), env.get_attr("action_space"), strict=True)
+        )
+        return pairs[0] if all(pair == pairs[0] for pair in pairs) else None
+    return None
+
+
+def _is_around_one(env: EnvBase) -> bool:
+    return isinstance(env, GymWrapper) and not env.batch_size
+
+
+def env_spec_of(env: EnvBase, observation_space: Any, action_space: Any) -> Any:
+    """Give the spec by which Gymnasium makes an env with these spaces; None where there is none.
+
+    There is one for envs of Gymnasium, single or in a pool, and for what `make` made, unless transforms stand
+    between them and the data. No second env is made to find out: there may be room for one alone.
+    """
+    for spec, spaces in _candidates(env):
+        fits = _alike(spaces[0], observation_space) and _alike(spaces[1], action_space)
+        if fits and _can_be_made(spec):
+            return spec
+    return None
+
+
+def _candidates(env: EnvBase) -> Iterator[tuple[Any, tuple[Any, Any]]]:
+    """Give specs, each with the spaces of the env that is made by it."""
+    kind = require("gymnasium.envs.registration").EnvSpec
+    inside = spaces_inside(env)
+    if inside is not None:
+        found = getattr(env, "spec", None)  # of a pool, those of its envs
+        specs = [found] if found is None or isinstance(found, kind) else list(found)
+        if isinstance(specs[0], kind) and all(spec == specs[0] for spec in specs):
+            yield specs[0], inside
+    told = made_by(env)
+    if told is not None and not any(
+        leaf.dtype in NO_SPACE for _, leaf in env.full_observation_spec.items(True, True)
+    ):
+        name = "".join(sign if sign.isalnum() else "-" for sign in told["id"])
+        spec = kind(
+            id=f"envkit/{name}-v0",
+            entry_point=f"{__name__}:{recovered_env.__name__}",
+            kwargs=dict(told),
+            disable_env_checker=True,
+        )
+        yield spec, _spaces_of_recovered(env)
+
+
+def _can_be_made(spec: Any) -> bool:
+    """Say whether a spec can be written as JSON, and its wrappers take the arguments that it keeps of them."""
+    try:
+        spec.to_json()
+        for wrapper in spec.additional_wrappers:
+            if wrapper.kwargs is None:  # Gymnasium kept none
+                return False
+            made = pkgutil.resolve_name(wrapper.entry_point)
+            inspect.signature(made).bind(env=None, **wrapper.kwargs)
+    except (
+        AttributeError,
+        ImportError,
+        TypeError,
+        ValueError,
+    ):  # functions, objects, other arguments
+        return False
+    return True
+
+
+def _spaces_of_recovered(env: EnvBase) -> tuple[Any, Any]:
+    """Give the spaces of what `recovered_env` makes, from an env that `make` has made in the same way."""
+    spaces = require("gymnasium.spaces")
+    hidden = env._infos | {path for path in leaf_paths(env.full_state_spec) if path[0] == "state"}
+    shown = Composite()
+    for path in leaf_paths(env.full_observation_spec):
+        if path not in hidden:
+            shown[as_key(path)] = env.single_full_observation_spec[as_key(path)]
+    observation, action = shown_space(shown, spaces), env.single_full_action_spec
+    while hasattr(observation, "spaces") and len(observation.spaces) == 1:
+        [observation] = observation.spaces.values()
+    one = env.action_keys[0] if len(env.action_keys) == 1 else None
+    return observation, asked_space(action if one is None else action[one], spaces)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Say whether values of two spaces have the same structure, shapes and dtypes."""
+    if type(one).__name__ != type(other).__name__:
+        return False
+    if hasattr(one, "spaces"):
+        return set(one.spaces) == set(other.spaces) and all(
+            _alike(one.spaces[name], other.spaces[name]) for name in one.spaces
+        )
+    return one.shape == other.shape and one.dtype == other.dtype

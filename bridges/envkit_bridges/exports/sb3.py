@@ -1,0 +1,252 @@
+"""Envs of envkit as vector envs of Stable-Baselines3.
+
+Source of the protocol: stable_baselines3.common.vec_env.VecEnv, version 2.9: a row that has ended shows the first
+observation of its next episode, the last one is in its info.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv
+
+from envkit.data.paths import Key, Path, nest
+from envkit.env.base import EnvBase
+from envkit.env.in_place import Moment
+from envkit.env.seeding import checked_seed
+from envkit.errors import InputError
+from envkit_bridges.exports.batch_view import BatchView
+
+__all__ = ["SB3View", "to_sb3"]
+
+
+def to_sb3(env: EnvBase, *, info_keys: Iterable[Key] = ()) -> SB3View:
+    """Show an env of batch size ``(num_envs,)`` as a ``VecEnv`` of Stable-Baselines3.
+
+    The state of a stateless env stays inside the view. Several observation entries are a dict, for
+    ``MultiInputPolicy``. That library nests none: the parts of a nested name are joined by "_" (``agent_place``). A name
+    that is then taken, or that ``torch.nn.ModuleDict`` refuses, such as "values", gets "_" behind.
+    Infos of the env are in the info dict of each row, the "episode" of ``Monitor`` in sub-envs as well.
+
+    Args:
+        env: with one reward, and done flags at its root. Several actions are a dict.
+        info_keys: observation entries that are infos beside those of the env, with all below them.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) ``env`` is no env.
+        ArgumentError: (a ValueError) it has no such form.
+        MissingKeyError: (a KeyError) ``info_keys`` names what is no observation.
+        MissingLibraryError: (an ImportError) Stable-Baselines3 is not installed.
+    """
+    return SB3View(BatchView(env, spaces, whose="to_sb3", info_keys=info_keys))
+
+
+class SB3View(VecEnv):
+    """An env of envkit as a ``VecEnv``; see `to_sb3`.
+
+    Rewards are float32, as that library stores them. Attributes and methods are those of single envs where the rows are
+    a pool of them. Where all rows are one object, as of Brax, they are those of the object, the same for each row.
+
+    Attributes:
+        envkit_env: the env itself.
+    """
+
+    def __init__(self, view: BatchView):
+        self.view = view
+        self.envkit_env = view.env
+        self._actions: Any = None
+        space = view.observation_space
+        self._names = _names(space) if isinstance(space, spaces.Dict) else None
+        super().__init__(view.num_envs, self._flat_space(space), view.action_space)
+        self.metadata = {**getattr(self, "metadata", {}), **view.metadata}
+
+    def __repr__(self) -> str:
+        return f"to_sb3({self.envkit_env!r})"
+
+    def reset(self) -> Any:
+        """Begin episodes in all rows, from the seed that `seed` was given."""
+        if self._seeds[0] is not None:
+            self.envkit_env.set_seed(self._seeds[0])
+        self._reset_seeds()
+        root = self.view.reset(options=self._options)
+        self._reset_options()
+        self.reset_infos = self._infos_of(root)
+        return self._shown(root)
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Have the next `reset` begin with a seed, drawn by NumPy without one.
+
+        That library counts it up from row to row. Here it is what ``set_seed`` of the env is given, which decides
+        about all rows, and what is returned is that seed once for each row.
+
+        Raises:
+            ArgumentError: (a ValueError) it is no integer, negative, or too large.
+        """
+        first = super().seed(None if seed is None else checked_seed(seed))[0]
+        self._seeds = [first] * self.num_envs
+        return self._seeds
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Take the actions of the step that `step_wait` makes: an array, or a list of one dict for each row."""
+        if isinstance(actions, list | tuple) and all(isinstance(one, Mapping) for one in actions):
+            actions = _stacked(actions)
+        self._actions = actions
+
+    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """Advance every row, and reset those that end.
+
+        Raises:
+            NotResetError: (a RuntimeError) before the first `reset`, and after a step that failed.
+            InputError: (a ValueError) `step_async` was not called before, or its actions have another shape.
+        """
+        if self._actions is None:
+            raise InputError(
+                "there are no actions to step with. Call step_async(actions) first, or step(actions)."
+            )
+        actions, self._actions = self._actions, None
+        with self.view.held:
+            return self._step(actions)
+
+    def _step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        view = self.view
+        following, root = view.advance(actions)
+        terminated, truncated = view.flags(following)
+        done, infos = view.ended(following), self._infos_of(following)
+        for info, cut in zip(infos, (truncated & ~terminated).tolist(), strict=True):
+            info["TimeLimit.truncated"] = cut
+        if done.any():
+            last, begun = self._shown(following), self._infos_of(root)
+            for row in np.flatnonzero(done).tolist():
+                infos[row]["terminal_observation"] = _row(last, row)
+                self.reset_infos[row] = begun[row]
+            for row, told in view.episode_infos(done).items():
+                infos[row]["episode"] = told
+        for row in np.flatnonzero(~done).tolist():
+            if isinstance(
+                infos[row].get("episode"), dict
+            ):  # read in every step, zeros but at the end
+                del infos[row]["episode"]
+        return (
+            self._shown(root),
+            view.rewards(following).astype(np.float32),
+            done,
+            infos,
+        )
+
+    def _flat_space(self, space: spaces.Space) -> spaces.Space:
+        if self._names is None:
+            return space
+        leaves = _leaves(space)
+        return spaces.Dict({name: leaves[path] for path, name in self._names.items()})
+
+    def _shown(self, at: Moment) -> Any:
+        """Give the observation of a moment, nested ones under their flat names."""
+        tree = self.view.observations(at)
+        if self._names is None:
+            return tree
+        return {name: _at(tree, path) for path, name in self._names.items()}
+
+    def _infos_of(self, td: Any) -> list[dict[str, Any]]:
+        entries = self.view.infos(td)
+        return [
+            nest({path: value[row] for path, value in entries.items()})
+            for row in range(self.num_envs)
+        ]
+
+    def close(self) -> None:
+        """Close the env."""
+        self.envkit_env.close(raise_if_closed=False)
+
+    # --------------------------------------------------------------------------------- attributes
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """Give an attribute of each of some rows: of its env, its wrappers or its simulator.
+
+        Raises:
+            AttributeError: there is none of this name.
+        """
+        return self.view.get_attr(attr_name, self._rows(indices))
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Set an attribute of each of some rows, where it is: in the env, a wrapper or the simulator.
+
+        Raises:
+            AttributeError: all rows are one object, which has none of this name.
+            UnsupportedError: (a NotImplementedError) all rows are one object, and some of them are named.
+        """
+        rows = self._rows(indices)
+        self.view.owners.set_attr(attr_name, [value] * len(rows), rows)
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """Call a method of each of some rows, and give what each call returned.
+
+        Raises:
+            AttributeError: there is none of this name.
+            UnsupportedError: (a NotImplementedError) all rows are one object, and some of them are named.
+        """
+        rows = self._rows(indices)
+        return self.view.owners.call(method_name, *method_args, indices=rows, **method_kwargs)
+
+    def env_is_wrapped(
+        self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None
+    ) -> list[bool]:
+        """Say for each of some rows whether a wrapper of this class is around its simulator."""
+        return self.view.owners.is_wrapped(wrapper_class, self._rows(indices))
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        """Give a picture of each row."""
+        return self.view.render() or []
+
+    def _rows(self, indices: Any) -> list[int]:
+        return list(self._get_indices(indices))
+
+
+def _names(space: spaces.Dict) -> dict[Path, str]:
+    """Name the leaves of a space as SB3's networks accept them: as they are, nested ones with "_" between the parts.
+
+    A name that is taken, or that a ``torch.nn.ModuleDict`` refuses, gets "_" behind.
+    """
+    names: dict[Path, str] = {}
+    refused = set(dir(torch.nn.ModuleDict()))
+    for path in sorted(_leaves(space), key=lambda path: (len(path), path)):
+        name = "_".join(path).replace(".", "_")
+        while not name or name in refused or name in names.values():
+            name += "_"
+        names[path] = name
+    return names
+
+
+def _leaves(space: spaces.Space) -> dict[Path, spaces.Space]:
+    if not isinstance(space, spaces.Dict):
+        return {(): space}
+    return {
+        (name, *path): leaf
+        for name, part in space.spaces.items()
+        for path, leaf in _leaves(part).items()
+    }
+
+
+def _at(tree: Any, path: Path) -> Any:
+    for name in path:
+        tree = tree[name]
+    return tree
+
+
+def _stacked(actions: Sequence[Any]) -> Any:
+    """Join one dict for each row into a dict of arrays."""
+    if not isinstance(actions[0], Mapping):
+        return np.stack(actions)
+    return {name: _stacked([one[name] for one in actions]) for name in actions[0]}
+
+
+def _row(tree: Any, row: int) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: value[row] for name, value in tree.items()}
+    return tree[row]

@@ -1,0 +1,146 @@
+"""Gymnasium environments by their registered names: which library makes them, one or a vector of them.
+
+`GymEnv` decides what is made; how an env object is stepped stands in `wrapper`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any, ClassVar
+
+from envkit.data.arguments import as_int
+from envkit.errors import ArgumentTypeError
+from envkit.specs.annotations import BatchSize, Device
+from envkit_bridges.gym.backend import gym_backend, set_gym_backend
+from envkit_bridges.gym.in_workers import MaybeInWorkers
+from envkit_bridges.gym.keywords import known_to_env, require_known, require_render_mode
+from envkit_bridges.gym.vector import frame_skipping
+from envkit_bridges.gym.wrapper import GymWrapper
+from envkit_bridges.libraries import EnvNames, keywords_told, parameters_of
+
+__all__ = ["GymEnv"]
+
+
+class GymEnv(MaybeInWorkers, GymWrapper):
+    """A gymnasium env by name; see `GymWrapper`.
+
+    Args:
+        env_name: registered id, e.g. "CartPole-v1".
+        categorical_action_encoding, pixels_only, frame_skip, info, device: of `GymWrapper`.
+        convert_actions_to_numpy: of `GymWrapper`.
+        from_pixels: render rgb arrays and add them as ``pixels``.
+        num_envs: 0 for a single env; k > 0 for gymnasium's own vector env of k of them, batch size
+            ``(k,)``. Its vectorisation is "sync" without autoreset, unless ``vectorization_mode``
+            and ``vector_kwargs`` say otherwise.
+        backend: the gym library to make it with, see `set_gym_backend`; the current one by default.
+        num_workers: above 1, the result is a `ParallelEnv` of so many such envs, or vector envs.
+        batch_size, run_type_checks, allow_done_after_reset: of `EnvBase`.
+        **make_kwargs: go to ``gymnasium.make``, or to ``gymnasium.make_vec`` with ``num_envs``.
+
+    Raises:
+        ValueError: ``num_envs`` is negative.
+        ArgumentTypeError: (a TypeError) ``env_name`` is no name, or ``num_envs`` no int.
+        OptionError: (a TypeError) neither this class, nor ``make``, nor that env knows a keyword.
+        ArgumentError: (a ValueError) the env does not draw in this ``render_mode``.
+    """
+
+    available_envs: ClassVar[Sequence[str]] = EnvNames(lambda: sorted(gym_backend("registry")))  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        env_name: str,
+        *,
+        categorical_action_encoding: bool = False,
+        from_pixels: bool = False,
+        pixels_only: bool = True,
+        frame_skip: int = 1,
+        num_envs: int = 0,
+        num_workers: int = 1,
+        backend: str | ModuleType | None = None,
+        info: bool = False,
+        convert_actions_to_numpy: bool = True,
+        device: Device | None = "cpu",
+        batch_size: BatchSize | None = None,
+        run_type_checks: bool = False,
+        allow_done_after_reset: bool = False,
+        **make_kwargs: Any,
+    ):
+        meaning = "the number of envs of a vector env, or 0 for one env"
+        num_envs = as_int("num_envs", num_envs, least=0, meaning=meaning)
+        _require_name(env_name)
+        library = _library(backend)
+        if from_pixels:
+            make_kwargs.setdefault("render_mode", "rgb_array")
+        require_render_mode(library, env_name, make_kwargs.get("render_mode"))
+        given = list(make_kwargs)
+        known = partial(known_to_env, library, env_name, parameters_of(GymEnv))
+        with keywords_told(f"GymEnv({env_name!r})", given, known):
+            if num_envs:
+                env = _make_vector(library, env_name, num_envs, frame_skip, make_kwargs)
+                frame_skip = 1  # it is in each of the envs
+            else:
+                env = library.make(env_name, **make_kwargs)
+        super().__init__(
+            env,
+            categorical_action_encoding,
+            frame_skip=frame_skip,
+            from_pixels=from_pixels,
+            pixels_only=pixels_only,
+            convert_actions_to_numpy=convert_actions_to_numpy,
+            info=info,
+            device=device,
+            batch_size=batch_size,
+            run_type_checks=run_type_checks,
+            allow_done_after_reset=allow_done_after_reset,
+        )
+        self.env_name = env_name
+
+    @classmethod
+    def require_keywords(cls, *args: object, **kwargs: object) -> None:
+        """Check keywords of the constructor as far as that can be done without making an env.
+
+        Raises:
+            OptionError: (a TypeError) one is unknown, and the env is known not to take it.
+            ArgumentError: (a ValueError) the env does not draw in this ``render_mode``.
+        """
+        env_name = args[0] if args else kwargs.get("env_name")
+        library = _library(kwargs.get("backend"))
+        require_render_mode(library, env_name, kwargs.get("render_mode"))
+        if not kwargs.get("num_envs"):  # gymnasium.make_vec takes others
+            shown = inspect.signature(cls).parameters.values()
+            own = [one.name for one in shown if one.kind is not one.VAR_KEYWORD]
+            require_known(library, env_name, kwargs, own)
+
+
+def _require_name(env_name: object) -> None:
+    if not isinstance(env_name, str) and not hasattr(env_name, "entry_point"):
+        fix = "GymWrapper(env)" if hasattr(env_name, "step") else "GymEnv('CartPole-v1'), say"
+        raise ArgumentTypeError(
+            f"env_name is {env_name!r}, of type {type(env_name).__name__}, but must be the name of "
+            f"a registered env, or its spec. Use {fix}."
+        )
+
+
+def _library(backend: Any) -> ModuleType:
+    """Give the gym library asked for, the current one by default."""
+    if backend is None:
+        return gym_backend()
+    with set_gym_backend(backend):
+        return gym_backend()
+
+
+def _make_vector(
+    library: ModuleType, env_name: str, num_envs: int, frame_skip: int, kwargs: dict[str, Any]
+) -> Any:
+    """Make a vector env, of single envs without autoreset unless ``kwargs`` ask for another."""
+    mode = kwargs.pop("vectorization_mode", "sync")
+    if str(getattr(mode, "value", mode)) in ("sync", "async"):
+        options = {"autoreset_mode": library.vector.AutoresetMode.DISABLED}
+        kwargs["vector_kwargs"] = {**options, **(kwargs.get("vector_kwargs") or {})}
+    if frame_skip > 1:
+        wrappers = [*(kwargs.get("wrappers") or ()), frame_skipping(library, frame_skip)]
+        kwargs["wrappers"] = wrappers
+    return library.make_vec(env_name, num_envs=num_envs, vectorization_mode=mode, **kwargs)

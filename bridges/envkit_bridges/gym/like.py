@@ -1,0 +1,392 @@
+"""Gym-style simulators as environments: what is asked of them, in methods that can be overridden.
+
+`GymLikeEnv` decides the order in which a simulator's results are read. What a simulator's values
+look like is left to the methods that read them; the defaults follow Gymnasium's API and the
+declared specs.
+
+Conventions
+    simulator   object with ``reset(**kwargs) -> (observation, info)`` and
+                ``step(action) -> (observation, reward, terminated, truncated, info)``. One that
+                answers in another form is brought to it by `_output_transform` and
+                `_reset_output_transform`.
+    entries     dict of tensors (or of what the entry's spec encodes) by name; dicts nest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, Unpack
+
+import torch
+from tensordict import TensorDict, TensorDictBase, is_non_tensor
+
+from envkit import rules
+from envkit.data.paths import Key, as_key
+from envkit.data.transition import stepped_rows
+from envkit.env.base import EnvBase
+from envkit.env.foreign import called_here
+from envkit.env.options import EnvOptions
+from envkit.errors import (
+    ArgumentError,
+    EncodingError,
+    MissingKeyError,
+    ResetMaskError,
+    SpecError,
+)
+from envkit.specs.annotations import Destination, Device, Numbers, Value
+from envkit.specs.devices import destination, require_memory
+from envkit.specs.inputs import ActionInput
+from envkit_bridges.gym.copies import deep_copy, pack, unpack
+from envkit_bridges.gym.info_reading import Outcome, Reader
+from envkit_bridges.gym.resuming import ResumableEnv
+from envkit_bridges.gym.rows import require_flags
+
+__all__ = ["GymLikeEnv", "Reader"]
+
+
+class _StepForms(NamedTuple):
+    """What the specs say of a step.
+
+    Attributes:
+        action: entry that is the action of the simulator; None where several are.
+        actions: the rule of each action.
+        rewards: their keys.
+        flags: shapes of the done flags of the root.
+    """
+
+    action: Key | None
+    actions: list[tuple[Key, ActionInput | None]]
+    rewards: list[Key]
+    flags: dict[str, torch.Size]
+
+
+class GymLikeEnv(ResumableEnv):
+    """Base of environments that stand on a gym-style simulator; unbatched and batch-locked.
+
+    Args:
+        env: the simulator.
+        frame_skip: simulator steps per step; rewards are summed, and a finished episode stops them.
+        convert_actions_to_numpy: give the simulator what `read_action` makes of an action; False
+            hands it the tensor (or the TensorDict of several actions) that the spec describes.
+        device: where data is delivered, "cpu" by default.
+        **options: of every env, see `envkit.env.options.EnvOptions`.
+
+    A subclass declares its specs in `_make_specs`, or after ``super().__init__(simulator)``. Public attributes that it
+    lacks are looked up on the simulator, through the simulator's own wrappers.
+
+    Raises:
+        ValueError: ``frame_skip`` is not a positive int.
+    """
+
+    leaves_torch = True
+    # the last two once their encoding is remembered
+    _passes_by = EnvBase._passes_by | {"read_obs", "read_reward"}
+    available_envs: ClassVar[Sequence[str]] = []
+    libname: str | None = None
+    env_name: str | None = None
+    _env: Any
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        frame_skip: int = 1,
+        convert_actions_to_numpy: bool = True,
+        device: Device | None = "cpu",
+        **options: Unpack[EnvOptions],
+    ):
+        super().__init__(device=device, **options)
+        require_memory(self.device, type(self).__name__)
+        if not isinstance(frame_skip, int) or isinstance(frame_skip, bool) or frame_skip < 1:
+            raise ArgumentError(
+                f"frame_skip is {frame_skip!r}, but must be an int of at least 1: the number of "
+                "simulator steps per step."
+            )
+        object.__setattr__(self, "_env", env)  # no submodule, even if the simulator is a module
+        self.frame_skip = frame_skip
+        self.convert_actions_to_numpy = convert_actions_to_numpy
+        self.info_dict_reader = []
+        self._make_specs(env)
+
+    def to(self, *args: Destination, **kwargs: Destination) -> Self:
+        """Deliver data to another device from now on; returns self.
+
+        Raises:
+            ArgumentError: (a ValueError) it is the meta device, which holds no data.
+        """
+        require_memory(destination(*args, **kwargs), type(self).__name__)
+        return super().to(*args, **kwargs)
+
+    def _make_specs(self, env: Any) -> None:
+        """Declare the specs of simulator ``env``, for a subclass to override; called last."""
+
+    if not TYPE_CHECKING:  # a misspelt name would pass
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                simulator = self.__dict__.get("_env")
+                if name.startswith("_") or simulator is None:
+                    raise
+            if hasattr(simulator, name):
+                return getattr(simulator, name)
+            cause = None
+            if hasattr(simulator, "get_wrapper_attr"):
+                try:
+                    return simulator.get_wrapper_attr(name)
+                except AttributeError as error:  # names a wrapper that the user has never heard of
+                    cause = error
+            raise AttributeError(  # without a full stop: Python puts the nearest name behind
+                f"neither {type(self).__name__} nor its simulator {type(simulator).__name__} has an "
+                f"attribute {name!r}{called_here(name)}"
+            ) from cause
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GymLikeEnv:
+        return deep_copy(self, memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unpack, pack(self)
+
+    # ---------------------------------------------------------------- what subclasses may override
+
+    def read_action(self, action: Value) -> Any:
+        """Turn an action into what the simulator takes.
+
+        Args:
+            action: the tensor of the only action, or a TensorDict of several.
+        """
+        spec = self.full_action_spec if isinstance(action, TensorDictBase) else self.action_spec
+        return spec.to_numpy(action, safe=False)
+
+    def read_obs(self, observations: object) -> Mapping[str, Any]:
+        """Turn an observation of the simulator into entries.
+
+        A value that is no dict belongs to the first observation that is declared. An entry
+        ``state`` is called ``observation`` where nothing else is.
+        """
+        if isinstance(observations, TensorDictBase):
+            return dict(observations.items())
+        if not isinstance(observations, Mapping):
+            name = next(iter(self.full_observation_spec.keys()), None)
+            if name is None:
+                raise SpecError(
+                    f"{type(self).__name__} declares no observation spec, so an observation of its "
+                    "simulator has no name. Declare one after super().__init__(simulator), or in "
+                    "_make_specs: self.observation_spec = Composite(observation=...)."
+                )
+            return {name: observations}
+        if "state" in observations and "observation" not in observations:
+            return {
+                "observation" if name == "state" else name: value
+                for name, value in observations.items()
+            }
+        return observations
+
+    def read_reward(self, reward: object) -> Value | Mapping[str, Any]:
+        """Turn the summed reward of a step into a tensor, or into a dict of several."""
+        return self.reward_spec.encode(reward)
+
+    def read_done(
+        self,
+        terminated: Numbers | None = None,
+        truncated: Numbers | None = None,
+        done: Numbers | None = None,
+    ) -> tuple[Any, Any, Any, bool]:
+        """Complete the end flags of a step.
+
+        Returns:
+            ``(terminated, truncated, done, stop)``: flags, or None for one that is not known, and
+            whether frames are no longer repeated. A lone ``done`` is read as termination.
+        """
+        if done is None:
+            if terminated is not None and truncated is not None:
+                done = rules.done_from(terminated, truncated)
+            else:
+                done = truncated if terminated is None else terminated
+                done = False if done is None else done
+        if terminated is None and truncated is None:
+            terminated = done
+        return terminated, truncated, done, done if isinstance(done, bool) else _any(done)
+
+    def _output_transform(self, result: Any) -> Outcome:
+        """Turn a step of the simulator into (obs, reward, terminated, truncated, done, info).
+
+        Flags that the simulator does not report are None.
+        """
+        observation, reward, terminated, truncated, info = result
+        if terminated is not False or truncated is not False:
+            require_flags(terminated, truncated, one_each=not self.batch_size)
+        return observation, reward, terminated, truncated, None, info
+
+    def _reset_output_transform(self, result: Any) -> tuple[Any, dict[str, Any]]:
+        """Turn a reset of the simulator into (obs, info)."""
+        observation, info = result
+        return observation, info
+
+    # ----------------------------------------------------------------------------- steps and resets
+
+    resets_on_empty_mask = True  # and refuses them
+
+    @property
+    def _simulator(self) -> Any:
+        """What is stepped and reset."""
+        return self._env if self._log is None else self._log
+
+    def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        self._has_told()
+        mask = None if td is None else td.get(rules.RESET, None)
+        result = self._reset_simulator(mask, **kwargs)
+        observation, info = self._reset_output_transform(result)
+        return self._to_tensordict(self.read_obs(observation), info)
+
+    def _reset_simulator(self, mask: torch.Tensor | None, **kwargs: Any) -> Any:
+        if mask is not None and not bool(mask.all()):
+            raise ResetMaskError(
+                f"the reset mask of {type(self).__name__} is {mask.tolist()}, but one simulator "
+                "cannot be reset in part. Leave the mask out, or do not call reset."
+            )
+        return self._simulator.reset(**kwargs)
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        if self._gave_up:
+            return self._truncated_next(td)
+        action = self._action_in(td, stepped_rows(td) if self._batch_size else None)
+        if self.convert_actions_to_numpy:
+            action = self.read_action(action)
+        return self._next_of(self._repeated_step(action))
+
+    def _next_of(self, outcome: Outcome) -> TensorDict:
+        """Bring together what a step gives, whose flags are complete."""
+        forms = self._declared.cached("step_forms", self._step_forms)
+        observation, reward, terminated, truncated, done, info = outcome
+        entries = dict(self.read_obs(observation))
+        reward = self.read_reward(reward)
+        if isinstance(reward, Mapping):
+            entries.update(reward)
+        else:
+            entries[forms.rewards[0] if len(forms.rewards) == 1 else self.reward_key] = reward
+        flags = {"terminated": terminated, "truncated": truncated, "done": done}
+        for name, shape in forms.flags.items():
+            if flags.get(name) is not None:
+                entries[name] = torch.as_tensor(
+                    flags[name], dtype=torch.bool, device="cpu"
+                ).reshape(shape)
+        return self._to_tensordict(entries, info)
+
+    def _step_forms(self) -> _StepForms:
+        flags = {name: self.full_done_spec[name].shape for name in self.done_levels.get((), ())}
+        actions = [(key, self._action_inputs.get(key)) for key in self.action_keys]
+        return _StepForms(self._action_entry(), actions, self.reward_keys, flags)
+
+    def _action_entry(self) -> Key | None:
+        keys = self.action_keys
+        return keys[0] if len(keys) == 1 else None
+
+    def _repeated_step(self, action: Any) -> Outcome:
+        total, simulator = None, self._simulator
+        for _ in range(self.frame_skip):
+            result = self._output_transform(simulator.step(action))
+            observation, reward, terminated, truncated, done, info = result
+            total = reward if total is None else total + reward
+            terminated, truncated, done, stop = self.read_done(terminated, truncated, done)
+            if stop:
+                break
+        return observation, total, terminated, truncated, done, info
+
+    def _action_in(self, td: TensorDictBase, rows: list[int] | None = None) -> Any:
+        """Take the action out of a root, as its spec says: a tensor, or a TensorDict of several.
+
+        Only those of ``rows`` are looked at, see `ActionInput.take`.
+        """
+        forms = self._declared.cached("step_forms", self._step_forms)
+        for key, rule in forms.actions:
+            value = td.get(key, None)
+            if value is None:
+                raise MissingKeyError(
+                    f"the TensorDict has no {key!r}; it has {sorted(map(str, td.keys(True)))}. "
+                    "Write the action first, e.g. with env.rand_action(td)."
+                )
+            taken = value if rule is None else rule.take(value, self._batch_size, rows=rows)
+            if key == forms.action:
+                return taken
+            if taken is not value:
+                td = td.copy().set(key, taken)
+        if forms.action is None:
+            return td.select(*(key for key, _ in forms.actions))
+        return td.get(forms.action)
+
+    def _check_inputs(self, td: TensorDictBase) -> None:
+        self._action_in(td, stepped_rows(td))
+
+    def _to_tensordict(self, entries: Mapping[str, Any], info: dict[str, Any]) -> TensorDict:
+        td = self._packed(entries, ())
+        for reader in self.info_dict_reader:
+            reader(info, td)
+        return td
+
+    def _packed(self, entries: Mapping[str, Any], path: tuple[str, ...]) -> TensorDict:
+        """Build a TensorDict, encoding by their specs the values that are not data yet."""
+        made: dict[str, Any] = {}
+        device = self._device
+        for name, value in entries.items():
+            if isinstance(value, torch.Tensor | TensorDictBase):
+                made[name] = value if device is None else value.to(device)
+            elif is_non_tensor(value):
+                made[name] = value
+            elif isinstance(value, Mapping):
+                made[name] = self._packed(value, (*path, name))
+            else:
+                made[name] = self._spec_at((*path, name)).encode(value)
+        return TensorDict._new_unsafe(made, batch_size=self._batch_size, device=device)
+
+    def _spec_at(self, path: tuple[str, ...]) -> Any:
+        for spec in (self.full_observation_spec, self.full_reward_spec, self.full_done_spec):
+            if as_key(path) in spec.keys(True):
+                return spec[as_key(path)]
+        raise MissingKeyError(
+            f"the simulator gave {as_key(path)!r}, which no spec declares; declared are "
+            f"{self.observation_keys}. Declare it in the observation spec, or leave it out in read_obs."
+        )
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._simulator.reset(seed=seed)
+
+    def _movable_objects(self) -> Iterator[object]:
+        yield from super()._movable_objects()
+        yield getattr(self._env, "unwrapped", self._env)
+
+    # ---------------------------------------------------------------------------------------- rest
+
+    def fast_encoding(self, mode: bool = True) -> None:
+        """Remember how observations and rewards are encoded, instead of finding out at each step.
+
+        Raises:
+            EncodingError: `read_obs` or `read_reward` is overridden, and may encode in other ways.
+        """
+        self._memoize_encoding(mode)
+
+    def _memoize_encoding(self, mode: bool) -> None:
+        for name in ("read_obs", "read_reward"):
+            if self._overrides(frozenset((name,))):
+                raise EncodingError(
+                    f"{type(self).__name__} overrides {name}, so how its values are encoded cannot "
+                    "be remembered. Leave fast_encoding out."
+                )
+        self.full_observation_spec.memoize_encode(mode)
+        self.full_reward_spec.memoize_encode(mode)
+
+    def close(self, *, raise_if_closed: bool = False) -> None:
+        """Close the simulator, if it can be closed."""
+        was_open = not self.is_closed
+        super().close(raise_if_closed=raise_if_closed)
+        if was_open and hasattr(self._env, "close"):
+            self._env.close()
+
+    def render(self, *args: object, **kwargs: object) -> Any:
+        """Render the simulator as it was made to."""
+        return self._env.render(*args, **kwargs)
+
+
+def _any(flag: Any) -> bool:
+    return bool(flag.any()) if hasattr(flag, "any") else bool(flag)

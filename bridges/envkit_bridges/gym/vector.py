@@ -1,0 +1,414 @@
+"""Gymnasium's vector envs without what their autoreset does to the data.
+
+`VectorCore` decides how each autoreset mode is undone, so that a step gives the true last
+observation, a reset the first one of the new episode, and no step ignores its action.
+
+Conventions
+    rows     the envs of the vector env; masks over them are bool arrays of shape (num_envs,).
+    ended    rows whose last step ended an episode and that were not reset since, as far as the
+             data goes. They must be reset before the next step, or be frozen in it.
+    frozen   rows that a step leaves out. Gymnasium steps them nevertheless. In a sync vector env a
+             stand-in takes the step, so any row can be frozen. Of others only rows that have ended
+             can, and their next reset is a real one.
+    modes    NEXT_STEP resets a row in the step after its last: a reset comes before that step.
+             SAME_STEP resets it in its last step: what that reset gave is kept for the next reset.
+             DISABLED resets nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from envkit.data.paths import Path
+from envkit.data.plain import from_plain, plain
+from envkit.env.seeding import seed_chain
+from envkit.errors import ArgumentError, ResetMaskError, ResumeError, StepMaskError
+from envkit_bridges.gym.backend import library_of
+from envkit_bridges.gym.episode_log import EpisodeLog
+from envkit_bridges.gym.frames import draw
+from envkit_bridges.gym.simulator_state import recorded, restored, saved
+from envkit_bridges.gym.spaces import Codec
+
+__all__ = ["VectorCore", "frame_skipping", "is_vector"]
+
+
+def is_vector(env: Any) -> bool:
+    """Say whether a gymnasium env is a vector env."""
+    return hasattr(env, "num_envs") and hasattr(env, "single_observation_space")
+
+
+class VectorCore:
+    """Step and reset a vector env; see `envkit_bridges.gym.rows.GymCore` for the same of a single env.
+
+    Args:
+        env: a vector env.
+        observation, action: codecs of its single spaces; ``observation`` is None when only pixels
+            count.
+        pixels: also give the rendered frames.
+
+    Raises:
+        ArgumentError: the spaces have no array form, the mode hides what is needed, or the env
+            cannot reset single rows where its mode needs that.
+    """
+
+    def __init__(self, env: Any, observation: Codec | None, action: Codec, *, pixels: bool = False):
+        self.env = env
+        self.observation = observation
+        self.action = action
+        self.pixels = pixels
+        self.batch_size = (env.num_envs,)
+        vector = library_of(env).vector
+        self._utils = vector.utils
+        self._is_ours = isinstance(env.unwrapped, vector.SyncVectorEnv | vector.AsyncVectorEnv)
+        self._has_stand_ins = isinstance(
+            env, vector.SyncVectorEnv
+        )  # wrappers would count their steps
+        mode = vector.AutoresetMode(_mode_of(env))
+        self._resets_itself = mode != vector.AutoresetMode.DISABLED
+        self._keeps_first = mode == vector.AutoresetMode.SAME_STEP
+        self._resets_rows = self._is_ours or not self._resets_itself
+        self._check()
+        self._forget()
+
+    def _check(self) -> None:
+        for codec in (self.observation, self.action):
+            if codec is not None and not codec.has_rows:
+                raise ArgumentError(
+                    f"{codec.space} has no array form of fixed shape, which a vector env needs. "
+                    "Use SerialEnv(n, lambda: GymEnv(...)) instead of num_envs=n; flatten a Tuple of unlike shapes "
+                    "first: GymWrapper(gymnasium.wrappers.FlattenObservation(env))."
+                )
+        if self._keeps_first and self.pixels:
+            raise ArgumentError(
+                "with autoreset in the same step the last frame of an episode cannot be rendered. "
+                "Make the vector env with another autoreset_mode, or without pixels."
+            )
+        if not self._keeps_first and not self._resets_rows:
+            raise ArgumentError(
+                f"{self.env} resets rows during the step after their last, in which their action is "
+                "ignored, and cannot be asked for it earlier. Make it with "
+                "vectorization_mode='sync' or 'async', or with another autoreset_mode."
+            )
+
+    def _forget(self) -> None:
+        """Begin with no row that has ended."""
+        count = self.batch_size[0]
+        self._ended, self._went_on = np.zeros(count, bool), np.zeros(count, bool)
+        self._frozen = np.zeros(count, bool)
+        self._first: dict[int, Any] = {}
+        self._first_infos: dict[str, Any] = {}
+
+    # ---------------------------------------------------------------------------------------- steps
+
+    @contextmanager
+    def freezing(self, rows: np.ndarray) -> Iterator[None]:
+        """Leave rows out of the step that is made meanwhile.
+
+        Raises:
+            StepMaskError: the env steps all its rows, and one of these has not ended or cannot be
+                reset alone.
+        """
+        can_wait = self._ended if self._resets_rows else np.zeros_like(rows)
+        if not self._has_stand_ins and bool((rows & ~can_wait).any()):
+            raise StepMaskError(
+                f"rows {_numbers(rows)} are to be left out of a step, but {self.env} steps all its rows; "
+                f"of them only {_numbers(can_wait)} may be left out: those that have ended, and only with "
+                "async vectorisation or without autoreset. A SyncVectorEnv without vector wrappers, "
+                "SerialEnv and ParallelEnv step rows as you like: "
+                "GymEnv(name, num_envs=k, vectorization_mode='sync')."
+            )
+        self._frozen = rows.copy()
+        try:
+            with self._stood_in(_numbers(rows)):
+                yield
+        finally:
+            self._frozen = np.zeros_like(rows)
+
+    @contextmanager
+    def _stood_in(self, rows: list[int]) -> Iterator[None]:
+        """Put stand-ins in the place of some envs, where that can be done."""
+        if not self._has_stand_ins:
+            yield
+            return
+        envs = self.env.envs
+        kept = {row: envs[row] for row in rows}
+        observations = self._blank()
+        for row, env in kept.items():
+            envs[row] = _StandIn(env, observations[row])
+        try:
+            yield
+        finally:
+            for row, env in kept.items():
+                envs[row] = env
+
+    def step(self, actions: Any) -> tuple[list[Any], Any, Any, Any, dict[str, Any]]:
+        """Step all rows that are not frozen.
+
+        Returns:
+            ``(observations, rewards, terminated, truncated, infos)`` as the simulator's step, with
+            one observation for each row; what belongs to frozen rows may be anything.
+
+        Raises:
+            StepMaskError: a row that has ended is to be stepped.
+        """
+        frozen = self._frozen
+        if waiting := _numbers(self._ended & ~frozen):
+            raise StepMaskError(
+                f"rows {waiting} have ended and were not reset. Reset them first, e.g. with "
+                "env.step_and_maybe_reset or env.maybe_reset."
+            )
+        if frozen.any() and not self._resets_itself:
+            self._reset_rows(frozen)
+        result = self.env.step(actions)
+        observations, rewards, terminated, truncated, infos = result
+        rows = self._split(observations)
+        over = np.logical_or(terminated, truncated)
+        if self._keeps_first and over.any():
+            infos = self._take_last(rows, over, infos)
+        self._ended = np.where(frozen, self._ended, over)
+        self._went_on = frozen & (not self._has_stand_ins)
+        return rows, rewards, terminated, truncated, infos
+
+    def _take_last(
+        self, rows: list[Any], over: np.ndarray, infos: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Put the true last observations into ``rows`` and give the true last infos."""
+        infos = dict(infos)
+        last = infos.pop("final_obs")
+        last_infos = infos.pop("final_info", {})
+        self._first_infos = infos
+        for row in over.nonzero()[0].tolist():
+            self._first[row] = copy.deepcopy(rows[row])
+            rows[row] = last[row]
+        hidden = ("_final_obs", "_final_info")
+        return _merged(
+            {name: value for name, value in infos.items() if name not in hidden}, last_infos, over
+        )
+
+    def _blank(self) -> list[Any]:
+        """Give an observation for each row that its space holds: zeros, and the first of discrete options."""
+        space, count = self.env.single_observation_space, self.batch_size[0]
+        if self.observation is None:
+            return self._split(self._utils.create_empty_array(space, count))
+        zeros = {
+            path: torch.zeros(
+                (count, *leaf.spec.shape), dtype=leaf.spec.dtype, device="cpu"
+            ).numpy()
+            for path, (leaf, _) in self.observation.leaves.items()
+        }
+        return self.observation.read(zeros)
+
+    def _split(self, observations: Any) -> list[Any]:
+        return list(self._utils.iterate(self.env.observation_space, observations))
+
+    # --------------------------------------------------------------------------------------- resets
+
+    def reset(
+        self, mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Start new episodes where ``mask`` says, shape ``(num_envs,)`` or ``(num_envs, 1)``.
+
+        Rows that have begun a new episode by themselves are not reset a second time, unless
+        ``kwargs`` ask for something. Rows that are not selected may hold anything.
+
+        Raises:
+            ResetMaskError: a partial mask that is not that of the rows that have ended, of an env
+                that resets rows by itself.
+        """
+        count = self.batch_size[0]
+        rows = np.ones(count, bool) if mask is None else mask.reshape(count).cpu().numpy()
+        if not rows.any():
+            return self._blank(), {}
+        if self._resets_itself and not rows.all() and not np.array_equal(rows, self._ended):
+            raise ResetMaskError(
+                f"rows {_numbers(rows)} are to be reset, but of a vector env that resets by itself "
+                f"only the rows that have ended can be, here {_numbers(self._ended)}. Make it with "
+                "vector_kwargs={'autoreset_mode': AutoresetMode.DISABLED}, or use SerialEnv."
+            )
+        given = self._given(rows) if not kwargs else np.zeros(count, bool)
+        observations, infos = [None] * count, {}
+        if (real := rows & ~given).any():
+            observations, infos = self._reset_rows(real, **kwargs)
+        if given.any():
+            for row in given.nonzero()[0].tolist():
+                observations[row] = self._first[row]
+            infos = _merged(infos, self._first_infos, given)
+        self._ended = self._ended & ~rows
+        self._went_on = self._went_on & ~rows
+        self._first = {row: value for row, value in self._first.items() if not rows[row]}
+        return _filled(observations), infos
+
+    def _given(self, rows: np.ndarray) -> np.ndarray:
+        """Say which of the rows to reset have done so already, and their first observation kept."""
+        kept = np.zeros_like(rows)
+        kept[list(self._first)] = True
+        given = rows & kept & ~self._went_on
+        return given if self._resets_rows or given.all() or not rows.all() else np.zeros_like(rows)
+
+    def _reset_rows(self, rows: np.ndarray, **kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+        if not rows.all():
+            kwargs["options"] = {**(kwargs.get("options") or {}), "reset_mask": rows.copy()}
+        observations, infos = self.env.reset(**kwargs)
+        return self._split(observations), infos
+
+    def seed(self, seed: int | None, *, static: bool = False) -> int:
+        """Reset row i with the i-th seed of the chain, and give the seed after the last.
+
+        A vector env of another kind than sync and async takes one seed, the first.
+        """
+        seeds, following = seed_chain(seed, self.batch_size[0], static=static)
+        self._forget()
+        self.env.reset(seed=seeds if self._is_ours else seeds[0])
+        return following
+
+    # -------------------------------------------------------------------------------------- resuming
+
+    @property
+    def writes_down(self) -> bool:
+        """Whether the episode of a row is written down."""
+        return self._has_stand_ins and any(isinstance(env, EpisodeLog) for env in self.env.envs)
+
+    def record(self, mode: bool) -> None:
+        """Write down the episodes of all rows, where they can be reached; False: write no longer."""
+        if self._has_stand_ins:
+            self.env.envs = [recorded(env, mode) for env in self.env.envs]
+
+    def state(self) -> dict[str, Any]:
+        """Give the states of all rows, and which of them have ended, in plain form.
+
+        Raises:
+            ResumeError: a row cannot be saved, or the rows cannot be reached.
+        """
+        self._require_reach()
+        return {
+            "rows": [saved(env) for env in self.env.envs],
+            "own": plain({name: getattr(self, name) for name in _OF_ROWS}, "what was kept of rows"),
+            "autoreset": plain(self.env._autoreset_envs),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave.
+
+        Raises:
+            ResumeError: a row did not get where it was.
+        """
+        self._require_reach()
+        if len(state["rows"]) != len(self.env.envs):
+            raise ResumeError(
+                f"what is loaded holds {len(state['rows'])} rows, but this env has {len(self.env.envs)}. Make it "
+                "with as many envs as the one that was saved."
+            )
+        self.env.envs = [
+            restored(env, row) for env, row in zip(self.env.envs, state["rows"], strict=True)
+        ]
+        vars(self).update(from_plain(state["own"]))
+        self.env._autoreset_envs = from_plain(state["autoreset"])
+
+    def begin_logs(self) -> None:
+        """Write down the episodes that begin next, whatever was before."""
+        self._forget()
+        self.record(True)
+        for env in self.env.envs if self._has_stand_ins else ():
+            if isinstance(env, EpisodeLog):
+                env.forget(None)
+
+    def _require_reach(self) -> None:
+        if not self._has_stand_ins:
+            raise ResumeError(
+                f"the rows of {self.env} cannot be saved from outside. Make it with vectorization_mode='sync' "
+                "and without vector wrappers, or take SerialEnv or ParallelEnv of single envs."
+            )
+
+    # ---------------------------------------------------------------------------------------- values
+
+    def encode(self, observations: Sequence[Any]) -> dict[Path, torch.Tensor]:
+        """Turn one observation for each row, and the frames if asked for, into tensors by path."""
+        entries: dict[Path, torch.Tensor] = {}
+        if self.observation is not None:
+            parts = [self.observation.encode(value) for value in observations]
+            entries = {path: torch.stack([part[path] for part in parts]) for path in parts[0]}
+        if self.pixels:
+            entries[("pixels",)] = torch.from_numpy(np.stack(draw(self.env)))
+        return entries
+
+    def decode(self, actions: Mapping[Path, torch.Tensor]) -> Any:
+        """Turn tensors with the rows in front into an action of the vector env."""
+        rows = {path: value.numpy(force=True) for path, value in actions.items()}
+        values = self.action.read(rows)
+        space = self.action.space
+        blank = self._utils.create_empty_array(space, len(values))
+        return self._utils.concatenate(space, values, blank)
+
+
+_OF_ROWS = ("_ended", "_went_on", "_first", "_first_infos")
+
+
+class _StandIn:
+    """Takes calls in the place of an env that is not to move; all else is the env's own."""
+
+    def __init__(self, env: Any, observation: Any):
+        self._env, self._observation = env, observation
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self._observation, 0.0, False, False, {}
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        return self._observation, {}
+
+
+def frame_skipping(library: Any, repeats: int) -> Any:
+    """Give a gymnasium wrapper that repeats actions: rewards summed, stopping at the end."""
+
+    class FrameSkip(library.Wrapper):
+        def step(self, action: Any) -> Any:
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            for _ in range(repeats - 1):
+                if terminated or truncated:
+                    break
+                observation, extra, terminated, truncated, info = self.env.step(action)
+                reward += extra
+            return observation, reward, terminated, truncated, info
+
+    return FrameSkip
+
+
+def _merged(infos: dict[str, Any], others: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
+    """Give infos in which some rows are those of ``others``; what those lack is zero there."""
+    merged = {}
+    for name in {**infos, **others}:
+        mine, theirs = infos.get(name), others.get(name)
+        known = theirs if mine is None else mine
+        if isinstance(known, dict):
+            merged[name] = _merged(mine or {}, theirs or {}, rows)
+        elif isinstance(known, np.ndarray):
+            value = np.zeros_like(known) if mine is None else mine.copy()
+            value[rows] = 0 if theirs is None else theirs[rows]
+            merged[name] = value
+        else:
+            merged[name] = known
+    return merged
+
+
+def _mode_of(env: Any) -> Any:
+    """Ask a vector env for its autoreset mode: Gymnasium's own write it into metadata that all envs of a class share."""
+    known = env.metadata.get("autoreset_mode", "NextStep")
+    return getattr(env.unwrapped, "autoreset_mode", known)
+
+
+def _filled(observations: Sequence[Any]) -> list[Any]:
+    """Put any observation where there is none."""
+    known = next(value for value in observations if value is not None)
+    return [known if value is None else value for value in observations]
+
+
+def _numbers(rows: np.ndarray) -> list[int]:
+    return rows.nonzero()[0].tolist()

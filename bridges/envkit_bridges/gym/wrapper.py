@@ -1,0 +1,454 @@
+"""Env objects of Gymnasium as envkit environments; `env` makes them by name.
+
+`GymWrapper` decides which specs a gymnasium env gets and which way its steps take. How a single env
+is stepped on rows is known to `rows`, what autoreset does to vector envs to `vector`, and
+how a whole rollout is recorded to `recording`.
+
+Conventions
+    batch   () for a single env, (num_envs,) for one of gymnasium's vector envs.
+    done    ``terminated | truncated``, each bool of shape (*batch, 1); rewards float32 of that shape
+            unless the simulator publishes a ``reward_space``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self, Unpack, cast
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from envkit import rules
+from envkit.data.arguments import as_batch_size, as_bool
+from envkit.data.paths import Key, Path, as_key, as_path, nest
+from envkit.data.transition import empty_like, leaves
+from envkit.env.base import EnvBase
+from envkit.env.loops import nonstop, until_any_done
+from envkit.env.options import EnvOptions
+from envkit.env.runs import Run
+from envkit.env.seeding import seed_chain
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BatchSizeError,
+    KeyCollisionError,
+    SpecError,
+)
+from envkit.specs import Categorical, Composite, Unbounded
+from envkit.specs.annotations import BatchSize, Device, Value
+from envkit_bridges.gym.backend import library_of
+from envkit_bridges.gym.frames import draw, require_frames, shape_of_frame
+from envkit_bridges.gym.info import default_info_dict_reader
+from envkit_bridges.gym.info_reading import Outcome
+from envkit_bridges.gym.like import GymLikeEnv
+from envkit_bridges.gym.recording import Recorder
+from envkit_bridges.gym.rows import GymCore, reward_array
+from envkit_bridges.gym.spaces import Codec, codec_at, codec_of
+from envkit_bridges.gym.vector import VectorCore, is_vector
+
+__all__ = ["GymWrapper"]
+
+
+class GymWrapper(GymLikeEnv):
+    """A gymnasium env behind the TensorDict interface; batch-locked.
+
+    Args:
+        env: a gymnasium env, unbatched here, or one of gymnasium's vector envs, which has batch
+            size ``(num_envs,)``. Autoreset of the latter is undone: ``next`` holds the true last
+            observation, and no step ignores its action.
+            An action in a Dict space is an entry of its name, as an observation in a Dict is. Where names of
+            both clash, all actions lie below "action"; if an observation is called "action", "reward", "next" or as a
+            done flag, all observations lie below "observation".
+        categorical_action_encoding: integers for discrete actions and observations, not one-hot.
+        frame_skip: inner steps per step, rewards summed, stopping at the end of an episode.
+        from_pixels: add ``pixels``, uint8 (height, width, 3); the env must render rgb arrays.
+        pixels_only: with ``from_pixels``, leave the state observation out.
+        convert_actions_to_numpy: False hands actions to the simulator as tensors.
+        info: record what the info of a first step holds, see `set_info_dict_reader`. By default infos are
+            left out.
+        device: where data is delivered, "cpu" by default.
+        **options: of every env, see `envkit.env.options.EnvOptions`.
+
+    Raises:
+        ValueError: ``frame_skip`` is not a positive int, or pixels are asked of an env that does
+            not render them.
+        ArgumentTypeError: (a TypeError) ``env`` is no env object.
+        SpecError: a space has no counterpart in specs: Graph, OneOf, a Sequence that is not stacked
+            or holds Text.
+    """
+
+    libname = "gymnasium"
+    _passes_by = EnvBase._passes_by | {
+        *("_step", "_reset", "_reset_simulator", "_repeated_step", "_to_tensordict"),
+        *("_action_in", "read_action", "read_obs", "read_reward", "read_done"),
+        *("_output_transform", "_reset_output_transform"),
+    }
+
+    def __init__(
+        self,
+        env: Any,
+        categorical_action_encoding: bool = False,
+        *,
+        frame_skip: int = 1,
+        from_pixels: bool = False,
+        pixels_only: bool = True,
+        convert_actions_to_numpy: bool = True,
+        info: bool = False,
+        device: Device | None = "cpu",
+        **options: Unpack[EnvOptions],
+    ):
+        as_bool("info", info)
+        options["batch_size"] = batch = _batch_of(env, options.get("batch_size"))
+        super().__init__(
+            env,
+            frame_skip=frame_skip,
+            convert_actions_to_numpy=convert_actions_to_numpy,
+            device=device,
+            **options,
+        )
+        self.libname = self.get_library_name(env)
+        self.categorical_action_encoding = categorical_action_encoding
+        self.from_pixels = from_pixels
+        self.pixels_only = pixels_only
+        if from_pixels:
+            require_frames(env)
+        encoding = categorical_action_encoding
+        action = _action_codec(env, encoding)
+        observation = None
+        if not (from_pixels and pixels_only):
+            space = _space_of_one(env, "observation_space")
+            observation = codec_of(space, categorical=encoding, key="observation")
+            if any(path[0] in _TAKEN for path in observation.leaves):
+                observation = codec_at(space, ("observation",), categorical=encoding)
+            if _clash(observation, action):
+                acts = _space_of_one(env, "action_space")
+                action = codec_at(acts, ("action",), categorical=encoding)
+        self._vector: VectorCore | None = None
+        if batch:
+            self._vector = VectorCore(env, observation, action, pixels=from_pixels)
+            self._check_single_frames()
+        self.core = GymCore(env, observation, action, frame_skip=frame_skip, pixels=from_pixels)
+        self._declare(observation, action)
+        if info:
+            self.set_info_dict_reader()
+
+    def _check_single_frames(self) -> None:
+        if self.frame_skip > 1:
+            raise ArgumentError(
+                f"frame_skip is {self.frame_skip}, but rows of a vector env end at different frames. "
+                "Let GymEnv(..., num_envs=n, frame_skip=k) build it, or skip frames in each env."
+            )
+
+    def _declare(self, observation: Codec | None, action: Codec) -> None:
+        device, batch = self.device, self.batch_size
+        spec = Composite(device=device) if observation is None else observation.spec(device)
+        if self.from_pixels:
+            _require_free("pixels", spec)
+            self._simulator.reset()
+            shape = shape_of_frame(self._env)
+            spec["pixels"] = Unbounded(shape, dtype=torch.uint8, device=device)
+        self.observation_spec = _expanded(spec, batch)
+        self.action_spec = _expanded(action.spec(device), batch)
+        self.reward_spec = _expanded(self._reward_of_one(), batch)
+        flag = Categorical(2, shape=(*batch, 1), dtype=torch.bool, device=device)
+        self.done_spec = Composite(
+            done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=batch, device=device
+        )
+
+    def _infos_by_place(self) -> frozenset[Path]:
+        return (
+            frozenset()
+        )  # the entries of an observation space are observations, whatever they are called
+
+    def _reward_of_one(self) -> Composite:
+        space = _published(self._env, "reward_space")
+        if space is None:
+            reward = Unbounded((1,), device=self.device, dtype=torch.float32)
+            return Composite(reward=reward, device=self.device)
+        return codec_of(space, categorical=True, key="reward").spec(self.device)
+
+    def _told_first(self) -> list[str]:
+        id = getattr(getattr(self._env, "spec", None), "id", None)
+        told = [repr(id) if id else str(self._env)]
+        return told if self.frame_skip == 1 else [*told, f"frame_skip={self.frame_skip}"]
+
+    # -------------------------------------------------------------------------- values and simulator
+
+    @property
+    def _simulator(self) -> Any:
+        return self.core.env if self._vector is None else self._vector
+
+    def read_action(self, action: Value) -> Any:
+        """Turn an action into a value of the gymnasium action space, by its codec."""
+        codec = self.core.action
+        if len(codec.leaves) == 1:
+            data = dict.fromkeys(codec.leaves, action)
+        else:
+            actions = cast(TensorDictBase, action)
+            data = {path: actions.get(as_key(path)) for path in codec.leaves}
+        return codec.decode(data) if self._vector is None else self._vector.decode(data)
+
+    def _action_entry(self) -> Key | None:
+        leaves = self.core.action.leaves
+        return as_key(*leaves) if len(leaves) == 1 else None
+
+    def read_obs(self, observations: object) -> Mapping[str, Any]:
+        """Turn a value of the gymnasium observation space into entries, by its codec.
+
+        Of a vector env: a list of one value for each row.
+        """
+        core = self.core
+        if self._vector is not None:
+            return nest(self._vector.encode(observations))
+        entries = {} if core.observation is None else core.observation.encode_nested(observations)
+        if core.pixels:
+            entries["pixels"] = torch.from_numpy(np.array(self.render()))
+        return entries
+
+    def read_reward(self, reward: object) -> torch.Tensor:
+        """Turn the summed reward of a step into a tensor of the shape and dtype of its spec."""
+        shape, dtype = self._declared.cached("reward_form", self._reward_form)
+        return torch.from_numpy(reward_array(reward, shape, dtype).copy())
+
+    def _reward_form(self) -> tuple[tuple[int, ...], np.dtype]:
+        spec = self.reward_spec
+        return tuple(spec.shape), torch.empty(0, dtype=spec.dtype, device="cpu").numpy().dtype
+
+    def _next_of(self, outcome: Outcome) -> TensorDict:
+        self.core.episode = outcome[-1].get("episode")
+        return super()._next_of(outcome)
+
+    @property
+    def _last_episode(self) -> Any:
+        """What the info of the last step said of the episode that ended there; of a vector env, of all rows.
+
+        None of wrappers around a vector env: a reset of some rows has Gymnasium's forget the counts of all.
+        """
+        is_wrapped = self._vector is not None and self._env is not self._env.unwrapped
+        return None if is_wrapped else self.core.episode
+
+    def _reset_simulator(self, mask: torch.Tensor | None, **kwargs: Any) -> Any:
+        if self._vector is None:
+            return super()._reset_simulator(mask, **kwargs)
+        return self._vector.reset(mask, **kwargs)
+
+    def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
+        if self._vector is None or bool(mask.all()):
+            return super()._masked_next(td, mask)
+        skipped = self._skipped_next(td)
+        if not bool(mask.any()):
+            return skipped
+        acted = td.exclude(rules.STEP).copy()
+        for key in self.action_keys:  # of rows that do not act, anything may be there
+            action = acted.get(key, None)
+            if action is not None and action.shape[:1] == mask.shape:
+                others = action[mask][:1].expand_as(action)
+                acted.set(key, rules.choose(mask, action, others))
+        with self._vector.freezing(~mask.cpu().numpy()):
+            stepped = self._computed_next(acted)
+        following = empty_like(td)
+        for path, value in leaves(stepped):
+            following.set(as_key(path), rules.choose(mask, value, skipped.get(as_key(path))))
+        return following
+
+    def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
+        """Seed the simulator; see `EnvBase.set_seed`.
+
+        Row i of a vector env gets the i-th seed of the chain; the one after the last is returned.
+        """
+        if self._vector is None:
+            return super().set_seed(seed, static_seed)
+        following = self._vector.seed(seed, static=static_seed)
+        self._seed_actions(seed)
+        self._after_seed()
+        self._seed_is_static = static_seed
+        return following
+
+    _seed_is_static = False
+
+    @property
+    def _seeded_parts(self) -> list[tuple[Any, int | None]]:
+        if self._vector is None or self._action_seed is None:
+            return super()._seeded_parts
+        seeds, _ = seed_chain(self._action_seed, self.numel(), static=self._seed_is_static)
+        return list(enumerate(seeds))
+
+    def render(self, *args: object, **kwargs: object) -> Any:
+        """Render the simulator as it was made to; MuJoCo's draw without a display too.
+
+        Raises:
+            RenderingError: MuJoCo cannot render on this machine; the message says what to install.
+        """
+        return draw(self._env, *args, **kwargs)
+
+    @staticmethod
+    def get_library_name(env: Any) -> str:
+        """Name the gym library that an env is an object of: "gymnasium", or "gym"."""
+        return library_of(env).__name__
+
+    def fast_encoding(self, mode: bool = True) -> None:
+        """Accepted for the sake of `GymLikeEnv`: codecs have decided everything beforehand.
+
+        Raises:
+            EncodingError: `read_obs` or `read_reward` is overridden.
+        """
+        self._memoize_encoding(mode)
+
+    # --------------------------------------------------------------------------------- fast ways
+
+    def row_core(self) -> GymCore | None:
+        """Give the core that steps this env on NumPy rows.
+
+        None where the core is not the whole story: entries without a form in rows, readers of infos
+        that are not ours, data that goes to another device, or a subclass that changes how a step is made.
+        """
+        core = self.core
+        codecs = [codec for codec in (core.observation, core.action) if codec is not None]
+        is_plain = (
+            self._vector is None
+            and self.convert_actions_to_numpy
+            and all(map(_writes_rows, self.info_dict_reader))
+            and not self.run_type_checks
+            and self.device == torch.device("cpu")
+            and self.reward_spec.shape == (1,)
+            and all(codec.has_rows for codec in codecs)
+        )
+        if not is_plain or not self._steps_by_itself:
+            return None
+        core.infos = cast("tuple[default_info_dict_reader, ...]", tuple(self.info_dict_reader))
+        return core
+
+    # -------------------------------------------------------------------------------------- resuming
+
+    @property
+    def _writes_down(self) -> bool:
+        return super()._writes_down if self._vector is None else self._vector.writes_down
+
+    def record_for_resume(self, mode: bool = True) -> Self:
+        """Write down episodes from the next reset on, see `EnvBase.record_for_resume`."""
+        if self._vector is None:
+            return super().record_for_resume(mode)
+        self._vector.record(as_bool("mode", mode))
+        return self
+
+    def _take_log(self, env: Any) -> None:
+        super()._take_log(env)
+        self.core.take(env)
+
+    def _own_state(self) -> dict[str, Any]:
+        return {**super()._own_state(), "static": self._seed_is_static}
+
+    def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
+        super()._take_own_state(state, strict=strict)
+        self._seed_is_static = state["static"]
+
+    def _simulator_state(self) -> Any:
+        return super()._simulator_state() if self._vector is None else self._vector.state()
+
+    def _restore_simulator(self, state: Any) -> None:
+        if self._vector is None:
+            super()._restore_simulator(state)
+        else:
+            self._vector.restore(state)
+
+    def _begin_log(self) -> None:
+        if self._vector is None:
+            super()._begin_log()
+        else:
+            self._vector.begin_logs()
+
+    def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
+        if self.row_core() is None or run.stop == "all" or self._gave_up:
+            return None
+        if self._unshown is not None:
+            self._require_shown()
+        self._check_batch(run.root)
+        follow = until_any_done if run.stop == "any" else nonstop
+        recorder = Recorder(
+            core=self.core,
+            observation=self.full_observation_spec,
+            done=self.full_done_spec,
+            rewards=[as_path(key) for key in self.reward_keys],
+            paid=self._declared.cached("reward_form", self._reward_form)[1],
+            action=self.action_spec,
+            inputs=self._action_inputs,
+            generator=self._action_generator,
+            device=self.device,
+            go_on=lambda td, left: follow(self, td, run.act, left, acted=True),
+            stops=run.stop == "any",
+        )
+        return recorder.record(run)
+
+
+def _writes_rows(reader: Any) -> bool:
+    """Say whether a reader of infos can write into rows of memory."""
+    return (
+        type(reader) is default_info_dict_reader
+        and reader.is_complete
+        and all(leaf.dtype is not None for leaf in reader.info_spec.values(True, True))
+    )
+
+
+def _batch_of(env: Any, batch_size: BatchSize | None) -> tuple[int, ...]:
+    """Read the batch of an env object of a gym library, which ``batch_size`` may repeat."""
+    if not (is_vector(env) or hasattr(env, "observation_space")):
+        fix = f"GymEnv({env!r})" if isinstance(env, str) else "GymEnv with the name of one"
+        raise ArgumentTypeError(
+            f"GymWrapper was given {env!r}, of type {type(env).__name__}, but wraps an env object "
+            f"of a gym library. Pass one, or let {fix} build it."
+        )
+    batch = (env.num_envs,) if is_vector(env) else ()
+    if batch_size is not None and (size := as_batch_size(batch_size)) != torch.Size(batch):
+        raise BatchSizeError(
+            f"batch_size is {tuple(size)}, but the simulator has batch size {batch}. "
+            "Leave it out; SerialEnv, ParallelEnv and GymEnv(..., num_envs=n) make batches."
+        )
+    return batch
+
+
+def _space_of_one(env: Any, name: str) -> Any:
+    """Give a space of a single env, or that of one row of a vector env."""
+    return getattr(env, f"single_{name}" if is_vector(env) else name)
+
+
+def _action_codec(env: Any, categorical: bool) -> Codec:
+    space = _space_of_one(env, "action_space")
+    codec = codec_of(space, categorical=categorical, key="action")
+    if not codec.leaves:
+        raise SpecError(
+            f"the action space of {env} is {space}, which holds no action, so there is nothing a "
+            "policy could decide. Give it an action, one that is ignored if need be: "
+            "gymnasium.spaces.Discrete(1)."
+        )
+    return codec
+
+
+_TAKEN = frozenset(("action", "next", "reward", "done", "terminated", "truncated"))
+"""Names of what a step takes and gives beside the observation."""
+
+
+def _clash(observation: Codec, action: Codec) -> bool:
+    """Say whether an observation and an action have one name, or the one is called like a node above the other."""
+    return any(
+        seen[: len(acted)] == acted[: len(seen)]
+        for seen in observation.leaves
+        for acted in action.leaves
+    )
+
+
+def _require_free(name: str, observed: Composite) -> None:
+    if name in observed.keys():
+        raise KeyCollisionError(
+            f"the env observes {name!r}, and so are its rendered frames called. Leave from_pixels=True "
+            "out, or rename the observation with a gymnasium wrapper."
+        )
+
+
+def _expanded(spec: Composite, batch: torch.Size) -> Composite:
+    return spec.expand(batch) if batch else spec
+
+
+def _published(env: Any, name: str) -> Any:
+    """Look an attribute up on the env and on what its wrappers hold; None when there is none."""
+    return getattr(env, name, getattr(env.unwrapped, name, None))

@@ -1,0 +1,119 @@
+"""JAX as an array library that operators are computed in.
+
+Matrix products are computed in the precision of their operands, as torch does by default; without
+saying so, JAX would take a faster and coarser one on some GPUs.
+
+Where torch raises since an index is out of range, a program cannot: what was to be read becomes NaN, and
+so does all of a tensor that was to be written to. In integers that is the least number there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax.scipy import special
+
+from envkit_bridges.policy.ops.shaping import in_range
+from envkit_bridges.policy.ops.table import Library, namespace
+
+__all__ = ["FULL", "JAX", "matmul", "picked"]
+
+FULL = jax.lax.Precision.HIGHEST
+
+
+def matmul(x: Any, y: Any) -> Any:
+    """Multiply matrices in the precision of their operands."""
+    return jnp.matmul(x, y, precision=FULL)
+
+
+def picked(x: Any, index: Any, axis: int) -> Any:
+    """Take entries along an axis."""
+    return jnp.take(x, in_range(jnp, index, x.shape[axis]), axis=axis, mode="fill")
+
+
+def _gathered(x: Any, index: Any, axis: int) -> Any:
+    return jnp.take_along_axis(x, in_range(jnp, index, x.shape[axis]), axis, mode="fill")
+
+
+def _indexed(x: Any, places: tuple[Any, ...]) -> Any:
+    return x.at[places].get(mode="fill")
+
+
+def _put(x: Any, places: tuple[Any, ...], values: Any, how: str) -> Any:
+    out = getattr(x.at[places], how)(values)
+    pairs = zip(places, x.shape, strict=False)
+    bad = [((i < -size) | (i >= size)).any() for i, size in pairs if hasattr(i, "dtype")]
+    return _void_where(jnp.stack(bad).any(), out) if bad else out
+
+
+def _void_where(bad: Any, x: Any) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.where(bad, jnp.nan, x)
+    return jnp.where(bad, True if x.dtype == bool else jnp.iinfo(x.dtype).min, x)
+
+
+def _argsort(x: Any, axis: int, descending: bool) -> Any:
+    return jnp.argsort(x, axis=axis, stable=True, descending=descending)
+
+
+def _placed(plain: Callable[..., Any], extreme: Callable[..., Any]) -> Callable[..., Any]:
+    """Find the first place of an extreme; NaN is one.
+
+    JAX's own function cannot be lowered for 64 bits that are switched on within a trace.
+    """
+
+    def place(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+        if x.dtype.itemsize < 8:
+            return plain(x, axis, keepdims=keepdims)
+        flat = x.reshape(-1) if axis is None or not x.ndim else x
+        at = 0 if axis is None or not x.ndim else axis % x.ndim
+        best = extreme(flat, at, keepdims=True)
+        places = jax.lax.broadcasted_iota(jnp.int32, flat.shape, at)
+        is_best = (flat == best) | (flat != flat)
+        found = jnp.where(is_best, places, jnp.int32(flat.shape[at])).min(at)
+        if not keepdims:
+            return found
+        return found.reshape((1,) * x.ndim) if axis is None else jnp.expand_dims(found, at)
+
+    return place
+
+
+def _digamma(x: Any) -> Any:
+    """Give the pole at zero the sign that torch gives it."""
+    return jnp.where(x == 0, -jnp.copysign(jnp.inf, x).astype(x.dtype), special.digamma(x))
+
+
+def _dtype_of(dtype: torch.dtype) -> Any:
+    name = str(dtype).removeprefix("torch.")
+    return jax.dtypes.canonicalize_dtype(jnp.dtype(name))  # 64 bits become 32 where JAX has no 64
+
+
+JAX = Library(
+    "JAX",
+    namespace(
+        jnp,
+        matmul=matmul,
+        rsqrt=jax.lax.rsqrt,
+        sigmoid=jax.nn.sigmoid,
+        erf=jax.lax.erf,
+        erfinv=jax.lax.erf_inv,
+        lgamma=special.gammaln,
+        digamma=_digamma,
+        argmax=_placed(jnp.argmax, jnp.max),
+        argmin=_placed(jnp.argmin, jnp.min),
+        argsort=_argsort,
+        cummax=jax.lax.cummax,
+        cummin=jax.lax.cummin,
+        logcumsumexp=jax.lax.cumlogsumexp,
+        picked=picked,
+        gathered=_gathered,
+        indexed=_indexed,
+        put=_put,
+    ),
+    jax.Array,
+    _dtype_of,
+)

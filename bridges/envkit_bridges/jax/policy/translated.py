@@ -1,0 +1,196 @@
+"""Torch modules as JAX functions.
+
+This module computes the graph of an exported module with JAX arrays, and decides which values it is
+called with: those of parameters and buffers are looked up on the live module at every call, and copied,
+so that an optimiser may step as soon as the call has returned. Steps that need 64 bits have them, see `widths`.
+
+Conventions
+    keys    an operator that draws gets ``fold_in(key, n)``, n counting the draws in the graph's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch.fx import Node
+
+from envkit.arrays.dtypes import NARROWER
+from envkit.data.paths import Path
+from envkit.errors import TranslationError
+from envkit_bridges.dlpack import to_jax, to_jit
+from envkit_bridges.jax.policy.library import JAX
+from envkit_bridges.jax.policy.ops import TABLE
+from envkit_bridges.jax.policy.widths import Widths, widths_of
+from envkit_bridges.policy.compiled import CompiledPolicy
+from envkit_bridges.policy.errors import STEPWISE
+from envkit_bridges.policy.exporting import Exported, Signature
+from envkit_bridges.policy.graph import Graph, Step, filled
+from envkit_bridges.policy.side_effects import tensors_by_name
+
+__all__ = ["Translation", "in_jax", "narrowed"]
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    """A module as a pure function of arrays.
+
+    Attributes:
+        graph: what it computes.
+        reads: entries it takes.
+        writes: entries it gives, with the dtypes torch gives them.
+        constants: NumPy arrays of the tensors that are no parameter and no buffer, by name. They belong to no
+            trace, since one translation serves many programs.
+        widths: what needs 64 bits.
+        doubles: names of the parameters and buffers of float64 that cross as their bits.
+    """
+
+    graph: Graph
+    reads: tuple[Path, ...]
+    writes: dict[Path, torch.dtype]
+    constants: Mapping[str, np.ndarray]
+    widths: Widths
+    doubles: frozenset[str]
+
+    def __call__(
+        self, tensors: Any, entries: Mapping[Path, jax.Array], key: jax.Array
+    ) -> dict[Path, jax.Array]:
+        """Compute what the module writes, by path.
+
+        Args:
+            tensors: what `tensors` gave.
+            entries: at least `reads`, each with the rows in front.
+            key: one PRNG key for all that the module draws in this call.
+        """
+        graph = self.graph
+        values: dict[str, Any] = {}
+        for name, value in self.constants.items():
+            with _wide() if name in self.widths.values else nullcontext():
+                values[name] = jnp.asarray(value)
+        values.update(zip(graph.tensors, tensors, strict=True))
+        with _wide():
+            for name in self.doubles:
+                values[name] = jax.lax.bitcast_convert_type(values[name], jnp.float64)
+        values.update(zip(graph.inputs, (entries[path] for path in self.reads), strict=True))
+        for step in graph.steps:
+            own = jax.random.fold_in(key, step.draw) if step.op.draws else None
+            if step.name in self.widths.steps:
+                values[step.name] = self._applied_wide(step, values, own)
+            else:
+                values[step.name] = step.apply(values, own)
+        return dict(zip(self.writes, filled(list(graph.outputs), values), strict=True))
+
+    def _applied_wide(self, step: Step, values: Mapping[str, Any], own: Any) -> Any:
+        """Compute a step with 64 bits; what is drawn is drawn with 32 and widened."""
+        nodes = step.node.all_input_nodes
+        if step.op.draws:
+            given = {node.name: _with_bits(values[node.name], _NARROW) for node in nodes}
+            value = step.apply(given, own)
+        with _wide():
+            if not step.op.draws:
+                given = {node.name: _as_torch_has_it(values[node.name], node) for node in nodes}
+                value = step.apply(given, own)
+            if step.name in self.widths.values:
+                return _as_torch_has_it(value, step.node)
+            return _with_bits(value, _NARROW)
+
+    def tensors(self, policy: CompiledPolicy, device: torch.device) -> list[Any]:
+        """Read the parameters and buffers of the live module, as arguments of a jitted call.
+
+        They are copied, so nothing that is written to them later is seen by a program that runs. One of float64
+        crosses as its bits, two words for each number.
+        """
+        named = tensors_by_name(policy.module)
+        owned = []
+        for name, own in self.graph.tensors.items():
+            value = named[own].detach().to(device)
+            value = value.clone(memory_format=torch.contiguous_format)
+            owned.append(value[..., None].view(torch.int32) if name in self.doubles else value)
+        return list(to_jit(tuple(owned), copy=False))
+
+
+def in_jax(exported: Exported, signature: Signature, module: torch.nn.Module) -> Translation:
+    """Make a JAX function of an exported module; see `CompiledPolicy.translation`.
+
+    Raises:
+        TranslationError: an operator is not covered, or a parameter is of complex128.
+    """
+    _refuse_complex(module)
+    reads = tuple(path for path, _, _ in signature.reads)
+    graph = Graph(exported.program, [".".join(path) for path in reads], TABLE, JAX)
+    widths = _NONE if _has_64_bits() else widths_of(graph)
+    with jax.ensure_compile_time_eval():  # this may be called while a program is traced
+        constants = {
+            name: value.numpy(force=True)
+            if name in widths.values
+            else np.asarray(to_jax(value, detach=True))
+            for name, value in graph.constants.items()
+        }
+    named = tensors_by_name(module)
+    doubles = {
+        name
+        for name, own in graph.tensors.items()
+        if named[own].dtype == torch.float64 and not _has_64_bits()
+    }
+    return Translation(graph, reads, dict(exported.writes), constants, widths, frozenset(doubles))
+
+
+def narrowed(value: jax.Array) -> jax.Array:
+    """Give 32 bits to what has 64 where JAX has none; an integer that does not fit becomes the nearest that does."""
+    narrow = _NARROW.get(value.dtype)
+    if narrow is None or _has_64_bits():
+        return value
+    with _wide():
+        if jnp.issubdtype(narrow, jnp.integer):
+            value = jnp.clip(value, jnp.iinfo(narrow).min, jnp.iinfo(narrow).max)
+        return value.astype(narrow)
+
+
+_NONE = Widths(frozenset(), frozenset(), {})
+_NARROW = {np.dtype(wide): np.dtype(narrow) for wide, narrow in NARROWER.items()}
+
+
+def _has_64_bits() -> bool:
+    return bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+
+
+def _wide() -> Any:
+    """Let JAX compute with 64 bits while the context is open, also within a trace."""
+    return jax.enable_x64(True)
+
+
+def _as_torch_has_it(value: Any, node: Node) -> Any:
+    """Give the results of a node the dtypes that torch has."""
+    like = node.meta.get("val")
+    if isinstance(like, tuple | list):
+        pairs = zip(value, like, strict=False)
+        return [_as_dtype(one, other) for one, other in pairs]
+    return _as_dtype(value, like)
+
+
+def _as_dtype(value: Any, like: Any) -> Any:
+    return value.astype(JAX.dtype_of(like.dtype)) if isinstance(like, torch.Tensor) else value
+
+
+def _with_bits(value: Any, dtypes: Mapping[np.dtype, np.dtype]) -> Any:
+    return jax.tree.map(
+        lambda leaf: (
+            leaf.astype(dtypes.get(leaf.dtype, leaf.dtype)) if isinstance(leaf, jax.Array) else leaf
+        ),
+        value,
+    )
+
+
+def _refuse_complex(module: torch.nn.Module) -> None:
+    for name, value in tensors_by_name(module).items():
+        if value.dtype == torch.complex128 and not _has_64_bits():
+            raise TranslationError(
+                f"{name!r} is {value.dtype}, which crosses to JAX only if jax_enable_x64 is set. Set it, keep the "
+                f"real and the imaginary part in two tensors, or {STEPWISE}."
+            )

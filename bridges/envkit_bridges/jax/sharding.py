@@ -1,0 +1,183 @@
+"""One batch over several devices: every program runs shard by shard, and no shard waits for another.
+
+Conventions
+    shard   equal, neighbouring rows: device i holds rows ``i * n // devices`` onwards.
+    spec    a `PartitionSpec`; ROWS and its fellows say which axis of an array the rows are.
+
+Decided here: programs run under `jax.shard_map`, so XLA cannot introduce communication that nobody
+asked for. Data enters and leaves on one device, as torch tensors do, part by part; a run as one program crosses once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from envkit.errors import ArgumentError, ArgumentTypeError
+from envkit_bridges.dlpack import jax_device_of, torch_device_of
+from envkit_bridges.jax.compile_note import jit_with_note
+
+__all__ = ["AXIS", "EVERYWHERE", "FLAGS", "ROWS", "Shards", "after_time"]
+
+AXIS = "rows"
+ROWS = PartitionSpec(AXIS)
+FLAGS = PartitionSpec(None, AXIS)
+EVERYWHERE = PartitionSpec()
+
+
+def after_time(spec: PartitionSpec) -> PartitionSpec:
+    """Give the spec of arrays with time in front."""
+    return PartitionSpec(None, *spec)
+
+
+class Shards:
+    """Devices that share a batch.
+
+    Args:
+        devices: JAX devices, or what torch calls them ("cuda:1").
+
+    Raises:
+        ArgumentError: none is given, one twice, or of several platforms.
+        ArgumentTypeError: ``devices`` is no list.
+    """
+
+    def __init__(self, devices: Sequence[Any]):
+        if not isinstance(devices, Sequence) or isinstance(devices, str):
+            raise ArgumentTypeError(
+                f"devices is {devices!r} of type {type(devices).__name__}, but must be a list of devices. "
+                "Pass jax.devices(), or some of them."
+            )
+        found = [
+            device if isinstance(device, jax.Device) else jax_device_of(torch.device(device))
+            for device in devices
+        ]
+        if not found or len(set(found)) != len(found) or len({d.platform for d in found}) > 1:
+            raise ArgumentError(
+                f"devices={list(devices)} must be different devices of one platform, at least one. "
+                "Pass jax.devices(), or some of them."
+            )
+        self.devices = tuple(found)
+        self._mesh = Mesh(np.asarray(found), (AXIS,))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _shards_of, ([(device.platform, device.id) for device in self.devices],)
+
+    def check(self, rows: int, device: torch.device | None, *, requires_grad: bool) -> None:
+        """Refuse what cannot be spread.
+
+        Raises:
+            ArgumentError: the rows are no multiple of the devices, data is to be elsewhere than on the first
+                of them, or gradients are wanted.
+        """
+        count, first = len(self.devices), torch_device_of(self.devices[0])
+        if device != first:
+            raise ArgumentError(
+                f"data is to be on {device}, but the first of the devices is {first}. Leave device= out, or "
+                f"pass {str(first)!r}."
+            )
+        if rows % count:
+            raise ArgumentError(
+                f"a batch of {rows} rows cannot be spread evenly over {count} devices. Choose a "
+                f"batch_size that is a multiple of {count}."
+            )
+        if requires_grad:
+            raise ArgumentError(
+                "no gradients are computed over several devices. Pass requires_grad=False, or one device."
+            )
+
+    def jit(
+        self,
+        function: Callable[..., Any],
+        what: str,
+        takes: tuple[Any, ...],
+        gives: Any,
+        *,
+        static: int,
+    ) -> Callable[..., Any]:
+        """Jit a function that runs on every shard at the same time.
+
+        Args:
+            function: works on some rows.
+            what: how its compilation is announced.
+            takes: a spec, or a tree of specs, for each argument but the static ones.
+            gives: the same for what it returns.
+            static: how many arguments in front are static.
+
+        Returns:
+            A function that takes arguments wherever they are, and gives results on the first device.
+        """
+
+        def spread(*args: Any) -> Any:
+            fixed, given = args[:static], args[static:]
+            on_shard = jax.shard_map(
+                lambda *local: function(*fixed, *local),
+                mesh=self._mesh,
+                in_specs=takes,
+                out_specs=gives,
+                check_vma=False,
+            )
+            return on_shard(*given)
+
+        compiled = jit_with_note(spread, what, static_argnums=tuple(range(static)))
+
+        def hand_out(args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (*args[:static], *self._placed(args[static:], takes))
+
+        joined = jax.jit(lambda parts: jax.tree.map(_join, gives, *parts, is_leaf=_is_spec))
+
+        def call(*args: Any) -> Any:
+            return joined(self._parts_of(compiled(*hand_out(args))))
+
+        call.lower = lambda *args: compiled.lower(*hand_out(args))  # type: ignore[attr-defined]
+        return call
+
+    def _placed(self, arguments: tuple[Any, ...], takes: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Place arguments where the shards want them."""
+
+        def place(spec: PartitionSpec, tree: Any) -> Any:
+            return jax.device_put(tree, NamedSharding(self._mesh, spec))
+
+        return jax.tree.map(place, takes, arguments, is_leaf=_is_spec)
+
+    def _parts_of(self, results: Any) -> list[Any]:
+        """Bring the part of each device to the first one, from card to card: a whole array would go through the host."""
+
+        def part(device: Any) -> Any:
+            return jax.tree.map(lambda leaf: _on(leaf, device), results)
+
+        return [jax.device_put(part(device), self.devices[0]) for device in self.devices]
+
+
+def _on(leaf: jax.Array, device: Any) -> jax.Array:
+    """Give what of an array lies on a device."""
+    return next(shard.data for shard in leaf.addressable_shards if shard.device == device)
+
+
+def _join(spec: PartitionSpec, *parts: Any) -> Any:
+    """Put the rows of all devices behind each other."""
+    axis = tuple(spec).index(AXIS)
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *parts)
+
+
+def _is_spec(tree: Any) -> bool:
+    return isinstance(tree, PartitionSpec)
+
+
+def _shards_of(named: list[tuple[str, int]]) -> Shards:
+    """Find the devices of `Shards` that come from another process."""
+    found = {(device.platform, device.id): device for device in jax.devices(named[0][0])}
+    missing = [
+        f"{platform}:{number}" for platform, number in named if (platform, number) not in found
+    ]
+    if missing:
+        raise ArgumentError(
+            f"an env that was spread over {len(named)} devices needs {missing}, which this process does not "
+            "see. Build it here, with devices=jax.devices()."
+        )
+    return Shards([found[name] for name in named])

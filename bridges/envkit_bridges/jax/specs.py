@@ -1,0 +1,88 @@
+"""What a stateless env declares: the specs of its arrays and of its action space.
+
+Conventions
+    batch  the env's batch size, in front of every spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from envkit.errors import SpecTypeError
+from envkit.functional import Box, Discrete, MultiDiscrete
+from envkit.rules import DONE_LEAVES
+from envkit.specs import (
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
+from envkit_bridges.dtypes import torch_dtype_of
+
+__all__ = ["action_composite", "array_leaf", "done_composite"]
+
+
+def array_leaf(
+    shape: tuple[int, ...], dtype: Any, batch: torch.Size, device: torch.device | None
+) -> TensorSpec:
+    """Declare an array of one row: any number of its dtype, or a flag."""
+    if dtype == bool:
+        return Categorical(2, shape=(*batch, *shape), dtype=torch.bool, device=device)
+    return Unbounded((*batch, *shape), dtype=torch_dtype_of(dtype), device=device)
+
+
+def done_composite(batch: torch.Size, device: torch.device | None) -> Composite:
+    """Declare the three done flags."""
+    flag = Categorical(2, shape=(*batch, 1), dtype=torch.bool, device=device)
+    return Composite({name: flag.clone() for name in DONE_LEAVES}, shape=batch, device=device)
+
+
+def action_composite(
+    space: Any, batch: torch.Size, device: torch.device | None, *, categorical: bool
+) -> Composite:
+    """Declare the actions of a space, or a dict of spaces, under "action".
+
+    Args:
+        categorical: discrete actions as integers instead of one-hot.
+
+    Raises:
+        SpecTypeError: a space is none of `Box`, `Discrete` and `MultiDiscrete`.
+    """
+    composite = Composite(shape=batch, device=device)
+    if isinstance(space, Mapping):
+        for key, member in space.items():
+            composite[("action", key)] = _action_leaf(member, batch, device, categorical)
+    else:
+        composite["action"] = _action_leaf(space, batch, device, categorical)
+    return composite
+
+
+def _action_leaf(space: Any, batch: torch.Size, device: Any, categorical: bool) -> TensorSpec:
+    if isinstance(space, Box):
+        dtype = torch_dtype_of(space.dtype)
+        low, high = (
+            torch.as_tensor(np.array(bound), dtype=dtype, device="cpu")
+            for bound in (space.low, space.high)
+        )
+        spec = Bounded(low, high, low.shape, device, dtype)
+        return spec.expand(*batch, *low.shape)
+    if isinstance(space, Discrete):
+        if categorical:
+            return Categorical(space.n, shape=batch, device=device)
+        return OneHot(space.n, shape=(*batch, space.n), device=device, dtype=torch.int64)
+    if isinstance(space, MultiDiscrete):
+        if categorical:
+            return MultiCategorical(space.nvec, (*batch, len(space.nvec)), device)
+        return MultiOneHot(space.nvec, (*batch, sum(space.nvec)), device, torch.int64)
+    raise SpecTypeError(
+        f"the action space is {type(space).__name__}, but must be a Box, a Discrete, a MultiDiscrete, or a "
+        "dict of them (envkit.Box, envkit.Discrete, envkit.MultiDiscrete)."
+    )

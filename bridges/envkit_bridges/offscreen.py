@@ -1,0 +1,137 @@
+"""Which OpenGL backend MuJoCo draws with where there is no window: EGL, else OSMesa, whichever works here.
+
+MuJoCo and dm_control read the environment variable ``MUJOCO_GL`` when they are imported, Gymnasium's MuJoCo envs
+at their first frame. Without it all of them open a window (GLFW), which fails where there is no display. An EGL
+that is installed may fail as well, and PyOpenGL, once imported for one backend, draws with no other in that
+process. So each backend is tried in a process of its own, which draws a picture, and the first that succeeds is
+written into ``MUJOCO_GL``, where processes that are started later find it.
+
+This module alone decides that. It knows no envs.
+
+Conventions
+    backend  value of ``MUJOCO_GL``: "egl" (graphics card, or Mesa on the CPU), "osmesa" (CPU), "glfw", ...
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import threading
+
+from envkit.errors import RenderingError
+from envkit_bridges.libraries import require
+
+__all__ = ["CURE", "be_silent", "failure_of", "is_chosen", "prepare"]
+
+CURE = (
+    "Install Mesa's software renderer (Debian, Ubuntu: apt-get install libosmesa6), or a driver with EGL; "
+    "no restart is needed"
+)
+"""What makes rendering work on a machine without display and graphics card."""
+
+_BACKENDS = ("egl", "osmesa")
+_SECONDS = 120
+_DRAW = """
+import importlib, os
+import mujoco
+importlib.import_module("mujoco." + os.environ["MUJOCO_GL"])  # mujoco itself would not say why that fails
+model = mujoco.MjModel.from_xml_string('''
+<mujoco><worldbody><light pos="0 0 3"/><geom type="sphere" size="1" rgba="1 0 0 1"/></worldbody></mujoco>''')
+data = mujoco.MjData(model)
+mujoco.mj_forward(model, data)
+with mujoco.Renderer(model, 8, 8) as renderer:
+    renderer.update_scene(data)
+    assert renderer.render().any(), "the picture is black"
+"""
+_choosing = threading.Lock()
+
+
+def be_silent() -> None:
+    """Have pygame, which draws many games, open no sound device from now on: without one ALSA fills the terminal.
+
+    ``SDL_AUDIODRIVER`` that is set already stays.
+    """
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+
+
+def is_chosen() -> bool:
+    """Say whether the backend is settled, so that nothing need be tried before a picture is drawn."""
+    return bool(os.environ.get("MUJOCO_GL")) or not sys.platform.startswith("linux")
+
+
+def prepare() -> str:
+    """Make MuJoCo's renderers draw without a window in this process, and in those started from now on.
+
+    Call it before a picture is drawn. The first call tries the backends, about a second each, unless ``MUJOCO_GL``
+    is set: a backend that the user chose is neither tried nor replaced. Other systems than Linux keep the
+    default of the libraries.
+
+    Returns:
+        The backend.
+
+    Raises:
+        RenderingError: (a RuntimeError) none works; the message says what to install.
+        ImportError: MuJoCo is not installed.
+    """
+    require("mujoco")
+    with _choosing:
+        if is_chosen():
+            return os.environ.get("MUJOCO_GL") or "glfw"
+        backend = _first_that_draws()
+        _use(backend)
+        return backend
+
+
+def _first_that_draws() -> str:
+    failures = []
+    for backend in _BACKENDS:
+        failure = failure_of(backend)
+        if failure is None:
+            return backend
+        failures.append(f"{backend}: {failure}")
+    raise RenderingError(
+        f"MuJoCo cannot render here without a window, neither with EGL nor with OSMesa ({'; '.join(failures)}). "
+        f"{CURE}."
+    )
+
+
+def failure_of(backend: str) -> str | None:
+    """Draw a picture in a process of its own; say why that failed, None where it did not."""
+    variables = {**os.environ, "MUJOCO_GL": backend}
+    try:
+        drawn = subprocess.run(
+            [sys.executable, "-c", _DRAW],
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no picture after {_SECONDS} s"
+    if drawn.returncode == 0:
+        return None
+    if drawn.returncode < 0:
+        return f"killed by signal {-drawn.returncode}"
+    told = [line for line in drawn.stderr.splitlines() if line and not line.startswith(" ")]
+    errors = [line for line in told if "Error" in line]
+    return (errors or told or ["no picture"])[0]
+
+
+def _use(backend: str) -> None:
+    """Write a backend down, for this process too, where libraries have read the variable already."""
+    os.environ["MUJOCO_GL"] = backend
+    try:
+        importlib.import_module(f"mujoco.{backend}")
+        for name in ("mujoco.rendering.classic.gl_context", "dm_control._render"):
+            if name in sys.modules:
+                importlib.reload(sys.modules[name])
+    except Exception as error:
+        del os.environ["MUJOCO_GL"]
+        raise RenderingError(
+            f"MuJoCo renders here with {backend!r}, but not in this process ({error}): PyOpenGL was imported for "
+            f"another backend before. Set MUJOCO_GL={backend} before Python is started."
+        ) from error

@@ -1,0 +1,152 @@
+"""Torch policies that are translated: `compile_policy` and what it remembers.
+
+This module decides when a translation still holds. How a module is exported stands in `exporting`, how
+its graph is read in `graph`, what it is translated to is the caller's to say.
+
+A translation holds while the entries it reads, the interaction type, the submodules and their
+attributes (`cache_key`), and the names, shapes and dtypes of parameters and buffers are the same. The
+values of these belong to the live module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit.env.policy import exploration_type, takes_tensordict
+from envkit.env.stepping import Stepping
+from envkit.errors import PolicyError, TranslationError
+from envkit_bridges.policy.acting import Stepwise
+from envkit_bridges.policy.cache_key import key_of
+from envkit_bridges.policy.exporting import Exported, Signature, export
+from envkit_bridges.policy.side_effects import tensors_by_name
+
+__all__ = ["CompiledPolicy", "compile_policy"]
+
+_T = TypeVar("_T")
+
+Make = Callable[[Exported, Signature, torch.nn.Module], _T]
+"""Makes a translation of what was exported."""
+
+
+def compile_policy(module: torch.nn.Module) -> CompiledPolicy:
+    """Translate a torch policy to JAX, so that `unroll` and `rollout` run it inside their program.
+
+    Nothing is translated yet: that happens when an env first asks, since its specs say what the module
+    is called with.
+
+    Args:
+        module: a TensorDictModule, a module that takes a TensorDict, or one that takes observation
+            leaves and returns the action; see `envkit.env.policy.as_policy`.
+
+    Raises:
+        TypeError: ``module`` is no `torch.nn.Module`.
+    """
+    if isinstance(module, CompiledPolicy):
+        return module
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(
+            f"compile_policy takes a torch.nn.Module, got {type(module).__name__}. Parameters are looked "
+            "up on the module by name: pass the module itself. A function in JAX is a JaxPolicy."
+        )
+    return CompiledPolicy(module)
+
+
+class CompiledPolicy(torch.nn.Module):
+    """A torch module that stateless envs run inside their programs; see `compile_policy`.
+
+    In other envs, and where a rollout cannot be compiled, it acts step by step: in NumPy where that is the
+    same and faster, see `acting`, and otherwise as the module.
+
+    Attributes:
+        module: the live module.
+        translations: how often it was translated.
+    """
+
+    def __init__(self, module: torch.nn.Module):
+        super().__init__()
+        self.module = module
+        self.translations = 0
+        self._found: dict[Any, Any] = {}
+        self._refused: dict[Any, str] = {}
+        self._asked: tuple[Any, Any, bool] = (None, None, False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module itself.
+
+        A module that takes observation leaves is called with them, or with a TensorDict: it then reads
+        "observation" and writes "action". For other keys use `bound_to`.
+
+        Raises:
+            PolicyError: (a TypeError) there is no "observation" in the TensorDict.
+        """
+        root = args[0] if len(args) == 1 and not kwargs else None
+        if not isinstance(root, TensorDictBase) or self.sees_root:
+            return self.module(*args, **kwargs)
+        observation = root.get("observation", None)
+        if observation is None:
+            raise PolicyError(
+                f"{type(self.module).__name__} takes observation leaves, and cannot know which of "
+                f"{sorted(root.keys())} they are. Bind it to the env: policy.bound_to(env)(td), or wrap the "
+                "module: TensorDictModule(module, in_keys=[...], out_keys=[...])."
+            )
+        return root.set("action", self.module(observation))
+
+    def bound_to(self, env: Stepping) -> Stepwise:
+        """Give what acts step by step in ``env``, in NumPy or as the module."""
+        return Stepwise(env, self.module, self.attempt)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or one in another process, translates for itself."""
+        asked = None, None, False
+        return {**super().__getstate__(), "_found": {}, "_refused": {}, "_asked": asked}
+
+    def translation(self, signature: Signature, rows: int, make: Make[_T]) -> _T:
+        """Translate the module for entries of some shapes, or find that this was done.
+
+        Args:
+            signature: what it is called with.
+            rows: how many; one translation serves all numbers above 1 where the module allows.
+            make: makes the translation of what was exported; the same function each time.
+
+        Raises:
+            TranslationError: it cannot be translated; the message says which line.
+        """
+        return self._made(self._now(make, signature), signature, rows, make)
+
+    def attempt(self, signature: Signature, rows: int, make: Make[_T]) -> _T | str:
+        """Do what `translation` does, or say why there is none; what has failed is not tried again."""
+        now = self._now(make, signature)
+        if (now, rows) not in self._refused:
+            try:
+                return self._made(now, signature, rows, make)
+            except TranslationError as error:
+                self._refused[now, rows] = str(error)
+        return self._refused[now, rows]
+
+    def _made(self, now: Hashable, signature: Signature, rows: int, make: Make[_T]) -> _T:
+        for number in (None, rows) if rows > 1 else (rows,):
+            if (found := self._found.get((now, number))) is not None:
+                return found
+        exported = export(self.module, signature, rows=rows)
+        made = make(exported, signature, self.module)
+        self.translations += 1
+        self._found[now, exported.rows] = made
+        return made
+
+    def _now(self, make: Make[Any], signature: Signature) -> Hashable:
+        named = tensors_by_name(self.module)
+        layout = tuple((name, value.shape, value.dtype) for name, value in named.items())
+        seen = key_of(self.module, named.values())
+        return make, signature, exploration_type(), seen, layout
+
+    @property
+    def sees_root(self) -> bool:
+        """Whether the module takes a TensorDict: asked again where its forward is another function."""
+        forward = getattr(self.module.forward, "__func__", None)
+        if forward is None or self._asked[:2] != (type(self.module), forward):
+            self._asked = type(self.module), forward, takes_tensordict(self.module)
+        return self._asked[2]

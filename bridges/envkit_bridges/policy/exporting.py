@@ -1,0 +1,277 @@
+"""From a torch module to a graph: what it is called with, what it writes, and how it is exported.
+
+This module decides how a policy is run once on tensors without values. It knows torch and TensorDict;
+it does not know JAX.
+
+Conventions
+    path   tuple of names of an entry of a TensorDict.
+    rows   first axis of every entry. It is left open where the module allows, fixed otherwise.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch.distributions import Distribution
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from envkit.data.paths import Path, as_key, as_path
+from envkit.data.transition import leaves
+from envkit.env.policy import observation_inputs
+from envkit.env.stepping import Stepping
+from envkit.errors import MissingKeyError, TranslationError
+from envkit_bridges.policy.errors import STEPWISE, refusal
+from envkit_bridges.policy.known_outcomes import known_outcomes
+from envkit_bridges.policy.side_effects import python_kept, python_state, require_pure
+
+__all__ = ["Exported", "Signature", "export", "signature_for"]
+
+_EXAMPLE_ROWS = 7  # while the number is left open
+_ONE_AT_A_TIME = threading.RLock()  # torch.export keeps its modes for the whole process
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a module is called with.
+
+    Attributes:
+        reads: entries it gets, with the shape of one row and the dtype.
+        writes: entries that the values it returns are; None if it takes and gives a TensorDict.
+    """
+
+    reads: tuple[tuple[Path, torch.Size, torch.dtype], ...]
+    writes: tuple[Path, ...] | None
+
+
+def signature_for(
+    env: Stepping,
+    module: torch.nn.Module,
+    given: Mapping[Path, tuple[torch.Size, torch.dtype]],
+    *,
+    sees_root: bool,
+) -> Signature:
+    """Say what a policy is called with in an env.
+
+    Args:
+        env: names what a plain module reads and writes.
+        module: the policy.
+        given: all that it may read, with the shape of one row.
+        sees_root: it `takes_tensordict`.
+
+    Raises:
+        MissingKeyError: (a KeyError) it reads something else.
+    """
+    writes = None
+    if isinstance(module, TensorDictModuleBase):
+        reads = [as_path(key) for key in module.in_keys]
+    elif sees_root:
+        reads = list(given)
+    else:
+        reads = [as_path(key) for key in observation_inputs(env)]
+        writes = tuple(as_path(key) for key in env.action_keys)
+    missing = [as_key(path) for path in reads if path not in given]
+    if missing:
+        raise MissingKeyError(
+            f"the policy reads {missing}, but a root has {list(map(as_key, given))}. Give what it "
+            "remembers a first value: pass it in the TensorDict, or append a TensorDictPrimer. What it "
+            f"reads of 'state' is not there in a program; {STEPWISE}."
+        )
+    return Signature(tuple((path, *given[path]) for path in dict.fromkeys(reads)), writes)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A program of core ATen operators.
+
+    Attributes:
+        program: inputs are the entries of `Signature.reads`; parameters are named as in the module.
+        writes: entries that its outputs are, with their dtypes.
+        rows: the number it was exported for; None serves any number above 1.
+    """
+
+    program: torch.export.ExportedProgram
+    writes: tuple[tuple[Path, torch.dtype], ...]
+    rows: int | None
+
+
+def export(module: torch.nn.Module, signature: Signature, *, rows: int) -> Exported:
+    """Run a module on tensors without values and keep what it did.
+
+    Args:
+        module: is not changed; a copy on the CPU stands in for one on another device.
+        signature: what it is called with.
+        rows: how many. For more than one, the number is left open if the module does not depend on it.
+
+    Raises:
+        TranslationError: torch cannot export the module, or it returns something else than tensors
+            with one entry a row.
+    """
+    if any(tensor.device.type != "cpu" for tensor in (*module.parameters(), *module.buffers())):
+        module = copy.deepcopy(module).cpu()
+    failure: Exception | None = None
+    with _ONE_AT_A_TIME, _tracing(), python_kept(module):
+        for number in (None, rows) if rows > 1 else (rows,):
+            try:
+                return _export(module, signature, number)
+            except TranslationError:
+                raise
+            except Exception as error:  # at the first try, most often a size that must be known
+                failure = error
+    if isinstance(failure, _ForwardError):
+        reads = {".".join(path): shape for path, shape, _ in signature.reads}
+        raise refusal(failure.error, module, reads) from failure.error
+    said = (str(failure).strip() or type(failure).__name__).splitlines()[0].rstrip(".")
+    raise TranslationError(
+        f"torch.export cannot follow {type(module).__name__}: {said}. Change that, or {STEPWISE}."
+    ) from failure
+
+
+def _export(module: torch.nn.Module, signature: Signature, rows: int | None) -> Exported:
+    written: dict[Path, torch.dtype] = {}
+    by_path = _ByPath(module, signature, written.update)
+    examples = [
+        torch.zeros(rows or _EXAMPLE_ROWS, *shape, dtype=dtype, device="cpu")
+        for _, shape, dtype in signature.reads
+    ]
+    axis = torch.export.Dim("rows")
+    shapes = None if rows else ([{0: axis}] * len(examples),)
+    program = torch.export.export(by_path, (examples,), dynamic_shapes=shapes, strict=False)
+    program = program.run_decompositions()
+    return Exported(program, tuple(written.items()), rows)
+
+
+class _ForwardError(Exception):
+    """What the forward of a module raised, apart from all that export itself may raise."""
+
+    def __init__(self, error: Exception):
+        super().__init__(error)
+        self.error = error
+
+
+class _ByPath(torch.nn.Module):
+    """A module as a function of leaves; notes which entries it writes.
+
+    Export puts back what a forward does to attributes, containers included, but calls what it calls.
+    """
+
+    def __init__(self, module: torch.nn.Module, signature: Signature, note: Callable[..., None]):
+        super().__init__()
+        self.module = module
+        self.signature = signature
+        self.note = note
+
+    def forward(self, entries: list[torch.Tensor]) -> list[torch.Tensor]:
+        before = python_state(self.module)
+        try:
+            written = self._written(entries)
+        except TranslationError:
+            raise
+        except Exception as error:
+            raise _ForwardError(error) from error
+        require_pure(self.module, before, python_state(self.module))
+        for path, value in written.items():
+            self._check(path, value, entries[0].shape[0])
+        self.note({path: value.dtype for path, value in written.items()})
+        return list(written.values())
+
+    def _written(self, entries: list[torch.Tensor]) -> dict[Path, Any]:
+        if self.signature.writes is not None:
+            return self._returned(entries, self.signature.writes)
+        paths = [path for path, _, _ in self.signature.reads]
+        return self._through_tensordict(dict(zip(paths, entries, strict=True)))
+
+    def _returned(self, entries: list[torch.Tensor], writes: Sequence[Path]) -> dict[Path, Any]:
+        values = self.module(*entries)
+        values = values if isinstance(values, tuple) else (values,)
+        if len(values) != len(writes):
+            raise TranslationError(
+                f"{type(self.module).__name__} returned {len(values)} values, but the env has the "
+                f"actions {['.'.join(path) for path in writes]}. Return one tensor for each."
+            )
+        return dict(zip(writes, values, strict=True))
+
+    def _through_tensordict(self, given: Mapping[Path, torch.Tensor]) -> dict[Path, Any]:
+        rows = next(iter(given.values())).shape[0]
+        td = TensorDict({}, batch_size=[rows])
+        for path, value in given.items():
+            td.set(path, value)
+        out = self.module(td)
+        if not isinstance(out, TensorDictBase):
+            raise TranslationError(
+                f"{type(self.module).__name__} returned {type(out).__name__}, but a policy on "
+                "TensorDicts returns the one it was given."
+            )
+        return {path: value for path, value in leaves(out) if not _is_same(value, given.get(path))}
+
+    def _check(self, path: Path, value: Any, rows: Any) -> None:
+        if not isinstance(value, torch.Tensor) or not value.ndim or value.shape[0] != rows:
+            kind = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise TranslationError(
+                f"the module writes {'.'.join(path)!r} as {kind}, but a compiled policy writes tensors "
+                f"with one entry for each row. Change that, or {STEPWISE}."
+            )
+
+
+def _is_same(value: Any, given: torch.Tensor | None) -> bool:
+    """Tell whether a value is what was given, if only after it was reshaped to and fro."""
+    if not isinstance(value, torch.Tensor) or given is None:
+        return False
+    return value is given or _layout(value) == _layout(given)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    storage = tensor.untyped_storage()._cdata
+    return storage, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+@contextmanager
+def _tracing() -> Iterator[None]:
+    """Make torch traceable while a module is exported, and put everything back after it.
+
+    Distributions check their arguments by looking at values, which a trace has none of. Fused attention
+    has no decomposition on every device. What torch logs of a failure is raised, and so not printed too,
+    unless TORCH_LOGS asks for it.
+    """
+    checked = Distribution._validate_args
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(sdpa_kernel([SDPBackend.MATH]))
+        stack.enter_context(known_outcomes())
+        stack.callback(Distribution.set_default_validate_args, checked)
+        if "TORCH_LOGS" not in os.environ:
+            stack.enter_context(_without_logs())
+        warnings.simplefilter("ignore")
+        Distribution.set_default_validate_args(False)
+        yield
+
+
+@contextmanager
+def _without_logs() -> Iterator[None]:
+    """Switch off all loggers of torch."""
+    known = list(logging.root.manager.loggerDict.items())
+    speaking = [
+        logger
+        for name, logger in known
+        if name.partition(".")[0] == "torch"
+        and isinstance(logger, logging.Logger)
+        and not logger.disabled
+    ]
+    for logger in speaking:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger in speaking:
+            logger.disabled = False

@@ -1,0 +1,400 @@
+"""Envs of the EnvPool library: many rows, stepped together by its own threads.
+
+`MultiThreadedEnvWrapper` gives them the meaning that batched envs have here: every step acts, `next` holds the
+true last observation, and masks select rows. How the library is asked for that is known to `rows`.
+
+Conventions
+    rows  int32 array of row numbers; None stands for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, NoReturn, Self, Unpack
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from envkit import rules
+from envkit.data.arguments import as_batch_size, as_bool, as_int
+from envkit.data.paths import as_key, nest
+from envkit.env.base import EnvBase
+from envkit.env.input_checks import require_actions
+from envkit.env.loops import nonstop
+from envkit.env.options import EnvOptions
+from envkit.env.pending import LocalStep, Pending
+from envkit.env.runs import Run
+from envkit.env.seeding import seed_chain
+from envkit.errors import BatchSizeError, OptionError, ResumeError
+from envkit.specs import Categorical, Composite, Unbounded, draws_in_order
+from envkit.specs.annotations import Device, Value
+from envkit_bridges.gym.info_reading import Outcome
+from envkit_bridges.gym.like import GymLikeEnv
+from envkit_bridges.gym.rows import DONE
+from envkit_bridges.gym.spaces import Codec, codec_of
+from envkit_bridges.worlds.envpool.library import import_envpool, make_pool, require_pool, spaces_of
+from envkit_bridges.worlds.envpool.recording import Recorder, begun
+from envkit_bridges.worlds.envpool.rows import RowPool, Rows, Stepped
+
+__all__ = ["MultiThreadedEnv", "MultiThreadedEnvWrapper"]
+
+
+# ----------------------------------------------------------------------------------------------- steps
+
+
+@dataclass(slots=True, eq=False)
+class _RowStep(Pending):
+    """A step that EnvPool's threads make from `begin` to `recv`.
+
+    Attributes:
+        mask: rows that are stepped, of which there is one at least; None: all.
+        actions: of these, as the library takes them, once they are checked.
+        sent: of `RowPool.send`.
+    """
+
+    env: MultiThreadedEnvWrapper
+    mask: torch.Tensor | None
+    actions: Any = field(default=None, init=False)
+    sent: Any = field(default=None, init=False)
+
+    def check(self) -> Self:
+        """Refuse actions that are none of the specs."""
+        if self.env.run_type_checks:
+            require_actions(self.td, self.env.full_action_spec)
+        self.actions = self.env._actions_of(self.td, self.mask)
+        return self
+
+    def begin(self) -> Self:
+        """Hand the actions to the threads."""
+        if self.actions is None:
+            self.check()
+        self.sent = self.env._rows.send(self.actions, _numbers(self.mask))
+        return self
+
+    def stepped(self) -> TensorDictBase:
+        env, td = self.env, self.td
+        following = env._accepted(env._received(td, self.mask, self.sent), td)
+        if td.get(rules.STEP, None) is not None:
+            td = td.exclude(rules.STEP, inplace=True)
+        return env._attach_next(td, following)
+
+    def with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
+        is_preset = self.td.get("next", None) is not None  # and may change what is done
+        data = self.stepped()
+        root = self.env.step_mdp(data)
+        if is_preset or not self.env._is_plain:
+            return data, self.env.maybe_reset(root)
+        return data, self.env._begun(root)
+
+
+def _numbers(mask: torch.Tensor | None) -> Rows:
+    return None if mask is None else np.flatnonzero(mask.numpy(force=True)).astype(np.int32)
+
+
+# ---------------------------------------------------------------------------------------------- envs
+
+
+class MultiThreadedEnvWrapper(GymLikeEnv):
+    """An EnvPool object behind the TensorDict interface: batch size ``(num_envs,)``, batch-locked.
+
+    What has ended is reset by `reset`, `step_and_maybe_reset` or a rollout, and not in the step that follows, so no
+    step ignores its action and ``next`` holds the true last observation. `_step` and `_reset` masks select rows.
+
+    Args:
+        env: made by ``envpool.make_gymnasium``, with a ``batch_size`` of all its envs and one player in each.
+            `set_seed` closes it and builds another of the same configuration.
+        categorical_action_encoding: integers for discrete actions and observations; False: one-hot.
+        frame_skip: steps of the library per step, rewards summed; a row stops where its episode ends.
+        device: where data is delivered, "cpu" by default.
+        **options: of every env, see `envkit.env.options.EnvOptions`.
+
+    Unknown public attributes are looked up on the pool.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) ``env`` is no such pool.
+        ArgumentError: its envs do not step together, or have several players each.
+    """
+
+    libname = "envpool"
+    works_elsewhere = True
+    _passes_by = EnvBase._passes_by | {
+        *("_step", "_reset", "_masked_next", "_repeated_step", "_to_tensordict", "_action_in"),
+        *("read_action", "read_obs", "read_reward", "read_done"),
+        *("_output_transform", "_reset_output_transform"),
+    }
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        categorical_action_encoding: bool = True,
+        frame_skip: int = 1,
+        device: Device | None = "cpu",
+        **options: Unpack[EnvOptions],
+    ):
+        require_pool(env)
+        count = int(env.config["num_envs"])
+        given = options.get("batch_size")
+        if given is not None and as_batch_size(given) != torch.Size([count]):
+            raise BatchSizeError(
+                f"batch_size is {given}, but the pool has {count} envs. Leave it out: it is ({count},)."
+            )
+        options["batch_size"] = (count,)
+        self.categorical_action_encoding = as_bool(
+            "categorical_action_encoding", categorical_action_encoding
+        )
+        super().__init__(env, frame_skip=frame_skip, device=device, **options)
+        self._rows = RowPool(env, frame_skip)
+
+    def _make_specs(self, env: Any) -> None:
+        device, batch = self.device, self._batch_size
+        spaces = spaces_of(env)
+        encode = partial(codec_of, categorical=self.categorical_action_encoding)
+        self._observed: Codec = encode(spaces[0], key="observation")
+        self._acted: Codec = encode(spaces[1], key="action")
+        self.observation_spec = self._observed.spec(device).expand(batch)
+        self.action_spec = self._acted.spec(device).expand(batch)
+        reward = env.spec.state_array_spec["reward"]
+        dtype = torch.from_numpy(np.empty(0, reward.dtype)).dtype
+        self.reward_spec = Unbounded((*batch, 1), dtype=dtype, device=device)
+        flag = Categorical(2, shape=(*batch, 1), dtype=torch.bool, device=device)
+        flags = {name: flag.clone() for name in ("done", "terminated", "truncated")}
+        self.done_spec = Composite(flags, shape=batch, device=device)
+
+    def _told_first(self) -> list[str]:
+        return [] if self.frame_skip == 1 else [f"frame_skip={self.frame_skip}"]
+
+    # ------------------------------------------------------------------------- values and simulator
+
+    @property
+    def _simulator(self) -> RowPool:
+        return self._rows
+
+    def read_action(self, action: Value) -> Any:
+        """Turn actions, one for each row that is stepped, into arrays, by the codec of the action space."""
+        paths = self._acted.leaves
+        if isinstance(action, TensorDictBase):
+            return self._acted.decode_arrays({path: action.get(as_key(path)) for path in paths})
+        return self._acted.decode_arrays(dict.fromkeys(paths, action))
+
+    def read_obs(self, observations: object) -> Mapping[str, Any]:
+        """Turn arrays of observations into entries, by the codec of the observation space."""
+        return nest(self._observed.encode_arrays(observations))
+
+    def read_reward(self, reward: object) -> torch.Tensor:
+        """Turn an array of rewards into a tensor of shape ``(num_envs, 1)``."""
+        return torch.from_numpy(np.asarray(reward)).unsqueeze(-1)
+
+    def _output_transform(self, result: Stepped) -> Outcome:
+        observations, rewards, terminated, truncated, infos = result
+        return observations, rewards, terminated, truncated, None, _public(infos)
+
+    def _reset_output_transform(self, result: Any) -> tuple[Any, dict[str, Any]]:
+        observations, infos = result
+        return observations, _public(infos)
+
+    # ---------------------------------------------------------------------------- steps and resets
+
+    def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
+        self._check_batch(td)
+        mask = td.get(rules.STEP, None)
+        if mask is not None:
+            mask = rules.step_mask(mask, td.batch_size)
+            mask = None if bool(mask.all()) else mask
+        is_idle = mask is not None and not bool(mask.any())
+        if is_idle or not self._steps_by_itself:
+            return LocalStep(self, td, advance)
+        return _RowStep(self, td, advance, mask)
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        mask = td.get(rules.STEP, None)
+        sent = self._rows.send(self._actions_of(td, mask), _numbers(mask))
+        return self._received(td, mask, sent)
+
+    def _actions_of(self, td: TensorDictBase, mask: torch.Tensor | None) -> Any:
+        """Give the actions of the rows that a mask selects, as the library takes them."""
+        if mask is None:
+            return self.read_action(self._action_in(td))
+        action = self._action_in(td, mask.nonzero()[:, 0].tolist())
+        return self.read_action(action[mask])
+
+    def _received(self, td: TensorDictBase, mask: torch.Tensor | None, sent: Any) -> TensorDictBase:
+        """Wait for a step, and give its ``next``; rows that the mask leaves out keep their root."""
+        stepped = self._rows.spread(self._rows.recv(sent), sent.rows)
+        outcome = self._output_transform(stepped)
+        observations, rewards, terminated, truncated, done, infos = outcome
+        flags = self.read_done(terminated, truncated, done)[:3]
+        made = self._next_of((observations, rewards, *flags, infos))
+        if mask is None:
+            return made
+        return self._checks.scatter(mask, made[mask], self._skipped_next(td))
+
+    def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
+        root, steps, act = run.root, run.steps, run.act
+        if run.stop != "never" or not self._is_plain:
+            return None
+        recorder = Recorder(self._rows, self._observed, self._acted, root)
+        others = recorder.others(root)
+        if others is None:
+            return None
+        if run.policy is None and not self._action_masks and draws_in_order(self.action_spec):
+            drawn = self.action_spec.rand((steps,), self._action_generator)
+            return recorder.random(drawn, others)
+        return recorder.acting(
+            root,
+            steps,
+            act,
+            lambda td: self._actions_of(td, None),
+            lambda td, left: nonstop(self, td, act, left, acted=True),
+        )
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether observations, rewards and flags are all that a step gives, on the CPU."""
+        return self.device == torch.device("cpu") and not (
+            self.info_dict_reader or self.run_type_checks
+        )
+
+    def _begun(self, root: TensorDictBase) -> TensorDictBase:
+        """Reset what is done in a root that a step gave, as `maybe_reset` does."""
+        over = root.get("done")
+        ended = _numbers(over[:, 0])
+        if not len(ended):
+            return root
+        known = {path: root.get(as_key(path)) for path in self._observed.leaves}
+        for path, value in begun(self._rows, self._observed, known, ended).items():
+            root.set(as_key(path), value)
+        for path in DONE:
+            root.set(as_key(path), torch.zeros_like(over))
+        return root
+
+    def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        if kwargs:
+            raise OptionError(
+                f"reset() was given {sorted(kwargs)}, but envs of EnvPool take no options when they are reset. "
+                "Seeds are for set_seed(), all else for create_env_kwargs."
+            )
+        mask = None if td is None else td.get(rules.RESET, None)
+        rows = None
+        if mask is not None and not bool(mask.all()):
+            rows = _numbers(mask.reshape(self._batch_size))
+            if not len(rows):
+                return self.full_observation_spec.zero()
+        made = self._rows.spread(self._rows.reset(rows), rows)
+        observations, infos = self._reset_output_transform(made)
+        return self._to_tensordict(self.read_obs(observations), infos)
+
+    # ------------------------------------------------------------------------------- seeds and life
+
+    def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int:
+        """Build the pool anew, row i with the i-th seed of the chain; returns the seed after the last.
+
+        With ``static_seed`` all rows get the same one, which is returned.
+        """
+        seeds, following = seed_chain(seed, self.numel(), static=static_seed)
+        self._rows = self._rows.seeded(seeds)
+        object.__setattr__(self, "_env", self._rows.pool)
+        self._seed_actions(seed)
+        self._after_seed()
+        self._seed_is_static = static_seed
+        return following
+
+    _seed_is_static = False
+
+    def _set_seed(self, seed: int | None) -> None:
+        self.set_seed(seed)
+
+    @property
+    def _seeded_parts(self) -> list[tuple[Any, int | None]]:
+        if self._action_seed is None:
+            return super()._seeded_parts
+        seeds, _ = seed_chain(self._action_seed, self.numel(), static=self._seed_is_static)
+        return list(enumerate(seeds))
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: what the library's envs are in the middle of cannot be read.
+
+        Raises:
+            ResumeError: (a NotImplementedError) always.
+        """
+        raise ResumeError(
+            "EnvPool keeps the states of its envs to itself, so there is no state dict of them. Save the parts "
+            "that have one, as env.transform.state_dict() or policy.state_dict(), and begin new "
+            "episodes: env.set_seed(seed), env.reset()."
+        )
+
+    def close(self, *, raise_if_closed: bool = False) -> None:
+        """Close the pool, after the step that is under way."""
+        if not self.is_closed:
+            self._rows.finish()
+        super().close(raise_if_closed=raise_if_closed)
+
+
+def _public(infos: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the infos without the row numbers, which are where rows stand."""
+    kept = {name: value for name, value in infos.items() if name != "env_id"}
+    players = {name: value for name, value in kept.pop("players", {}).items() if name != "env_id"}
+    return {**kept, "players": players} if players else kept
+
+
+# ---------------------------------------------------------------------------------------- by name
+
+
+class _Names:
+    """The ids of EnvPool's envs, read from the library when looked at."""
+
+    def __get__(self, instance: Any, owner: type) -> list[str]:
+        try:
+            return sorted(import_envpool().list_all_envs())
+        except ImportError:
+            return []
+
+
+class MultiThreadedEnv(MultiThreadedEnvWrapper):
+    """Envs of the EnvPool library by name, stepped by its threads; see `MultiThreadedEnvWrapper`.
+
+    Args:
+        num_workers: number of envs, which is the batch size.
+        env_name: id of the library, e.g. "CartPole-v1".
+        create_env_kwargs: go to ``envpool.make_gymnasium``, e.g. ``{"max_episode_steps": 100, "num_threads": 2}``.
+        categorical_action_encoding, frame_skip, device: of `MultiThreadedEnvWrapper`.
+        **options: of every env, see `envkit.env.options.EnvOptions`.
+
+    Without `set_seed`, or a seed among ``create_env_kwargs``, torch's global generator decides the seeds. A seed beyond
+    int32, the only ones that the library takes, stands for one within: the same each time.
+
+    Raises:
+        MissingLibraryError: (an ImportError) EnvPool is not installed.
+        ArgumentError: (a ValueError) it has no env of that name.
+        OptionError: (a TypeError) that env knows no such keyword.
+    """
+
+    available_envs: ClassVar[Sequence[str]] = _Names()  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        num_workers: int,
+        env_name: str,
+        *,
+        create_env_kwargs: Mapping[str, Any] | None = None,
+        categorical_action_encoding: bool = True,
+        frame_skip: int = 1,
+        device: Device | None = "cpu",
+        **options: Unpack[EnvOptions],
+    ):
+        self.num_workers = as_int("num_workers", num_workers, least=1, meaning="the number of envs")
+        pool = make_pool(env_name, self.num_workers, create_env_kwargs or {})
+        super().__init__(
+            pool,
+            categorical_action_encoding=categorical_action_encoding,
+            frame_skip=frame_skip,
+            device=device,
+            **options,
+        )
+        self.env_name = env_name
+
+    def _told_first(self) -> list[str]:
+        return [str(self.num_workers), repr(self.env_name), *super()._told_first()]

@@ -1,0 +1,73 @@
+"""Gymnasium's registered envs as a world: which can be made here, and one by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import util
+from typing import Any
+
+from envkit.errors import ArgumentError
+from envkit_bridges.gym.backend import gym_backend
+from envkit_bridges.gym.env import GymEnv
+
+__all__ = ["build", "env_names", "fetching_names", "require_env", "require_keywords"]
+
+
+def env_names() -> list[str]:
+    """List the registered ids whose module is there; Gymnasium keeps the names of what has left it, too."""
+    return sorted(name for name, spec in gym_backend().registry.items() if _is_here(spec))
+
+
+def _is_here(spec: Any) -> bool:
+    made_by = spec.entry_point
+    if not isinstance(made_by, str):
+        return not getattr(made_by, "__module__", "").startswith("gymnasium.envs")
+    top = made_by.partition(":")[0].partition(".")[0]
+    if util.find_spec(top) is None:
+        return False
+    needed = next((name for part, name in _NEEDS.items() if f".{part}." in made_by), None)
+    return needed is None or util.find_spec(needed) is not None
+
+
+_NEEDS = {"box2d": "Box2D", "mujoco": "mujoco", "phys2d": "jax", "tabular": "jax"}
+"""Family of Gymnasium's own envs to the library that it imports."""
+
+
+def fetching_names() -> frozenset[str]:
+    """None: models and ROMs come with the packages."""
+    return frozenset()
+
+
+def require_env(name: str) -> None:
+    """Check that an env is registered by a name, or that the name says which module registers it.
+
+    Raises:
+        ArgumentError: (a ValueError) none is; the message gives those closest to it.
+    """
+    registry = gym_backend().registry
+    if ":" not in name and name not in registry:
+        near = get_close_matches(name, registry, 3)
+        guess = (
+            f"Did you mean {' or '.join(map(repr, near))}?" if near else "See gymnasium.registry."
+        )
+        raise ArgumentError(f"Gymnasium has no env called {name!r}. {guess}")
+
+
+def require_keywords(name: str, given: Mapping[str, Any]) -> None:
+    """Check the keywords that `build` will be given, as far as that can be done without making an env.
+
+    Raises:
+        OptionError: (a TypeError) one is unknown, and the env is known not to take it.
+    """
+    GymEnv.require_keywords(name, **given)
+
+
+def build(name: str, **kwargs: Any) -> GymEnv:
+    """Make one `GymEnv`.
+
+    Raises:
+        ArgumentError: (a ValueError) no env is registered by this name; the message gives those closest to it.
+    """
+    require_env(name)
+    return GymEnv(name, **kwargs)

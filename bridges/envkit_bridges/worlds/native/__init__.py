@@ -1,0 +1,71 @@
+"""The envs that envkit brings itself, by name; the world "envkit".
+
+Conventions
+    name  what stands in the id after "envkit/".
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+from envkit.data.keywords import known_to, refuse_unknown
+from envkit.env.base import EnvBase
+from envkit.errors import ArgumentError
+from envkit_bridges.libraries import explained, get_available_libraries
+
+__all__ = ["build", "env_names", "fetching_names"]
+
+_HOMES = {
+    "Chess": ("envkit_bridges.worlds.native.chess.env", "ChessEnv"),
+    "FinancialRegime": ("envkit.envs.trading", "FinancialRegimeEnv"),
+    "LLMHashing": ("envkit.envs.llm_hashing", "LLMHashingEnv"),
+    "Pendulum": ("envkit.envs.pendulum", "PendulumEnv"),
+    "PendulumJax": ("envkit_bridges.worlds.native.pendulum", "PendulumJaxEnv"),
+    "TicTacToe": ("envkit.envs.tictactoe", "TicTacToeEnv"),
+}
+"""Name to module and class."""
+
+_NEEDS = {"Chess": "chess", "PendulumJax": "jax"}
+"""Name to the library that the core does not bring."""
+
+_DEFAULTS = {"Chess": {"stateful": False, "include_fen": True}}
+"""Keywords that make an env of this world stateless, as its others are."""
+
+
+def env_names() -> list[str]:
+    """List the names of those whose libraries are installed, sorted."""
+    there = get_available_libraries()
+    return [name for name in sorted(_HOMES) if there.get(_NEEDS.get(name, ""), True)]
+
+
+def fetching_names() -> frozenset[str]:
+    """Name the envs that need the network to be built: none."""
+    return frozenset()
+
+
+def build(name: str, **kwargs: Any) -> EnvBase:
+    """Build one env.
+
+    Args:
+        name: see `env_names`.
+        **kwargs: of its class. Chess is stateless unless they say otherwise.
+
+    Raises:
+        ArgumentError: no env has this name; the message gives those closest to it.
+        OptionError: (a TypeError) its class does not know a keyword.
+        MissingLibraryError: (an ImportError) the library it needs is not installed.
+    """
+    if name not in _HOMES:
+        near = get_close_matches(str(name), _HOMES, 3) or env_names()
+        raise ArgumentError(
+            f"envkit has no env called {name!r} of its own. Did you mean {' or '.join(map(repr, near))}?"
+        )
+    home, kind = _HOMES[name]
+    try:
+        made = getattr(import_module(home), kind)
+    except ModuleNotFoundError as error:
+        raise explained(error) from error
+    refuse_unknown(f"envkit/{name}", kwargs, known_to(made) or kwargs.keys())
+    return made(**{**_DEFAULTS.get(name, {}), **kwargs})

@@ -1,0 +1,361 @@
+"""Chess by the rules of python-chess, with every move an action of one fixed list.
+
+Conventions
+    action  int64, shape (*batch,): place in `san_moves.san_moves`, the same for both colours.
+    turn    bool, shape (*batch,): White is to move.
+    text    an entry of strings, see `positions` and `envkit.envs.texts`: san, fen, pgn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from envkit.data.arguments import as_bool
+from envkit.data.paths import Key
+from envkit.data.results import EnvData
+from envkit.env.base import EnvBase
+from envkit.env.options import EnvOptions
+from envkit.envs.texts import Repertoire, strings_in, written
+from envkit.envs.undrawn import Undrawn
+from envkit.errors import (
+    ArgumentError,
+    BatchSizeError,
+    MissingKeyError,
+    NotResetError,
+    UnknownStateError,
+)
+from envkit.specs import Binary, Bounded, Categorical, Composite, NonTensor, Unbounded
+from envkit.specs.annotations import Device
+from envkit.specs.devices import require_memory
+from envkit_bridges.libraries import require
+from envkit_bridges.worlds.native.chess import positions
+from envkit_bridges.worlds.native.chess.picture import SIDE, picture
+from envkit_bridges.worlds.native.chess.san_moves import san_moves
+
+__all__ = ["ChessEnv"]
+
+MOST_MOVES = 218
+"""The most legal moves any position has that can be reached."""
+
+
+class ChessEnv(Undrawn, EnvBase):
+    """A game of chess; both colours are played by who steps the env.
+
+    Args:
+        stateful: the env keeps the game, and is one game. False: each step reads its position from the data, so
+            that any positions can be stepped in any order and any batch size; this needs ``include_fen`` or
+            ``include_pgn``. A position read from ``fen`` alone remembers no move: nothing counts as repeated.
+        include_san: show the last move as ``san``, "<start>" where there was none.
+        include_fen: show the position as ``fen``.
+        include_pgn: show the game so far as ``pgn``.
+        include_legal_moves: show the actions that are legal as ``legal_moves``, int64, shape (218,), filled up
+            with the number of actions.
+        include_hash: show each text's hash too: ``fen_hash`` and so on, int64, shape ().
+        include_hash_inv: remember texts by their hashes, so that a reset or a step may be given these alone.
+        mask_actions: show which actions are legal as ``action_mask``, bool, a flag for each of all actions.
+        pixels: show the board as ``pixels``, uint8, shape (3, 390, 390).
+        device: where data is; games are played on the CPU.
+        **options: see `envkit.env.options.EnvOptions`.
+
+    A step earns 1 for mate and 0.5 for a draw, whoever moves. Draws are those that end a game by
+    themselves, and fifty moves of each side without a capture or a pawn's move. Random actions are legal moves.
+    A reset to data that holds ``fen``, ``pgn`` or their hashes begins there unless ``set_state`` is False.
+
+    Raises:
+        MissingLibraryError: (an ImportError) python-chess is not installed.
+        UnknownStateError: (a RuntimeError) ``stateful`` is False, and there is neither fen nor pgn.
+        ArgumentError: (a ValueError) ``include_hash_inv`` without ``include_hash``; a batch size of a stateful
+            env; at a reset: the game that is given is over, or no game.
+        InputError: (a ValueError) at a step: the move is not legal.
+    """
+
+    shows = "ChessEnv(pixels=True) has the board in its data, as td['pixels']"
+    _supports_set_state = True
+
+    def __init__(
+        self,
+        *,
+        stateful: bool = True,
+        include_san: bool = False,
+        include_fen: bool = False,
+        include_pgn: bool = False,
+        include_legal_moves: bool = False,
+        include_hash: bool = False,
+        include_hash_inv: bool = False,
+        mask_actions: bool = True,
+        pixels: bool = False,
+        device: Device | None = None,
+        **options: Unpack[EnvOptions],
+    ):
+        require("chess.pgn")  # or say now that it is missing
+        super().__init__(device=device, **options)
+        require_memory(self.device, type(self).__name__)
+        shown = {"san": include_san, "fen": include_fen, "pgn": include_pgn}
+        switches = {
+            "stateful": stateful,
+            **{f"include_{name}": given for name, given in shown.items()},
+            "include_legal_moves": include_legal_moves,
+            "include_hash": include_hash,
+            "include_hash_inv": include_hash_inv,
+            "mask_actions": mask_actions,
+            "pixels": pixels,
+        }
+        for name, given in switches.items():
+            as_bool(name, given)
+        self._texts = [name for name, is_shown in shown.items() if is_shown]
+        self._starts = [name for name in ("pgn", "fen") if name in self._texts]
+        _require_options(stateful, self._starts, self.batch_size, include_hash, include_hash_inv)
+        self.stateful, self._batch_locked = stateful, stateful
+        self.mask_actions, self.pixels = mask_actions, pixels
+        self.include_legal_moves, self.include_hash = include_legal_moves, include_hash
+        self._repertoires = {
+            name: Repertoire(include_hash_inv and name in self._starts)
+            for name in self._texts
+            if include_hash
+        }
+        self._board: Any = None
+        self._declare()
+
+    def _declare(self) -> None:
+        count, place = len(san_moves()), {"device": self.device}
+        shown: dict[str, Any] = {"turn": Categorical(2, (), dtype=torch.bool, **place)}
+        start = positions.first_board()
+        examples = {"san": positions.START, "fen": start.fen()}
+        for name in self._texts:
+            example = positions.pgn_of(start) if name == "pgn" else examples[name]
+            shown[name] = NonTensor(
+                (), self.device, example_data=example, batched=None if self.stateful else True
+            )
+            if self.include_hash:
+                shown[f"{name}_hash"] = Unbounded((), dtype=torch.int64, **place)
+        state = {name: leaf.clone() for name, leaf in shown.items() if name in self._state_names()}
+        if self.include_legal_moves:
+            shown["legal_moves"] = Bounded(0, count, (MOST_MOVES,), dtype=torch.int64, **place)
+        if self.mask_actions:
+            shown["action_mask"] = Binary(count, dtype=torch.bool, **place)
+        if self.pixels:
+            shown["pixels"] = Bounded(0, 255, (3, SIDE, SIDE), dtype=torch.uint8, **place)
+        self.observation_spec_unbatched = Composite(shown)
+        self.state_spec_unbatched = Composite(state)
+        self.action_spec_unbatched = Categorical(count, (), dtype=torch.int64, **place)
+        self.reward_spec_unbatched = Unbounded((1,), dtype=torch.float32, **place)
+
+    def _state_names(self) -> list[str]:
+        """Name the entries that say a position: texts, and hashes whose texts are remembered."""
+        hashes = [f"{name}_hash" for name, seen in self._repertoires.items() if seen.remembers]
+        return [*self._starts, *hashes]
+
+    # ---------------------------------------------------------------------------- reset and step
+
+    def _reset(self, td: TensorDictBase | None, *, set_state: bool) -> TensorDictBase:
+        shape = self.batch_size if td is None else td.batch_size
+        if set_state and td is not None:
+            boards = self._boards_in(td)
+            for board in boards:
+                _require_open(board)
+        else:
+            boards = [positions.first_board() for _ in range(shape.numel())]
+        if self.stateful:
+            self._board = boards[0]
+        return TensorDict(self._shown(boards, shape), shape, device=self.device)
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        boards = [self._own_board()] if self.stateful else self._boards_in(td)
+        chosen = self._action_inputs["action"].take(td.get("action", None), td.batch_size)
+        actions = chosen.flatten().tolist()
+        sans = [positions.played(board, act) for board, act in zip(boards, actions, strict=True)]
+        over = torch.tensor([positions.is_over(board) for board in boards])
+        reward = torch.tensor([positions.worth(board) for board in boards], dtype=torch.float32)
+        over, reward = (value.reshape(*td.batch_size, 1) for value in (over, reward))
+        out = {**self._shown(boards, td.batch_size, sans), "reward": reward}
+        flags = {"done": over, "terminated": over.clone()}
+        return TensorDict({**out, **flags}, td.batch_size, device=self.device)
+
+    def _shown(
+        self, boards: list[Any], shape: torch.Size, sans: list[str] | None = None
+    ) -> dict[str, Any]:
+        """Give the observations of boards; ``sans`` are their last moves, where these are known."""
+        turn = torch.tensor([board.turn for board in boards])
+        out: dict[str, Any] = {"turn": turn.reshape(shape)}
+        read: dict[str, Callable[[Any], str]] = {
+            "san": positions.last_san,
+            "fen": lambda board: board.fen(),
+            "pgn": positions.pgn_of,
+        }
+        for name in self._texts:
+            known = sans if name == "san" else None
+            strings = [read[name](board) for board in boards] if known is None else known
+            out[name] = written(strings, shape)
+            if self.include_hash:
+                out[f"{name}_hash"] = self._repertoires[name].hashed(strings, shape)
+        if self.include_legal_moves or self.mask_actions:
+            out.update(self._legal(boards, shape))
+        if self.pixels:
+            out["pixels"] = torch.stack([picture(board) for board in boards])
+            out["pixels"] = out["pixels"].reshape(*shape, 3, SIDE, SIDE)
+        return out
+
+    def _legal(self, boards: list[Any], shape: torch.Size) -> dict[str, torch.Tensor]:
+        count, out = len(san_moves()), {}
+        numbers = torch.full((len(boards), MOST_MOVES), count)
+        for row, board in enumerate(boards):
+            legal = positions.legal_indices(board)
+            numbers[row, : len(legal)] = torch.tensor(legal, dtype=torch.int64)
+        if self.include_legal_moves:
+            out["legal_moves"] = numbers.reshape(*shape, MOST_MOVES)
+        if self.mask_actions:
+            mask = torch.zeros(len(boards), count + 1, dtype=torch.bool).scatter_(1, numbers, True)
+            out["action_mask"] = mask[:, :count].reshape(*shape, count)
+        return out
+
+    # ------------------------------------------------------------------------------- legal moves
+
+    @property
+    def _action_masks(self) -> tuple[tuple[Key, Key], ...]:  # type: ignore[override]
+        return (("action", "action_mask"),) if self.mask_actions else ()
+
+    @property
+    def _draws_its_own(self) -> bool:
+        """Without masks, nobody but this env knows which actions are legal."""
+        return not self.mask_actions or super()._draws_its_own
+
+    def _drawn_actions(
+        self, td: TensorDictBase, generator: torch.Generator | None, part: Any = ()
+    ) -> TensorDictBase:
+        """Draw a legal move in each row, and any move where there is none."""
+        rows: Any = td if part == () else td[part]
+        drawn = []
+        for legal in map(positions.legal_indices, self._boards_at(rows)):
+            at = torch.randint(max(len(legal), 1), (), generator=generator)
+            drawn.append(legal[int(at)] if legal else 0)
+        action = torch.tensor(drawn, dtype=torch.int64, device=self.device)
+        action = action.reshape(rows.batch_size)
+        return TensorDict({"action": action}, rows.batch_size, device=self.device)
+
+    def all_actions(self, tensordict: TensorDictBase | None = None) -> EnvData:
+        """List the legal actions of one game, batch size (n,).
+
+        Raises:
+            UnknownStateError: (a RuntimeError) actions are not masked.
+            BatchSizeError: (a RuntimeError) the data is of several games.
+        """
+        if not self.mask_actions:
+            raise UnknownStateError(
+                "mask_actions=False was given, so that all_actions() cannot know which actions are legal. "
+                "Build ChessEnv(mask_actions=True), or list all: env.full_action_spec.enumerate()."
+            )
+        legal = torch.tensor(
+            positions.legal_indices(self._one_board(tensordict)), device=self.device
+        )
+        return TensorDict({"action": legal.long()}, [len(legal)], device=self.device)
+
+    def cardinality(self, tensordict: TensorDictBase | None = None) -> int:
+        """Count the legal moves of one game."""
+        return self._one_board(tensordict).legal_moves.count()
+
+    def get_legal_moves(
+        self, tensordict: TensorDictBase | None = None, uci: bool = False
+    ) -> list[str]:
+        """Name the legal moves of one game, in the order of ``legal_moves``.
+
+        Args:
+            tensordict: where a stateless env reads the position.
+            uci: as squares, "e2e4", instead of standard algebraic notation.
+
+        Raises:
+            MissingKeyError: (a KeyError) a stateless env is given no position.
+            BatchSizeError: (a RuntimeError) the data is of several games.
+        """
+        board = self._one_board(tensordict)
+        return [move.uci() if uci else board.san(move) for move in board.legal_moves]
+
+    # ------------------------------------------------------------------------------------ boards
+
+    def _own_board(self) -> Any:
+        if self._board is None:
+            raise NotResetError(
+                "ChessEnv keeps its game itself, and has none before the first reset. Call env.reset() first."
+            )
+        return self._board
+
+    def _boards_at(self, td: TensorDictBase) -> list[Any]:
+        return [self._own_board()] if self.stateful else self._boards_in(td)
+
+    def _one_board(self, td: TensorDictBase | None) -> Any:
+        boards = self._boards_at(TensorDict() if td is None else td)
+        if len(boards) != 1:
+            raise BatchSizeError(
+                f"the data is of {len(boards)} games, which have legal moves of their own. Pass one: td[0]."
+            )
+        return boards[0]
+
+    def _boards_in(self, td: TensorDictBase) -> list[Any]:
+        """Read the positions of all rows.
+
+        Raises:
+            MissingKeyError: (a KeyError) there is no entry that says them.
+        """
+        for name in self._starts:
+            if (strings := strings_in(td, name)) is not None:
+                return [positions.board_of(name, string) for string in strings]
+        for name, seen in self._repertoires.items():
+            if seen.remembers and (hashes := td.get(f"{name}_hash", None)) is not None:
+                return [positions.board_of(name, string) for string in seen.found(hashes)]
+        names = self._state_names() or ["nothing: pass include_fen=True"]
+        raise MissingKeyError(
+            f"the data says no position: it has {sorted(map(str, td.keys()))}, and this env reads "
+            f"{', '.join(names)}. Pass what env.reset() or env.step(td) gave."
+        )
+
+    # ------------------------------------------------------------------------------------- state
+
+    def _set_seed(self, seed: int) -> None:
+        """Nothing in chess is random but actions."""
+
+    def _own_state(self) -> dict[str, Any]:
+        """Add the game, and the texts that hashes stand for."""
+        own, board = super()._own_state(), self._board
+        if board is not None:
+            own["game"] = [board.root().fen(), *(move.uci() for move in board.move_stack)]
+        known = {name: list(seen.strings.values()) for name, seen in self._repertoires.items()}
+        return {**own, "texts": known} if any(known.values()) else own
+
+    def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
+        super()._take_own_state(state, strict=strict)
+        fen, *moves = state.get("game") or [None]
+        self._board = None if fen is None else positions.board_of("fen", fen)
+        for move in moves:
+            self._board.push_uci(move)
+        for name, strings in state.get("texts", {}).items():
+            self._repertoires[name].hashed(strings, torch.Size([len(strings)]))
+
+
+def _require_open(board: Any) -> None:
+    """Check that a game that is to begin is not over."""
+    if positions.is_over(board):
+        raise ArgumentError(
+            f"a reset was given a game that is over: {board.fen()!r}. Pass a position in which there is a move to "
+            "make, or set_state=False to begin a game of chess."
+        )
+
+
+def _require_options(
+    stateful: bool, starts: list[str], batch: torch.Size, has_hashes: bool, finds: bool
+) -> None:
+    """Check that options go together."""
+    if not stateful and not starts:
+        raise UnknownStateError(
+            "stateful=False was given, but no entry that says the position. Pass include_fen=True or "
+            "include_pgn=True."
+        )
+    if stateful and batch:
+        raise ArgumentError(
+            f"batch_size is {list(batch)}, but a stateful ChessEnv is one game. Pass stateful=False with "
+            "include_fen=True, or build a SerialEnv or ParallelEnv of games."
+        )
+    if finds and not has_hashes:
+        raise ArgumentError("include_hash_inv=True needs hashes. Pass include_hash=True too.")

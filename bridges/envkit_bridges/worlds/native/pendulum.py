@@ -1,0 +1,131 @@
+"""The pendulum of `envkit.envs.pendulum` in JAX, under the same names and specs, for thousands of rows at once.
+
+Equal state, parameters and action give the same numbers up to float32 rounding; other random numbers are drawn.
+
+Conventions
+    th, thdot, params  as in `envkit.envs.pendulum`; they are the state, and all of it is shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+from tensordict import TensorDict, TensorDictBase
+
+from envkit.data.arguments import as_number, require_tensordict
+from envkit.data.keywords import refuse_unknown
+from envkit.data.results import EnvData
+from envkit.envs.pendulum import PARAMETERS
+from envkit.errors import ArgumentTypeError
+from envkit.functional import Box, Timestep
+from envkit.specs import Bounded
+from envkit.specs.annotations import Device
+from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.options import JaxOptions
+
+__all__ = ["JaxPendulum", "PendulumJaxEnv"]
+
+
+class JaxPendulum:
+    """One pendulum as a `StatelessEnv`; its state is its observation.
+
+    Args:
+        params: physical parameters in SI units, over `PARAMETERS`.
+
+    Raises:
+        OptionError: (a TypeError) there is no parameter of such a name.
+        ArgumentTypeError: (a TypeError) ``params`` is no dict, or one of them no number.
+    """
+
+    def __init__(self, params: Mapping[str, float] | None = None):
+        given = {} if params is None else params
+        if not isinstance(given, Mapping):
+            raise ArgumentTypeError(
+                f"params is {params!r}, of type {type(params).__name__}, but must be a dict of numbers by name. Pass "
+                "params={'g': 9.8}, say."
+            )
+        refuse_unknown("a pendulum", given, list(PARAMETERS))
+        own = {
+            name: as_number(name, value, meaning="one in SI units") for name, value in given.items()
+        }
+        self.params = {**PARAMETERS, **own}
+
+    @property
+    def action_space(self) -> Box:
+        """A torque."""
+        torque = self.params["max_torque"]
+        return Box(-torque, torque, (1,))
+
+    def reset(self, key: jax.Array) -> tuple[dict[str, Any], Timestep]:
+        """Draw the angle from all angles and the velocity from [-1, 1]."""
+        of_angle, of_velocity = jax.random.split(key)
+        state = {
+            "th": jax.random.uniform(of_angle, (), jnp.float32, -jnp.pi, jnp.pi),
+            "thdot": jax.random.uniform(of_velocity, (), jnp.float32, -1.0, 1.0),
+            "params": {name: jnp.float32(value) for name, value in self.params.items()},
+        }
+        return state, Timestep(state)
+
+    def step(self, state: dict[str, Any], action: jax.Array) -> tuple[dict[str, Any], Timestep]:
+        """Take one step; the reward is of the state before it."""
+        th, thdot, params = state["th"], state["thdot"], state["params"]
+        u = jnp.clip(action[0], -params["max_torque"], params["max_torque"])
+        cost = _normalised(th) ** 2 + 0.1 * thdot**2 + 0.001 * u**2
+
+        gravity = 3 * params["g"] / (2 * params["l"]) * jnp.sin(th)
+        push = 3.0 / (params["m"] * params["l"] ** 2) * u
+        thdot = thdot + (gravity + push) * params["dt"]
+        thdot = jnp.clip(thdot, -params["max_speed"], params["max_speed"])
+        th = _normalised(th + thdot * params["dt"])
+        state = {"th": th, "thdot": thdot, "params": params}
+        return state, Timestep(state, -cost)
+
+
+def _normalised(angle: jax.Array) -> jax.Array:
+    return (angle + math.pi) % (2 * math.pi) - math.pi
+
+
+class PendulumJaxEnv(JaxEnv):
+    """`PendulumEnv` in JAX: the same entries and specs, with ``state`` and a done flag for time limits beside them.
+
+    Args:
+        params: physical parameters of new episodes, over `PARAMETERS`.
+        device: see `JaxEnv`.
+        **options: see `envkit_bridges.jax.options.JaxOptions`; ``requires_grad=True`` lets gradients flow.
+
+    Raises:
+        OptionError: (a TypeError) a parameter or a keyword is unknown.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, float] | None = None,
+        *,
+        device: Device | None = None,
+        **options: Unpack[JaxOptions],
+    ):
+        self._pendulum = JaxPendulum(params)
+        super().__init__(self._pendulum, device=device, **options)
+
+    def _declare(self) -> None:
+        super()._declare()
+        speed = self._pendulum.params["max_speed"]
+        for name, most in (("th", math.pi), ("thdot", speed)):
+            free = self.observation_spec[name]
+            self.observation_spec[name] = Bounded(-most, most, free.shape, free.device, free.dtype)
+
+    def root_at(self, td: TensorDictBase) -> EnvData:
+        """Give the root of episodes that begin at ``th``, ``thdot`` and ``params`` of ``td``, each if it is there.
+
+        Args:
+            td: any batch size.
+        """
+        require_tensordict("td", td)
+        root = self.reset(TensorDict(batch_size=td.batch_size, device=self.device))
+        given = td.select("th", "thdot", "params", strict=False).to(root.device)
+        fields = self.unpack(root["state"].clone()).update(given)
+        return root.update(given).set("state", self.pack(fields))

@@ -1,0 +1,293 @@
+"""Env objects of PettingZoo in one form: a reset and a step over dicts by agent, dead agents included.
+
+`ParallelGame` and `TurnGame` decide what the two APIs of the library mean here; a log can stand in their place
+(`envkit_bridges.gym.episode_log`). They know no TensorDict.
+
+Conventions
+    alive   of an agent: the library gives observations of it.
+    acting  agents whose actions count: all that live (parallel), or the one whose turn it is (AEC).
+    ends    (terminated, truncated) of every possible agent; those of a dead one stay as they were when it died.
+    played  agents that have been alive in this episode: the others say nothing about its end.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, ClassVar
+
+import numpy as np
+
+from envkit.errors import ArgumentError, ArgumentTypeError, NotResetError, OutputShapeError
+from envkit_bridges.gym.rows import flags_of
+from envkit_bridges.libraries import require
+
+__all__ = ["Game", "ParallelGame", "TurnGame", "game_of"]
+
+ByAgent = Mapping[str, Any]
+
+
+def game_of(env: Any) -> Game:
+    """Give an env object of the library the form of a game.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) it is none of PettingZoo's.
+        ArgumentError: (a ValueError) it does not say which agents there may be.
+    """
+    library = require("pettingzoo")
+    if not isinstance(env, library.ParallelEnv | library.AECEnv):
+        fix = f"PettingZooEnv({env!r})" if isinstance(env, str) else "PettingZooEnv"
+        raise ArgumentTypeError(
+            f"PettingZooWrapper was given {env!r}, of type {type(env).__name__}, but wraps a ParallelEnv or an "
+            f"AECEnv of PettingZoo. Pass one, or let {fix} build it."
+        )
+    if not getattr(env, "possible_agents", None):
+        raise ArgumentError(
+            f"{env} has no possible_agents, so which agents there may be is not known, and data has no place for "
+            "them. Set them in its __init__, all that may ever appear."
+        )
+    return ParallelGame(env) if isinstance(env, library.ParallelEnv) else TurnGame(env)
+
+
+class Game(ABC):
+    """An env of PettingZoo; all that is not a reset or a step is the env's own.
+
+    Args:
+        env: the object of the library.
+    """
+
+    parallel: ClassVar[bool]
+
+    def __init__(self, env: Any):
+        self.env = env
+        self.names: list[str] = list(env.possible_agents)
+        self.ends: dict[str, tuple[bool, bool]] = {}
+        self.played: set[str] = set()
+        self._has_reset = False
+        self._calling = (
+            _hushed if "cooperative_pong" in type(env.unwrapped).__module__ else nullcontext
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "env" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def __str__(self) -> str:
+        return str(self.env)
+
+    @property
+    def unwrapped(self) -> Game:
+        """This game: where its random numbers come from is known here."""
+        return self
+
+    # ----------------------------------------------------------------------------- resets and steps
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[ByAgent, ByAgent]:
+        """Begin an episode: observations and infos of the agents that are alive."""
+        with self._calling():
+            observations, infos, dead = self._begin(seed, options)
+        self._has_reset = True
+        self.played = set(observations)
+        self.ends = {
+            name: (False, False) if name in observations else dead.get(name, (True, False))
+            for name in self.names
+        }
+        return observations, infos
+
+    def step(self, action: Any) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
+        """Step: observations, rewards and infos of the agents that lived before, end flags of all.
+
+        Raises:
+            NotResetError: no episode is under way, or all agents are dead.
+        """
+        if not self._has_reset:
+            raise NotResetError(
+                f"{self} was not reset since it was made or copied. Call reset() first."
+            )
+        before = set(self.env.agents)
+        with self._calling():
+            observations, rewards, terminated, truncated, infos = self._advance(action)
+        self._require_all(before, observations, rewards, terminated, truncated)
+        self._end(observations, terminated, truncated)
+        self.played.update(observations)
+        paid = {name: rewards[name] for name in rewards if name in before or name in observations}
+        ended = {name: end[0] for name, end in self.ends.items()}
+        return observations, paid, ended, {n: end[1] for n, end in self.ends.items()}, infos
+
+    def _require_all(self, before: set[str], observations: ByAgent, *others: ByAgent) -> None:
+        """Check that a step tells all of the agents that were alive ``before`` and are now, and knows no others."""
+        living = set(self.env.agents)
+        if unknown := {*observations, *living}.difference(self.names):
+            raise OutputShapeError(
+                f"{self} has the agents {sorted(unknown)}, which are none of its possible_agents {self.names}. "
+                "Correct the env: they name all that may ever appear."
+            )
+        named = ("rewards", "terminations", "truncations")
+        for what, told in (("observations", observations), *zip(named, others, strict=True)):
+            due = living if told is observations else living & before
+            if missing := due.difference(told):
+                raise OutputShapeError(
+                    f"{sorted(missing)} are among the agents of {self}, but the {what} of its step hold only "
+                    f"{sorted(told)}. Correct the env: agents that are dead leave env.agents, others are told of."
+                )
+
+    def _end(self, observations: ByAgent, terminated: ByAgent, truncated: ByAgent) -> None:
+        """Take the flags of a step: those of an agent that is gone stay as they were when it went."""
+        living = self.env.agents
+        for name in self.names:
+            told = flags_of(terminated.get(name, False), truncated.get(name, False))
+            if name in living:
+                self.ends[name] = told
+            elif not any(self.ends[name]) and (name in self.played or name in observations):
+                self.ends[name] = told if any(told) else (True, False)  # gone without a word
+
+    def _over(self) -> NotResetError:
+        return NotResetError(f"the game of {self} is over: nobody can act. Reset it first.")
+
+    @abstractmethod
+    def acting(self) -> list[str]:
+        """Name the agents whose actions the next step takes."""
+
+    @abstractmethod
+    def _begin(
+        self, seed: int | None, options: dict[str, Any] | None
+    ) -> tuple[ByAgent, ByAgent, Mapping[str, tuple[bool, bool]]]:
+        """Reset: observations and infos of the living, the ends of others as far as they are known."""
+
+    @abstractmethod
+    def _advance(self, action: Any) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
+        """Step as the library does."""
+
+    # ----------------------------------------------------------------------------- random numbers, copies
+
+    @property
+    def np_random(self) -> Any:
+        """The generator of the env, a tuple where it has several; None where none is known."""
+        found = _generators_in(self.env.unwrapped)
+        if not found and type(self.env.unwrapped).__module__.startswith(_WITHOUT_CHANCE):
+            return np.random.default_rng(0)
+        if len(found) > 1:
+            return tuple(found)
+        return found[0] if found else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Add where the generators are: the library rebuilds most envs that are copied."""
+        numbers = [_bits(found).state for found in _generators_in(self.env.unwrapped)]
+        return {**vars(self), "numbers": numbers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        numbers = state.pop("numbers")
+        vars(self).update(state)
+        for generator, numbers_of_one in zip(
+            _generators_in(self.env.unwrapped), numbers, strict=False
+        ):
+            _bits(generator).state = numbers_of_one
+
+
+class ParallelGame(Game):
+    """Agents that act at the same time."""
+
+    parallel = True
+
+    def acting(self) -> list[str]:
+        return list(self.env.agents)
+
+    def _begin(self, seed: int | None, options: dict[str, Any] | None) -> Any:
+        result = self.env.reset(seed=seed, options=options)
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise OutputShapeError(
+                f"reset of {self} gave a {type(result).__name__}, but must give (observations, infos), two dicts "
+                "by agent. Correct the env."
+            )
+        observations, infos = result
+        return observations, infos, {}
+
+    def _advance(self, action: ByAgent) -> Any:
+        if not self.env.agents:
+            raise self._over()
+        return self.env.step({name: action[name] for name in self.env.agents})
+
+
+class TurnGame(Game):
+    """Agents that take turns (AEC); agents that are dead take theirs, which does nothing, at once."""
+
+    parallel = False
+
+    def acting(self) -> list[str]:
+        return [self.env.agent_selection]
+
+    def _begin(self, seed: int | None, options: dict[str, Any] | None) -> Any:
+        env = self.env
+        env.reset(seed=seed, options=options)
+        ends = {name: (env.terminations[name], env.truncations[name]) for name in env.agents}
+        dead = {name: end for name, end in ends.items() if any(end)}
+        observations = {name: env.observe(name) for name in env.agents if name not in dead}
+        infos = dict(env.infos)
+        self._bury()
+        return observations, infos, dead
+
+    def _advance(self, action: Any) -> Any:
+        env = self.env
+        if not self._is_alive(env.agent_selection):
+            raise self._over()
+        env.step(action)
+        observations = {name: env.observe(name) for name in env.agents}
+        parts = [dict(part) for part in (env.rewards, env.terminations, env.truncations, env.infos)]
+        self._bury()
+        return observations, *parts
+
+    def _is_alive(self, name: str) -> bool:
+        env = self.env
+        return name in env.agents and not (env.terminations[name] or env.truncations[name])
+
+    def _bury(self) -> None:
+        """Give the turn to an agent that is alive, if there is one."""
+        if any(map(self._is_alive, self.env.agents)):
+            while not self._is_alive(self.env.agent_selection):
+                self.env.step(None)
+
+
+# ------------------------------------------------------------------------------- what the library hides
+
+_WITHOUT_CHANCE = tuple(
+    f"pettingzoo.classic.{name}." for name in ("chess", "connect_four", "go", "rps", "tictactoe")
+)
+"""Packages of games that draw no random numbers."""
+
+_DEPTH = 3
+
+
+def _generators_in(env: Any) -> list[Any]:
+    """Find the generators of random numbers that an env holds, itself or in its parts."""
+    found: dict[int, Any] = {}
+    for value in _parts_of(env, _DEPTH, set()):
+        if isinstance(value, np.random.Generator | np.random.RandomState):
+            found[id(value)] = value
+    return list(found.values())
+
+
+def _parts_of(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
+    for part in list(getattr(value, "__dict__", {}).values()):
+        if id(part) in seen or isinstance(part, type):
+            continue
+        seen.add(id(part))
+        yield part
+        if depth > 1:
+            yield from _parts_of(part, depth - 1, seen)
+
+
+def _bits(generator: Any) -> Any:
+    return getattr(generator, "bit_generator", None) or generator._bit_generator
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Leave out what Cooperative Pong warns of at each step: that it shows nothing, which it was not asked to."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*without specifying any render mode")
+        yield

@@ -1,0 +1,323 @@
+"""Environments of MuJoCo Playground as stateless envs.
+
+Conventions
+    The env is the library's bare one: none of its wrappers for training. Its ``done`` is read as termination; the
+    time limit is the ``episode_length`` of its config, which envkit counts, and truncates.
+    menagerie  the repository of robot models that envs of locomotion and manipulation are made from. The library
+               clones it with git, into its own folder, when the first of them is built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal, Unpack
+
+import jax
+import numpy as np
+
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BrokenLibraryError,
+    FetchError,
+    UnsupportedError,
+)
+from envkit.functional import Box, Randomizer, Timestep
+from envkit.specs.annotations import Device
+from envkit_bridges import offscreen
+from envkit_bridges.jax.mujoco_pictures import require_drawable
+from envkit_bridges.jax.options import JaxOptions
+from envkit_bridges.jax.simulator import EnvNames, ModelledCore, SimulatorEnv, quietly, require_name
+from envkit_bridges.libraries import require
+
+__all__ = [
+    "MujocoPlaygroundEnv",
+    "MujocoPlaygroundWrapper",
+    "PlaygroundCore",
+    "PlaygroundEnv",
+    "PlaygroundWrapper",
+    "build",
+    "env_names",
+    "fetching_names",
+]
+
+_MENAGERIE_URL = "https://github.com/deepmind/mujoco_menagerie.git"
+_REACHED_WITHIN_S = 30
+_STALLED_AFTER_S = 60
+
+
+@dataclass(frozen=True)
+class PlaygroundCore(ModelledCore):
+    """A bare env of MuJoCo Playground as a `StatelessEnv`; its state is the library's ``State``."""
+
+    attribute = "_mjx_model"
+
+    @property
+    def action_space(self) -> Box:
+        """The library scales actions itself: every component lies in [-1, 1]."""
+        return Box(-1.0, 1.0, (self.env.action_size,))
+
+    def reset(self, key: jax.Array) -> tuple[Any, Timestep]:
+        """Reset; the observation is also part of the state."""
+        with self.modelled() as env:
+            state = env.reset(key)
+        return state, Timestep(state.obs, info=dict(state.metrics))
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, Timestep]:
+        """Step by the library's own ``step``."""
+        with self.modelled() as env:
+            state = env.step(state, action)
+        info = dict(state.metrics)
+        return state, Timestep(state.obs, state.reward, state.done > 0.5, info=info)
+
+    def render(self, states: Sequence[Any], **options: Any) -> Sequence[np.ndarray]:
+        """Draw by the library's own ``render``: ``height``, ``width``, ``camera``, ``scene_option``.
+
+        It draws the model that the env was made with: sizes that were drawn at random do not show.
+
+        Raises:
+            OptionError, ArgumentTypeError, ArgumentError: see `require_drawable`.
+        """
+        require_drawable(type(self.env).__name__, self.env.render, self.env.mj_model, options)
+        offscreen.prepare()
+        with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
+            return self.env.render(list(states), **options)
+
+
+class PlaygroundWrapper(SimulatorEnv):
+    """An env object of MuJoCo Playground behind the TensorDict interface; batch-unlocked.
+
+    Args:
+        env: a bare `mujoco_playground.MjxEnv`, without the library's wrappers for training.
+        device: where data and simulation are; the CPU when None.
+        **options: see `envkit_bridges.jax.options.JaxOptions`. ``episode_length`` is that of the env's config, unless it is given; the model
+            that ``randomize`` is given is ``env.mjx_model``.
+
+    Unknown public attributes are looked up on the env object.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) ``env`` is no env of Playground.
+        ArgumentError: it is one of the library's own wrappers.
+    """
+
+    libname = "mujoco_playground"
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        device: Device | None = None,
+        _make: Callable[[], Any] | None = None,
+        **options: Unpack[JaxOptions],
+    ):
+        if not isinstance(env, _library().MjxEnv):
+            fix = f"PlaygroundEnv({env!r})" if isinstance(env, str) else "PlaygroundEnv"
+            raise ArgumentTypeError(
+                f"PlaygroundWrapper was given {env!r}, of type {type(env).__name__}, but wraps an env object of "
+                f"mujoco_playground. Pass one, or let {fix} build it by name."
+            )
+        if env.unwrapped is not env:
+            raise ArgumentError(
+                f"{type(env).__name__} is one of Playground's wrappers, which batch, limit or reset episodes "
+                "themselves. Pass the bare env: env.unwrapped."
+            )
+        if "episode_length" not in options:
+            options["episode_length"] = env._config.get("episode_length")
+        super().__init__(PlaygroundCore(env, _make), device=device, **options)
+
+
+def env_names() -> list[str]:
+    """List the registered envs, those that somebody else registered included."""
+    return sorted(_library().registry.ALL_ENVS)
+
+
+def fetching_names() -> frozenset[str]:
+    """Name the envs that are made from the menagerie, while that is not here."""
+    library = _library()
+    if _menagerie().MENAGERIE_PATH.exists():
+        return frozenset()
+    return frozenset((*library.locomotion.ALL_ENVS, *library.manipulation.ALL_ENVS))
+
+
+def build(name: str, **kwargs: Any) -> PlaygroundEnv:
+    """Build one env by its name; see `PlaygroundEnv` for keywords and errors."""
+    return PlaygroundEnv(name, **kwargs)
+
+
+class PlaygroundEnv(PlaygroundWrapper):
+    """An env of MuJoCo Playground by name; see `JaxEnv` and `PlaygroundWrapper`.
+
+    Args:
+        env_name: registered name, e.g. "CartpoleBalance".
+        config: a config of the library in place of the env's default; it is copied.
+        config_overrides: values in that config, by dotted names, e.g. ``{"sim_dt": 0.005}``.
+        impl: what computes the physics: "jax" (MJX), or "warp", the library's default, which builds kernels
+            for a while and wants a GPU. It wins over that of ``config``.
+        device: of `PlaygroundWrapper`.
+        **options: of `PlaygroundWrapper`.
+
+    Raises:
+        UnknownEnvError: (a ValueError) Playground has no env of that name.
+        ArgumentError: (a ValueError) the config has no such value.
+        FetchError: (an OSError) the env is made from the menagerie, which could not be fetched.
+        BrokenLibraryError: (an ImportError) the library itself fails to build the env with the mujoco installed.
+    """
+
+    available_envs: ClassVar[Sequence[str]] = EnvNames(env_names)  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        env_name: str,
+        *,
+        config: Any = None,
+        config_overrides: Mapping[str, Any] | None = None,
+        impl: Literal["jax", "warp"] = "jax",
+        device: Device | None = None,
+        **options: Unpack[JaxOptions],
+    ):
+        require_name("MuJoCo Playground", env_name, env_names())
+        chosen = _config(env_name, config, config_overrides, impl)
+        make = partial(_environment, env_name, chosen)
+        super().__init__(make(), device=device, _make=make, **options)
+        self.env_name = env_name
+        self._made_with = {"impl": impl, **(config_overrides or {})}
+
+    @staticmethod
+    def randomizer(env_name: str) -> Randomizer:
+        """Give the library's own domain randomisation of an env, for ``randomize``.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) the library has none for it.
+        """
+        require_name("MuJoCo Playground", env_name, env_names())
+        with quietly():
+            theirs = _library().registry.get_domain_randomizer(env_name)
+        if theirs is None:
+            raise UnsupportedError(
+                f"MuJoCo Playground has no domain randomisation for {env_name!r}. Write a function "
+                "(key, model) -> model, e.g. model.replace(body_mass=...)."
+            )
+
+        def randomize(key: jax.Array, model: Any) -> Any:
+            many, _ = theirs(model, key[None])  # theirs draws a batch, here of one
+            return jax.tree.map(
+                lambda leaf, own: leaf if leaf is own or leaf.shape == own.shape else leaf[0],
+                many,
+                model,
+            )
+
+        return randomize
+
+
+MujocoPlaygroundEnv = PlaygroundEnv
+MujocoPlaygroundWrapper = PlaygroundWrapper
+
+
+def _library() -> Any:
+    with quietly():
+        return require("mujoco_playground")
+
+
+def _menagerie() -> Any:
+    """The module of the library that knows where the menagerie is, and fetches it."""
+    return require("mujoco_playground._src.mjx_env")
+
+
+def _config(name: str, given: Any, overrides: Mapping[str, Any] | None, impl: str) -> Any:
+    if impl not in ("jax", "warp"):
+        raise ArgumentError(
+            f"impl is {impl!r}, but must be 'jax' or 'warp'. Leave it out for 'jax'."
+        )
+    config = _library().registry.get_default_config(name) if given is None else given
+    if not hasattr(config, "copy_and_resolve_references"):
+        raise ArgumentTypeError(
+            f"config is {config!r}, of type {type(config).__name__}, but must be a ConfigDict, as "
+            f"mujoco_playground.registry.get_default_config({name!r}) gives. Single values go to config_overrides."
+        )
+    config = config.copy_and_resolve_references()
+    if "impl" in config:
+        config.impl = impl
+    try:
+        config.lock().update_from_flattened_dict(dict(overrides or {}))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"config_overrides={overrides!r} does not fit the config of {name!r}: {str(error)[:80]}... It has: "
+            f"{', '.join(sorted(config.keys()))}; one inside another is called by a dotted name."
+        ) from error
+    return config
+
+
+def _environment(name: str, config: Any) -> Any:
+    if name in fetching_names():
+        _require_menagerie(name)
+    try:
+        with quietly():
+            return _library().registry.load(name, config=config.copy_and_resolve_references())
+    except AttributeError as error:
+        raise BrokenLibraryError(
+            f"MuJoCo Playground fails to build {name!r} with the mujoco that is installed: {error}. Install the "
+            "version of mujoco that it was written for, or choose another env.",
+            name="mujoco_playground",
+        ) from error
+
+
+def _require_menagerie(name: str) -> None:
+    """Fetch the menagerie as the library does, and say so; not before it is known that it can be reached.
+
+    Raises:
+        FetchError: (an OSError) it cannot, or git is missing.
+    """
+    home = _menagerie()
+    stalled = {
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_HTTP_LOW_SPEED_LIMIT": "1000",
+        "GIT_HTTP_LOW_SPEED_TIME": str(_STALLED_AFTER_S),
+    }
+    before = {variable: os.environ.get(variable) for variable in stalled}
+    os.environ.update(stalled)  # the library's clone would wait forever
+    try:
+        subprocess.run(
+            ["git", "ls-remote", "--exit-code", _MENAGERIE_URL, "HEAD"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            timeout=_REACHED_WITHIN_S,
+        )
+        warnings.warn(
+            f"{name!r} is made from robot models that are not here: cloning {_MENAGERIE_URL} (more than a "
+            f"gigabyte) into {home.MENAGERIE_PATH}. This happens once.",
+            stacklevel=2,
+        )
+        with contextlib.redirect_stderr(io.StringIO()), quietly():
+            home.ensure_menagerie_exists()
+    except (OSError, subprocess.SubprocessError) as error:
+        raise FetchError(
+            f"{name!r} is made from robot models that MuJoCo Playground clones from {_MENAGERIE_URL}, which "
+            f"failed ({_told(error)}). Where there is a network, clone it to {home.MENAGERIE_PATH} and check out "
+            f"{home.MENAGERIE_COMMIT_SHA}. Envs that need none of it: {', '.join(_free_names())}."
+        ) from error
+    finally:
+        for variable, value in before.items():
+            if value is None:
+                del os.environ[variable]
+            else:
+                os.environ[variable] = value
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"no answer within {error.timeout:.0f} s"
+    stderr = getattr(error, "stderr", None) or b""
+    lines = stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else str(error)
+
+
+def _free_names() -> list[str]:
+    return sorted(set(env_names()) - fetching_names())

@@ -1,4 +1,0 @@
-"""Policies inside the programs of stateless envs: torch modules translated to JAX, and JAX functions.
-
-`translated` computes the graph of a module (`bridges.policy`) under jit, `ops` adds the operators that only JAX has, `inputs` fits policies to an env.
-"""
