@@ -2,8 +2,7 @@
 
 The small torch policy is given in each way that a user has: a plain module, a `TensorDictModule`, a module that
 takes the TensorDict, compiled to NumPy; random actions show what the pool costs without one. HalfCheetah is
-compared with two bare loops at the same time, one in each of as many processes as the pool has. Rows in two parts
-(``pipeline=2``) are compared with whole steps there, and where acting takes long: a network that looks at pictures.
+compared with two bare loops at the same time, one in each of as many processes as the pool has.
 
 Beside ratios, which depend on how busy the machine is, the parent's own CPU time for a step is recorded.
 
@@ -22,7 +21,6 @@ from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModule
-from torch import nn
 
 from bench.collect import Acting
 from bench.gym_pool import BareLoops, Policy, bare_loop
@@ -30,7 +28,6 @@ from bench.harness import compare, record
 from envkit import Categorical, EnvBase, GymEnv, ParallelEnv, SerialEnv, compile_policy
 
 PROCESSES = 2
-IN_PARTS = ("a plain module", "compile_policy")
 
 
 def small_policy(name: str) -> Policy:
@@ -55,31 +52,7 @@ def given(policy: Policy) -> dict[str, Any]:
     }
 
 
-class Sees(nn.Module):
-    """Drives a car by its pictures, uint8 of shape (rows, 96, 96, 3): three convolutions and a layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.Sequential(
-            *(nn.Conv2d(3, 96, 8, 4), nn.ReLU(), nn.Conv2d(96, 192, 4, 2), nn.ReLU()),
-            *(
-                nn.Conv2d(192, 192, 3),
-                nn.ReLU(),
-                nn.Flatten(),
-                nn.Linear(192 * 64, 3),
-                nn.Sigmoid(),
-            ),
-        )
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """Give steering, gas and brake of each row."""
-        return self.layers(observation.movedim(-1, 1) / 255.0)
-
-
-def rolled(
-    env: EnvBase, shared: dict[str, Any], steps: int, policy: Any, pipeline: int = 1
-) -> Callable[[], None]:
+def rolled(env: EnvBase, shared: dict[str, Any], steps: int, policy: Any) -> Callable[[], None]:
     """Roll out from where the last rollout of this env ended, whoever acted."""
 
     @torch.no_grad()
@@ -90,7 +63,6 @@ def rolled(
             auto_reset=False,
             tensordict=shared["root"],
             break_when_any_done=False,
-            pipeline=pipeline,
         )
         root = env.step_mdp(data[..., -1])
         shared["root"] = root.select(*env.observation_keys, *env.done_keys)
@@ -118,8 +90,9 @@ def measure(name: str, count: int, steps: int, *, together: bool, rounds: int) -
     policy = small_policy(name)
     make = partial(GymEnv, name, categorical_action_encoding=True)
     with ExitStack() as opened:
-        parallel = ParallelEnv(count, make, num_processes=PROCESSES)
-        pools: dict[str, EnvBase] = {"ParallelEnv": parallel}
+        pools: dict[str, EnvBase] = {
+            "ParallelEnv": ParallelEnv(count, make, num_processes=PROCESSES)
+        }
         if together:
             reference = f"{PROCESSES} bare loops at the same time"
             bare: Callable[[], None] = BareLoops(name, count, steps, policy, PROCESSES)
@@ -134,8 +107,6 @@ def measure(name: str, count: int, steps: int, *, together: bool, rounds: int) -
             shared = {"root": pool.reset()}
             for way, acting in given(policy).items():
                 works[f"{kind}, {way}"] = rolled(pool, shared, steps, acting)
-                if pool is parallel and way in IN_PARTS:
-                    works[f"{kind}, {way}, pipeline=2"] = rolled(pool, shared, steps, acting, 2)
         title = f"{name} x {count} under a policy, {steps} steps a round"
         compare(
             title,
@@ -147,24 +118,6 @@ def measure(name: str, count: int, steps: int, *, together: bool, rounds: int) -
         parent_cpu(title, works, steps, rounds)
 
 
-def measure_pictures(count: int, steps: int, rounds: int) -> None:
-    """Compare whole steps with rows in two parts, where acting takes as long as stepping, and longer for more rows."""
-    with ExitStack() as opened:
-        pool = ParallelEnv(count, partial(GymEnv, "CarRacing-v3"), num_processes=PROCESSES)
-        opened.callback(pool.close)
-        pool.set_seed(0)
-        shared, policy = {"root": pool.reset()}, Sees()
-        reference = "ParallelEnv, whole steps"
-        works = {
-            "ParallelEnv, random actions": rolled(pool, shared, steps, None),
-            reference: rolled(pool, shared, steps, policy),
-            "ParallelEnv, pipeline=2": rolled(pool, shared, steps, policy, 2),
-        }
-        title = f"CarRacing-v3 x {count} under a network that sees pictures, {steps} steps a round"
-        compare(title, works, steps=steps * count, reference=reference, rounds=rounds)
-        parent_cpu(title, works, steps, rounds)
-
-
 def main() -> None:
     """Run everything."""
     parser = argparse.ArgumentParser()
@@ -173,7 +126,6 @@ def main() -> None:
     torch.set_num_threads(1)  # a small policy; the cores are for the envs
     measure("CartPole-v1", 32, 200, together=False, rounds=rounds)
     measure("HalfCheetah-v5", 8, 100, together=True, rounds=rounds)
-    measure_pictures(16, 20, rounds)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
-from tensordict import TensorDictBase
 
 from envkit.batched.attributes import WorkerAttribute
 from envkit.batched.env import BatchedEnv
-from envkit.batched.exchange.recording import record_in_parts
 from envkit.batched.host import Maker
 from envkit.batched.indexed import Indexable
 from envkit.batched.serial import SerialEnv
@@ -25,7 +23,6 @@ from envkit.batched.threads import ThreadLimit
 from envkit.batched.workers import ray_workers, usable_options, worker_processes
 from envkit.data.keywords import completed
 from envkit.env.base import EnvBase
-from envkit.env.policy import Policy
 from envkit.errors import ArgumentError, CopyError, OptionError
 from envkit.specs.annotations import Destination
 from envkit.transport import Pool
@@ -122,25 +119,6 @@ class ParallelEnv(Indexable):
             map_files_in=tempfile.gettempdir() if self.memmap else None,
             core_each=self.num_sub_threads == 1,
         )
-
-    def _rollout_in_parts(
-        self, root: TensorDictBase, steps: int, act: Policy, parts: int
-    ) -> TensorDictBase:
-        exchange = self._rows_for_run(root)
-        if exchange is None:
-            raise OptionError(
-                f"pipeline={parts} asks for data in shared rows, which these sub-envs or options do not allow: "
-                "entries without a fixed size, use_buffers=False, lazy stacks, policy_proof, groups that end "
-                "apart, rewards that are carried on, or a root that lacks entries or has them in another form. "
-                "Leave pipeline out."
-            )
-        if parts > (workers := len(exchange.pool.rows_of)):
-            raise OptionError(
-                f"pipeline={parts} asks for as many workers at least, but the rows of this ParallelEnv lie with "
-                f"{workers}. Make it with num_processes={parts} or more, or pass a smaller pipeline."
-            )
-        own = {"action_paths": self._action_paths, "device": self._device}
-        return record_in_parts(exchange, root, act, steps, parts, **own)
 
     def _described(self) -> list[str]:
         told = super()._described()

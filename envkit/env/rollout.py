@@ -61,8 +61,8 @@ def rollout(
     storing_device: Device | None = None,
     set_state: bool | None = None,
     record_state: bool = True,
-    pipeline: int = 1,
     check_every: int = 1,
+    pipeline: int = 1,
 ) -> EnvData:
     """Run a policy for up to ``max_steps`` steps; a method of every env.
 
@@ -91,13 +91,10 @@ def rollout(
         set_state: of the first `reset`, where ``auto_reset`` is set.
         record_state: keep the ``state`` of a stateless env at root and next of every step. It is most of what
             a simulator records, and on a card lies in JAX's share of it.
-        pipeline: into how many parts the rows of a `ParallelEnv` are split, so that the policy acts on one
-            while the others step; at most one for each worker. The policy is called with the rows of one
-            part at a time: the data is the same only if it treats rows apart and draws no random
-            numbers, so it is off by default. Random actions of the env are not affected.
         check_every: after how many steps a stop rule is asked about all of them. To ask waits for a card. What was
             stepped too far is dropped: the data is the same, but a policy that acts step by step is called for it, up
             to ``check_every - 1`` times, and draws what it draws. Only for envs whose steps change nothing but data.
+        pipeline: no longer there; leave it out.
 
     Returns:
         Transitions, batch size ``(*batch, T)``; T is the number of steps really taken.
@@ -106,8 +103,7 @@ def rollout(
         ArgumentError: (a ValueError) ``max_steps`` is below 1, or both ``policy`` and ``actions`` are given.
         ArgumentTypeError: (a TypeError) ``max_steps``, ``callback``, ``tensordict`` or ``out`` is of
             another type.
-        OptionError: (a TypeError) both stop rules are True, ``out`` is to be a lazy stack, or ``pipeline`` is given
-            where rows do not step apart from the policy, or with a stop rule, a callback or a lazy stack, or
+        OptionError: (a TypeError) both stop rules are True, ``out`` is to be a lazy stack, ``pipeline`` is given, or
             ``check_every`` where steps cannot be dropped, or with a callback or an iterator of actions.
         PolicyError: (a TypeError) ``policy`` is not callable, or gave something else than actions, or an item of
             ``actions`` is none.
@@ -121,7 +117,11 @@ def rollout(
     if return_contiguous is None:
         return_contiguous = not self._has_varying_sizes
     _require_arguments(callback, tensordict, out, return_contiguous)
-    pipeline = _number_of_parts(pipeline, stop, callback, actions, return_contiguous)
+    if pipeline != 1:
+        raise OptionError(
+            f"pipeline={pipeline!r} is given, but rollout no longer splits rows into parts: it was slower than whole steps. "
+            "Leave pipeline out; the data is the same."
+        )
     check_every = _between_checks(self, check_every, callback, actions)
     if set_truncated:
         require_truncated(self)
@@ -130,7 +130,6 @@ def rollout(
     else:
         max_steps = _number_of(actions, max_steps, policy)
         policy = act = replay(self, actions)
-    is_random = act == self.rand_action  # also a `RandomPolicy` of any env
     if policy is None and self._draws_its_own:
         policy = act  # nobody may draw in its place
     if auto_cast_to_device:
@@ -139,9 +138,7 @@ def rollout(
         self._expect_run(stop, policy)
     root = _first_root(self, tensordict, auto_reset, set_state)
     steps = None
-    if pipeline > 1 and not is_random:
-        steps = self._rollout_in_parts(root, max_steps, act, pipeline)
-    elif callback is None and return_contiguous and self._steps_by_itself:
+    if callback is None and return_contiguous and self._steps_by_itself:
         run = Run(stop, root, max_steps, policy, act, record_state, check_every)
         steps = self._fast_rollout(run)
     if steps is None:
@@ -176,26 +173,6 @@ def _require_arguments(
         require_tensordict("tensordict", td)
     if out is not None:
         _require_dense(out, return_contiguous)
-
-
-def _number_of_parts(
-    pipeline: int, stop: rules.Stop, callback: object, actions: object, return_contiguous: bool
-) -> int:
-    """Give into how many parts rows are split, and check that nothing is asked for between their steps."""
-    parts = as_int("pipeline", pipeline, least=1, meaning="the parts that the rows are split in")
-    given = {
-        "a rule that stops it (break_when_any_done=True is the default)": stop != "never",
-        "a callback": callback is not None,
-        "actions, which nobody has to wait for": actions is not None,
-        "return_contiguous=False": not return_contiguous,
-    }
-    asked = [name for name, is_given in given.items() if is_given]
-    if asked and parts > 1:
-        raise OptionError(
-            f"pipeline={parts} is given with {', '.join(asked)}, but its parts are at different steps and made "
-            "at once. Pass break_when_any_done=False and no more, or leave pipeline out."
-        )
-    return parts
 
 
 def _between_checks(env: Stepping, check_every: int, callback: object, actions: object) -> int:

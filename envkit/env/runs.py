@@ -17,7 +17,6 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.env.in_place import InPlace
-from envkit.errors import OptionError
 
 __all__ = ["Run", "WholeRuns"]
 
@@ -55,29 +54,6 @@ class WholeRuns:
             The transitions, stacked along a last axis of time or as a list; `rollout` does the rest.
         """
         return None
-
-    def _rollout_in_parts(
-        self, root: TensorDictBase, steps: int, act: Any, parts: int
-    ) -> TensorDictBase:
-        """Do a whole non-stop rollout in which one part of the rows is acted on while the others step.
-
-        Args:
-            root: where to start, nothing in it done.
-            steps: how many.
-            act: the policy, as a callable from TensorDict to TensorDict; it is called with the rows of one part.
-            parts: how many, 2 or more.
-
-        Returns:
-            The transitions, stacked along a last axis of time.
-
-        Raises:
-            OptionError: (a TypeError) nothing steps beside the policy here.
-        """
-        raise OptionError(
-            f"pipeline={parts} asks that rows step while the policy acts on others, which only a ParallelEnv "
-            f"offers, and this is a {type(self).__name__}. Leave pipeline out, or use a ParallelEnv; transforms "
-            "then go into its sub-envs: ParallelEnv(n, lambda: TransformedEnv(make_env(), transform))."
-        )
 
     def _runs_at_once(self, policy: Any) -> bool:
         """Say whether many steps with this policy can be one program that runs by itself; see `_begin_run`."""

@@ -226,8 +226,7 @@ class JobRounds(Generic[W]):
             self._await_answers([worker.job], 0, 0.0)
         if worker.job is not None:
             raise BusyEnvError(
-                f"workers {[worker.index]} are still processing a job. Receive it first; if it is a step of "
-                "rollout(pipeline=...), do not use the env in the policy."
+                f"workers {[worker.index]} are still processing a job. Receive it first."
             )
         self._requests += 1
         limit: Limit = "timeout"
@@ -274,11 +273,6 @@ class JobRounds(Generic[W]):
         self.wait([job], 1, None)
         self._raise_failures([job])
         return job.request.answers.get(job.worker)
-
-    def collect(self, jobs: Sequence[Job]) -> None:
-        """Wait for some jobs, and raise what they met; see `JobPool.collect`."""
-        self.wait(jobs, len(jobs), None)
-        self._raise_failures(jobs)
 
     def _require_open(self) -> None:
         if self.closed or not self._workers:

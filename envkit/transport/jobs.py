@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 from envkit.errors import BusyEnvError
 from envkit.transport import wake
-from envkit.transport.failure import Failure
 from envkit.transport.handle import Request, WorkerHandle, pickle_arguments
 from envkit.transport.pool import Pool, Selection, mask_of
 from envkit.transport.processes import CONTROL_CODE, TO_ALL, TO_CHOSEN, ProcessPool
@@ -74,14 +73,6 @@ class JobPool(Pool, Protocol):
         """
         ...
 
-    def collect(self, jobs: Sequence[Job]) -> None:
-        """Wait for some jobs; what they have returned is dropped.
-
-        Raises:
-            WorkerError: some failed; it tells of all of these.
-        """
-        ...
-
 
 class ProcessJobPool(ProcessPool):
     """Worker processes that can also be asked one by one; see `JobPool` and `ProcessPool`.
@@ -112,10 +103,7 @@ class ProcessJobPool(ProcessPool):
             return
         self._attend(resources, 0.0)  # one that nobody waited for, after Ctrl-C, may be done
         if busy := self._busy(resources, handles):
-            raise BusyEnvError(
-                f"workers {busy} are still processing a job. Receive it first; if it is a step of "
-                "rollout(pipeline=...), do not use the env in the policy."
-            )
+            raise BusyEnvError(f"workers {busy} are still processing a job. Receive it first.")
 
     def _busy(self, resources: Resources, handles: Sequence[WorkerHandle]) -> list[int]:
         pending = resources.pending
@@ -204,14 +192,3 @@ class ProcessJobPool(ProcessPool):
         if request.failures:
             raise self._error(request.failures, request.answers)
         return request.answers.get(job.worker)
-
-    def collect(self, jobs: Sequence[Job]) -> None:
-        resources = self._require_open()
-        while not all(self._is_done(resources, job) for job in jobs):
-            pending = resources.pending.values()
-            self._attend(resources, min(handle.request.deadline for handle in pending))
-        failures: dict[tuple[int, int], list[Failure]] = {}
-        for job in jobs:
-            failures.update(job.request.failures)
-        if failures:
-            raise self._error(failures, {})

@@ -98,8 +98,7 @@ def test_data_and_results_are_those_of_the_cpu(opened, kind, elsewhere):
 
 
 @pytest.mark.parametrize("way", ["leaves", "TensorDicts"])
-@pytest.mark.parametrize("parts", [1, 2])
-def test_rollouts_with_a_policy_are_those_of_the_cpu(opened, parts, way, elsewhere):
+def test_rollouts_with_a_policy_are_those_of_the_cpu(opened, way, elsewhere):
     def on_leaves(count: torch.Tensor) -> torch.Tensor:
         return count % 2
 
@@ -109,7 +108,7 @@ def test_rollouts_with_a_policy_are_those_of_the_cpu(opened, parts, way, elsewhe
     env = opened(ParallelEnv(3, OnCpu, num_processes=2))
     policy = on_leaves if way == "leaves" else on_tensordicts
 
-    data = env.rollout(70, policy, break_when_any_done=False, pipeline=parts)
+    data = env.rollout(70, policy, break_when_any_done=False)
 
     assert data.device == torch.device("cpu")
     with torch.device("cpu"):

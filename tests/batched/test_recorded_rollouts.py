@@ -1,13 +1,14 @@
 """Whole rollouts over shared rows give the data of single steps, whatever the policy does, and wherever they begin.
 
 Conventions
-    ways    envs that record a rollout in rows, with the options of that rollout.
+    name    of an env that records a rollout in rows.
     wanted  the same rollout of `SerialEnv` without rows, which makes one step after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ from tensordict import TensorDictBase
 
 from envkit import GymEnv, ParallelEnv, SerialEnv
 from envkit.batched.env import BatchedEnv
-from envkit.errors import BusyEnvError, OptionError, RolloutError
+from envkit.batched.exchange.rows import BufferExchange
+from envkit.errors import InputError, OptionError, WorkerError
 from tests.bridges.compare import assert_same
-from tests.zoo.envs import Chaos
+from tests.zoo.envs import Chaos, Count
 
 SEED, ROWS = 3, 4
 
@@ -51,20 +53,19 @@ def envs():
         env.close(raise_if_closed=False)
 
 
-WAYS = [("serial", {}), ("parallel", {}), ("parallel", {"pipeline": 2})]
-in_all_ways = pytest.mark.parametrize(("name", "options"), WAYS, ids=["serial", "whole", "parts"])
+in_all_ways = pytest.mark.parametrize("name", ["serial", "parallel"])
 ACTS = {"leaves": lean, "TensorDicts": lean_on_tensordicts, "random": None}
 
 
 def rolled(
-    env: BatchedEnv, policy: object, prepare: Callable = id, steps: int = 40, **options
+    env: BatchedEnv, policy: object, prepare: Callable = id, steps: int = 40
 ) -> TensorDictBase:
     """Roll out from a root that was prepared before."""
     env.set_seed(SEED)
     root = env.reset()
     prepare(root)
     start = {"auto_reset": False, "tensordict": root}
-    return env.rollout(steps, policy, **start, **together, **options)
+    return env.rollout(steps, policy, **start, **together)
 
 
 # ------------------------------------------------------------------------------- where they begin
@@ -72,12 +73,12 @@ def rolled(
 
 @in_all_ways
 @pytest.mark.parametrize("policy", ACTS.values(), ids=ACTS)
-def test_a_root_with_a_gradient_leaves_none_in_the_rows(envs, name, options, policy):
+def test_a_root_with_a_gradient_leaves_none_in_the_rows(envs, name, policy):
     def prepare(root):
         root["observation"].requires_grad_()
 
-    data = rolled(envs[name], policy, prepare, **options)
-    after = envs[name].rollout(3, policy, **together, **options)
+    data = rolled(envs[name], policy, prepare)
+    after = envs[name].rollout(3, policy, **together)
 
     assert_same(data, rolled(envs["slow"], policy, prepare))
     assert not data["observation"].requires_grad and not after["observation"].requires_grad
@@ -117,19 +118,6 @@ def test_what_a_root_asks_for_is_obeyed(envs, name, prepare, policy):
     assert_same(data, rolled(envs["slow"], policy, prepare))
 
 
-@pytest.mark.parametrize(
-    ("prepare", "error", "told"),
-    [
-        (half, RolloutError, "began from"),
-        (told_before, RolloutError, "began from"),
-        (doubles, OptionError, "another form"),
-    ],
-)
-def test_parts_refuse_a_root_that_asks_for_single_steps(envs, prepare, error, told):
-    with pytest.raises(error, match=told):
-        rolled(envs["parallel"], lean, prepare, pipeline=2)
-
-
 # --------------------------------------------------------------------------------- what policies do
 
 
@@ -147,11 +135,11 @@ def say_as_integers(td: TensorDictBase) -> TensorDictBase:
 
 @in_all_ways
 @pytest.mark.parametrize("change", [halve, narrow, say_as_integers])
-def test_what_a_policy_puts_in_the_place_of_an_entry_keeps_its_form(envs, name, options, change):
+def test_what_a_policy_puts_in_the_place_of_an_entry_keeps_its_form(envs, name, change):
     def act(tensordict: TensorDictBase) -> TensorDictBase:
         return change(lean_on_tensordicts(tensordict))
 
-    data = rolled(envs[name], act, **options)
+    data = rolled(envs[name], act)
 
     assert_same(data, rolled(envs["slow"], act))
 
@@ -173,8 +161,8 @@ def begin_anew(env: BatchedEnv) -> None:
 @pytest.mark.parametrize("use", [one_step, a_rollout, begin_anew])
 @pytest.mark.parametrize("calls", [{1}, {2, 3}, {32}, {33}, {40}])
 @pytest.mark.parametrize("reads", ["leaves", "TensorDicts"])
-def test_a_policy_that_uses_the_env_changes_no_step_before(envs, name, options, use, calls, reads):
-    def played(env: BatchedEnv, **options) -> TensorDictBase:
+def test_a_policy_that_uses_the_env_changes_no_step_before(envs, name, use, calls, reads):
+    def played(env: BatchedEnv) -> TensorDictBase:
         count = 0
 
         def act(observation: torch.Tensor) -> torch.Tensor:
@@ -193,22 +181,102 @@ def test_a_policy_that_uses_the_env_changes_no_step_before(envs, name, options, 
             root["turn"] = torch.arange(ROWS)
 
         policy = act if reads == "leaves" else act_on_tensordict
-        return rolled(env, policy, prepare, **options)
+        return rolled(env, policy, prepare)
 
-    if options:
-        with pytest.raises(BusyEnvError, match="under way"):
-            played(envs[name], **options)
-    else:
-        assert_same(played(envs[name]), played(envs["slow"]))
+    assert_same(played(envs[name]), played(envs["slow"]))
 
 
-def test_parts_inside_of_parts_are_refused(envs):
-    env = envs["parallel"]
-    inner = {"auto_reset": False, "tensordict": env.reset()}
+def test_parts_of_the_rows_are_no_longer_made():
+    with pytest.raises(OptionError, match="Leave pipeline out"):
+        cart_pole().rollout(3, pipeline=2)
 
-    def act(observation: torch.Tensor) -> torch.Tensor:
-        env.rollout(2, lean, pipeline=2, **inner, **together)
-        return lean(observation)
 
-    with pytest.raises(BusyEnvError, match="under way"):
-        env.rollout(3, act, pipeline=2, **together)
+# ------------------------------------------------------------------------------------------ faults
+
+
+def planned(**faults: str) -> dict[tuple[int, int], str]:
+    """Plan faults named by step and row: ``s3r1="raise"``."""
+    places = {place: place[1:].split("r") for place in faults}
+    return {(int(step), int(row)): faults[place] for place, (step, row) in places.items()}
+
+
+def following(plan: dict[tuple[int, int], str]) -> Callable[[TensorDictBase], TensorDictBase]:
+    """Make a policy that has rows go wrong as planned, by the ``row`` and ``time`` in a root."""
+
+    def act(td: TensorDictBase) -> TensorDictBase:
+        places = zip(td["time"].tolist(), td["row"].tolist(), strict=True)
+        faults = [[Chaos.FAULTS.index(plan.get(place, "none"))] for place in places]
+        return td.update({"action": torch.tensor(faults), "time": td["time"] + 1, "row": td["row"]})
+
+    return act
+
+
+def started(env: ParallelEnv) -> TensorDictBase:
+    env.set_seed(SEED)
+    return env.reset().update({"time": torch.zeros(ROWS).long(), "row": torch.arange(ROWS)})
+
+
+def recorded(env: ParallelEnv, plan: dict[tuple[int, int], str], steps: int = 14) -> TensorDictBase:
+    start = {"auto_reset": False, "tensordict": started(env)}
+    return env.rollout(steps, following(plan), **start, **together)
+
+
+def by_steps(env: ParallelEnv, plan: dict[tuple[int, int], str], steps: int = 14) -> TensorDictBase:
+    act, td, made = following(plan), started(env), []
+    for step in range(steps):
+        if step == steps - 1:
+            made.append(env.step(act(td)))
+        else:
+            done, td = env.step_and_maybe_reset(act(td))
+            made.append(done)
+    return torch.stack(made, 1)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        planned(s3r1="raise", s3r2="raise", s4r2="raise", s13r0="raise"),
+        planned(s0r0="kill", s0r3="kill", s5r3="exit", s13r2="exit"),
+        planned(s2r1="kill", s2r2="raise", s3r0="raise", s6r0="raise", s6r3="misfit"),
+    ],
+    ids=["raise", "die", "both"],
+)
+def test_rows_that_are_lost_are_made_good_as_step_by_step(opened, plan):
+    restarting = {"on_worker_failure": "restart", "max_restarts": 40}
+    env, other = (opened(ParallelEnv(ROWS, Chaos, num_processes=2, **restarting)) for _ in range(2))
+
+    data = recorded(env, plan)
+
+    assert data["next", "truncated"].sum() >= len(plan)
+    assert_same(data, by_steps(other, plan))
+    assert_same(recorded(env, {}), by_steps(other, {}))
+
+
+def newest(env: ParallelEnv) -> list[int]:
+    assert isinstance(env._exchange, BufferExchange)
+    return env._exchange.newest()["count"].flatten().tolist()
+
+
+def test_it_is_known_where_every_row_is(opened):
+    env, failing = (
+        opened(ParallelEnv(ROWS, partial(Chaos, 50), num_processes=2)) for _ in range(2)
+    )
+
+    recorded(env, {}, 3)
+    with pytest.raises(WorkerError):
+        recorded(failing, planned(s2r1="raise"), 3)
+
+    assert newest(env) == [3, 3, 3, 3]
+    assert newest(failing)[2:] == [3, 3]
+
+
+def test_an_action_that_is_none_moves_nothing(opened):
+    env = opened(ParallelEnv(ROWS, partial(Count, 1000), num_processes=2))
+
+    def act(count: torch.Tensor) -> torch.Tensor:
+        return torch.where(count == 5, 9, 0)
+
+    with pytest.raises(InputError, match="row 0"):
+        env.rollout(20, act, **together)
+
+    assert newest(env) == list(env.c) and set(newest(env)) == {5}

@@ -57,7 +57,7 @@ def test_a_job_moves_the_rows_that_it_is_for(new_pool):
 
     jobs = [pool.begin(0, STEP, [0, 2]), pool.begin(1, STEP, [4])]
     pool.wait(jobs, 2, PATIENCE_S)
-    pool.collect([pool.begin(1, STEP)])
+    pool.wait([pool.begin(1, STEP)], 1, PATIENCE_S)
 
     assert arrays["value"][:, 0].tolist() == [1, 0, 1, 1, 2, 1]
 

@@ -15,20 +15,17 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.batched.exchange.parts import Part
 from envkit.batched.exchange.record import copied, stacked
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.data.paths import Path
 from envkit.env.on_leaves import ActsOnLeaves, LeavesPolicy
 from envkit.env.policy import ActsOnRows, Policy, RowsPolicy
 
-__all__ = ["Actor", "Exchange", "actor_for", "asks"]
-
-Exchange = BufferExchange | Part
+__all__ = ["Actor", "actor_for", "asks"]
 
 
 def actor_for(
-    exchange: Exchange,
+    exchange: BufferExchange,
     root: TensorDictBase,
     act: Policy,
     steps: int,
@@ -50,7 +47,7 @@ def actor_for(
 class OnRows:
     """A policy that reads the rows themselves and writes its actions there; it keeps none of them."""
 
-    def __init__(self, policy: RowsPolicy, exchange: Exchange, steps: int):
+    def __init__(self, policy: RowsPolicy, exchange: BufferExchange, steps: int):
         self._policy, self._exchange = policy, exchange
         self._written = {
             path: np.empty((steps, *shape), dtype) for path, (shape, dtype) in policy.writes.items()
@@ -67,7 +64,9 @@ class OnRows:
         ]
 
     @classmethod
-    def fitting(cls, policy: RowsPolicy | None, exchange: Exchange, steps: int) -> OnRows | None:
+    def fitting(
+        cls, policy: RowsPolicy | None, exchange: BufferExchange, steps: int
+    ) -> OnRows | None:
         """Make one, unless it reads or writes more than lies in rows, or is recorded beside them."""
         if policy is None:
             return None
@@ -109,7 +108,7 @@ class OnRows:
 class OnLeaves:
     """A policy that is called with tensors, which it may keep."""
 
-    def __init__(self, policy: LeavesPolicy, exchange: Exchange, device: Any):
+    def __init__(self, policy: LeavesPolicy, exchange: BufferExchange, device: Any):
         self._act, self._reads, self._device = policy.act, policy.reads, device
         self._exchange = exchange
         self._seen: dict[Path, list[torch.Tensor]] = {path: [] for path in policy.reads}
@@ -118,7 +117,7 @@ class OnLeaves:
 
     @classmethod
     def fitting(
-        cls, policy: LeavesPolicy | None, exchange: Exchange, others: set[Path], device: Any
+        cls, policy: LeavesPolicy | None, exchange: BufferExchange, others: set[Path], device: Any
     ) -> OnLeaves | None:
         """Make one, unless it reads more than lies in rows, or writes no action, or more than may stand beside rows."""
         if policy is None:

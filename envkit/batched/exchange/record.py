@@ -63,11 +63,6 @@ class Stacks(NamedTuple):
         )
         return cls(*regions)
 
-    def of(self, rows: range) -> Stacks:
-        """View some of the rows."""
-        at = slice(rows.start, rows.stop)
-        return Stacks(*({path: stack[:, at] for path, stack in part.items()} for part in self))
-
     def first(self, count: int) -> Stacks:
         """View the first steps."""
         return Stacks(*({path: stack[:count] for path, stack in part.items()} for part in self))

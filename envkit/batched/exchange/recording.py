@@ -6,34 +6,32 @@ the policy sees, and none of what the policy sees is ever overwritten. One that 
 TensorDict, but the rows themselves, and keeps none of them; one that acts on leaves sees copies of those it reads.
 
 Conventions
-    run     the steps of all rows, or of a part of them; one after the other, or in turns with those of other parts.
+    run     the steps of all rows, one after the other.
     window  steps that lie side by side in one half of the slots; ``slots`` says where.
     time    leading axis in memory; the result shows it last.
     others  root entries that neither env nor action keys account for: what the policy writes beside
             its action, or what the caller put there. They are carried as `step_mdp` would.
-    asked   an acted root that is to be stepped next, where a run of all rows goes on step by step: the policy has written
+    asked   an acted root that is to be stepped next, where a run goes on step by step: the policy has written
             under ``next`` or masked the step, or has used the env itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.batched.exchange.actors import Actor, Exchange, actor_for
-from envkit.batched.exchange.parts import Parts
+from envkit.batched.exchange.actors import Actor, actor_for
 from envkit.batched.exchange.record import Record, Stacks, stacked
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.data.transition import leaves
 from envkit.env.policy import Policy
-from envkit.errors import RolloutError
 
-__all__ = ["record_in_parts", "record_plain", "record_random", "record_rollout"]
+__all__ = ["record_plain", "record_random", "record_rollout"]
 
 
 class _TensorDictRun:
@@ -41,7 +39,7 @@ class _TensorDictRun:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: BufferExchange,
         root: TensorDictBase,
         act: Policy,
         stacks: Stacks,
@@ -58,8 +56,8 @@ class _TensorDictRun:
         self._at = 0, range(0)  # first step of the window, and its slots before the one acted in
         self._is_left = False
 
-    def steps(self) -> Iterator[None]:
-        """Act and step; each one that was begun is waited for when the next is wanted."""
+    def make(self) -> None:
+        """Act and step."""
         exchange, record = self._exchange, self.record
         size, axes = exchange.batch_size, exchange.node_axes
         for start, slots in record.windows():
@@ -74,9 +72,7 @@ class _TensorDictRun:
                         self.leave()
                     return
                 exchange.fill(td, None, slot)
-                sent = exchange.wake(td, None, advance=step < record.steps - 1, slot=slot)
-                yield
-                exchange.wait(sent)
+                exchange.wait(exchange.wake(td, None, advance=step < record.steps - 1, slot=slot))
                 self._count += 1
             record.keep_seen(start, len(slots))
             record.take_nexts(start, slots)
@@ -123,7 +119,7 @@ class _PlainRun:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: BufferExchange,
         root: TensorDictBase,
         actor: Actor,
         stacks: Stacks,
@@ -136,8 +132,8 @@ class _PlainRun:
         self._at = 0, range(0)  # first step of the window, and its slots before the one acted in
         self._is_left = False
 
-    def steps(self) -> Iterator[None]:
-        """Act and step; see `_TensorDictRun.steps`."""
+    def make(self) -> None:
+        """Act and step."""
         exchange, actor, record = self._exchange, self._actor, self.record
         for start, slots in record.windows():
             for step, slot in enumerate(slots, start):
@@ -148,7 +144,6 @@ class _PlainRun:
                     return
                 sent = exchange.wake(None, None, advance=step < record.steps - 1, slot=slot)
                 record.catch_up()
-                yield
                 exchange.wait(sent)
             record.put_off(start, slots)
             actor.take(start, slots)
@@ -188,7 +183,7 @@ class _PlainRun:
 
 
 def _plain_actor(
-    exchange: Exchange,
+    exchange: BufferExchange,
     root: TensorDictBase,
     act: Policy,
     steps: int,
@@ -236,8 +231,7 @@ def _recorded(
 ) -> tuple[TensorDict | None, TensorDictBase | None]:
     """Make the steps of a run, and give what `record_rollout` does."""
     with exchange.recording(run.leave):
-        for _ in run.steps():
-            pass
+        run.make()
     if run.asked is not None:
         return run.so_far(), run.asked
     return run.record.result(run.written()), None
@@ -266,66 +260,6 @@ def record_plain(
     exchange.select_all()
     stacks = Stacks.empty(exchange, steps, device)
     return _recorded(exchange, _PlainRun(exchange, root, actor, stacks, others, device))
-
-
-def record_in_parts(
-    exchange: BufferExchange,
-    root: TensorDictBase,
-    act: Policy,
-    steps: int,
-    count: int,
-    *,
-    action_paths: frozenset[Path],
-    device: Any,
-) -> TensorDict:
-    """Do what `record_rollout` does with each of ``count`` parts of the rows, acting on one while others step.
-
-    The policy is called with the rows of one part at a time.
-
-    Raises:
-        RolloutError: it writes what is obeyed step by step only, or other entries for some parts than for others.
-    """
-    exchange.select_all()
-    stacks = Stacks.empty(exchange, steps, device)
-    with Parts(exchange, count) as parts:
-        runs: list[_PlainRun | _TensorDictRun] = []
-        for part in parts.all:
-            own, memory = root[part.range.start : part.range.stop], stacks.of(part.range)
-            actor, others = _plain_actor(part, own, act, steps, action_paths, device)
-            if actor is None:
-                runs.append(_TensorDictRun(part, own, act, memory, action_paths, device))
-            else:
-                runs.append(_PlainRun(part, own, actor, memory, others, device))
-        _take_turns(runs)
-    written = [run.written() for run in runs]
-    if any(found.keys() != written[0].keys() for found in written):
-        named = [sorted(str(as_key(path)) for path in found) for found in written]
-        raise RolloutError(
-            f"the policy wrote {named} for the parts of the rows, so they cannot be put together. Write the same "
-            "entries whatever the rows, or leave pipeline out."
-        )
-    others = {path: torch.cat([found[path] for found in written], 1) for path in written[0]}
-    return stacks.result(others, exchange, steps, device)
-
-
-def _take_turns(runs: list[_PlainRun | _TensorDictRun]) -> None:
-    """Make a step of each run after the other, until all have ended.
-
-    Raises:
-        RolloutError: one was asked for what is obeyed step by step only.
-    """
-    under_way = [(run, run.steps()) for run in runs]
-    while under_way:
-        for run, steps in list(under_way):
-            try:
-                next(steps)
-            except StopIteration:
-                under_way.remove((run, steps))
-                if run.asked is not None:
-                    raise RolloutError(
-                        "the policy, or the TensorDict that the rollout began from, has entries under 'next' or a mask "
-                        "'_step', which are obeyed step by step, and pipeline= makes no such steps. Leave pipeline out."
-                    ) from None
 
 
 def _is_carried(path: Path, value: Any) -> bool:

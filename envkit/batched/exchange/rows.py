@@ -32,7 +32,7 @@ from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
 from envkit.data.paths import Path, as_key, node_of, shaped
 from envkit.data.plain import from_plain, plain
-from envkit.errors import BusyEnvError, StaleDataError, WorkerError
+from envkit.errors import StaleDataError, WorkerError
 from envkit.specs import TensorSpec
 from envkit.transport import Layout, Pool, Traffic
 from envkit.transport.pool import call_by_row
@@ -55,8 +55,7 @@ class BufferExchange(SharedRows):
     Stepping one by one leaves ``slot`` as it is; `recording` moves it. ``more_inputs`` are sent beside what the
     specs ask for. Actions are converted, or refused, here: the sub-envs trust their rows. ``has_begun`` says that
     every row has been reset once; ``memory`` is where results of many steps are recorded; ``lost`` are the rows
-    of which the last step told that they were lost, see `recovery`. While it ``is_in_parts``, see `parts`, rows are at
-    different moments, and nothing may be asked of them all; ``finish_parts`` ends that where Ctrl-C did not.
+    of which the last step told that they were lost, see `recovery`.
 
     Args:
         metadata: of each row; they share one layout.
@@ -95,8 +94,6 @@ class BufferExchange(SharedRows):
         self.has_begun = False
         self.lost: set[int] = set()
         self._rounds = 0  # steps and resets so far
-        self.is_in_parts = False
-        self.finish_parts: Callable[[], None] | None = None
         self._leave: Callable[[], None] | None = None  # of a run, see `recording`
         self.memory = LentMemory()
 
@@ -140,7 +137,7 @@ class BufferExchange(SharedRows):
         """
         if slot is not None:
             self.slot = slot
-        elif self._leave or self.is_in_parts or self.finish_parts:
+        elif self._leave:
             self._hand_over()
         self._rounds += 1
         sent = Round(self._rounds, rows, root, advance)
@@ -170,48 +167,16 @@ class BufferExchange(SharedRows):
             self.recovery.repair(error)
         self.lost = set()
         if self.recovery.lost:
-            self.lost = self.tell_lost(self, sent.rows, sent.root, advance=sent.advance)
+            self.lost = self._tell_lost(sent)
         return self.nexts[self.slots[0]]
 
-    def tell_lost(
-        self,
-        part: SharedRows,
-        rows: list[int] | None,
-        root: TensorDictBase | None,
-        *,
-        advance: bool,
-    ) -> set[int]:
-        """Write `next` of those of some rows that were lost, and their root where the others have one.
-
-        Args:
-            part: where they are.
-            rows: which were to be stepped; None: all.
-            root: what is known of the part; None where it lies in the rows.
-            advance: the others have a root.
-        """
-        lost = self.recovery.tell(rows)
-        part.write_lost(lost, root)
-        if advance:
+    def _tell_lost(self, sent: Round) -> set[int]:
+        """Write `next` of those rows of a step that were lost, and their root where the others have one."""
+        lost = self.recovery.tell(sent.rows)
+        self.write_lost(lost, sent.root)
+        if sent.advance:
             self.recovery.begin(lost, self._reset_rows)
         return lost
-
-    def startable(self, rows: range) -> list[int]:
-        """Give those of some rows that can be stepped, as lost ones cannot; those that were built anew begin an episode."""
-        return self.recovery.ready(rows, self._reset_rows)
-
-    def _require_whole(self) -> None:
-        """Check that no rollout in parts is under way, and end one that Ctrl-C has left.
-
-        Raises:
-            BusyEnvError: one is.
-        """
-        if self.is_in_parts:
-            raise BusyEnvError(
-                "rollout(pipeline=...) is under way, so the rows of this env are at different steps. Do not use the "
-                "env in the policy, or leave pipeline out."
-            )
-        if self.finish_parts is not None:
-            self.finish_parts()
 
     @contextmanager
     def recording(self, leave: Callable[[], None]) -> Iterator[None]:
@@ -224,7 +189,6 @@ class BufferExchange(SharedRows):
 
     def _hand_over(self) -> None:
         """Have a run that holds the slots save what it has left there: its policy uses the env for something else."""
-        self._require_whole()
         leave, self._leave = self._leave, None
         if leave is not None:
             leave()
@@ -306,7 +270,6 @@ class BufferExchange(SharedRows):
 
     def newest(self) -> TensorDict:
         """Give what is known now of every row, as a root."""
-        self._require_whole()
         slot = self.slot
         root, made = self.roots[slot + 1], self.nexts[slot]
         if not self.newest_is_next.any():

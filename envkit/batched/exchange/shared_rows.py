@@ -34,15 +34,6 @@ class Rings(NamedTuple):
     roots: Leaves
     nexts: Leaves
 
-    def of(self, rows: range) -> Rings:
-        """View some of the rows."""
-        return Rings(
-            *(
-                {path: ring[:, rows.start : rows.stop] for path, ring in region.items()}
-                for region in self
-            )
-        )
-
 
 class Input(NamedTuple):
     """Where an input of a step lies.

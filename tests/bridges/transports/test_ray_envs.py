@@ -65,17 +65,17 @@ def play(env) -> list[TensorDictBase]:
 # ------------------------------------------------------------------------------------ the same data
 
 
-def test_rows_in_parts_give_the_same_data_and_lose_the_same(opened):
+def test_rows_that_are_lost_are_the_same(opened):
     def act(td):
         falls = (td["count"] == 2) & (td["draw"] > 0.5)
         return td.set("action", torch.where(falls, Chaos.FAULTS.index("raise"), 0))
 
     options = {"num_processes": 2, "on_worker_failure": "restart", "max_restarts": 40}
     runs = []
-    for batched, pipeline in ((ParallelEnv, 1), (on_ray, 2)):
+    for batched in (ParallelEnv, on_ray):
         env = opened(batched(3, partial(Chaos, 4), **options))
         env.set_seed(SEED)
-        runs.append(env.rollout(70, act, break_when_any_done=False, pipeline=pipeline))
+        runs.append(env.rollout(70, act, break_when_any_done=False))
 
     assert runs[0]["next", "truncated"].any()
     assert equal(*runs)
