@@ -220,7 +220,7 @@ class _NameOfBefore:
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
-        if name.partition(".")[0] == "envkit_bridges":
+        if name.partition(".")[0] == "bridges":
             raise ModuleNotFoundError(
                 f"there is no module {name!r}. If this is a pickle of an env: envkit 0.1.0 wrote it, and later versions "
                 "call that package envkit_bridges. Load it with envkit 0.1.0, or make the env anew and load its state "

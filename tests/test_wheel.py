@@ -52,7 +52,7 @@ def test_a_wheel_holds_our_two_packages_and_nothing_else(built):
     with zipfile.ZipFile(built[0]) as wheel:
         held = {name for name in wheel.namelist() if ".dist-info/" not in name}
 
-    own = tracked("envkit", "envkit_bridges")
+    own = tracked("envkit", "bridges")
     assert held == {name.removeprefix("bridges/") for name in own}
     assert {name.partition("/")[0] for name in held} == {"envkit", "envkit_bridges"}
 
@@ -62,9 +62,7 @@ def test_an_sdist_holds_what_a_clone_has(built):
         held = {name.partition("/")[2] for name in sdist.getnames()}
 
     assert held - {"PKG-INFO"} == tracked() & held
-    assert held >= tracked(
-        "envkit", "envkit_bridges", "tests", "pyproject.toml", "README.md", "LICENSE"
-    )
+    assert held >= tracked("envkit", "bridges", "tests", "pyproject.toml", "README.md", "LICENSE")
 
 
 def ran(folder: Path, **more: str) -> list[str]:
