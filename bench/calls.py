@@ -1,5 +1,7 @@
 """Count what a warm step, or a run, calls: Python functions of envkit's own, and how often control changes module.
 
+It also counts how much code there is: modules, and lines that are neither docstring nor comment nor blank.
+
 Counts do not depend on how busy a machine is, so they may be compared across commits. What a worker
 process does for a step is not counted. How often a parent looks for its workers' answers depends on when
 they come: the least of some steps counts.
@@ -8,13 +10,20 @@ Conventions
     calls      calls of Python functions defined in ``envkit`` or ``envkit_bridges``, per step, or per run of `unroll`, however long.
     functions  different ones among them.
     changes    calls whose function lives in another module than its nearest caller of envkit's own.
+    module changes
+               how often a reader who follows the step turns to another module: into the first one, and
+               for each of ``changes`` there and back.
+    code lines lines of the two packages that hold a token of a statement other than a bare string.
 
 Run: ``python -m bench.calls``
 """
 
 from __future__ import annotations
 
+import ast
+import io
 import sys
+import tokenize
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -46,7 +55,8 @@ from envkit import (
 )
 
 _ROOT = Path(__file__).parents[1]
-_OWN = tuple(f"{_ROOT / package}/" for package in ("envkit", "bridges/envkit_bridges"))
+_PACKAGES = ("envkit", "bridges/envkit_bridges")
+_OWN = tuple(f"{_ROOT / package}/" for package in _PACKAGES)
 _WARM_STEPS, _COUNTED_STEPS = 3, 20
 
 
@@ -58,6 +68,52 @@ class Counted:
     calls: int
     functions: int
     changes: int
+
+    @property
+    def module_changes(self) -> int:
+        """Module changes of one who reads along, see Conventions."""
+        return 2 * self.changes + 1
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much code the packages hold."""
+
+    modules: int
+    code_lines: int
+
+
+_LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+def code_lines(source: str) -> int:
+    """Count the lines of a source that are neither docstring nor comment nor blank.
+
+    A docstring is any statement that is a bare string, so one below an attribute is one too.
+    """
+    told: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())):
+                told.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    written: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _LAYOUT:
+            written.update(range(token.start[0], token.end[0] + 1))
+    return len(written - told)
+
+
+def measure(*packages: str) -> Size:
+    """Count the modules, package faces included, and the code lines of folders given from the root."""
+    files = [file for package in packages for file in (_ROOT / package).rglob("*.py")]
+    return Size(len(files), sum(code_lines(file.read_text()) for file in files))
 
 
 def count(name: str, work: Callable[[], Any]) -> Counted:
@@ -164,10 +220,13 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [count_step(name, make()) for name, make in ENVS.items()]
     rows += [count_run(f"JaxEnv x64, {name}", policy) for name, policy in runs().items()]
-    print(f"{'one warm step':40s} {'calls':>6s} {'functions':>10s} {'changes':>8s}")
+    print(f"{'one warm step':40s} {'calls':>6s} {'functions':>10s} {'module changes':>15s}")
     for row in rows:
-        print(f"{row.env:40s} {row.calls:6d} {row.functions:10d} {row.changes:8d}")
-    record("calls of a warm step", {"rows": [asdict(row) for row in rows]})
+        print(f"{row.env:40s} {row.calls:6d} {row.functions:10d} {row.module_changes:15d}")
+    size = measure(*_PACKAGES)
+    print(f"{size.modules} modules, {size.code_lines} code lines")
+    counted = [{**asdict(row), "module_changes": row.module_changes} for row in rows]
+    record("calls of a warm step", {"rows": counted, "size": asdict(size)})
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 The graph is read from the source alone. An import counts wherever it stands: at the top, in a
 function, for type checkers only, or as the name of a module in a string. Two modules may name
 others freely: the front door, which is a table of where things are, and `late`, which looks up there.
+
+No test counts lines. A module with one importer, in its own folder, has tests of its own or is part
+of that importer.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+import envkit
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("envkit", "bridges/envkit_bridges")
@@ -128,6 +133,158 @@ def test_worlds_do_not_know_each_other_and_jax_does_not_know_gym(graph):
             assert not {other for other in others if not f"{other}.".startswith(f"{world}.")}, name
         if name.startswith("envkit_bridges.jax."):
             assert not {other for other in used if other.startswith("envkit_bridges.gym.")}, name
+
+
+# Modules that are only read together with their one importer, and still stand apart. This list may
+# only get shorter: merge the module into its importer, or write tests of it.
+STAND_APART = {
+    # envkit.batched
+    "envkit.batched.carried",
+    "envkit.batched.exchange_stats",
+    "envkit.batched.joining",
+    "envkit.batched.mixed_steps",
+    "envkit.batched.moments",
+    "envkit.batched.output_checks",
+    "envkit.batched.policy_proof",
+    "envkit.batched.resuming",
+    # envkit.cli
+    "envkit.cli.envs",
+    "envkit.cli.rollout",
+    # envkit.collectors
+    "envkit.collectors.delivery",
+    "envkit.collectors.generators",
+    "envkit.collectors.kinds",
+    "envkit.collectors.losses",
+    "envkit.collectors.whole_episodes",
+    # envkit.data
+    "envkit.data.unfinished",
+    # envkit.env
+    "envkit.env.conduct",
+    "envkit.env.construction",
+    "envkit.env.done_specs",
+    "envkit.env.from_data",
+    "envkit.env.module",
+    "envkit.env.opaque",
+    "envkit.env.spec_properties",
+    # envkit.functional
+    "envkit.functional.rollout",
+    # envkit.specs
+    "envkit.specs.display",
+    "envkit.specs.reshapable",
+    # envkit.specs.leaves
+    "envkit.specs.leaves.box",
+    # envkit.specs.stacks
+    "envkit.specs.stacks.restack",
+    # envkit.specs.trees
+    "envkit.specs.trees.batch",
+    "envkit.specs.trees.locks",
+    # envkit.transforms
+    "envkit.transforms.episode_windows",
+    # envkit.transforms.core
+    "envkit.transforms.core.alike",
+    "envkit.transforms.core.in_buffers",
+    "envkit.transforms.core.rows",
+    "envkit.transforms.core.stepping",
+    # envkit.transport
+    "envkit.transport.processes",
+    "envkit.transport.rounds",
+    # envkit_bridges.exports
+    "envkit_bridges.exports.episode_infos",
+    "envkit_bridges.exports.gym_registry",
+    "envkit_bridges.exports.minari_reading",
+    "envkit_bridges.exports.replay_transform",
+    "envkit_bridges.exports.row_owners",
+    # envkit_bridges.gym
+    "envkit_bridges.gym.copies",
+    "envkit_bridges.gym.keywords",
+    "envkit_bridges.gym.resuming",
+    "envkit_bridges.gym.space_leaves",
+    # envkit_bridges.jax
+    "envkit_bridges.jax.draws",
+    "envkit_bridges.jax.rendering",
+    # envkit_bridges.policy
+    "envkit_bridges.policy.evaluation",
+    "envkit_bridges.policy.known_outcomes",
+    # envkit_bridges.transports
+    "envkit_bridges.transports.ray_actor",
+    "envkit_bridges.transports.ray_session",
+    # envkit_bridges.worlds.dm_control
+    "envkit_bridges.worlds.dm_control.as_gym",
+    "envkit_bridges.worlds.dm_control.library",
+    # envkit_bridges.worlds.envpool
+    "envkit_bridges.worlds.envpool.jobs",
+    "envkit_bridges.worlds.envpool.recording",
+    # envkit_bridges.worlds.native.chess
+    "envkit_bridges.worlds.native.chess.picture",
+    "envkit_bridges.worlds.native.chess.positions",
+    # envkit_bridges.worlds.pettingzoo
+    "envkit_bridges.worlds.pettingzoo.layout",
+    "envkit_bridges.worlds.pettingzoo.rows",
+}
+
+
+def pieces(root: Path) -> set[str]:
+    """Name the modules with one importer, in their own folder, that no test imports or is called after.
+
+    A face (``__init__``) is no importer; a test that imports a public name imports the module behind it.
+    """
+    files = modules(root)
+    faces = {name for name, file in files.items() if file.stem == "__init__"}
+    importers: dict[str, set[str]] = {name: set() for name in files}
+    for name, used in import_graph(root).items():
+        for other in used - {name} if name not in faces else ():
+            importers[other].add(name)
+    tests = {file: file.read_text() for file in (root / "tests").rglob("*.py")}
+    tests.pop(Path(__file__), None)  # it names modules for another reason
+    tested = {name for source in tests.values() for name in imports(source, set(files))}
+    tested |= {envkit._HOME_OF[name] for source in tests.values() for name in _taken(source)}
+    return {
+        name
+        for name, by in importers.items()
+        if len(by) == 1
+        and {other.rpartition(".")[0] for other in by} == {name.rpartition(".")[0]}
+        and name not in faces | tested
+        and not _test_files(root, name) & set(tests)
+    }
+
+
+def _taken(source: str) -> Iterator[str]:
+    """Name what a source imports from the front door."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module == "envkit":
+            yield from {alias.name for alias in node.names} & set(envkit._HOME_OF)
+
+
+def _test_files(root: Path, module: str) -> set[Path]:
+    """Name the files that may hold the tests of a module: below the mirror of its folder, or of one above."""
+    package, *folders, stem = module.split(".")
+    top = root / "tests" / ("bridges" if package == "envkit_bridges" else "")
+    return {top.joinpath(*folders[:depth], f"test_{stem}.py") for depth in range(len(folders) + 1)}
+
+
+def test_a_piece_that_only_its_neighbour_imports_is_part_of_it_or_has_tests_of_its_own():
+    assert pieces(ROOT) == STAND_APART
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("tests/test_b.py", ""),
+        ("tests/test_more.py", "from envkit.b import B"),
+        ("envkit/c.py", "from envkit.b import B"),
+    ],
+    ids=["test file", "imported by a test", "two importers"],
+)
+def test_a_piece_is_a_module_with_one_importer_and_no_tests(tmp_path, path, source):
+    (tmp_path / "envkit").mkdir()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "envkit" / "__init__.py").write_text("from envkit.b import B")
+    (tmp_path / "envkit" / "a.py").write_text("from envkit.b import B")
+    (tmp_path / "envkit" / "b.py").write_text("B = 1")
+
+    assert pieces(tmp_path) == {"envkit.b"}
+    (tmp_path / path).write_text(source)
+    assert pieces(tmp_path) == set()
 
 
 def test_every_module_says_what_it_does():
