@@ -46,7 +46,7 @@ class CollectorOptions(TypedDict, total=False):
             number for each: of what the worker makes of a batch, or asynchronously of its own batches.
         trajs_per_batch: whole episodes in a batch instead, in the order in which they end. Frames of
             unfinished ones wait; none is lost or used twice. ``frames_per_batch`` then is how many transitions are made
-            at once.
+            at once; without it, 32 of each env.
         trajs_per_write: with ``trajs_per_batch`` and a ``replay_buffer``, how many episodes one call of ``extend`` puts in;
             None: all that were delivered together.
         traj_format: "padded" gives episodes a row each, with a mask beside ``traj_ids``; "cat" one after the other. Into a
@@ -60,9 +60,9 @@ class CollectorOptions(TypedDict, total=False):
         policy_device: where the policy acts, a copy if it is elsewhere.
         create_env_kwargs: keywords for ``create_env_fn``; with workers, a dict for all or a list of one each.
         max_frames_per_traj: steps after which an episode is truncated (`StepCounter`); None, 0 or less: none.
-        init_random_frames: actions are random until so many frames were collected, in whole batches. Those have
-            nothing that a policy writes beside its action, and so such entries do not go into ``replay_buffer``.
-            Whole episodes have zeros for them, and ``("collector", "random_action")`` says at which steps.
+        init_random_frames: actions are random until so many frames were collected, in whole batches; with
+            ``trajs_per_batch``, in what is made at once. Those have nothing that a policy writes beside its action,
+            and so such entries do not go into ``replay_buffer``. Whole episodes have zeros for them, and ``("collector", "random_action")`` says at which steps.
         reset_at_each_iter: reset all envs before each batch.
         postproc: callable from batch to batch, a transform for instance; called last. It is moved to ``storing_device`` if it
             has ``to``.

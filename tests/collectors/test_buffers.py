@@ -305,6 +305,21 @@ def test_later_batches_hold_episodes_that_began_randomly_beside_others(layout):
     assert torch.equal(later["value"].squeeze(-1) != 0, ~later["collector", "random_action"])
 
 
+@pytest.mark.parametrize(("at_once", "random"), [({}, 64), ({"frames_per_batch": 2}, 12)])
+def test_random_frames_are_rounded_up_to_what_is_made_at_once(at_once, random):
+    collector = SyncDataCollector(
+        lambda: SerialEnv(2, lambda: Count(40)),
+        telling,
+        init_random_frames=12,
+        trajs_per_batch=2,
+        **at_once,
+    )
+
+    episodes = collector.next()
+
+    assert episodes["collector", "random_action"].sum() == random
+
+
 @pytest.mark.parametrize("amount", [{"trajs_per_batch": 2}, {"frames_per_batch": 5}])
 def test_a_buffer_that_began_with_random_actions_holds_what_all_steps_have(amount):
     buffer = ReplayBuffer(storage=LazyTensorStorage(200), batch_size=4)

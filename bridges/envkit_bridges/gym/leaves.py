@@ -216,7 +216,7 @@ class CopyIn:
         def write(value: Any) -> None:
             try:
                 view[:] = value  # the fastest way, which takes equal shapes and dtypes only
-            except (TypeError, ValueError):
+            except (OverflowError, TypeError, ValueError):
                 self(row, value)
 
         return write
@@ -240,7 +240,7 @@ class CopyIn:
         try:
             with np.errstate(over="raise", invalid="raise"):
                 row[...] = found
-        except (FloatingPointError, TypeError, ValueError) as error:
+        except (FloatingPointError, OverflowError, TypeError, ValueError) as error:
             raise _unholdable(self.key, found, row) from error
         if row.dtype.kind != "f" and not np.array_equal(row, found):
             raise _unholdable(self.key, found, row)

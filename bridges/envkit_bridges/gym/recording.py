@@ -29,7 +29,7 @@ from envkit.env.runs import Run
 from envkit.specs import Composite, TensorSpec, draws_in_order
 from envkit.specs.inputs import ActionInput
 from envkit_bridges.gym.leaves import numpy_dtype
-from envkit_bridges.gym.rows import DONE, NUMBERS, GymCore, flags_of, reward_array
+from envkit_bridges.gym.rows import DONE, GymCore, flags_of, reward_array, taken_as_they_are
 
 __all__ = ["Leaves", "Recorder", "Written", "is_plain"]
 
@@ -211,6 +211,7 @@ class _Record:
         self.steps, self.stops = steps, recorder.stops
         self.count = 0
         self._device, self._core, self._paid = recorder.device, recorder.core, recorder.paid
+        self._taken = taken_as_they_are(recorder.paid)
         self._observed = {
             as_path(key): leaf for key, leaf in recorder.observation.items(True, True)
         }
@@ -239,7 +240,7 @@ class _Record:
     def step(self, action: Any) -> bool:
         """Step, and say whether the rollout is over. If not, what has ended begins anew."""
         observation, reward, terminated, truncated, info = self._core.step(action)
-        if reward.__class__ not in NUMBERS:
+        if reward.__class__ not in self._taken:
             reward = reward_array(reward, (), self._paid)[()]
         if terminated is not False or truncated is not False:
             terminated, truncated = flags_of(terminated, truncated)
@@ -285,7 +286,12 @@ class _Record:
         entries = {**others, **self._roots()}
         for path, stack in self._stacks.items():
             entries[("next", *path)] = stack.tensor(count)
-        paid = np.array(rewards, self._paid).reshape(count, 1)
+        try:
+            paid = np.array(rewards, self._paid).reshape(count, 1)
+        except OverflowError:
+            for reward in rewards:
+                reward_array(reward, (), self._paid)  # raises, and says what is too large
+            raise
         outcome = (paid, terminated | truncated, terminated, truncated)
         for path, value in zip((("reward",), *DONE), outcome, strict=True):
             entries[("next", *path)] = torch.from_numpy(value)

@@ -23,12 +23,20 @@ from envkit_bridges.gym.info import default_info_dict_reader
 from envkit_bridges.gym.leaves import CopyIn, holds_numbers
 from envkit_bridges.gym.spaces import Codec
 
-__all__ = ["DONE", "NUMBERS", "GymCore", "GymRows", "flags_of", "require_flags", "reward_array"]
+__all__ = [
+    "DONE",
+    "GymCore",
+    "GymRows",
+    "flags_of",
+    "require_flags",
+    "reward_array",
+    "taken_as_they_are",
+]
 
 Rows = Mapping[Path, np.ndarray]
 
-NUMBERS = frozenset((float, int, np.float64, np.float32))
-"""Classes of rewards that need no look at what they hold."""
+_NUMBERS = frozenset((float, int, np.float64, np.float32))
+"""Classes of rewards that need no look at what they hold, where the spec says floats."""
 DONE: tuple[Path, ...] = (("done",), ("terminated",), ("truncated",))
 
 
@@ -131,6 +139,7 @@ class GymRows:
         self._next_writers = _WritersBySlot(cores, self._nexts)
         self._indices = range(len(cores))
         self._rewards = list(self._nexts[("reward",)][..., 0])
+        self._taken = taken_as_they_are(self._rewards[0].dtype)
         flags = [map(_bytes_of, self._nexts[path]) for path in DONE]
         self._flags = list(zip(*flags, strict=True))
         self._carried = [
@@ -154,7 +163,7 @@ class GymRows:
         """Step some rows and write their next rows; with ``advance`` also their next roots."""
         slot, indices, steps = self._slot[self._first], self._indices, self._steps
         inputs = self._inputs[slot]
-        puts, rewards = self._next_writers[slot], self._rewards[slot]
+        puts, rewards, taken = self._next_writers[slot], self._rewards[slot], self._taken
         chosen: slice | Sequence[int] = slice(None)
         if len(rows) != len(steps):
             chosen = indices = [row - self._first for row in rows]
@@ -170,9 +179,13 @@ class GymRows:
             ):
                 observation, reward, terminated, truncated, info = step(action)
                 put(observation, info)
-                if reward.__class__ not in NUMBERS:
+                if reward.__class__ not in taken:
                     reward = reward_array(reward, (), rewards.dtype)
-                rewards[index] = reward
+                try:
+                    rewards[index] = reward
+                except OverflowError:
+                    reward_array(reward, (), rewards.dtype)  # raises, and says what is too large
+                    raise
                 if terminated is not False or truncated is not False:
                     terminated, truncated = flags_of(terminated, truncated)
                 stepped += 1
@@ -240,11 +253,16 @@ class _WritersBySlot(dict[int, list[Callable[[Any, Any], None]]]):
         return made
 
 
+def taken_as_they_are(dtype: np.dtype) -> frozenset[type]:
+    """Name the classes of rewards that an array of ``dtype`` takes, or raises OverflowError for."""
+    return _NUMBERS if dtype.kind == "f" else frozenset()
+
+
 def reward_array(reward: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Bring a reward, which may be a number or an array, into the shape of its spec.
 
     Raises:
-        EncodingError: it is no number, or has another number of elements.
+        EncodingError: it is no number, has another number of elements, or ``dtype`` cannot hold it.
     """
     found = np.asarray(reward)
     if not holds_numbers(found, dtype):
@@ -253,12 +271,24 @@ def reward_array(reward: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.nda
             "Correct the env's step, or wrap it in one that does."
         )
     try:
-        return found.astype(dtype, copy=False).reshape(shape)
+        with np.errstate(invalid="ignore"):  # NaN among integers, which is told below
+            read = found.astype(dtype, copy=False).reshape(shape)
+    except OverflowError as error:
+        raise EncodingError(
+            f"step of the simulator returned a whole number as reward that is too large for {dtype}, the dtype of its "
+            "spec. Correct the env's step, or scale the reward in a wrapper."
+        ) from error
     except ValueError as error:
         raise EncodingError(
             f"the simulator gave a reward of shape {found.shape}, but its spec says {shape or (1,)}. "
             "Return a number from step, or publish a reward_space."
         ) from error
+    if dtype.kind != "f" and not np.array_equal(read, found.reshape(shape)):
+        raise EncodingError(
+            f"step of the simulator returned the reward {reward!r}, but its spec says {dtype}, which would change it. "
+            "Correct the env's step, or its reward_space."
+        )
+    return read
 
 
 def flags_of(terminated: Any, truncated: Any) -> tuple[bool, bool]:
@@ -267,7 +297,8 @@ def flags_of(terminated: Any, truncated: Any) -> tuple[bool, bool]:
     Raises:
         EncodingError: one is neither; ``"no"`` would be true, and None would be false.
     """
-    require_flags(terminated, truncated, one_each=True)
+    if not (terminated.__class__ is truncated.__class__ is bool):
+        require_flags(terminated, truncated, one_each=True)
     return bool(terminated), bool(truncated)
 
 

@@ -675,6 +675,7 @@ USED = {
     [
         ({"reward": None}, r"returned the reward None, a NoneType, but must return a number"),
         ({"reward": "1.5"}, r"returned the reward '1.5', a str, but must return a number"),
+        ({"reward": -(10**400)}, r"a whole number as reward that is too large for float32"),
         ({"terminated": "yes"}, r"returned terminated='yes', a str, but must return a bool"),
         ({"terminated": None}, r"returned terminated=None, a NoneType, but must return a bool"),
         ({"truncated": 0.5}, r"returned truncated=0.5, a float, but must return a bool"),
@@ -702,6 +703,8 @@ UNLIKE = {
     "missing": (spaces.Box(-9, 9, (2,)), [None, 1.0], r"\[None, 1.0\] does not fit"),
     "text": (spaces.Box(-9, 9, (2,)), ["1.5", "2"], r"\['1.5', '2'\] does not fit"),
     "complex": (spaces.Box(-9, 9, (2,)), np.array([1j, 2]), "of dtype complex128 into float32"),
+    "huge": (spaces.Box(-9, 9, (2,)), [10**400, 1], "of dtype object into float32"),
+    "huge alone": (spaces.Box(-9, 9, (1,)), 10**400, "of dtype object into float32"),
     "dates": (spaces.Box(-9, 9, (1,)), np.array(["2020"], "datetime64[Y]"), "does not fit"),
     "half an option": (spaces.Discrete(4), 1.5, r"is 1.5, which is not in its space Discrete"),
     "no option": (spaces.Discrete(4, start=1), None, "is None, which is not in its space"),
@@ -736,6 +739,36 @@ def test_observations_that_a_cast_does_not_change_are_taken(space, seen, shown):
     env = GymWrapper(Sees(space, seen), categorical_action_encoding=True)
 
     assert env.reset()["observation"].tolist() == shown
+
+
+class Counts(Answers):
+    """Says that its rewards are whole numbers."""
+
+    reward_space = spaces.Box(-9, 9, (), np.int32)
+
+
+@pytest.mark.parametrize("use", USED)
+@pytest.mark.parametrize(
+    ("reward", "told"),
+    [
+        (0.5, "returned the reward 0.5, but its spec says int32"),
+        (np.float32("nan"), "but its spec says int32"),
+        (2**40, "but its spec says int32"),
+        (10**30, "too large for int32"),
+    ],
+)
+def test_a_reward_that_is_no_whole_number_is_not_cut_to_one(use, reward, told):
+    with pytest.raises((EncodingError, WorkerError), match=told):
+        USED[use](lambda: GymWrapper(Counts(reward)))
+
+
+@pytest.mark.parametrize("use", USED)
+@pytest.mark.parametrize("reward", [3, 3.0, np.int64(3), np.array([3.0])], ids=repr)
+def test_a_whole_reward_may_be_written_in_any_form(use, reward):
+    following = USED[use](lambda: GymWrapper(Counts(reward)))["next"]
+
+    assert following["reward"].dtype == torch.int32
+    assert following["reward"].flatten()[0].item() == 3
 
 
 @pytest.mark.parametrize("use", USED)

@@ -770,6 +770,7 @@ def test_a_step_that_does_not_tell_all_of_the_living_is_refused(change, message)
     [
         (1, None, r"reward of 'agent_0' is None, but must be a number"),
         (1, "1.5", r"reward of 'agent_0' is '1.5', but must be a number"),
+        (1, 10**400, r"reward of 'agent_0' is a whole number too large for float32"),
         (2, "no", r"terminated='no', a str, but must return a bool"),
         (3, None, r"truncated=None, a NoneType, but must return a bool"),
     ],
@@ -783,6 +784,42 @@ def test_rewards_and_flags_that_a_cast_would_change_are_refused(place, value, to
 
     with pytest.raises(EncodingError, match=told):
         PettingZooWrapper(Odd()).rollout(1)
+
+
+def telling_in_turns(call, part, value):
+    """Give a game of turns that says ``value`` of its first agent after each ``call``."""
+    game = fading_in_turns()
+    original = getattr(game, call)
+
+    def said(*args, **kwargs):
+        original(*args, **kwargs)
+        if "agent_0" in game.agents:
+            getattr(game, part)["agent_0"] = value
+
+    setattr(game, call, said)
+    return game
+
+
+@pytest.mark.parametrize("call", ["reset", "step"])
+@pytest.mark.parametrize(
+    ("part", "value", "told"),
+    [
+        ("terminations", "no", r"terminated='no', a str, but must return a bool"),
+        ("truncations", None, r"truncated=None, a NoneType, but must return a bool"),
+        ("truncations", 0.5, r"truncated=0.5, a float, but must return a bool"),
+    ],
+)
+def test_flags_of_turns_that_are_none_are_refused(call, part, value, told):
+    with pytest.raises(EncodingError, match=told):
+        make_fading(telling_in_turns(call, part, value)).rollout(2)
+
+
+@pytest.mark.parametrize("value", [np.bool_(False), 0, np.zeros((), bool)], ids=repr)
+def test_flags_of_turns_may_be_those_of_any_library(value):
+    data = make_fading(telling_in_turns("step", "truncations", value)).rollout(2)
+
+    assert data.shape == (2,)
+    assert not data["next", "agent_0", "truncated"].any()
 
 
 def test_a_reward_that_is_no_number_and_a_reset_of_old_are_refused():

@@ -224,7 +224,7 @@ class TurnGame(Game):
     def _begin(self, seed: int | None, options: dict[str, Any] | None) -> Any:
         env = self.env
         env.reset(seed=seed, options=options)
-        ends = {name: (env.terminations[name], env.truncations[name]) for name in env.agents}
+        ends = {name: self._ends_of(name) for name in env.agents}
         dead = {name: end for name, end in ends.items() if any(end)}
         observations = {name: env.observe(name) for name in env.agents if name not in dead}
         infos = dict(env.infos)
@@ -242,8 +242,10 @@ class TurnGame(Game):
         return observations, *parts
 
     def _is_alive(self, name: str) -> bool:
-        env = self.env
-        return name in env.agents and not (env.terminations[name] or env.truncations[name])
+        return name in self.env.agents and not any(self._ends_of(name))
+
+    def _ends_of(self, name: str) -> tuple[bool, bool]:
+        return flags_of(self.env.terminations[name], self.env.truncations[name])
 
     def _bury(self) -> None:
         """Give the turn to an agent that is alive, if there is one."""

@@ -137,7 +137,13 @@ def _pay(row: np.ndarray, reward: Any, name: str) -> None:
             f"the reward of {name!r} is {reward!r}, but must be a number. Correct the env, or add up its parts with "
             "a wrapper of PettingZoo."
         )
-    row[0] = found.item()
+    try:
+        row[0] = found.item()
+    except OverflowError as error:
+        raise EncodingError(
+            f"the reward of {name!r} is a whole number too large for {row.dtype}. Correct the env, or scale its "
+            "rewards with a wrapper of PettingZoo."
+        ) from error
 
 
 _FLAG_PATHS = tuple((flag,) for flag in FLAGS)
@@ -158,7 +164,7 @@ def _put(row: np.ndarray, value: Any, key: str) -> None:
     """Write an info, a number for an array of one element too."""
     try:
         row[...] = np.reshape(value, row.shape) if np.size(value) == row.size else value
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise EncodingError(
             f"the info {key!r} is {value!r}, but was of shape {row.shape} after the first reset. Give it one "
             "shape, or leave it out with a wrapper of PettingZoo."
