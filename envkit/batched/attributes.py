@@ -15,6 +15,7 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from envkit.data.paths import Path
@@ -27,14 +28,13 @@ from envkit.transport.pool import call_by_row
 __all__ = [
     "AttributeLookup",
     "LocalAttribute",
-    "Method",
     "WorkerAttribute",
     "ask_single_envs",
     "attribute_of",
     "call_attribute",
     "chosen_rows",
     "layers_of",
-    "looked_at",
+    "looked_up",
     "require_found",
     "require_settable",
     "set_attribute",
@@ -63,7 +63,7 @@ class AttributeLookup:
                     f"sub-envs are not running to be asked.{_guess(type(self), name)} Start them first, e.g. with reset()."
                 )
             calls = _Calls(pool, self._in_use)
-            return _looked_up(self._attribute_type, type(self).__name__, calls, (name,))
+            return _found(self._attribute_type, type(self).__name__, calls, (name,))
 
     # ------------------------------------------------------------------------------ single sub-envs
 
@@ -232,17 +232,6 @@ def attribute_of(name: str, env: Any) -> Any:
     return getattr(env, name, MissingAttribute(name)) if owner is None else getattr(owner, name)
 
 
-@dataclass(frozen=True)
-class Method:
-    """Stands for a method of an env, which would take its env along."""
-
-
-def looked_at(name: str, env: Any) -> Any:
-    """Give an attribute of an env, of its wrappers or of its simulator; `Method` for a method."""
-    found = attribute_of(name, env)
-    return Method() if callable(found) else found
-
-
 def set_attribute(name: str, value: Any, env: Any) -> None:
     """Set an attribute where it is, or on the simulator; see `require_settable`.
 
@@ -296,7 +285,47 @@ class _Calls:
             return self._pool.call(method, *args)
 
 
-def _looked_up(kind: Any, owner: str, pool: _Calls, path: Path) -> Any:
+class _CallsOfRows:
+    """The same calls to some rows of a batched env."""
+
+    def __init__(self, batched: AttributeLookup, rows: list[int]):
+        self._batched, self._rows = batched, rows
+
+    def call(self, method: str, path: Path, *args: Any) -> list[Any]:
+        ask = partial(_OF_ONE[method], ".".join(path), *args)
+        return self._batched._ask_rows(ask, self._rows, wants_all=False)
+
+
+def _has(path: str, env: Any) -> bool:
+    try:
+        attrgetter(path)(env)
+    except AttributeError:
+        return False
+    return True
+
+
+def _value(path: str, env: Any) -> list[Any]:
+    return [attrgetter(path)(env)]
+
+
+def _called(path: str, args: tuple[Any, ...], kwargs: dict[str, Any], env: Any) -> list[Any]:
+    return [attrgetter(path)(env)(*args, **kwargs)]
+
+
+_OF_ONE = {"has_attribute": _has, "get_attribute": _value, "call_method": _called}
+"""What hosts do with all of their envs, for one env."""
+
+
+def looked_up(batched: AttributeLookup, rows: list[int], owner: str, name: str) -> Any:
+    """Give an attribute of some rows of a batched env, in the form in which that gives those of all.
+
+    Raises:
+        AttributeError: a row has none of this name.
+    """
+    return _found(batched._attribute_type, owner, _CallsOfRows(batched, rows), (name,))
+
+
+def _found(kind: Any, owner: str, pool: _Calls | _CallsOfRows, path: Path) -> Any:
     if not all(pool.call("has_attribute", path)):
         raise AttributeError(
             f"neither {owner} nor its sub-envs have an attribute {'.'.join(path)!r}."
@@ -304,7 +333,7 @@ def _looked_up(kind: Any, owner: str, pool: _Calls, path: Path) -> Any:
     return kind(owner, pool, path)
 
 
-def _values(pool: _Calls, path: Path) -> list[Any]:
+def _values(pool: _Calls | _CallsOfRows, path: Path) -> list[Any]:
     return [value for part in pool.call("get_attribute", path) for value in part]
 
 
@@ -314,14 +343,14 @@ class LocalAttribute(list):
     Calling it calls every value; a public name that lists do not have is looked up on the values.
     """
 
-    def __init__(self, owner: str, pool: _Calls, path: Path):
+    def __init__(self, owner: str, pool: _Calls | _CallsOfRows, path: Path):
         super().__init__(_values(pool, path))
         self._looked_up = owner, pool, path
 
     def __getattr__(self, name: str) -> LocalAttribute:
         _refuse_private(name)
         owner, pool, path = self._looked_up
-        return _looked_up(LocalAttribute, owner, pool, (*path, name))
+        return _found(LocalAttribute, owner, pool, (*path, name))
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
         return [value(*args, **kwargs) for value in self]
@@ -334,7 +363,7 @@ class WorkerAttribute:
     name is looked up on the values, without fetching them.
     """
 
-    def __init__(self, owner: str, pool: _Calls, path: Path):
+    def __init__(self, owner: str, pool: _Calls | _CallsOfRows, path: Path):
         self._looked_up = owner, pool, path
 
     def _values(self) -> list[Any]:
@@ -344,7 +373,7 @@ class WorkerAttribute:
     def __getattr__(self, name: str) -> WorkerAttribute:
         _refuse_private(name)
         owner, pool, path = self._looked_up
-        return _looked_up(WorkerAttribute, owner, pool, (*path, name))
+        return _found(WorkerAttribute, owner, pool, (*path, name))
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
         _, pool, path = self._looked_up

@@ -20,7 +20,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.batched.agreement import specs_of_rows
-from envkit.batched.attributes import Method, chosen_rows, looked_at
+from envkit.batched.attributes import chosen_rows, looked_up
 from envkit.batched.env import BatchedEnv
 from envkit.batched.stacking import by_row, stack_rows
 from envkit.data.arguments import require_tensordict
@@ -325,17 +325,13 @@ class IndexedEnv(EnvBase):
     if not TYPE_CHECKING:  # a misspelt name would pass
 
         def __getattr__(self, name: str) -> Any:
-            """Give an attribute of the sub-envs as a list, or a method that calls all of theirs."""
+            """Give an attribute of the sub-envs: one value for each, which can be called and looked into."""
             try:
                 return super().__getattr__(name)
             except AttributeError:
                 if name.startswith("_") or "_rows" not in self.__dict__:
                     raise
-            batched = self._batched()
-            found = batched._ask_rows(partial(looked_at, name), self._rows)
-            if any(isinstance(value, Method) for value in found):
-                return partial(batched.call, name, indices=self._rows)
-            return found
+            return looked_up(self._batched(), self._rows, type(self).__name__, name)
 
     # ---------------------------------------------------------------------------------------- life
 

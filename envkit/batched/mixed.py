@@ -25,7 +25,7 @@ from envkit.batched.joining import common_device, joined_specs, require_free, sh
 from envkit.batched.members import STATE, Member, delivered, members_of
 from envkit.batched.mixed_steps import MixedStep
 from envkit.batched.moments import MOMENT, Moments
-from envkit.data.arguments import require_tensordict
+from envkit.data.arguments import require_state_dict, require_tensordict
 from envkit.data.paths import Path, as_path
 from envkit.data.plain import from_plain, plain
 from envkit.data.resets import collect_reset_masks
@@ -335,11 +335,7 @@ class MixedEnv(EnvBase):
             MissingKeyError: (a KeyError) a member, or what the mixed env added, is not in it.
             ResumeError: (a RuntimeError) a member did not get where it was.
         """
-        if not isinstance(state_dict, Mapping):
-            raise ArgumentTypeError(
-                f"the state dict is of type {type(state_dict).__name__}, but must be a dict. "
-                "Pass what state_dict() gave."
-            )
+        require_state_dict(state_dict)
         names = [member.name for member in self.members]
         if sorted(state_dict) != sorted([*names, OWN]):
             raise MissingKeyError(

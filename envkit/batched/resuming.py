@@ -19,9 +19,9 @@ from typing import Any, Self
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.pool_owner import PoolOwner
-from envkit.data.arguments import as_bool
+from envkit.data.arguments import as_bool, require_state_dict
 from envkit.env.own_state import OWN
-from envkit.errors import ArgumentTypeError, MissingKeyError, ResumeError
+from envkit.errors import MissingKeyError, ResumeError
 from envkit.transport.pool import call_by_row
 
 __all__ = ["ResumablePool"]
@@ -102,11 +102,7 @@ class ResumablePool(PoolOwner):
             ResumeError: (a RuntimeError) it holds what sub-envs gave, and not what the batch did.
             WorkerError: (a RuntimeError) a sub-env did not get where it was.
         """
-        if not isinstance(state_dict, Mapping):
-            raise ArgumentTypeError(
-                f"the state dict is of type {type(state_dict).__name__}, but must be a dict. "
-                "Pass what state_dict() gave."
-            )
+        require_state_dict(state_dict)
         names = [f"worker{row}" for row in range(self.num_workers)]
         if "worker0" not in state_dict:
             state_dict = dict.fromkeys(names, state_dict)

@@ -32,6 +32,7 @@ from envkit.collectors.runner import COLLECTOR, Batch
 from envkit.collectors.settings import WorkerOptions, checked, require_callable
 from envkit.collectors.turns import asked_for, in_turn, require_open, require_own
 from envkit.collectors.whole_episodes import EpisodeStore
+from envkit.data.arguments import require_state_dict
 from envkit.data.keywords import ShownKeywords, completed
 from envkit.data.plain import from_plain, plain
 from envkit.data.results import EnvData
@@ -39,7 +40,6 @@ from envkit.env.base import EnvBase
 from envkit.env.policy import PolicyLike
 from envkit.errors import (
     ArgumentError,
-    ArgumentTypeError,
     BatchCountError,
     MissingKeyError,
     NoBufferError,
@@ -772,11 +772,7 @@ class Collector:
             MissingKeyError: (a KeyError) it is none of a collector of this kind, and this many workers.
             ResumeError: an env cannot go on.
         """
-        if not isinstance(state_dict, Mapping):
-            raise ArgumentTypeError(
-                f"the state dict is of type {type(state_dict).__name__}, but must be a dict. Pass what state_dict() "
-                "gave."
-            )
+        require_state_dict(state_dict)
         own = {"frames", "iter", "received", *self._runner_names}
         if missing := sorted(own - state_dict.keys()):
             raise MissingKeyError(

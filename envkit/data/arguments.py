@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,15 @@ from tensordict import TensorDictBase
 from envkit.arrays.integers import as_int
 from envkit.errors import ArgumentError, ArgumentTypeError, DataTypeError
 
-__all__ = ["as_batch_size", "as_bool", "as_file", "as_int", "as_number", "require_tensordict"]
+__all__ = [
+    "as_batch_size",
+    "as_bool",
+    "as_file",
+    "as_int",
+    "as_number",
+    "require_state_dict",
+    "require_tensordict",
+]
 
 
 def as_number(name: str, value: Any, *, meaning: str) -> float:
@@ -115,4 +124,16 @@ def require_tensordict(name: str, value: Any, fix: str = "") -> None:
         fix = fix or "what env.reset() gives, or TensorDict({...}, batch_size=env.batch_size)"
         raise DataTypeError(
             f"{name} is a {type(value).__name__}, but must be a TensorDict. Pass {fix}."
+        )
+
+
+def require_state_dict(value: Any) -> None:
+    """See to it that what is loaded is a dict.
+
+    Raises:
+        ArgumentTypeError: it is something else.
+    """
+    if not isinstance(value, Mapping):
+        raise ArgumentTypeError(
+            f"the state dict is of type {type(value).__name__}, but must be a dict. Pass what state_dict() gave."
         )

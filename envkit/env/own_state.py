@@ -10,16 +10,21 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+from envkit.data.arguments import require_state_dict
+from envkit.data.inference import lasting
 from envkit.data.plain import from_plain, plain
 from envkit.errors import EnvkitError, ResumeError
 
-__all__ = ["OWN", "OwnState", "loads_strictly"]
+__all__ = ["OWN", "OwnState", "loads_strictly", "put_back_on_failure"]
 
 OWN = "_state"
 
@@ -93,9 +98,11 @@ class OwnState(nn.Module):
             The keys that are missing and those that were not expected.
 
         Raises:
+            ArgumentTypeError: (a TypeError) it is no dict.
             RuntimeError: a key is missing or not expected, and ``strict`` is set.
             ResumeError: (a RuntimeError) an env did not get where it was, and it is set.
         """
+        require_state_dict(state_dict)
         token = _loads_strictly.set(strict)
         try:
             return super().load_state_dict(state_dict, strict, assign)
@@ -126,6 +133,37 @@ class OwnState(nn.Module):
             missing_keys.append(prefix + OWN)
         elif loads_strictly():
             self._hold_nothing()
+
+
+@contextmanager
+def put_back_on_failure(module: nn.Module) -> Iterator[None]:
+    """Bring a module and its parts back to where they were if what is done with them raises.
+
+    These are parameters, buffers, and the attributes that `OwnState` says; layers that get their shapes meanwhile
+    keep them.
+    """
+    held = [
+        (part, dict(part._parameters), dict(part._buffers), _changing(part))
+        for part in module.modules()
+    ]
+    with lasting():
+        tensors = [*module.parameters(), *module.buffers()]
+        values = [(one, one.detach().clone()) for one in tensors if not is_lazy(one)]
+    try:
+        yield
+    except BaseException:
+        for part, parameters, buffers, changing in held:
+            part._parameters, part._buffers = parameters, buffers
+            vars(part).update(changing)
+        with lasting(), torch.no_grad():
+            for tensor, value in values:
+                tensor.copy_(value)
+        raise
+
+
+def _changing(part: nn.Module) -> dict[str, Any]:
+    names = part._changes_with_use if isinstance(part, OwnState) else ()
+    return {name: vars(part)[name] for name in names if name in vars(part)}
 
 
 def _is_empty(value: Any) -> bool:

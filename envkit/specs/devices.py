@@ -12,7 +12,7 @@ import torch
 from envkit.errors import ArgumentError, ArgumentTypeError, DeviceNameError
 from envkit.specs.annotations import Device
 
-__all__ = ["as_device", "destination", "reading_waits", "require_memory"]
+__all__ = ["as_device", "destination", "reading_waits", "require_memory", "require_numbers"]
 
 
 def as_device(device: Device | None) -> torch.device:
@@ -61,6 +61,19 @@ def _unknown(device: object) -> DeviceNameError:
 def reading_waits(tensor: torch.Tensor) -> bool:
     """Say whether the host waits for a device where it reads a tensor's values."""
     return not tensor.is_cpu
+
+
+def require_numbers(device: torch.device, spec: object, *given: object) -> None:
+    """Check that a device holds the numbers that a spec is described by, and that they are there to be read.
+
+    Raises:
+        ArgumentError: (a ValueError) it is the meta device, or a number that was given is on it.
+    """
+    if device.type == "meta" or any(isinstance(one, torch.Tensor) and one.is_meta for one in given):
+        raise ArgumentError(
+            f"{type(spec).__name__} was given the meta device, which holds no data, but it is described by numbers that "
+            "are read. Make it on 'cpu' or an accelerator."
+        )
 
 
 def require_memory(device: torch.device | None, owner: str) -> None:

@@ -6,7 +6,15 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from envkit import GymEnv, ParallelEnv, SerialEnv, StepCounter, TransformedEnv, check_env_specs
+from envkit import (
+    GymEnv,
+    ObservationNorm,
+    ParallelEnv,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    check_env_specs,
+)
 from envkit.errors import (
     ArgumentCountError,
     ArgumentError,
@@ -189,8 +197,44 @@ def test_attributes_and_methods_are_those_of_the_part(new_env):
     assert env.get_attr("n") == [5, 5, 9]
     assert part.get_attr("n") == part.n == part.maxs == [5, 9]
     assert part.call("hello", 1) == part.hello(x=1) == [6, 10]
-    with pytest.raises(AttributeError, match="no attribute 'heloo'"):
+    with pytest.raises(AttributeError, match="nor its sub-envs have an attribute 'heloo'"):
         part.heloo  # noqa: B018
+
+
+class Held:
+    """What an env holds, and what can be called too."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __call__(self, more):
+        return self.number + more
+
+
+class Holder(Count):
+    """Counts, and holds something."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.held = Held(3)
+
+
+def test_attributes_of_attributes_are_those_of_the_part(new_env):
+    env = new_env(Holder)
+    env.reset()
+    part = env[1:]
+
+    assert part.held.number == env.held.number[1:] == [3, 3]
+    assert part.held(1) == [4, 4]
+    with pytest.raises(AttributeError, match=r"have an attribute 'held\.size'"):
+        part.held.size  # noqa: B018
+
+
+def test_numbers_of_a_transform_are_read_from_one_sub_env(new_env):
+    env = new_env(lambda: TransformedEnv(pendulum(), ObservationNorm(0.5, 2.0, ["observation"])))
+    env.reset()
+
+    assert env[1].transform.loc == env.transform.loc[:1] == [torch.tensor(0.5)]
 
 
 def test_an_attribute_of_an_attribute_is_not_set_on_the_sub_env(new_env):

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envkit.errors import SpecMaskError
+from envkit.errors import ArgumentError, SpecMaskError
 from envkit.specs import (
     Binary,
     Bounded,
@@ -199,6 +199,26 @@ def test_integers_are_drawn_from_the_whole_range_of_the_dtype(dtype):
 
     middle = 0.5 if dtype in (torch.bool,) else (127.5 if dtype is torch.uint8 else 0)
     assert 0.4 < (values.double() > middle).double().mean() < 0.6
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Bounded(0, 1, (2,), device="meta"),
+        lambda: Bounded(0, 5, (2,), device="meta", dtype=torch.int64),
+        lambda: Bounded(torch.zeros(2, device="meta"), 1.0),
+        lambda: Bounded(0, torch.ones(2, device="meta", dtype=torch.int64), dtype=torch.int64),
+        lambda: MultiCategorical([3, 4], device="meta"),
+    ],
+)
+def test_numbers_of_a_spec_are_not_taken_from_the_meta_device(make):
+    with pytest.raises(ArgumentError, match=r"meta device.*Make it on 'cpu' or an accelerator"):
+        make()
+
+
+@pytest.mark.parametrize("spec", [Bounded(0, 1, (2,)), MultiCategorical([3, 4])])
+def test_a_spec_that_went_to_the_meta_device_is_printed_without_its_numbers(spec):
+    assert "=unknown" in repr(spec.to("meta")) and "meta" in repr(spec.to("meta"))
 
 
 def test_integer_bounds_are_both_reached():

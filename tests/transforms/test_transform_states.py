@@ -29,9 +29,9 @@ from envkit import (
     VecNormV2,
     VideoRecorder,
 )
-from envkit.errors import InputError
+from envkit.errors import ArgumentTypeError, InputError
 from envkit.transforms.actions import SamplingStrategy
-from tests.zoo.resumed import as_read_again, same, twice
+from tests.zoo.resumed import as_read_again, equal_states, same, twice
 
 
 def cartpole() -> GymEnv:
@@ -190,3 +190,84 @@ def test_an_empty_dict_is_not_that_of_statistics(norm):
         env.transform.load_state_dict({})
     with pytest.raises(RuntimeError, match=r"Missing key.*skipped_rows"):
         env.load_state_dict({})
+
+
+def wrong_shape(state):
+    return {**state, "moments.th.mean": torch.zeros(2)}
+
+
+def without_one(state):
+    return {name: value for name, value in state.items() if not name.endswith("squares")}
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [lambda state: {}, lambda state: {**state, "odd": torch.zeros(1)}, wrong_shape, without_one],
+    ids=["nothing", "one more", "wrong shape", "one less"],
+)
+@pytest.mark.parametrize("whole", [False, True], ids=["transform", "env"])
+def test_a_dict_that_does_not_fit_changes_nothing(spoilt, whole):
+    def new():
+        return TransformedEnv(PendulumEnv(), Compose(VecNorm(["th"]), StepCounter()))
+
+    def held(env):
+        return {"transform": dict(env.transform.state_dict()), "base": env.base_env.state_dict()}
+
+    other, env = new(), new()
+    other.rollout(7)
+    env.rollout(5)
+    before = as_read_again(held(env))
+    loaded = spoilt(dict(other.transform[0].state_dict()))
+    loaded = {f"transforms.0.{name}": value for name, value in loaded.items()}
+    if whole:
+        state = other.base_env.state_dict().items()
+        loaded |= {f"base_env.{name}": value for name, value in state}
+
+    with pytest.raises(RuntimeError, match="loading state_dict"):
+        (env if whole else env.transform).load_state_dict(loaded)
+
+    assert equal_states(held(env), before)
+
+
+def test_a_dict_that_does_not_fit_leaves_new_statistics_without_a_shape():
+    new = VecNorm(["th"])
+    bad = {"skipped_rows": torch.zeros(3), "moments.th.weight": torch.zeros(())}
+    bad |= {f"moments.th.{name}": torch.zeros(9) for name in ("mean", "squares")}
+
+    with pytest.raises(RuntimeError, match="size mismatch for skipped_rows"):
+        new.load_state_dict(bad)
+
+    assert list(new.state_dict()) == ["skipped_rows"]
+    assert TransformedEnv(PendulumEnv(), new).rollout(4)["th"].isfinite().all()
+
+
+def test_what_draws_and_counts_is_as_it_was_where_loading_fails():
+    transforms = StepCounter(), VecNorm(["th"]), RandomTruncationTransform(2, 6)
+    env = TransformedEnv(PendulumEnv(), Compose(*transforms))
+    env.set_seed(1)
+    env.rollout(9, break_when_any_done=False)
+    before = as_read_again(env.state_dict())
+    bad = {**before, "transforms.1.skipped_rows": torch.zeros(3)}
+    env.set_seed(1)
+    again = as_read_again(env.state_dict())
+
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        env.load_state_dict(bad)
+
+    assert equal_states(env.state_dict(), again)
+
+
+@pytest.mark.parametrize("given", [5, None, "a file", [("a", 1)]])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: StepCounter(),
+        lambda: Compose(StepCounter()),
+        cartpole,
+        lambda: TransformedEnv(cartpole(), StepCounter()),
+    ],
+    ids=["transform", "several", "env", "transformed env"],
+)
+def test_what_is_loaded_must_be_a_dict(make, given):
+    with pytest.raises(ArgumentTypeError, match=r"must be a dict. Pass what state_dict\(\) gave"):
+        make().load_state_dict(given)

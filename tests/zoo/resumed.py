@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
+from torch.utils._pytree import tree_flatten
 
 from envkit.env.base import EnvBase
 
-__all__ = ["as_read_again", "played", "same", "twice"]
+__all__ = ["as_read_again", "equal_states", "played", "same", "twice"]
 
 
 def played(
@@ -31,6 +32,15 @@ def as_read_again(state: Any) -> Any:
     torch.save(state, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
+
+
+def equal_states(one: Any, other: Any) -> bool:
+    """Say whether two state dicts hold the same, to the bit."""
+    (held, form), (held_too, form_too) = tree_flatten(dict(one)), tree_flatten(dict(other))
+    return form == form_too and all(
+        a.equal(b) if isinstance(a, torch.Tensor) else a == b
+        for a, b in zip(held, held_too, strict=True)
+    )
 
 
 def twice(

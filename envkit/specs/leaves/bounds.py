@@ -66,6 +66,8 @@ def is_constant(bound: Tensor) -> bool:
 
 def summary(bound: Tensor) -> str:
     """Write one number for a constant bound and all of a short one."""
+    if bound.is_meta:
+        return "unknown"
     values = bound.flatten().tolist()
     if values and all(value == values[0] for value in values):
         return f"{values[0]}"

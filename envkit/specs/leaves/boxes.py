@@ -15,7 +15,7 @@ from torch.compiler import is_compiling
 from envkit.errors import SpecError
 from envkit.specs.annotations import Device, Numbers, Shape
 from envkit.specs.base import TensorSpec, require_dtype
-from envkit.specs.devices import as_device
+from envkit.specs.devices import as_device, require_numbers
 from envkit.specs.leaves.bounds import bound_of, summary
 from envkit.specs.leaves.box import Box, IntegerBox
 from envkit.specs.leaves.leaf import LeafSpec
@@ -57,6 +57,7 @@ class Bounded(Box):
     Raises:
         SpecError: bounds that do not broadcast to ``shape`` or are reversed or do not exist in
             the dtype, or a domain that contradicts the dtype.
+        ArgumentError: (a ValueError) the meta device, which holds no bounds.
     """
 
     if not TYPE_CHECKING:  # which would take its result for the type of what is made
@@ -79,6 +80,7 @@ class Bounded(Box):
     ):
         dtype = _checked_dtype(self, dtype, domain)
         device = as_device(device)
+        require_numbers(device, self, low, high)
         low, high = bound_of(low, dtype, device), bound_of(high, dtype, device)
         try:
             if shape is None:

@@ -17,7 +17,7 @@ from envkit.arrays.integers import as_int
 from envkit.errors import ArgumentError, EncodingError, SpecError
 from envkit.specs.annotations import Device, Numbers, Shape, Value
 from envkit.specs.base import TensorSpec
-from envkit.specs.devices import as_device
+from envkit.specs.devices import as_device, require_numbers
 from envkit.specs.leaves.choices import HotChoice, MultipleChoice, SingleChoice
 from envkit.specs.leaves.leaf import LeafSpec
 from envkit.specs.leaves.order import clamp
@@ -217,6 +217,7 @@ class MultiCategorical(MultipleChoice):
         mask: Numbers | None = None,
     ):
         device = as_device(device)
+        require_numbers(device, self, nvec)
         counts = torch.atleast_1d(_counts_in(nvec, device))
         if not counts.numel():
             raise _no_choices_in(self)
@@ -256,7 +257,7 @@ class MultiCategorical(MultipleChoice):
 
     def _facts(self) -> dict[str, Any]:
         masked = {} if self._mask is None else {"masked": True}
-        return {"nvec": self._nvec.tolist(), **masked}
+        return {"nvec": "unknown" if self._nvec.is_meta else self._nvec.tolist(), **masked}
 
     def _select(self, axis: int, index: Tensor) -> MultiCategorical:
         if axis < len(self._free_shape):

@@ -17,7 +17,7 @@ Conventions
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -25,7 +25,7 @@ from tensordict import TensorDictBase
 
 from envkit.data.keywords import ChecksKeywords
 from envkit.data.paths import Key, Path, as_key, as_path
-from envkit.env.own_state import OwnState
+from envkit.env.own_state import OwnState, put_back_on_failure
 from envkit.errors import MissingKeyError, SpecTypeError, TransformIndexError, TransformOwnerError
 from envkit.specs import Composite
 from envkit.transforms.core.in_buffers import give_buffers_both_passes
@@ -242,6 +242,27 @@ class Transform(OwnState, ChecksKeywords):
     def dump(self, **kwargs: object) -> Any:
         """Hand over what was recorded; most record nothing. Keywords are those of the recorder."""
         return None
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load what `state_dict` gave, all of it or nothing; see ``torch.nn.Module.load_state_dict``.
+
+        Args:
+            state_dict: of a transform that was built alike.
+            strict: all that is there must be in it, and the other way round.
+            assign: take tensors as they are, instead of copying their values.
+
+        Returns:
+            The keys that are missing and those that were not expected.
+
+        Raises:
+            ArgumentTypeError: (a TypeError) it is no dict.
+            RuntimeError: a key is missing or not expected, and ``strict`` is set; or a tensor has another shape. The
+                transform is as it was then.
+        """
+        with put_back_on_failure(self):
+            return super().load_state_dict(state_dict, strict, assign)
 
     def close(self) -> None:
         """Let go of what this transform holds open, when its env is closed; most hold nothing."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from envkit.data.arguments import require_state_dict
 from envkit.data.paths import Key, Path
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
@@ -21,7 +22,7 @@ from envkit.env.drawing import fake_step
 from envkit.env.foreign import known_wrapping_of
 from envkit.env.html import Told
 from envkit.env.learning import ALL
-from envkit.env.own_state import OWN
+from envkit.env.own_state import OWN, put_back_on_failure
 from envkit.errors import ArgumentTypeError, ResumeError, SpecError
 from envkit.specs import Composite, StackedComposite
 from envkit.specs.annotations import Destination
@@ -406,23 +407,29 @@ class TransformedEnv(TransformStepping):
             **kwargs: of ``torch.nn.Module.load_state_dict``.
 
         Raises:
+            ArgumentTypeError: (a TypeError) it is no dict.
+            RuntimeError: it does not fit the transforms; nothing was loaded then.
             ResumeError: (a RuntimeError) the base env did not get where it was, or the dict does not mention
                 it though its simulator keeps a state of its own.
         """
+        require_state_dict(state_dict)
         own = {name: value for name, value in state_dict.items() if not name.startswith(_BASE)}
         base = {k.removeprefix(_BASE): v for k, v in state_dict.items() if k.startswith(_BASE)}
         mine = own.pop(_OWN_OF_ENV, {})
-        if base:
-            self.base_env.load_state_dict(base, strict, **kwargs)
-            self._transform._set_seed(None)  # what was not seeded is not told of
-        elif strict and (kind := self._keeps_state):
+        if not base and strict and (kind := self._keeps_state):
             raise ResumeError(
                 f"the state dict does not hold the state of the simulator of {kind}. Load that of the transforms "
                 "alone by env.transform.load_state_dict(...), and begin new episodes: env.reset()."
             )
-        if base or mine:
-            self._resume(mine, strict=strict)
-        return self._transform.load_state_dict(own, strict, **kwargs)
+        with put_back_on_failure(self._transform):  # they come first: a simulator is not put back
+            if base:
+                self._transform._set_seed(None)  # what was not seeded is not told of
+            loaded = self._transform.load_state_dict(own, strict, **kwargs)
+            if base:
+                self.base_env.load_state_dict(base, strict, **kwargs)
+            if base or mine:
+                self._resume(mine, strict=strict)
+        return loaded
 
     def __repr__(self) -> str:
         return f"TransformedEnv(\n    env={self.base_env!r},\n    transform={self._transform!r})"
