@@ -168,16 +168,6 @@ STAND_APART = {
     "envkit.env.spec_properties",
     # envkit.functional
     "envkit.functional.rollout",
-    # envkit.specs
-    "envkit.specs.display",
-    "envkit.specs.reshapable",
-    # envkit.specs.leaves
-    "envkit.specs.leaves.box",
-    # envkit.specs.stacks
-    "envkit.specs.stacks.restack",
-    # envkit.specs.trees
-    "envkit.specs.trees.batch",
-    "envkit.specs.trees.locks",
     # envkit.transforms
     "envkit.transforms.episode_windows",
     # envkit.transforms.core

@@ -1,11 +1,11 @@
 """Specs: what a tensor, or a tree of tensors, may look like, and how to make, test and convert it.
 
-This package knows torch and TensorDict only. See `spec/specs.md` for the behaviour.
+This package knows torch and TensorDict only.
 """
 
 import torch
 
-from envkit.specs.base import TensorSpec, on_torch_function
+from envkit.specs.base import TensorSpec, index_select, on_torch_function, squeeze, unsqueeze
 from envkit.specs.leaves.boxes import (
     Binary,
     Bounded,
@@ -15,18 +15,17 @@ from envkit.specs.leaves.boxes import (
     UnboundedContinuous,
     UnboundedDiscrete,
 )
-from envkit.specs.leaves.categorical import Categorical, MultiCategorical, MultiOneHot, OneHot
-from envkit.specs.leaves.objects import NonTensor
-from envkit.specs.leaves.spaces import (
+from envkit.specs.leaves.choices import Categorical, MultiCategorical, MultiOneHot, OneHot
+from envkit.specs.leaves.domains import (
     BinaryBox,
     BoxList,
     CategoricalBox,
     ContinuousBox,
     DiscreteBox,
 )
+from envkit.specs.leaves.objects import NonTensor
 from envkit.specs.leaves.unions import Choice
 from envkit.specs.registration import register_when_imported
-from envkit.specs.reshapable import index_select, squeeze, unsqueeze
 from envkit.specs.stacks.stacked import Stacked, StackedComposite, stack
 from envkit.specs.trees.composite import Composite
 from envkit.specs.trees.helpers import (

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from envkit.errors import InputError, MissingKeyError
 from envkit.specs.base import TensorSpec
-from envkit.specs.holding import array_of, demand_of, sizes_of, test_of
+from envkit.specs.membership import array_of, demand_of, sizes_of, test_of
 from envkit.specs.stacks.stacked import Stacked
 from envkit.specs.trees.composite import Composite
 

@@ -28,8 +28,8 @@ from envkit.batched.metadata import EnvMetaData
 from envkit.batched.stacking import keep_unstepped
 from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.errors import InputError, WorkerError
-from envkit.specs.holding import has_array
 from envkit.specs.inputs import require_input
+from envkit.specs.membership import has_array
 from envkit.transport.jobs import Job, JobPool
 
 __all__ = ["BufferJobs", "JobKind", "Leaves", "Outcome", "TensorDictJobs"]

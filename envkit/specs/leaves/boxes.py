@@ -1,13 +1,18 @@
 """Leaves whose domain is a box: bounded, unbounded and binary tensors.
 
-This module decides which class a dtype selects and how floats are drawn. How bounds are held, and
-what lies between them, is decided in `box`.
+This module decides which class a dtype selects, how bounds are made, held, changed and shown, and what is drawn
+between them. Bounds are stored as coordinates (see `order`), expanded to the spec's shape, so that every shape
+operation applies to them. A complex box bounds real and imaginary parts, each on its own. A bound that the dtype
+cannot hold is refused; an infinite one of integers is the end of their range.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch.compiler import is_compiling
@@ -16,8 +21,7 @@ from envkit.errors import SpecError
 from envkit.specs.annotations import Device, Numbers, Shape
 from envkit.specs.base import TensorSpec, require_dtype
 from envkit.specs.devices import as_device, require_numbers
-from envkit.specs.leaves.bounds import bound_of, summary
-from envkit.specs.leaves.box import Box, IntegerBox
+from envkit.specs.leaves.domains import BinaryBox, ContinuousBox
 from envkit.specs.leaves.leaf import LeafSpec
 from envkit.specs.leaves.order import (
     coordinates,
@@ -26,7 +30,6 @@ from envkit.specs.leaves.order import (
     range_of,
     uniform_integers,
 )
-from envkit.specs.leaves.spaces import BinaryBox, ContinuousBox
 from envkit.specs.shapes import as_shape, known, lead
 
 __all__ = [
@@ -40,7 +43,165 @@ __all__ = [
 ]
 
 
-class Bounded(Box):
+def _bound_of(value: Numbers, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Make a bound of the dtype, on the device, of the value's own shape.
+
+    Raises:
+        SpecError: the dtype has no such number.
+    """
+    if isinstance(value, Tensor) and value.dtype == dtype:
+        return value.detach().to(device).clone()
+    if not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool):
+        return _integerbound_of(value, dtype, device)
+    if not isinstance(value, Tensor):
+        array = np.array(value)  # float64 for Python floats: no digit is lost
+        value = torch.from_numpy(array.astype(np.float64) if array.dtype.kind in "uiO" else array)
+    value = value.detach().to(device)
+    if value.is_complex() and not dtype.is_complex:
+        if bool((value.imag != 0).any()):
+            raise SpecError(
+                f"a bound is {_summary(value)}, which no {dtype} is. Pass real bounds, or a "
+                "complex dtype."
+            )
+        value = value.real
+    return value.to(dtype)
+
+
+def _integerbound_of(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Make a bound from numbers of any size; infinite ones become the ends of the range."""
+    value = value if isinstance(value, Tensor) else np.array(value, dtype=object)
+    low, high = range_of(dtype)
+    numbers = value.flatten().tolist()
+    ends = {math.inf: high, -math.inf: low}
+    for number in numbers:
+        if isinstance(number, complex) or not (low <= number <= high or number in ends):
+            raise SpecError(
+                f"a bound is {number}, outside the range of {dtype} ({low} to {high}). "
+                "Pass a bound within it, or an infinite one for no bound."
+            )
+    integers = [int(ends.get(number, number)) for number in numbers]
+    return torch.tensor(integers, dtype=dtype, device=device).reshape(value.shape)
+
+
+def _is_constant(bound: Tensor) -> bool:
+    """Tell whether all numbers of a bound are equal."""
+    return bound.numel() == 0 or bool((bound == bound.flatten()[0]).all())
+
+
+def _summary(bound: Tensor) -> str:
+    """Write one number for a constant bound and all of a short one."""
+    if bound.is_meta:
+        return "unknown"
+    values = bound.flatten().tolist()
+    if values and all(value == values[0] for value in values):
+        return f"{values[0]}"
+    if len(values) <= 8 or bound.is_complex():
+        return f"{bound.tolist()}" if len(values) <= 8 else f"tensor of {len(values)} numbers"
+    return f"tensor in [{min(values)}, {max(values)}]"
+
+
+class _Box(LeafSpec):
+    """A closed box, elementwise."""
+
+    _contents = ("_low", "_high")
+    _caches = (*LeafSpec._caches, "_sampler", "_owns_bounds")
+
+    _low: Tensor
+    _high: Tensor
+    _sampler: tuple[Any, Any] | None = None  # for how many writes into the bounds, and what
+    _owns_bounds: bool = False
+
+    @property
+    def low(self) -> Tensor:
+        """Lower bounds, of the spec's shape; writing into them changes the spec."""
+        return self._handed_out()[0]
+
+    @property
+    def high(self) -> Tensor:
+        """Upper bounds, of the spec's shape; writing into them changes the spec."""
+        return self._handed_out()[1]
+
+    def _make_space(self) -> ContinuousBox | BinaryBox:
+        return ContinuousBox(*self._handed_out(), self._take_space)
+
+    def _take_space(self, space: ContinuousBox) -> None:
+        self.space = space
+
+    def _bounds(self) -> tuple[Tensor, Tensor]:
+        """The bounds, to be read only: entries may share memory."""
+        low, high = self._low, self._high
+        return from_coordinates(low, self._dtype), from_coordinates(high, self._dtype)
+
+    def _handed_out(self) -> tuple[Tensor, Tensor]:
+        """The bounds in memory of this spec's own, so that writing changes one entry of one spec.
+
+        Those of dtypes that have coordinates of their own are copies (bool, unsigned beyond a byte).
+        """
+        if not self._owns_bounds:
+            self._low, self._high = self._low.clone(), self._high.clone()
+            self._owns_bounds, self._sampler = True, None
+        return self._bounds()
+
+    def _prepared(self, make: Callable[[], Any]) -> Any:
+        """What drawing needs of the bounds, made anew once someone has written into them."""
+        written = _writes_into(self._low), _writes_into(self._high)
+        if self._sampler is None or self._sampler[0] != written:
+            self._sampler = written, make()
+        return self._sampler[1]
+
+    def _facts(self) -> dict[str, Any]:
+        low, high = self._bounds()
+        return {"low": _summary(low), "high": _summary(high)}
+
+    def _nearest(self, value: Tensor) -> Tensor:
+        return from_coordinates(coordinates(value).clamp(self._low, self._high), self._dtype)
+
+
+class _IntegerBox(_Box):
+    """A closed box of integers, which can be counted."""
+
+    domain = "discrete"
+
+    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Tensor:
+        sampler = self._prepared(self._make_sampler)
+        return sampler((*lead(shape), *self._size), generator)
+
+    def _make_sampler(self) -> Callable[[tuple[int, ...], Generator | None], Tensor]:
+        """Prepare uniform integers: from two numbers if the box is a cube, else from counts."""
+        if _is_constant(self._low) and _is_constant(self._high):
+            [low], [high] = (end.flatten()[:1].tolist() or [0] for end in self._bounds())
+            return lambda size, generator: uniform_integers(
+                low, high, size, dtype=self._dtype, device=self._device, generator=generator
+            )
+        least = self._low.to(torch.int64)
+        counts = self._counts()
+
+        def draw(size: tuple[int, ...], generator: Generator | None) -> Tensor:
+            number = torch.empty(size, dtype=torch.int64, device=self._device)
+            offset = number.random_(generator=generator) % counts
+            return from_coordinates(least + offset, self._dtype)
+
+        return draw
+
+    def _counts(self) -> Tensor:
+        """Count the integers of each entry; 2**63 and more count as one less than that."""
+        counts = self._high.to(torch.int64) - self._low.to(torch.int64) + 1
+        return torch.where(counts > 0, counts, torch.iinfo(torch.int64).max)
+
+    def enumerate(self, use_mask: bool = False) -> Tensor:
+        return from_coordinates(digits(self._counts()) + self._low.to(torch.int64), self._dtype)
+
+    def cardinality(self) -> int:
+        pairs = zip(*(end.flatten().tolist() for end in self._bounds()), strict=True)
+        return math.prod(int(high) - int(low) + 1 for low, high in pairs)
+
+
+def _writes_into(bound: Tensor) -> int:
+    """Count the writes into a tensor; those of inference mode are not counted by torch."""
+    return 0 if bound.is_inference() else bound._version
+
+
+class Bounded(_Box):
     """Describe a tensor within a closed box ``[low, high]``, elementwise.
 
     The result is a `BoundedContinuous` for floating dtypes and a `BoundedDiscrete` otherwise.
@@ -81,7 +242,7 @@ class Bounded(Box):
         dtype = _checked_dtype(self, dtype, domain)
         device = as_device(device)
         require_numbers(device, self, low, high)
-        low, high = bound_of(low, dtype, device), bound_of(high, dtype, device)
+        low, high = _bound_of(low, dtype, device), _bound_of(high, dtype, device)
         try:
             if shape is None:
                 shape = torch.broadcast_shapes(low.shape, high.shape)
@@ -94,7 +255,7 @@ class Bounded(Box):
             ) from error
         if not bool((self._low <= self._high).all()):
             raise SpecError(
-                f"low={summary(low)} is not below high={summary(high)} everywhere. "
+                f"low={_summary(low)} is not below high={_summary(high)} everywhere. "
                 "Exchange the bounds, and let none be NaN."
             )
         super().__init__(shape, device, dtype)
@@ -172,7 +333,7 @@ def _float_sampler(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return low, scale, 1 / halved
 
 
-class BoundedDiscrete(IntegerBox, Bounded):
+class BoundedDiscrete(_IntegerBox, Bounded):
     """Describe an integer tensor within a closed box; see `Bounded`."""
 
     domain = "discrete"
@@ -261,7 +422,7 @@ class UnboundedDiscrete(Unbounded):
         )
 
 
-class Binary(IntegerBox):
+class Binary(_IntegerBox):
     """Describe a tensor of zeros and ones.
 
     Args:

@@ -20,9 +20,9 @@ from torch import Generator, Tensor
 
 from envkit.errors import SpecError, SpecTypeError
 from envkit.specs.annotations import Key, Place, Shape, Value
+from envkit.specs.leaves.domains import BoxList
 from envkit.specs.leaves.leaf import LeafSpec
 from envkit.specs.leaves.objects import FixedObjects, NonTensor
-from envkit.specs.leaves.spaces import BoxList
 from envkit.specs.shapes import Index, Reshape, ShapeOp, lead, names_after
 
 __all__ = ["Choice"]

@@ -23,11 +23,10 @@ from torch import Tensor
 from envkit.errors import SpecTypeError
 from envkit.specs.base import TensorSpec
 from envkit.specs.leaves.boxes import Binary, Bounded, Unbounded
-from envkit.specs.leaves.categorical import Categorical, MultiCategorical, MultiOneHot, OneHot
+from envkit.specs.leaves.choices import Categorical, MultiCategorical, MultiOneHot, OneHot
 from envkit.specs.leaves.objects import NonTensor
 from envkit.specs.shapes import Index, expand_op
-from envkit.specs.stacks.stack_base import Stack
-from envkit.specs.stacks.stacked import Stacked, StackedComposite, stack
+from envkit.specs.stacks.stacked import Stack, Stacked, StackedComposite, stack
 from envkit.specs.trees.composite import Composite
 
 __all__ = [

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from envkit.specs.base import TensorSpec
 from envkit.specs.leaves.boxes import Binary, Bounded, Unbounded
-from envkit.specs.leaves.categorical import Categorical, MultiCategorical, MultiOneHot, OneHot
+from envkit.specs.leaves.choices import Categorical, MultiCategorical, MultiOneHot, OneHot
 from envkit.specs.leaves.unions import Choice
 from envkit.specs.stacks.stacked import Stacked
 
