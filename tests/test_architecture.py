@@ -147,17 +147,12 @@ STAND_APART = {
     "envkit.batched.output_checks",
     "envkit.batched.policy_proof",
     "envkit.batched.resuming",
-    # envkit.cli
-    "envkit.cli.envs",
-    "envkit.cli.rollout",
     # envkit.collectors
     "envkit.collectors.delivery",
     "envkit.collectors.generators",
     "envkit.collectors.kinds",
     "envkit.collectors.losses",
     "envkit.collectors.whole_episodes",
-    # envkit.data
-    "envkit.data.unfinished",
     # envkit.env
     "envkit.env.conduct",
     "envkit.env.construction",
@@ -166,8 +161,6 @@ STAND_APART = {
     "envkit.env.module",
     "envkit.env.opaque",
     "envkit.env.spec_properties",
-    # envkit.functional
-    "envkit.functional.rollout",
     # envkit.transforms
     "envkit.transforms.episode_windows",
     # envkit.transforms.core

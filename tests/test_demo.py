@@ -15,8 +15,7 @@ from bench.demo_matrix import train_once
 from envkit import demo
 from envkit.cli.app import main
 from envkit.demo import job
-from envkit.demo.display import TrainingBar, announcements_said
-from envkit.demo.picture import curves_figure
+from envkit.demo.display import TrainingBar, announcements_said, curves_figure
 from envkit.demo.ppo import PPO, Actor, Normalizer, PPOConfig
 from envkit.specs.devices import as_device
 

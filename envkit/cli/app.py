@@ -84,7 +84,7 @@ def list_ids(
     worlds: Annotated[bool, typer.Option("--worlds", help="Name the worlds instead.")] = False,
 ) -> None:
     """List the ids that can be made here, one a line."""
-    from envkit.cli.envs import print_ids, print_worlds
+    from envkit.cli.commands import print_ids, print_worlds
 
     if worlds:
         print_worlds()
@@ -102,7 +102,7 @@ def info(
     ] = 0.0,
 ) -> None:
     """Show what an env takes and gives, and on request how fast it steps."""
-    from envkit.cli.envs import print_info
+    from envkit.cli.commands import print_info
 
     print_info(id, num_envs, seconds)
 
@@ -123,7 +123,7 @@ def rollout(
     ] = None,
 ) -> None:
     """Step an env with random actions, and say what it returned."""
-    from envkit.cli.rollout import roll_out
+    from envkit.cli.commands import roll_out
 
     roll_out(id, num_envs, steps, seed, video=video, out=out)
 

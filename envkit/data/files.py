@@ -3,28 +3,95 @@
 This module knows no format. What fails while a file is written, or read, is told as one error that names the file. Which paths
 are taken, and what is said of others, is one rule for all that writes or reads files: `whole_file`, `whole_folder`
 and `file_to_read` apply it.
+
+A writer holds a lock on what it writes, which ends with its process. So what nobody has locked is nobody's, and the
+next write of that name removes it. Where the file system knows no locks, or Python has none (Windows), all of it
+stays.
+
+Conventions
+    temporary  name in the same folder: "." in front, behind it 32 hexadecimal digits and ".partial".
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import stat
 import struct
 import sys
+import uuid
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from envkit.data.arguments import as_file
-from envkit.data.unfinished import claimed, remove_unfinished
 from envkit.errors import ArgumentError, EnvkitError, MissingFileError, WriteError
 
 __all__ = ["file_to_read", "require_place", "telling", "undamaged", "whole_file", "whole_folder"]
+
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+
+@contextmanager
+def _claimed(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
+    """Make a temporary of ``path``, and keep its lock while the block runs, also when it has got another name.
+
+    Args:
+        path: what it is to become.
+        make: makes an empty file or folder of the name that it is given.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    while True:
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+        make(temporary)
+        lock = _locked(temporary, wait=True)
+        if lock is None or temporary.exists():
+            break
+        os.close(lock)  # another writer took it for left over before it was locked
+    try:
+        yield temporary
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _remove_unfinished(path: Path) -> None:
+    """Remove temporaries of ``path`` whose writers are gone; what cannot be removed stays, and nothing is said."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{32}}\.partial")
+    with suppress(OSError):
+        for left in [one for one in path.parent.iterdir() if name.fullmatch(one.name)]:
+            lock = _locked(left, wait=False)
+            if lock is None:
+                continue
+            with suppress(OSError):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            os.close(lock)
+
+
+def _locked(path: Path, *, wait: bool) -> int | None:
+    """Lock a file or folder for this process; gives the descriptor that holds the lock, or None if there is none."""
+    if fcntl is None:
+        return None
+    descriptor = None
+    try:
+        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:  # it is locked, gone, or of a file system without locks
+        if descriptor is not None:
+            os.close(descriptor)
+        return None
+    return descriptor
 
 
 @contextmanager
@@ -43,10 +110,10 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     with telling(path):
         path = path.resolve() if path.is_symlink() else path
         require_place(path)
-    remove_unfinished(path)
+    _remove_unfinished(path)
     with ExitStack() as stack:
         with telling(path):
-            temporary = stack.enter_context(claimed(path, lambda made: made.touch()))
+            temporary = stack.enter_context(_claimed(path, lambda made: made.touch()))
         try:
             with telling(path):
                 file = open(temporary, "w+b")  # noqa: SIM115 (closed below, and a failure to is no news then)
@@ -81,13 +148,13 @@ def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     with telling(path):
         if path.exists():
             raise FileExistsError("there is something of that name already")
-    remove_unfinished(path)
+    _remove_unfinished(path)
     above = [folder for folder in path.parents if not folder.exists()]
     try:
         with ExitStack() as stack:
             with telling(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                temporary = stack.enter_context(claimed(path, Path.mkdir))
+                temporary = stack.enter_context(_claimed(path, Path.mkdir))
             try:
                 yield temporary
                 with telling(path):

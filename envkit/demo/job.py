@@ -39,8 +39,7 @@ from envkit import (
 )
 from envkit.data.arguments import as_file
 from envkit.data.files import telling
-from envkit.demo.display import TrainingBar, announcements_said, say
-from envkit.demo.picture import draw_curves
+from envkit.demo.display import TrainingBar, announcements_said, draw_curves, say
 from envkit.demo.ppo import PPO, Actor
 
 __all__ = ["Curve", "GoalMissedError", "run"]

@@ -24,10 +24,18 @@ from envkit.functional.core import (
 )
 from envkit.functional.packing import Field, StatePacking
 from envkit.functional.randomization import Randomization, RandomizeAt, Randomizer
-from envkit.functional.rollout import Policy, Transition, random_policy, transition, unroll
+from envkit.functional.rollout import (
+    Policy,
+    Stopped,
+    StopRule,
+    Transition,
+    random_policy,
+    transition,
+    unroll,
+    unroll_until,
+)
 from envkit.functional.spaces import Box, Discrete, MultiDiscrete, sample_space
 from envkit.functional.structure import conform, name_of
-from envkit.functional.until import Stopped, StopRule, unroll_until
 from envkit.functional.wrappers import FrameSkip, Metrics, TimeLimit, TimeLimitState, WithoutInfo
 
 __all__ = [

@@ -1,11 +1,14 @@
-"""Many steps as one compiled loop.
+"""Many steps as one compiled loop, of a fixed length or until episodes end.
 
-This module decides the order of things in a rollout: restart, observe, act, step, record. It does
-not know TensorDict, and stops early for nobody: ``break_when_any_done`` is the caller's.
+This module decides the order of things in a rollout: restart, observe, act, step, record; when one without resets
+stops; and what a row shows that has finished before the others. It does not know TensorDict.
 
 Conventions
     transition  root (what the policy saw), action, next (what the step returned).
     time-major  recorded leaves have shape (time, batch, *event).
+    counted     bool, shape (batch,): rows whose end matters. Rows that only fill up a batch are not.
+    capacity    most steps of one call that may stop; what is recorded has that length, and only its first ``made``
+                entries mean something.
 
 Decided here: a finished row restarts at the START of a step. So ``next`` holds the true last
 observation and the root of the following transition the fresh one; the very last step resets
@@ -18,16 +21,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
 
+from envkit import rules
 from envkit.functional.core import Timestep, done_of
 
-__all__ = ["Policy", "RowsEnv", "Transition", "random_policy", "transition", "unroll"]
+__all__ = [
+    "Policy",
+    "StopRule",
+    "Stopped",
+    "Transition",
+    "random_policy",
+    "transition",
+    "unroll",
+    "unroll_until",
+]
+
 
 Policy = Callable[[Any, Any, jax.Array], Any]
 """``(params, observation, key) -> action``: batched observation and action, one raw key a step."""
@@ -35,7 +49,7 @@ Policy = Callable[[Any, Any, jax.Array], Any]
 Carry = tuple[Any, Timestep]
 
 
-class RowsEnv(Protocol):
+class _RowsEnv(Protocol):
     """What a rollout asks of many rows; `BatchedEnv` says what each function does."""
 
     def step(self, state: Any, action: Any) -> Carry: ...
@@ -67,7 +81,7 @@ class Transition:
     next_state: dict[str, jax.Array] | None = None
 
 
-def random_policy(env: RowsEnv) -> Policy:
+def random_policy(env: _RowsEnv) -> Policy:
     """Make a policy that draws from the action space; row i's draws do not depend on the batch."""
 
     def act(params: Any, observation: Any, key: jax.Array) -> Any:
@@ -78,7 +92,7 @@ def random_policy(env: RowsEnv) -> Policy:
 
 
 def transition(
-    env: RowsEnv,
+    env: _RowsEnv,
     carry: Carry,
     policy: Policy,
     params: Any,
@@ -108,7 +122,7 @@ def transition(
     return (after, timestep), recorded
 
 
-def _restarted(env: RowsEnv, state: Any, timestep: Timestep) -> Carry:
+def _restarted(env: _RowsEnv, state: Any, timestep: Timestep) -> Carry:
     """Start new episodes where one has ended. No other row has a flag: said so, XLA need not carry them."""
     unset = jnp.zeros_like(timestep.terminated)
     going_on = replace(timestep, terminated=unset, truncated=unset)
@@ -116,7 +130,7 @@ def _restarted(env: RowsEnv, state: Any, timestep: Timestep) -> Carry:
 
 
 def unroll(
-    env: RowsEnv,
+    env: _RowsEnv,
     carry: Carry,
     policy: Policy,
     params: Any,
@@ -191,3 +205,123 @@ def _recorded(made: Transition) -> Transition:
     flags = made.terminated, made.truncated, made.next.terminated, made.next.truncated
     following = replace(made.next, terminated=_NOTHING, truncated=_NOTHING)
     return replace(made, terminated=_byte_of(*flags), truncated=_NOTHING, next=following)
+
+
+StopRule = Literal["any", "all"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Stopped:
+    """How a run ended.
+
+    ``made``: steps taken, int32. ``ended``: the rule was met, bool.
+    """
+
+    made: jax.Array
+    ended: jax.Array
+
+
+def unroll_until(
+    env: _RowsEnv,
+    carry: Carry,
+    policy: Policy,
+    params: Any,
+    key: jax.Array,
+    counted: jax.Array,
+    *,
+    rule: StopRule,
+    capacity: int,
+    limit: int | jax.Array,
+    start: int | jax.Array = 0,
+    check_every: int = 1,
+    record_state: bool = False,
+) -> tuple[Carry, Transition, Stopped]:
+    """Act and step until any row, or all rows, are done; nothing is reset.
+
+    With ``rule="all"``, a row that is done waits: it keeps its state and repeats its last transition
+    with reward 0. One that is done in ``carry`` waits as well, but what it repeats is left to the caller.
+
+    Args:
+        env, carry, policy, params, key, start, record_state: see `rollout.unroll`.
+        counted: see the module.
+        rule: what ends the run.
+        capacity: see the module; static.
+        limit: most steps of this call, up to ``capacity``.
+        check_every: after how many steps the loop asks whether it goes on, for which a card waits for its host;
+            static. Of steps beyond the end nothing is kept.
+
+    Returns:
+        The carry after the last step, the time-major transitions, and how the run ended.
+    """
+    first = jnp.asarray(start, dtype=jnp.uint32)
+    waits = rule == "all"
+
+    def one(carry: Carry, index: jax.Array, last: Transition | None) -> tuple[Carry, Transition]:
+        step_key = jax.random.fold_in(key, first + index.astype(jnp.uint32))
+        moving = None if last is None else ~done_of(carry[1])
+        flags = {"auto_reset": False, "record_state": record_state, "moving": moving}
+        after, made = transition(env, carry, policy, params, step_key, **flags)
+        return after, made if moving is None else _frozen(moving, made, last)
+
+    def ended(timestep: Timestep) -> jax.Array:
+        done = done_of(timestep)
+        return (done & counted).any() if rule == "any" else (done | ~counted).all()
+
+    def unfinished(loop: Any) -> jax.Array:
+        index, carry, *_ = loop
+        return (index < limit) & ((index == 0) | ~ended(carry[1]))
+
+    def body(loop: Any) -> Any:
+        index, carry, last, record = loop
+        carry, made = one(carry, index, last)
+        return index + 1, carry, made if waits else None, _written(record, made, index)
+
+    def body_unless_finished(_: Any, loop: Any) -> Any:
+        index, carry, last, record = loop
+        goes_on = unfinished(loop)
+        after, made = one(carry, index, last)
+        after = _if(goes_on, after, carry)
+        record = _written(record, _if(goes_on, made, _entry(record, index)), index)
+        return index + goes_on, after, _if(goes_on, made, last) if waits else None, record
+
+    def several(loop: Any) -> Any:
+        return jax.lax.fori_loop(0, check_every, body_unless_finished, loop)
+
+    like = jax.eval_shape(lambda: one(carry, jnp.int32(0), None)[1])
+    last = _blank(like) if waits else None
+    loop = (jnp.int32(0), carry, last, _blank(like, capacity))
+    loop = jax.lax.while_loop(unfinished, body if check_every == 1 else several, loop)
+    index, carry, _, record = loop
+    return carry, record, Stopped(index, ended(carry[1]))
+
+
+def _blank(like: Any, *time: int) -> Any:
+    """Make zeros of the shapes in ``like``, behind axes of the sizes ``time``."""
+    with jax.enable_x64(True):  # a policy may give 64 bits
+        return jax.tree.map(lambda leaf: jnp.zeros((*time, *leaf.shape), leaf.dtype), like)
+
+
+def _written(record: Transition, made: Transition, index: jax.Array) -> Transition:
+    return jax.tree.map(
+        lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, index, 0), record, made
+    )
+
+
+def _entry(record: Transition, index: jax.Array) -> Transition:
+    take = partial(jax.lax.dynamic_index_in_dim, index=index, axis=0, keepdims=False)
+    return jax.tree.map(take, record)
+
+
+def _if(condition: jax.Array, fresh: Any, kept: Any) -> Any:
+    """Take all of one tree or all of another, whatever the dtypes of its leaves."""
+    return jax.tree.map(partial(jax.lax.select, condition), fresh, kept)
+
+
+def _frozen(moving: jax.Array, made: Transition, last: Transition) -> Transition:
+    """Take the transition of rows that move; the others repeat their last one with reward 0."""
+    shown = jax.tree.map(lambda new, old: rules.choose(moving, new, old), made, last)
+    paid = jax.tree.map(
+        lambda paid: rules.choose(moving, paid, jnp.zeros_like(paid)), shown.next.reward
+    )
+    return replace(shown, next=replace(shown.next, reward=paid))
