@@ -264,12 +264,12 @@ def weights(rounds: int) -> None:
         partial(serial, "CartPole-v1", 1), _Greedy(policy), num_workers=WORKERS, frames_per_batch=1
     )
     collector.next()
-    crew, updates = collector._crew, []
+    worker_pool, updates = collector._worker_pool, []
     for _ in range(10 * rounds):
         began = time.perf_counter()
         collector.update_policy_weights_()
         for worker in range(WORKERS):
-            crew._lay_weights(worker, crew._newest)
+            worker_pool._lay_weights(worker, worker_pool._newest)
         updates.append(time.perf_counter() - began)
     collector.shutdown()
     taken = statistics.median(updates)

@@ -56,7 +56,7 @@ _HOMES = {
     "envkit.collectors.multi_sync": ("MultiSyncCollector", "MultiSyncDataCollector"),
     "envkit.collectors.profiling": ("ProfileConfig",),
     "envkit.collectors.sync": ("SyncDataCollector",),
-    "envkit.collectors.workers": ("MultiCollector",),
+    "envkit.collectors.multi": ("MultiCollector",),
     "envkit.env.base": ("EnvBase",),
     "envkit.evaluation.evaluate": ("evaluate",),
     "envkit.evaluation.outcome": ("Comparison", "Difference", "Evaluation"),

@@ -15,6 +15,7 @@ from envkit.checkpoint import load as load
 from envkit.checkpoint import save as save
 from envkit.collectors.collector import BaseCollector as BaseCollector
 from envkit.collectors.collector import Collector as Collector
+from envkit.collectors.multi import MultiCollector as MultiCollector
 from envkit.collectors.multi_async import AsyncCollector as AsyncCollector
 from envkit.collectors.multi_async import MultiAsyncCollector as MultiAsyncCollector
 from envkit.collectors.multi_async import MultiaSyncDataCollector as MultiaSyncDataCollector
@@ -22,7 +23,6 @@ from envkit.collectors.multi_sync import MultiSyncCollector as MultiSyncCollecto
 from envkit.collectors.multi_sync import MultiSyncDataCollector as MultiSyncDataCollector
 from envkit.collectors.profiling import ProfileConfig as ProfileConfig
 from envkit.collectors.sync import SyncDataCollector as SyncDataCollector
-from envkit.collectors.workers import MultiCollector as MultiCollector
 from envkit.data.carrying import step_mdp as step_mdp
 from envkit.data.resets import terminated_or_truncated as terminated_or_truncated
 from envkit.data.trajectories import split_trajectories as split_trajectories

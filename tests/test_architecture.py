@@ -27,7 +27,7 @@ MAY_LOOK_UP = {
     "envkit.env.base",
     "envkit.env.construction",
     "envkit.batched.workers",
-    "envkit.collectors.kinds",
+    "envkit.collectors.settings",
     "envkit.transforms.core.compose",
     "envkit.transforms.frames",
     "envkit_bridges.exports.torchrl_transforms",
@@ -147,12 +147,6 @@ STAND_APART = {
     "envkit.batched.output_checks",
     "envkit.batched.policy_proof",
     "envkit.batched.resuming",
-    # envkit.collectors
-    "envkit.collectors.delivery",
-    "envkit.collectors.generators",
-    "envkit.collectors.kinds",
-    "envkit.collectors.losses",
-    "envkit.collectors.whole_episodes",
     # envkit.env
     "envkit.env.conduct",
     "envkit.env.construction",

@@ -17,7 +17,6 @@ from rich.table import Table
 from tensordict import TensorDictBase
 
 import envkit
-from envkit import EnvBase
 from envkit.data.files import require_place
 from envkit.data.paths import Key
 from envkit.env.base import EnvBase

@@ -25,12 +25,17 @@ from envkit.batched.settings import RayOptions
 from envkit.collectors.background import Background
 from envkit.collectors.delivery import Delivery
 from envkit.collectors.distant import executed, followed, paired
-from envkit.collectors.kinds import kind_for, require_known
 from envkit.collectors.metering import ProgressBar
 from envkit.collectors.profiling import ProfileConfig
 from envkit.collectors.runner import COLLECTOR, Batch
-from envkit.collectors.settings import WorkerOptions, checked, require_callable
-from envkit.collectors.turns import asked_for, in_turn, require_open, require_own
+from envkit.collectors.settings import (
+    WorkerOptions,
+    checked,
+    kind_for,
+    require_callable,
+    require_known,
+)
+from envkit.collectors.thread_guard import asked_for, in_turn, require_open, require_own
 from envkit.collectors.whole_episodes import EpisodeStore
 from envkit.data.arguments import require_state_dict
 from envkit.data.keywords import ShownKeywords, completed

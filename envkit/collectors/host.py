@@ -4,15 +4,17 @@ Conventions
     row      number of a worker; a host has one.
     memory   arrays that parent and worker both see: "weights" (new ones lie there before a batch is ordered),
              "stop" (set by the parent to end a batch early), "batch" (what was collected).
+    plan     of a stretch of memory: name, shape and dtype of each tensor in it, in order.
     reply    what the worker says of a batch. Data of other shapes than were planned goes along with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -20,9 +22,8 @@ from tensordict import TensorDictBase
 
 from envkit.batched.attributes import ask_single_envs, single_envs
 from envkit.batched.creation_context import holding
-from envkit.collectors.acting import Parts, build_runner, recorded_leaves
+from envkit.collectors.build_runner import Parts, build_runner, recorded_leaves
 from envkit.collectors.distant import executed, followed
-from envkit.collectors.packing import Packing
 from envkit.collectors.profiling import ProfileConfig
 from envkit.collectors.runner import EnvRunner, Order, lengthened
 from envkit.collectors.weights import Weights, tensors_of
@@ -36,11 +37,65 @@ __all__ = [
     "STOP",
     "WEIGHTS",
     "Description",
+    "Packing",
     "Reply",
     "RunnerFactory",
-    "RunnerHost",
     "WorkerOrder",
 ]
+
+
+_ALIGNMENT_BYTES = 64
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Packing(Generic[Name]):
+    """Where each tensor lies.
+
+    Attributes:
+        plan: shape and dtype by name.
+    """
+
+    plan: Mapping[Name, tuple[tuple[int, ...], torch.dtype]]
+
+    @classmethod
+    def of(cls, tensors: Mapping[Name, torch.Tensor]) -> Packing[Name]:
+        """Plan for tensors like these."""
+        return cls({name: (tuple(value.shape), value.dtype) for name, value in tensors.items()})
+
+    @cached_property
+    def _placement(self) -> tuple[dict[Name, int], int]:
+        offsets, end = {}, 0
+        for name, (shape, dtype) in self.plan.items():
+            offsets[name] = end
+            size = torch.Size(shape).numel() * dtype.itemsize
+            end += -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return offsets, max(end, _ALIGNMENT_BYTES)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all of them, each aligned to 64."""
+        return self._placement[1]
+
+    def views(self, memory: np.ndarray) -> dict[Name, torch.Tensor]:
+        """View memory of shape ``(*lead, size_bytes or more)`` as the tensors, of shape ``(*lead, *shape)``."""
+        lead, whole = memory.shape[:-1], torch.from_numpy(memory)
+        found: dict[Name, torch.Tensor] = {}
+        for name, (shape, dtype) in self.plan.items():
+            start = self._placement[0][name]
+            size = torch.Size(shape).numel() * dtype.itemsize
+            flat = whole[..., start : start + size].view(dtype)
+            strides = (*flat.stride()[:-1], *torch.empty(shape, device="meta").stride())
+            found[name] = flat.as_strided((*lead, *shape), strides, flat.storage_offset())
+        return found
+
+    def fits(self, tensors: Mapping[Name, torch.Tensor]) -> bool:
+        """Say whether tensors are those of the plan."""
+        return self.plan.keys() == tensors.keys() and all(
+            (tuple(value.shape), value.dtype) == self.plan[name] for name, value in tensors.items()
+        )
+
 
 WEIGHTS, STOP, BATCH = "weights", "stop", "batch"
 COMMAND_NAMES: dict[int | str, str] = {
@@ -126,17 +181,17 @@ class RunnerFactory:
     choices: Mapping[str, Any]
     begin: Callable[[], Any] | None = None
 
-    def __call__(self, rows: range) -> RunnerHost:
+    def __call__(self, rows: range) -> _RunnerHost:
         if self.begin is not None:
             self.begin()
         torch.set_num_threads(self.num_threads)
         torch.set_grad_enabled(False)
         (row,) = rows
         torch.manual_seed(self.seeds[row])
-        return RunnerHost(self.parts[row], row, len(self.parts), self.choices)
+        return _RunnerHost(self.parts[row], row, len(self.parts), self.choices)
 
 
-class RunnerHost:
+class _RunnerHost:
     """The runner of a worker; see `envkit.transport.Host`."""
 
     def __init__(self, parts: Parts, row: int, count: int, choices: Mapping[str, Any]):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from envkit.collectors.numbering import abandoned
+from envkit.collectors.trajectory_ids import abandoned
 from envkit.data.transition import leaves
 from envkit.errors import MissingLibraryError
 from envkit.installing import install_hint

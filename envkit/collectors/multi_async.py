@@ -8,10 +8,10 @@ from typing import Any, Unpack
 
 from envkit.batched.settings import RayOptions
 from envkit.collectors.collector import MakeEnv
-from envkit.collectors.crew import Part
+from envkit.collectors.multi import MultiCollector
 from envkit.collectors.runner import Batch
 from envkit.collectors.settings import WorkerOptions
-from envkit.collectors.workers import MultiCollector
+from envkit.collectors.worker_pool import Part
 from envkit.data.arguments import as_bool
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
@@ -89,19 +89,21 @@ class MultiaSyncDataCollector(MultiCollector):
         waiting = {part.worker for part in self._ready}
         total = None if self._episodes is not None else self._options.total_frames
         for worker in range(self.num_workers):
-            if worker in self._crew.jobs or worker in waiting:
+            if worker in self._worker_pool.jobs or worker in waiting:
                 continue
-            steps = sum(self._steps[one] for one in (*waiting, *self._crew.jobs))
+            steps = sum(self._steps[one] for one in (*waiting, *self._worker_pool.jobs))
             ordered = self._taken_frames + steps * self._rows_each
             if total is not None and ordered >= total:
                 return
-            self._crew.order(worker, random=ordered < (self._options.init_random_frames or 0))
+            self._worker_pool.order(
+                worker, random=ordered < (self._options.init_random_frames or 0)
+            )
 
     def _finish(self) -> Batch:
         self._keep_busy()  # what an error has left out
-        if not self._crew.packings and self._options.use_buffers is not False:
+        if not self._worker_pool.packings and self._options.use_buffers is not False:
             self._receive_all()
-            self._crew.learn_form(list(self._ready))
+            self._worker_pool.learn_form(list(self._ready))
         while not self._ready:
             self._receive_some()
         part = self._ready[0]
@@ -117,16 +119,16 @@ class MultiaSyncDataCollector(MultiCollector):
         self._keep_busy()
 
     def _receive_some(self) -> None:
-        for worker in self._crew.wait(1):
-            if (part := self._crew.receive(worker)) is not None:
+        for worker in self._worker_pool.wait(1):
+            if (part := self._worker_pool.receive(worker)) is not None:
                 self._ready.append(part)
 
     def _receive_all(self) -> None:
-        while self._crew.jobs:
+        while self._worker_pool.jobs:
             self._receive_some()
 
     def _require_idle(self) -> None:
-        self._crew.order_again()
+        self._worker_pool.order_again()
         self._receive_all()
 
     def _runner_states(self) -> dict[str, Any]:

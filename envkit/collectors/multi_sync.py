@@ -11,10 +11,10 @@ from tensordict import TensorDictBase
 
 from envkit.batched.settings import RayOptions
 from envkit.collectors.collector import MakeEnv
-from envkit.collectors.crew import Part
+from envkit.collectors.multi import MultiCollector
 from envkit.collectors.runner import COLLECTOR, Batch
 from envkit.collectors.settings import WorkerOptions
-from envkit.collectors.workers import MultiCollector
+from envkit.collectors.worker_pool import Part
 from envkit.data.arguments import as_bool
 from envkit.env.policy import PolicyLike
 from envkit.errors import ArgumentError, OptionError
@@ -85,25 +85,25 @@ class MultiSyncDataCollector(MultiCollector):
 
     def _order_missing(self, random: bool) -> None:
         for worker in range(self.num_workers):
-            if worker not in self._crew.jobs and worker not in self._parts_made:
-                self._crew.order(worker, random=random)
+            if worker not in self._worker_pool.jobs and worker not in self._parts_made:
+                self._worker_pool.order(worker, random=random)
 
     def _finish(self, random: bool) -> Batch:
         self._order_missing(random)  # what an error has left out
         threshold = self._options.preemptive_threshold
         enough = math.inf if threshold is None else int(self.num_workers * threshold)
-        while self._crew.jobs:
+        while self._worker_pool.jobs:
             if len(self._parts_made) >= enough:
-                self._crew.stop(list(self._crew.jobs))
-            for worker in self._crew.wait(1):  # who fails is told at once
-                if (part := self._crew.receive(worker)) is not None:
+                self._worker_pool.stop(list(self._worker_pool.jobs))
+            for worker in self._worker_pool.wait(1):  # who fails is told at once
+                if (part := self._worker_pool.receive(worker)) is not None:
                     self._parts_made[worker] = part
         parts = [self._parts_made[worker] for worker in range(self.num_workers)]
         with self._seconds.transferring():
             joined = self._stored(self._joined(parts))
         batch = Batch(joined, torch.cat([part.following for part in parts]))
         if self._options.use_buffers is not False:
-            self._crew.learn_form(parts)
+            self._worker_pool.learn_form(parts)
         stopped = (sum(self._steps) - sum(part.valid for part in parts)) * self._rows_each
         begun = self._begun_frames - stopped  # frames that were not made do not count
         self._parts_made, self._begun_frames = {}, begun
@@ -129,7 +129,7 @@ class MultiSyncDataCollector(MultiCollector):
         return data
 
     def _require_idle(self) -> None:
-        if self._crew.jobs or self._parts_made or self._crew.unsure:
+        if self._worker_pool.jobs or self._parts_made or self._worker_pool.unsure:
             if self._pending is None:  # Ctrl-C came while it was begun
                 self._begin_next()
             self._settle()

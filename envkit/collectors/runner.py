@@ -19,10 +19,9 @@ from typing import Any, cast
 import torch
 from tensordict import TensorDictBase
 
-from envkit.collectors.generators import generator_states, set_generators
-from envkit.collectors.numbering import TrajectoryNumbers
 from envkit.collectors.profiling import ProfileConfig, Profiling
 from envkit.collectors.timing import Seconds, timed
+from envkit.collectors.trajectory_ids import TrajectoryNumbers
 from envkit.collectors.weights import (
     Weights,
     load_weights,
@@ -49,6 +48,23 @@ __all__ = [
     "RunnerOptions",
     "lengthened",
 ]
+
+
+def _generator_states() -> dict[str, Any]:
+    """Give the states of torch's generators, of the CPU and of each CUDA device that was used."""
+    used = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return {
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if used else [],
+    }
+
+
+def _set_generators(states: Mapping[str, Any]) -> None:
+    """Set torch's generators to what `_generator_states` gave; devices that are not there are left out."""
+    torch.set_rng_state(states["cpu"].cpu())
+    if states["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([state.cpu() for state in states["cuda"]])
+
 
 COLLECTOR = "collector"
 """Node of the data that holds what the collector adds."""
@@ -283,7 +299,7 @@ class EnvRunner:
         )
         return {
             "policy_state_dict": plain(weights, "the policy"),
-            "generators": generator_states(),
+            "generators": _generator_states(),
             "env_state_dict": dict(self.env.state_dict()),
             "root": plain(self.root, "the root"),
             "numbers": self.numbers.state_dict(),
@@ -315,7 +331,7 @@ class EnvRunner:
         counted = state["counted"]
         self.frames, self.episodes = counted["frames"], counted["episodes"]
         self.seconds.update(counted["seconds"])
-        set_generators(state["generators"])
+        _set_generators(state["generators"])
 
     def counted(self) -> dict[str, Any]:
         """Tell frames and episodes collected, and seconds spent in "envs", "policy" and "transfer"."""

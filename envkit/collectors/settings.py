@@ -1,4 +1,4 @@
-"""The keywords of collectors: type, default and meaning of each, and what is refused before anything is built.
+"""The kinds of collectors and their keywords: type, default and meaning of each, and what is refused before anything is built.
 
 `CollectorOptions` and `WorkerOptions` are the one list of them, which the classes show and type checkers read.
 """
@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal, SupportsIndex, TypedDict
 
 import torch
@@ -15,7 +16,7 @@ from envkit.batched.recovery import allowed_restarts
 from envkit.batched.settings import require_seconds
 from envkit.collectors.runner import RunnerOptions
 from envkit.data.arguments import as_bool, as_int
-from envkit.data.keywords import Default
+from envkit.data.keywords import Default, known_to, refuse_unknown
 from envkit.env.policy import BindsToEnv, ExplorationType
 from envkit.errors import (
     ArgumentError,
@@ -24,6 +25,7 @@ from envkit.errors import (
     OptionError,
     PolicyError,
 )
+from envkit.late import late
 from envkit.specs.annotations import Device
 from envkit.specs.devices import as_device
 
@@ -32,7 +34,9 @@ __all__ = [
     "WorkerOptions",
     "checked",
     "checked_workers",
+    "kind_for",
     "require_callable",
+    "require_known",
     "runner_options",
 ]
 
@@ -512,3 +516,69 @@ def runner_options(given: Any, storing_device: torch.device | None) -> RunnerOpt
         track_policy_version=given.track_policy_version,
         compact_obs=given.compact_obs,
     )
+
+
+_KINDS: dict[str | None, tuple[str, str]] = {
+    None: ("SyncDataCollector", "SyncDataCollector"),
+    "direct": ("SyncDataCollector", "SyncDataCollector"),
+    "process": ("MultiSyncDataCollector", "MultiaSyncDataCollector"),
+    "ray": ("MultiSyncDataCollector", "MultiaSyncDataCollector"),
+}
+
+
+def kind_for(
+    backend: str | None, sync: bool, asked: type | None = None, *, has_workers: bool = False
+) -> Any:
+    """Give the class of collectors with a backend.
+
+    Args:
+        backend: see `Collector`.
+        sync: see `Collector`.
+        asked: the class that was called; one with workers alone has no kind that collects here. A subclass of the
+            user's that does not say how it collects gets a class of its own below it, which does.
+        has_workers: a number of workers was passed: without a backend they are processes.
+
+    Raises:
+        ArgumentError: (a ValueError) there is no such backend.
+    """
+    if backend not in _KINDS:
+        raise ArgumentError(
+            f"backend is {backend!r}, but must be one of {[name for name in _KINDS if name]}."
+        )
+    has_workers = has_workers or getattr(asked, "_has_workers", False)
+    if backend is None and has_workers:
+        backend = "process"
+    kind = late(_KINDS[backend][not sync])
+    if asked is None or issubclass(kind, asked):
+        return kind
+    return _completed(asked, kind)
+
+
+@cache
+def _completed(asked: type, kind: type) -> type:
+    """Make a class of the user's, e.g. ``class Mine(Collector)``, one that collects as ``kind`` does."""
+    told = {"__module__": asked.__module__, "__doc__": asked.__doc__}
+    return type(asked)(asked.__name__, (asked, kind), told)
+
+
+def require_known(kind: Any, given: Iterable[str], every: type) -> None:
+    """Check the names of keywords that a kind of collector is given.
+
+    Args:
+        kind: its class.
+        given: the names.
+        every: the class that takes those of all kinds.
+
+    Raises:
+        OptionError: (a TypeError) one goes with collectors that have workers, or is unknown.
+    """
+    if (known := known_to(kind)) is None:
+        return
+    taken = known_to(every) or []
+    for name in given:
+        if name not in known and name in taken:
+            raise OptionError(
+                f"{name!r} is a keyword of collectors with workers, and a {kind.__name__} collects {kind._kind}. "
+                "Use Collector(..., backend='process'), or leave it out."
+            )
+    refuse_unknown(kind.__name__, given, known)

@@ -8,12 +8,12 @@ from typing import Any, Unpack
 import torch
 
 from envkit.batched.attributes import ask_single_envs, chosen_rows, require_found, single_envs
-from envkit.collectors.acting import Parts, build_runner, recorded_leaves
+from envkit.collectors.build_runner import Parts, build_runner, recorded_leaves
 from envkit.collectors.collector import Collector, MakeEnv, flat_stats
 from envkit.collectors.profiling import ProfileConfig
 from envkit.collectors.runner import COLLECTOR, Batch, Order, lengthened
 from envkit.collectors.settings import CollectorOptions, runner_options
-from envkit.collectors.turns import in_turn
+from envkit.collectors.thread_guard import in_turn
 from envkit.collectors.weights import as_weights
 from envkit.data.arguments import as_bool
 from envkit.data.results import EnvData

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from tensordict import TensorDictBase
 
-from envkit.collectors.numbering import abandoned
+from envkit.collectors.trajectory_ids import abandoned
 from envkit.data.plain import from_plain, plain
 from envkit.data.trajectories import split_trajectories
 from envkit.data.transition import leaves

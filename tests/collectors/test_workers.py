@@ -348,7 +348,7 @@ def test_no_step_is_made_between_batches(built):
     found = collector.stats(workers="both")
     assert [found["worker_0/frames"], found["worker_1/frames"], found["frames"]] == [4, 4, 8]
     assert found["workers"] == found["workers_alive"] == 2
-    assert not collector._crew.jobs
+    assert not collector._worker_pool.jobs
 
 
 def test_a_policy_is_made_where_it_acts(built):
@@ -480,7 +480,7 @@ def test_data_of_no_fixed_form_crosses_as_it_is(built):
     collector.next()
 
     assert collector.next()["count"].squeeze(-1).tolist() == [[2, 3], [2, 3]]
-    assert not collector._crew.packings
+    assert not collector._worker_pool.packings
 
 
 @pytest.mark.parametrize("cls", [MultiSyncDataCollector, MultiaSyncDataCollector])

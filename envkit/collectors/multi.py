@@ -1,6 +1,6 @@
 """Collectors whose envs and policies run in workers elsewhere: what they are built from, seeds, resets, weights.
 
-How workers get orders is said by `crew`, what a batch of several workers looks like by `multi_sync` and `multi_async`.
+How workers get orders is said by `worker_pool`, what a batch of several workers looks like by `multi_sync` and `multi_async`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from envkit.batched.creation_context import chosen
 from envkit.batched.recovery import allowed_restarts
 from envkit.batched.threads import ThreadLimit
 from envkit.batched.workers import actors_for, processes_for, usable_options
-from envkit.collectors.acting import Parts
+from envkit.collectors.build_runner import Parts
 from envkit.collectors.collector import Collector, MakeEnv, flat_stats
-from envkit.collectors.crew import Crew
 from envkit.collectors.distant import paired
 from envkit.collectors.host import (
     BUILDING,
@@ -33,9 +32,10 @@ from envkit.collectors.host import (
 )
 from envkit.collectors.profiling import ProfileConfig
 from envkit.collectors.settings import WorkerOptions, checked_workers, runner_options
+from envkit.collectors.thread_guard import in_turn, require_open
 from envkit.collectors.timing import Seconds
-from envkit.collectors.turns import in_turn, require_open
 from envkit.collectors.weights import as_weights, extra_of, only_tensors, tensors_of
+from envkit.collectors.worker_pool import WorkerPool
 from envkit.data.arguments import as_int
 from envkit.env.base import EnvBase
 from envkit.env.policy import HasParams, PolicyLike, policy_device
@@ -93,7 +93,7 @@ class MultiCollector(Collector):
         self._storing_devices = _each("storing_device", given.storing_device, self.num_workers)
         parts = self._parts(makers, policy, given)
         restarts = allowed_restarts(given.on_worker_failure, given.max_restarts)
-        self._crew = Crew(
+        self._worker_pool = WorkerPool(
             self._make_pool(parts, given),
             self.num_workers,
             restarts=restarts if given.on_worker_failure == "restart" else None,
@@ -104,11 +104,11 @@ class MultiCollector(Collector):
             self._end_limit = weakref.finalize(self, limit.end)
             self._end_limit.atexit = False
         try:
-            described = self._crew.start()
+            described = self._worker_pool.start()
             self._adopt(described)
             self._fit(given)
             self._delivery.require_room(described.leaves)
-            self._crew.bind()
+            self._worker_pool.bind()
             self._prepare(self.num_workers)
             if given.seed is not None:
                 self.set_seed(given.seed)
@@ -184,7 +184,7 @@ class MultiCollector(Collector):
             self._warn_of_numbers(asked, together)
         else:
             self._steps = [self._steps_each(rows, together, stacklevel=6)] * self.num_workers
-        self._crew.steps = self._steps
+        self._worker_pool.steps = self._steps
         if 1 in self._steps and self._options.on_worker_failure == "restart":
             raise ArgumentError(
                 "on_worker_failure='restart' puts a truncated step in front of the batch of a new worker, so batches "
@@ -239,7 +239,7 @@ class MultiCollector(Collector):
         require_open(
             self
         )  # and no turn: a trainer may update while another thread waits for a batch
-        if not self._crew.has_weights:
+        if not self._worker_pool.has_weights:
             raise ArgumentTypeError(
                 "the policy of the workers is no torch.nn.Module and no JaxPolicy, so it has no weights to update."
             )
@@ -249,12 +249,12 @@ class MultiCollector(Collector):
                 "there are no weights here: the workers have made their policies themselves. Pass policy_weights=."
             )
         weights = as_weights(given, self._trained)
-        self._crew.take_weights(only_tensors(weights), extra_of(weights))
+        self._worker_pool.take_weights(only_tensors(weights), extra_of(weights))
         super().increment_version()
 
     def increment_version(self) -> None:
         super().increment_version()
-        self._crew.count_version()
+        self._worker_pool.count_version()
 
     def _begin_next(self) -> None:
         self._warn_of_weights_kept()
@@ -285,9 +285,9 @@ class MultiCollector(Collector):
         self._require_idle()
         following: int | None = seed
         for worker in range(self.num_workers):
-            (after,) = self._crew.call("seed", following, static_seed, workers=[worker])
+            (after,) = self._worker_pool.call("seed", following, static_seed, workers=[worker])
             following = seed if static_seed else after
-        self._crew.recovery.begin_seeds(seed)
+        self._worker_pool.recovery.begin_seeds(seed)
         self._begin_anew(range(self.num_workers))
         return following
 
@@ -314,7 +314,7 @@ class MultiCollector(Collector):
         return data if device is None else data.to(device)
 
     def _begin_anew(self, workers: Sequence[int]) -> None:
-        ended = self._crew.begin_anew(workers)
+        ended = self._worker_pool.begin_anew(workers)
         if self._episodes is not None:
             self._episodes.cut(ended)
 
@@ -331,13 +331,13 @@ class MultiCollector(Collector):
         self._settle()
         self._require_idle()
         every = range(self.num_workers)
-        counts = self._crew.call("count_envs", workers=every)
+        counts = self._worker_pool.call("count_envs", workers=every)
         places = [(worker, row) for worker in every for row in range(counts[worker])]
         wanted = [places[index] for index in chosen_rows(indices, len(places))]
         found: dict[tuple[int, int], Any] = {}
         for worker in sorted({worker for worker, _ in wanted}):
             rows = sorted({row for one, row in wanted if one == worker})
-            (values,) = self._crew.call("ask_envs", ask, rows, workers=[worker])
+            (values,) = self._worker_pool.call("ask_envs", ask, rows, workers=[worker])
             found |= {(worker, row): value for row, value in zip(rows, values, strict=True)}
         values = [found[place] for place in wanted]
         require_found(values, type(self).__name__)
@@ -347,14 +347,14 @@ class MultiCollector(Collector):
     def _asked_of_first(self, part: str, attr: str) -> Any:
         self._settle()
         self._require_idle()
-        (found,) = self._crew.call("follow", f"{part}.{attr}", workers=[0])
+        (found,) = self._worker_pool.call("follow", f"{part}.{attr}", workers=[0])
         return found
 
     @in_turn
     def get_distant_attr(self, attr: str) -> list[Any]:
         self._settle()
         self._require_idle()
-        return self._crew.call("follow", attr, workers=range(self.num_workers))
+        return self._worker_pool.call("follow", attr, workers=range(self.num_workers))
 
     @in_turn
     def map_fn(
@@ -367,7 +367,7 @@ class MultiCollector(Collector):
         self._require_idle()
         calls = paired(list_of_args, list_of_kwargs, self.num_workers)
         return [
-            self._crew.call("execute", method_name, args, kwargs, workers=[worker])[0]
+            self._worker_pool.call("execute", method_name, args, kwargs, workers=[worker])[0]
             for worker, (args, kwargs) in enumerate(calls)
         ]
 
@@ -375,7 +375,7 @@ class MultiCollector(Collector):
     def _profile(self, config: ProfileConfig | None) -> None:
         self._settle()
         self._require_idle()
-        self._crew.call("profile", config, workers=range(self.num_workers))
+        self._worker_pool.call("profile", config, workers=range(self.num_workers))
 
     # -------------------------------------------------------------------------------------- resume
 
@@ -385,7 +385,7 @@ class MultiCollector(Collector):
 
     def _runner_states(self) -> dict[str, Any]:
         self._require_idle()
-        return self._crew.state_dict()
+        return self._worker_pool.state_dict()
 
     def _load_runner_states(self, state: Mapping[str, Any], *, strict: bool) -> None:
         if f"worker{self.num_workers}" in state:
@@ -393,7 +393,7 @@ class MultiCollector(Collector):
                 f"the state dict is of more than {self.num_workers} workers. Load it into a collector with as many."
             )
         self._require_idle()
-        self._crew.load_state_dict(state, version=state["policy_version"], strict=strict)
+        self._worker_pool.load_state_dict(state, version=state["policy_version"], strict=strict)
 
     # ---------------------------------------------------------------------------------------- life
 
@@ -420,9 +420,9 @@ class MultiCollector(Collector):
         told: dict[str, int | float | bool] = {}
         if workers != "per_worker":
             told |= {**self._amounts, **self._summed()}
-        told |= {"workers": self.num_workers, "workers_alive": len(self._crew.pids)}
+        told |= {"workers": self.num_workers, "workers_alive": len(self._worker_pool.pids)}
         if workers != "aggregate":
-            for row, one in enumerate(self._crew.counted):
+            for row, one in enumerate(self._worker_pool.counted):
                 told |= flat_stats(one, f"worker_{row}/")
         return told
 
@@ -433,7 +433,7 @@ class MultiCollector(Collector):
             "episodes": 0,
             **flat_stats({"seconds": dict(self._seconds)}),
         }
-        for one in self._crew.counted:
+        for one in self._worker_pool.counted:
             for name, value in flat_stats(one).items():
                 total[name] += value
         return total
@@ -441,7 +441,7 @@ class MultiCollector(Collector):
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers."""
-        return self._crew.pids
+        return self._worker_pool.pids
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise CopyError(
@@ -450,7 +450,7 @@ class MultiCollector(Collector):
         )
 
     def _end(self, *, close_env: bool = True) -> None:
-        self._crew.end()
+        self._worker_pool.end()
         if self._end_limit is not None:
             self._end_limit()
 

@@ -1,13 +1,14 @@
-"""The workers of a collector: they get orders, make batches, and are built anew where that is wanted.
+"""The workers of a collector: they get orders, make batches, and are built again where that is wanted.
 
-A crew knows which worker has an order, what was received, and who was lost. It does not know which worker is waited
+A pool knows which worker has an order, what was received, and who was lost. It does not know which worker is waited
 for, nor what becomes of what they made: that is said by `multi_sync` and `multi_async`.
 
 Conventions
     part    batch of one worker: its data, views of shared memory that the worker will write to when it gets the next
             order, or its own TensorDict where the data has no fixed form.
-    lost    of a worker whose env raised, or whose process ended: it was built anew, and what the one before it had
+    lost    of a worker whose env raised, or whose process ended: it was built again, and what the one before it had
             begun is not told yet.
+    root    of a lost worker: what its next step would have begun with, batch size (*env_batch,).
     unsure  of an order: Ctrl-C came while it was placed. It is placed again under the same number, for which a worker
             makes one batch only.
 """
@@ -24,19 +25,49 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.batched.recovery import Recovery
-from envkit.collectors.host import BATCH, STOP, WEIGHTS, Description, Reply, WorkerOrder
-from envkit.collectors.losses import with_loss
-from envkit.collectors.packing import Packing
-from envkit.collectors.runner import Order
+from envkit.collectors.host import BATCH, STOP, WEIGHTS, Description, Packing, Reply, WorkerOrder
+from envkit.collectors.runner import POLICY_VERSION, Order
 from envkit.collectors.weights import Weights, extra_of, require_same_architecture
-from envkit.data.paths import Axes, Path, node_axes, tensordict_of
+from envkit.data.paths import Axes, Path, as_key, node_axes, tensordict_of
 from envkit.data.plain import from_plain, plain
 from envkit.data.transition import leaves
 from envkit.errors import BusyEnvError, SpecError, WorkerError
 from envkit.transport import Field, Layout, Traffic
 from envkit.transport.jobs import Job, JobPool
 
-__all__ = ["Crew", "Part"]
+__all__ = ["Part", "WorkerPool"]
+
+
+_CUT = ("truncated", "done")
+
+
+def _with_loss(data: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
+    """Put a step in front in which the episodes of a lost worker end.
+
+    It begins and ends at ``root``, with no reward, ``truncated`` and ``done``; the action and what a policy writes
+    beside it are zero.
+
+    Args:
+        data: what the new worker has collected, one step less than a batch has.
+        root: of the lost one; it holds ``("collector", "traj_ids")``.
+    """
+    time = data.batch_dims - 1
+    first = cast(TensorDictBase, data[..., :1])
+    lost = cast(TensorDictBase, first.apply(torch.zeros_like))
+    for path, value in leaves(root):
+        if not isinstance(value, torch.Tensor):
+            continue
+        for place in (path, ("next", *path)):
+            if lost.get(as_key(place), None) is not None:
+                lost.set(as_key(place), value.unsqueeze(time))
+    for path, flags in leaves(lost.get("next")):
+        if path[-1] in _CUT:
+            lost.set(as_key(("next", *path)), torch.ones_like(flags))
+    for key in POLICY_VERSION:
+        if (version := lost.get(key, None)) is not None:
+            version.copy_(first.get(key))
+    return cast(TensorDictBase, torch.cat([lost, data], time))
+
 
 _PAUSE_S = 0.1
 
@@ -68,7 +99,7 @@ class _Newest:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Crew:
+class WorkerPool:
     """The workers in a pool, one in each row.
 
     Args:
@@ -219,7 +250,7 @@ class Crew:
         self.counted[worker] = reply.stats
         data = self._data_of(worker, reply)
         if worker in self._lost:
-            data = with_loss(data, self._lost[worker])
+            data = _with_loss(data, self._lost[worker])
         missing = self._ordered[worker].steps - reply.steps
         if reply.root is not None:
             self._roots[worker] = reply.root
@@ -357,7 +388,7 @@ class Crew:
         }
 
     def load_state_dict(self, state: dict[str, Any], *, version: int, strict: bool) -> None:
-        """Go on as the crew that gave ``state`` would have."""
+        """Go on as the worker_pool that gave ``state`` would have."""
         self._introduce_all()
         for row in range(self.count):
             self.call("load_state", state[f"worker{row}"], strict, workers=[row])
